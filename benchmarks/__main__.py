@@ -1,4 +1,4 @@
-"""`make benchmarks`: play every cell and write docs/results/benchmarks.jsonl, the source of docs/peers.md.
+"""`make benchmarks`: play every cell and write docs/results/benchmarks.jsonl, the source of benchmarks/peers.md.
 
 python -m benchmarks                              everything, some 20 minutes; each play is written down at once
 python -m benchmarks --go-on                      after an interruption: what was played is not played again
@@ -46,7 +46,7 @@ def main() -> int:
 def _task(turn: Turn) -> Task:
     cell = turn.cell
     data = str(BUILD / "small_mnist") if cell.name == TRAINING else ""
-    return Task(cell.clients, cell.per_round, cell.model_bytes, cell.rated_round, data)
+    return Task(cell.clients, cell.per_round, cell.model_bytes, cell.rated_round, data, turn.repetition)
 
 
 def _options() -> argparse.Namespace:

@@ -22,22 +22,22 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.busy import busy_share
-from pausefl.bench.training import PRESETS, clients_of
-from pausefl.bench.training.together import together_case
-from pausefl.report.style import RC, SERIES
+from benchmarks.own.together import together_case
+from benchmarks.own.training import PRESETS, clients_of
+from pausefl.results.report.style import RC, SERIES
 from pausefl_process.files import write_durably
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs/results/gpu.json"
 PICTURE = ROOT / "docs/gpu.png"
 TESTS = (
-    "device_copies",
-    "training",
-    "batched_training",
-    "replayed_passes",
-    "captured_steps",
-    "device_memory",
-    "privacy_mechanism",
+    "client/test_device_copies",
+    "emulator/test_training",
+    "client/test_batched_training",
+    "client/test_replayed_passes",
+    "client/test_captured_steps",
+    "client/test_device_memory",
+    "emulator/test_privacy_mechanism",
 )
 """The files of tests that need CUDA, whose names or cases say so."""
 _STEPS = 100
@@ -48,7 +48,7 @@ _LONGEST_S = 180.0
 _LINES_KEPT = 100
 _TOO_LATE = -1
 _MODULE = "benchmarks.gpu"
-_IMAGES = "pausefl.bench.training.images:noise_of_cifar"
+_IMAGES = "benchmarks.own.training:noise_of_cifar"
 ON_GPU = ["--set", "workload.device=cuda", "--set", f"workload.dataset={_IMAGES}", "--set", "metrics.enabled=false"]
 RUN = ["--set", f"experiment.rounds={_ROUNDS}", "--quiet"]
 IN_ONE_PROCESS = ["--virtual", "--set", "workload.step_s=0.01"]
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def commands(folder: Path) -> Mapping[str, Sequence[str]]:
     """The parts by name; runs play in `folder`."""
-    files = [f"tests/test_{name}.py" for name in TESTS]
+    files = [f"tests/{name}.py" for name in TESTS]
     measured = {f"{what}, {preset}": [*_python(_MODULE), what, preset] for preset in PRESETS for what in MEASUREMENTS}
     runs = {
         name: [*_pausefl("run", "small_cifar"), *ON_GPU, *RUN, *settings, "--run-dir", str(folder / str(i))]

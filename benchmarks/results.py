@@ -11,8 +11,8 @@ import psutil
 
 from benchmarks.environments import SYSTEMS, versions_of
 from benchmarks.plan import Turn
-from pausefl.version import __version__
 from pausefl_process.machine import processor_name
+from pausefl_process.version import __version__
 from pausefl_proto.errors import ConfigError
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pausefl.config.client_records import partitioner_of, training_of
-from pausefl.config.loading import load_experiment
+from pausefl.experiment.client_records import partitioner_of
+from pausefl.experiment.loading import load_experiment
 from pausefl_client.data.datasets import Examples, load_dataset
 from pausefl_client.data.partition import partition
-from pausefl_client.training.models import build_model, flatten
+from pausefl_client.training.model_vector import ModelVector
+from pausefl_client.training.models import build_model
 
 _PRESET = "small_mnist"
 
@@ -27,20 +28,20 @@ def write_data(folder: Path, overrides: Sequence[str] = ()) -> None:
     parts = partition(partitioner_of(workload), data.train.labels, clients=clients, classes=data.classes, seed=seed)
     model = build_model(workload.model, data.input_shape, data.classes, seed)
     weights = [tensor.shape for tensor in model.state_dict().values() if tensor.ndim == 2]
-    training = training_of(workload)
     settings = {
         "preset": _PRESET,
         "overrides": list(overrides),
+        "seed": seed,
         "layers": [weights[0][1], *(shape[0] for shape in weights)],
-        "learning_rate": training.learning_rate,
-        "batch_size": training.batch_size,
-        "max_steps": training.max_steps,
+        "learning_rate": workload.learning_rate,
+        "batch_size": workload.batch_size,
+        "max_steps": workload.max_steps,
     }
     folder.mkdir(parents=True, exist_ok=True)
     for k, rows in enumerate(parts):
         _save(folder / f"client-{k}.npz", data.train.take(rows))
     _save(folder / "test.npz", data.test)
-    np.save(folder / "theta-0.npy", flatten(model))
+    np.save(folder / "theta-0.npy", ModelVector(model).values())
     (folder / "settings.json").write_text(json.dumps(settings), "utf-8")
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/peers.md, from docs/results/benchmarks.jsonl; docs/generated_tables.py writes them."""
+"""The tables of benchmarks/peers.md, from docs/results/benchmarks.jsonl; docs/generated_tables.py writes them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
@@ -28,7 +28,7 @@ def session_table(lines: Sequence[Line]) -> str:
 
 def machine_line(lines: Sequence[Line]) -> str:
     """Where the figures were measured."""
-    machine, plays = lines[0]["machine"], lines[1:]
+    machine, plays = lines[0]["machine"], [line for line in lines[1:] if "others" in line]
     last = {line["cell"]: line["repetition"] for line in sorted(plays, key=lambda line: line["repetition"])}
     repetitions = " to ".join(map(str, sorted({min(last.values()), max(last.values())})))
     others = max(line["others"] for line in plays)
@@ -74,17 +74,8 @@ def training_table(lines: Sequence[Line]) -> str:
             whole_s, started_s, cpu_s = (f"{seconds:.1f} s" for seconds in times)
             memory = f"{_median(found, 'peak_rss_bytes') / 1e6:,.0f} / {_median(found, 'pss_bytes') / 1e6:,.0f}"
             ratio = "1" if system == "pausefl" else _ratio(own, played)
-            rows.append(
-                [
-                    SYSTEMS[system].shown,
-                    whole_s,
-                    ratio,
-                    started_s,
-                    cpu_s,
-                    memory,
-                    f"{100 * _median(found, 'accuracy'):.1f} %",
-                ]
-            )
+            accuracy = _accuracy(list(_by_repetition(lines, TRAINING, system, "accuracy").values()))
+            rows.append([SYSTEMS[system].shown, whole_s, ratio, started_s, cpu_s, memory, accuracy])
     return _table(rows) if len(rows) > 1 else "Not measured yet."
 
 
@@ -107,12 +98,20 @@ def _cells(lines: Sequence[Line]) -> Iterator[str]:
     return (cell for cell in CELLS if cell in played and cell != TRAINING)
 
 
-def _by_repetition(lines: Sequence[Line], cell: str, system: str) -> dict[int, Line]:
-    return {line["repetition"]: line for line in lines[1:] if (line["cell"], line["system"]) == (cell, system)}
+def _by_repetition(lines: Sequence[Line], cell: str, system: str, measured: str = "round_s") -> dict[int, Line]:
+    """The plays of which this was measured: some were for their accuracy alone, others for their times."""
+    of = (line for line in lines[1:] if (line["cell"], line["system"]) == (cell, system))
+    return {line["repetition"]: line for line in of if measured in line}
 
 
 def _median(found: Sequence[Line], name: str) -> float:
     return float(median(line[name] for line in found))
+
+
+def _accuracy(found: Sequence[Line]) -> str:
+    values = [100 * line["accuracy"] for line in found]
+    spread = f" ({min(values):.1f}–{max(values):.1f}, {len(values)} plays)" if len(values) > 1 else ""
+    return f"{median(values):.1f} %{spread}"
 
 
 def _ratio(own: Mapping[int, Line], other: Mapping[int, Line]) -> str:

@@ -73,8 +73,38 @@ def up(environment: Mapping[str, str]) -> None:
 
 
 def down(environment: Mapping[str, str]) -> None:
-    """End and remove the containers; the volumes stay."""
+    """End the containers, keep what they printed, and remove them; the volumes stay."""
+    _call(environment, "stop")
+    keep_logs(environment)
     _call(environment, "down", "--remove-orphans")
+
+
+def keep_logs(environment: Mapping[str, str]) -> None:
+    """Write what server and clients have printed to server.log and clients.log of their run, among the results."""
+    folder = Path(environment.get("RESULTS") or "runs")
+    if (run := _run_of_containers(environment)) is None:
+        return
+    for services, name in ((("server", "evaluator"), "server.log"), (("client",), "clients.log")):
+        command = [*_compose(environment), "logs", "--no-color", "--timestamps", *services]
+        printed = subprocess.run(command, env=environment, capture_output=True, check=False).stdout
+        try:
+            (folder / run).mkdir(parents=True, exist_ok=True)
+            (folder / run / name).write_bytes(printed)
+        except OSError as error:
+            raise Refusal(f"{error.filename}: cannot be written ({error.strerror}); RESULTS names another") from error
+        print(folder / run / name)
+
+
+def _run_of_containers(environment: Mapping[str, str]) -> str | None:
+    """The run of the server's container, which is there until `make down`; None where there is none."""
+    listed = [*_compose(environment), "ps", "--all", "--quiet", "server"]
+    if Path(listed[0]).name == "docker-compose":  # which lists all of a service's anyway
+        listed.remove("--all")
+    ids = subprocess.run(listed, env=environment, capture_output=True, text=True, check=False).stdout.split()
+    command = ["docker", "inspect", "--format", "{{json .Config.Cmd}}", *ids[:1]]
+    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout if ids else ""
+    words: list[str] = json.loads(told) if told.strip() else []
+    return next((word.rpartition("/")[2] for word in words if word.startswith("--run-dir=")), None)
 
 
 def logs(environment: Mapping[str, str]) -> None:
@@ -111,6 +141,7 @@ def results(environment: Mapping[str, str]) -> None:
             raise Refusal(f"the volume {volume} cannot be copied into {folder} ({where}: {error.strerror})") from error
     if not copied:
         raise Refusal(f"the volume {volume} holds no run")
+    keep_logs(environment)
     for path in copied:
         print(path if (path / "summary.json").exists() else f"{path} (not at its end)")
 

@@ -2,7 +2,6 @@
 
 import errno
 import re
-import runpy
 import shutil
 import socket
 import subprocess
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 DEPLOY = Path(__file__).resolve().parent
-PRESETS = DEPLOY.parent / "emulator/pausefl/presets"
+PRESETS = DEPLOY.parent / "emulator/pausefl/experiment/presets"
 SERVICES = ("server", "evaluator", "client", "prometheus", "grafana")
 # The ports that are published, on the loopback address: variable, default, service, what is there.
 PORTS = (
@@ -53,7 +52,7 @@ def standing_settings(given: Mapping[str, str]) -> dict[str, str]:
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", project):
         raise Refusal(f"COMPOSE_PROJECT_NAME={project}: must be small letters, digits, - and _")
     return {
-        "VERSION": runpy.run_path(str(DEPLOY.parent / "emulator/pausefl/version.py"))["__version__"],
+        "VERSION": last_release(),
         "REVISION": _revision(),
         # Absolute: compose takes relative ones from its file's folder, and a bare name for a volume's.
         "CERTIFICATES": _mountable("CERTIFICATES", given.get("CERTIFICATES") or str(DEPLOY / "certs")),
@@ -178,6 +177,13 @@ def _bytes(given: Mapping[str, str], variable: str, default: str) -> int:
     if match is None:
         raise Refusal(f"{variable}={value}: must be a size like 512M or 2G")
     return int(match[1]) * UNITS[match[2]]
+
+
+def last_release() -> str:
+    """The release that CITATION.cff states; images that are built here bear its name."""
+    cited = (DEPLOY.parent / "CITATION.cff").read_text("utf-8")
+    (version,) = re.findall(r"^version: (\S+)$", cited, re.MULTILINE)
+    return str(version)
 
 
 def _revision() -> str:

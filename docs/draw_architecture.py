@@ -25,7 +25,7 @@ lint`; the contracts stand in `pyproject.toml`).
 ## A round through the code
 
 Read these names in this order to see how a round is played. An *actor* is an object with a mailbox that handles one
-message after the other (`pausefl_proto.actor`).
+message after the other (`pausefl_server.actor`).
 
 1. `pausefl.runtime.run.run_experiment` starts a run's processes. In the server's process,
    `pausefl_server.service.serve` restores the run from its log, and starts the actors `StoreActor`, `EvaluatorActor`

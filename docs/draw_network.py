@@ -1,4 +1,4 @@
-"""Draws the figures of network.md from what the benchmarks print: `pausefl bench NAME --json > NAME.json`, then this.
+"""Draws the figures of network.md from what the benchmarks print: `benchmarks.own NAME --json > NAME.json`, then this.
 
 python docs/draw_network.py access_points.json shaping.json
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from pausefl.report.style import RC, SERIES
+from pausefl.results.report.style import RC, SERIES
 
 HERE = Path(__file__).parent
 

@@ -1,4 +1,4 @@
-"""Draws virtual-clock.png from docs/results/twin.jsonl, which `pausefl bench twin --json` writes."""
+"""Draws virtual-clock.png from docs/results/twin.jsonl, which `python -m benchmarks.own twin --json` writes."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from pausefl.report.style import RC, SERIES
+from pausefl.results.report.style import RC, SERIES
 
 HERE = Path(__file__).parent
 

@@ -2,19 +2,19 @@
 
 make benchmarks                                     # writes docs/results/benchmarks.jsonl
 python -m benchmarks --results docs/results/benchmarks-elsewhere.jsonl    # on another machine
-pausefl bench annealing --json > docs/results/annealing.jsonl
+python -m benchmarks.own annealing --json > docs/results/annealing.jsonl
 make chaos                                          # writes docs/results/chaos.jsonl
-pausefl bench overload --json > docs/results/overload.jsonl
-pausefl bench all --json > docs/results/speed.json
-pausefl bench encodings --json > docs/results/encodings.jsonl
-pausefl bench scale_curve --json > docs/results/scale.jsonl
-pausefl bench twin --json > docs/results/twin.jsonl
+python -m benchmarks.own overload --json > docs/results/overload.jsonl
+python -m benchmarks.own all --json > docs/results/speed.json
+python -m benchmarks.own encodings --json > docs/results/encodings.jsonl
+python -m benchmarks.own scale_curve --json > docs/results/scale.jsonl
+python -m benchmarks.own twin --json > docs/results/twin.jsonl
 make fuzz                                           # writes docs/results/fuzz.json
+python tests/stops                                  # writes docs/results/stops.jsonl
 make gpu                                            # writes docs/results/gpu.json, on a machine with a GPU
 python docs/generated_tables.py                     # every table anew
-python docs/generated_tables.py agnews RUN_DIR...   # after runs of the AG-News presets: first their summaries
-python docs/generated_tables.py exactness DIR...    # after the searches and runs of pause.md
-python docs/generated_tables.py spread DIR...       # after the sweeps of pause.md: first what they found
+python docs/generated_tables.py exactness DIR...    # after the searches and runs of benchmarks/pause.md
+python docs/generated_tables.py spread DIR...       # after the sweeps of benchmarks/pause.md: first what they found
 python docs/generated_tables.py tuning DIR...       # after pausefl tune ... --run-dir DIR: first their fronts
 """
 
@@ -37,35 +37,38 @@ RESULTS = HERE / "results"
 Case = Mapping[str, Any]
 
 TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
-    ("annealing", "selection.md", "annealing.jsonl", selection.annealing_table),
-    ("agnews", "fed-ts.md", "agnews.jsonl", selection.agnews_table),
-    ("benchmarks-session", "peers.md", "benchmarks.jsonl", peers.session_table),
-    ("benchmarks-rounds", "peers.md", "benchmarks.jsonl", peers.round_table),
-    ("benchmarks-ratios", "peers.md", "benchmarks.jsonl", peers.ratio_table),
-    ("benchmarks-processor", "peers.md", "benchmarks.jsonl", peers.cpu_table),
-    ("benchmarks-memory", "peers.md", "benchmarks.jsonl", peers.memory_table),
-    ("benchmarks-training", "peers.md", "benchmarks.jsonl", peers.training_table),
-    ("benchmarks-elsewhere-session", "peers.md", "benchmarks-elsewhere.jsonl", peers.machine_line),
-    ("benchmarks-elsewhere-rounds", "peers.md", "benchmarks-elsewhere.jsonl", peers.round_table),
-    ("benchmarks-elsewhere-ratios", "peers.md", "benchmarks-elsewhere.jsonl", peers.ratio_table),
-    ("benchmarks-elsewhere-training", "peers.md", "benchmarks-elsewhere.jsonl", peers.training_table),
-    ("chaos", "reliability.md", "chaos.jsonl", reliability.chaos_table),
+    ("annealing", "../benchmarks/README.md", "annealing.jsonl", selection.annealing_table),
+    ("newcomers: Fashion-MNIST", "fed-ts.md", "reproduce/fedts-fig6.runs.jsonl", selection.newcomers_table),
+    ("newcomers: AG-News", "fed-ts.md", "reproduce/fedts-fig7.runs.jsonl", selection.newcomers_table),
+    ("benchmarks-session", "../benchmarks/peers.md", "benchmarks.jsonl", peers.session_table),
+    ("benchmarks-rounds", "../benchmarks/peers.md", "benchmarks.jsonl", peers.round_table),
+    ("benchmarks-ratios", "../benchmarks/peers.md", "benchmarks.jsonl", peers.ratio_table),
+    ("benchmarks-processor", "../benchmarks/peers.md", "benchmarks.jsonl", peers.cpu_table),
+    ("benchmarks-memory", "../benchmarks/peers.md", "benchmarks.jsonl", peers.memory_table),
+    ("benchmarks-training", "../benchmarks/peers.md", "benchmarks.jsonl", peers.training_table),
+    ("benchmarks-elsewhere-session", "../benchmarks/peers.md", "benchmarks-elsewhere.jsonl", peers.machine_line),
+    ("benchmarks-elsewhere-rounds", "../benchmarks/peers.md", "benchmarks-elsewhere.jsonl", peers.round_table),
+    ("benchmarks-elsewhere-ratios", "../benchmarks/peers.md", "benchmarks-elsewhere.jsonl", peers.ratio_table),
+    ("benchmarks-elsewhere-training", "../benchmarks/peers.md", "benchmarks-elsewhere.jsonl", peers.training_table),
+    ("chaos", "../benchmarks/reliability.md", "chaos.jsonl", reliability.chaos_table),
     ("reliability", "../README.md", "chaos.jsonl", reliability.reliability_table),
-    ("fuzz", "reliability.md", "fuzz.json", reliability.fuzz_table),
-    ("overload", "reliability.md", "overload.jsonl", reliability.overload_table),
-    ("twin", "virtual-clock.md", "twin.jsonl", speed.twin_table),
+    ("fuzz", "../benchmarks/reliability.md", "fuzz.json", reliability.fuzz_table),
+    ("stops", "network.md", "stops.jsonl", reliability.stops_table),
+    ("overload", "../benchmarks/reliability.md", "overload.jsonl", reliability.overload_table),
+    ("twin", "../benchmarks/README.md", "twin.jsonl", speed.twin_table),
     ("tuning", "tuning.md", "tuning.jsonl", tuning.tuning_tables),
-    ("spread", "pause.md", "spread.jsonl", spread.spread_table),
-    ("exactness: fronts", "pause.md", "exactness.jsonl", exactness.front_table),
-    ("exactness: runs", "pause.md", "exactness.jsonl", exactness.runs_table),
+    ("spread", "../benchmarks/pause.md", "spread.jsonl", spread.spread_table),
+    ("exactness: fronts", "../benchmarks/pause.md", "exactness.jsonl", exactness.front_table),
+    ("exactness: runs", "../benchmarks/pause.md", "exactness.jsonl", exactness.runs_table),
     ("encodings", "network.md", "encodings.jsonl", speed.encodings_table),
     ("scale", "speed.md", "scale.jsonl", speed.scale_table),
     ("gpu: training", "speed.md", "gpu.json", speed.gpu_training_table),
-    ("gpu: parts", "speed.md", "gpu.json", speed.gpu_parts_table),
+    ("gpu: parts", "../benchmarks/README.md", "gpu.json", speed.gpu_parts_table),
     ("speed: origin", "speed.md", "speed.json", speed.speed_origin),
     *(
-        (f"speed: {name}", "speed.md", "speed.json", partial(speed.speed_table, name))
-        for name in speed.SPEED_BENCHMARKS
+        (f"speed: {name}", document, "speed.json", partial(speed.speed_table, name))
+        for document, names in speed.SPEED_BENCHMARKS.items()
+        for name in names
     ),
 )
 """Name, document, file under docs/results, and what makes the table of it."""
@@ -89,9 +92,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str]) -> None:
     """Collect summaries if asked to, then write every table."""
-    if arguments[:1] == ["agnews"]:
-        lines = (json.dumps(selection.agnews_run(Path(run_dir))) for run_dir in arguments[1:])
-        (RESULTS / "agnews.jsonl").write_text("".join(f"{line}\n" for line in lines), "utf-8")
     if arguments[:1] == ["exactness"]:
         cases = exactness.exactness_cases([Path(folder) for folder in arguments[1:]])
         text = "".join(f"{json.dumps(case, ensure_ascii=False)}\n" for case in cases)

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("*.md", "docs/**/*.md", "deploy/*.md", "examples/*.md")
+PAGES = ("*.md", "docs/**/*.md", "deploy/*.md", "examples/*.md", "benchmarks/*.md")
 MODULES = (
     "pausefl",
-    "pausefl.delays",
+    "pausefl.experiment.delay_laws",
     "pausefl_server.selection",
     "pausefl_server.clients",
     "pausefl_client.data.datasets",

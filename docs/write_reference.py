@@ -7,25 +7,30 @@ import argparse
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel
 from typing_extensions import get_type_hints
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import pausefl
+from docs.key_types import tables, type_in_words, unit_of
 from pausefl import cli
-from pausefl.config.delays.laws import EXCHANGE_DELAYS
-from pausefl.population.availability import AVAILABILITIES
-from pausefl.population.behaviours import BEHAVIOURS
-from pausefl.population.simulated_drifts import DRIFTS
-from pausefl.reference.catalogue import Makers, tables
-from pausefl.reference.keys import MISSING, Key, attribute_docstrings, keys_of, sentence_of
-from pausefl.reference.types import type_in_words
+from pausefl.experiment.delays.laws import EXCHANGE_DELAYS
+from pausefl.experiment.population.availability import AVAILABILITIES
+from pausefl.experiment.population.behaviours import BEHAVIOURS
+from pausefl.experiment.population.simulated_drifts import DRIFTS
+from pausefl.experiment.reference.keys import MISSING, Key, attribute_docstrings, keys_of, sentence_of
+from pausefl.experiment.reference.listing import Makers
+from pausefl.experiment.validation import is_table
 from pausefl.results.stored_summary import Summary
 from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.registries import TRAINING_METHODS
+from pausefl_process.events import EVENT_TYPES
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import Miss
 from pausefl_server.selection import (
@@ -96,6 +101,12 @@ This page is written from the code: `python docs/write_reference.py` writes it, 
 emulated scale. Every ε is in the unit that `privacy_unit` names. Without privacy, the keys about ε are null.
 """
 
+_EVENTS = """# Reference of progress events
+
+This page is written from the docstrings: `python docs/write_reference.py` writes it, and a test compares it.
+[Progress events](../events.md) says which command prints which of them. The field `kind` names the event.
+"""
+
 _OF_POLICIES = """# What a policy gets and returns
 
 This page is written from the docstrings. [A policy of your own](../selection.md#a-policy-of-your-own) shows the names
@@ -116,6 +127,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands(),
         "api.md": api(),
         "summary.md": summary(),
+        "events.md": events(),
         "policies.md": of_policies(),
     }
 
@@ -143,6 +155,20 @@ def _json_type(annotation: Any) -> str:
     """A type as JSON calls it."""
     may_be_null = " or null" if type(None) in get_args(annotation) else ""
     return type_in_words(annotation).replace("table", "object") + may_be_null
+
+
+def events() -> str:
+    """The page of progress events, each with its fields."""
+    return "\n".join((_EVENTS, *(line for kind, record in EVENT_TYPES.items() for line in _event(kind, record))))
+
+
+def _event(kind: str, record: Any) -> Iterator[str]:
+    yield f"## `{kind}`\n\n{_outside_code(inspect.getdoc(record) or '')}\n"
+    types, said = get_type_hints(record), attribute_docstrings(record)
+    if rows := [f"| `{f.name}` | {_json_type(types[f.name])} | {_cell(said[f.name])} |" for f in fields(record)]:
+        yield "| field | type | meaning |\n|---|---|---|"
+        yield from rows
+        yield ""
 
 
 def commands() -> str:
@@ -195,7 +221,7 @@ def _annotation(annotation: Any) -> str:
     return re.sub(r"\b(?:[a-z_]+\.)+", "", text)
 
 
-def _members(record: type[Any], *, methods: bool = True) -> Iterator[str]:
+def _members(record: Any, *, methods: bool = True) -> Iterator[str]:
     """A row for each public field, property and, with `methods`, method of a record's own, with its docstring."""
     fields = attribute_docstrings(record)
     for name, value in {**dict.fromkeys(inspect.get_annotations(record)), **vars(record)}.items():
@@ -263,8 +289,9 @@ def _kinds(title: str, text: str, kinds: Makers) -> Iterator[str]:
 
 def _rows(keys: Iterable[Key]) -> Iterator[str]:
     rows = [
-        f"| `{key.name}` | {_cell(key.type)} | {_default(key.default)} | {key.unit} | {_cell(key.sentence)} |"
+        f"| `{key.name}` | {_cell(kind)} | {_default(key.default)} | {unit_of(key.name)} | {_cell(key.sentence)} |"
         for key in keys
+        for kind in [type_in_words(key.annotation)]
     ]
     if rows:
         yield "| key | type | default | unit | meaning |\n|---|---|---|---|---|"
@@ -275,7 +302,7 @@ def _rows(keys: Iterable[Key]) -> Iterator[str]:
 def _default(value: Any) -> str:
     if value is MISSING:
         return "*required*"
-    if isinstance(value, BaseModel):
+    if is_table(type(value)):
         return "its own defaults"
     if value is None or value in ("", {}):
         return "not set"

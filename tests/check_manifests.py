@@ -8,9 +8,10 @@ from pathlib import Path
 import kubernetes_validate
 import yaml
 
-KUBERNETES = Path(__file__).resolve().parent.parent / "deploy/kubernetes"
+DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
 # What is applied by itself, and deleted with no overlay.
-ALONE = ("namespace.yaml", "components/data/claim.yaml")
+ALONE = ("kubernetes/namespace.yaml", "kubernetes/components/data/claim.yaml", "prometheus/kubernetes-rbac.yaml")
 # The oldest that the manifests are made for, and the newest whose schemas are at hand.
 VERSIONS = ("1.31", kubernetes_validate.latest_version())
 
@@ -18,13 +19,13 @@ VERSIONS = ("1.31", kubernetes_validate.latest_version())
 def main() -> None:
     """Render all overlays, and hold every object against the published schemas, where nothing unknown is let by."""
     for name in ALONE:
-        check(KUBERNETES / name, (KUBERNETES / name).read_text("utf-8"))
+        check(DEPLOY / name, (DEPLOY / name).read_text("utf-8"))
     commands = {"kubectl": ["kubectl", "kustomize"], "kustomize": ["kustomize", "build"]}
     command = next((c for name, c in commands.items() if shutil.which(name)), None)
     if command is None:
         print("deploy/kubernetes: not checked, neither kubectl nor kustomize is installed")
         return
-    for folder in sorted((KUBERNETES / "overlays").iterdir()):
+    for folder in (*sorted((KUBERNETES / "overlays").iterdir()), DEPLOY / "grafana/dashboards"):
         rendered = subprocess.run([*command, folder], capture_output=True, text=True, check=False)
         if rendered.returncode != 0:
             sys.exit(f"{folder}: {rendered.stderr.strip()}")

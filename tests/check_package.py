@@ -27,6 +27,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("simulate", "demo", "--rounds", "20", "--run-dir", "simulated"),
     ("run", "demo", *SMALL, "--run-dir", "played"),
     ("report", "played"),
+    ("reproduce", "--list"),
     ("audit", "demo", "--uploads", "2000"),
     ("compare", "demo", *SMALL, "--policies", "pause,random", "--run-dir", "compared"),
     ("sweep", "demo", *SMALL, "--set=selection.pause.alpha=1,10", "--run-dir", "swept"),
@@ -40,7 +41,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 MISSING = re.compile(r'pausefl: .*not installed; pip install "pausefl\[[a-z,]+\]"\n')
 # Alone they find nobody; they must say so in one line.
 LONELY = {"server", "client"}
-NOT_IN_ALL = {"completion"}
+NOT_IN_ALL = {"audit", "completion", "reproduce"}
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from benchmarks.systems.task import ENDLESS, Task, progress
 from pausefl.bench.runs import BARE
-from pausefl.config.experiment import Experiment
-from pausefl.config.loading import load_experiment, parse_experiment
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.loading import load_experiment, parse_experiment
 from pausefl.runtime.fleet import Fleet
+from pausefl.runtime.plan import plan_of
 from pausefl_process.events import ModelEvaluated, ProgressEvent, RoundCommitted, WaitingForClients
 
 
@@ -26,7 +27,11 @@ def experiment_of(task: Task) -> Experiment:
     bare = ("privacy.enabled=false", 'latency.delay={kind="none"}', "metrics.enabled=false")
     rated = (f"evaluation.every={task.rated_round}", "evaluation.subset=10000")  # a subset of all examples
     settings = json.loads((Path(task.data) / "settings.json").read_text("utf-8"))
-    return load_experiment(settings["preset"], [*common, *bare, *rated, *settings["overrides"]])
+    seeds = (
+        f"experiment.seed={task.seed}",
+        *(f"experiment.{part}_seed={settings['seed']}" for part in ("split", "model")),
+    )
+    return load_experiment(settings["preset"], [*common, *bare, *rated, *seeds, *settings["overrides"]])
 
 
 class _View:
@@ -48,7 +53,7 @@ def main() -> None:
     """Play rounds without end, as one run."""
     task = Task.given()
     with tempfile.TemporaryDirectory() as folder:
-        Fleet(experiment_of(task), Path(folder)).run(_View(task.clients))
+        Fleet(plan_of(experiment_of(task), "bench"), Path(folder)).run(_View(task.clients))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ class Task:
     """The round after which the model's accuracy is told; 0: none."""
     data: str = ""
     """The folder of the training's data, from `benchmarks.small_mnist`; empty: clients answer with what they got."""
+    seed: int = 1
+    """What pausefl draws choices and batches from; the others draw them anew in each play."""
 
     @classmethod
     def given(cls) -> Self:

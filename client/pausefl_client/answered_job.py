@@ -1,4 +1,4 @@
-"""What a client process tells of each job it answered: to its metrics and its log."""
+"""Tells of each job that a client process answered: to its metrics and its log."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

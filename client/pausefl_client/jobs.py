@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from pausefl_client.privacy.release import Released
 from pausefl_client.training.withdrawal import Withdrawn
-from pausefl_process.host_monitor import HostReport
 from pausefl_process.plugins import OWN_CODE_ERRORS, for_future
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler
@@ -86,7 +85,7 @@ class Download:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the trainer's thread did with a job, and how long each part took."""
+    """The work of the trainer's thread on a job, and how long each part took."""
 
     released: Released
     loss: float | None
@@ -139,12 +138,11 @@ def computed(executor: Executor | None, work: Callable[..., Work], *arguments: A
     return future
 
 
-def result_of(job: pb.Job, work: Work, timing: pb.Timing, update: pb.Vector, host: HostReport) -> pb.Result:
+def result_of(job: pb.Job, work: Work, timing: pb.Timing, update: pb.Vector, host: pb.Host) -> pb.Result:
     """The result of a job that came to an update, with what its release cost and, where disclosed, its loss."""
-    result = pb.Result(round=job.round, attempt=job.attempt, status=pb.STATUS_OK, timing=timing, update=update)
-    reported = result.host
-    reported.loop_lag_s, reported.timer_overshoot_s = host.loop_lag_s, host.timer_overshoot_s
-    reported.steal_share, reported.compute_share = host.steal_share, host.compute_share
+    result = pb.Result(
+        round=job.round, attempt=job.attempt, status=pb.STATUS_OK, timing=timing, update=update, host=host
+    )
     if (charge := work.released.charge) is not None:
         result.release.participation = charge.participation
         result.release.epsilon = charge.epsilon

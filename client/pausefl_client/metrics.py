@@ -1,34 +1,35 @@
-"""What Prometheus can scrape from a client host; every metric is described in deploy/METRICS.md.
+"""A client host's metrics for Prometheus; every metric is described in deploy/METRICS.md.
 
 A host tells the data holder's own side of the run: the server needs none of it. ε is read from the ledgers, where it
 stands as soon as it is spent.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.privacy.ledger import Ledger
-from pausefl_process.http_server import Response
 
-# The server's buckets, so that both sides' times can be laid side by side.
-_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
+# Sums and counts are what is asked for: a fleet has many such processes.
+_SECONDS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0),
+)
 
 
 class HostMetrics:
     """The metrics of all clients of one process, on a registry of their own."""
 
     def __init__(
-        self, clients: int, ledgers: Mapping[str, Ledger], units: Mapping[str, float], client_series_max: int
+        self, clients: Sequence[str], ledgers: Mapping[str, Ledger], units: Mapping[str, float], client_series_max: int
     ) -> None:
         """`ledgers` by client id, none in a run without privacy; unit -> how many times a ledger's ε its own is.
 
-        With more than `client_series_max` ledgers only the greatest ε is told.
+        With more than `client_series_max` clients only the first one and the greatest ε are told.
         """
         self.registry = registry = CollectorRegistry()
 
@@ -44,7 +45,10 @@ class HostMetrics:
         self._exchanges = Counter("pausefl_host_exchanges", text, ("status",), registry=registry)
         text = "Event-loop lag in the last exchange, the worst"
         self._lag = Gauge("pausefl_host_event_loop_lag_seconds", text, registry=registry)
-        Gauge("pausefl_host_clients", "Clients that share this process", registry=registry).set(clients)
+        Gauge("pausefl_host_clients", "Clients that share this process", registry=registry).set(len(clients))
+        info = Gauge("pausefl_host_client_info", "A client of this process: always 1", ("client",), registry=registry)
+        for client_id in clients if len(clients) <= client_series_max else clients[:1]:
+            info.labels(client_id).set(1)
         registry.register(_LedgerCollector(ledgers, units, client_series_max))
 
     def count(self, job: AnsweredJob) -> None:
@@ -59,11 +63,6 @@ class HostMetrics:
         self._injected_up.observe(job.injected_up_s)
         self._lag.set(job.loop_lag_s)
 
-    def scrape(self, headers: Mapping[str, str]) -> Response:
-        """The route on which they can be scraped."""
-        encode, content_type = choose_encoder(headers.get("Accept", ""))
-        return Response(content_type, [encode(self.registry)])
-
 
 class _LedgerCollector(Collector):
     def __init__(self, ledgers: Mapping[str, Ledger], units: Mapping[str, float], client_series_max: int) -> None:
@@ -77,9 +76,12 @@ class _LedgerCollector(Collector):
         each = GaugeMetricFamily("pausefl_host_epsilon_spent", text, labels=labels)
         text = "Greatest privacy budget any client of this process has spent"
         most = GaugeMetricFamily("pausefl_host_epsilon_spent_max", text, labels=("unit",))
+        text = "Privacy that a client which stays has spent in all of its runs"
+        in_all = GaugeMetricFamily("pausefl_host_epsilon_all_runs", text, labels=labels)
         for unit, factor in self._units.items() if spent else ():
             most.add_metric((unit,), factor * max(spent.values()))
             for client_id in spent if len(spent) <= self._client_series_max else ():
                 each.add_metric((client_id, unit), factor * spent[client_id])
-        yield each
-        yield most
+                if (ledger := self._ledgers[client_id]).life is not None:
+                    in_all.add_metric((client_id, unit), factor * ledger.in_all.epsilon)
+        yield from (each, most, in_all)

@@ -2,36 +2,46 @@
 
 import asyncio
 import logging
+import math
 import random
+import time
 from collections.abc import Callable
 
-from pausefl_client.session_settings import ClientSettings
 from pausefl_proto.errors import DamageError, PauseflError
 from pausefl_proto.tls import OutOfDateError
 
 log = logging.getLogger("pausefl.client")
 
+RETRY_EVERY_S = 0.2
 _LONGEST_RETRY_S = 5.0
 
 
 class Reconnection:
     """The waits between one client's streams, each about twice as long as the one before until a stream is welcome."""
 
-    def __init__(self, settings: ClientSettings, clock: Callable[[], float]) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        client_id: str,
+        give_up_after_s: float,
+        retry_every_s: float = RETRY_EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """With an infinite `give_up_after_s`, a client waits for ever, also for a certificate that is valid."""
+        self._client_id = client_id
+        self._patience_s = give_up_after_s
+        self._retry_every_s = self._retry_s = retry_every_s
         self._clock = clock
-        self._jitter = random.Random(settings.client_id)
-        self._retry_s = settings.retry_every_s
+        self._jitter = random.Random(client_id)
         self._last_contact_s = clock()
         self._is_damaged = False  # whether the last stream ended with a damaged message
         self._is_told = False  # whether the log says that there is no connection
-        self._was_welcome = False
+        self._was_welcome = math.isinf(give_up_after_s)
 
     def connected(self) -> None:
         """Note that the server has welcomed the client; after a damaged message, the waits go on growing."""
         self._was_welcome = True
         if not self._is_damaged:
-            self._retry_s = self._settings.retry_every_s
+            self._retry_s = self._retry_every_s
         if self._is_told:
             self._log(logging.INFO, "connected")
         self._is_damaged = self._is_told = False
@@ -52,18 +62,18 @@ class Reconnection:
         """
         if isinstance(error, OutOfDateError) and not self._was_welcome:
             raise error
-        reason, patience_s = str(error) or "it gives no welcome", self._settings.give_up_after_s
-        if self._clock() - self._last_contact_s > patience_s:
+        reason = str(error) or "it gives no welcome"
+        if self._clock() - self._last_contact_s > self._patience_s:
             raise PauseflError(f"the server cannot be reached: {reason}") from error
         if not self._is_told:
-            self._log(logging.INFO, f"no connection to the server ({reason}); trying for up to {patience_s:g} s")
+            how_long = "until it is back" if math.isinf(self._patience_s) else f"for up to {self._patience_s:g} s"
+            self._log(logging.INFO, f"no connection to the server ({reason}); trying {how_long}")
             self._is_told = True
 
-    async def wait(self) -> None:
+    async def wait(self, longest_s: float = _LONGEST_RETRY_S) -> None:
         """Return when it is time to try again: clients that lost their server at one instant come back at several."""
         await asyncio.sleep(self._retry_s * self._jitter.uniform(0.5, 1.5))
-        self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
+        self._retry_s = min(2 * self._retry_s, longest_s)
 
     def _log(self, level: int, text: str) -> None:
-        who = self._settings.client_id
-        log.log(level, "%s: %s", who, text, extra={"client_id": who})
+        log.log(level, "%s: %s", self._client_id, text, extra={"client_id": self._client_id})

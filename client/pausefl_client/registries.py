@@ -1,8 +1,14 @@
-"""What a client trains, and how, by name. These hold names of modules, so that a name can be checked without torch."""
+"""Registries of models, training methods and optimizers. They name modules, so that a name is checked without torch."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from pausefl_process.registry import Registry
 
-_MODELS = ("mlp", "cnn3", "cnn3_batch", "cnn5", "fedts_fashion", "fedts_fashion_batch", "fedts_cifar", "fedts_agnews")
+_MODELS = (
+    *("mlp", "cnn3", "cnn3_batch", "cnn3_running", "cnn5"),
+    *("fedts_fashion", "fedts_fashion_batch", "fedts_cifar", "fedts_agnews"),
+)
 _OPTIMIZERS = ("Adam", "SGD", "AdamW", "Adadelta", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
 _SCHEDULES = {
     "constant": "ConstantLR",
@@ -43,3 +49,34 @@ TRAINING_METHODS = Registry(
 
 WITH_CONTROL = frozenset({"scaffold"})
 """The training methods with a control variate, which the server keeps and sends."""
+
+_MOMENTS: Mapping[str, Any] = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0}
+
+OPTIMIZER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "adam": {**_MOMENTS, "amsgrad": False},  # since 2.7 also decoupled_weight_decay, which older ones refuse
+    "sgd": {"momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False},
+    "adamw": {**_MOMENTS, "weight_decay": 0.01, "amsgrad": False},
+    "adadelta": {"rho": 0.9, "eps": 1e-6, "weight_decay": 0},
+    "adagrad": {"lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0, "eps": 1e-10},
+    "adamax": _MOMENTS,
+    "asgd": {"lambd": 1e-4, "alpha": 0.75, "t0": 1e6, "weight_decay": 0},
+    "nadam": {**_MOMENTS, "momentum_decay": 0.004, "decoupled_weight_decay": False},
+    "radam": {**_MOMENTS, "decoupled_weight_decay": False},
+    "rmsprop": {"alpha": 0.99, "eps": 1e-8, "weight_decay": 0, "momentum": 0, "centered": False},
+    "rprop": {"etas": [0.5, 1.2], "step_sizes": [1e-6, 50]},
+}
+"""The defaults of torch's optimizers, but for switches that change only how they compute."""
+
+SCHEDULE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "constant": {"factor": 1 / 3, "total_iters": 5},
+    "linear": {"start_factor": 1 / 3, "end_factor": 1.0, "total_iters": 5},
+    "step": {"gamma": 0.1},
+    "multi-step": {"gamma": 0.1},
+    "polynomial": {"total_iters": 5, "power": 1.0},
+    "cosine": {"eta_min": 0.0},
+    "warm-restarts": {"T_mult": 1, "eta_min": 0.0},
+}
+"""The defaults of torch's schedules."""
+
+TRAINING_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"moon": {"temperature": 0.5}}
+"""The defaults of training methods."""

@@ -4,6 +4,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import asdict
+
+import numpy as np
 
 from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.jobs import Download, Withdrawals, Work, computed, result_of
@@ -20,7 +23,7 @@ from pausefl_proto.errors import BudgetError, DamageError, PauseflError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.tls import OutOfDateError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import MOST_ROUNDS, PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
+from pausefl_proto.wire import MOST_ROUNDS, NOT_FINITE, PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
 
 log = logging.getLogger("pausefl.client")
 
@@ -31,8 +34,12 @@ _LONGEST_RUN_ID = 300  # a folder's name and what makes it unique; each entry of
 _LAST_WORDS_S = 1.0
 
 
+class NotFiniteError(PauseflError):
+    """A training gave values that are not finite; its job is refused before anything is charged."""
+
+
 class Dismissed(PauseflError):
-    """The server said goodbye for good; the message is its reason."""
+    """The server said goodbye for good, or plays another run; the message is the reason."""
 
 
 class ClientSession:
@@ -63,8 +70,14 @@ class ClientSession:
         self._working: asyncio.Future[Work] | None = None  # the work begun last, which may be under way
         self._withdrawals = Withdrawals()
         self._writing = asyncio.Lock()
+        self._last_job_s = host.clock()  # when the job came that was answered last
         self.is_connected = False
         """Whether a server that has welcomed this client is there."""
+
+    @property
+    def run_name(self) -> str:
+        """The run's name at the server, without what tells it from others of that name; empty before a welcome."""
+        return self._run_id.rpartition("-")[0]
 
     async def run(self) -> str:
         """Take part until the server dismisses this client; returns its reason.
@@ -78,7 +91,8 @@ class ClientSession:
             self._withdrawals.withdraw_all()
 
     async def _run(self) -> str:
-        reconnection = Reconnection(self._settings, self._host.clock)
+        settings, clock = self._settings, self._host.clock
+        reconnection = Reconnection(settings.client_id, settings.give_up_after_s, settings.retry_every_s, clock)
         while True:
             try:
                 async with contextlib.AsyncExitStack() as opened:
@@ -123,6 +137,8 @@ class ClientSession:
                 raise OSError(f"it speaks protocol version {version}, this client {PROTOCOL_VERSION}")
             case "welcome" if len(message.welcome.run_id) > _LONGEST_RUN_ID:
                 raise OSError(f"its name of the run has {len(message.welcome.run_id)} characters")
+            case "welcome" if self._settings.run_id not in ("", message.welcome.run_id):
+                raise Dismissed("the server plays another run")
             case "welcome":
                 self._run_id = message.welcome.run_id
             case "goodbye" if message.goodbye.final:
@@ -211,7 +227,9 @@ class ClientSession:
             except (DamageError, OSError):
                 raise  # the stream is of no use any more
             except OWN_CODE_ERRORS as error:
-                await self._refuse(stream, download.job, pb.STATUS_FAILED, self._in_public(error, download.job.round))
+                reason = self._in_public(error, download.job.round)
+                own_status = "not_finite" if isinstance(error, NotFiniteError) else ""
+                await self._refuse(stream, download.job, pb.STATUS_FAILED, reason, own_status)
             self._withdrawals.answered(download.job)
 
     async def _answer(self, stream: StreamToServer, download: Download) -> None:
@@ -243,16 +261,25 @@ class ClientSession:
             drawn_up_s=drawn_up_s,
         )
         header, frames = cut(work.released.vector, work.released.digest)
-        host = self._host.monitor.report(download.first_s, done_s - started_s)
+        host = self._host_since(download.first_s, done_s - started_s)
         result = result_of(job, work, timing, header, host)
         if self._settings.statistics:
             result.statistics.update(self._settings.statistics)
         await self._write(stream, pb.ClientMessage(result=result), frames[0])
         for index, frame in enumerate(frames[1:], 1):
-            await self._write(stream, pb.ClientMessage(frame=pb.Frame(index=index)), frame)
+            message = pb.Frame(index=index)
+            if index == len(frames) - 1:
+                message.host.CopyFrom(self._host_since(download.first_s, done_s - started_s))
+            await self._write(stream, pb.ClientMessage(frame=message), frame)
+        self._last_job_s = download.first_s
         parts = timing.queue_s, timing.train_s, timing.privatise_s, timing.injected_down_s, timing.injected_up_s
         status, me = "resent" if work.is_resent else "ok", self._settings.client_id
-        self._host.on_answered(AnsweredJob(status, *parts, host.loop_lag_s, round=job.round, client_id=me))
+        self._host.on_answered(AnsweredJob(status, *parts, result.host.loop_lag_s, round=job.round, client_id=me))
+
+    def _host_since(self, first_s: float, compute_s: float) -> pb.Host:
+        """How well this host has kept time since the job's first frame, and how long it stood still before."""
+        report = self._host.monitor.report(first_s, compute_s)
+        return pb.Host(**asdict(report), still_before_s=self._host.monitor.stood_still_s(self._last_job_s, first_s))
 
     async def _hold_model(self, download: Download, delays: Delays) -> float:
         """Hold the model back; returns the seconds drawn for its way. Withdrawn, unless its update is released."""
@@ -321,6 +348,8 @@ class ClientSession:
                 stop_if_withdrawn()
                 outcome = self._trainer.train(theta, round=key.round)
                 stop_if_withdrawn()
+            if not np.isfinite(outcome.update).all():
+                raise NotFiniteError(f"its update {NOT_FINITE}; its examples, or the learning rate, may be why")
             if self._states is not None:
                 self._states.keep(key)  # before the release: one that is sent again after a crash is not trained again
         except BaseException:  # what a training that failed has learned, a restart would not know either
@@ -350,20 +379,23 @@ class ClientSession:
             self._releaser.settle()
         self._kept = None
 
-    async def _refuse(self, stream: StreamToServer, job: pb.Job, status: pb.Status.ValueType, reason: str) -> None:
+    async def _refuse(
+        self, stream: StreamToServer, job: pb.Job, status: pb.Status.ValueType, reason: str, own_status: str = ""
+    ) -> None:
+        """Answer a job without an update; `own_status`, where given, is what this client's own metrics count."""
         result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=shown(reason))
         await self._write(stream, pb.ClientMessage(result=result))
-        name = pb.Status.Name(status).removeprefix("STATUS_").lower()
+        name = own_status or pb.Status.Name(status).removeprefix("STATUS_").lower()
         self._host.on_answered(AnsweredJob(name, round=job.round, client_id=self._settings.client_id))
 
     def _in_public(self, error: BaseException, round: int) -> str:
-        """What the server is told of an error: in a private run not its text, which may hold data."""
+        """The words on an error for the server: in a private run not its text, which may hold data."""
         is_ours, is_private = isinstance(error, PauseflError), self._releaser.ledger is not None
         said, cause = (str(error), error.__cause__) if is_ours else (with_place(error), error)
         who = {"client_id": self._settings.client_id, "round": round}
         if isinstance(error, BudgetError):  # no failure: it is told of every client in the end
             log.info("%s: round %d: %s", *who.values(), said, extra=who)
-        elif is_private or cause is not None:
+        elif is_private or cause is not None or isinstance(error, NotFiniteError):
             log.warning("%s: round %d failed: %s", *who.values(), said, exc_info=cause, extra=who)
         return error_in_general(error) if is_private else said
 

@@ -1,4 +1,4 @@
-"""What a client's session is given: who the client is, its way to the server, and what its process shares."""
+"""Settings of a client's session: who the client is, its way to the server, and what its process shares."""
 
 import asyncio
 import contextlib
@@ -10,6 +10,7 @@ from typing import Protocol
 
 from pausefl_client.answered_job import OnAnswered
 from pausefl_client.jobs import Expecting
+from pausefl_client.reconnection import RETRY_EVERY_S
 from pausefl_process.host_monitor import UNWATCHED, HostWatch
 from pausefl_proto.endpoint import HELLOS_AT_ONCE
 
@@ -33,27 +34,29 @@ Connect = Callable[[], contextlib.AbstractAsyncContextManager[StreamToServer]]
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """Who a client is and how it behaves."""
+    """A client's identity and behaviour."""
 
     client_id: str
     schedule: str
     """The privacy it agreed to (`release.schedule_key`), empty in a run without privacy."""
     agreement: Mapping[str, str] = field(default_factory=dict)
-    """What the run must have as this client has it: key of the experiment -> value as JSON."""
+    """Values that the run must share with this client: key of the experiment -> value as JSON."""
     discloses_loss: bool = False
     statistics: Mapping[str, float] = field(default_factory=dict)
-    """What else it was told to disclose, un-noised, with every update."""
+    """More that it was told to disclose, un-noised, with every update."""
+    run_id: str = ""
+    """The run that it is made for; empty: whichever the server plays."""
     give_up_after_s: float = 60.0
     """How long to keep trying to reach the server before leaving."""
     welcome_within_s: float = 30.0
     """How long one try may take, from opening a stream to the server's welcome."""
-    retry_every_s: float = 0.2
+    retry_every_s: float = RETRY_EVERY_S
     """The first wait between two tries, give or take a half; each further one is twice as long, up to some seconds."""
 
 
 @dataclass(frozen=True)
 class HostResources:
-    """What the sessions of one process share."""
+    """Resources that the sessions of one process share."""
 
     executor: Executor | None
     """Trains, adds noise and checks great models, away from the event loop; None: on it, for work that is shorter than

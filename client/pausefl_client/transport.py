@@ -1,24 +1,21 @@
 """The client's only module that imports gRPC: bytes in, bytes out."""
 
 import asyncio
-import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
+from pausefl_client.reconnection import Reconnection
 from pausefl_proto.endpoint import DEAD_AFTER_S, failure, open_channel
-from pausefl_proto.errors import ConfigError, DamageError, PauseflError
+from pausefl_proto.errors import ConfigError, DamageError
 from pausefl_proto.foreign_text import shown
-from pausefl_proto.tls import Tls
+from pausefl_proto.tls import OutOfDateError, Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import SERVICE, decode
 
-log = logging.getLogger("pausefl.client")
-
-_RETRY_EVERY_S, _ANSWER_WITHIN_S = 0.5, 10.0
+_ANSWER_WITHIN_S = 10.0
 
 # The clients of a process share gRPC's connection. Its waits between two tries, of up to two minutes, would come on top
 # of the sessions' own.
@@ -55,26 +52,32 @@ class GrpcStreamToServer:
             raise OSError(str(error)) from error
 
 
-async def fetch_offer(address: str, tls: Tls | None, token: str, patience_s: float) -> str:
-    """The experiment that the server at HOST:PORT plays, as JSON, not to be trusted.
+class Offer(NamedTuple):
+    """A server's offer to those that may say hello; not to be trusted."""
 
-    ConfigError when it refuses or knows no such question, PauseflError when it cannot be reached for `patience_s`.
+    experiment: str
+    """As JSON."""
+    run_id: str
+
+
+async def fetch_offer(address: str, tls: Tls | None, token: str, reconnection: Reconnection) -> Offer:
+    """The experiment that the server at HOST:PORT plays.
+
+    ConfigError when it refuses or knows no such question, PauseflError when `reconnection` gives it up.
     """
-    give_up_s, is_told = time.monotonic() + patience_s, False
     while True:
         try:
-            return await _ask_for_offer(address, tls, token)
-        except OSError as error:
-            if time.monotonic() > give_up_s:
-                raise PauseflError(f"the server cannot be reached: {error}") from error
-            if not is_told:
-                log.info("no connection to the server (%s); trying for up to %g s", error, patience_s)
-                is_told = True
-        await asyncio.sleep(_RETRY_EVERY_S)
+            offer = await _ask_for_offer(address, tls, token)
+        except (OSError, OutOfDateError) as error:
+            reconnection.failed(error)
+        else:
+            reconnection.connected()
+            return offer
+        await reconnection.wait()
 
 
-async def _ask_for_offer(address: str, tls: Tls | None, token: str) -> str:
-    async with open_channel(address, tls) as channel:
+async def _ask_for_offer(address: str, tls: Tls | None, token: str) -> Offer:
+    async with open_channel(address, tls, options=_QUICKLY) as channel:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/Offer")
         try:
             data: Any = await call(b"", timeout=_ANSWER_WITHIN_S, metadata=_metadata(token))
@@ -87,7 +90,7 @@ async def _ask_for_offer(address: str, tls: Tls | None, token: str) -> str:
         offer, _ = decode(pb.ExperimentOffer, data)
     except DamageError as damage:
         raise OSError(f"it {damage}") from damage
-    return offer.experiment
+    return Offer(offer.experiment, offer.run_id)
 
 
 def _metadata(token: str) -> tuple[tuple[str, str], ...] | None:

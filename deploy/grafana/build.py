@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import Panel
+from grafana_foundation_sdk.models.dashboard import Panel, RowPanel
 
 from latency import latency
 from overview import overview
@@ -14,6 +14,21 @@ from privacy import privacy
 GRAFANA = "11.6.0"
 """The version whose dashboards the SDK writes."""
 
+EVENTS = (
+    ("begun or resumed", "green", 'process_start_time_seconds{run=~"$run",job="pausefl-server"} * 1000', True),
+    ("over", "blue", 'pausefl_finished{run=~"$run"} == 1', False),
+    ("evaluator lost", "red", 'pausefl_evaluator_connected{run=~"$run"} == 0', False),
+    ("suspect rounds", "orange", 'max by (run) (increase(pausefl_suspect_rounds_total{run=~"$run"}[15s])) > 0', False),
+)
+"""What is marked in every panel: title, colour, query, and whether its value is when it happened, in milliseconds."""
+
+
+def annotation(name: str, colour: str, expr: str, is_time: bool) -> dict[str, object]:
+    """An event as a dashboard has it; the SDK knows no queries of annotations."""
+    source = {"type": "prometheus", "uid": "${source}"}
+    shown = {"name": name, "iconColor": colour, "enable": True, "expr": expr, "titleFormat": f"{{{{run}}}}: {name}"}
+    return {**shown, "datasource": source, "step": "5s", "useValueForTime": "on" if is_time else False}
+
 
 def main() -> None:
     """Write them all."""
@@ -21,10 +36,13 @@ def main() -> None:
     for make in (overview, latency, privacy):
         dashboard = make().build()
         for place, panel in enumerate(dashboard.panels or [], start=1):
-            assert isinstance(panel, Panel)
-            # Without a version Grafana takes a panel for an old one, and migrates it.
-            panel.id_val, panel.plugin_version = place, GRAFANA
-        text = json.dumps(dashboard, cls=JSONEncoder, indent=1, ensure_ascii=False)
+            assert isinstance(panel, Panel | RowPanel)
+            panel.id_val = place
+            if isinstance(panel, Panel):  # without a version Grafana takes it for an old one, and migrates it
+                panel.plugin_version = GRAFANA
+        document = json.loads(json.dumps(dashboard, cls=JSONEncoder))
+        document["annotations"] = {"list": [annotation(*about) for about in EVENTS]}
+        text = json.dumps(document, indent=1, ensure_ascii=False)
         (folder / f"{make.__name__}.json").write_text(f"{text}\n", "utf-8")
 
 

@@ -13,6 +13,7 @@ from pieces import (
     Column,
     Query,
     board,
+    fill,
     heat,
     lines,
     link_to,
@@ -21,21 +22,30 @@ from pieces import (
 
 # Nothing is divided by nothing, where Grafana's lines would end: if rounds take longer than rates reach back, lines go
 # from one to the next.
-_EXCHANGES = '(sum(rate(pausefl_round_trip_seconds_count{run="$run"}[$__rate_interval])) > 0)'
+_EXCHANGES = '(sum by (run) (rate(pausefl_round_trip_seconds_count{run=~"$run"}[$__rate_interval])) > 0)'
 
 
 def _quantile(q: float, histogram: str) -> Query:
-    buckets = f'sum by (le) (rate({histogram}_bucket{{run="$run"}}[$__rate_interval]))'
-    return Query(f"histogram_quantile({q}, {buckets}) >= 0", f"p{100 * q:g}")
+    buckets = f'sum by (run, le) (rate({histogram}_bucket{{run=~"$run"}}[$__rate_interval]))'
+    return Query(f"histogram_quantile({q}, {buckets}) >= 0", f"{{{{run}}}} p{100 * q:g}")
 
 
 def _mean(legend: str, histogram: str) -> Query:
-    total, count = (f'sum(rate({histogram}_{what}{{run="$run"}}[$__rate_interval]))' for what in ("sum", "count"))
-    return Query(f"{total} / ({count} > 0)", legend)
+    total, count = (
+        f'sum by (run) (rate({histogram}_{what}{{run=~"$run"}}[$__rate_interval]))' for what in ("sum", "count")
+    )
+    return Query(f"{total} / ({count} > 0)", f"{{{{run}}}} {legend}")
 
 
 def _per_client(metric: str) -> str:
-    return f'max by (client) ({metric}{{run="$run",client=~"$client"}})'
+    return f'max by (client) ({metric}{{run=~"$run",client=~"$client"}})'
+
+
+# Of the elapsed time, in which a client had no job: where it was least idle, if runs are several.
+_IDLE = (
+    'clamp_min(1 - max by (client) (pausefl_client_at_work_seconds_total{run=~"$run",client=~"$client"}'
+    ' / on (run) group_left () (max by (run) (pausefl_elapsed_seconds{run=~"$run"}) > 0)), 0)'
+)
 
 
 def latency() -> Dashboard:
@@ -45,21 +55,22 @@ def latency() -> Dashboard:
     panels = (
         heat(
             About("Round trips", "How many exchanges took how long, on the server's clock.", SECONDS, half, 10),
-            Query('sum by (le) (increase(pausefl_round_trip_seconds_bucket{run="$run"}[$__rate_interval]))', "{{le}}"),
+            Query('sum by (le) (increase(pausefl_round_trip_seconds_bucket{run=~"$run"}[$__rate_interval]))', "{{le}}"),
         ),
         lines(
             About(
                 "Where a round trip goes",
-                "Mean of the parts of an exchange, each measured where it happens; together they are the round trip."
+                "Mean of the parts of an exchange, each measured where it happens; together they are the"
+                " round trip, if one run is chosen."
                 " Propagation is what is left.",
                 SECONDS,
                 half,
                 10,
             ),
             Query(
-                'sum by (part) (rate(pausefl_exchange_part_seconds_sum{run="$run",part!~"framing|server_wait"}'
-                f"[$__rate_interval])) / on () group_left () {_EXCHANGES}",
-                "{{part}}",
+                'sum by (run, part) (rate(pausefl_exchange_part_seconds_sum{run=~"$run",part!~"framing|server_wait"}'
+                f"[$__rate_interval])) / on (run) group_left () {_EXCHANGES}",
+                "{{run}} {{part}}",
             ),
             stacked=True,
         ),
@@ -74,7 +85,7 @@ def latency() -> Dashboard:
                 SECONDS,
                 third,
             ),
-            Query('pausefl_clients_latency_seconds{run="$run"}', "{{quantile}}"),
+            Query('pausefl_clients_latency_seconds{run=~"$run"}', "{{run}} {{quantile}}"),
         ),
         lines(
             About(
@@ -85,20 +96,21 @@ def latency() -> Dashboard:
                 third,
             ),
             Query(
-                'sum by (direction) (rate(pausefl_drawn_delay_seconds_sum{run="$run"}[$__rate_interval]))'
-                f" / on () group_left () {_EXCHANGES}",
-                "drawn {{direction}}",
+                'sum by (run, direction) (rate(pausefl_drawn_delay_seconds_sum{run=~"$run"}[$__rate_interval]))'
+                f" / on (run) group_left () {_EXCHANGES}",
+                "{{run}} drawn {{direction}}",
             ),
             Query(
-                'sum by (part) (rate(pausefl_exchange_part_seconds_sum{run="$run",part=~"injected_.*"}'
-                f"[$__rate_interval])) / on () group_left () {_EXCHANGES}",
-                "{{part}}",
+                'sum by (run, part) (rate(pausefl_exchange_part_seconds_sum{run=~"$run",part=~"injected_.*"}'
+                f"[$__rate_interval])) / on (run) group_left () {_EXCHANGES}",
+                "{{run}} {{part}}",
             ),
         ),
         rows(
             About(
                 "Clients",
-                "The last values of each client chosen above, the slowest first. Of many clients, only those with the"
+                "The last values of each client chosen above, the greatest of several runs, the slowest first. Of many"
+                " clients, only those with the"
                 " greatest latency or ε have rows (metrics.client_series_max).",
                 NONE,
                 WIDTH,
@@ -110,6 +122,7 @@ def latency() -> Dashboard:
                 Column("round trip", _per_client("pausefl_client_round_trip_seconds"), SECONDS),
                 Column("idle ping", _per_client("pausefl_client_ping_seconds"), SECONDS),
                 Column("times chosen", _per_client("pausefl_client_selections_total"), NONE),
+                Column("idle", _IDLE, SHARE),
                 Column("received", _per_client("pausefl_client_down_bytes_total"), "decbytes"),
                 Column("sent", _per_client("pausefl_client_up_bytes_total"), "decbytes"),
             ],
@@ -119,7 +132,7 @@ def latency() -> Dashboard:
         lines(
             About(
                 "Timing error",
-                "How far the injected delays were from the drawn ones, without sign.",
+                "Measured less drawn time, without sign, in real seconds: what network, software and hosts add.",
                 SECONDS,
                 third,
             ),
@@ -133,9 +146,13 @@ def latency() -> Dashboard:
                 SECONDS,
                 third,
             ),
-            Query('pausefl_host_loop_lag_seconds{run="$run"}', "{{host}} loop lag"),
-            Query('pausefl_host_timer_overshoot_seconds{run="$run"}', "{{host}} timer overshoot"),
-            Query('max(pausefl_host_event_loop_lag_seconds{run="$run"})', "loop lag, as client hosts tell"),
+            Query('pausefl_host_loop_lag_seconds{run=~"$run"}', "{{run}} {{host}} loop lag"),
+            Query('pausefl_host_timer_overshoot_seconds{run=~"$run"}', "{{run}} {{host}} timer overshoot"),
+            Query(
+                'max by (run) (pausefl_host_event_loop_lag_seconds{run=~"$run"})',
+                "{{run}} loop lag, told by clients",
+            ),
+            Query('max by (of) (pausefl_host_limit{run=~"$run",of=~".*_s"})', "limit of {{of}}"),
         ),
         lines(
             About(
@@ -144,8 +161,9 @@ def latency() -> Dashboard:
                 SHARE,
                 third,
             ),
-            Query('pausefl_host_compute_ratio{run="$run"}', "{{host}} computing"),
-            Query('pausefl_host_steal_ratio{run="$run"}', "{{host}} stolen"),
+            Query('pausefl_host_compute_ratio{run=~"$run"}', "{{run}} {{host}} computing"),
+            Query('pausefl_host_steal_ratio{run=~"$run"}', "{{run}} {{host}} stolen"),
+            Query('max by (of) (pausefl_host_limit{run=~"$run",of=~".*_share"})', "limit of {{of}}"),
         ),
         lines(
             About("Work of clients", "Mean times, as the client hosts' own metrics tell.", SECONDS, third, 8, NO_HOSTS),
@@ -160,14 +178,37 @@ def latency() -> Dashboard:
         lines(
             About(
                 "Traffic",
-                "Models sent and updates received, of updates that came in time, over the clients that have series.",
+                "Models sent and updates received, of updates that came in time, over all clients.",
                 BYTES_PER_S,
                 third,
             ),
-            Query('sum(rate(pausefl_client_down_bytes_total{run="$run"}[$__rate_interval]))', "sent to clients"),
-            Query('sum(rate(pausefl_client_up_bytes_total{run="$run"}[$__rate_interval]))', "received"),
+            Query('sum by (run) (rate(pausefl_down_bytes_total{run=~"$run"}[$__rate_interval]))', "{{run}} sent"),
+            Query('sum by (run) (rate(pausefl_up_bytes_total{run=~"$run"}[$__rate_interval]))', "{{run}} received"),
+        ),
+        lines(
+            About(
+                "Memory of processes",
+                "Resident memory of the server, and of the greatest client process.",
+                "bytes",
+                half,
+            ),
+            Query('max by (run, job) (process_resident_memory_bytes{run=~"$run"})', "{{run}} {{job}}"),
+        ),
+        lines(
+            About("Processors of processes", "Processors that processes keep busy, by job, summed.", NONE, half),
+            Query(
+                'sum by (run, job) (rate(process_cpu_seconds_total{run=~"$run"}[$__rate_interval]))', "{{run}} {{job}}"
+            ),
         ),
     )
-    for panel in panels:
-        made.with_panel(panel)
+    fill(
+        made,
+        panels,
+        {
+            0: "Where the time goes",
+            5: "Clients",
+            6: "Trust in clocks and hosts",
+            9: "Work, traffic, processes",
+        },
+    )
     return made

@@ -5,6 +5,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from pieces import (
     BUDGET,
     EPSILON,
+    IN_ROUNDS,
     NO_HOSTS,
     NONE,
     NOT_PRIVATE,
@@ -15,9 +16,16 @@ from pieces import (
     Query,
     board,
     curve,
+    fill,
     labels,
     lines,
     number,
+    per_minute,
+)
+
+_AT_WORK = (
+    'sum by (run) (increase(pausefl_at_work_seconds_total{run=~"$run"}[$__rate_interval]))'
+    ' / (max by (run) (delta(pausefl_elapsed_seconds{run=~"$run"}[$__rate_interval])) > 0)'
 )
 
 
@@ -28,8 +36,8 @@ def overview() -> Dashboard:
     panels = (
         number(
             About("Round", "Rounds committed so far, and how many the run is to have.", NONE, sixth, 4),
-            Query('pausefl_round{run="$run"}', "round"),
-            Query('pausefl_rounds{run="$run"}', "of"),
+            Query('pausefl_round{run=~"$run"}', "{{run}}: round"),
+            Query('pausefl_rounds{run=~"$run"}', "of"),
         ),
         number(
             About(
@@ -40,11 +48,11 @@ def overview() -> Dashboard:
                 4,
                 no_data="No model was evaluated yet (evaluation.every), or the run is not being scraped",
             ),
-            Query('pausefl_accuracy_ratio{run="$run",split="test"}', "accuracy"),
+            Query('pausefl_accuracy_ratio{run=~"$run",split="test"}', "{{run}}"),
         ),
         number(
             About("Total latency", "Sum over rounds of the slowest chosen client's latency.", SECONDS, sixth, 4),
-            Query('pausefl_total_latency_seconds{run="$run"}', "latency"),
+            Query('pausefl_total_latency_seconds{run=~"$run"}', "{{run}}"),
         ),
         number(
             About(
@@ -55,13 +63,13 @@ def overview() -> Dashboard:
                 4,
                 NOT_PRIVATE,
             ),
-            Query('max(pausefl_epsilon_spent_max{run="$run"} / pausefl_epsilon_budget)', "spent"),
+            Query('pausefl_epsilon_spent_max{run=~"$run"} / pausefl_epsilon_budget{run=~"$run"}', "{{run}}"),
             share=True,
         ),
         number(
             About("Clients", "Clients whose stream is open, and how many should be connected.", NONE, sixth, 4),
-            Query('pausefl_connected_clients{run="$run"}', "connected"),
-            Query('pausefl_expected_clients{run="$run"}', "of"),
+            Query('pausefl_connected_clients{run=~"$run"}', "{{run}} connected"),
+            Query('pausefl_expected_clients{run=~"$run"}', "of"),
         ),
         number(
             About(
@@ -71,7 +79,67 @@ def overview() -> Dashboard:
                 sixth,
                 4,
             ),
-            Query('max(pausefl_suspect_rounds_total{run="$run"}) or vector(0)', "suspect"),
+            Query('pausefl_suspect_rounds_total{run=~"$run"}', "{{run}}"),
+        ),
+        number(
+            About("Elapsed time", "From the first job to the last commit, at the emulated scale.", SECONDS, sixth, 4),
+            Query('pausefl_elapsed_seconds{run=~"$run"}', "{{run}}"),
+        ),
+        number(
+            About(
+                "Idle places",
+                "Share of the elapsed time for which places for clients at work were empty, over the whole run.",
+                SHARE,
+                sixth,
+                4,
+            ),
+            Query(
+                'clamp_min(1 - pausefl_at_work_seconds_total{run=~"$run"}'
+                ' / (pausefl_elapsed_seconds{run=~"$run"} * pausefl_places{run=~"$run"} > 0), 0)',
+                "{{run}}",
+            ),
+        ),
+        number(
+            About(
+                "Staleness",
+                "Steps between the model that an update was made from and the step that it entered, on average.",
+                NONE,
+                sixth,
+                4,
+                IN_ROUNDS,
+            ),
+            Query(
+                'pausefl_staleness_steps_total{run=~"$run"} / (pausefl_round_trip_seconds_count{run=~"$run"} > 0)',
+                "{{run}}",
+            ),
+        ),
+        number(
+            About(
+                "Evaluator answers",
+                "Whether the evaluator did what it was asked last.",
+                NONE,
+                sixth,
+                4,
+                no_data="This run evaluates nothing, or is not being scraped",
+            ),
+            Query('pausefl_evaluator_connected{run=~"$run"}', "{{run}}"),
+            yes_no=True,
+        ),
+        number(
+            About(
+                "Certificates end in",
+                "The first of them, of server, clients and evaluator.",
+                SECONDS,
+                sixth,
+                4,
+                no_data="No TLS",
+            ),
+            Query('min by (run, job) (pausefl_certificate_remaining_seconds{run=~"$run|"})', "{{run}} {{job}}"),
+            by="run, job",
+        ),
+        number(
+            About("Disk left", "Where run.db lies.", "bytes", sixth, 4),
+            Query('pausefl_disk_free_bytes{run=~"$run"}', "{{run}}"),
         ),
         curve(
             About(
@@ -82,9 +150,33 @@ def overview() -> Dashboard:
                 half,
                 10,
             ),
-            Query('pausefl_total_latency_seconds{run="$run"}', "total latency (s)"),
-            Query('pausefl_accuracy_ratio{run="$run",split="test"}', "test"),
-            Query('pausefl_accuracy_ratio{run="$run",split="validation"}', "validation"),
+            Query('max by (run) (pausefl_total_latency_seconds{run=~"$run"})', "total latency (s)"),
+            Query('max by (run) (pausefl_accuracy_ratio{run=~"$run",split="test"})', "test accuracy"),
+        ),
+        curve(
+            About(
+                "Accuracy against elapsed time",
+                "What rounds and asynchronous steps are compared by: time since the first job, at the emulated scale.",
+                SHARE,
+                half,
+                10,
+            ),
+            Query('max by (run) (pausefl_elapsed_seconds{run=~"$run"})', "elapsed time (s)"),
+            Query('max by (run) (pausefl_accuracy_ratio{run=~"$run",split="test"})', "test accuracy"),
+        ),
+        lines(
+            About(
+                "Round latency",
+                "Mean latency of a round, on the signal that policies see, at the emulated scale.",
+                SECONDS,
+                half,
+                10,
+            ),
+            Query(
+                'sum by (run) (rate(pausefl_round_latency_seconds_sum{run=~"$run"}[$__rate_interval]))'
+                ' / (sum by (run) (rate(pausefl_round_latency_seconds_count{run=~"$run"}[$__rate_interval])) > 0)',
+                "{{run}}",
+            ),
         ),
         lines(
             About(
@@ -95,20 +187,37 @@ def overview() -> Dashboard:
                 10,
                 NOT_PRIVATE,
             ),
-            Query('pausefl_epsilon_spent_max{run="$run",unit="$unit"}', "greatest"),
-            Query('pausefl_epsilon_spent_median{run="$run",unit="$unit"}', "median"),
+            Query('pausefl_epsilon_spent_max{run=~"$run",unit="$unit"}', "{{run}} greatest"),
+            Query('pausefl_epsilon_spent_median{run=~"$run",unit="$unit"}', "{{run}} median"),
             limit=BUDGET,
         ),
         lines(
+            About("Clients at work", "Clients that have a job, and places for them.", NONE, third),
+            Query(_AT_WORK, "{{run}} at work"),
+            Query('max by (run) (pausefl_places{run=~"$run"})', "{{run}} places"),
+        ),
+        lines(
+            About("Idle places over time", "Share of the places for clients at work that are empty.", SHARE, third),
+            Query(f'clamp_min(1 - {_AT_WORK} / max by (run) (pausefl_places{{run=~"$run"}}), 0)', "{{run}}"),
+        ),
+        lines(
+            About("Staleness over time", "Steps an update is behind, on average.", NONE, third, no_data=IN_ROUNDS),
+            Query(
+                'sum by (run) (rate(pausefl_staleness_steps_total{run=~"$run"}[$__rate_interval]))'
+                ' / (sum by (run) (rate(pausefl_round_trip_seconds_count{run=~"$run"}[$__rate_interval])) > 0)',
+                "{{run}}",
+            ),
+        ),
+        lines(
             About("Clients connected", "Clients that should be there, and those that are.", NONE, third),
-            Query('pausefl_connected_clients{run="$run"}', "connected"),
-            Query('pausefl_expected_clients{run="$run"}', "expected"),
-            Query('pausefl_retired_clients{run="$run"}', "of them retired"),
+            Query('pausefl_connected_clients{run=~"$run"}', "{{run}} connected"),
+            Query('pausefl_expected_clients{run=~"$run"}', "{{run}} expected"),
+            Query('pausefl_retired_clients{run=~"$run"}', "{{run}} retired"),
         ),
         lines(
             About("Rounds and rejections", "Per minute: rounds committed, messages and updates refused.", NONE, third),
-            Query('60 * sum(rate(pausefl_round_latency_seconds_count{run="$run"}[$__rate_interval]))', "rounds"),
-            Query('60 * sum(rate(pausefl_rejected_updates_total{run="$run"}[$__rate_interval]))', "rejected"),
+            per_minute("pausefl_round_latency_seconds_count", "rounds"),
+            per_minute("pausefl_rejected_updates_total", "rejected"),
         ),
         lines(
             About(
@@ -118,7 +227,7 @@ def overview() -> Dashboard:
                 third,
                 no_data="None",
             ),
-            Query('sum by (reason) (pausefl_suspect_rounds_total{run="$run"}) > 0 or on () vector(0)', "{{reason}}"),
+            Query('sum by (run, reason) (pausefl_suspect_rounds_total{run=~"$run"}) > 0', "{{run}} {{reason}}"),
         ),
         lines(
             About(
@@ -128,14 +237,11 @@ def overview() -> Dashboard:
                 NONE,
                 quarter,
             ),
-            Query('60 * sum by (kind) (rate(pausefl_missed_jobs_total{run="$run"}[$__rate_interval]))', "{{kind}}"),
+            per_minute("pausefl_missed_jobs_total", "{{kind}}", by="kind"),
         ),
         lines(
             About("Jobs answered", "Per minute, by what client hosts say they answered.", NONE, quarter, 8, NO_HOSTS),
-            Query(
-                '60 * sum by (status) (rate(pausefl_host_exchanges_total{run="$run"}[$__rate_interval]))',
-                "{{status}}",
-            ),
+            per_minute("pausefl_host_exchanges_total", "{{status}}", by="status"),
         ),
         lines(
             About(
@@ -144,8 +250,8 @@ def overview() -> Dashboard:
                 SECONDS,
                 quarter,
             ),
-            Query('pausefl_total_latency_seconds{run="$run"}', "total"),
-            Query('pausefl_measured_latency_seconds{run="$run"}', "measured"),
+            Query('pausefl_total_latency_seconds{run=~"$run"}', "{{run}} total"),
+            Query('pausefl_measured_latency_seconds{run=~"$run"}', "{{run}} measured"),
         ),
         lines(
             About(
@@ -154,24 +260,44 @@ def overview() -> Dashboard:
                 NONE,
                 quarter,
             ),
-            Query('60 * sum(rate(pausefl_censored_rounds_total{run="$run"}[$__rate_interval]))', "censored rounds"),
-            Query('60 * sum(rate(pausefl_clamped_latencies_total{run="$run"}[$__rate_interval]))', "clamped latencies"),
-            Query('60 * sum(rate(pausefl_client_arrivals_total{run="$run"}[$__rate_interval]))', "streams opened"),
-            Query('60 * sum(rate(pausefl_client_departures_total{run="$run"}[$__rate_interval]))', "streams ended"),
+            per_minute("pausefl_censored_rounds_total", "censored rounds"),
+            per_minute("pausefl_clamped_latencies_total", "clamped latencies"),
+            per_minute("pausefl_client_arrivals_total", "streams opened"),
+            per_minute("pausefl_client_departures_total", "streams ended"),
         ),
         labels(
             About(
                 "What is run",
-                "The run's own name, the policy, and what is trained on what. Runs that follow each other in the same"
-                " containers share the run chosen above. Without a row here, no run is scraped.",
+                "The policy, and what is trained on what; instance leads to the live page while the run goes on.",
                 NONE,
                 WIDTH,
                 4,
             ),
-            Query('pausefl_run_info{run="$run"}'),
-            ["run", "run_name", "policy", "dataset", "model", "unit", "instance"],
+            Query('pausefl_run_info{run=~"$run"}'),
+            ["run", "policy", "dataset", "model", "unit", "instance"],
+            page="instance",
+        ),
+        labels(
+            About(
+                "Alerts",
+                "What fired in this range; alerts.yml says of each what to do.",
+                NONE,
+                WIDTH,
+                4,
+                no_data="None",
+            ),
+            Query('ALERTS{alertstate="firing",run=~"$run|"}'),
+            ["alertname", "run", "severity"],
         ),
     )
-    for panel in panels:
-        made.with_panel(panel)
+    fill(
+        made,
+        panels,
+        {
+            0: "At a glance",
+            12: "Runs against each other",
+            16: "Progress and clients",
+            26: "Runs and alerts",
+        },
+    )
     return made

@@ -1,6 +1,11 @@
-"""What the dashboards are made of. Every panel has a title, a description, a unit, and a line to show without data."""
+"""What the dashboards are made of. Every panel has a title, a description, a unit, and a line to show without data.
 
-from collections.abc import Sequence
+Numbers and tables show the last value in the range chosen, so that a run that is over can be read; what is not known is
+not shown as 0.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,11 +25,12 @@ from grafana_foundation_sdk.models import common as models
 from grafana_foundation_sdk.models import dashboard as shapes
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
-from grafana_foundation_sdk.models.xychart import SeriesMapping, XYSeriesConfig, XYShowMode
+from grafana_foundation_sdk.models.xychart import SeriesMapping, XYShowMode
 
 NONE, SECONDS, SHARE, BYTES_PER_S, EPSILON = "none", "s", "percentunit", "Bps", "prefix:ε "
-NO_DATA = "No data: is this run being scraped?"
+NO_DATA = "No data in this range: was a run scraped then?"
 NOT_PRIVATE = "No ε: this run has no privacy, or is not being scraped"
+IN_ROUNDS = "In rounds no update is stale"
 NO_HOSTS = "Client hosts are not being scraped (metrics.client_port)"
 
 WIDTH = 24
@@ -63,7 +69,14 @@ class Query:
     """How transformations call it; a letter by position unless said otherwise."""
 
 
-BUDGET = Query('max(pausefl_epsilon_budget{run="$run",unit="$unit"})', "budget", ref="budget")
+def per_minute(metric: str, legend: str, by: str = "") -> Query:
+    """How often a minute a counter of each run went up, by more labels where they are named."""
+    labels = f"run, {by}" if by else "run"
+    rate = f'rate({metric}{{run=~"$run"}}[$__rate_interval])'
+    return Query(f"60 * sum by ({labels}) ({rate})", f"{{{{run}}}} {legend}")
+
+
+BUDGET = Query('max(pausefl_epsilon_budget{run=~"$run",unit="$unit"})', "budget", ref="budget")
 
 
 def lines(about: About, *queries: Query, stacked: bool = False, limit: Query | None = None) -> timeseries.Panel:
@@ -81,11 +94,22 @@ def lines(about: About, *queries: Query, stacked: bool = False, limit: Query | N
     return panel
 
 
-def number(about: About, *queries: Query, share: bool = False) -> stat.Panel:
-    """The value as it is now, large: none, where there was one in a run before. A `share` changes colour near 1."""
+def number(
+    about: About, *queries: Query, share: bool = False, yes_no: bool = False, is_of_now: bool = False, by: str = "run"
+) -> stat.Panel:
+    """The last value of each run (`by`), large. A `share` changes colour near 1; of `yes_no`, 0 is red.
+
+    What compares series of one moment can only be asked of now (`is_of_now`).
+    """
     panel = _describe(stat.Panel(), about).reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    if not is_of_now:
+        queries = tuple(Query(f"max by ({by}) ({last(q.expr)})", q.legend, q.ref) for q in queries)
     for target in _targets(queries, PromQueryFormat.TIME_SERIES):
         panel.with_target(target.instant())
+    if yes_no:
+        said = {"0": ("no", "red"), "1": ("yes", "green")}
+        options = {value: shapes.ValueMappingResult(text=text, color=color) for value, (text, color) in said.items()}
+        panel.mappings([shapes.ValueMap(options=options)])
     steps = [(None, "green"), (_WARN, "orange"), (_ALARM, "red")] if share else [(None, "text")]
     return panel.thresholds(_thresholds(shapes.ThresholdsMode.ABSOLUTE, steps))
 
@@ -95,6 +119,7 @@ def bars(about: About, query: Query, limit: Query) -> bargauge.Panel:
     panel = _describe(bargauge.Panel(), about).orientation(models.VizOrientation.HORIZONTAL)
     panel.display_mode(models.BarGaugeDisplayMode.BASIC)
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    query = Query(last(query.expr), query.legend, query.ref)
     for target in _targets([query], PromQueryFormat.TIME_SERIES):
         panel.with_target(target.instant())
     return _limit(panel, limit)
@@ -110,22 +135,20 @@ def heat(about: About, query: Query) -> heatmap.Panel:
     return panel
 
 
-def curve(about: About, x: Query, *ys: Query) -> xychart.Panel:
-    """Some values against another one."""
+def curve(about: About, x: Query, y: Query) -> xychart.Panel:
+    """A value against another one, a line for each run: both queries have the label run alone."""
     panel = _describe(xychart.Panel(), about).show(XYShowMode.POINTS_AND_LINES).axis_label(x.legend)
     panel.point_size(xychart.XychartFieldConfigPointSize().fixed(4)).legend(_LEGEND)
-    for target in _targets([x, *ys], PromQueryFormat.TIME_SERIES):
+    for target in _targets([x, y], PromQueryFormat.TABLE):
         panel.with_target(target.range())
-    panel.with_transformation(_transformation("joinByField", byField="Time", mode="outer"))
-    series: list[Builder[XYSeriesConfig]] = [
+    panel.with_transformation(_transformation("merge"))
+    panel.with_transformation(_transformation("partitionByValues", fields=["run"], keepFields=False))
+    series = (
         xychart.XYSeriesConfig()
-        .name(xychart.XychartXYSeriesConfigName().fixed(y.legend))
-        .frame(xychart.XychartXYSeriesConfigFrame().matcher(_matcher("byIndex", 0)))
-        .x(xychart.XychartXYSeriesConfigX().matcher(_matcher("byName", x.legend)))
-        .y(xychart.XychartXYSeriesConfigY().matcher(_matcher("byName", y.legend)))
-        for y in ys
-    ]
-    return panel.mapping(SeriesMapping.MANUAL).series(series)
+        .x(xychart.XychartXYSeriesConfigX().matcher(_matcher("byName", "Value #A")))
+        .y(xychart.XychartXYSeriesConfigY().matcher(_matcher("byName", "Value #B")))
+    )
+    return panel.mapping(SeriesMapping.AUTO).series([series])
 
 
 @dataclass(frozen=True)
@@ -141,7 +164,7 @@ class Column:
 def rows(about: About, key: str, columns: Sequence[Column], *, sort: str, link: str) -> table.Panel:
     """A table with a row per value of the label `key`, each a link to `link`, the greatest of column `sort` first."""
     panel = _describe(table.Panel(), about)
-    for target in _targets([Query(c.expr) for c in columns], PromQueryFormat.TABLE):
+    for target in _targets([Query(last(c.expr)) for c in columns], PromQueryFormat.TABLE):
         panel.with_target(target.instant())
     # Grafana calls the values of query A "Value #A".
     values = {f"Value #{_ref(i)}": column.title for i, column in enumerate(columns)}
@@ -154,25 +177,32 @@ def rows(about: About, key: str, columns: Sequence[Column], *, sort: str, link: 
     return panel.sort_by([common.TableSortByFieldState().display_name(sort).desc(True)])
 
 
-def labels(about: About, query: Query, names: Sequence[str]) -> table.Panel:
-    """The labels of a query's series as a table."""
+def labels(about: About, query: Query, names: Sequence[str], *, page: str = "") -> table.Panel:
+    """The labels of a query's series in the range as a table; `page` names the one that is an address to be visited."""
     panel = _describe(table.Panel(), about)
-    for target in _targets([query], PromQueryFormat.TABLE):
+    if page:
+        panel.override_by_name(page, [_property("links", [{"title": "Live page", "url": "http://${__value.text}/"}])])
+    for target in _targets([Query(last(query.expr))], PromQueryFormat.TABLE):
         panel.with_target(target.instant())
     order = {name: place for place, name in enumerate(names)}
     panel.with_transformation(_transformation("filterFieldsByName", include={"names": list(names)}))
     return panel.with_transformation(_transformation("organize", indexByName=order, renameByName={}, excludeByName={}))
 
 
-def board(name: str, title: str, description: str) -> dashboard.Dashboard:
-    """A dashboard without panels; its variables are where the data lies, the run, the client and the unit of ε."""
+def last(expr: str) -> str:
+    """The same of the last sample that each plain selector has in the range chosen."""
+    return re.sub(r"\b(pausefl_\w+|ALERTS)(\{[^{}]*\})?(?![\w\[{])", r"last_over_time(\g<0>[$__range])", expr)
+
+
+def board(name: str, title: str, description: str, *, of_several: bool = True) -> dashboard.Dashboard:
+    """A dashboard without panels; its variables are where the data lies, runs or one, the client and the unit of ε."""
     made = dashboard.Dashboard(f"pausefl · {title}").uid(f"pausefl-{name}").description(description).tags(["pausefl"])
     made.refresh("5s").time("now-15m", "now").timezone("browser").tooltip(shapes.DashboardCursorSync.CROSSHAIR)
     made.with_variable(dashboard.DatasourceVariable("source").label("Data source").type("prometheus"))
-    made.with_variable(_choice("run", "Run", "pausefl_run_info"))
-    clients = _choice("client", "Client", 'pausefl_client_selections_total{run="$run"}')
+    made.with_variable(_choice("run", "Runs" if of_several else "Run", "pausefl_run_info").multi(of_several))
+    clients = _choice("client", "Client", 'pausefl_client_selections_total{run=~"$run"}')
     made.with_variable(clients.multi(True).include_all(True).all_value(".*").current(_ALL))
-    made.with_variable(_choice("unit", "ε protects a", 'pausefl_epsilon_budget{run="$run"}'))
+    made.with_variable(_choice("unit", "ε protects a", 'pausefl_epsilon_budget{run=~"$run"}'))
     others = dashboard.DashboardLink("pausefl").type(shapes.DashboardLinkType.DASHBOARDS).tags(["pausefl"])
     return made.link(others.include_vars(True).keep_time(True))
 
@@ -190,6 +220,14 @@ def _choice(label: str, title: str, series: str) -> dashboard.QueryVariable:
     variable = dashboard.QueryVariable(label).label(title).datasource(_SOURCE)
     variable.query({"query": f"label_values({series}, {label})", "refId": label})
     return variable.refresh(shapes.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(shapes.VariableSort.NATURAL_ASC)
+
+
+def fill(made: dashboard.Dashboard, panels: Sequence[Builder[shapes.Panel]], rows: Mapping[int, str]) -> None:
+    """Put panels into a dashboard; `rows` names the place at which a row of them begins, and its title."""
+    for place, panel in enumerate(panels):
+        if place in rows:
+            made.with_row(dashboard.Row(rows[place]))
+        made.with_panel(panel)
 
 
 def _describe(panel: AnyPanel, about: About) -> AnyPanel:

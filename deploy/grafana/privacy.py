@@ -16,6 +16,7 @@ from pieces import (
     Query,
     bars,
     board,
+    fill,
     lines,
     link_to,
     number,
@@ -32,7 +33,9 @@ def _per_client(metric: str) -> str:
 
 def privacy() -> Dashboard:
     """Privacy."""
-    made = board("privacy", "Privacy", "What clients have leaked, what they have left, and how long it lasts.")
+    made = board(
+        "privacy", "Privacy", "What clients have leaked, what they have left, and how long it lasts.", of_several=False
+    )
     sixth, half, third = WIDTH // 6, WIDTH // 2, WIDTH // 3
     panels = (
         number(
@@ -45,7 +48,7 @@ def privacy() -> Dashboard:
         ),
         number(
             About("Greatest share", "Of its budget, the most exposed client.", SHARE, sixth, 4, NOT_PRIVATE),
-            Query(f"max(pausefl_epsilon_spent_max{{{_OF}}} / pausefl_epsilon_budget)", "spent"),
+            Query(f"pausefl_epsilon_spent_max{{{_OF}}} / pausefl_epsilon_budget{{{_OF}}}", "spent"),
             share=True,
         ),
         number(
@@ -70,7 +73,7 @@ def privacy() -> Dashboard:
                 SECONDS,
                 sixth,
                 4,
-                no_data="Never, as things go",
+                no_data="Never, as things go, or the run is over",
             ),
             Query(
                 '((pausefl_budgets_end_round{run="$run"} < Inf) - pausefl_round)'
@@ -159,13 +162,14 @@ def privacy() -> Dashboard:
         number(
             About(
                 "Private",
-                "1: updates are noised from entropy. 0: they are not, or the noise can be drawn again, and nothing here"
-                " protects anybody.",
+                "Whether updates are noised from entropy. Else they are not, or the noise can be drawn again, and"
+                " nothing here protects anybody.",
                 NONE,
                 third,
                 4,
             ),
             Query('pausefl_private{run="$run"}', "private"),
+            yes_no=True,
         ),
         number(
             About(
@@ -183,6 +187,7 @@ def privacy() -> Dashboard:
                 f" - max by (client) (pausefl_client_epsilon_spent{{{_OF}}}))[1m:1s]))",
                 "apart",
             ),
+            is_of_now=True,
         ),
         number(
             About(
@@ -191,6 +196,5 @@ def privacy() -> Dashboard:
             Query(f"max(pausefl_host_epsilon_spent{{{_OF}}} or pausefl_host_epsilon_spent_max{{{_OF}}})", "greatest"),
         ),
     )
-    for panel in panels:
-        made.with_panel(panel)
+    fill(made, panels, {0: "At a glance", 6: "Clients", 9: "How long budgets last", 12: "Whether it is private"})
     return made

@@ -53,6 +53,28 @@ def reliability_table(plays: Sequence[Case]) -> str:
     return "\n".join([*lines, f"| runs that lost a round, an ε or a process ({runs}) | {lost} |"])
 
 
+def stops_table(lines: Sequence[Case]) -> str:
+    """How many measurements stops and sleeps touched, by whose they were, and how many are marked."""
+    struck, totals = ([line for line in lines if (name in line)] for name in ("who", "observations"))
+    kinds = dict.fromkeys((line["who"], line["how"]) for line in sorted(struck, key=lambda line: line["how"]))
+    rows = ["| of | what | times | seconds | measurements touched | not marked |", "|---|---|---|---|---|---|"]
+    for who, how in kinds:
+        of_kind = [line for line in struck if (line["who"], line["how"]) == (who, how)]
+        seconds = [line["seconds"] for line in of_kind]
+        touched, missed = sum(line["touched"] for line in of_kind), sum(len(line["missed"]) for line in of_kind)
+        rows.append(f"| {who} | {how} | {len(of_kind)} | {min(seconds)} to {max(seconds)} | {touched} | {missed} |")
+    when = Counter(line["when"] for line in struck)
+    wrong = sum(len(total["wrongly marked"]) for total in totals)
+    untouched, loads = (sum(total[name] for total in totals) for name in ("untouched", "marked for load alone"))
+    began = ", ".join(f"{moment} {count}" for moment, count in sorted(when.items()))
+    misses, rejected = (sum(total[name] for total in totals) for name in ("misses", "rejected"))
+    others = (
+        f"They began: {began}. Of {untouched:,} measurements that none touched, {wrong} are marked for one. {loads} are"
+        f" marked for load alone. {misses} jobs were missed, {rejected} answers rejected."
+    )
+    return "\n".join([*rows, "", others])
+
+
 def _totals(plays: Sequence[Case], name: str) -> Counter[str]:
     return sum((Counter(play[name]) for play in plays), Counter())
 

@@ -1,9 +1,10 @@
 """The tables of docs/selection.md and docs/fed-ts.md."""
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from statistics import fmean
 from typing import Any
+
+from pausefl.results.statistics import quartiles
 
 Case = Mapping[str, Any]
 
@@ -54,25 +55,22 @@ def _gap_cell(case: Case) -> str:
     return f"{share:.1f} % [{low:.1f}, {high:.1f}], {gap:.3f} [{low_gap:.3f}, {high_gap:.3f}]"
 
 
-def agnews_table(runs: Sequence[Case]) -> str:
-    """Selections after the join of each newcomer, and accuracies, run by run."""
-    lines = [
-        "| preset | seed | chosen per relevant newcomer | per irrelevant newcomer | best | last |",
-        "|---|---|---|---|---|---|",
-    ]
-    for run in sorted(runs, key=lambda run: (run["preset"], run["seed"])):
-        relevant, irrelevant = (f"{run[name]:.1f}" for name in ("per_relevant", "per_irrelevant"))
-        accuracies = f"{100 * run['best_accuracy']:.1f} % | {100 * run['final_accuracy']:.1f} %"
-        lines.append(f"| `{run['preset']}` | {run['seed']} | {relevant} | {irrelevant} | {accuracies} |")
-    return "\n".join(lines)
+def newcomers_table(lines: Sequence[Case]) -> str:
+    """How often a newcomer of each role was chosen on average, seed by seed, and the median of the last accuracies."""
+    runs: dict[str, list[Case]] = {}
+    for line in sorted(lines, key=lambda line: line["run"]["seed"]):
+        runs.setdefault(line["series"], []).append(line["run"])
+    seeds = [run["seed"] for run in next(iter(runs.values()))]
+    rows = [f"| scenario (seeds {seeds[0]} to {seeds[-1]}) | per relevant newcomer | per irrelevant newcomer | last |"]
+    rows.append("|---|---|---|---|")
+    for series, of in runs.items():
+        cells = [_chosen(of, "relevant"), _chosen(of, "irrelevant")]
+        low, middle, high = quartiles([100 * run["last_accuracy"] for run in of])
+        rows.append(f"| `{series}` | {' | '.join(cells)} | median {middle:.1f} % ({low:.1f}–{high:.1f}) |")
+    return "\n".join(rows)
 
 
-def agnews_run(run_dir: Path) -> dict[str, Any]:
-    """What the table needs of a run of an AG-News preset, from its summary.json."""
-    summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
-    newcomers = {n: g for n, g in summary["selections_by_group"].items() if g["join_round"] == 10}
-    (kind,) = {name for name in newcomers if name != "relevant"}
-    preset = {"poisoned": "fedts_poison_agnews", "flipped": "fedts_flip_agnews", "skewed": "fedts_skew_agnews"}[kind]
-    per_client = {n: g["selections_after_join"] / g["clients"] for n, g in newcomers.items()}
-    kept = {key: summary[key] for key in ("seed", "rounds", "best_accuracy", "final_accuracy", "data")}
-    return {"preset": preset, **kept, "per_relevant": per_client["relevant"], "per_irrelevant": per_client[kind]}
+def _chosen(runs: Sequence[Case], role: str) -> str:
+    """The mean over the seeds, then that of each seed."""
+    chosen = [fmean(n["chosen"] for n in run["newcomers"].values() if n["role"] == role) for run in runs]
+    return f"**{fmean(chosen):.1f}**: {', '.join(f'{each:.1f}' for each in chosen)}"

@@ -17,30 +17,23 @@ def tuning_search(run_dir: Path) -> dict[str, Any]:
     """What the tables need of a search: its summary and the command that repeats it."""
     summary = json.loads((run_dir / "tuning.json").read_text("utf-8"))
     front = [{**point, "point": _short_keys(point["point"])} for point in summary["front"]]
-    best = [_best(front, objective)["name"] for objective in summary["objectives"]]
-    shown = [point for point in front if point["name"] in {*best, "recommended", "published"}]
+    shown = [point for point in front if point["name"] in {"recommended", "published"}]
     size = {"trials": len(summary["trials"]), "front_size": len(front) - 1}
     return {**summary, **size, "front": shown, "name": run_dir.name}
-
-
-def _best(front: Sequence[Case], objective: Case) -> Case:
-    sign = 1 if objective["greatest"] is None else -1
-    return min(front, key=lambda point: sign * point["figures"][objective["name"]])
 
 
 def _tuning_table(search: Case) -> str:
     keys, objectives = [key.rpartition(".")[2] for key in search["keys"]], search["objectives"]
     columns = ["setting", *keys, *(objective["label"] for objective in objectives)]
     fresh, trials = (search[f"{kind}_seeds"] for kind in ("fresh", "trial"))
-    found = f"{search['trials']} settings on seeds {trials[0]} to {trials[-1]}, {search['front_size']} on the front"
-    how = "simulated" if search["by"] == "simulate" else f"played on the {search['clock']} clock"
-    shown = f"Below, {how} under fresh seeds {fresh[0]} to {fresh[-1]}: the recommended one, the best in each objective"
+    found = f"{search['trials']} settings, seeds {trials[0]} to {trials[-1]}: {search['front_size']} on the front"
+    how = "simulated" if search["by"] == "simulate" else f"{search['clock']} clock"
     lines = [
         f"### `{search['name']}`",
         "",
         f"`{search['command']}`",
         "",
-        f"{found}. {shown}, and the published one.",
+        f"{found}. Fresh seeds {fresh[0]} to {fresh[-1]}, {how}:",
         "",
         "| " + " | ".join(columns) + " |",
         "|---" * len(columns) + "|",

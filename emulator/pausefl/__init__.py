@@ -6,38 +6,49 @@
 
 Names are imported when they are first used: `pausefl client` needs no server, `pausefl server` no torch.
 
-May live here: the library, the command, and folders of what they use. `presets/` holds the experiments shipped with it.
+May live here: the library, the command, and folders of what they use.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pausefl.version import __version__ as __version__
+from pausefl.extras import needs
+from pausefl_process.version import __version__ as __version__
 from pausefl_proto.errors import ConfigError, PauseflError
 
 if TYPE_CHECKING:
-    from pausefl.campaigns.sweep import Sweep
-    from pausefl.campaigns.tuning import Tuning
-    from pausefl.config.experiment import Experiment
+    from pausefl.experiment.delay_laws import SampledDelay
+    from pausefl.experiment.experiment import Experiment
+    from pausefl.experiment.population.behaviours import Behaviour
     from pausefl.library import (
+        Reproduction,
         Simulation,
+        Tuning,
+        audit,
         compare,
         fit_latency,
         load,
         open,  # noqa: A004 - as gzip.open
         replay,
+        report,
+        reproduce,
         run,
         simulate,
         sweep,
         tune,
+        validate,
     )
-    from pausefl.observers.base import Observer
-    from pausefl.offline.latency_fit import LatencyFit
-    from pausefl.offline.replay_outputs import Replay
-    from pausefl.report.comparison import Comparison
+    from pausefl.results.report.comparison import Comparison
     from pausefl.results.run import Run
+    from pausefl.runtime.observers.base import Observer
+    from pausefl.studies.offline.latency_fit import LatencyFit
+    from pausefl.studies.offline.replay_outputs import Replay
+    from pausefl.studies.sweep import Sweep
+    from pausefl_audit.audit import Audit
 
 __all__ = [
+    "Audit",
+    "Behaviour",
     "Comparison",
     "ConfigError",
     "Experiment",
@@ -45,33 +56,42 @@ __all__ = [
     "Observer",
     "PauseflError",
     "Replay",
+    "Reproduction",
     "Run",
+    "SampledDelay",
     "Simulation",
     "Sweep",
     "Tuning",
+    "audit",
     "compare",
     "fit_latency",
     "load",
     "open",
     "replay",
+    "report",
+    "reproduce",
     "run",
     "simulate",
     "sweep",
     "tune",
+    "validate",
 ]
 
 _HOMES = {
-    "Comparison": "pausefl.report.comparison",
-    "Experiment": "pausefl.config.experiment",
-    "LatencyFit": "pausefl.offline.latency_fit",
-    "Observer": "pausefl.observers.base",
-    "Replay": "pausefl.offline.replay_outputs",
+    "Audit": "pausefl_audit.audit",
+    "Behaviour": "pausefl.experiment.population.behaviours",
+    "Comparison": "pausefl.results.report.comparison",
+    "Experiment": "pausefl.experiment.experiment",
+    "LatencyFit": "pausefl.studies.offline.latency_fit",
+    "Observer": "pausefl.runtime.observers.base",
+    "Replay": "pausefl.studies.offline.replay_outputs",
     "Run": "pausefl.results.run",
-    "Sweep": "pausefl.campaigns.sweep",
-    "Tuning": "pausefl.campaigns.tuning",
+    "SampledDelay": "pausefl.experiment.delay_laws",
+    "Sweep": "pausefl.studies.sweep",
 }
 
 
+@needs()
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'pausefl' has no attribute {name!r}")

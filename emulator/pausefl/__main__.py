@@ -2,11 +2,13 @@
 
 import sys
 
+from pausefl.runtime.processes.log_file import open_standard_files
 from pausefl_process.ending import INTERRUPTED
 
 
 def main() -> None:
     """Run the `pausefl` command; Ctrl-C while its modules are imported is one line, as it is later."""
+    open_standard_files()
     try:
         from pausefl import cli
 

@@ -1,8 +1,14 @@
 """The optional packages that commands need, and what to install where one is missing."""
 
+from collections.abc import Callable
+from functools import wraps
 from importlib.util import find_spec
+from typing import ParamSpec, TypeVar
 
 from pausefl_proto.errors import ConfigError
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 PACKAGES = {
     "server": ("numba", "prometheus_client", "safetensors"),
@@ -14,11 +20,16 @@ PACKAGES = {
     "privacy": ("dp_accounting", "scipy"),
     "latency": ("scipy",),
     "bench": ("psutil", "scipy"),
-    "tune": ("optuna",),
+    "tune": ("optuna", "pausefl_tune"),
+    "reproduce": ("pausefl_reproduce",),
+    "audit": ("pausefl_audit", "scipy"),
     "opendp": ("opendp",),
     "tensorboard": ("tensorboardX",),
     "mlflow": ("mlflow",),
     "completion": ("shtab",),
+    "notebook": ("cloudpickle",),
+    "slurm": ("submitit",),
+    "dask": ("distributed",),
 }
 """The packages of each extra of pyproject.toml, by the names they are imported by."""
 
@@ -36,8 +47,27 @@ def require(*extras: str) -> None:
         raise ConfigError(f'{", ".join(packages)}: not installed; pip install "pausefl[{",".join(missing)}]"')
 
 
+def needs(*extras: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """Let a function that finds a package missing name, in one ConfigError, all that is missing of these extras."""
+
+    def decorated(function: Callable[P, Result]) -> Callable[P, Result]:
+        @wraps(function)
+        def with_extras(*args: P.args, **kwargs: P.kwargs) -> Result:
+            try:
+                return function(*args, **kwargs)
+            except ModuleNotFoundError as error:
+                if missing := missing_package(error):
+                    require(*extras)
+                    raise missing from error
+                raise
+
+        return with_extras
+
+    return decorated
+
+
 def missing_package(error: ModuleNotFoundError) -> ConfigError | None:
-    """What to install, for an import that failed for want of an extra; None where the module belongs to none."""
+    """The error that names what to install, for an import without its extra; None where the module belongs to none."""
     package = (error.name or "").partition(".")[0]
     extra = next((extra for extra, packages in PACKAGES.items() if package in packages), None)
     return None if extra is None else ConfigError(f'{package}: not installed; pip install "pausefl[{extra}]"')

@@ -1,149 +1,336 @@
-"""What `import pausefl` offers: load and run experiments, compare policies, sweep settings, simulate, read results."""
+"""The names of `import pausefl`: load and run experiments, compare policies, sweep settings, simulate, read results."""
 
 import operator
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
 
-from pausefl.campaigns.campaign import OneByOne, Player, Show
-from pausefl.campaigns.side_by_side import SideBySide
-from pausefl.campaigns.sweep import Grid, Sweep
-from pausefl.config.experiment import Experiment
-from pausefl.config.loading import load_experiment
-from pausefl.config.server_records import check_policies
-from pausefl.config.toml_source import Overrides
-from pausefl.exit_status import with_resume_command
-from pausefl.observers import Observer, check_methods, check_observers
-from pausefl.report.comparison import Comparison
+from pausefl.experiment.experiment import Experiment, with_rounds
+from pausefl.experiment.loading import load_experiment, parse_experiment
+from pausefl.experiment.objects import as_toml, cells_of, folders_of
+from pausefl.experiment.toml_source import Overrides, bare_or_quoted, override_values
+from pausefl.extras import needs, require
+from pausefl.outcomes import with_resume_command
+from pausefl.results.frames import data_frame, flat
 from pausefl.results.run import Run
-from pausefl.runtime.fleet import SILENT, View
-from pausefl.runtime.run import run_experiment
-from pausefl.runtime.run_dir import default_folder, has_rounds, refuse_run_in, remove_unused, resume_command
-from pausefl.runtime.terminal import make_view
-from pausefl.terminal_table import plain_console
+from pausefl.runtime.observers.base import Observer
 from pausefl_proto.errors import ConfigError, PauseflError
 
 if TYPE_CHECKING:
-    from pausefl.campaigns.tuning import Tuning
-    from pausefl.campaigns.tuning.plan import By
-    from pausefl.offline.latency_fit import LatencyFit
-    from pausefl.offline.replay_outputs import Replay
+    import pandas as pd
+
+    from pausefl.experiment.measured.formats import Unit
+    from pausefl.results.report.comparison import Comparison
+    from pausefl.runtime.fleet import View
+    from pausefl.runtime.standing_fleet import StandingFleet
+    from pausefl.studies.offline.latency_fit import LatencyFit
+    from pausefl.studies.offline.replay_outputs import Replay
+    from pausefl.studies.playing import Player, Show
+    from pausefl.studies.sweep import Grid, Sweep
+    from pausefl_audit.audit import Audit
+    from pausefl_tune.front import FrontPoint
+    from pausefl_tune.plan import TuningPlan
+    from pausefl_tune.study import SearchResult
+
+By = Literal["simulate", "run"]
+"""The kind of a trial of `tune`."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulation found."""
+    """The result of a simulation."""
 
     folder: Path
     """Where its tables and its figure lie."""
     summary: Mapping[str, Any]
-    """What simulation.json holds."""
+    """The content of simulation.json, or of simulations.json with several policies or seeds."""
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per simulation: policy, seed, rounds, total latency, ε and regrets."""
+        rows = self.folder / "simulations.csv"
+        return data_frame(rows if rows.exists() else [self.summary], "Simulation.to_frame")
+
+    def __repr__(self) -> str:
+        return f"<Simulation of {self.summary['rounds']} rounds: {self.folder}>"
 
 
-def load(source: str | Path, overrides: Overrides = ()) -> Experiment:
-    """The experiment of a TOML file or a preset, checked.
+@dataclass(frozen=True)
+class Reproduction:
+    """A published figure, played again."""
+
+    folder: Path
+    """Where its runs and its picture lie."""
+    summary: Mapping[str, Any]
+    """The content of reproduction.json."""
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per series, with the mean and the interval of each figure."""
+        rows = [{"series": name, **flat(found)} for name, found in self.summary["series"].items()]
+        return data_frame(rows, "Reproduction.to_frame")
+
+    def __repr__(self) -> str:
+        return f"<Reproduction of {', '.join(self.summary['series'])}: {self.folder}>"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The result of a search."""
+
+    folder: Path
+    """Where front.csv, front.png, the settings as TOML and the study lie."""
+    plan: "TuningPlan"
+    """The search as it was asked for."""
+    tried: "SearchResult"
+    """Every setting that was tried."""
+    front: "Sequence[FrontPoint]"
+    """The settings that none dominates, the recommended one first; the published setting comes last."""
+    confirmed: "Sequence[FrontPoint]"
+    """The recommended and the published setting on the real clock, where that was asked for."""
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per setting of the front, as front.csv has it."""
+        return data_frame(self.folder / "front.csv", "Tuning.to_frame")
+
+    def __repr__(self) -> str:
+        return f"<Tuning with {len(self.front)} settings on its front: {self.folder}>"
+
+
+@needs("server", "client", "report")
+def load(source: str | Path | Mapping[str, Any] | Experiment, overrides: Overrides = ()) -> Experiment:
+    """The experiment of a TOML file, a preset, tables of values or another experiment, checked.
 
     `overrides` are values by dotted key, `{"experiment.rounds": 20}`. ConfigError says in one line what is wrong.
     """
-    if not isinstance(source, str | Path):
-        raise ConfigError(f"source = {source!r:.80}: must be a TOML file or the name of a preset")
-    experiment = load_experiment(str(source), overrides)
+    if isinstance(source, Experiment):
+        experiment = source.replace(overrides)
+    elif isinstance(source, Mapping):
+        experiment = parse_experiment("", {**override_values(_by_key(source)), **override_values(overrides)})
+    elif isinstance(source, str | Path):
+        experiment = load_experiment(str(source), overrides)
+    else:
+        raise ConfigError(f"source = {source!r:.80}: must be a TOML file, a preset, tables or an Experiment")
+    from pausefl.experiment.server_records import check_policies
+    from pausefl.runtime.observers import check_observers
+
     check_policies(experiment)
     check_observers(experiment.experiment.observers)
     return experiment
 
 
+@needs("server", "client", "report")
 def run(
-    experiment: Experiment,
+    experiment: Experiment | None = None,
     run_dir: str | Path | None = None,
     *,
+    resume: bool = False,
+    rounds: int | None = None,
+    back_to: int | None = None,
     progress: bool = True,
     observers: Sequence[Observer] = (),
+    fleet: str | None = None,
 ) -> Run:
     """Run an experiment to its end, with real processes on this machine, and return its results.
 
-    `run_dir` is runs/<policy>-<time> by default. Blocks until the run has ended, also inside a running event loop.
-    `observers` are told of its progress, from a thread of their own.
+    `run_dir` is runs/<policy>-<time> by default. With `resume`, the run there goes on, if there is one; `experiment`
+    may be left out then. `rounds` replaces the number of rounds, and `back_to` first takes back those after that one.
+    Blocks until the run has ended, also inside a running event loop. `observers` are told of its progress, from a
+    thread of their own. With `fleet`, "HOST:PORT", its clients come there from outside.
     ConfigError for bad input, PauseflError for a run that cannot begin or go on: where rounds were played, it names
-    the command that goes on with them. `summary["outcome"]` tells its end.
+    the call that goes on with them. `summary["outcome"]` tells its end.
     """
-    _check(experiment)
+    from pausefl.runtime.observers import check_methods
+    from pausefl.runtime.run import run_experiment
+    from pausefl.runtime.run_dir import has_rounds, refuse_run_in, stored_experiment
+
+    if resume and run_dir is None:
+        raise ConfigError("resume = True: needs the run_dir of the run to go on with")
+    if resume and experiment is None and run_dir is not None:
+        experiment = stored_experiment(_path("run_dir", run_dir))
+    experiment = _checked(experiment)
+    if rounds is not None:
+        experiment = with_rounds(experiment, _count("rounds", rounds))
+    if back_to is not None and not (resume and _count("back_to", back_to, at_least=0) == back_to):
+        raise ConfigError(f"back_to = {back_to}: goes with resume = True")
     if not (isinstance(observers, Sequence) and all(isinstance(observer, Observer) for observer in observers)):
         raise ConfigError(f"observers = {observers!r:.80}: must be a list of pausefl.Observer objects")
     for observer in observers:
         check_methods(observer, f"observers: {type(observer).__name__}")
     with _folder(experiment.selection.policy, run_dir, "run_dir") as folder, _show(progress)(experiment.title) as view:
-        refuse_run_in(folder)
+        where = f", fleet={fleet!r}" if fleet else ""
+        go_on = f"pausefl.run(run_dir={str(folder)!r}, resume=True{where})"
+        if not resume:
+            refuse_run_in(folder, go_on)
         try:
-            run_experiment(experiment, folder, view, observers=observers)
+            run_experiment(
+                experiment, folder, view, resume=resume, back_to=back_to, observers=observers, fleet=_fleet(fleet)
+            )
         except PauseflError as error:
             if not has_rounds(folder):
                 raise
-            raise with_resume_command(error, resume_command(folder)) from error
+            raise with_resume_command(error, go_on) from error
     return Run(folder)
 
 
-def open(run_dir: str | Path) -> Run:  # noqa: A001 - read as pausefl.open, like gzip.open
-    """The results of a run directory, also while the run goes on. ConfigError when it is none."""
-    return Run(_path("run_dir", run_dir))
+@needs("server", "report")
+def open(folder: str | Path) -> "Run | Any":  # noqa: A001 - read as pausefl.open, like gzip.open
+    """The results in a folder: a Run, also while it goes on, or a finished Comparison, Sweep or Reproduction.
+
+    ConfigError when the folder is none of these.
+    """
+    path = _path("folder", folder)
+    if not (path / "campaign.json").exists():
+        return Run(path)
+    from pausefl.studies.redrawing import opened_campaign
+
+    found = opened_campaign(path)
+    return Reproduction(path, found) if isinstance(found, Mapping) else found
 
 
+@needs("report")
+def report(folder: str | Path, *, csv: bool = False, formats: Sequence[str] = ()) -> list[Path]:
+    """Write the figures and the report of a run, or of a campaign and its runs, again; returns what was written.
+
+    `csv` also exports every view of run.db, `formats` ("svg", "png", "pdf") its pictures as files.
+    """
+    from pausefl.studies.redrawing import report_folder
+
+    return report_folder(_path("folder", folder), csv=csv, formats=formats)
+
+
+@needs("server", "client")
+def validate(experiment: Experiment) -> list[str]:
+    """Try data, partition, model and the experiment's own code without running them; what was found, a line each.
+
+    ConfigError or PauseflError with the one line that a run would end with.
+    """
+    from pausefl.runtime.evaluator.preflight import check_own_code, try_out
+    from pausefl.studies.ahead import ahead
+
+    notes: list[str] = []
+    check_own_code(_checked(experiment))
+    return [*try_out(experiment, notes.append), *notes, *ahead(experiment)]
+
+
+@needs("server", "client", "audit")
+def audit(source: str | Path | Experiment, *, uploads: int = 20_000, run_dir: str | Path | None = None) -> "Audit":
+    """Attack the privacy mechanism of an experiment or a run with so many uploads; check the ledgers of a run.
+
+    With `run_dir`, it is first played there as a run that is dealt canaries, whose releases are audited too.
+    PauseflError when an upload leaks more than it claims, or noise is not what was charged.
+    """
+    from pausefl_audit.audit import play_with_canaries, run_audit
+
+    if not isinstance(source, str | Path | Experiment):
+        raise ConfigError(f"source = {source!r:.80}: must be a run directory, a TOML file, a preset or an Experiment")
+    uploads = _count("uploads", uploads, at_least=100)
+    if run_dir is not None:
+        source = play_with_canaries(source, (), _path("run_dir", run_dir))
+    found = run_audit(source, (), uploads)
+    found.raise_if_broken()
+    return found
+
+
+@needs("server", "client", "report", "reproduce")
+def reproduce(
+    name: str,
+    folder: str | Path | None = None,
+    *,
+    scale: Literal["quick", "full"] | None = None,
+    seeds: int | None = None,
+    series: Sequence[str] = (),
+    resume: bool = False,
+    progress: bool = True,
+    jobs: int = 1,
+    executor: Executor | None = None,
+) -> Reproduction:
+    """Play the runs of a published figure or table by name, and draw it with the published values.
+
+    `scale` is "quick" by default. With `resume`, the reproduction in `folder` goes on; runs/reproduce-NAME by default.
+    """
+    from pausefl_reproduce.command import requested
+    from pausefl_reproduce.playing import reproduce
+
+    _check_texts("series", series, "names")
+    if scale not in (None, "quick", "full"):
+        raise ConfigError(f"scale = {scale!r:.80}: must be quick or full")
+    out = None if folder is None else str(_path("folder", folder))
+    asked = Namespace(name=name, out=out, scale=scale, resume=resume, overrides=[], series=",".join(series) or None)
+    asked.seeds = None if seeds is None else _count("seeds", seeds)
+    request = requested(asked)
+    return Reproduction(
+        request.folder, reproduce(request, _player(progress, _count("jobs", jobs), executor), resume=resume)
+    )
+
+
+@needs("server", "client", "report")
 def compare(
     experiment: Experiment,
-    policies: Sequence[str],
+    policies: Sequence[str | type],
     seeds: int = 1,
     folder: str | Path | None = None,
     *,
     progress: bool = True,
     jobs: int = 1,
-) -> Comparison:
+    fleet: str | None = None,
+    executor: Executor | None = None,
+) -> "Comparison":
     """Run an experiment under each policy with the same seeds, and compare what each reached.
 
-    On the virtual clock, `jobs` runs are played at a time. Table, figure and page are written to `folder`,
+    `policies` are names or classes. On the virtual clock, `jobs` runs are played at a time, or as many as an `executor`
+    takes. With `fleet`, "HOST:PORT", clients from outside, which stay, play one after the other, in an order drawn by
+    the seed. Runs without results are told in `missing`. Table, figure and page are written to `folder`,
     runs/compare-<time> by default.
     """
-    from pausefl.campaigns.compare import compare_policies
+    from pausefl.studies.compare import compare_policies
 
-    _check(experiment, policies)
+    experiment, names = _with_policies(experiment, policies)
     seeds, jobs = _count("seeds", seeds), _count("jobs", jobs)
-    if not policies:
+    if not names:
         raise ConfigError(f"policies = {policies!r}: must name at least one")
     with _folder("compare", folder) as out:
-        return compare_policies(experiment, policies, seeds, out, _player(progress, jobs))
+        return compare_policies(experiment, names, seeds, out, _player(progress, jobs, executor, fleet))
 
 
+@needs("server", "client", "report")
 def sweep(
     experiment: Experiment,
-    grid: Grid,
+    grid: "Grid",
     seeds: int = 1,
     folder: str | Path | None = None,
     *,
     progress: bool = True,
     jobs: int = 1,
-) -> Sweep:
+    fleet: str | None = None,
+    executor: Executor | None = None,
+) -> "Sweep":
     """Run an experiment at every point of a grid, `{"selection.pause.alpha": [1, 10]}`, with `seeds` seeds each.
 
-    On the virtual clock, `jobs` runs are played at a time. sweep.csv and a figure are written to `folder`,
-    runs/sweep-<time> by default.
+    `jobs`, `executor` and `fleet` are as of `compare`. Runs without results are told in `missing`. sweep.csv and a
+    figure go to `folder`, runs/sweep-<time> by default.
     """
-    from pausefl.campaigns.sweep import run_sweep
+    from pausefl.studies.sweep import as_listed, run_sweep
 
-    _check(experiment)
+    _checked(experiment)
     seeds, jobs = _count("seeds", seeds), _count("jobs", jobs)
     if not (isinstance(grid, Mapping) and all(isinstance(key, str) for key in grid)):
         raise ConfigError(f"grid = {grid!r:.80}: must be lists of values by key")
+    grid = {key: as_listed(key, values) for key, values in grid.items()}
+    experiment = _with_code(experiment, [value for values in grid.values() for value in values])
     with _folder("sweep", folder) as out:
-        return run_sweep(experiment.to_toml(), grid, seeds, out, _player(progress, jobs))
+        return run_sweep(experiment.to_toml(), grid, seeds, out, _player(progress, jobs, executor, fleet))
 
 
+@needs("server", "report")
 def simulate(
     experiment: Experiment,
     rounds: int,
     folder: str | Path | None = None,
     *,
-    policies: Sequence[str] = (),
+    policies: Sequence[str | type] = (),
     seeds: int = 1,
 ) -> Simulation:
     """Play policy and latencies alone, without network or training: regret, latency and leakage.
@@ -151,19 +338,20 @@ def simulate(
     With several policies or seeds, each is simulated under the same latencies, and the figure has a line a policy in
     a band over the seeds. Tables and a figure are written to `folder`, runs/simulate-<time> by default.
     """
-    from pausefl.campaigns.simulations import refuse_results_in, run_simulations
-    from pausefl.simulation.outputs import run_simulation
+    from pausefl.studies.simulation.outputs import run_simulation
+    from pausefl.studies.simulations import refuse_results_in, run_simulations
 
-    _check(experiment, policies)
+    experiment, names = _with_policies(experiment, policies)
     rounds, seeds = _count("rounds", rounds), _count("seeds", seeds)
     with _folder("simulate", folder) as out:
         refuse_results_in(out)
-        if not policies and seeds == 1:
+        if not names and seeds == 1:
             return Simulation(out, run_simulation(experiment, rounds, out))
-        of = policies or [experiment.selection.policy]
+        of = names or [experiment.selection.policy]
         return Simulation(out, run_simulations(experiment, of, seeds, rounds, out))
 
 
+@needs("server")
 def replay(
     run_dir: str | Path,
     policy: str | None = None,
@@ -178,7 +366,7 @@ def replay(
     many draws. Tables and a figure are written to `folder`, if there is one. ConfigError where the log lacks what the
     policy needs.
     """
-    from pausefl.offline.replay_outputs import replayed, write_replay
+    from pausefl.studies.offline.replay_outputs import replayed, write_replay
 
     draws = _count("draws", draws)
     if not (policy is None or isinstance(policy, str)):
@@ -190,37 +378,70 @@ def replay(
     return found
 
 
-def fit_latency(source: str | Path) -> "LatencyFit":
-    """Fit a law to each client's latencies, from a run directory or a CSV file of (client, time, seconds).
+@needs("server", "latency")
+def fit_latency(
+    source: str | Path,
+    *,
+    format: str = "csv",
+    column: str | None = None,
+    unit: "Unit | None" = None,
+    client_column: str | None = None,
+    time_column: str | None = None,
+    filter: Sequence[str] = (),
+    lost: Sequence[str] = (),
+    timeout_s: float | None = None,
+) -> "LatencyFit":
+    """Fit a law to each client's latencies, from a run directory or a file of (client, time, seconds).
 
-    ConfigError for what is neither, with the line.
+    The other arguments say how a file is written, as the keys of an "empirical" law do; values that look like
+    milliseconds are questioned. ConfigError for what is neither, with the line.
     """
-    from pausefl.offline.latency_fit import fit_latency
+    from pausefl.experiment.measured.reading import Reading
+    from pausefl.studies.offline.latency_fit import fit_latency
 
-    return fit_latency(_path("source", source))
+    try:
+        reading = Reading(
+            format=format,
+            column=column,
+            unit=unit,
+            client_column=client_column,
+            time_column=time_column,
+            filter=tuple(filter),
+            lost=tuple(lost),
+            timeout_s=timeout_s,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return fit_latency(_path("source", source), reading)
 
 
+@needs("server", "report", "tune")
 def tune(
     experiment: Experiment,
     search: Sequence[str] = (),
     folder: str | Path | None = None,
     *,
-    by: "By" = "simulate",
+    by: By = "simulate",
     trials: int = 50,
     seeds: int = 3,
     fresh_seeds: int = 10,
     target_accuracy: float | None = None,
     real_seeds: int = 0,
-) -> "Tuning":
+    jobs: int = 1,
+    executor: Executor | None = None,
+) -> Tuning:
     """Search parameters, `["selection.pause.alpha=log:1..1000"]`, for latency, leakage and accuracy together.
 
-    `by` says what a setting plays: "simulate" or "run". Returns the Pareto front, held against the experiment's own
-    setting on fresh seeds. Tables, settings and a figure are written to `folder`, runs/tune-<time> by default.
+    `by` says what a setting plays: "simulate", or "run" by `jobs` and `executor` as of `sweep`. Returns the Pareto
+    front, held against the experiment's own setting on fresh seeds. Tables, settings and a figure are written to
+    `folder`, runs/tune-<time> by default.
     """
-    from pausefl.campaigns.tuning import tune_experiment
-    from pausefl.campaigns.tuning.plan import By, TuningPlan
+    require("tune", "report")
+    from pausefl.terminal_table import plain_console
+    from pausefl_tune import tune_experiment
+    from pausefl_tune.plan import TuningPlan
 
-    _check(experiment)
+    _checked(experiment)
     trials, seeds, fresh_seeds = _count("trials", trials), _count("seeds", seeds), _count("fresh_seeds", fresh_seeds)
     real_seeds = _count("real_seeds", real_seeds, at_least=0)
     _check_texts("search", search, "texts KEY=SPACE")
@@ -230,14 +451,44 @@ def tune(
         raise ConfigError(f"target_accuracy = {target_accuracy!r:.80}: must be a number")
     plan = TuningPlan(experiment.to_toml(), search, by, trials, seeds, fresh_seeds, target_accuracy, real_seeds)
     with _folder("tune", folder) as out:
-        return tune_experiment(plan, out, plain_console(stderr=True))
+        return tune_experiment(plan, out, plain_console(stderr=True), _player(True, _count("jobs", jobs), executor))
 
 
-def _check(experiment: Experiment, policies: Sequence[str] = ()) -> None:
-    """ConfigError for an argument of another kind than its annotation says, which Python does not check."""
+def _by_key(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of tables by dotted key; what has one already stays."""
+    found: dict[str, Any] = {}
+    for table, values in tables.items():
+        if isinstance(values, Mapping) and isinstance(table, str) and "." not in table:
+            found |= {f"{table}.{bare_or_quoted(str(name))}": value for name, value in values.items()}
+        else:
+            found[table] = values
+    return found
+
+
+def _checked(experiment: Experiment | None) -> Experiment:
+    """ConfigError for what is no experiment, which Python does not check."""
     if not isinstance(experiment, Experiment):
         raise ConfigError(f"experiment = {experiment!r:.80}: must be an Experiment, as pausefl.load returns it")
-    _check_texts("policies", policies, "names")
+    return experiment
+
+
+def _with_policies(experiment: Experiment, policies: Sequence[str | type]) -> tuple[Experiment, list[str]]:
+    """The names of policies, and the experiment with the code of those that other processes cannot import."""
+    is_listed = isinstance(policies, Sequence) and not isinstance(policies, str)
+    if not (is_listed and all(isinstance(policy, str | type) for policy in policies)):
+        raise ConfigError(f"policies = {policies!r:.80}: must be a list of names and classes")
+    names = [as_toml(policy, "policies") for policy in policies]
+    return _with_code(_checked(experiment), names), names
+
+
+def _with_code(experiment: Experiment, values: list[Any]) -> Experiment:
+    """The experiment with the modules that these values need and other processes could not import."""
+    cells, folders = cells_of(values), folders_of(values)
+    table = experiment.experiment
+    if not (cells or set(folders) - set(table.python_path)):
+        return experiment
+    path = list(dict.fromkeys([*table.python_path, *folders]))
+    return experiment.replace({"experiment.by_value": {**table.by_value, **cells}, "experiment.python_path": path})
 
 
 def _check_texts(name: str, texts: Sequence[str], what: str) -> None:
@@ -267,6 +518,8 @@ def _path(name: str, path: str | Path) -> Path:
 @contextmanager
 def _folder(command: str, folder: str | Path | None, name: str = "folder") -> Iterator[Path]:
     """The folder asked for, or a new one by default, which is removed where nothing was written there; absolute."""
+    from pausefl.runtime.run_dir import default_folder, remove_unused
+
     path = (_path(name, folder) if folder is not None else default_folder(command)).absolute()
     try:
         yield path
@@ -275,17 +528,41 @@ def _folder(command: str, folder: str | Path | None, name: str = "folder") -> It
             remove_unused(path)
 
 
-def _player(progress: bool, jobs: int) -> Player:
-    if jobs == 1:
-        return OneByOne(_show(progress))
-    return SideBySide(jobs, plain_console(quiet=not progress).print)
+def _fleet(address: str | None) -> "StandingFleet | None":
+    from pausefl.runtime.standing_fleet import StandingFleet
+
+    if not (address is None or isinstance(address, str)):
+        raise ConfigError(f"fleet = {address!r:.80}: must be HOST:PORT")
+    return StandingFleet(address) if address is not None else None
 
 
-def _show(progress: bool) -> Show:
+def _player(progress: bool, jobs: int, executor: Executor | None, fleet: str | None = None) -> "Player":
+    from pausefl.studies.executors import player_on
+    from pausefl.studies.playing import OneByOne, OnExecutor
+    from pausefl.terminal_table import plain_console
+
+    say = plain_console(quiet=not progress).print
+    if fleet is not None:
+        if jobs != 1 or executor is not None:
+            raise ConfigError(f"jobs = {jobs}: goes without fleet, whose clients play one run at a time")
+        return OneByOne(_show(progress), say, _fleet(fleet))
+    if executor is None:
+        return player_on("local", (), jobs, _show(progress), say)
+    if not isinstance(executor, Executor):
+        raise ConfigError(f"executor = {executor!r:.80}: must be a concurrent.futures.Executor")
+    is_elsewhere = not isinstance(executor, ThreadPoolExecutor | ProcessPoolExecutor)
+    return OnExecutor(lambda *_: nullcontext(executor), say, is_elsewhere=is_elsewhere)
+
+
+def _show(progress: bool) -> "Show":
     """The display of a run: live on a terminal, lines in a notebook, or none."""
+    from pausefl.runtime.fleet import SILENT
+    from pausefl.runtime.terminal import make_view
+    from pausefl.terminal_table import plain_console
+
     console = plain_console()
 
-    def show(title: str) -> AbstractContextManager[View]:
+    def show(title: str) -> AbstractContextManager["View"]:
         return make_view(console, title) if progress else nullcontext(SILENT)
 
     return show

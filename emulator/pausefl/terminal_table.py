@@ -1,4 +1,4 @@
-"""What commands print with: a console that shows text as it is, and a table for terminals of any width."""
+"""Output of commands: a console that shows text as it is, and a table for terminals of any width."""
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table

@@ -37,8 +37,8 @@ class MovingAverage(Policy):
     def observe(self, state: Averages, record: PolicyRound, table: ClientTable) -> Averages:  # noqa: ARG002
         """A new memory that includes a round. A miss counts with the time that was waited for it."""
         averages = dict(state)
-        measured = [(answer.client_id, answer.latency_s) for answer in record.observations]
-        measured += [(miss.client_id, miss.latency_s) for miss in record.misses]
+        measured = [(answer.client_id, answer.latency_s) for answer in record.observations if answer.teaches]
+        measured += [(miss.client_id, miss.latency_s) for miss in record.misses if miss.teaches]
         for client_id, latency_s in measured:
             before = averages.get(client_id, latency_s)
             averages[client_id] = before + self.newest * (latency_s - before)

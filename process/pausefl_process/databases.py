@@ -1,11 +1,35 @@
-"""SQLite databases of this project: how they are read, and what keeps a write from getting lost."""
+"""SQLite databases of this project: how they are read and written, and what their errors mean."""
 
 import errno
 import os
 import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pausefl_process.files import is_still
+from pausefl_proto.errors import ConfigError
+
+# How long another program may hold a database, as a viewer does with an edit that was not saved.
+_LOCKED_MAX_S = 600.0
+# SQLite takes the write-ahead log in by some 4 MB, unless a reader keeps it from that.
+_LOG_BYTES_MAX = 32 << 20
+# What the disk, the system or its memory does not give. The latter are a "disk I/O error" each, as are those of a disk
+# that cannot be read.
+_NOT_GIVEN = {
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM),
+    *(sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOMEM),
+}
+_NOT_WRITTEN = {
+    *(sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC),
+    *(sqlite3.SQLITE_IOERR_TRUNCATE, sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_IOERR_SHMSIZE),
+    sqlite3.SQLITE_IOERR_SHMMAP,
+}
+_NOT_LOCKED = {
+    *(sqlite3.SQLITE_IOERR_LOCK, sqlite3.SQLITE_IOERR_RDLOCK, sqlite3.SQLITE_IOERR_UNLOCK),
+    *(sqlite3.SQLITE_IOERR_SHMLOCK, sqlite3.SQLITE_IOERR_CHECKRESERVEDLOCK, sqlite3.SQLITE_IOERR_NOMEM),
+}
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
@@ -20,3 +44,73 @@ def refuse_lost(path: Path, opened: os.stat_result) -> None:
     """
     if not is_still(opened, path):
         raise FileNotFoundError(errno.ENOENT, "it was deleted, moved or replaced while in use", str(path))
+
+
+def begin(database: sqlite3.Connection, path: Path, tell: Callable[[str], object]) -> None:
+    """Begin a transaction that writes. It waits ten minutes for another program, and tells of that once, after 5 s.
+
+    An attempt takes as long as the connection's timeout, in which Python hears of no signal.
+    """
+    until_s, is_told = time.monotonic() + _LOCKED_MAX_S, False
+    while True:
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if not is_locked(error) or time.monotonic() > until_s:
+                raise
+        if not is_told:
+            is_told = True
+            tell(f"another program is writing to {path}, which is waited for: close it")
+
+
+class LogGrowth:
+    """The growth of a write-ahead log while another program reads on and on: SQLite cannot take the log in."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._log = path.with_name(f"{path.name}-wal")
+        self._most_bytes = _LOG_BYTES_MAX
+
+    def by_a_reader(self, database: sqlite3.Connection) -> str:
+        """The warning after a commit, each time that the log has doubled; else empty."""
+        with suppress(OSError, sqlite3.Error):  # what was committed has not failed for that
+            if (size := self._log.stat().st_size) >= self._most_bytes:
+                self._most_bytes = 2 * size
+                _, held, taken_in = database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                if taken_in < held:
+                    return (
+                        f"another program has been reading {self._path} all the time, so {self._log.name} grows (to"
+                        f" {size >> 20} MiB by now): close it"
+                    )
+        return ""
+
+
+def is_locked(error: Exception) -> bool:
+    """Whether another connection held the database."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def unharmed(error: Exception) -> str | None:
+    """Why a database could not be used, where that says nothing against what it holds; None: it may be damaged."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    if is_locked(error):
+        return f"another program is writing to it ({error}); close that program"
+    if code in _NOT_WRITTEN:
+        return f"cannot be written ({error}; is the disk full?)"
+    if code in _NOT_LOCKED:
+        return f"cannot be locked ({error})"
+    if code & 0xFF in _NOT_GIVEN:
+        return f"cannot be written ({error})"
+    return None
+
+
+@contextmanager
+def database_errors(path: Path) -> Iterator[None]:
+    """ConfigError that names the database where it could not be used, and is not damaged as far as that shows."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if (why := unharmed(error)) is None:
+            raise
+        raise ConfigError(f"{path}: {why}") from error

@@ -16,8 +16,20 @@ BAD_INPUT = 2
 DRAIN_S = 20.0
 """How long a process may take to end in order, from SIGTERM on or, where rounds are played, from SIGINT on."""
 
+ONE_REQUEST_S = 1.0
+"""SIGTERM that comes again within this time asks for nothing more: a scheduler sends it to all processes of a job."""
+
 _STDERR = 2
 _TOLD_WITHIN_S = 1.0
+
+
+def asking_to_end() -> tuple[signal.Signals, ...]:
+    """The signals that ask for an end in order, besides Ctrl-C: SIGTERM, and SIGHUP of a closed terminal or connection.
+
+    SIGHUP is left alone where it is ignored, as nohup has it.
+    """
+    hears_hangup = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return (signal.SIGTERM, signal.SIGHUP) if hears_hangup else (signal.SIGTERM,)
 
 
 def end_within(limit_s: float, status: int = INTERRUPTED) -> threading.Timer:
@@ -32,20 +44,20 @@ def end_within(limit_s: float, status: int = INTERRUPTED) -> threading.Timer:
 
 
 @contextmanager
-def sigterm_as_interrupt(limit_s: float = DRAIN_S) -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, within `limit_s`, for the time of the block.
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP do what Ctrl-C does, within `DRAIN_S`, for the time of the block.
 
     Without a handler, SIGTERM would end the process without any order, and process 1 of a container not at all.
     """
     timers: list[threading.Timer] = []
 
     def interrupt(*_: object) -> None:
-        timers.append(end_within(limit_s))
+        timers.append(end_within(DRAIN_S))
         signal.raise_signal(signal.SIGINT)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # where `lifetime.start` held it back
 
     try:
-        with signals_to(interrupt, signal.SIGTERM):
+        with signals_to(interrupt, *asking_to_end()):
             yield
     finally:
         for timer in timers:
@@ -55,7 +67,7 @@ def sigterm_as_interrupt(limit_s: float = DRAIN_S) -> Iterator[None]:
 def ask_to_end(pid: int, number: int) -> None:
     """Send SIGTERM to a process that `lifetime.start` started, and let it know by which signal it was asked for.
 
-    SIGINT is held back there, so it stays pending for `asked_by`.
+    SIGINT and SIGHUP are held back there, so they stay pending for `asked_by`.
     """
     with suppress(ProcessLookupError):  # it has ended meanwhile
         for one in dict.fromkeys((number, signal.SIGTERM)):
@@ -63,8 +75,10 @@ def ask_to_end(pid: int, number: int) -> None:
 
 
 def asked_by(number: signal.Signals) -> signal.Signals:
-    """Which signal asked for the end that `number` has brought: of `ask_to_end`, or from the terminal as well."""
-    return signal.SIGINT if signal.SIGINT in signal.sigpending() else number
+    """The signal that asked for the end that `number` has brought: of `ask_to_end`, or from the terminal as well."""
+    pending = signal.sigpending()
+    held = (each for each in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN)
+    return next((each for each in held if each in pending), number)
 
 
 @contextmanager

@@ -6,8 +6,10 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal, get_args
 
 from pausefl_proto.privacy_unit import PrivacyUnit
@@ -37,6 +39,15 @@ class MetricsServed:
 
 
 @dataclass(frozen=True, slots=True)
+class Preparing:
+    """The run waits for something else than clients and rounds, at its start or its end."""
+
+    kind: ClassVar[str] = "preparing"
+    what: str
+    """The work, in words."""
+
+
+@dataclass(frozen=True, slots=True)
 class WaitingForClients:
     """The server waits for clients before round 1."""
 
@@ -45,6 +56,8 @@ class WaitingForClients:
     """Clients that are connected now."""
     minimum: int
     """Clients that round 1 waits for."""
+    missing: tuple[str, ...] = ()
+    """Ids of clients that are expected and not connected, the first few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +89,7 @@ class RoundCommitted:
     epsilon_budget: float | None
     """The privacy budget of each client; null in a run without privacy."""
     privacy_unit: PrivacyUnit | None
-    """What ε protects; null in a run without privacy."""
+    """The unit that ε protects; null in a run without privacy."""
     budgets_end_after_round: int | None
     """The round after which fewer than m clients are expected to have budget left; null where no floor ends budgets."""
     connected: int
@@ -95,6 +108,8 @@ class RoundCommitted:
     """Ids of the chosen clients that gave no update, without those that were not needed."""
     missed_jobs: int = 0
     """Jobs so far that ended without an update, without those that were not needed."""
+    time_scale: float = 1.0
+    """How many real seconds an emulated second of injected delay takes; latencies are in emulated ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +126,7 @@ class ModelEvaluated:
     loss: float | None
     """Mean loss; null where the model has diverged."""
     metric: str = "accuracy"
-    """What `accuracy` holds: the name of the task's mean score."""
+    """The name of the task's mean score, which `accuracy` holds."""
     subset: bool = False
     """True: on the split's fixed subset, as while rounds are played. False: on all of it, as at the end."""
 
@@ -123,15 +138,19 @@ class Notice:
     kind: ClassVar[str] = "notice"
     message: str
     """One sentence."""
+    topic: str = ""
+    """The topic: "joined", "left", "rejected", "suspect", "failed" or "evaluator"; empty: something else."""
+    client: str = ""
+    """The client that it is about, the first of several; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Ctrl-C or SIGTERM came once: the run finishes."""
+    """Ctrl-C, SIGTERM or SIGHUP came once: the run finishes."""
 
     kind: ClassVar[str] = "interrupted"
     message: str
-    """What a second Ctrl-C would do."""
+    """The effect of a second Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +167,31 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class SpentInAllRuns:
+    """A run is over for a client that stays: what it has spent in all of its runs."""
+
+    kind: ClassVar[str] = "spent"
+    client_id: str
+    """The client."""
+    run: str
+    """The id of the run that is over."""
+    released: int
+    """Private releases of the client's life."""
+    epsilon: float
+    """ε of all of them."""
+    epsilon_lifetime: float | None
+    """The ε it may spend in all; null: each run's budget alone bounds it."""
+    privacy_unit: PrivacyUnit
+    """The unit that ε protects."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The process ends with an error."""
 
     kind: ClassVar[str] = "error"
     message: str
-    """What is wrong, and what to change."""
+    """The mistake, and what to change."""
     bad_input: bool
     """Whether the configuration is at fault, rather than the run."""
 
@@ -168,6 +206,7 @@ class Done:
 ProgressEvent = (
     Ready
     | MetricsServed
+    | Preparing
     | WaitingForClients
     | RollCall
     | RoundCommitted
@@ -175,6 +214,7 @@ ProgressEvent = (
     | Notice
     | Interrupted
     | Finished
+    | SpentInAllRuns
     | Failed
     | Done
 )
@@ -197,6 +237,8 @@ def from_json(value: Mapping[str, Any]) -> ProgressEvent:
     given = {name: tuple(v) if isinstance(v, list) else v for name, v in value.items()}
     kind = given.pop("kind", None)
     record: Callable[..., ProgressEvent] | None = EVENT_TYPES.get(str(kind))
+    for name in _ENVELOPE - getattr(record, "__annotations__", {}).keys():
+        given.pop(name, None)
     if record is None:
         raise ValueError(f"kind = {kind!r}: must be one of {', '.join(EVENT_TYPES)}")
     try:
@@ -205,9 +247,25 @@ def from_json(value: Mapping[str, Any]) -> ProgressEvent:
         raise ValueError(f"{kind}: {error}") from error
 
 
+RUN = "PAUSEFL_RUN"
+"""The environment variable that names the run in each line of this process."""
+_ENVELOPE = {"time", "level", "run"}
+
+
+def level_of(event: ProgressEvent) -> str:
+    """How grave it is, as of a line of a log."""
+    return "error" if isinstance(event, Failed) else "warning" if isinstance(event, Notice | Interrupted) else "info"
+
+
+def envelope(level: str, at_s: float) -> dict[str, str]:
+    """The beginning of a JSON line of any process: when it was written, how grave it is, and of which run it is."""
+    at, run = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds"), os.environ.get(RUN, "")
+    return {"time": at, "level": level, **({"run": run} if run else {})}
+
+
 def to_line(event: ProgressEvent) -> str:
     """The event as a line of stdout, without the line feed."""
-    return json.dumps(to_json(event))
+    return json.dumps({**envelope(level_of(event), time.time()), **to_json(event)})
 
 
 def from_line(line: str) -> ProgressEvent:

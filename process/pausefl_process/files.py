@@ -3,6 +3,7 @@
 import fcntl
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -93,6 +94,42 @@ def sync_folder(folder: Path) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def refuse_without_locks(folder: Path) -> None:
+    """ConfigError where the file system of a folder has no locks, on which all that keeps processes apart depends.
+
+    The folder need not be there yet; nothing is left in it or above it.
+    """
+    there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+    with tempfile.TemporaryFile(dir=there) as file:
+        for name, lock in (("flock", fcntl.flock), ("fcntl", fcntl.lockf)):  # SQLite takes the latter
+            try:
+                lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(file, fcntl.LOCK_UN)
+            except OSError as error:
+                said = f"{folder}: its file system has no locks ({name}: {error.strerror}); put it on a local disk"
+                raise ConfigError(said) from error
+
+
+def prepare_folder(folder: Path, key: str) -> None:
+    """Make a folder of locked files; ConfigError where it has no locks or, by its `key`, where it cannot be written."""
+    try:
+        refuse_without_locks(folder)
+        make_durable(folder)
+    except OSError as error:
+        raise ConfigError(f"{key}: cannot be written ({error.strerror})") from error
+
+
+def make_durable(folder: Path) -> None:
+    """Make a folder, and see to it that it and those made for it are still there after a power cut.
+
+    SQLite does so for the files in it. The folder itself may have been made just before by another process.
+    """
+    made = [folder, *(above for above in folder.absolute().parents if not above.exists())]
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry in made:
+        sync_folder(entry.absolute().parent)
 
 
 class Lock:

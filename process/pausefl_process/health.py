@@ -10,7 +10,7 @@ from pausefl_process.http_server import Response, Route
 _TURNS_WITHIN_S = 2.0
 
 Trouble = Callable[[], str]
-"""What stands in the way, in a few words; empty: nothing. Called in any thread."""
+"""Returns an obstacle in a few words; empty: there is none. Called in any thread."""
 
 
 def health_routes(loop: asyncio.AbstractEventLoop, trouble: Trouble, not_ready: Trouble) -> dict[str, Route]:

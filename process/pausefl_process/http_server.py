@@ -32,7 +32,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 @dataclass(frozen=True)
 class Response:
-    """What a route answers; the body is sent chunk by chunk, as they come."""
+    """The answer of a route; the body is sent chunk by chunk, as they come."""
 
     content_type: str
     body: Iterable[bytes]
@@ -138,7 +138,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _DeadlineReader(io.RawIOBase):
-    """What a connection says until a deadline, however slowly it comes; TimeoutError afterwards."""
+    """The bytes of a connection until a deadline, however slowly they come; TimeoutError afterwards."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

@@ -23,14 +23,14 @@ _LIBRARIES = frozenset(
     | {"pydantic", "pydantic_core", "rich", "safetensors", "scipy", "torch"}
 )
 OWN_CODE_ERRORS = (Exception, SystemExit)
-"""What code that users bring may raise, and ends nothing but itself: sys.exit() in it is an error like any other."""
+"""The errors of code that users bring, which end nothing but that code: sys.exit() in it is an error like any other."""
 _NOT_HELD = (StopIteration, asyncio.CancelledError, concurrent.futures.CancelledError)
 
 _INSTALLED = tuple(sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib"))
 
 
 def imported(name: str) -> Any:
-    """What `name` stands for; ValueError with one line if it cannot be had, whatever its module raises."""
+    """The object that `name` stands for; ValueError with one line if it cannot be had, whatever its module raises."""
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -55,7 +55,7 @@ def for_future(function: Callable[..., Result], *arguments: Any) -> Result:
         raise RuntimeError("not for a future") from error
 
 
-def _in_one_line(error: BaseException) -> str:
+def in_one_line(error: BaseException) -> str:
     """An error as the last line of its traceback says it, whose message may have several lines."""
     try:
         said = " ".join(str(error).split())
@@ -67,7 +67,7 @@ def _in_one_line(error: BaseException) -> str:
 def with_place(error: BaseException, names: Iterable[str] = ()) -> str:
     """An error in one line, and in parentheses FILE:LINE of the code a user brought, where it comes from there."""
     error = _first_raised(error)
-    return _in_one_line(error) + _in_parentheses(where_raised(error, names))
+    return in_one_line(error) + _in_parentheses(where_raised(error, names))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What an experiment can name: built in, added by an installed package, or "module:name" of the user's own code."""
+"""Names for experiments: built in, added by an installed package, or "module:name" of the user's own code."""
 
 import difflib
 import sys
@@ -58,7 +58,7 @@ class Registry(Mapping[str, Any]):
         return len(self.built_in)
 
     def find(self, name: str, key: str) -> Any:
-        """What `name` stands for; ConfigError that begins with `key`, the place of the name in the experiment."""
+        """The object called `name`; ConfigError that begins with `key`, the place of the name in the experiment."""
         if name in self.built_in:
             return self[name]
         return self._checked(self._imported(self._one_code(name, key), name, key), name, key)
@@ -96,7 +96,7 @@ class Registry(Mapping[str, Any]):
 
     def _unknown(self, name: str, key: str) -> str:
         known = [entry.name for entry in self.entries()]
-        close = difflib.get_close_matches(name, known, n=3)
+        close = difflib.get_close_matches(name.lower(), known, n=3)
         hint = f"did you mean {' or '.join(close)}? It " if close else ""
         raise ConfigError(f'{key} = "{name}": {hint}must be one of {", ".join(known)}, or "package.module:name"')
 

@@ -10,7 +10,7 @@ from types import FunctionType
 
 @cache
 def misfit(found: type, base: type) -> str:
-    """What is wrong with the first public method of `found` that takes other arguments than that of `base`; or ""."""
+    """The mistake of the first public method of `found` that takes other arguments than that of `base`; or ""."""
     for name, ours in getmembers_static(base, isfunction):
         given = getattr_static(found, name)
         function = getattr(given, "__func__", given)  # of a static method or one of the class

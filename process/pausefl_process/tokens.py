@@ -1,4 +1,4 @@
-"""Files of tokens: a client's own, and the server's with a digest of each."""
+"""Files of who may join: a client's own token, and the server's digests of tokens and list of ids."""
 
 import hashlib
 from pathlib import Path
@@ -37,9 +37,14 @@ def read_token_digests(path: str) -> dict[str, bytes]:
     return digests
 
 
+def read_ids(path: str) -> tuple[str, ...]:
+    """The ids that may join, or patterns of them, one a line; ConfigError when the file cannot be read."""
+    return tuple(line.strip() for line in _read("admission.clients_file", path).splitlines() if line.strip())
+
+
 def _read(key: str, path: str) -> str:
     try:
-        return Path(path).read_text("utf-8")
+        return Path(path).read_text("utf-8-sig")
     except OSError as error:
         raise ConfigError(f'{key} = "{path}": cannot be read ({error.strerror})') from None
     except UnicodeDecodeError:

@@ -4,35 +4,33 @@ import math
 from dataclasses import dataclass
 
 from pausefl_proto.errors import ConfigError
+from pausefl_proto.number_types import Bounded, NonNegative, Positive
 
 # Two machines may round e^{-ηi} differently in the last place.
 _RELATIVE_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
-class Budget:
+class Budget(Bounded):
     """ε̄ and η: the i-th participation spends ε_i = ε̄ (e^η − 1) e^{−ηi}, so that Σ_{i≥1} ε_i = ε̄.
 
     Both ends hold one. A client retires when its next ε_i would lie below `epsilon_floor`: so small an ε brings more
     noise than it helps. The floor looks at i alone, never at an update, so retiring discloses nothing.
     """
 
-    epsilon_budget: float
-    eta: float
-    epsilon_floor: float = 0.0
+    epsilon_budget: Positive
+    eta: Positive
+    epsilon_floor: NonNegative = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.epsilon_budget) and self.epsilon_budget > 0):
-            raise ConfigError(f"privacy.epsilon_budget = {self.epsilon_budget}: must be a finite number above 0")
-        if not (math.isfinite(self.eta) and self.eta > 0):
-            raise ConfigError(f"privacy.eta = {self.eta}: must be a finite number above 0")
+        super().__post_init__()
         if not self.epsilon(1) > 0:
             raise ConfigError(
                 f"privacy.epsilon_budget = {self.epsilon_budget}: too small to spend with privacy.eta = {self.eta}"
             )
-        if not (math.isfinite(self.epsilon_floor) and 0 <= self.epsilon_floor <= self.epsilon(1)):
+        if self.epsilon_floor > self.epsilon(1):
             raise ConfigError(
-                f"privacy.epsilon_floor = {self.epsilon_floor:g}: must lie between 0 and"
+                f"privacy.epsilon_floor = {self.epsilon_floor:g}: must be at most"
                 f" epsilon_1 = {self.epsilon(1):g}, or no client could ever release anything"
             )
 
@@ -47,6 +45,10 @@ class Budget:
             raise ValueError(f"participations count from 1, got {i}")
         # ε̄ (1 − e^−η) e^{−η(i − 1)}, which no η is too great for.
         return -self.epsilon_budget * math.expm1(-self.eta) * math.exp(-self.eta * (i - 1))
+
+    def noise_to_clip(self, i: int) -> float:
+        """Noise scale over clip bound at the i-th participation: 2/ε_i in both units, as sensitivity is 2 bounds."""
+        return 2 / self.epsilon(i) if self.epsilon(i) else math.inf
 
     def spent(self, participations: int) -> float:
         """Σ of ε_i over the first `participations`: ε̄ (1 − e^{−ηT}), in closed form, never above ε̄."""

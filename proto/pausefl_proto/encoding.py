@@ -38,6 +38,30 @@ class Encoding:
         vector: Values = np.frombuffer(data, "<f4", n)
         return vector if vector.flags.aligned else vector.copy()
 
+    def beside(self, plain: int) -> "Encoding":
+        """The same for all but the last `plain` values, which travel as they are."""
+        return self if plain == 0 or self is FLOAT32 else Beside(self, plain)
+
+
+class Beside(Encoding):
+    """Another encoding, beside values that travel as float32 behind it."""
+
+    def __init__(self, encoding: Encoding, plain: int) -> None:
+        self.step, self.least_step = encoding.step, encoding.least_step
+        self._encoding, self._plain = encoding, plain
+
+    def size_bytes(self, n: int) -> int:
+        return self._encoding.size_bytes(n - self._plain) + 4 * self._plain
+
+    def encode(self, vector: Values) -> Bytes:
+        d = vector.size - self._plain
+        return np.concatenate([part.view(np.uint8) for part in (self._encoding.encode(vector[:d]), vector[d:])])
+
+    def decode(self, data: bytes | memoryview, n: int) -> Values:
+        d = n - self._plain
+        plain = np.frombuffer(data, "<f4", self._plain, offset=self._encoding.size_bytes(d))
+        return np.concatenate((self._encoding.decode(memoryview(data)[: self._encoding.size_bytes(d)], d), plain))
+
 
 class Float16(Encoding):
     """IEEE 754 half precision: 11 significant bits from 6.1e-5 on, and multiples of 6e-8 below.

@@ -1,4 +1,4 @@
-"""What all ends of this project's gRPC connections have in common: limits, keepalive, TLS, and what a failure says."""
+"""Common to all ends of this project's gRPC connections: limits, keepalive, TLS, and the words for a failure."""
 
 import socket
 

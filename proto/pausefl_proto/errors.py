@@ -16,7 +16,7 @@ class ConfigError(PauseflError):
 
 
 class WireError(PauseflError):
-    """What the other side sent is not what the protocol allows; the message is the reason of the rejection."""
+    """The other side sent something that the protocol does not allow; the message is the reason of the rejection."""
 
 
 class DamageError(WireError):

@@ -3,6 +3,7 @@
 Files are read again for every use, so that renewed certificates are taken up without a restart.
 """
 
+import math
 import ssl
 import time
 from dataclasses import dataclass
@@ -26,30 +27,52 @@ class Pem:
     ca: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tls:
-    """The files' paths, empty where there is none; ConfigError where one of a pair is missing."""
+    """PEM files for TLS. A process without any of them uses no encryption.
+
+    Paths are empty where there is no file; ConfigError where one of a pair is missing.
+    """
 
     certificate: str = ""
+    """The certificate that this process shows. In a client's paths, {client_id} stands for its id."""
     key: str = ""
+    """The private key of `certificate`."""
     ca: str = ""
+    """With `ca`, a process rejects peers whose certificate that CA did not sign. With it on both sides, both show
+    theirs."""
 
     def __post_init__(self) -> None:
         for name, path, other in (("certificate", self.certificate, "key"), ("key", self.key, "certificate")):
             if path and not getattr(self, other):
                 raise ConfigError(f'tls.{name} = "{path}": needs tls.{other} as well')
 
+    def in_use(self, client_id: str = "{client_id}") -> "Tls | None":
+        """The files of this process, or of this client in it; None where it speaks in the clear."""
+        certificate, key, ca = (p.replace("{client_id}", client_id) for p in (self.certificate, self.key, self.ca))
+        return Tls(certificate, key, ca) if certificate or ca else None
+
     def to_listen(self) -> Pem:
-        """What a side that is called needs: a certificate. ConfigError names the file that is wrong."""
+        """The certificate that a called side needs. ConfigError names the file that is wrong."""
         if not self.certificate:
             raise ConfigError(f'tls.ca = "{self.ca}": a side that listens needs tls.certificate and tls.key as well')
         return self._read()
 
     def to_connect(self) -> Pem:
-        """What a side that calls needs: to know whom it trusts. ConfigError names the file that is wrong."""
+        """The trust that a calling side needs. ConfigError names the file that is wrong."""
         if not self.ca:
             raise ConfigError(f'tls.certificate = "{self.certificate}": a side that connects needs tls.ca as well')
         return self._read()
+
+    def ends_at_s(self) -> float:
+        """The Unix time at which the certificate in the file ends; NaN where it cannot be read."""
+        from cryptography import x509
+
+        try:
+            own = x509.load_pem_x509_certificate(Path(self.certificate).read_bytes())
+        except (OSError, ValueError):
+            return math.nan
+        return own.not_valid_after_utc.timestamp()
 
     def _read(self) -> Pem:
         pem = Pem(_read("certificate", self.certificate), _read("key", self.key), _read("ca", self.ca))

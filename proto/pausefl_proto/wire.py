@@ -4,7 +4,8 @@ No pickle anywhere: bytes from the other side become an array of floats or a `Wi
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
 Checked = TypeVar("Checked", pb.ClientMessage, pb.ServerMessage, pb.ExperimentOffer)
-"""What carries a checksum of its own."""
+"""A message that carries a checksum of its own."""
 
 PROTOCOL_VERSION = 1
 SERVICE = pb.DESCRIPTOR.services_by_name["Federation"].full_name
@@ -39,8 +40,9 @@ _DTYPE = np.dtype("<f4")
 _LONGEST_NAME = 100
 # A mean of such values is still finite.
 _GREATEST = np.float32(1e30)
-# The name of a control variate's tensor is that of the model's tensor after this.
+# The name of a control variate's tensor, or of a running statistic, is that of the model's tensor after this.
 _CONTROL = "control/"
+_STATISTICS = "statistics/"
 # Field 15, length-delimited: `payload` of every message that has one.
 _PAYLOAD_TAG = b"\x7a"
 # Field 14, eight bytes: `checksum` of every message that has one.
@@ -56,6 +58,11 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     @property
+    def name_in_model(self) -> str:
+        """Its name in the model itself."""
+        return self.name.removeprefix(_STATISTICS)
+
+    @property
     def size(self) -> int:
         """Number of float32 values."""
         return math.prod(self.shape)
@@ -63,28 +70,61 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a flat vector means: its tensors, in order."""
+    """The meaning of a flat vector: its tensors, in order."""
 
     tensors: tuple[TensorSpec, ...]
+    constants: str = ""
+    """A digest of the rest of the model, which is the same everywhere; empty where there is none."""
 
     @cached_property
     def size(self) -> int:
         """Number of float32 values, d."""
         return sum(tensor.size for tensor in self.tensors)
 
-    @property
+    @cached_property
+    def of_model(self) -> "Manifest":
+        """The model's own tensors: all but a control variate's."""
+        return Manifest(tuple(tensor for tensor in self.tensors if not tensor.name.startswith(_CONTROL)))
+
+    @cached_property
     def model_size(self) -> int:
-        """Number of values of the model itself, which come first: d without a control variate's."""
-        return sum(tensor.size for tensor in self.tensors if not tensor.name.startswith(_CONTROL))
+        """Number of values of the trained parameters, which come first."""
+        return self.of_model.size - self.statistics.size
+
+    @cached_property
+    def statistics(self) -> "Manifest":
+        """The running statistics, which come last: averaged beside the update, neither clipped, noised nor charged."""
+        return Manifest(tuple(tensor for tensor in self.tensors if tensor.name.startswith(_STATISTICS)))
+
+    @cached_property
+    def charged(self) -> "Manifest":
+        """The part that is clipped, noised and charged: all but the statistics."""
+        return Manifest(self.tensors[: len(self.tensors) - len(self.statistics.tensors)])
 
     def with_control(self) -> "Manifest":
-        """The model's tensors, then as many of the same shapes: a control variate that travels with it both ways."""
-        return Manifest((*self.tensors, *(TensorSpec(f"{_CONTROL}{t.name}", t.shape) for t in self.tensors)))
+        """The same with a control variate behind the parameters, of their shapes: it travels with them both ways."""
+        control = (TensorSpec(f"{_CONTROL}{t.name}", t.shape) for t in self.charged.tensors)
+        return replace(self, tensors=(*self.charged.tensors, *control, *self.statistics.tensors))
+
+    def with_statistics(self, statistics: Mapping[str, tuple[int, ...]]) -> "Manifest":
+        """The same followed by statistics, their shapes by name."""
+        behind = (TensorSpec(f"{_STATISTICS}{name}", shape) for name, shape in statistics.items())
+        return replace(self, tensors=(*self.tensors, *behind))
+
+    def with_no_control(self, values: Vector) -> Vector:
+        """Those of this manifest's tensors, where `values` are a model's: a control variate, if it has one, is 0."""
+        d = self.model_size
+        return np.concatenate((values[:d], np.zeros(self.size - values.size, np.float32), values[d:]))
+
+    def without_control(self, values: Vector) -> Vector:
+        """The other way round: a model's of this manifest's tensors."""
+        return np.concatenate((values[: self.model_size], values[self.charged.size :]))
 
     def to_message(self) -> pb.Manifest:
         """The manifest as it travels."""
         return pb.Manifest(
             tensors=[pb.Tensor(name=t.name, shape=t.shape, dtype="float32") for t in self.tensors],
+            constants=self.constants,
         )
 
     @staticmethod
@@ -94,10 +134,10 @@ class Manifest:
             if tensor.dtype != "float32":
                 name, dtype = (shown(text, _LONGEST_NAME) for text in (tensor.name, tensor.dtype))
                 raise WireError(f"tensor {name!r} has dtype {dtype!r}, only float32 travels")
-        return Manifest(tuple(TensorSpec(t.name, tuple(t.shape)) for t in message.tensors))
+        return Manifest(tuple(TensorSpec(t.name, tuple(t.shape)) for t in message.tensors), message.constants)
 
     def split(self, vector: Vector) -> dict[str, Vector]:
-        """Views of `vector`, (size,) float32, by tensor name and in its shape."""
+        """Views of `vector`, (size,) float32, by the tensor's name in the manifest and in its shape."""
         parts: dict[str, Vector] = {}
         start = 0
         for tensor in self.tensors:

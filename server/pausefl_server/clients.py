@@ -5,7 +5,7 @@ Three counts are kept apart: `chosen` (for g), `measured` (for ucb and μ̄) and
 measurement: it counts in `measured`, and in `missed` as well.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.draws import stable_hash
-from pausefl_server.records import LogEvent, RoundRecord
+from pausefl_server.records import LogEvent, Observation, RoundRecord
 
 # How many round trips of each client are remembered.
 _RECENT = 16
@@ -66,10 +66,15 @@ class ClientTable:
     """|D_k| as the client states it."""
     joined_round: IntArray = _column(np.int64, 1)
     """The round before which the client joined: 1 for those of the start."""
+    jobs_before: IntArray = _column(np.int64, 0)
+    """How many jobs all clients together had been given when it joined."""
     chosen: IntArray = _column(np.int64, 0)
     """How often the client was chosen, failed attempts at rounds included; a client drawn twice counts twice."""
     measured: IntArray = _column(np.int64, 0)
-    """How many rounds measured its latency: those that it answered, and those that it missed."""
+    """How many rounds measured its latency: those that it answered, and those that it missed. Where a stop or a sleep
+    touched one (`teaches` is False), it counts in nothing that follows about latencies."""
+    untaught: IntArray = _column(np.int64, 0)
+    """How many of its answers are not measured, because a stop or a sleep touched them."""
     missed: IntArray = _column(np.int64, 0)
     """How many of the measured rounds were misses."""
     misses_in_a_row: IntArray = _column(np.int64, 0)
@@ -79,7 +84,7 @@ class ClientTable:
     clamped: IntArray = _column(np.int64, 0)
     """How many latencies were below τ_min by more than rounding, so that their reward τ_min/τ was clamped at 1."""
     released: IntArray = _column(np.int64, 0)
-    """What the client counts, as it said last or as was proven."""
+    """The client's own count, as it said last or as was proven."""
     proven: IntArray = _column(np.int64, 0)
     """i of the last release that the server knows of by more than an unknown client's word at hello."""
     used: IntArray = _column(np.int64, 0)
@@ -136,6 +141,8 @@ class ClientTable:
     def apply_events(self, events: Iterable[LogEvent], round: int) -> None:
         """Fold what happened before `round` was selected: joins and leaves, corrections, retirements."""
         events = tuple(events)
+        if not events:
+            return
         known = self.row_of
         newcomers = {e.client_id for e in events if e.kind == "joined" and e.client_id not in known}
         self._append(sorted(newcomers), round)
@@ -143,8 +150,7 @@ class ClientTable:
             row = self.row_of.get(event.client_id)
             if row is not None:
                 self._apply_event(event, row)
-        if events:
-            self._cap_examples()
+        self._cap_examples()
 
     def forget_rows_from(self, row: int) -> None:
         """Forget the clients of this row and later ones, which no round has seen; their events are folded again."""
@@ -162,9 +168,11 @@ class ClientTable:
         if not record.observations:
             return
         rows = self.rows(o.client_id for o in record.observations)
-        answers = self.measured[rows] - self.missed[rows]
-        self.recent_round_trips_s[rows, answers % _RECENT] = [o.timing.round_trip_s for o in record.observations]
-        self._fold_latencies(rows, np.array([o.latency_s for o in record.observations]))
+        self.misses_in_a_row[rows] = 0
+        teaches = np.array([o.teaches for o in record.observations])
+        if taught := [o for o in record.observations if o.teaches]:
+            self._fold_latencies(rows[teaches], taught)
+        self.untaught[rows[~teaches]] += 1
         participation = np.array([o.participation for o in record.observations])
         self._raise_spent(rows, participation, np.array([o.epsilon_spent for o in record.observations]))
         self.used[rows] = participation
@@ -178,10 +186,12 @@ class ClientTable:
                 counts = np.array([o.statistics.get(f"label_{c}", 0.0) for c in range(labels)])
                 self.label_counts[row] = np.clip(counts, 0.0, GREATEST_STATED)
 
-    def _fold_latencies(self, rows: IntArray, latency_s: FloatArray) -> None:
+    def _fold_latencies(self, rows: IntArray, observations: Sequence[Observation]) -> None:
         """Count answers; a reward is clamped by the τ_min in force once they are known."""
+        answers = self.measured[rows] - self.missed[rows]
+        self.recent_round_trips_s[rows, answers % _RECENT] = [o.timing.round_trip_s for o in observations]
+        latency_s = np.array([o.latency_s for o in observations])
         self.measured[rows] += 1
-        self.misses_in_a_row[rows] = 0
         self.least_latency_s[rows] = np.minimum(self.least_latency_s[rows], latency_s)
         if self.tau_min_s is None:
             self.estimated_tau_min_s = _estimated_tau_min_s(self.least_latency_s[np.isfinite(self.least_latency_s)])
@@ -191,14 +201,17 @@ class ClientTable:
 
     def _fold_misses(self, record: RoundRecord) -> None:
         """Count misses: latencies of which a lower bound is known."""
-        rows = self.rows(miss.client_id for miss in record.misses)
+        misses = [miss for miss in record.misses if miss.teaches]
+        if not misses:
+            return
+        rows = self.rows(miss.client_id for miss in misses)
         self.measured[rows] += 1
         self.missed[rows] += 1
-        at_fault = self.rows(miss.client_id for miss in record.missed)
+        at_fault = self.rows(miss.client_id for miss in misses if miss.kind != "unneeded")
         self.misses_in_a_row[at_fault] += 1
         self.last_missed_round[at_fault] = record.round
         tau_min_s = self.effective_tau_min_s
-        bound_s = np.array([miss.latency_s for miss in record.misses])
+        bound_s = np.array([miss.latency_s for miss in misses])
         self.censored_inverse_sum[rows] += 1.0 / np.maximum(bound_s, tau_min_s if np.isfinite(tau_min_s) else 1e-6)
 
     def _cap_examples(self) -> None:
@@ -227,7 +240,7 @@ class ClientTable:
             self.retired[row] = True
 
     def _raise_spent(self, rows: IntArray | int, released: IntArray | int, epsilon_spent: FloatArray | float) -> None:
-        """What is proven is only ever corrected upwards."""
+        """Correct what is proven, only ever upwards."""
         self.proven[rows] = np.maximum(self.proven[rows], released)
         self.released[rows] = np.maximum(self.released[rows], released)
         self.epsilon_spent[rows] = np.maximum(self.epsilon_spent[rows], epsilon_spent)
@@ -240,12 +253,13 @@ class ClientTable:
     def _append(self, ids: list[str], round: int) -> None:
         if not ids:
             return
-        start = len(self.ids)
+        start, jobs = len(self.ids), int(self.chosen.sum())
         self.ids.extend(ids)
         self.row_of.update((client_id, start + i) for i, client_id in enumerate(ids))
         for name, row in _COLUMNS.items():
             setattr(self, name, np.concatenate([getattr(self, name), _filled(len(ids), row)]))
         self.joined_round[start:] = round
+        self.jobs_before[start:] = jobs
         self.tie_key[start:] = [stable_hash(self.seed, "tie", client_id) for client_id in ids]
 
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import attrgetter
+from typing import ClassVar
 
 from pausefl_process.host_monitor import HostReport
-from pausefl_server.records import Observation, Signal
+from pausefl_proto.number_types import Positive, Share
+from pausefl_server.records import Observation, RoundRecord, Signal
 
 ADVICE = {
     "loop_lag_s": "the event loop answered late: run fewer clients or processes on this machine, or leave it alone"
@@ -15,51 +16,90 @@ ADVICE = {
     "steal_share": "the hypervisor took processor time away: measure on a machine that is not shared",
     "compute_share": "computing, not the network, made up the measured time: where clients share this machine set"
     ' latency.signal = "communication" or raise latency.time_scale',
+    "stopped_s": "the process was stopped, its container paused or its machine frozen: let it run while it measures",
+    "suspended_s": "the machine was suspended: keep it awake while it measures",
 }
-"""What to do about each doubt, by the name of its limit."""
-DOUBTS = tuple(f"{host} {name}" for host in ("server", "clients") for name in ADVICE)
+"""Advice for each doubt, by the name of its limit."""
+OVERDUE = "server deadline_s"
+"""The doubt about a server that passed a round's deadline by more than the deadline: it was not there."""
+DOUBTS = (*(f"server {name}" for name in ADVICE), OVERDUE, *(f"clients {name}" for name in ADVICE))
 """Every doubt there is."""
+_STOOD_STILL = {OVERDUE, *(f"{host} {name}" for host in ("server", "clients") for name in ("stopped_s", "suspended_s"))}
 _SERVER_COMPUTES = "the server's own work made up the round: choose fewer clients a round, or a smaller model"
-_values = attrgetter(*ADVICE)
 
 
 @dataclass(frozen=True)
 class HostLimits:
-    """Beyond these a round is suspect; a share of 1 never is. The keys of `[host]`."""
+    """Host-interference limits. Beyond them a round's measurements are marked as suspect, for the server's host and
+    for clients' hosts."""
 
-    loop_lag_s: float = 0.05
-    timer_overshoot_s: float = 0.05
-    steal_share: float = 0.05
-    compute_share: float = 0.5
+    loop_lag_s: Positive = 0.05
+    """The greatest lag of a process's event loop."""
+    timer_overshoot_s: Positive = 0.05
+    """The greatest time by which a timer may fire late."""
+    steal_share: Share = 0.05
+    """The greatest share of the machine's processor time that its hypervisor takes away."""
+    compute_share: Share = 0.5
+    """The greatest share of a measured time that the process itself computes. A client's share counts only with the
+    signal "round_trip" and the mode "additive"."""
+    learn_from_stops: bool = False
+    """Whether policies learn from latencies that a stop of a process, or a sleep of its machine, touched. These are
+    marked in any case."""
+    stopped_s: ClassVar[float] = 0.0
+    suspended_s: ClassVar[float] = 0.0
 
-    def doubts(
-        self, server: HostReport, clients: Iterable[HostReport], signal: Signal, *, total_delays: bool = False
-    ) -> tuple[str, ...]:
-        """What speaks against a round, as "server loop_lag_s" and the like, in a fixed order; empty: nothing does.
+    def of_server(self, report: HostReport, *, is_overdue: bool = False) -> list[str]:
+        """Doubts about a measurement on the server's side, as "server loop_lag_s"; empty: none.
+
+        `is_overdue`: it passed a deadline by more than the deadline.
+        """
+        return [f"server {name}" for name in self._passed(report)] + [OVERDUE] * is_overdue
+
+    def of_client(self, report: HostReport, signal: Signal, *, total_delays: bool = False) -> list[str]:
+        """Doubts about it on the client's side, as "clients loop_lag_s".
 
         Time that clients compute is no part of the signal "communication", and so no reason to doubt it; nor where a
         drawn total holds it (`total_delays`), of which overruns are counted.
         """
-        of_server, of_clients = self._passed([server]), self._passed(clients)
-        if (signal == "communication" or total_delays) and "compute_share" in of_clients:
-            of_clients.remove("compute_share")
-        return (*(f"server {name}" for name in of_server), *(f"clients {name}" for name in of_clients))
+        passed = self._passed(report)
+        if (signal == "communication" or total_delays) and "compute_share" in passed:
+            passed.remove("compute_share")
+        return [f"clients {name}" for name in passed]
 
-    def clients_beyond(self, doubt: str, observations: Iterable[Observation]) -> list[str]:
-        """The clients whose hosts were beyond the limit that this doubt names; none for a doubt of the server."""
-        host, name = doubt.split()
-        limit = getattr(self, name)
-        return [o.client_id for o in observations if host == "clients" and getattr(o.host, name) > limit]
+    def teaches(self, suspect: Iterable[str]) -> bool:
+        """Whether estimates of latencies count what is in doubt for these reasons; they do where it was mere load."""
+        return self.learn_from_stops or _STOOD_STILL.isdisjoint(suspect)
 
-    def _passed(self, reports: Iterable[HostReport]) -> list[str]:
-        """The limits that at least one of the reports is beyond."""
-        worst = map(max, zip(*map(_values, reports), strict=True))
-        return [name for name, value, limit in zip(ADVICE, worst, _values(self), strict=False) if value > limit]
+    def _passed(self, report: HostReport) -> list[str]:
+        """The limits that the report is beyond."""
+        return [name for name in ADVICE if getattr(report, name) > getattr(self, name)]
+
+
+def ordered(doubts: Iterable[str]) -> tuple[str, ...]:
+    """Each of these doubts once, in a fixed order."""
+    found = set(doubts)
+    return tuple(doubt for doubt in DOUBTS if doubt in found)
+
+
+def clients_behind(doubt: str, observations: Iterable[Observation]) -> list[str]:
+    """The clients whose hosts gave this reason for doubt; none for a doubt about the server."""
+    return [o.client_id for o in observations if doubt.startswith("clients") and doubt in o.suspect]
+
+
+def still_s(doubt: str, record: RoundRecord) -> float:
+    """How long what the doubt names stood still, at most; 0 for another doubt."""
+    host, name = doubt.split()
+    if not name.startswith(("stopped", "suspended")):
+        return 0.0
+    reports = [record.host] if host == "server" else [o.host for o in record.observations]
+    return max((float(getattr(report, name)) for report in reports), default=0.0)
 
 
 def advice(doubt: str) -> str:
     """One doubt as a sentence that says what to do."""
     host, name = doubt.split()
+    if doubt == OVERDUE:
+        return "the server, deadline_s: it passed a deadline by more than the deadline; let it run while it waits"
     if doubt == "server compute_share":
         return f"the server, {name}: {_SERVER_COMPUTES}"
     return f"{'the server' if host == 'server' else 'client hosts'}, {name}: {ADVICE[name]}"

@@ -3,10 +3,11 @@
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pausefl_process.ending import DRAIN_S, asked_by, end_within
+from pausefl_process.ending import DRAIN_S, ONE_REQUEST_S, asked_by, asking_to_end, end_within
 
 
 class Interruption:
@@ -31,17 +32,23 @@ class Interruption:
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """The first SIGINT and the first SIGTERM ask for the end, in vain where it has come; a second ends all at once.
+    """The first SIGINT, SIGTERM and SIGHUP ask for the end, in vain where it has come; a second ends all at once.
 
-    Both may come of one Ctrl-C: from the terminal, and from the process that started this one.
+    Two may come of one Ctrl-C: from the terminal, and from the process that started this one. Two SIGTERM within
+    `ONE_REQUEST_S` are one as well.
     """
-    loop, interruption = asyncio.get_running_loop(), Interruption()
+    loop, interruption, heard_s = asyncio.get_running_loop(), Interruption(), dict[signal.Signals, float]()
 
     def interrupt(number: signal.Signals) -> None:
-        loop.remove_signal_handler(number)
+        is_again = number in heard_s and time.monotonic() > heard_s[number] + ONE_REQUEST_S
+        if number != signal.SIGTERM or is_again:
+            loop.remove_signal_handler(number)
+        if is_again:
+            signal.raise_signal(number)
+        heard_s.setdefault(number, time.monotonic())
         interruption.ask(f"stopped by {asked_by(number).name}")
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, *asking_to_end())
     for number in numbers:
         loop.add_signal_handler(number, interrupt, number)
     try:

@@ -1,4 +1,4 @@
-"""What is written down about a run: immutable records, the rows of the observation log.
+"""The rows of a run's observation log, as immutable records.
 
 Everything the server knows about its clients is a fold over these (see `clients.ClientTable`), so resuming a run is
 replaying its log. They hold scalars only: no vector, no reference to a live object.
@@ -34,11 +34,12 @@ EventKind = Literal[
     "late",  # its update came after its round
     "merged",  # a late update entered a later model
     "dropped",  # a late update that was kept for a later model entered none
+    "given",  # it was handed a job of an asynchronous step, which it may charge
 ]
 
 
 Split = Literal["validation", "test"]
-"""What a model is evaluated on: training data that no client holds, or the test set."""
+"""The data a model is evaluated on: training data that no client holds, or the test set."""
 SPLITS: tuple[Split, ...] = ("validation", "test")
 
 
@@ -101,13 +102,13 @@ class Timing:
 
 
 TIMING_TOLERANCE_S = 1e-3
-"""What an honest client's parts may add up to beyond the whole: its clock and the server's are read at slightly
+"""The excess of an honest client's parts over the whole: its clock and the server's are read at slightly
 different instants."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one chosen client did in one round, as the server saw it. Only updates that came in time make one.
+    """One chosen client in one round, as the server saw it. Only updates that came in time make one.
 
     Whether it entered the model is another matter: a `LogEvent` says so of one that was rejected beside the others.
     """
@@ -127,14 +128,35 @@ class Observation:
     bytes_up: int = 0
     drawn_down_s: float = 0.0
     drawn_up_s: float = 0.0
-    """The delays drawn, for the check measured − drawn alone; they never reach a policy."""
+    """The delays drawn, for `timing_error_s` alone; they never reach a policy."""
     loss: float | None = None
     """The client's training loss, only where `privacy.disclose` lists it."""
     host: HostReport = field(default_factory=HostReport)
     """How well the client's host kept time meanwhile."""
+    suspect: tuple[str, ...] = ()
+    """Why the measurement is in doubt (`host_limits.HostLimits.doubts`); empty: it is not."""
+    teaches: bool = True
+    """Whether estimates of latencies count it: not where a stop or a sleep touched it (`HostLimits.teaches`)."""
+    staleness: int = 0
+    """τ, the steps between the model that the client was given and the step that its update entered."""
+    weight: float = 0.0
+    """The factor of its update in the step's sum, s(τ) included; 0 where it entered no model."""
+    handed_out_s: float = 0.0
+    """When the client was handed its job, as elapsed time (`rounds.elapsed`); so is the next."""
+    came_back_s: float = 0.0
+    """When its update was taken."""
     statistics: Mapping[str, float] = field(default_factory=dict)
-    """What the policy computed while the vectors were at hand (e.g. Fed-TS's drift), and label counts that the client
+    """The policy's numbers of the vectors while at hand (e.g. Fed-TS's drift), and label counts that the client
     discloses ("label_...")."""
+
+    def timing_error_s(self, *, total_delays: bool) -> float:
+        """|measured − drawn| in real seconds: what the real network, the software and the hosts added.
+
+        Measured is communication or, where a drawn delay is that of the whole exchange (`total_delays`), the round
+        trip. With a sign, a client that held its messages too short would hide among the others.
+        """
+        measured_s = self.timing.round_trip_s if total_delays else self.timing.communication_s
+        return abs(measured_s - self.drawn_down_s - self.drawn_up_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +168,7 @@ class Miss:
     """
 
     client_id: str
-    """Who missed the round."""
+    """The client that missed the round."""
     kind: MissKind
     """Why: "timeout", "lost", "refused", "rejected" or "unneeded"."""
     waited_s: float
@@ -155,7 +177,9 @@ class Miss:
     """The same at the emulated scale, all of it counted as communication. That is a lower bound of the latency as far
     as the client did not compute meanwhile: nothing tells how much of the wait was device time."""
     reason: str = ""
-    """What was said about it; may be empty."""
+    """The reason told; may be empty."""
+    teaches: bool = True
+    """Whether estimates of latencies count it: not where the server itself was stopped or slept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +195,16 @@ class LogEvent:
     """With "joined" and "reconciled": the ε the client says it has spent."""
     released: int = 0
     """With "joined" and "reconciled": the private releases the client counts."""
+    count: int = 1
+    """How often it happened: events like one another stand as one."""
+    job_round: int = 0
+    """With "given" and "withdrawn": the round of the job, whose model is the one after the round before."""
+    job_attempt: int = 0
+    """With these: which hand-out of that model it was."""
 
 
 def unsettled(client_id: str, round: int, attempt: int) -> LogEvent:
-    """What the log is to know of a client that may charge a job of which it says no more."""
+    """The event of a client that may charge a job of which it says no more."""
     which = f"round {round}" if attempt == 1 else f"attempt {attempt} at round {round}"
     return LogEvent("unsettled", client_id, f"may have released for {which}")
 
@@ -196,14 +226,15 @@ class Evaluation:
     loss: float
     """Mean loss; infinite for a model that has diverged."""
     metric: str = field(default=ACCURACY, compare=False)
-    """What `accuracy` holds: the name of the task's mean score. It is a run's own, and stands once in its log."""
+    """The name of the task's mean score, which `accuracy` holds. It is a run's own, and stands once in its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One committed round, or an attempt at one in which no client gave an update.
+    """One committed round or step, or an attempt at one in which no client gave an update.
 
-    `chosen` is in selection order and repeats a client drawn twice.
+    `chosen` is in selection order and repeats a client drawn twice. Those of an asynchronous step are the clients that
+    were given its model; observations and misses may be of earlier steps' jobs.
     """
 
     round: int
@@ -221,7 +252,7 @@ class RoundRecord:
     model_digest: str
     """Digest of θ_t, the model after this round, which was durable before this record was."""
     details: Mapping[str, float] = field(default_factory=dict)
-    """What the policy said about its choice (energy, gap, steps); never read back by a policy."""
+    """The policy's own numbers about its choice (energy, gap, steps); never read back by a policy."""
     cluster_penalty_s: float = 0.0
     """R2's δ_τ term, eq. (22): a column of its own, never mixed into a measurement."""
     host: HostReport = field(default_factory=HostReport)
@@ -230,6 +261,8 @@ class RoundRecord:
     """The chosen clients without an observation. With these, every chosen client has one or the other."""
     deadline_s: float = 0.0
     """How long the round waited for its clients at most, in seconds from when its jobs were sent."""
+    elapsed_s: float = 0.0
+    """From the run's first job to this commit, at the emulated scale (`rounds.elapsed`)."""
     failed_attempts: tuple["RoundRecord", ...] = ()
     """The attempts at this round before this one, in which no client gave an update: its model was the same."""
     suspect: tuple[str, ...] = ()
@@ -239,6 +272,11 @@ class RoundRecord:
     def attempts(self) -> tuple["RoundRecord", ...]:
         """All attempts at this round in order, this one last."""
         return *self.failed_attempts, self
+
+    @property
+    def at_work_s(self) -> float:
+        """How long clients had the jobs that ended here, all together, as elapsed time."""
+        return sum(o.came_back_s - o.handed_out_s for o in self.observations) + sum(m.latency_s for m in self.misses)
 
     @property
     def missed(self) -> tuple[Miss, ...]:

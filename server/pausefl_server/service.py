@@ -4,28 +4,30 @@ import asyncio
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from pausefl_process.events import Finished, MetricsServed, Outcome, Ready, Report
-from pausefl_process.host_monitor import ClosableWatch, HostMonitor
+from pausefl_process.events import Finished, MetricsServed, Outcome, Preparing, Ready, Report
+from pausefl_process.exposition import exposition
+from pausefl_process.host_monitor import Clock, HostMonitor, HostWatch
 from pausefl_process.http_server import Route, WebServer
-from pausefl_proto.actor import ActorStopped
 from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.tls import Tls
 from pausefl_proto.wire import Vector, digest
+from pausefl_server.actor import ActorStopped
+from pausefl_server.connections.admission_files import AdmissionFiles, follow
 from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S, ConnectionBounds
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.interruption import Interruption, interruptible
 from pausefl_server.monitoring.leak_check import count_held, left_over
-from pausefl_server.monitoring.metrics import exposition, make_registry
+from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.observer import Observers, RunObserver
 from pausefl_server.monitoring.page import LivePage
 from pausefl_server.monitoring.probes import server_probes
@@ -45,7 +47,6 @@ from pausefl_server.rounds.evaluation import (
     waiting_models_max,
 )
 from pausefl_server.rounds.messages import Shutdown
-from pausefl_server.rounds.stopwatch import RunStopwatch
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import MetricsSettings, ServerSettings
 from pausefl_server.state import RunState, StartingPoint
@@ -77,8 +78,12 @@ class Endpoints:
     hello_timeout_s: float = HELLO_TIMEOUT_S
     """How long a connection may last whose client has not said hello."""
     admission: Admission = field(default_factory=Admission)
+    admission_files: AdmissionFiles = field(default_factory=AdmissionFiles)
+    """The files from which `admission` was read, and is read again when they change."""
     offer: str = ""
     """The experiment as JSON, for clients that ask for it."""
+    run_id: str = ""
+    """The run's name as clients are told it."""
 
 
 class Transport(Protocol):
@@ -93,17 +98,21 @@ class Transport(Protocol):
 
 def _grpc_transport(handler: ClientStreamHandler, endpoints: Endpoints, most_clients: int) -> Transport:
     bounds = ConnectionBounds(most_clients, endpoints.dead_after_s, endpoints.hello_timeout_s)
-    return FederationServer(handler, endpoints.tls, offer=endpoints.offer, bounds=bounds)
+    return FederationServer(handler, endpoints.tls, offer=endpoints.offer, run_id=endpoints.run_id, bounds=bounds)
 
 
 @dataclass(frozen=True)
 class Platform:
-    """What a server runs on: its clock, what watches its host, and what carries its clients' messages."""
+    """The ground a server runs on: its clock, a monitor of its host, and the transport of its clients' messages."""
 
-    clock: Callable[[], float] = time.monotonic
-    watch: Callable[[], ClosableWatch] = HostMonitor
+    clock: Clock = time.monotonic
+    watch: Callable[[Clock], HostWatch] = HostMonitor
     transport: Callable[[ClientStreamHandler, Endpoints, int], Transport] = _grpc_transport
     """Made for the handler of its streams and at most so many clients."""
+    finishes_rounds: bool = False
+    """As of `Coordinator`."""
+    goes_on: Callable[[float], None] = lambda _: None
+    """Is told, before clients come, what the clock of the run has shown at its last commit."""
 
 
 REAL = Platform()
@@ -112,7 +121,7 @@ REAL = Platform()
 
 @dataclass(frozen=True)
 class RunResult:
-    """What is left of a run besides its log."""
+    """The result of a run besides its log."""
 
     state: RunState
     theta: Vector
@@ -129,7 +138,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class RunOutputs:
-    """What writes down, and takes away again, what a run leaves besides its log."""
+    """Writes down, and takes away again, what a run leaves besides its log."""
 
     keep: Callable[[RunResult], None]
     """Writes the results down; called in a thread, before metrics and page are closed."""
@@ -161,39 +170,65 @@ async def serve(
     with ExitStack() as ending:
         interruption = ending.enter_context(interruptible())
         with _disk_errors(folder):
-            store, checkpoint = ending.enter_context(_opened(folder))
+            store, checkpoint = ending.enter_context(_opened(folder, settings.models_kept))
             settings = replace(settings, run_id=_run_id(store, settings.run_id))
             telemetry = Telemetry(settings, is_watched=endpoints.metrics is not None)
             observer = Observers(telemetry, ProgressReporter(settings, report))
             start = restore(
-                *(settings, policy, theta_0, store, checkpoint),
+                settings,
+                policy,
+                theta_0,
+                store,
+                checkpoint,
                 after_each=telemetry.replayed,
                 back_to=back_to,
                 say=observer.noticed,
                 forget=outputs.forget,
             )
+            loop = asyncio.get_running_loop()
+            store.tell = lambda message: loop.call_soon_threadsafe(observer.noticed, message)
             best_so_far = _best_so_far(store, checkpoint, outputs.best_model, observer)
+        platform.goes_on(start.state.wall_clock_s)
         _tell_of_log(telemetry, store, start.state, settings)
         store_actor = StoreActor(store, checkpoint, settings.checkpoint_every)
         if endpoints.metrics is not None:
             probes = server_probes(telemetry, lambda: store_actor.busy_s, interruption.asked.is_set)
-            ending.enter_context(_shown(telemetry, endpoints.metrics, report, probes))
+            registry = make_registry(telemetry, endpoints.metrics, folder)
+            metrics = exposition(lambda: registry, lambda: settings.info.run, [endpoints.tls])
+            page = LivePage(telemetry, folder)
+            ending.enter_context(_shown(page, endpoints.metrics, report, {"/metrics": metrics, **probes}))
         waiting = waiting_models_max(theta_0.nbytes)
         evaluator = EvaluatorActor(evaluate, store_actor, observer, best_so_far, outputs.best_model, waiting)
+        if evaluate is not None:
+            observer.evaluator(is_there=True)
         missing = _missing(start, outputs.best_model, store.model_digests(), observer) if evaluate is not None else []
-        monitor = platform.watch()
+        monitor = platform.watch(platform.clock)
         ending.callback(monitor.close)
-        stopwatch = RunStopwatch(monitor, platform.clock)
-        coordinator = Coordinator(settings, start, store_actor, evaluator, observer, oracle=oracle, stopwatch=stopwatch)
-        handler = _stream_handler(coordinator, theta_0.size, settings, endpoints, platform.clock, observer.rejected)
+        coordinator = Coordinator(
+            settings,
+            start,
+            store_actor,
+            evaluator,
+            observer,
+            oracle=oracle,
+            watch=monitor,
+            finishes_rounds=platform.finishes_rounds,
+        )
+        handler = _stream_handler(coordinator, settings, endpoints, monitor, observer.rejected)
+        endpoints = replace(endpoints, run_id=settings.run_id)
         transport = platform.transport(handler, endpoints, settings.clients or _MANY_CLIENTS)
         before = count_held()
-        actors = _Actors(store_actor, evaluator, transport, coordinator)
+        following = partial(follow, endpoints.admission_files, endpoints.admission, handler.readmit, observer.rejected)
+        actors = _Actors(store_actor, evaluator, transport, coordinator, following)
         final, best = await _run_actors(actors, endpoints, report, interruption, missing)
         left = await left_over(before)
         report(Finished(coordinator.stopped_because, left, coordinator.outcome))
         result = RunResult(
-            *(coordinator.state, coordinator.theta, evaluator.best, final, best),
+            coordinator.state,
+            coordinator.theta,
+            evaluator.best,
+            final,
+            best,
             stopped_because=coordinator.stopped_because,
             outcome=coordinator.outcome,
             rejected_updates=telemetry.now.rejected,
@@ -206,26 +241,28 @@ async def serve(
 
 def _stream_handler(
     coordinator: Coordinator,
-    model_size: int,
     settings: ServerSettings,
     endpoints: Endpoints,
-    clock: Callable[[], float],
+    watch: HostWatch,
     on_refused: Callable[[str], None],
 ) -> ClientStreamHandler:
     bound = settings.privacy.norm_bound if settings.privacy else None
-    limits = AnswerLimits(model_size, bound, settings.encoding, settings.budget)
+    size, statistics = settings.manifest.size, settings.manifest.statistics
+    limits = AnswerLimits(size, bound, settings.encoding.beside(statistics.size), statistics, settings.budget)
     return ClientStreamHandler(
-        *(coordinator, limits, endpoints.admission),
+        coordinator,
+        limits,
+        endpoints.admission,
         hello_timeout_s=endpoints.hello_timeout_s,
-        clock=clock,
+        watch=watch,
         on_refused=on_refused,
     )
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[tuple[Store, Checkpoint]]:
+def _opened(folder: Path, slots: int) -> Iterator[tuple[Store, Checkpoint]]:
     """The log and the checkpoint in `folder`, until the end of the block."""
-    with closing(Store(folder / "run.db")) as store, closing(Checkpoint(folder / "checkpoints")) as checkpoint:
+    with closing(Store(folder / "run.db")) as store, closing(Checkpoint(folder / "checkpoints", slots)) as checkpoint:
         yield store, checkpoint
 
 
@@ -239,16 +276,12 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _shown(
-    telemetry: Telemetry, settings: MetricsSettings, report: Report, probes: Mapping[str, Route]
-) -> Iterator[None]:
+def _shown(page: LivePage, settings: MetricsSettings, report: Report, routes: Mapping[str, Route]) -> Iterator[None]:
     """Serve metrics, the probes, and the live page if it is wanted."""
-    page = LivePage(telemetry)
-    metrics = exposition(make_registry(telemetry, settings))
-    routes = {"/metrics": metrics, **probes, **(page.routes if settings.page else {})}
+    routes = {**routes, **(page.routes if settings.has_page else {})}
     web = WebServer(settings.host, settings.port, routes, key="metrics.port")
     url = f"http://{web.address}"
-    report(MetricsServed(f"{url}/metrics", f"{url}/" if settings.page else None))
+    report(MetricsServed(f"{url}/metrics", f"{url}/" if settings.has_page else None))
     try:
         yield
     finally:
@@ -265,12 +298,14 @@ async def _linger(settings: MetricsSettings | None, interruption: Interruption) 
 
 @dataclass(frozen=True)
 class _Actors:
-    """What runs as long as a federation does, in the order in which it starts."""
+    """The tasks that run as long as a federation does, in the order in which they start."""
 
     store: StoreActor
     evaluator: EvaluatorActor
     transport: Transport
     coordinator: Coordinator
+    following: Callable[[], Coroutine[Any, Any, None]]
+    """Follows the files of who may join."""
 
 
 async def _run_actors(
@@ -288,11 +323,13 @@ async def _run_actors(
             await evaluator.tell(message)
         port = await transport.start(endpoints.host, endpoints.port)
         ending = group.create_task(_end(coordinator, interruption))
+        following = group.create_task(actors.following())
         try:
             report(Ready(port))
             await coordinator.run()
         finally:
             await transport.stop(_HASTY_GOODBYE_GRACE_S if interruption.asked.is_set() else _GOODBYE_GRACE_S)
+        report(Preparing("the last models are evaluated on all examples"))
         try:
             async with asyncio.timeout(None) as limit:
                 hurrying = group.create_task(_hurry(limit, interruption))
@@ -300,7 +337,7 @@ async def _run_actors(
         except TimeoutError:
             final = best = ()
             evaluating.cancel()
-        for task in (ending, hurrying):
+        for task in (ending, hurrying, following):
             task.cancel()
         evaluator.stop()
         store.stop()
@@ -340,7 +377,7 @@ def _tell_of_log(telemetry: Telemetry, store: Store, state: RunState, settings: 
     """Tell of what the log holds besides its rounds."""
     for failed in store.failed_attempts():
         telemetry.attempt_failed(failed, state)
-    ends = budgets_end(state.table, settings.budget, state.round, state.policy.m - settings.spare)
+    ends = budgets_end(state.table, settings.budget, state.round, settings.updates_needed(state.policy.m))
     telemetry.resumed(store.evaluations(), ends if state.round else None)
 
 

@@ -1,16 +1,20 @@
-"""What the server needs to know about a run: a validated record, made from the experiment by the emulator."""
+"""A run's settings for the server: a validated record, made from the experiment by the emulator."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
+from pausefl_proto.addresses import is_loopback
 from pausefl_proto.budget import Budget
-from pausefl_proto.encoding import FLOAT32, Encoding
+from pausefl_proto.encoding import Encoding
+from pausefl_proto.number_types import NonNegative, Port, Whole
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Manifest
 from pausefl_server.host_limits import HostLimits
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.norm_bound import NormBound
-from pausefl_server.model.optimizers import Optimizer, ServerOptimizer
+from pausefl_server.model.optimizers import Optimizer
+from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.records import Signal
 
 
@@ -24,34 +28,43 @@ class PrivacySettings:
     reproducible_noise: bool = False
     """True: the noise can be drawn again from the seed, so the run is not private."""
     norm_bound: NormBound | None = None
-    """What the mechanism cannot have made is rejected; None: nothing is."""
+    """Rejects updates that the mechanism cannot have made; None: rejects nothing."""
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What people call a run by; a policy never sees it."""
+    """A run's names for people; a policy never sees them."""
 
-    run: str = ""
+    run: str
     """The run directory's name."""
-    policy: str = ""
-    dataset: str = ""
-    model: str = ""
+    policy: str
+    dataset: str
+    model: str
 
 
 @dataclass(frozen=True)
 class MetricsSettings:
     """Where a run can be watched, and how much of it by client."""
 
+    enabled: bool = True
+    """Whether the server serves `/metrics` and the live page."""
     host: str = "127.0.0.1"
-    port: int = 0
-    client_series_max: int = 200
-    """With more clients than these, only those that matter most keep series of their own."""
-    client_series_top: int = 20
-    """How many matter most, by latency and by ε each."""
-    page: bool = False
-    """Whether the live page is there, too."""
-    linger_s: float = 0.0
-    """How long all this stays when the run is over and its results are written."""
+    """The address on which the server serves them."""
+    port: Port = 0
+    """The TCP port on which the server serves them. 0 takes any free port."""
+    client_series_max: Whole = 200
+    """With more clients than this, only the most important ones keep series of their own, beside quantiles over all."""
+    client_series_top: Whole = 20
+    """How many clients are the most important ones, by latency and by ε each."""
+    page: Literal["auto", "on", "off"] = "auto"
+    """Whether there is a live page, at `/`. "auto" serves it only where no other machine can see it."""
+    linger_s: NonNegative = 0.0
+    """How long `/metrics` and the page stay up after the run. A few scrape intervals let Prometheus record the end."""
+
+    @property
+    def has_page(self) -> bool:
+        """Whether the live page is served."""
+        return self.page == "on" or (self.page == "auto" and is_loopback(self.host))
 
 
 @dataclass(frozen=True)
@@ -76,41 +89,65 @@ class ServerSettings:
     """How long a chosen client whose stream broke may take to come back within the round."""
     evaluation_every: int
     """Evaluate after every so many rounds; 0: only at the end."""
-    quorum: float = 1.0
+    quorum: float
     """The share of m, in (0, 1], whose answers end a round."""
-    spare: int = 0
+    spare: int
     """How many clients the policy's m has beyond those whose answers are needed (over-selection)."""
-    keeps_late_updates: bool = False
+    keeps_late_updates: bool
     """Whether an update that comes after its round is kept for the next model, or dropped."""
-    checkpoint_every: int = 25
+    checkpoint_every: int
     """Keep the model of every so many rounds, to go back to; 0: of none."""
-    rounds_without_update_max: int = 3
+    rounds_without_update_max: int
     """The run ends after so many attempts in a row without a single update."""
-    rest_rounds_max: int = 64
+    rest_rounds_max: int
     """The longest rest after misses in a row, in rounds (`backoff.selectable_rows`); 0: no client rests."""
-    examples_max: int | None = None
+    examples_max: int | None
     """The greatest |D_k| that counts; None: 5 times the median of the connected clients'."""
-    disclosed: frozenset[str] = frozenset()
-    """What clients were told to disclose; anything else they report is dropped."""
-    pings_per_s: float = 0.0
+    disclosed: frozenset[str]
+    """Values that clients were told to disclose; anything else they report is dropped."""
+    pings_per_s: float
     """How many idle clients to ping a second, over all of them; 0: none."""
-    limits: HostLimits = field(default_factory=HostLimits)
+    limits: HostLimits
     """Beyond these a round's measurements are suspect."""
-    aggregation: Aggregation = field(default_factory=Aggregation)
-    optimizer: Optimizer = field(default_factory=ServerOptimizer)
-    expected: Callable[[int], frozenset[str]] | None = None
+    aggregation: Aggregation
+    optimizer: Optimizer
+    is_asynchronous: bool
+    """Whether steps are taken as updates arrive, in place of rounds."""
+    asynchronous: Asynchronous
+    """How these are taken; how late updates of rounds are discounted."""
+    expected: Callable[[int], frozenset[str]] | None
     """round -> the clients that will be there, where that is known; a round waits for those who come or go with it."""
-    clients: int | None = None
+    clients: int | None
     """How many clients there are to be in all, beyond which no client is let in; None: any number."""
-    total_delays: bool = False
+    total_delays: bool
     """Drawn delays are of whole exchanges, transfer and work included, not what comes on top of these."""
-    info: RunInfo = field(default_factory=RunInfo)
-    encoding: Encoding = FLOAT32
+    info: RunInfo
+    encoding: Encoding
     """How updates travel."""
-    agreement: Mapping[str, str] | None = None
-    """What clients must have as the run has it: key of the experiment -> value as JSON; None: nothing is compared."""
+    agreement: Mapping[str, str] | None
+    """Values that clients must share: key of the experiment -> value as JSON; None: nothing is compared."""
+    farewell: str = ""
+    """A note to clients beside the reason why the run is over."""
 
     @property
     def budget(self) -> Budget | None:
         """Each client's privacy budget; None in a run without privacy."""
         return self.privacy.budget if self.privacy else None
+
+    @property
+    def mixes_models(self) -> bool:
+        """Whether a step needs the models that its updates were made from."""
+        return self.is_asynchronous and self.asynchronous.rule == "fedasync"
+
+    @property
+    def models_kept(self) -> int:
+        """How many of the last models a restart finds: those of clients at work, and two written in turn."""
+        return 2 + (self.asynchronous.staleness_max if self.is_asynchronous else 0)
+
+    def places(self, asked: int) -> int:
+        """How many clients may be at work at once, in rounds that ask so many."""
+        return self.asynchronous.concurrency if self.is_asynchronous else asked
+
+    def updates_needed(self, m: int) -> int:
+        """How many updates a round, which asks m clients, or a step is to have."""
+        return self.asynchronous.buffer if self.is_asynchronous else m - self.spare

@@ -1,4 +1,4 @@
-"""What a run knows: a fold over its log, so that resuming is replaying."""
+"""The state of a run: a fold over its log, so that resuming is replaying."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,8 +30,16 @@ class RunState:
     """Rounds whose latency a miss decided: its wait, after which the answer had not come."""
     suspect_rounds: int = 0
     """Rounds whose measurements are in doubt."""
+    suspect_observations: int = 0
+    """Measurements that are in doubt themselves."""
+    usual_propagation_s: dict[str, float] = field(default_factory=dict)
+    """The residual of each client's exchanges, smoothed as a round-trip time is (RFC 6298); no policy's to see."""
     failed_attempts: int = 0
     """How many attempts at the next round have had no answer."""
+    elapsed_s: float = 0.0
+    """See `rounds.elapsed`."""
+    at_work: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Round and attempt of the job that each client at work has, as far as the log tells of jobs ("given")."""
 
     @staticmethod
     def start(
@@ -42,7 +50,14 @@ class RunState:
 
     def before_round(self, round: int, events: Iterable[LogEvent]) -> None:
         """Fold the events that `round`'s selection gets to know."""
+        events = tuple(events)
         self.table.apply_events(events, round)
+        for event in events:
+            job = event.job_round, event.job_attempt
+            if event.kind == "given":
+                self.at_work[event.client_id] = job
+            elif event.kind == "withdrawn" and self.at_work.get(event.client_id) == job:
+                del self.at_work[event.client_id]
 
     def after_round(self, record: RoundRecord) -> None:
         """Fold a committed round, whose events `before_round` has taken already."""
@@ -51,6 +66,7 @@ class RunState:
         self.measured_latency_s += record.measured_latency_s
         self.censored_rounds += record.is_censored
         self.suspect_rounds += bool(record.suspect)
+        self.suspect_observations += sum(bool(o.suspect) for o in record.observations)
 
     def after_failed_attempt(self, record: RoundRecord) -> None:
         """Fold an attempt at the next round in which no client gave an update."""
@@ -58,12 +74,19 @@ class RunState:
         self.failed_attempts += 1
 
     def _fold(self, record: RoundRecord) -> None:
-        """What every attempt changes: what is known of its clients, and the time it took."""
+        """Fold in what every attempt changes: what is known of its clients, and the time it took."""
         self.table.apply_round(record)
+        for o in record.observations:
+            if o.teaches:
+                usual_s = self.usual_propagation_s.get(o.client_id, o.timing.propagation_s)
+                self.usual_propagation_s[o.client_id] = usual_s + (o.timing.propagation_s - usual_s) / 8
         self.policy_state = self.policy.observe(self.policy_state, seen_by_policy(record), self.table)
         self.total_latency_s += record.round_latency_s
         self.missed_jobs += len(record.missed)
         self.wall_clock_s = record.wall_clock_s
+        self.elapsed_s = record.elapsed_s
+        for client_id in (*(o.client_id for o in record.observations), *(miss.client_id for miss in record.misses)):
+            self.at_work.pop(client_id, None)
 
 
 @dataclass(frozen=True)
@@ -77,7 +100,11 @@ class StartingPoint:
     unevaluated: Mapping[int, Vector | None] = field(default_factory=dict)
     """The model of each round whose evaluation was due and is missing; None: the model is gone."""
     attempts: Mapping[int, int] = field(default_factory=dict)
-    """Which attempt at a round comes next, for each that was taken back or has failed; 1 for all others."""
+    """The next attempt at each round that was taken back or has failed; 1 for all others."""
+    at_work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Round and attempt of the job that each client had whose answer no step has used; its model is among `models`."""
+    models: Mapping[int, Vector] = field(default_factory=dict)
+    """The models of these jobs, by the job's round."""
 
 
 def replay(

@@ -34,11 +34,15 @@ value_s = {delay_s}
 model = "synthetic"
 model_bytes = {model_bytes}
 [server]
+mode = "{mode}"
 round_timeout_s = 4.0
 rejoin_timeout_s = 0.5
 dead_after_s = 3.0
 pings_per_s = 60.0
 rounds_without_update_max = 20
+[asynchronous]
+concurrency = {m}
+buffer = {buffer}
 [metrics]
 enabled = false
 """
@@ -66,6 +70,8 @@ class Shape:
     pause_s: float
     """Mean time between two faults."""
     policy: str = "random"
+    mode: str = "rounds"
+    """`server.mode`; asynchronous steps have half as many updates as clients are at work."""
     delay_s: float = 0.1
     model_bytes: int = 20_000
     line_weight: float = 1.0
@@ -102,8 +108,8 @@ class Federation:
     async def play(self) -> Played:
         """Play all rounds; the last ones in peace."""
         shape = self._shape
-        names = ("rounds", "m", "policy", "delay_s", "model_bytes")
-        values = {name: getattr(shape, name) for name in names}
+        names = ("rounds", "m", "policy", "mode", "delay_s", "model_bytes")
+        values = {name: getattr(shape, name) for name in names} | {"buffer": max(1, shape.m // 2)}
         self._config.write_text(_EXPERIMENT.format(clients=shape.hosts * shape.clients_each, **values), "utf-8")
         try:
             for line in self._lines:

@@ -17,9 +17,9 @@ import numpy as np
 from fuzz.malformed import malformed
 from fuzz.server_run import peak_rss_bytes, tracebacks
 from fuzz.tally import Tally
-from pausefl.config.client_records import budget_of, schedule_of
-from pausefl.config.experiment import Experiment
-from pausefl.config.loading import load_experiment
+from pausefl.experiment.client_records import budget_of, schedule_of
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.loading import load_experiment
 from pausefl_client.privacy.ledger import Ledger
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb

@@ -26,6 +26,7 @@ class Plan:
     messages: int
     seed: int = 1
     insiders: int = 200
+    mode: str = "rounds"
     warm_up_s: float = 5.0
     quiet_s: float = 5.0
     fuzz_s: float = 15.0
@@ -76,7 +77,7 @@ class ServerFuzz:
 
     async def run(self, folder: Path) -> None:
         """Play to the end; AssertionError says what does not hold."""
-        with ServerRun(folder, self._plan.insiders) as run:
+        with ServerRun(folder, self._plan.insiders, self._plan.mode) as run:
             await self._until_round(run, 3)
             await asyncio.sleep(self._plan.warm_up_s)
             base = run.footprint()

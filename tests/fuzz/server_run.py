@@ -40,8 +40,12 @@ value_s = 0.5
 model = "synthetic"
 model_bytes = {model_bytes}
 [server]
+mode = "{mode}"
 round_timeout_s = 10.0
 rejoin_timeout_s = 0.25
+[asynchronous]
+concurrency = {concurrency}
+buffer = {m}
 """
 _PAUSEFL = [sys.executable, "-m", "pausefl"]
 _PATIENCE_S = 60.0
@@ -64,13 +68,13 @@ class Footprint:
 class ServerRun:
     """A server and its honest clients; both are gone with the block."""
 
-    def __init__(self, folder: Path, hostile: int) -> None:
+    def __init__(self, folder: Path, hostile: int, mode: str = "rounds") -> None:
+        """`mode` is `server.mode`; without rounds, two places are left for hostile clients."""
         self.folder = folder
         self._run_dir = folder / "run"
         config = folder / "fuzz.toml"
-        config.write_text(
-            EXPERIMENT.format(honest=HONEST, hostile=hostile, m=M, model_bytes=MODEL_BYTES), encoding="utf-8"
-        )
+        values = {"honest": HONEST, "hostile": hostile, "m": M, "model_bytes": MODEL_BYTES}
+        config.write_text(EXPERIMENT.format(mode=mode, concurrency=HONEST + 2, **values), encoding="utf-8")
         self.server = self._start("server", "server", config, "--run-dir", self._run_dir)
         ready = self._event("ready")
         self.port = int(ready["port"])
@@ -106,14 +110,14 @@ class ServerRun:
 
     def schedule(self) -> str:
         """The privacy that clients of this run agree on."""
-        from pausefl.config.client_records import schedule_of
-        from pausefl.config.loading import load_experiment
+        from pausefl.experiment.client_records import schedule_of
+        from pausefl.experiment.loading import load_experiment
 
         return schedule_of(load_experiment(str(self.folder / "fuzz.toml")).privacy)
 
     def agreement(self) -> dict[str, str]:
         """What clients of this run state of the experiment."""
-        from pausefl.config.loading import load_experiment
+        from pausefl.experiment.loading import load_experiment
         from pausefl.runtime.client.agreement import agreement_of
 
         return agreement_of(load_experiment(str(self.folder / "fuzz.toml")))

@@ -1,4 +1,4 @@
-"""`make mutants`: break privacy in each way of the catalogue, see who notices, write docs/privacy-mutants.md.
+"""`make mutants`: break privacy in each way of the catalogue, see who notices, write benchmarks/privacy-mutants.md.
 
 python tests/mutants [WORD...]      with words, only the mutants whose description has one of them; writes nothing
 
@@ -43,7 +43,7 @@ def main() -> int:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         verdicts = list(pool.map(tried, chosen))
     if not words:
-        (ROOT / "docs/privacy-mutants.md").write_text(table(verdicts), "utf-8")
+        (ROOT / "benchmarks/privacy-mutants.md").write_text(table(verdicts), "utf-8")
     return int(any(verdict.survives for verdict in verdicts))
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 NOT_ASKED = "—"
 MISSED = "misses it"
 
-PACKAGES = ("proto", "process", "server", "client", "emulator")
+PACKAGES = ("proto", "process", "server", "client", "emulator", "plugins/pausefl-audit")
 _TIMEOUT_S = 1800.0
 # More than one chunk of noise, and no torch: the fork server starts fast.
 _AUDITED = ("workload.model=synthetic", "workload.model_bytes=264000", "clients.count=2", "selection.m=1")
@@ -67,7 +67,7 @@ def check_tree(mutants: Sequence[Mutant]) -> None:
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
-    """docs/privacy-mutants.md."""
+    """benchmarks/privacy-mutants.md."""
     rows = (f"| {v.mutant.why} | `{Path(v.mutant.file).name}` | {v.audit} | {_linked(v.tests)} |" for v in verdicts)
     return "\n".join([_HEAD.format(count=len(verdicts)), *rows, ""])
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from pausefl.bench.training.images import random_images
+from pausefl.bench.images import random_images
 from pausefl_client.batched.stack import ModelStack
 from pausefl_client.batched.training import train_together
 from pausefl_client.training.method import TrainingMethod
-from pausefl_client.training.models import flatten
+from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_proto.wire import Vector
@@ -57,7 +57,9 @@ def trainers_of(
 def theta_of(trainer: TorchTrainer, round: int = 1) -> Vector:
     """Another model in each round; zeros for a control variate in the first."""
     rng = np.random.default_rng(round)
-    values = flatten(trainer.model) * 0 + rng.normal(0, 0.2, flatten(trainer.model).size).astype(np.float32)
+    values = ModelVector(trainer.model).values() * 0 + rng.normal(
+        0, 0.2, ModelVector(trainer.model).values().size
+    ).astype(np.float32)
     return np.append(values, np.full(trainer.manifest.size - values.size, 0.01 * (round - 1), np.float32))
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pausefl_proto.actor import Actor
+from pausefl_process.host_monitor import HostWatch
 from pausefl_proto.budget import Budget
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, cut, digest, pack, pack_job
+from pausefl_server.actor import Actor
 from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.model.norm_bound import NormBound
@@ -36,10 +37,11 @@ class ClientActorRig:
     def __init__(self, size: int = 5, budget: Budget | None = None, norm_bound: NormBound | None = None) -> None:
         self.size = size
         self.clock = Clock()
+        self.watch = HostWatch(self.clock)
         self.stream = FakeStream(self.clock)
         self.coordinator = FakeCoordinator()
         limits = AnswerLimits(size, norm_bound, budget=budget)
-        self.actor = ClientActor("client-1", self.stream, self.coordinator, limits, self.clock, released=2)
+        self.actor = ClientActor("client-1", self.stream, self.coordinator, limits, self.watch, released=2)
         self.reason: asyncio.Task[str] | None = None
 
     @asynccontextmanager
@@ -53,6 +55,13 @@ class ClientActorRig:
             await self.reason
             self.actor.stop()
             self.coordinator.stop()
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        """It runs, and has been given the job of round 1."""
+        async with self.running():
+            await self.dispatch()
+            yield
 
     async def dispatch(self, round: int = 1, attempt: int = 1, handed_over_s: float | None = None) -> None:
         """Give it a job, and wait until all of it is written."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import psutil
 
+from rigs import log
+
 PAUSEFL = [sys.executable, "-m", "pausefl"]
 SYNTHETIC = """
 [experiment]
@@ -38,11 +40,7 @@ def synthetic(folder: Path, rounds: int = 10, clients: int = 4, m: int = 2, trai
 
 
 def query(run_dir: Path, sql: str) -> list[tuple[Any, ...]]:
-    db = sqlite3.connect(f"file:{run_dir / 'run.db'}?mode=ro", uri=True)
-    try:
-        return db.execute(sql).fetchall()
-    finally:
-        db.close()
+    return log.query(run_dir / "run.db", sql)
 
 
 def rounds_in(run_dir: Path) -> int:

@@ -12,10 +12,10 @@ import numpy as np
 
 from pausefl_process.events import Notice, ProgressEvent, RollCall
 from pausefl_process.host_monitor import HostReport
-from pausefl_proto.actor import Actor
 from pausefl_proto.budget import Budget
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, Vector
+from pausefl_server.actor import Actor
 from pausefl_server.monitoring.observer import Observers
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
@@ -69,6 +69,8 @@ def answer_of(client_id: str, round: int, release: Release, **changes: Any) -> U
         "bytes_up": 50,
         "arrived_s": time.monotonic(),
         "host": HostReport(),
+        "server_host": HostReport(),
+        "still_before_s": 0.0,
     }
     return Update(**(fields | changes))
 
@@ -116,6 +118,11 @@ class FakePeer(Actor[Any]):
 
     async def answer(self, round: int, release: Release | None = None, **changes: Any) -> None:
         await self._rig.coordinator.tell(self.update(round, release or self.release(), **changes))
+
+    async def play(self, round: int, release: Release | None = None, **changes: Any) -> None:
+        """Take the next job and answer it."""
+        await self.next_job()
+        await self.answer(round, release, **changes)
 
     def update(self, round: int, release: Release, **changes: Any) -> Update:
         return answer_of(self.client_id, round, release, **changes)
@@ -207,6 +214,12 @@ class CoordinatorRig:
     async def join(self, client_id: str, **options: Any) -> FakePeer:
         peer = self.peer(client_id, **options)
         await self.register(peer)
+        return peer
+
+    async def join_and_work(self, client_id: str, **options: Any) -> FakePeer:
+        """A client that has its first job, which the test answers."""
+        peer = await self.join(client_id, manual=True, **options)
+        await peer.next_job()
         return peer
 
     async def register(self, peer: FakePeer, **changes: Any) -> pb.Welcome:

@@ -1,12 +1,15 @@
 """`make up` and its siblings, as their rules say, and a docker command of ours that they meet."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 COMPOSE = Path(__file__).parents[2] / "deploy/compose.py"
+RELEASE = re.findall(r"^version: (.+)$", (COMPOSE.parents[1] / "CITATION.cff").read_text("utf-8"), re.MULTILINE)[0]
+"""The release that CITATION.cff states, the tag of every image."""
 # What an engine says, and what the image that is run would; everything asked of it is noted.
 DOCKER = f"""#!{sys.executable}
 import os, subprocess, sys

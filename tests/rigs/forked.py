@@ -15,12 +15,14 @@ def tell_modules_and_noise(results: "Connection[Any, Any]", experiment: str) -> 
     """Send which of `MODULES` were imported before the fork, and the first noise that a client draws."""
     loaded = [name for name in MODULES if name in sys.modules]
 
-    from pausefl.config.loading import parse_experiment
-    from pausefl.runtime.client.plan import noise_plan
+    from pausefl.experiment.loading import parse_experiment
+    from pausefl.runtime.client.plan import client_plan
     from pausefl.runtime.client.privacy import noise_for
     from pausefl_client.privacy.ledger import ReleaseKey
 
-    source = noise_for(noise_plan(parse_experiment(experiment)), "client-000", ReleaseKey("run", 1, 1, "model"))
+    privacy = client_plan(parse_experiment(experiment)).privacy
+    assert privacy is not None
+    source = noise_for(privacy, "client-000", ReleaseKey("run", 1, 1, "model"))
     results.send((loaded, source.laplace([0.0] * 4, 1.0).tolist()))
 
 
@@ -33,9 +35,8 @@ def _main(forked: str, processes: int, experiment: str) -> None:
     import json
     import multiprocessing
 
-    from pausefl.runtime.client.forks import forked_client
-    from pausefl.runtime.virtual.forks import forked_run
-    from pausefl_process.lifetime import start
+    from pausefl.runtime.forks import forked_client, forked_run
+    from pausefl.runtime.processes.lifetime import start
     from rigs.forked import tell_modules_and_noise
 
     fork = {"forked_client": forked_client, "forked_run": forked_run}[forked]

@@ -11,16 +11,20 @@ import numpy as np
 
 from pausefl_proto.wire import Vector
 from pausefl_server.records import Observation, RoundRecord, Timing
+from pausefl_server.storage.seals import seal_of
 from pausefl_server.storage.store import Store
 
 
 @contextmanager
 def changing_log(run_dir: Path) -> Iterator[sqlite3.Connection]:
-    """Write into a run's log what its server might have written: no seal tells that it did not."""
+    """Write into a run's log what its server might have written, under seals as the server's."""
     with closing(sqlite3.connect(run_dir / "run.db")) as database, database:
         yield database
-        database.execute("DELETE FROM seals")
-        database.execute("PRAGMA user_version = 0")
+        subjects = {subject for (subject,) in database.execute("SELECT subject FROM seals")}
+        for subject, table in (("round", "rounds"), ("round", "failed_attempts"), ("evaluations", "evaluations")):
+            subjects |= {f"{subject} {number}" for (number,) in database.execute(f"SELECT DISTINCT round FROM {table}")}
+        seals = [(subject, seal_of(database, subject)) for subject in subjects]
+        database.executemany("INSERT OR REPLACE INTO seals VALUES (?, ?)", seals)
 
 
 @contextmanager
@@ -34,11 +38,8 @@ def fresh_store() -> Iterator[tuple[Store, Path]]:
 
 
 def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-    try:
-        return db.execute(sql).fetchall()
-    finally:
-        db.close()
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        return database.execute(sql).fetchall()
 
 
 def observation(client_id: str, **changes: Any) -> Observation:

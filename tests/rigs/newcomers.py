@@ -64,7 +64,7 @@ class NewcomerPlay(Play):
         )
 
     def after_drifts(self, **drifts: float) -> Any:
-        """The state after one more round in which these newcomers, and no original, had these drifts."""
+        """The state after one more round in which these clients had these drifts."""
         observations = tuple(
             Observation(i.replace("_", "-"), Timing(1.0), 1.0, 100, 0, 0.0, 0.0, statistics={"drift": d})
             for i, d in drifts.items()

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from pausefl_proto.actor import Actor
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, digest, pack_job
+from pausefl_server.actor import Actor
 from pausefl_server.rounds.messages import Dispatch, Lost, Register
 
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pausefl_process.http_server import WebServer
@@ -40,7 +41,7 @@ def record(t: int, names: list[str], **changes: Any) -> RoundRecord:
 
 @contextmanager
 def served(telemetry: Telemetry) -> Iterator[tuple[LivePage, str]]:
-    page = LivePage(telemetry)
+    page = LivePage(telemetry, Path("/runs/run-1"))
     server = WebServer("127.0.0.1", 0, page.routes, key="metrics.port")
     try:
         yield page, server.address

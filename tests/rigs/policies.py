@@ -12,11 +12,10 @@ from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.rounds.backoff import selectable_rows
-from pausefl_server.selection import Context, Oracle, Policy, Selection, policy_class
+from pausefl_server.selection import POLICIES, Context, Oracle, Policy, Selection, policy_class
 from pausefl_server.selection.observed import seen_by_policy
 
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "pause": ("pause", {}),
+SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "pause R2": ("pause", {"reward": "R2", "clusters": 4, "delta_tau_s": 0.05}),
     "pause R2 convex": ("pause", {"reward": "R2", "clusters": 4, "rho": [0.0, 0.1, 0.3]}),
     "pause discounted": ("pause", {"discount": 0.9}),
@@ -26,20 +25,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sa-pause v1": ("sa-pause", {"steps": 50, "neighbourhood": "v1", "start_set": "random", "temperature": "printed"}),
     "sa-pause R2": ("sa-pause", {"steps": 50, "reward": "R2", "neighbourhood": "swap"}),
     "sa-pause labels": ("sa-pause", {"steps": 50, "phi_g": "label_diversity", "window": 8}),
-    "genie": ("genie", {}),
-    "random": ("random", {}),
-    "all": ("all", {}),
-    "fastest": ("fastest", {}),
-    "clustered": ("clustered", {}),
-    "ucb": ("ucb", {}),
     "oort": ("oort", {"pacer_window": 3}),
     "pow-d": ("pow-d", {"d": 6}),
     "fed-ts": ("fed-ts", {"search_after": 3}),
     "fed-ts guarded": ("fed-ts", {"guard": "leave-one-out", "drift_weight": 1.0}),
-    "drift-ucb": ("drift-ucb", {}),
-    "chr": ("chr", {}),
-    "pns": ("pns", {}),
 }
+CASES = {name: (name, dict[str, Any]()) for name in POLICIES} | SPECIAL
+"""Every named policy, also one that a contributor has just named, and those with parameters to try."""
+
 M = 4
 DEADLINE_S = 2.0
 BUDGET = Budget(100.0, 0.04)

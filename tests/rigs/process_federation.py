@@ -6,10 +6,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from pausefl.config.experiment import Experiment
+from pausefl.experiment.experiment import Experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_client_process
-from pausefl.runtime.server.plan import server_plan
+from pausefl.runtime.plan import plan_of
 from pausefl.runtime.server.process import run_server_process
 from pausefl_process.events import Ready
 from rigs.wiretap import Wiretap
@@ -35,7 +35,7 @@ class ProcessFederation:
         if name == SERVER:
             self._listening.clear()
             ours, theirs = self._context.Pipe()
-            plan = server_plan(self.experiment, self._folder.name)
+            plan = plan_of(self.experiment, self._folder.name).server
             self._start(name, run_server_process, plan, self._folder, theirs)
             theirs.close()
             threading.Thread(target=self._listen, args=(ours,), daemon=True).start()

@@ -74,6 +74,7 @@ class FakeTrainer:
         self.begun = threading.Event()
         self.rounds: list[int] = []
         self.fails_in: dict[int, Exception] = {}
+        self.first_value: dict[int, float] = {}
         self._clock = clock
         self._train_s = train_s
 
@@ -85,6 +86,7 @@ class FakeTrainer:
             raise self.fails_in[round]
         self._clock.advance(self._train_s)
         update = np.random.default_rng(len(self.rounds)).standard_normal(theta.size, np.float32)
+        update[0] = self.first_value.get(round, update[0])
         return TrainingOutcome(update, loss=0.25)
 
     def state(self) -> bytes:
@@ -129,6 +131,8 @@ class FakeServer:
         self._streams: asyncio.Queue[ServerEnd] = asyncio.Queue()
         self.opened = self.closed = 0
         self.unreachable = False
+        self.silence_s = 1.0
+        """How long a client waits for each answer that does not come."""
         self.failure: Exception = OSError("nobody answers")
         self.says_at_once: Sequence[Mapping[str, Any]] = ()
         """To every client that connects from now on."""
@@ -136,7 +140,7 @@ class FakeServer:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[ServerEnd]:
         if self.unreachable:
-            self._clock.advance(1.0)
+            self._clock.advance(self.silence_s)
             raise self.failure
         stream = ServerEnd(self._clock)
         for kind in self.says_at_once:
@@ -173,6 +177,8 @@ class SessionRig:
         executor: Executor | None = None,
         clock: Clock | None = None,
         discloses_loss: bool = False,
+        give_up_after_s: float = 60.0,
+        run_id: str = "",
     ) -> None:
         self.clock = clock or Clock()
         self.server = FakeServer(self.clock)
@@ -183,7 +189,8 @@ class SessionRig:
             "client-007",
             SCHEDULE if privacy else "",
             discloses_loss=discloses_loss,
-            give_up_after_s=60.0,
+            run_id=run_id,
+            give_up_after_s=give_up_after_s,
             retry_every_s=0.0,
         )
         self.session = ClientSession(
@@ -213,6 +220,12 @@ class SessionRig:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, PauseflError):
                 await task
+
+    @asynccontextmanager
+    async def welcomed(self) -> AsyncIterator[ServerEnd]:
+        """The stream of a session that runs, once it has been welcomed."""
+        async with self.running():
+            yield await self.server.welcome()
 
 
 def private(folder: Path, clock: Clock, budget: Budget = BUDGET, privatise_s: float = 0.0) -> ReleasePrivacy:

@@ -43,6 +43,9 @@ def observation(client_id: str, i: int, round_trip_s: float) -> Observation:
         bytes_up=300,
         drawn_down_s=0.05,
         drawn_up_s=0.125,
+        staleness=2,
+        handed_out_s=4.0,
+        came_back_s=4.0 + round_trip_s,
         host=HOSTS.get(client_id, HostReport()),
     )
 
@@ -91,6 +94,7 @@ def _record(
         misses=(Miss("c", "timeout", latency_s, latency_s),) if "c" in chosen else (),
         failed_attempts=failed_attempts,
         suspect=DOUBTS,
+        elapsed_s=7.0 * round,
     )
 
 
@@ -115,6 +119,7 @@ def play(telemetry: Telemetry, *, private: bool = True) -> None:
     for _ in range(6):
         telemetry.rejected("client a was refused")
     telemetry.pinged(1, 0.002)
+    telemetry.evaluator(is_there=False)
     telemetry.evaluated(3, Evaluation("test", subset=False, n_examples=100, accuracy=0.75, loss=1.0))
     telemetry.evaluated(3, Evaluation("validation", subset=True, n_examples=50, accuracy=0.5, loss=1.0))
 

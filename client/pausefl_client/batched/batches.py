@@ -12,7 +12,7 @@ from pausefl_proto.arrays import IntArray
 
 
 class RoundBatches:
-    """What each learner trains on in each step of a round, as training alone would draw it; most steps come first."""
+    """The batches of each learner in each step of a round, as training alone would draw it; most steps come first."""
 
     def __init__(self, learners: Sequence[TorchTrainer], round: int) -> None:
         self.size = max(min(learner.settings.batch_size, learner.n_examples) for learner in learners)

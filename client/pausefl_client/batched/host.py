@@ -53,7 +53,7 @@ class _Cohort:
         self._trained: dict[_Client, Trained] | None = None
 
     def take(self, client: _Client, theta: Vector, round: int) -> Trained | None:
-        """What a client's training from θ gave; None where the client must train by itself.
+        """The outcome of a client's training from θ; None where the client must train by itself.
 
         That is so where its round or its θ is another, where the cohort's training failed, and where the client has
         trained or was restored since the cohort was gathered.
@@ -200,7 +200,7 @@ class _Member(WrappedTrainer):
         self._client = client
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-        """What the cohort's training gave this client; without a cohort, what its own gives."""
+        """The outcome of the cohort's training for this client; without a cohort, of its own."""
         client = self._client
         trained = None if client.cohort is None else client.cohort.take(client, theta, round)
         with client.lock:

@@ -30,6 +30,8 @@ class StackedNetwork:
             raise NotStackable("layers of the model share parameters")
         if not all(parameter.requires_grad for parameter in model.parameters()):
             raise NotStackable("parameters of the model are frozen")
+        if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
+            raise NotStackable("parameters of the model are not float32")
 
     def __call__(self, parameters: StackedParameters, inputs: torch.Tensor) -> torch.Tensor:
         """The outputs; `parameters` are in the order of `model.parameters()`, each (k, *shape)."""
@@ -121,7 +123,7 @@ def _relu(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.T
 
 
 def _alike(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:  # noqa: ARG001
-    """What treats every value by itself."""
+    """Apply a layer that treats every value by itself."""
     y: torch.Tensor = layer(x)
     return y
 

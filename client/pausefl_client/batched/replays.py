@@ -20,7 +20,7 @@ Pass = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Inputs and targets to losses. It reads and writes other tensors only where these lie at every call."""
 
 Step = Callable[[], None]
-"""What follows a pass, under the same condition."""
+"""Follows a pass, under the same condition."""
 
 
 class Recorder(Protocol):
@@ -65,7 +65,7 @@ class Replays:
         return self._recorder is not None
 
     def call(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> torch.Tensor:
-        """What `one_pass` returns, valid until the next call; `step` has been taken after it.
+        """The result of `one_pass`, valid until the next call; `step` has been taken after it.
 
         Both must be the same for the same shapes.
         """

@@ -107,7 +107,7 @@ class ModelStack:
             torch._foreach_copy_(places, values)
 
     def _beside(self, of_another: JoinedStates) -> JoinedStates:
-        """What the optimizer is told of a model that has not trained yet, where another has; empty: nothing.
+        """The optimizer's states for a model that has not trained yet, where another has; empty: none.
 
         torch's fused SGD takes momentum of all models or of none. Without dampening the first step from 0 is the same.
         """
@@ -141,7 +141,7 @@ class ModelStack:
         return differentiate(self._perceptron, *self._in_place, inputs, targets)
 
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What the models that learn make of (k, n, *shape) inputs."""
+        """Outputs of the models that learn for (k, n, *shape) inputs."""
         with torch.no_grad():
             torch.split_with_sizes_copy(self.values[: self._learning], self._sizes, 1, out=self._of_learning)
         return self._network(self._leaves, inputs)
@@ -165,7 +165,7 @@ class ModelStack:
         self._optimizer.step()
 
     def states(self, row: int) -> JoinedStates:
-        """What the optimizer remembers of a model; it is the caller's from the next `begin` on."""
+        """The optimizer's memory of a model; it is the caller's from the next `begin` on."""
         states: JoinedStates = self._optimizer.state.get(self._rows[row], {})
         return {name: copied(value) for name, value in states.items()} if self.steps_are_recorded else states
 

@@ -24,6 +24,8 @@ Inputs = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int32]
 Labels = npt.NDArray[np.int64]
 TargetArray = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
+Owners = npt.NDArray[np.int64] | npt.NDArray[np.str_]
+
 _DIGITS_VALIDATION_EXAMPLES = 297
 _DIGITS_TEST_EXAMPLES = 300
 
@@ -38,8 +40,8 @@ class Examples:
     """(n, channels, height, width) uint8 images in 0..255, (n, words) int32 tokens, or (n, ...) float32 features."""
     labels: TargetArray
     """(n,) int64 in [0, classes). With a task: (n, tokens) int64, or (n,) or (n, outputs) float32."""
-    owners: Labels | None = None
-    """(n,) int64, whose each example is, where that is known: a person or a device, by any numbers."""
+    owners: Owners | None = None
+    """(n,) whose each example is, where that is known: a person or a device, by names or whole numbers."""
 
     def __post_init__(self) -> None:
         if self.inputs.dtype not in (np.uint8, np.float32, np.int32):
@@ -48,8 +50,10 @@ class Examples:
             raise ConfigError(f"{_KEY}: labels must be int64, or float32 targets")
         if len(self.inputs) != len(self.labels):
             raise ConfigError(f"{_KEY}: {len(self.inputs)} inputs, but {len(self.labels)} labels")
-        if self.owners is not None and (self.owners.dtype != np.int64 or len(self.owners) != len(self.labels)):
-            raise ConfigError(f"{_KEY}: owners must be int64, one for each of the {len(self.labels)} examples")
+        if self.owners is not None and (self.owners.dtype.kind not in "iuU" or len(self.owners) != len(self.labels)):
+            raise ConfigError(
+                f"{_KEY}: owners must be texts or whole numbers, one for each of the {len(self.labels)} examples"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -67,7 +71,7 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """What is learned. `validation` is held-out training data: the best model is chosen on it, not on `test`."""
+    """Examples and a task. `validation` is held-out training data: the best model is chosen on it, not on `test`."""
 
     name: str
     train: Examples
@@ -141,7 +145,7 @@ def check_is_here(name: str) -> None:
 
 
 def split_note(name: str, test_examples: int) -> str:
-    """What a reader of a result should know of a data set of so many test examples; empty where it is as published."""
+    """A note for readers of results on a data set of so many test examples; empty where it is as published."""
     if name == "ag-news" and test_examples == AG_NEWS_TEST_EXAMPLES:
         return "the published test split alone: 5,400 to train on, 600 to validate on and 1,600 to test on"
     return ""

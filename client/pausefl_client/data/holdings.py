@@ -1,4 +1,4 @@
-"""Which examples a client holds, told by digests: equal examples have one budget, however they are named.
+"""The examples a client holds, told by digests: equal examples have one budget, however they are named.
 
 BLAKE2b (RFC 7693), not a faster checksum: a digest names a ledger on disk, and must not give away more of the examples
 than that two clients hold the same ones. It reads about 1 GB/s, once when a client's data are loaded.
@@ -16,7 +16,7 @@ from pausefl_client.data.datasets import Examples
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a client holds: 32 hexadecimal digits for its examples, 16 for how all clients' were dealt out.
+    """Digests of a client's examples: 32 hexadecimal digits for its examples, 16 for how all clients' were dealt out.
 
     Equal `examples` are the same data. Where these differ but `dealing` is the same, no example is in both.
     """

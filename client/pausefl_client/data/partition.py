@@ -2,32 +2,36 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import numpy as np
+from annotated_types import Gt, Le
 
-from pausefl_client.data.datasets import TargetArray
+from pausefl_client.data.datasets import Owners, TargetArray
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray, IntArray, read_only
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
+from pausefl_proto.number_types import Bounded, Count, PositiveShare
 
 _KEY = "workload.partition"
 
-# Far beyond it shares are as equal as numbers can be, and far below it nothing overflows.
-_GREATEST_CONCENTRATION = 1e100
+# Far below the bound shares are as equal as numbers can be; far beyond it, sums of the gammas drawn overflow.
+Concentration = Annotated[float, Gt(0), Le(1e100)]
 
 
 @dataclass(frozen=True)
 class Dealt:
-    """What is dealt out: the training examples' labels, and whose they are where the data set says so."""
+    """The examples to deal out: their labels, and whose they are where the data set says so."""
 
     labels: IntArray
     """(n,) int64 in [0, classes)."""
     classes: int
     clients: int
-    owners: IntArray | None = None
-    """(n,) int64: equal numbers are one person's or device's examples."""
+    owners: Owners | None = None
+    """(n,) names or whole numbers: equal ones are one person's or device's examples."""
+    client_ids: Sequence[str] = ()
+    """The clients' ids, where they are known."""
 
 
 class Partitioner(Protocol):
@@ -44,11 +48,12 @@ def partition(
     clients: int,
     classes: int,
     seed: int,
-    owners: IntArray | None = None,
+    owners: Owners | None = None,
+    client_ids: Sequence[str] = (),
 ) -> list[IntArray]:
     """The rows of each client, sorted; no row goes to two clients and every client gets at least one.
 
-    `labels` is (n,) int64 in [0, classes), `owners` (n,) int64. Examples without classes count as of one class, for
+    `labels` is (n,) int64 in [0, classes), `owners` (n,). Examples without classes count as of one class, for
     partitioners that can do without. ConfigError if it cannot be done.
     """
     if not 1 <= clients <= len(labels):
@@ -59,7 +64,7 @@ def partition(
         labels, classes = np.zeros(len(labels), np.int64), 1
     # A partitioner that wrote to them would change the labels that clients train on.
     given_labels = read_only(labels.astype(np.int64, copy=False))
-    dealt = Dealt(given_labels, classes, clients, None if owners is None else read_only(owners))
+    dealt = Dealt(given_labels, classes, clients, None if owners is None else read_only(owners), client_ids)
     stream = getattr(partitioner, "stream", type(partitioner).__name__)
     given: object = partitioner.deal(dealt, generator(seed, "partition", stream))
     if not isinstance(given, Iterable):
@@ -103,21 +108,16 @@ class Iid:
 
 
 @dataclass(frozen=True)
-class DominantLabel:
+class DominantLabel(Bounded):
     """Unequal sizes, and one dominant label for each client (PAUSE v2, Section V)."""
 
     stream: ClassVar[str] = "dominant-label"
     needs_classes: ClassVar[bool] = True
 
-    concentration: float = 3.0
+    concentration: Concentration = 3.0
     """The concentration of the Dirichlet distribution of sizes. Small values make sizes more unequal."""
-    dominant_share: float = 0.25
+    dominant_share: PositiveShare = 0.25
     """About this share of a client's examples has its dominant label. With 1/classes no label dominates."""
-
-    def __post_init__(self) -> None:
-        check_concentration(self.concentration)
-        if not 0 < self.dominant_share <= 1:
-            raise ValueError(f"dominant_share = {self.dominant_share}: must be above 0 and at most 1")
 
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
         """First every client's surplus of its dominant label, then the rest at random.
@@ -150,7 +150,7 @@ class DominantLabel:
 
 
 @dataclass(frozen=True)
-class LabelDirichlet:
+class LabelDirichlet(Bounded):
     """Equal sizes, label proportions of each client drawn from Dirichlet(concentration · p), p those of all data.
 
     Hsu, Qi and Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification,
@@ -160,13 +160,10 @@ class LabelDirichlet:
     stream: ClassVar[str] = "label-dirichlet"
     needs_classes: ClassVar[bool] = True
 
-    concentration: float = 0.5
+    concentration: Concentration = 0.5
     """Near 0 each client has one label; great values come close to equal shares at random. The value is spread over
     the labels: of ten equally frequent labels, each has a tenth of it. Where another tool's alpha counts for each
     label, multiply it by the number of labels."""
-
-    def __post_init__(self) -> None:
-        check_concentration(self.concentration)
 
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
         """All rows are dealt out, client after client in random order, for the last have what the others left."""
@@ -187,7 +184,7 @@ class LabelDirichlet:
 
 
 @dataclass(frozen=True)
-class Shards:
+class Shards(Bounded):
     """Equal shards of the examples sorted by label, so many a client, at random.
 
     McMahan, Moore, Ramage, Hampson and Agüera y Arcas: Communication-Efficient Learning of Deep Networks from
@@ -197,12 +194,8 @@ class Shards:
     stream: ClassVar[str] = "shards"
     needs_classes: ClassVar[bool] = True
 
-    per_client: int = 2
+    per_client: Count = 2
     """How many shards each client gets."""
-
-    def __post_init__(self) -> None:
-        if self.per_client < 1:
-            raise ValueError(f"per_client = {self.per_client}: must be at least 1")
 
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
         """Examples of one label are in random order before they are cut."""
@@ -221,19 +214,23 @@ class Shards:
 class ByClient:
     """Each client has the examples of one owner, by the data set's own column (`Examples.owners`).
 
-    With more owners than clients, owners are drawn by the seed, and the others' examples stay out.
+    Owners that are clients' ids go to these. Otherwise owners are drawn by the seed; the others' examples stay out.
     """
 
     stream: ClassVar[str] = "by-client"
 
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
-        """The owners' rows, in random order of the owners."""
+        """The owners' rows, in the order of the clients that they name, or in random order."""
         if dealt.owners is None:
             raise ConfigError(
                 f'{_KEY} = "by-client": the data set does not say whose its examples are; a data set of your own can'
                 " (Examples.owners)"
             )
         owners = np.unique(dealt.owners)
+        if named := set(dealt.client_ids) & set(owners.tolist()):
+            if missing := [client_id for client_id in dealt.client_ids if client_id not in named]:
+                raise ConfigError(f'{_KEY} = "by-client": no example is of {missing[0]}, but some are of other clients')
+            return [np.flatnonzero(dealt.owners == client_id) for client_id in dealt.client_ids]
         if owners.size < dealt.clients:
             raise ConfigError(
                 f'clients.count = {dealt.clients}: with workload.partition = "by-client", must be at most'
@@ -253,14 +250,6 @@ PARTITIONERS = Registry(
     },
 )
 """kind -> its record."""
-
-
-def check_concentration(concentration: float) -> None:
-    """ValueError for one that no Dirichlet distribution has, or so great that sums of the gammas drawn overflow."""
-    if not 0 < concentration <= _GREATEST_CONCENTRATION:
-        raise ValueError(
-            f"concentration = {concentration}: must be a finite number above 0 and at most {_GREATEST_CONCENTRATION:g}"
-        )
 
 
 def _stock(dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:

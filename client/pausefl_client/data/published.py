@@ -36,7 +36,7 @@ class Published:
     optional: tuple[str, ...] = ()
     """Files that are read where they are, and never downloaded."""
     layout: tuple[int, ...] = ()
-    """What else the cached arrays depend on."""
+    """More on which the cached arrays depend."""
 
     def sources(self, folder: Path) -> list[Path]:
         """The files in `folder` that are read."""

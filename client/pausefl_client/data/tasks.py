@@ -1,4 +1,4 @@
-"""What a model is to learn: the loss it is trained with, and the score it is evaluated with."""
+"""A model's task: the loss it is trained with, and the score it is evaluated with."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,7 +11,7 @@ class LearningTask(Protocol):
 
     @property
     def metric(self) -> str:
-        """What reports call the mean score: "accuracy", "R²"."""
+        """The mean score's name in reports: "accuracy", "R²"."""
 
     def loss(self, outputs: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
         """The mean loss of a batch, a scalar to be differentiated."""

@@ -1,1 +1,1 @@
-"""What protects a data holder: clip and noise, the ledger, and the release that joins them."""
+"""Protection of a data holder: clip and noise, the ledger, and the release that joins them."""

@@ -3,9 +3,11 @@
 One SQLite file per data holder (WAL, synchronous = FULL, held exclusively), each row chained by a hash to the one
 before, and the first to what the ledger belongs to. A ledger outlives a run where it is kept outside the run's
 directory: its index i, and so its ε_i, then goes on from experiment to experiment, all of which draw from one budget.
+A ledger of a `Life` counts otherwise: each run has a budget of its own, and the ε of all runs add up to the life's.
 """
 
 import hashlib
+import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pausefl_process.commit_count import CommitCount
-from pausefl_process.databases import refuse_lost
-from pausefl_process.files import sqlite_synchronous, sync_folder
+from pausefl_process.databases import is_locked, refuse_lost
+from pausefl_process.files import make_durable, sqlite_synchronous
 from pausefl_proto.budget import Budget, is_same_epsilon
 from pausefl_proto.errors import BudgetError, LedgerError
 
@@ -30,7 +32,7 @@ _ROW_BYTES = 16_000
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS releases (
-    participation INTEGER PRIMARY KEY,  -- i, from 1
+    participation INTEGER PRIMARY KEY,  -- i, from 1; in a life's ledger it counts the releases of all runs
     run_id TEXT NOT NULL,
     round INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
@@ -52,12 +54,13 @@ _CHAINED = (
     "participation, run_id, round, attempt, model_digest, epsilon, epsilon_spent, unit, update_digest, released_at"
 )
 # Only the last release can be open: each closes the one before it.
+_OR_ELSE = "or use a new client id and count this one's whole budget as spent"
 _OPEN = "participation = ? AND fate = 'open'"
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseKey:
-    """What a release answers: asked again for the same key, a client re-sends the same bytes."""
+    """The request that a release answers: asked again for the same key, a client re-sends the same bytes."""
 
     run_id: str
     round: int
@@ -82,6 +85,15 @@ class Spent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Life:
+    """The budget of a client that outlives runs over all of them, and which run it is in."""
+
+    run_id: str
+    epsilon_max: float = math.inf
+    """Σ of all ε_i, by sequential composition over all runs; of the ledger's unit."""
+
+
+@dataclass(frozen=True, slots=True)
 class OpenRelease:
     """A release whose bytes may still be asked for."""
 
@@ -95,24 +107,28 @@ class OpenRelease:
 class Ledger:
     """One data holder's releases. Not for two processes at once; every method but `settle` may block on the disk."""
 
-    def __init__(self, path: Path, budget: Budget, *, unit: str, **holder: str) -> None:
+    def __init__(self, path: Path, budget: Budget, life: Life | None = None, /, *, unit: str, **holder: str) -> None:
         """Open or begin the ledger of a data holder; `holder` says whose it is and what its ε mean (client id, data).
 
-        LedgerError when it is open elsewhere, cannot be written, does not hold together, or belongs to another data
-        holder, schedule or unit.
+        With `life`, `budget` is its run's alone. LedgerError when the ledger is open elsewhere, cannot be written, does
+        not hold together, or belongs to another data holder, schedule or unit.
         """
         self._budget = budget
+        self.life = life
         self._unit = unit
         self._path = path
         self._chain = ""
         self._is_settled = self._is_closed = self._is_marked = False
+        self.spent = self.in_all = Spent(0, 0.0)
+        self._counted = 0  # releases, as the file itself says
         self._commit_count = CommitCount(path)
         with self._errors():
             make_durable(path.parent)
-            has_log = _has_log(path)
+            has_log, counted = _has_log(path), _counted(path) if path.exists() else 0
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.0)
         try:
-            self._open({"schedule": budget.key, "unit": unit, **holder}, has_log)
+            of_budget = {"schedule": budget.key} if life is None else {"budget": "one a run"}
+            self._open({**of_budget, "unit": unit, **holder}, has_log, counted)
             with self._errors():
                 self._opened = path.stat()
         except BaseException:
@@ -130,7 +146,7 @@ class Ledger:
         return self.spent.epsilon
 
     def next_charge(self) -> Charge:
-        """What the next release will cost; BudgetError when the budget, or its floor, does not allow one."""
+        """The cost of the next release; BudgetError when the budget, or its floor, does not allow one."""
         i = self.released + 1
         if not self._budget.affords(i):
             raise BudgetError(
@@ -138,7 +154,17 @@ class Ledger:
                 f" {self._budget.epsilon_floor:g}: {self.epsilon_spent:g} of the privacy budget of"
                 f" {self._budget.epsilon_budget:g} is spent"
             )
-        return Charge(i, self._budget.epsilon(i), self._budget.spent(i))
+        charge = Charge(i, self._budget.epsilon(i), self._budget.spent(i))
+        if self.life is not None and (in_all := self._in_all_after(charge)) > self.life.epsilon_max:
+            raise BudgetError(
+                f"release {i} of this run would bring the epsilon of all runs to {in_all:g}, --epsilon-lifetime is"
+                f" {self.life.epsilon_max:g}: {self.in_all.epsilon:g} is spent"
+            )
+        return charge
+
+    def _in_all_after(self, charge: Charge) -> float:
+        """ε of all that the file holds, once it holds this release too."""
+        return charge.epsilon_spent if self.life is None else self.in_all.epsilon + charge.epsilon
 
     def record(self, key: ReleaseKey, charge: Charge, update_digest: str, noised: memoryview) -> None:
         """Write a release down, and keep its bytes; when this returns it survives a crash.
@@ -152,18 +178,16 @@ class Ledger:
             refuse_lost(self._path, self._opened)
             self._close_open_release()
             (now,) = self._db.execute("SELECT strftime('%Y-%m-%dT%H:%M:%SZ', 'now')").fetchone()
-            row = (
-                *(charge.participation, *astuple(key), charge.epsilon, charge.epsilon_spent),
-                *(self._unit, update_digest, now),
-            )
+            in_all = Spent(self.in_all.released + 1, self._in_all_after(charge))
+            row = (in_all.released, *astuple(key), charge.epsilon, in_all.epsilon, self._unit, update_digest, now)
             chain = _link(self._chain, row)
             marks = ", ".join("?" * len(row))
             self._db.execute(f"INSERT INTO releases ({_CHAINED}, chain) VALUES ({marks}, ?)", (*row, chain))
             keeps = len(noised) <= KEPT_BYTES_MAX
             if keeps:
-                self._db.execute("INSERT INTO kept VALUES (?, ?)", (charge.participation, noised))
-        self.spent, self._chain = Spent(charge.participation, charge.epsilon_spent), chain
-        self._commit_count.write(self.released)
+                self._db.execute("INSERT INTO kept VALUES (?, ?)", (in_all.released, noised))
+        self.spent, self.in_all, self._chain = Spent(charge.participation, charge.epsilon_spent), in_all, chain
+        self._commit_count.write(in_all.released)
         self._log_bytes += _ROW_BYTES + (len(noised) if keeps else 0)
         self._is_settled = False
 
@@ -171,12 +195,12 @@ class Ledger:
         """The release whose bytes may still be asked for; None when the last one is settled or written off."""
         query = f"SELECT {_CHAINED}, noised FROM releases LEFT JOIN kept USING (participation) WHERE {_OPEN}"
         with self._errors():
-            row = None if self._is_settled else self._db.execute(query, (self.released,)).fetchone()
-        if row is None:
+            row = None if self._is_settled else self._db.execute(query, (self.in_all.released,)).fetchone()
+        if row is None or not (self.life is None or row[1] == self.life.run_id):
             return None
-        i, run_id, round_, attempt, model_digest, epsilon, spent, _, update_digest, _, noised = row
-        key, charge = ReleaseKey(run_id, round_, attempt, model_digest), Charge(i, epsilon, spent)
-        return OpenRelease(key, charge, update_digest, noised)
+        _, run_id, round_, attempt, model_digest, epsilon, _, _, update_digest, _, noised = row
+        charge = Charge(self.released, epsilon, self.spent.epsilon)
+        return OpenRelease(ReleaseKey(run_id, round_, attempt, model_digest), charge, update_digest, noised)
 
     def has_answered(self, key: ReleaseKey) -> bool:
         """Whether a release for this key was charged, whatever became of it."""
@@ -199,12 +223,13 @@ class Ledger:
             if self._is_settled:
                 with self._transaction():
                     self._close_open_release()
-            self._lift_mark()
+            if self._is_marked or self._counted != self.in_all.released:
+                self._note(mark=0)
             self._db.close()
             self._commit_count.close()
         self._is_closed = True
 
-    def _open(self, belongs_to: dict[str, str], has_log: bool) -> None:
+    def _open(self, belongs_to: dict[str, str], has_log: bool, counted: int) -> None:
         with self._errors():
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -213,23 +238,17 @@ class Ledger:
             _refuse_alone(self._path, self._db, has_log)  # before anything is written, to a -wal of this process
             # Fails here, not at the first release, on a file or a file system that cannot be written.
             self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+        self._agree_on(belongs_to, counted)
         self._fold()
-        self._agree_on(belongs_to)
 
-    def _agree_on(self, belongs_to: dict[str, str]) -> None:
+    def _agree_on(self, belongs_to: dict[str, str], counted: int) -> None:
         """Read the ledger, or begin it; LedgerError unless it holds together and is the one of `belongs_to`."""
         with self._transaction():
             if self._db.execute("SELECT 1 FROM meta").fetchone() is None:
                 self._db.executemany("INSERT INTO meta VALUES (?, ?)", belongs_to.items())
-            self.spent, self._chain = _walk(self._path, self._db)
-            _refuse_behind(self._path, self.released, self._commit_count.read())
+            self.in_all, self._chain = _walk(self._path, self._db, self._commit_count.read(), counted)
+            self.spent = self.in_all if self.life is None else _spent_in(self._db, self.life.run_id)
             known = dict(self._db.execute("SELECT key, value FROM meta"))
-        if "data" in known.keys() - belongs_to.keys():
-            raise LedgerError(
-                f"ledger {self._path}: an earlier version kept it, by the names of its data and not by the examples:"
-                f" count its epsilon of {self.epsilon_spent:g} as spent, and begin new ledgers in another folder"
-                " (privacy.ledger_dir, --ledger-dir)"
-            )
         for key, value in belongs_to.items():
             if known.get(key) != value:
                 raise LedgerError(
@@ -251,22 +270,23 @@ class Ledger:
         """
         with self._errors():
             self._is_marked = True
-            self._db.execute("PRAGMA user_version = 1")
+            self._note(mark=1)
             try:
                 self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # no other connection reads: it moves everything
             finally:  # a full disk may take this where it does not take that
-                self._lift_mark()
+                self._note(mark=0)
         self._log_bytes = 0
 
-    def _lift_mark(self) -> None:
-        """Have the -wal say that the file is whole with it; closing moves that, too, over to the file."""
-        if self._is_marked:
-            self._db.execute("PRAGMA user_version = 0")
-            self._is_marked = False
+    def _note(self, *, mark: int) -> None:
+        """Mark the file, or lift the mark, and have it count its releases: beside an older -wal, it then holds more."""
+        with self._transaction():
+            self._db.execute(f"PRAGMA user_version = {mark}")
+            self._db.execute(f"PRAGMA application_id = {self.in_all.released}")
+        self._is_marked, self._counted = bool(mark), self.in_all.released
 
     def _close_open_release(self) -> None:
         fate = "settled" if self._is_settled else "written off"
-        self._db.execute(f"UPDATE releases SET fate = ? WHERE {_OPEN}", (fate, self.released))
+        self._db.execute(f"UPDATE releases SET fate = ? WHERE {_OPEN}", (fate, self.in_all.released))
         self._db.execute("DELETE FROM kept")
 
     @contextmanager
@@ -287,34 +307,25 @@ class Ledger:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            locked = getattr(error, "sqlite_errorname", "") in {"SQLITE_BUSY", "SQLITE_LOCKED"}
-            reason = "is open in another process" if locked else str(error)
-            raise LedgerError(f"ledger {self._path}: {reason}") from error
+            raise _ledger_error(self._path, error) from error
 
 
-def make_durable(folder: Path) -> None:
-    """Make a folder, and see to it that it and those made for it are still there after a power cut.
-
-    SQLite does so for the files in it. The folder itself may have been made just before by another process.
-    """
-    made = [folder, *(above for above in folder.absolute().parents if not above.exists())]
-    folder.mkdir(parents=True, exist_ok=True)
-    for entry in made:
-        sync_folder(entry.absolute().parent)
+def _ledger_error(path: Path, error: Exception) -> LedgerError:
+    return LedgerError(f"ledger {path}: {'is open in another process' if is_locked(error) else error}")
 
 
 def verified_spend(path: Path) -> Spent:
-    """What is spent in a ledger, read only; LedgerError where it does not hold together."""
+    """The spending in a ledger, read only; LedgerError where it does not hold together."""
     has_log, charged = _has_log(path), CommitCount(path).read()
     # SQLite makes an empty -wal where there is none, unless it is told that no process writes to the file.
     access = "mode=ro" if has_log else "mode=ro&immutable=1"
     try:
+        counted = _counted(path)
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{access}", uri=True)) as db:
             _refuse_alone(path, db, has_log)
-            spent, _ = _walk(path, db)
-            _refuse_behind(path, spent.released, charged)
+            spent, _ = _walk(path, db, charged, counted)
     except sqlite3.Error as error:
-        raise LedgerError(f"ledger {path}: {error}") from error
+        raise _ledger_error(path, error) from error
     return spent
 
 
@@ -331,31 +342,31 @@ def _refuse_alone(path: Path, db: sqlite3.Connection, has_log: bool) -> None:
     """
     if not has_log and db.execute("PRAGMA user_version").fetchone() != (0,):
         raise LedgerError(
-            f"ledger {path}: its last releases stood in {path.name}-wal, which is missing: restore both files, or use"
-            " a new client id and count this one's whole budget as spent"
+            f"ledger {path}: its last releases stood in {path.name}-wal, which is missing: restore both, {_OR_ELSE}"
         )
 
 
-def _refuse_behind(path: Path, released: int, charged: int) -> None:
-    """LedgerError for a ledger that was damaged where SQLite takes the end of its log to be."""
-    if released < charged:
-        raise LedgerError(
-            f"ledger {path}: counts {released} releases, {charged} were charged: the others stood in {path.name}-wal,"
-            " which is damaged: restore both files, or use a new client id and count this one's whole budget as spent"
-        )
+def _counted(path: Path) -> int:
+    """How many releases the file itself says it holds, whatever its -wal says; 0 where it says nothing.
 
-
-def _walk(path: Path, db: sqlite3.Connection) -> tuple[Spent, str]:
-    """What was spent, and the end of the hash chain; LedgerError where a row does not fit it, or SQLite misses one.
-
-    Beside an older file, the pages of a later -wal may hold releases that no page of the file leads to.
+    Read by SQLite: were the file opened and closed besides, this process would lose its lock on it.
     """
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
+        (counted,) = db.execute("PRAGMA application_id").fetchone()
+    return int(counted)
+
+
+def _walk(path: Path, db: sqlite3.Connection, charged: int, counted: int) -> tuple[Spent, str]:
+    """The spending, and the end of the hash chain.
+
+    LedgerError where a row does not fit the chain, where SQLite misses one, or takes the end of a damaged log for its
+    end (fewer than were `charged`), and for a file beside the -wal of an earlier time, which lays its old pages over
+    those that hold the `counted` releases. Beside an older file, pages of a later -wal may lead nowhere.
+    """
+    log, restore = f"{path.name}-wal", f"restore {path.name} and {path.name}-wal of one moment, {_OR_ELSE}"
     (found,) = db.execute("PRAGMA integrity_check(1)").fetchone()
     if found != "ok":
-        raise LedgerError(
-            f"ledger {path}: is damaged ({' '.join(found.split())}): restore {path.name} and {path.name}-wal of one"
-            " moment, or use a new client id and count this one's whole budget as spent"
-        )
+        raise LedgerError(f"ledger {path}: is damaged ({' '.join(found.split())}): {restore}")
     released, spent, chain = 0, 0.0, _link("", tuple(db.execute("SELECT key, value FROM meta ORDER BY key")))
     for *row, recorded in db.execute(f"SELECT {_CHAINED}, chain FROM releases ORDER BY participation"):
         chain = _link(chain, tuple(row))
@@ -363,7 +374,18 @@ def _walk(path: Path, db: sqlite3.Connection) -> tuple[Spent, str]:
         if recorded != chain or row[0] != released:
             raise LedgerError(f"ledger {path}: release {row[0]} does not fit the hash chain; it was altered")
         spent = float(row[6])
+    has = f"ledger {path}: counts {released} releases"
+    if released < charged:
+        raise LedgerError(f"{has}, {charged} were charged: the others stood in {log}, which is damaged: {restore}")
+    if released < counted:
+        raise LedgerError(f"{has}, {path.name} itself {counted}: its {log} is older: {restore}")
     return Spent(released, spent), chain
+
+
+def _spent_in(db: sqlite3.Connection, run_id: str) -> Spent:
+    """The spending of a run's own releases."""
+    query = "SELECT count(*), total(epsilon) FROM releases WHERE run_id = ?"
+    return Spent(*db.execute(query, (run_id,)).fetchone())
 
 
 def _link(chain: str, row: tuple[object, ...]) -> str:

@@ -16,12 +16,14 @@ sampler stays inexact, and ε holds up to floating point. `ExactLaplace` is exac
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge
 
 from pausefl_proto.errors import BudgetError, ConfigError
+from pausefl_proto.number_types import Bounded
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Vector
 
@@ -33,7 +35,7 @@ _SEED_BYTES = 16
 # A Laplace draw in float64 never exceeds 45 scales: below this the noised update fits float32.
 _MAX_SCALE = 1e36
 # Far above float32's subnormal numbers, which no factor makes smaller one by one: their sum could not be clipped.
-_LEAST_CLIP = 1e-20
+Clip = Annotated[float, Ge(1e-20)]
 
 
 class LaplaceSource(Protocol):
@@ -44,18 +46,12 @@ class LaplaceSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class Mechanism(Bounded):
     """Clipping and Laplace noise for one update; `unit` and `clip` are `privacy.unit` and `privacy.clip`."""
 
     unit: PrivacyUnit
-    clip: float
+    clip: Clip
     """Vector: C, the greatest L1 norm. Coordinate: Δ, the width of the interval a coordinate is clamped to."""
-
-    def __post_init__(self) -> None:
-        if self.unit not in get_args(PrivacyUnit):
-            raise ConfigError(f'privacy.unit = "{self.unit}": must be "vector" or "coordinate"')
-        if not (math.isfinite(self.clip) and self.clip >= _LEAST_CLIP):
-            raise ConfigError(f"privacy.clip = {self.clip}: must be a finite number, at least {_LEAST_CLIP:g}")
 
     @property
     def sensitivity(self) -> float:

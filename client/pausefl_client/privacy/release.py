@@ -1,4 +1,4 @@
-"""What leaves a client: its update, clipped, noised, charged to its ledger, and encoded."""
+"""Makes a client's release: its update, clipped, noised, charged to its ledger, and encoded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,9 +48,11 @@ class ReleasePrivacy:
 class Releaser:
     """Clip, noise, charge, encode, in this order, before anything is sent; without privacy, encode alone."""
 
-    def __init__(self, privacy: ReleasePrivacy | None, encoding: Encoding = FLOAT32) -> None:
+    def __init__(self, privacy: ReleasePrivacy | None, encoding: Encoding = FLOAT32, statistics: int = 0) -> None:
+        """The last values of an update, so many as are `statistics`, are left as they are."""
         self._privacy = privacy
-        self._encoding = encoding
+        self._encoding = encoding.beside(statistics)
+        self._statistics = statistics
 
     @property
     def ledger(self) -> Ledger | None:
@@ -83,7 +85,10 @@ class Releaser:
             return self._encoded(update, digest(update), None)
         mechanism, ledger = self._privacy.mechanism, self._privacy.ledger
         charge = ledger.next_charge()
-        noised = mechanism.privatise(update, charge.epsilon, self._privacy.noise_for(key))
+        d = update.size - self._statistics
+        noised = mechanism.privatise(update[:d], charge.epsilon, self._privacy.noise_for(key))
+        if self._statistics:
+            noised = np.concatenate((noised, update[d:]))
         noised_digest = digest(noised)
         ledger.record(key, charge, noised_digest, noised.data.cast("B"))
         return self._encoded(noised, noised_digest, charge)
@@ -100,7 +105,7 @@ class Releaser:
 
 
 def error_in_general(error: BaseException) -> str:
-    """What kind of error it is, in words that hold no data and may leave a private client."""
+    """The kind of error, in words that hold no data and may leave a private client."""
     match error:
         case BudgetError():
             return "its privacy budget allows no further release"

@@ -1,1 +1,1 @@
-"""What trains for a client: models, the trainer with torch, one without, and what a trainer remembers."""
+"""Training for a client: models, the trainer with torch, one without, and what a trainer remembers."""

@@ -1,4 +1,4 @@
-"""What an optimizer remembers of a model's parameters, joined as if these were one, and parted again."""
+"""An optimizer's memory of a model's parameters, joined as if these were one, and parted again."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from pausefl_client.data.tasks import LearningTask
-from pausefl_client.training.optimizers import make_optimizer
+from pausefl_client.training.model_vector import trained_parameters
+from pausefl_client.training.optimizers import make_optimizer, take_step
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.errors import ConfigError
 
@@ -39,7 +40,7 @@ class TrainingMethod:
 
     def optimizer(self, model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
         """Make the optimizer, once for all rounds; its state survives a restart as well."""
-        return make_optimizer(settings, list(model.parameters()))
+        return make_optimizer(settings, list(trained_parameters(model).values()))
 
     def take_control(self, control: Mapping[str, torch.Tensor]) -> None:
         """Take the server's control variate, by the names of the model's tensors; comes before `begin_round`."""
@@ -70,23 +71,33 @@ class TrainingMethod:
             for parameter in group["params"]:
                 parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
+        if type(self).change_gradients is not TrainingMethod.change_gradients:
+            _make_dense(optimizer)
         self.change_gradients(model)
-        optimizer.step()
+        take_step(optimizer)
         return loss.detach()
 
     def end_round(self, model: nn.Module) -> None:
         """Remember what the next round needs; `model` holds what was trained, and leaves as the update."""
 
     def control_change(self) -> Mapping[str, torch.Tensor]:
-        """What this client changes of the control variate, by the same names; 0 for those it leaves out."""
+        """This client's change of the control variate, by the same names; 0 for those it leaves out."""
         return {}
 
     def state(self) -> Mapping[str, Any]:
-        """What it remembers from round to round: tensors, numbers, texts, and lists and dicts of them."""
+        """Its memory from round to round: tensors, numbers, texts, and lists and dicts of them."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Remember this and nothing else; empty: be as at the start."""
+
+
+def _make_dense(optimizer: torch.optim.Optimizer) -> None:
+    """Let sparse gradients, as of an embedding, be changed like any other."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
 
 
 def _checked_loss(loss: object, method: TrainingMethod, task: LearningTask) -> torch.Tensor:
@@ -119,7 +130,7 @@ def checked_losses(losses: object, method: TrainingMethod) -> list[torch.Tensor]
 
 
 def checked_state(method: TrainingMethod) -> dict[str, Any]:
-    """What the method remembers; ConfigError unless a file can give it back."""
+    """The method's memory; ConfigError unless a file can give it back."""
     state: object = method.state()
     name = f"{type(method).__name__}.state()"
     if not isinstance(state, Mapping):

@@ -1,4 +1,4 @@
-"""The models of the papers' experiments, and the flat vector a model is for everyone but its trainer."""
+"""The models of the papers' experiments."""
 
 import itertools
 import math
@@ -11,13 +11,12 @@ from torch.nn import functional
 
 from pausefl_client.data.text import BUCKETS
 from pausefl_client.registries import MODELS
-from pausefl_client.training.device_copies import off_device, on_device
+from pausefl_client.training.model_vector import check_carried, trained_parameters
 from pausefl_proto.draws import stable_hash
 from pausefl_proto.errors import ConfigError
-from pausefl_proto.wire import Manifest, TensorSpec, Vector
 
 _KEY = "workload.model"
-# Group normalisation (Wu & He, 2018) keeps no statistics of the data; the published batch normalisation sends them.
+# Group normalisation (Wu & He, 2018) keeps no statistics of the data.
 _GROUPS = 8
 _CNN3 = ((32, 3, True), (64, 3, True), (128, 3, True))
 # The share of a text's words that are hidden while training.
@@ -43,7 +42,8 @@ def build_model(
         model = factory(tuple(input_shape), classes)
     if not isinstance(model, nn.Module):
         raise ConfigError(f'{_KEY} = "{name}": returned {type(model).__name__}, not a torch.nn.Module')
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    check_carried(model, f'{_KEY} = "{name}"')
+    if not trained_parameters(model):
         raise ConfigError(f'{_KEY} = "{name}": has no parameters to train')
     return model
 
@@ -66,12 +66,16 @@ def cnn3(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def cnn3_batch(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """`cnn3` with batch normalisation by the batch at hand, also when it is evaluated: it keeps no statistics."""
+    return _cnn("cnn3_batch", input_shape, classes, _CNN3, (128, 64, 32), _by_batch)
+
+
+def cnn3_running(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """`cnn3` with batch normalisation in place of each group normalisation, as PAUSE's authors have it.
 
-    Theirs sends running statistics without noise. This one keeps none and normalises by the batch at hand, also when it
-    is evaluated.
+    It is evaluated with running statistics, which theirs averages without noise (`workload.statistics`).
     """
-    return _cnn("cnn3_batch", input_shape, classes, _CNN3, (128, 64, 32), _by_batch)
+    return _cnn("cnn3_running", input_shape, classes, _CNN3, (128, 64, 32), _by_running_statistics)
 
 
 def cnn5(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -89,12 +93,8 @@ def fedts_fashion(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def fedts_fashion_batch(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """`fedts_fashion` with the batch normalisation that the paper states, for averages without noise.
-
-    Its running means and variances are part of the model: sent, averaged and used to evaluate it. Noise, or a server's
-    optimizer that goes beyond the mean, could make a variance negative.
-    """
-    return _fedts_fashion("fedts_fashion_batch", input_shape, classes, _by_running_statistics)
+    """`fedts_fashion` with the batch normalisation that the paper states; it is evaluated with running statistics."""
+    return _fedts_fashion("fedts_fashion_batch", input_shape, classes, nn.BatchNorm2d)
 
 
 def fedts_cifar(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -118,34 +118,6 @@ def fedts_agnews(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     small, for a processor.
     """
     return _TextEncoder(input_shape[0], classes, width=32, heads=4)
-
-
-def manifest_of(model: nn.Module) -> Manifest:
-    """Names and shapes of the model's parameters and persistent buffers, in the order of its flat vector."""
-    return Manifest(tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()))
-
-
-def flatten(model: nn.Module) -> Vector:
-    """All parameters and persistent buffers as one new (d,) float32 vector."""
-    (flat,) = off_device(flattened(model))
-    return flat
-
-
-def flattened(model: nn.Module) -> torch.Tensor:
-    """The model as one vector, (d,) float32, on its device."""
-    tensors = [tensor.reshape(-1).to(torch.float32) for tensor in model.state_dict().values()]
-    return torch.cat(tensors) if tensors else torch.empty(0)
-
-
-def unflatten(model: nn.Module, theta: Vector) -> None:
-    """Set all parameters and buffers from θ, (d,) float32; ValueError if the model has another size."""
-    tensors = list(model.state_dict().values())
-    sizes = [tensor.numel() for tensor in tensors]
-    if theta.shape != (sum(sizes),):
-        raise ValueError(f"theta has shape {theta.shape}, the model has {sum(sizes)} values")
-    parts = torch.split(on_device(theta, tensors[0].device), sizes) if tensors else ()
-    for tensor, part in zip(tensors, parts, strict=True):
-        tensor.copy_(part.view(tensor.shape))
 
 
 class _Attention(nn.Module):
@@ -212,10 +184,8 @@ def _by_batch(width: int, *, images: bool) -> nn.Module:
     return (_BatchNorm2d if images else _BatchNorm1d)(width, track_running_stats=False)
 
 
-def _by_running_statistics(width: int) -> nn.Module:
-    layer = nn.BatchNorm2d(width)
-    layer.num_batches_tracked = None  # torch's count of steps, of no use here: it would be a coordinate of every update
-    return layer
+def _by_running_statistics(width: int, *, images: bool) -> nn.Module:
+    return (_BatchNorm2d if images else _BatchNorm1d)(width)
 
 
 class _TakesOneValue(nn.Module):

@@ -25,6 +25,18 @@ def make_optimizer(settings: TrainingSettings, parameters: list[nn.Parameter]) -
     return optimizer
 
 
+def take_step(optimizer: torch.optim.Optimizer) -> None:
+    """Take a step; from the first sparse gradient on without a fused kernel, which takes none."""
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        if "sparse" not in str(error) or not any(group.get("fused") for group in optimizer.param_groups):
+            raise
+        for group in optimizer.param_groups:
+            group["fused"] = False
+        optimizer.step()
+
+
 class LearningRates:
     """The learning rate of each round: round t has that of a schedule which was stepped t − 1 times.
 

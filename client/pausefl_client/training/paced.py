@@ -17,7 +17,7 @@ class PacedTrainer(WrappedTrainer):
         self._duration_s = duration_s
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-        """What the trainer gives, no earlier than `duration_s` says."""
+        """The trainer's outcome, no earlier than `duration_s` says."""
         return pace().during(self._duration_s(round), partial(super().train, theta, round=round))
 
 

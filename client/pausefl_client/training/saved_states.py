@@ -1,4 +1,4 @@
-"""What an optimizer and a training method remember, as bytes which give it back without running code."""
+"""The memory of an optimizer and a training method, as bytes which give it back without running code."""
 
 import io
 import marshal
@@ -12,8 +12,6 @@ import torch
 from pausefl_client.training.device_copies import off_device
 
 _LENGTH_BYTES = 8
-# How a file of torch.save begins, which the whole of a state was in earlier versions.
-_ZIP = b"PK\x03\x04"
 _DTYPES = {
     str(dtype): dtype
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)
@@ -24,18 +22,18 @@ class StateWriter:
     """Writes a description, as torch.save does, and behind it the optimizer's tensors.
 
     For a small model torch.save takes as long as a step of training, so a description that is as it was the last time
-    is not written anew. Those of methods with tensors, and of rates that change, are.
+    is not written anew. Those of clients with tensors of their own, and of rates that change, are.
     """
 
     def __init__(self) -> None:
         self._known: bytes | None = None  # the description last written, to compare with
         self._written = b""  # what was written of it
 
-    def written(self, optimizer: Mapping[str, Any], of_method: Mapping[str, Any]) -> bytes:
-        """The bytes of an optimizer's `state_dict()` and of what a method remembers."""
+    def written(self, optimizer: Mapping[str, Any], of_client: Mapping[str, Any]) -> bytes:
+        """The bytes of an optimizer's `state_dict()` and of what else the client remembers."""
         states, tensors = _parted(optimizer["state"])
         places = {dtype: [place for place, _ in of_dtype] for dtype, of_dtype in tensors.items()}
-        described = {"optimizer": {**optimizer, "state": states}, "tensors": places, "method": dict(of_method)}
+        described = {**of_client, "optimizer": {**optimizer, "state": states}, "tensors": places}
         flats = off_device(*(_as_bytes([tensor for _, tensor in of_dtype]) for of_dtype in tensors.values()))
         description = self._description(described)
         length = len(description).to_bytes(_LENGTH_BYTES, "little")
@@ -53,19 +51,17 @@ class StateWriter:
 
 
 def read_states(written: bytes, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `optimizer.load_state_dict` takes, and what the method remembers, of what a `StateWriter` wrote."""
-    if written.startswith(_ZIP):
-        return _read_of_earlier_version(written, device)
+    """The optimizer's state and the client's other memory, of the bytes that a `StateWriter` wrote."""
     start = _LENGTH_BYTES + int.from_bytes(written[:_LENGTH_BYTES], "little")
     saved = _read_safely(written[_LENGTH_BYTES:start], device)
-    optimizer = saved["optimizer"]
-    for name, places in saved["tensors"].items():
+    optimizer = saved.pop("optimizer")
+    for name, places in saved.pop("tensors").items():
         dtype = _DTYPES[name]
         end = start + dtype.itemsize * sum(math.prod(shape) for *_, shape in places)
         values = torch.from_numpy(np.asarray(bytearray(written[start:end]), np.uint8)).view(dtype)
         _put_back(values, places, optimizer["state"])  # `load_state_dict` takes to the device what belongs there
         start = end
-    return optimizer, saved["method"]
+    return optimizer, saved
 
 
 _Place = tuple[Any, str, list[int]]
@@ -124,12 +120,3 @@ def _read_safely(saved: bytes, device: torch.device) -> dict[str, Any]:
     """Read as tensors, numbers and collections alone: no code is run, whatever the bytes are."""
     read: dict[str, Any] = torch.load(io.BytesIO(saved), device, weights_only=True)
     return read
-
-
-def _read_of_earlier_version(written: bytes, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same, where torch.save had written all of it, the optimizer's float32 tensors as one."""
-    saved = _read_safely(written, device)
-    of_method = saved.pop("method", {})
-    if "values" in saved:
-        _put_back(saved.pop("values"), saved.pop("shapes"), saved["state"])
-    return saved, of_method

@@ -1,11 +1,12 @@
 """The tasks that need no code of one's own: predict a class for each example or token, or numbers."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch.nn import functional
+
+from pausefl_proto.number_types import Bounded, Positive
 
 
 @dataclass(frozen=True)
@@ -29,17 +30,13 @@ class Classification:
 
 
 @dataclass(frozen=True)
-class Regression:
+class Regression(Bounded):
     """A number, or several, for each example: (n, outputs) with (n,) or (n, outputs) float32 targets."""
 
     metric: ClassVar[str] = "R²"
 
-    variance: float
+    variance: Positive
     """Of the training targets, (target − mean)² on average: what the model is to explain."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.variance) and self.variance > 0):
-            raise ValueError(f"variance = {self.variance}: must be a finite number above 0")
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean squared error."""

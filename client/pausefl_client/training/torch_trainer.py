@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from unittest import mock
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from pausefl_client.data.tasks import LearningTask
 from pausefl_client.training.device_copies import gathered_bytes, off_device, on_device
 from pausefl_client.training.joined_states import JoinedStates, joined, parted
 from pausefl_client.training.method import Batch, TrainingMethod, checked_losses, checked_state
-from pausefl_client.training.models import flattened, manifest_of, unflatten
+from pausefl_client.training.model_vector import ConstantBuffers, ModelVector
 from pausefl_client.training.optimizers import LearningRates, make_optimizer
 from pausefl_client.training.paced import steps_of
 from pausefl_client.training.random_layers import RandomLayers
@@ -31,7 +30,7 @@ from pausefl_proto.wire import MAX_STATISTICS, Vector
 
 @dataclass(frozen=True)
 class LocalData:
-    """What one client trains on."""
+    """The data that one client trains on."""
 
     examples: Examples
     classes: int = 0
@@ -39,7 +38,7 @@ class LocalData:
     holding: Holding | None = None
     """Of the data before anything was done to them; None: nothing was."""
     task: LearningTask | None = None
-    """What is learned; None: classification."""
+    """The task; None: classification."""
 
 
 class TorchTrainer:
@@ -66,7 +65,10 @@ class TorchTrainer:
         self.n_examples = len(examples)
         counts = np.bincount(examples.labels, minlength=data.classes) if examples.has_classes else ()
         self.label_counts = {f"label_{c}": float(n) for c, n in enumerate(counts) if len(counts) <= MAX_STATISTICS}
-        self._tensors = manifest_of(model)
+        self.vector = ModelVector(model, settings.statistics)
+        self._own_statistics = self.vector.statistics if settings.statistics == "local" else {}
+        self._fresh_statistics = {name: statistic.clone() for name, statistic in self._own_statistics.items()}
+        self._constants = ConstantBuffers(model)
         self.holding = data.holding or holding_of(examples, dealing="")
         self.inputs = torch.from_numpy(examples.inputs).to(device)
         """Of all examples, as they are stored: images as bytes (`normalise`)."""
@@ -74,8 +76,10 @@ class TorchTrainer:
         is_convolved = examples.inputs.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
         # For convolutions: torch then pools several times as fast on a processor.
         self._has_channels_last = is_convolved and device.type == "cpu"
-        self.manifest = self._tensors.with_control() if self.method.has_control else self._tensors
-        self._parameters = list(self.model.parameters())
+        of_model = self.vector.manifest
+        self.manifest = of_model.with_control() if self.method.has_control else of_model
+        self._tensors = of_model.charged
+        self._parameters = list(self.vector.parameters.values())
         self._shapes = [parameter.shape for parameter in self._parameters]
         self._optimizer = self.method.optimizer(self.model, settings)
         self._remembered: JoinedStates = {}
@@ -89,13 +93,16 @@ class TorchTrainer:
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
         """Train from θ, (d,) float32. Batches, and dropout if the model has any, depend on (seed, client, round) alone.
 
-        Where the method has a control variate, it follows θ, and its change the update, as `manifest` says. Returns
+        `manifest` says what follows θ and the update: a control variate and its change, and running statistics. Returns
         when the device is done, so that a clock read before and after measures the training.
         """
         use_one_thread()
         start, control = self.parted(theta)
+        statistics = theta[self.manifest.charged.size :]
         seed, rows = self.drawn(round)
-        unflatten(self.model, start)
+        self.vector.fill(np.concatenate((start, statistics)) if statistics.size else start)
+        if self.vector.is_rounded:
+            start = self.vector.values()[: start.size]
         self.model.train()
         optimizer = self._current_optimizer()
         if (rate := self.rate(round)) is not None:
@@ -108,8 +115,12 @@ class TorchTrainer:
             losses = self.method.local_steps(self.model, optimizer, self._batches(rows), self.task)
             self.method.end_round(self.model)
         loss = torch.stack(checked_losses(losses, self.method)).mean()
-        trained, mean_loss = off_device(flattened(self.model), loss)
-        return TrainingOutcome(self.with_control(trained - start, self.method), float(mean_loss))
+        self._constants.put_back()
+        trained, mean_loss = off_device(self.vector.on_device(), loss)
+        update = self.with_control(trained[: start.size] - start, self.method)
+        if statistics.size:
+            update = np.concatenate((update, trained[start.size :]))
+        return TrainingOutcome(update, float(mean_loss))
 
     # -- the parts of a round, for training that is batched with other clients'
 
@@ -119,14 +130,14 @@ class TorchTrainer:
         return steps_of(self.settings, self.n_examples)
 
     def parted(self, theta: Vector) -> tuple[Vector, Mapping[str, torch.Tensor]]:
-        """The model's values, and the server's control variate by the names of the model's tensors; empty without one.
+        """The parameters' values, and the server's control variate by the parameters' names; empty without one.
 
         ValueError where `theta` has not the size of `manifest`.
         """
         if theta.shape != (self.manifest.size,):
             raise ValueError(f"theta has shape {theta.shape}, the model has {self.manifest.size} values")
         d = self._tensors.size
-        return theta[:d], self.named(theta[d:]) if self.method.has_control else {}
+        return theta[:d], self.named(theta[d : 2 * d]) if self.method.has_control else {}
 
     def orders(self, round: int) -> tuple[int, Iterator[IntArray]]:
         """The seed of a round's dropout, and the order of all examples in each epoch."""
@@ -152,7 +163,7 @@ class TorchTrainer:
         return np.concatenate((update, self._flat(method.control_change()))) if method.has_control else update
 
     def optimizer_states(self) -> JoinedStates:
-        """What the optimizer remembers of all of the model's parameters; not to be changed."""
+        """The optimizer's memory of all of the model's parameters; not to be changed."""
         if remembered := self._remembered:  # first, since another thread may be about to give it to the optimizer
             return remembered
         return joined([self._optimizer.state.get(parameter, {}) for parameter in self._parameters], self._shapes)
@@ -166,19 +177,24 @@ class TorchTrainer:
     # -- what survives a restart
 
     def state(self) -> bytes:
-        """The states of optimizer and method, such as Adam's moments; empty where there are none, as for plain SGD."""
-        of_method = checked_state(self.method)
+        """The states of optimizer and method, such as Adam's moments, and the client's running statistics.
+
+        Empty where there are none, as for plain SGD.
+        """
+        of_client = {"method": checked_state(self.method), "statistics": self._own_statistics}
         optimizer = self._current_optimizer()
         of_optimizer = (value for of_one in optimizer.state.values() for value in of_one.values())
-        if not (of_method or any(torch.is_tensor(value) for value in of_optimizer)):
+        if not (any(of_client.values()) or any(torch.is_tensor(value) for value in of_optimizer)):
             return b""
-        return self._state_writer.written(optimizer.state_dict(), of_method)
+        return self._state_writer.written(optimizer.state_dict(), of_client)
 
     def restore(self, state: bytes) -> None:
         """Go on with these states; empty: with fresh ones."""
         self._optimizer, self._remembered = self.method.optimizer(self.model, self.settings), {}
-        of_optimizer, of_method = read_states(state, self.device) if state else ({}, {})
-        self.method.restore(of_method)
+        of_optimizer, of_client = read_states(state, self.device) if state else ({}, {})
+        self.method.restore(of_client.get("method", {}))
+        for name, statistic in of_client.get("statistics", self._fresh_statistics).items():
+            self._own_statistics[name].copy_(statistic)
         if of_optimizer:
             self._optimizer.load_state_dict(of_optimizer)
 
@@ -210,7 +226,7 @@ class TorchTrainer:
                 yield each
 
     def named(self, vector: Vector) -> dict[str, torch.Tensor]:
-        """A vector of the model's size as new tensors on its device."""
+        """A vector of the parameters' size as new tensors on their device."""
         tensors = self._tensors.tensors
         parts = torch.split(on_device(vector, self.device), [tensor.size for tensor in tensors])
         return {tensor.name: part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)}
@@ -247,7 +263,9 @@ def resolve_device(name: str) -> torch.device:
     Asks the CUDA driver, so it must not be called in a process that is yet to fork.
     """
     if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f'workload.device = "{name}": must be "auto", "cpu" or "cuda"')
+        raise ConfigError(
+            f'workload.device = "{name}": must be "auto", "cpu" or "cuda" (CUDA_VISIBLE_DEVICES chooses which)'
+        )
     cuda = name != "cpu" and torch.cuda.is_available()
     if name == "cuda" and not cuda:
         raise ConfigError('workload.device = "cuda": torch finds no CUDA device')
@@ -263,6 +281,9 @@ def warm_up() -> None:
     use_one_thread()
     parameter = nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
-    with mock.patch.object(torch.cuda, "is_available", return_value=False):
+    asks_driver, torch.cuda.is_available = torch.cuda.is_available, lambda: False
+    try:
         for optimizer in ("adam", "sgd"):
             make_optimizer(TrainingSettings(optimizer), [parameter]).step()
+    finally:
+        torch.cuda.is_available = asks_driver

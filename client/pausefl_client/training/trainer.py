@@ -1,51 +1,54 @@
-"""What a client session asks of whatever trains for it. No torch here: a session with a synthetic model needs none."""
+"""The interface of whatever trains for a client session. No torch here: a session with a synthetic model needs none."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pausefl_client.data.holdings import Holding
 from pausefl_client.registries import OPTIMIZERS, SCHEDULES
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.number_types import Count, Positive
 from pausefl_proto.wire import Manifest, Vector
+
+StatisticsAt = Literal["average", "local"]
+"""Where running statistics of normalisation go: to the server, which averages them, or nowhere."""
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Local training of one round; the fields are the keys of `[workload]` (PAUSE's published runs by default)."""
+    """Local training of one round, as PAUSE's published runs do by default."""
 
     optimizer: str = "adam"
-    """A name of `registries.OPTIMIZERS`: one of torch.optim in lower case."""
-    learning_rate: float = 0.01
-    batch_size: int = 20
-    epochs: int = 1
-    max_steps: int | None = 100
-    """Ends a round's training after that many optimizer steps; None: only the epochs count."""
+    """One of torch.optim in lower case that `pausefl validate --list` names, or "module:name"."""
+    learning_rate: Positive = 0.01
+    """The learning rate of local training."""
+    batch_size: Count = 20
+    """How many examples one local optimizer step uses."""
+    epochs: Count = 1
+    """How many times a client goes through its examples in one round."""
+    max_steps: Count | None = 100
+    """Ends a round's local training after this many optimizer steps."""
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
-    """What else the optimizer is made with, such as weight_decay."""
+    """More arguments of the optimizer, such as { weight_decay = 0.01 }."""
     schedule: Mapping[str, Any] = field(default_factory=dict)
-    """How the learning rate changes from round to round: a `kind` of `registries.SCHEDULES` and its parameters; empty:
-    it does not."""
+    """How the learning rate changes from round to round, by `kind`, as { kind = "cosine", T_max = 100 }; constant,
+    unless said."""
+    statistics: StatisticsAt | None = None
+    """Where the running statistics of batch normalisation go. "average": beside the update, without noise, and the
+    server averages them by data size. "local": they stay with each client, and the evaluator estimates its own on
+    held-out data. Without it, "local" in a private run and with FedBN, and else "average"."""
 
     def __post_init__(self) -> None:
         OPTIMIZERS.check_name(self.optimizer, "workload.optimizer")
         if self.schedule:
             SCHEDULES.check_name(str(self.schedule.get("kind", "")), "workload.schedule.kind")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ConfigError(f"workload.learning_rate = {self.learning_rate}: must be a finite number above 0")
-        for key in ("batch_size", "epochs", "max_steps"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"workload.{key} = {value}: must be at least 1")
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingOutcome:
-    """What one round of local training gives."""
+    """The outcome of one round of local training."""
 
     update: Vector
-    """h_k = θ_k − θ, (d,) float32 (PAUSE v2, eq. (2)), not yet clipped or noised."""
+    """h_k = θ_k − θ, float32 (PAUSE v2, eq. (2)), not yet clipped or noised. Statistics come as they are, no change."""
     loss: float
     """Mean training loss over the round's steps."""
 
@@ -63,11 +66,11 @@ class Trainer(Protocol):
 
     @property
     def manifest(self) -> Manifest:
-        """What the d values of θ mean."""
+        """The meaning of the d values of θ."""
 
     @property
     def holding(self) -> Holding:
-        """Which examples these are, before anything the client may do to them."""
+        """The identity of the examples, before anything the client may do to them."""
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
         """Train from θ, (d,) float32; the same arguments give the same batches.
@@ -76,7 +79,7 @@ class Trainer(Protocol):
         """
 
     def state(self) -> bytes:
-        """What it remembers from round to round, to be written down; empty where that is nothing."""
+        """Its memory from round to round, to be written down; empty where it has none."""
 
     def restore(self, state: bytes) -> None:
         """Remember this and nothing else; empty: be as at the start."""

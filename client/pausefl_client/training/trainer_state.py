@@ -1,4 +1,4 @@
-"""What a trainer remembers from round to round (Adam's moments), in files, so that a restart changes no update."""
+"""A trainer's memory from round to round (Adam's moments), in files, so that a restart changes no update."""
 
 import hashlib
 import json

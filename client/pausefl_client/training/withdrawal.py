@@ -47,7 +47,7 @@ def withdrawable(job: Withdrawable) -> Iterator[None]:
 
 
 def job_at_hand() -> Withdrawable:
-    """What this thread works on."""
+    """The job that this thread works on."""
     return _job.get()
 
 

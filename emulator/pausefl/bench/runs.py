@@ -1,12 +1,23 @@
-"""Runs of the real thing for benchmarks: the whole product with a synthetic model, in a folder that is thrown away."""
+"""Runs of the real thing for benchmarks: the whole product with a synthetic model, in a folder that is thrown away.
+
+`bench rounds` holds a whole round of it (select, send, receive, check, aggregate, commit durably) against a bare gRPC
+echo.
+"""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from pausefl.config.experiment import Experiment
-from pausefl.config.loading import parse_experiment
-from pausefl.runtime.fleet import SILENT, Fleet
+import numpy as np
+
+from pausefl.bench.echo import time_echo
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.loading import parse_experiment
+from pausefl.runtime.fleet import SILENT, Fleet, View
+from pausefl.runtime.plan import plan_of
 from pausefl_server.records import RoundRecord
 from pausefl_server.storage.store import Store
 
@@ -20,18 +31,57 @@ model = "synthetic"
 [metrics]
 enabled = false
 """
+_PAYLOADS_BYTES = (4_000, 1_000_000, 10_000_000)
+# Connections, caches and buffers settle in the first rounds.
+_WARM_UP = 5
 
 
-def play(overrides: Sequence[str]) -> list[RoundRecord]:
+def play(overrides: Sequence[str], view: View = SILENT) -> list[RoundRecord]:
     """The log of a run without privacy, delays or training, but for what `overrides` (key=value) changes."""
-    return play_experiment(parse_experiment(BARE, overrides))
+    return play_experiment(parse_experiment(BARE, overrides), view)
 
 
-def play_experiment(experiment: Experiment) -> list[RoundRecord]:
-    """The log of a run."""
+def play_experiment(experiment: Experiment, view: View = SILENT) -> list[RoundRecord]:
+    """The log of a run, whose events `view` is shown."""
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
-        Fleet(experiment, Path(folder)).run(SILENT)
-        store = Store(Path(folder) / "run.db")
-        records = store.rounds()
-        store.close()
-    return records
+        Fleet(plan_of(experiment, "bench"), Path(folder)).run(view)
+        with closing(Store(Path(folder) / "run.db")) as store:
+            return store.rounds()
+
+
+def cases(clients: int = 10, payload_bytes: int | None = None, blocks: int = 2) -> Iterator[dict[str, Any]]:
+    """One case per payload; each is measured in turn with its baseline, `blocks` times; compares the medians."""
+    payloads = _PAYLOADS_BYTES if payload_bytes is None else (payload_bytes,)
+    return (_case(clients, payload, blocks) for payload in payloads)
+
+
+def _case(clients: int, payload_bytes: int, blocks: int) -> dict[str, Any]:
+    rounds = 30 if payload_bytes > 4_000_000 else 150
+    ours_s: list[float] = []
+    echo_s: list[float] = []
+    for _ in range(blocks):
+        echo_s += time_echo(clients, payload_bytes, rounds + _WARM_UP)[_WARM_UP:]
+        ours_s += _time_rounds(clients, payload_bytes, rounds + _WARM_UP)[_WARM_UP:]
+    median_s, baseline_s = float(np.median(ours_s)), float(np.median(echo_s))
+    return {
+        "name": "rounds",
+        "case": f"{clients} clients, {payload_bytes} bytes",
+        "median_s": median_s,
+        "p99_s": float(np.quantile(ours_s, 0.99)),
+        "baseline_median_s": baseline_s,
+        "ratio": median_s / baseline_s,
+    }
+
+
+def _time_rounds(clients: int, payload_bytes: int, rounds: int) -> list[float]:
+    """From one durable commit to the next, so that nothing of a round is left out."""
+    records = play(
+        [
+            f"clients.count={clients}",
+            f"selection.m={clients}",
+            "selection.policy=all",
+            f"experiment.rounds={rounds}",
+            f"workload.model_bytes={payload_bytes - payload_bytes % 4}",
+        ]
+    )
+    return [after.wall_clock_s - before.wall_clock_s for before, after in pairwise(records)]

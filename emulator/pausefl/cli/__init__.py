@@ -6,12 +6,14 @@ import os
 import signal
 from collections.abc import Sequence
 
-from pausefl.cli import ends, experiments, offline, tools
+from pausefl.cli import experiments, offline, tools
+from pausefl.cli import processes as ends
 from pausefl.cli.arguments import make_parser, parse
-from pausefl.exit_status import exit_with_status, while_output_is_read
+from pausefl.cli.new import new
+from pausefl.outcomes import exit_with_status, while_output_is_read
+from pausefl.runtime.processes.environment import grpc_defaults
+from pausefl.runtime.processes.logs import ask_for
 from pausefl_process.ending import signals_to, sigterm_as_interrupt
-from pausefl_process.environment import grpc_defaults
-from pausefl_process.logs import ask_for
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -29,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of every subcommand; `command` in what it parses is the function that runs it."""
     return make_parser(
         {
+            "new": new,
             "run": experiments.run,
             "compare": experiments.compare,
             "sweep": experiments.sweep,

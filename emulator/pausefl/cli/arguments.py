@@ -7,14 +7,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from pausefl.exit_status import EPILOG
-from pausefl.version import __version__
+from pausefl.outcomes import EPILOG
 from pausefl_process.ending import BAD_INPUT
+from pausefl_process.version import __version__
 
 _AddCommand = Callable[[str, str], argparse.ArgumentParser]
 """Adds a subcommand: its name and its help."""
 _CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
 _LISTEN_INSECURELY = "listen where other machines can reach it although anyone there may join and read along"
+
+
+_FOLDERS = ("--out", "--output", "--folder", "--run-dir", "--dir")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,7 +50,9 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> a
     options.typed = _typed(options.parser, arguments)
     if unknown:
         sub: argparse.ArgumentParser = options.parser
-        close = difflib.get_close_matches(unknown[0], re.findall(r"--[a-z-]+", sub.format_help()), 1)
+        known = re.findall(r"--[a-z-]+", sub.format_help())
+        folders = [each for each in ("--run-dir", "--out") if each in known and unknown[0] in _FOLDERS]
+        close = folders or difflib.get_close_matches(unknown[0], known, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         sub.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return options
@@ -78,54 +83,56 @@ def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -
     _add_reproduce(command)
     _add_ends(command)
     _add_offline(command)
+    _add_fit_latency(command)
     _add_tools(command)
     return whole
 
 
 def _add_experiments(command: _AddCommand) -> None:
     """Commands that play whole experiments."""
+    sub = command("new", "begin a project: a commented experiment, policy, model, data set and test that run")
+    sub.add_argument("folder", type=_folder, metavar="DIR", help="where the files go")
+    sub.add_argument("--policy", metavar="NAME", help="the policy that it runs (default: the one in its own.py)")
+    fleet = "a CSV file of your devices' latencies (client, time, seconds): its clients are these devices"
+    sub.add_argument("--fleet", metavar="FILE", help=fleet)
+
     sub = command("run", "one server and N client processes here; live progress; a summary at the end")
-    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
-    sub.add_argument(
-        "--run-dir", type=_folder, metavar="DIR", help="where the results go (default: runs/<name>-<time>)"
-    )
+    _add_config(sub, nargs="?")
+    _add_run_dir(sub, "runs/<name>-<time>")
     _add_resume(sub, type=_folder, metavar="RUN_DIR", help="go on with an interrupted run")
     sub.add_argument(
         "--rounds", type=int, metavar="N", help="with --resume: play on to round N, beyond what it began with"
     )
     netem = "links made by the kernel: a network namespace per client, shaped by tc netem and tbf (needs root)"
-    sub.add_argument(
-        "--netem", action="append_const", const="latency.injection=netem", dest="overrides", default=[], help=netem
-    )
+    _add_setting(sub, "--netem", "latency.injection=netem", netem)
     _add_virtual(sub)
+    _add_fleet(sub)
     _add_set(sub)
     sub.add_argument("--json", action="store_true", help="print progress events to stdout, the summary to stderr")
     _add_log(sub)
 
     sub = command("compare", "the same experiment under several policies; table and figures")
-    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    _add_config(sub, nargs="?")
     _add_virtual(sub)
     _add_set(sub)
     sub.add_argument("--policies", metavar="A,B,C", help="names, separated by commas")
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per policy, from the seed on (default 1)")
-    sub.add_argument(
-        "--run-dir", type=_folder, metavar="DIR", help="where the results go (default: runs/compare-<name>-<time>)"
-    )
+    _add_run_dir(sub, "runs/compare-<name>-<time>")
     sub.add_argument("--runs", nargs="+", metavar="RUN_DIR", help="compare these finished runs instead of running any")
     sub.add_argument("--labels", metavar="A,B,C", help="names for --runs; runs of one name are its seeds")
     sub.add_argument("--resume", type=_folder, metavar="DIR", help="go on with an interrupted comparison")
+    _add_fleet(sub)
     _add_jobs(sub)
 
     sub = command("sweep", "an experiment on a grid of settings; one CSV over all runs, and a picture")
-    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    _add_config(sub, nargs="?")
     _add_virtual(sub, dest="grid")
     grid = "a key and its values, e.g. --set selection.pause.alpha=1,10,100; one value holds for every run; repeatable"
     sub.add_argument("--set", action="append", default=[], metavar="KEY=A,B,C", dest="grid", help=grid)
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per setting, from the seed on (default 1)")
-    sub.add_argument(
-        "--run-dir", type=_folder, metavar="DIR", help="where the results go (default: runs/sweep-<name>-<time>)"
-    )
+    _add_run_dir(sub, "runs/sweep-<name>-<time>")
     sub.add_argument("--resume", type=_folder, metavar="DIR", help="go on with an interrupted sweep")
+    _add_fleet(sub)
     _add_jobs(sub)
 
 
@@ -141,38 +148,42 @@ def _add_reproduce(command: _AddCommand) -> None:
     sub.add_argument("--resume", action="store_true", help="go on with the reproduction in --out; finished runs stay")
     sub.add_argument("--out", type=_folder, metavar="DIR", help="where the results go (default: runs/reproduce-NAME)")
     _add_jobs(sub)
-    virtual = "play on the virtual clock (experiment.clock), which waits for training alone"
-    sub.add_argument(
-        "--virtual", action="append_const", const="experiment.clock=virtual", dest="overrides", default=[], help=virtual
-    )
+    _add_virtual(sub)
     _add_set(sub)
-    docs = "in a checkout: keep the summary under docs/results/reproduce and write docs/results.md from all kept there"
-    sub.add_argument("--write-docs", action="store_true", help=docs)
 
 
 def _add_ends(command: _AddCommand) -> None:
     """Commands that are one process of an experiment, as containers run them."""
     sub = command("server", "the server alone")
     _add_config(sub)
-    sub.add_argument(
-        "--run-dir", type=_folder, metavar="DIR", help="where the results go (default: runs/<name>-<time>)"
-    )
+    _add_set(sub)
+    _add_run_dir(sub, "runs/<name>-<time>")
     _add_resume(sub, action="store_true", help="go on with the run in --run-dir, where there is one")
-    _add_insecure(sub, "server.insecure", _LISTEN_INSECURELY)
+    _add_setting(sub, "--insecure", "server.insecure=true", _LISTEN_INSECURELY)
     _add_log(sub)
 
     sub = command("client", "a client alone, or the clients of a slot; without CONFIG the server tells the experiment")
-    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    _add_config(sub, nargs="?")
     own = "without CONFIG: a TOML file of what this client decides itself: privacy, tls, admission, its device or data"
     sub.add_argument("--own", metavar="FILE", help=own)
     _add_set(sub)
     _add_who(sub)
-    _add_insecure(sub, "server.insecure", "show its token without TLS although others on the network may read it")
+    text = "after a run wait for the next one at the same address, for as long as it takes"
+    sub.add_argument("--stay", action="store_true", help=text)
+    text = "with --stay: what a client may spend in all of its runs, whoever serves them (default: no bound)"
+    sub.add_argument("--epsilon-lifetime", type=float, metavar="E", help=text)
+    _add_setting(
+        sub,
+        "--insecure",
+        "server.insecure=true",
+        "show its token without TLS although others on the network may read it",
+    )
     _add_log(sub)
 
     sub = command("evaluator", "the evaluator alone, for servers whose evaluation.address names it")
     _add_config(sub)
-    _add_insecure(sub, "evaluation.insecure", _LISTEN_INSECURELY)
+    _add_set(sub)
+    _add_setting(sub, "--insecure", "evaluation.insecure=true", _LISTEN_INSECURELY)
     _add_log(sub)
 
 
@@ -180,16 +191,21 @@ def _add_offline(command: _AddCommand) -> None:
     """Commands that need no network."""
     sub = command("simulate", "policy and drawn latencies or drifts only: regret, no network, no training")
     _add_config(sub)
-    sub.add_argument("--rounds", type=int, required=True, metavar="N", help="how many rounds to simulate")
+    _add_set(sub)
+    sub.add_argument("--rounds", type=int, metavar="N", help="how many rounds to simulate (default: experiment.rounds)")
     sub.add_argument("--policies", metavar="A,B,C", help="names, separated by commas: drawn side by side")
     seeds = "simulations per policy, from the seed on, drawn as a band (default 1)"
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help=seeds)
-    sub.add_argument(
-        "--run-dir", type=_folder, metavar="DIR", help="where the results go (default: runs/simulate-<name>-<time>)"
-    )
+    _add_run_dir(sub, "runs/simulate-<name>-<time>")
 
+    _add_tune(command)
+    _add_logs(command)
+
+
+def _add_tune(command: _AddCommand) -> None:
+    """The command that searches."""
     sub = command("tune", "search for parameters by latency, leakage and accuracy; writes the Pareto front")
-    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    _add_config(sub, nargs="?")
     _add_set(sub)
     _add_virtual(sub)
     search = "a key and where to search it: A..B, log:A..B or values A,B,C; repeatable (default: the policy's weights)"
@@ -205,11 +221,13 @@ def _add_offline(command: _AddCommand) -> None:
     sub.add_argument("--target-accuracy", type=float, metavar="A", help=target)
     real = "seeds on which the recommended and the published setting are run on the real clock, too (default 0)"
     sub.add_argument("--real-seeds", type=int, default=0, metavar="N", help=real)
-    sub.add_argument(
-        "--run-dir", type=_folder, metavar="DIR", help="where the results go (default: runs/tune-<name>-<time>)"
-    )
+    _add_run_dir(sub, "runs/tune-<name>-<time>")
     sub.add_argument("--resume", type=_folder, metavar="DIR", help="go on with an interrupted search")
+    _add_jobs(sub)
 
+
+def _add_logs(command: _AddCommand) -> None:
+    """Commands that read what was measured."""
     sub = command("replay", "fold a run's log through its policy, which must choose the same, or through another")
     sub.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, also of a run that goes on")
     sub.add_argument("--policy", metavar="NAME", help="estimate what this policy would have chosen and waited")
@@ -220,9 +238,24 @@ def _add_offline(command: _AddCommand) -> None:
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     sub.add_argument("--out", type=_folder, metavar="DIR", help="write replay.json, replay.csv and replay.png there")
 
+
+def _add_fit_latency(command: _AddCommand) -> None:
+    """The command that fits latency laws to what was measured."""
     sub = command("fit-latency", "fit a latency law to each client of a log or CSV file; prints an experiment as TOML")
-    source = "a run directory, or a CSV file with the columns client, time and seconds"
+    source = "a run directory, or a file with a row per exchange: by default CSV with the columns client, time, seconds"
     sub.add_argument("source", metavar="FILE|RUN_DIR", help=source)
+    named = "csv (default), ping, ripe-atlas, iperf3, prometheus, k6, locust, ndt, wondernetwork or fedscale"
+    sub.add_argument("--format", default="csv", metavar="NAME", help=f"how the file is written: {named}")
+    sub.add_argument("--column", metavar="NAME", help="the column of the latencies (default: seconds)")
+    sub.add_argument("--unit", choices=("s", "ms", "us"), help="of the latencies (default: s)")
+    sub.add_argument("--client-column", metavar="NAME", help="the column that says whose it is (default: client)")
+    sub.add_argument("--time-column", metavar="NAME", help="numbers or ISO 8601 dates (default: time, if there is one)")
+    sub.add_argument(
+        "--filter", action="append", default=[], metavar="COLUMN=VALUE", help="rows that count; repeatable"
+    )
+    lost = "what stands in place of the latency of a lost probe, which counts as longer than --timeout-s; repeatable"
+    sub.add_argument("--lost", action="append", default=[], metavar="TEXT", help=lost)
+    sub.add_argument("--timeout-s", type=float, metavar="S", help="how long lost probes were waited for")
     sub.add_argument("--figure", metavar="PATH", help="draw the laws against the data there, as PNG")
 
 
@@ -232,17 +265,18 @@ def _add_tools(command: _AddCommand) -> None:
     sub.add_argument("run_dirs", nargs="+", metavar="DIR", help="a run, or the folder of a comparison or a sweep")
     sub.add_argument("--csv", action="store_true", help="also export every view of run.db to RUN_DIR/csv")
 
+    sub.add_argument("--formats", default="", metavar="A,B", help="pictures also as files of these: svg, png, pdf")
+
     sub = command("audit", "attack the privacy mechanism of an experiment; check the ledgers of a run")
     sub.add_argument("config", metavar="RUN_OR_CONFIG", help=f"a run directory, {_CONFIG_HELP}")
     sub.add_argument("--uploads", type=int, default=20_000, metavar="N", help="per attack and world (default 20000)")
+    played = "first play it there, as a run that is dealt canaries whose releases are audited too, or go on with it"
+    sub.add_argument("--run-dir", type=_folder, metavar="DIR", help=played)
     _add_set(sub)
 
     sub = command("bench", "measure this machine; JSON lines with --json")
-    text = (
-        "which benchmark (an unknown name lists them); all: the set in a short form; diff: compare two results of all"
-    )
-    sub.add_argument("name", metavar="NAME", help=text)
-    sub.add_argument("files", nargs="*", metavar="FILE", help="with diff: before and after, from bench all --json")
+    names = "rounds, fidelity, selection or scale"
+    sub.add_argument("name", metavar="NAME", help=names)
     sub.add_argument("--json", action="store_true", help="one JSON object a line per case")
     sub.add_argument("--clients", type=int, metavar="N", help="how many clients, where the benchmark has clients")
     sub.add_argument("--payload-bytes", type=int, metavar="B", help="size of a model, where one is sent")
@@ -258,15 +292,19 @@ def _add_tools(command: _AddCommand) -> None:
     sub = command(
         "validate", "print every key with its value and meaning; try data, partition and model without running them"
     )
-    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    _add_config(sub, nargs="?")
     sub.add_argument("--list", action="store_true", help="list presets, and all that experiments can name")
     sub.add_argument("--run-dir", metavar="DIR", help="also check that the run there, if any, can go on with CONFIG")
     _add_set(sub)
 
 
-def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help=_CONFIG_HELP)
-    _add_set(parser)
+def _add_config(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    parser.add_argument("config", metavar="CONFIG", nargs=nargs, help=_CONFIG_HELP)
+
+
+def _add_run_dir(parser: argparse.ArgumentParser, default: str) -> None:
+    text = f"where the results go (default: {default})"
+    parser.add_argument("--run-dir", type=_folder, metavar="DIR", help=text)
 
 
 def _add_resume(parser: argparse.ArgumentParser, **kind: Any) -> None:
@@ -282,10 +320,11 @@ def _add_certs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", default="", metavar="N|A,B,C", help=text)
 
 
-def _add_insecure(parser: argparse.ArgumentParser, key: str, text: str) -> None:
-    parser.add_argument(
-        "--insecure", action="append_const", const=f"{key}=true", dest="overrides", default=[], help=text
-    )
+def _add_setting(
+    parser: argparse.ArgumentParser, option: str, setting: str, text: str, dest: str = "overrides"
+) -> None:
+    """Add an option that stands for KEY=VALUE among what --set adds to `dest`."""
+    parser.add_argument(option, action="append_const", const=setting, dest=dest, default=[], help=text)
 
 
 def _add_log(parser: argparse.ArgumentParser) -> None:
@@ -295,16 +334,23 @@ def _add_log(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-v", "--verbose", action="store_true", help="also log each exchange of each client")
 
 
+def _add_fleet(parser: argparse.ArgumentParser) -> None:
+    text = "listen there for clients from outside, which stay (pausefl client --stay), instead of starting some"
+    parser.add_argument("--fleet", metavar="HOST:PORT", help=text)
+
+
 def _add_jobs(parser: argparse.ArgumentParser) -> None:
-    text = "how many runs to play at a time, on the virtual clock alone (default 1)"
+    text = "how many runs to play here at a time, on the virtual clock alone (default 1)"
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=text)
+    on = "where runs are played: local (default), slurm, or dask=ADDRESS of its scheduler"
+    parser.add_argument("--on", default="local", metavar="PLACE", help=on)
+    option = "an option of sbatch or of Dask's submit, e.g. --on-option partition=short; repeatable"
+    parser.add_argument("--on-option", action="append", default=[], metavar="KEY=VALUE", dest="on_options", help=option)
 
 
 def _add_virtual(parser: argparse.ArgumentParser, dest: str = "overrides") -> None:
     text = "play on the virtual clock: the same actors and links, and waiting costs nothing (experiment.clock)"
-    parser.add_argument(
-        "--virtual", action="append_const", const="experiment.clock=virtual", dest=dest, default=[], help=text
-    )
+    _add_setting(parser, "--virtual", "experiment.clock=virtual", text, dest)
 
 
 def _add_set(parser: argparse.ArgumentParser) -> None:

@@ -1,31 +1,33 @@
 """The subcommands that play whole runs: one, several side by side, or those of a published figure."""
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from pausefl.cli.option_values import (
+    PLACES,
     at_least_1,
     back_to_of,
     check_one_given,
     config_name,
     experiment_of,
+    fleet_of,
     listed_names,
     player_of,
     policies_of,
     refuse_beside,
-    shown_on,
 )
-from pausefl.exit_status import RunInterrupted, check_outcome, with_resume_command
+from pausefl.outcomes import RunInterrupted, check_outcome, with_resume_command
 from pausefl.terminal_table import plain_console
 from pausefl_proto.errors import ConfigError, PauseflError
 
 
 def run(options: argparse.Namespace) -> None:
     """Play an experiment, or go on with a run."""
-    from pausefl.config.experiment import with_rounds
+    from pausefl.experiment.experiment import with_rounds
     from pausefl.runtime.run import run_experiment
     from pausefl.runtime.run_dir import has_rounds, new_run_dir, resume_command, stored_experiment
     from pausefl.runtime.terminal import JsonView, make_view
@@ -33,7 +35,8 @@ def run(options: argparse.Namespace) -> None:
     check_one_given({"CONFIG": options.config, "--resume RUN_DIR": options.resume})
     if options.resume:
         run_dir = Path(options.resume)
-        refuse_beside(options, "--resume", "--rounds", "--back-to", "--json", "--log-json", "--quiet", "--verbose")
+        shown = ("--json", "--log-json", "--quiet", "--verbose")
+        refuse_beside(options, "--resume", "--rounds", "--back-to", "--fleet", *shown)
         experiment = stored_experiment(run_dir)
         if options.rounds is not None:
             experiment = with_rounds(experiment, at_least_1("--rounds", options.rounds))
@@ -43,19 +46,33 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError(f"--rounds {options.rounds}: goes with --resume; a new run takes --set experiment.rounds=N")
     else:
         experiment, run_dir = experiment_of(options), new_run_dir(config_name(options), options.run_dir)
-    console, back_to = plain_console(stderr=options.json), back_to_of(options)
+    console, back_to, fleet = plain_console(stderr=options.json), back_to_of(options), fleet_of(options)
     try:
         with JsonView() if options.json else make_view(console, experiment.title) as view:
-            summary = run_experiment(experiment, run_dir, view, resume=bool(options.resume), back_to=back_to)
+            resume = bool(options.resume)
+            summary = run_experiment(experiment, run_dir, view, resume=resume, back_to=back_to, fleet=fleet)
     except KeyboardInterrupt:
-        how = f"go on with: {resume_command(run_dir)}" if (run_dir / "run.db").exists() else "no round was played"
-        raise RunInterrupted(f"interrupted; {how}") from None
+        raise RunInterrupted(f"interrupted; {_what_is_left(run_dir, experiment.experiment.rounds)}") from None
     except PauseflError as error:
         if not has_rounds(run_dir):
             raise
         raise with_resume_command(error, resume_command(run_dir)) from error
     _print_summary(console, summary, run_dir)
     check_outcome(summary["outcome"], summary["stopped_because"], resume_command(run_dir))
+
+
+def _what_is_left(run_dir: Path, rounds: int) -> str:
+    """The work that is left after an interruption."""
+    from pausefl.results.stored_summary import read_summary
+    from pausefl.runtime.run_dir import resume_command
+
+    if not (run_dir / "run.db").exists():
+        return "no round was played"
+    with suppress(ConfigError, OSError):  # no summary, or not of the run as it stands
+        summary = read_summary(run_dir)
+        if summary["outcome"] != "interrupted" and summary["rounds"] == rounds:
+            return f"all rounds are played; pausefl report {run_dir} writes the report"
+    return f"go on with: {resume_command(run_dir)}"
 
 
 def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
@@ -68,16 +85,16 @@ def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> 
 
 def compare(options: argparse.Namespace) -> None:
     """Play an experiment under several policies, or compare finished runs."""
-    from pausefl.campaigns.campaign import check_all_played, resume_campaign_command
-    from pausefl.campaigns.compare import compare_policies, compare_runs, print_comparison, resume_comparison
-    from pausefl.report.comparison.figure import all_runs
+    from pausefl.results.report.comparison.figure import all_runs
     from pausefl.runtime.run_dir import new_run_dir
+    from pausefl.studies.campaign import check_all_played, missed_runs, resume_campaign_command
+    from pausefl.studies.compare import compare_policies, compare_runs, print_comparison, resume_comparison
 
     console = plain_console()
-    player = player_of(options.jobs, console)
+    player = player_of(options, console)
     check_one_given({"CONFIG": options.config, "--runs": options.runs, "--resume DIR": options.resume})
     if options.resume:
-        refuse_beside(options, "--resume", "--jobs")
+        refuse_beside(options, "--resume", *PLACES)
         folder = Path(options.resume)
         comparison = resume_comparison(folder, player)
     elif options.runs:
@@ -95,22 +112,24 @@ def compare(options: argparse.Namespace) -> None:
     print_comparison(comparison, folder, console)
     if not options.runs:  # which were played before
         run_dirs = [run.path for run in all_runs(comparison.runs)]
-        check_all_played(run_dirs, resume_campaign_command("compare", folder, player.options))
+        for line in missed_runs(run_dirs):
+            player.say(line)
+        check_all_played(run_dirs, comparison.missing, resume_campaign_command("compare", folder, player.options))
 
 
 def sweep(options: argparse.Namespace) -> None:
     """Play an experiment on a grid of settings."""
-    from pausefl.campaigns.campaign import check_all_played, resume_campaign_command
-    from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
-    from pausefl.config.toml_source import resolved_source
-    from pausefl.report.sweep import early_ends
+    from pausefl.experiment.toml_source import resolved_source
+    from pausefl.results.report.sweep import caveats
     from pausefl.runtime.run_dir import new_run_dir
+    from pausefl.studies.campaign import check_all_played, missed_runs, resume_campaign_command
+    from pausefl.studies.sweep import parse_grid, resume_sweep, run_sweep
 
     console = plain_console()
-    player = player_of(options.jobs, console)
+    player = player_of(options, console)
     check_one_given({"CONFIG": options.config, "--resume DIR": options.resume})
     if options.resume:
-        refuse_beside(options, "--resume", "--jobs")
+        refuse_beside(options, "--resume", *PLACES)
         sweep = resume_sweep(Path(options.resume), player)
     else:
         grid, folder = parse_grid(options.grid), new_run_dir(f"sweep-{config_name(options)}", options.run_dir)
@@ -118,15 +137,17 @@ def sweep(options: argparse.Namespace) -> None:
     console.print(f"{len(sweep.rows)} runs: {sweep.folder / 'sweep.csv'}", highlight=False, soft_wrap=True)
     if (picture := sweep.folder / "sweep.png").exists():
         console.print(f"figure: {picture}", soft_wrap=True)
-    if warning := early_ends(sweep.rows):
+    if warning := caveats(sweep.rows):
         console.print(warning, highlight=False, soft_wrap=True)
     go_on = resume_campaign_command("sweep", sweep.folder, player.options)
-    check_all_played([sweep.folder / row["run_dir"] for row in sweep.rows], go_on)
+    for line in missed_runs(sweep.run_dirs):
+        player.say(line)
+    check_all_played(sweep.run_dirs, sweep.missing, go_on)
 
 
 def reproduce(options: argparse.Namespace) -> None:
     """Play the runs of a published figure, and draw it."""
-    from pausefl.campaigns.reproduction.command import run_reproduce
+    from pausefl_reproduce.command import run_reproduce
 
     console = plain_console()
-    run_reproduce(options, shown_on(console), console)
+    run_reproduce(options, player_of(options, console), console)

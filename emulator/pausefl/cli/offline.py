@@ -12,30 +12,34 @@ from pausefl.cli.option_values import (
     check_one_given,
     config_name,
     experiment_of,
+    player_of,
     policies_of,
     refuse_beside,
 )
+from pausefl.extras import require
 from pausefl.terminal_table import FittingTable, plain_console
 
 
 def simulate(options: argparse.Namespace) -> None:
     """Simulate choices and latencies, without a network or training."""
-    from pausefl.campaigns import simulations
     from pausefl.runtime.run_dir import new_run_dir
-    from pausefl.simulation import outputs
+    from pausefl.studies import simulations
+    from pausefl.studies.simulation import outputs
 
-    at_least_1("--rounds", options.rounds)
+    if options.rounds is not None:
+        at_least_1("--rounds", options.rounds)
     folder = new_run_dir(f"simulate-{config_name(options)}", options.run_dir)
     simulations.refuse_results_in(folder)
     console, experiment, seeds = plain_console(), experiment_of(options), at_least_1("--seeds", options.seeds)
+    rounds = options.rounds or experiment.experiment.rounds
     policies = [experiment.selection.policy] if options.policies is None else policies_of(options)
-    with console.status(Text(f"simulating {options.rounds:,} rounds of {', '.join(policies)}")):
+    with console.status(Text(f"simulating {rounds:,} rounds of {', '.join(policies)}")):
         if options.policies is None and seeds == 1:
-            lines = outputs.in_words(outputs.run_simulation(experiment, options.rounds, folder))
+            lines = [*outputs.in_words(outputs.run_simulation(experiment, rounds, folder))]
             figure = folder / "simulation.png"
         else:
-            summary = simulations.run_simulations(experiment, policies, seeds, options.rounds, folder)
-            lines, figure = simulations.in_words(summary), folder / "simulations.png"
+            summary = simulations.run_simulations(experiment, policies, seeds, rounds, folder)
+            lines, figure = [*simulations.in_words(summary), *summary["answers"]], folder / "simulations.png"
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"figure: {figure}", soft_wrap=True)
@@ -43,17 +47,19 @@ def simulate(options: argparse.Namespace) -> None:
 
 def tune(options: argparse.Namespace) -> None:
     """Search for settings, or go on with a search."""
-    from pausefl.campaigns.tuning import resume_tuning, tune_experiment
-    from pausefl.campaigns.tuning.outputs import confirmation_table, front_table
-    from pausefl.campaigns.tuning.plan import TuningPlan
-    from pausefl.config.loading import load_experiment
+    require("tune", "report")
+    from pausefl.experiment.loading import load_experiment
     from pausefl.runtime.run_dir import new_run_dir
+    from pausefl_tune import resume_tuning, tune_experiment
+    from pausefl_tune.outputs import tables
+    from pausefl_tune.plan import TuningPlan
 
     console = plain_console()
+    player = player_of(options, console)
     check_one_given({"CONFIG": options.config, "--resume DIR": options.resume})
     if options.resume:
-        refuse_beside(options, "--resume", "--real-seeds")
-        tuning = resume_tuning(Path(options.resume), console, options.real_seeds)
+        refuse_beside(options, "--resume", "--real-seeds", "--jobs", "--on", "--on-option")
+        tuning = resume_tuning(Path(options.resume), console, options.real_seeds, player)
     else:
         plan = TuningPlan(
             source=load_experiment(options.config, options.overrides).to_toml(),
@@ -67,16 +73,15 @@ def tune(options: argparse.Namespace) -> None:
             command=shlex.join(["pausefl", *sys.argv[1:]]),
         )
         folder = new_run_dir(f"tune-{config_name(options)}", options.run_dir)
-        tuning = tune_experiment(plan, folder, console)
-    console.print(FittingTable(front_table(tuning)))
-    if tuning.confirmed:
-        console.print(FittingTable(confirmation_table(tuning)))
+        tuning = tune_experiment(plan, folder, console, player)
+    for table in tables(tuning):
+        console.print(FittingTable(table))
     console.print(f"front: {tuning.folder / 'front.csv'}\nfigure: {tuning.folder / 'front.png'}", soft_wrap=True)
 
 
 def replay(options: argparse.Namespace) -> None:
     """Fold a log through its own policy, or through another."""
-    from pausefl.offline.replay_outputs import as_json, in_words, replayed, write_replay
+    from pausefl.studies.offline.replay_outputs import as_json, in_words, replayed, write_replay
 
     draws = at_least_1("--draws", options.draws)
     found = replayed(Path(options.run_dir), options.policy, options.overrides, draws)
@@ -89,13 +94,17 @@ def replay(options: argparse.Namespace) -> None:
 
 def fit_latency(options: argparse.Namespace) -> None:
     """Print the experiment whose laws are fitted to a fleet's latencies."""
-    from pausefl.offline.latency_fit import fit_latency
+    from pausefl.library import fit_latency
 
-    fit = fit_latency(Path(options.source))
+    names = ("format", "column", "unit", "client_column", "time_column", "filter", "lost", "timeout_s")
+    fit = fit_latency(options.source, **{name: getattr(options, name) for name in names})
     if options.figure:
-        from pausefl.offline.fit_plot import draw_fit
-        from pausefl.report.style import save_png
+        from pausefl.results.figures import Figures
+        from pausefl.results.report.style import rendered
+        from pausefl.studies.offline.plots import draw_fit
+        from pausefl_process.files import write_durably
 
-        save_png(draw_fit(fit), Path(options.figure))
-        print(f"figure: {options.figure}", file=sys.stderr)
+        if figure := Figures().compute(options.figure, lambda: draw_fit(fit)):
+            write_durably(Path(options.figure), rendered(figure, "png"))
+            print(f"figure: {options.figure}", file=sys.stderr)
     print(fit.to_toml(), end="")

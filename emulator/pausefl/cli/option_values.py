@@ -1,4 +1,4 @@
-"""What the options of several subcommands say, checked."""
+"""Checked values of the options of several subcommands."""
 
 import argparse
 from collections.abc import Mapping
@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from pausefl.config.experiment import Experiment
-from pausefl.config.loading import load_experiment
-from pausefl.config.toml_source import is_file, naming
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.toml_source import is_file, naming
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pausefl.campaigns.campaign import Player, Show
+    from pausefl.runtime.standing_fleet import StandingFleet
+    from pausefl.studies.playing import Player, Show
+
+PLACES = ("--jobs", "--on", "--on-option", "--fleet")
+"""The options that say where runs are played."""
 
 
 def refuse_beside(options: argparse.Namespace, what: str, *allowed: str) -> None:
@@ -62,13 +66,13 @@ def policies_of(options: argparse.Namespace) -> list[str]:
 
 
 def config_name(options: argparse.Namespace) -> str:
-    """What results of CONFIG are called after."""
+    """The name after which results of CONFIG are called."""
     return Path(options.config).stem
 
 
 def experiment_of(options: argparse.Namespace) -> Experiment:
     """The experiment of CONFIG and --set, whose policies can be made."""
-    from pausefl.config.server_records import check_policies
+    from pausefl.experiment.server_records import check_policies
 
     experiment = load_experiment(options.config, options.overrides)
     with naming(options.config if is_file(options.config) else ""):
@@ -76,16 +80,29 @@ def experiment_of(options: argparse.Namespace) -> Experiment:
     return experiment
 
 
-def player_of(jobs: int, console: Console) -> "Player":
-    """What plays the runs of a campaign, `jobs` at a time."""
-    from pausefl.campaigns.campaign import OneByOne
-    from pausefl.campaigns.side_by_side import SideBySide
+def fleet_of(options: argparse.Namespace) -> "StandingFleet | None":
+    """The clients from outside that play; None: this process starts some."""
+    from pausefl.runtime.standing_fleet import StandingFleet
 
-    return OneByOne(shown_on(console)) if jobs == 1 else SideBySide(jobs, partial(console.print, highlight=False))
+    address = getattr(options, "fleet", None)  # which not every campaign takes
+    return StandingFleet(address) if address is not None else None
+
+
+def player_of(options: argparse.Namespace, console: Console) -> "Player":
+    """The player of a campaign's runs: one after the other here or on a fleet, or as --jobs and --on say."""
+    from pausefl.studies.executors import player_on
+    from pausefl.studies.playing import OneByOne
+
+    say, fleet = partial(console.print, highlight=False, soft_wrap=True), fleet_of(options)
+    if fleet is not None:
+        if other := next((each for each in PLACES if each in options.typed and each != "--fleet"), None):
+            raise ConfigError(f"{other}: goes without --fleet, whose clients play one run at a time")
+        return OneByOne(shown_on(console), say, fleet)
+    return player_on(options.on, options.on_options, options.jobs, shown_on(console), say)
 
 
 def shown_on(console: Console) -> "Show":
-    """What shows a run on the console, by its title."""
+    """A function that shows a run on the console, by its title."""
     from pausefl.runtime.terminal import make_view
 
     return lambda title: make_view(console, title)

@@ -5,8 +5,9 @@ from typing import Any
 
 from rich.table import Table
 
-from pausefl.results.reading import summed_over
+from pausefl.results.reading import latency_unit, summed_over
 from pausefl.results.summary import asked_in_words, by_whom
+from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY
 from pausefl_server.records import ACCURACY
 
 _SummaryLine = tuple[str, str]
@@ -14,7 +15,7 @@ _SummaryLine = tuple[str, str]
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """What is shown at the end of a run, from the keys of summary.json; it holds text as it is, no markup."""
+    """The table at the end of a run, from the keys of summary.json; it holds text as it is, no markup."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -41,10 +42,16 @@ def _learned(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
 
 
 def _latency(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
-    latency = f"{summary['total_latency_s']:.1f} s {summed_over(summary)} ({summary['latency_signal']}"
-    scale = f"; emulated seconds of {summary['time_scale']:g} real ones" if summary["time_scale"] != 1 else ""
+    total = f"{summary['total_latency_s']:.1f} {latency_unit([summary])}"
+    latency = f"{total} {summed_over(summary)} ({summary['latency_signal']}"
+    scale = f"; each {summary['time_scale']:g} real ones of delay" if summary["time_scale"] != 1 else ""
     clock = f"{summary['wall_clock_s']:.1f} s on the {summary.get('clock', 'real')} clock"
     yield "latency", f"{latency}{scale}); {clock}"
+    if (idle := summary.get("idle_share")) is not None:
+        at_work = f"{summary['clients_at_work']:.1f} clients at work on average, {idle:.0%} of places idle"
+        yield "elapsed time", f"{summary['elapsed_s']:.1f} {latency_unit([summary])}; {at_work}"
+    if summary["mode"] == "asynchronous" and (staleness := summary["staleness"]) is not None:
+        yield "staleness", f"{staleness['mean']:.1f} steps on average, {staleness['max']} at most"
     if missed := summary["missed_jobs"]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in missed.items())
         waits_s = summary["total_latency_s"] - summary["measured_latency_s"]
@@ -63,7 +70,7 @@ def _what_failed(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
 
 
 def _bounded(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
-    """What was cut to a bound."""
+    """Lines on values that were cut to a bound."""
     if summary["clamped_latencies"]:
         yield "below τ_min", f"{summary['clamped_latencies']} latencies, which count as equally fast"
     if summary["capped"]:
@@ -76,6 +83,10 @@ def _privacy(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
         return
     spent = f"ε {summary['max_epsilon_spent']:.3g} of {summary['epsilon_budget']:g} per {summary['privacy_unit']}"
     yield "greatest leakage", f"{spent}; ε {summary['vector_epsilon_max']:.3g} for all the uploads of a client"
+    ratios = summary.get("noise_to_clip")
+    if ratios and (ratios["last"] is None or ratios["last"] > MOST_NOISE_TO_CLIP):
+        last = "beyond all numbers" if ratios["last"] is None else f"{ratios['last']:.2g} times the clip"
+        yield "noise", f"{ratios['first']:.2g} times the clip at first, {last} in the end: {NOISE_REMEDY}"
     if not summary["private"]:
         yield "NOT PRIVATE", "the noise was drawn from the seed: anyone who knows it can subtract it"
 
@@ -83,10 +94,12 @@ def _privacy(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
 def _measurements(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
     """How far the measurements can be trusted."""
     error_s = summary["timing_error_s"]
-    if error_s["p50"] is not None:
+    if error_s and error_s["p50"] is not None:
         quantiles = f"p50 {1e3 * error_s['p50']:.1f} ms, p99 {1e3 * error_s['p99']:.1f} ms off what was drawn"
         yield "timing error", f"{quantiles}; {summary['rejected_updates']} updates rejected"
-    for reason in summary["suspect_because"].values():
+    for reason in (summary["suspect_because"] or {}).values():
         yield "suspect", f"{reason['rounds']} rounds: {reason['advice']}{by_whom(reason.get('clients', {}))}"
     if "overruns" in summary:
         yield "overruns", f"{summary['overruns']} exchanges took longer than the total drawn for them"
+    for name, why in summary.get("missing_figures", {}).items():
+        yield "missing", f"{name}: {why}"

@@ -4,50 +4,46 @@ import argparse
 import sys
 from pathlib import Path
 
-from pausefl.cli.option_values import experiment_of, refuse_beside
+from pausefl.cli.option_values import experiment_of, listed_names, refuse_beside
+from pausefl.extras import require
 from pausefl.terminal_table import plain_console
 from pausefl_proto.errors import ConfigError
 
 
 def report(options: argparse.Namespace) -> None:
     """Draw the reports of run directories again."""
-    from pausefl.campaigns.redrawing import report_folder
+    from pausefl.studies.redrawing import report_folder
 
     for folder in options.run_dirs:
-        for path in report_folder(Path(folder), csv=options.csv):
+        for path in report_folder(Path(folder), csv=options.csv, formats=listed_names(options.formats)):
             print(path)
 
 
 def audit(options: argparse.Namespace) -> None:
     """Test the mechanism of a client by sending many uploads in two worlds."""
-    from pausefl.audit import run_audit
+    require("audit")
+    from pausefl_audit.audit import play_with_canaries, run_audit
 
     if options.uploads < 100:
         raise ConfigError(f"--uploads {options.uploads}: must be at least 100")
     if Path(options.config).is_dir():
         refuse_beside(options, "RUN_DIR", "--uploads")
+    source = options.config
+    if options.run_dir is not None:
+        source = play_with_canaries(source, options.overrides, Path(options.run_dir))
     console = plain_console()
     with console.status(f"sending {options.uploads:,} uploads in each of two worlds, attack by attack"):
-        for part in run_audit(options.config, options.overrides, options.uploads):
+        for part in run_audit(source, options.overrides, options.uploads).in_tables():
             console.print(part)
 
 
 def bench(options: argparse.Namespace) -> None:
     """Measure this machine."""
-    from pausefl.bench import compare, run_all, run_benchmark
+    from pausefl.bench import run_benchmark
 
     sizes = {"clients": options.clients, "payload_bytes": options.payload_bytes}
     given = {name: size for name, size in sizes.items() if size is not None}
-    if options.files and options.name != "diff":
-        raise ConfigError(f"bench {options.name}: takes no files; only diff does")
-    if given and options.name in ("all", "diff"):
-        raise ConfigError(f"bench {options.name}: takes neither --clients nor --payload-bytes")
-    if options.name == "diff":
-        compare(options.files, as_json=options.json)
-    elif options.name == "all":
-        run_all(as_json=options.json)
-    else:
-        run_benchmark(options.name, given, as_json=options.json)
+    run_benchmark(options.name, given, as_json=options.json)
 
 
 def data(options: argparse.Namespace) -> None:
@@ -64,7 +60,7 @@ def data(options: argparse.Namespace) -> None:
 def certs(options: argparse.Namespace) -> None:
     """Make an authority, certificates and tokens."""
     from pausefl.certificates import make_certificates
-    from pausefl.config.tables import ClientGroup
+    from pausefl.experiment.tables import ClientGroup
 
     if options.clients.isdecimal():
         count = int(options.clients)
@@ -81,25 +77,26 @@ def certs(options: argparse.Namespace) -> None:
 def validate(options: argparse.Namespace) -> None:
     """Print an experiment with all its settings, and try out its own code."""
     if options.list:
-        from pausefl.registries import listed
+        from pausefl.experiment.registries import listed
 
         print("\n".join(listed()))
         return
     if options.config is None:
         raise ConfigError("needs CONFIG or --list")
-    from pausefl.config.groups import check_rounds
-    from pausefl.evaluator.preflight import try_out
-    from pausefl.observers import load_observers
-    from pausefl.reference.listing import listing
+    from pausefl.experiment.reference.listing import listing
+    from pausefl.runtime.evaluator.preflight import check_own_code, try_out
     from pausefl.runtime.run_dir import check_goes_on
+    from pausefl.studies.ahead import ahead
 
     experiment = experiment_of(options)
     if options.run_dir is not None:
         check_goes_on(experiment, Path(options.run_dir))
-    check_rounds(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
-    load_observers(experiment.experiment.observers)
+    check_own_code(experiment)
     print(listing(experiment), end="", flush=True)
-    try_out(experiment, lambda text: print(f"pausefl: {text}", file=sys.stderr))
+    for found in try_out(experiment, lambda text: print(f"pausefl: {text}", file=sys.stderr)):
+        print(f"# {found}")
+    for line in ahead(experiment, options.config):
+        print(f"# {line}")
 
 
 def completion(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""What releases have cost: those that no answer tells of, those that came late, and a tighter sum of many.
+"""The cost of releases: those that no answer tells of, those that came late, and a tighter sum of many.
 
 Theorem 2 of PAUSE v2 adds the ε_i up, which always holds. Composing the releases' privacy loss distributions gives, for
 a small δ, an (ε, δ) guarantee whose ε is smaller. The composition and its rounding (upwards) are dp-accounting's.
@@ -6,7 +6,6 @@ a small δ, an (ε, δ) guarantee whose ε is smaller. The composition and its r
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import takewhile
 from pathlib import Path
 
 from pausefl.results.reading import Columns, open_database, read_columns
@@ -46,6 +45,8 @@ FROM since WHERE more > 0 ORDER BY round, client_id
 _POINTS = 20_000
 # Composing so many takes some 20 s. How often a client says it has released is its own word.
 _MOST_COMPOSED = 10_000
+# Above this, e^ε and what the composition computes of it are no float64 any more.
+_GREATEST_COMPOSED = 700.0
 
 
 def tighter_epsilon(budget: Budget, unit: PrivacyUnit, participations: int, delta: float) -> float | None:
@@ -53,18 +54,19 @@ def tighter_epsilon(budget: Budget, unit: PrivacyUnit, participations: int, delt
 
     unit "coordinate": a release is the Laplace mechanism with scale 1/ε_i times its sensitivity. unit "vector": it is
     any ε_i-DP mechanism, whose loss is at most that of randomised response (Kairouz, Oh and Viswanath, 2015). The ε_i
-    of releases after the 10,000th, which are the least, are added to the ε of those before.
+    of releases after the 10,000th, which are the least, and those too great to be composed are added as they are.
     """
     try:
         from dp_accounting.pld import common, privacy_loss_distribution
     except ImportError:
         return None
-    if not participations:
-        return 0.0
-    interval = budget.spent(participations) / _POINTS
+    spent, numbers = budget.spent(participations), range(1, min(participations, _MOST_COMPOSED) + 1)
+    composed = [epsilon for epsilon in map(budget.epsilon, numbers) if 0 < epsilon <= _GREATEST_COMPOSED]
+    if not composed:
+        return spent
+    interval = sum(composed) / _POINTS
     total = privacy_loss_distribution.identity(value_discretization_interval=interval)
-    composed = min(participations, _MOST_COMPOSED)
-    for epsilon in takewhile(lambda epsilon: epsilon > 0, map(budget.epsilon, range(1, composed + 1))):
+    for epsilon in composed:
         if unit == "coordinate":
             release = privacy_loss_distribution.from_laplace_mechanism(
                 1 / epsilon, value_discretization_interval=interval
@@ -74,9 +76,8 @@ def tighter_epsilon(budget: Budget, unit: PrivacyUnit, participations: int, delt
                 common.DifferentialPrivacyParameters(epsilon, 0.0), value_discretization_interval=interval
             )
         total = total.compose(release)
-    rest = budget.spent(participations) - budget.spent(composed)
     # Discretising rounds up; the plain sum is a guarantee as well.
-    return min(float(total.get_epsilon_for_delta(delta)) + rest, budget.spent(participations))
+    return min(float(total.get_epsilon_for_delta(delta)) + max(0.0, spent - sum(composed)), spent)
 
 
 class UnansweredJobs:

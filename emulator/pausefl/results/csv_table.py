@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 _FORMULA = ("=", "+", "-", "@")
-"""What a formula begins with (OWASP, CSV Injection)."""
+"""First characters of a formula (OWASP, CSV Injection)."""
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:

@@ -1,16 +1,18 @@
-"""Which labels each client holds, as the experiment deals them out."""
+"""The labels each client holds, as the experiment deals them out."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from pausefl.config.client_records import partitioner_of
-from pausefl.config.experiment import Experiment
-from pausefl.config.groups import behaviours_of
-from pausefl.population.behaviours import BehaviourChain
+from pausefl.experiment.client_records import dealt_out
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.groups import behaviours_of
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.population.behaviours import BehaviourChain
+from pausefl.results.reading import RunData
 from pausefl_client.data.datasets import load_dataset
-from pausefl_client.data.partition import partition
 from pausefl_proto.arrays import IntArray
+from pausefl_proto.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,14 @@ class LabelCounts:
     client_ids: tuple[str, ...]
     counts: IntArray
     """(clients, classes) int64."""
+
+
+def clients_labels(run: RunData) -> LabelCounts | None:
+    """The labels of a run's clients, where the data are here and no model is synthetic."""
+    try:
+        return label_counts(parse_experiment(run.config))
+    except ConfigError:  # a run may be read far from its data
+        return None
 
 
 def label_counts(experiment: Experiment) -> LabelCounts | None:
@@ -32,9 +42,7 @@ def label_counts(experiment: Experiment) -> LabelCounts | None:
     train, classes = data.train, data.classes
     if not train.has_classes:
         return None
-    parts = partition(
-        partitioner_of(workload), train.labels, clients=len(ids), classes=classes, seed=split_seed, owners=train.owners
-    )
+    parts = dealt_out(workload, data, ids, split_seed)
     behaviours = behaviours_of(experiment.groups)
 
     def labels_of(client_id: str, rows: IntArray) -> IntArray:

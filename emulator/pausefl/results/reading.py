@@ -1,19 +1,20 @@
 """A run directory, read: what every report, figure and comparison starts from."""
 
+import json
 import sqlite3
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pausefl.config.tables import ClientGroup
-from pausefl.config.validation import as_json
+from pausefl.experiment.tables import ClientGroup
+from pausefl.experiment.validation import as_json
 from pausefl.results.stored_summary import Summary, check_is_last, read_summary, text_in
 from pausefl_process.databases import open_read_only
 from pausefl_proto.errors import ConfigError
@@ -39,12 +40,14 @@ CLIENTS = """
 SELECT client_id, max(n_examples) AS n_examples, coalesce(max(times_chosen), 0) AS times_chosen,
        sum(accepted) AS accepted, max(released) AS released, max(epsilon_spent) AS epsilon_spent,
        coalesce(max(came_with), max(joined_with)) AS spent_before,
-       coalesce(max(retired), 0) AS retired_before
-FROM (SELECT client_id, n_examples, participation AS released, epsilon_spent, 1 AS accepted, NULL AS retired
-      FROM observations
+       coalesce(max(retired), 0) AS retired_before,
+       coalesce(max(0.0, 1 - sum(at_work_s) / (SELECT nullif(max(elapsed_s), 0.0) FROM rounds)), 1.0) AS idle_share
+FROM (SELECT client_id, n_examples, participation AS released, epsilon_spent, 1 AS accepted, NULL AS retired,
+             came_back_s - handed_out_s AS at_work_s FROM observations
       UNION ALL
-      SELECT client_id, n_examples, released, epsilon_spent, 0, CASE kind WHEN 'retired' THEN round END FROM events)
-     AS log
+      SELECT client_id, n_examples, released, epsilon_spent, 0, CASE kind WHEN 'retired' THEN round END, 0.0 FROM events
+      UNION ALL
+      SELECT client_id, 0, 0, 0.0, 0, NULL, latency_s FROM misses) AS log
 LEFT JOIN selections USING (client_id)
 LEFT JOIN (SELECT client_id, epsilon_spent AS joined_with, min(sequence) FROM events WHERE kind = 'joined'
            GROUP BY client_id) USING (client_id)
@@ -60,10 +63,24 @@ def has_diverged(summary: Summary) -> bool:
 
 
 def summed_over(summary: Mapping[str, Any]) -> str:
-    """What the total latency is the sum over, in words."""
+    """The rounds over which the total latency is the sum, in words."""
     if not summary["failed_attempts"]:
         return "over all rounds"
     return "over all rounds and failed attempts" if summary["rounds"] else "over failed attempts: no round was played"
+
+
+def latency_unit(summaries: Iterable[Mapping[str, Any]]) -> str:
+    """The unit of latencies, in which injected delays are as they were drawn; those of other scales are told apart."""
+    return "s" if all(summary.get("time_scale", 1) == 1 for summary in summaries) else "emulated s"
+
+
+TimeAxis = Literal["total_latency_s", "elapsed_s"]
+TIME_LABELS: Mapping[TimeAxis, str] = {"total_latency_s": "total latency", "elapsed_s": "elapsed time"}
+
+
+def time_axis(summaries: Iterable[Mapping[str, Any]]) -> TimeAxis:
+    """The axis against which accuracies are drawn: an asynchronous run's latencies overlap, and do not add up."""
+    return "elapsed_s" if any(s.get("mode") == "asynchronous" for s in summaries) else "total_latency_s"
 
 
 EPSILON_LABELS: Mapping[PrivacyUnit, str] = {"coordinate": "ε per coordinate", "vector": "ε of the whole upload vector"}
@@ -72,7 +89,7 @@ EPSILON_LABELS: Mapping[PrivacyUnit, str] = {"coordinate": "ε per coordinate", 
 
 @dataclass(frozen=True)
 class PrivacyFigures:
-    """What a private run promised its clients and what it spent; every ε here but one is in `unit`."""
+    """A private run's promise to its clients and its spending; every ε here but one is in `unit`."""
 
     unit: PrivacyUnit
     epsilon_budget: float
@@ -82,7 +99,6 @@ class PrivacyFigures:
 
     @property
     def label(self) -> str:
-        """The unit in words."""
         return EPSILON_LABELS[self.unit]
 
 
@@ -129,7 +145,8 @@ class RunData:
     summary: Summary
     clients: Columns
     """A row per client, sorted by id. client_id, n_examples, times_chosen, accepted, released, epsilon_spent;
-    spent_before: ε spent when it first joined; retired_before: the round it retired before, 0 if it did not."""
+    spent_before: ε spent when it first joined; retired_before: the round it retired before, 0 if it did not;
+    idle_share: the share of the run's elapsed time for which it had no job."""
     round_latency: Columns
     suspect_rounds: Columns
     ping_baseline: Columns
@@ -141,6 +158,14 @@ class RunData:
     choices: ExchangeTable
     records: Collection[RoundRecord]
     """The log itself, for what is a fold over it; each pass may read it anew."""
+
+    @property
+    def owners(self) -> Mapping[str, str]:
+        """The owner of each client's examples, by its id; empty where these are not dealt out by owner."""
+        with open_database(self.path) as database:  # as its view, which an older log lacks
+            noted = database.execute("SELECT value FROM meta WHERE key = 'owners'").fetchone()
+        owners: dict[str, str] = json.loads(noted[0]) if noted else {}
+        return owners
 
     @property
     def groups(self) -> Mapping[str, ClientGroup]:
@@ -187,17 +212,17 @@ class RunData:
 
     @property
     def metric(self) -> str:
-        """What accuracies hold: the name of the task's mean score."""
+        """The name of the task's mean score, which accuracies hold."""
         return self.summary.get("metric", ACCURACY)
 
-    def curve(self, split: Split) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Total latency in seconds and accuracy, by round.
+    def curve(self, split: Split, by: TimeAxis = "total_latency_s") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Total latency or elapsed time, in seconds, and accuracy, by round.
 
         A run evaluates a fixed subset now and then and at its end, and the full set where it ends or is interrupted.
         The subset's series is taken; where its one evaluation is that of the end, the full set's of that round.
         """
         rows = self._evaluations(split)
-        return self.accuracy["total_latency_s"][rows], self.accuracy["accuracy"][rows]
+        return self.accuracy[by][rows], self.accuracy["accuracy"][rows]
 
     def accuracy_by_round(self, split: Split) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The round and the accuracy after it, of the same series as `curve`."""
@@ -250,17 +275,12 @@ def open_database(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         with closing(open_read_only(file)) as database:
             database.execute("BEGIN")
-            _check_version(file, database)
+            row = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+            if (found := row[0] if row else "none") != str(SCHEMA_VERSION):
+                raise ConfigError(f"{file}: schema_version is {found}, this version of pausefl reads {SCHEMA_VERSION}")
             yield database
     except sqlite3.Error as error:
         raise ConfigError(f"{file}: cannot be read as a run's database ({error})") from error
-
-
-def _check_version(file: Path, database: sqlite3.Connection) -> None:
-    row = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    if row is None or row[0] != str(SCHEMA_VERSION):
-        found = "none" if row is None else row[0]
-        raise ConfigError(f"{file}: schema_version is {found}, this version of pausefl reads {SCHEMA_VERSION}")
 
 
 def read_columns(database: sqlite3.Connection, query: str, *values: int) -> Columns:
@@ -272,7 +292,7 @@ def read_columns(database: sqlite3.Connection, query: str, *values: int) -> Colu
         for name, column in zip(names, zip(*rows, strict=True), strict=True):
             parts[name].append(np.array(column))
     table = {name: np.concatenate(parts.pop(name) or [np.array([])]) for name in names}
-    if "total_latency_s" in table:
+    for name in {"total_latency_s", "elapsed_s"} & table.keys():
         # NULL where θ_0 was evaluated, before any round: no latency yet.
-        table["total_latency_s"] = np.nan_to_num(table["total_latency_s"].astype(np.float64), nan=0.0)
+        table[name] = np.nan_to_num(table[name].astype(np.float64), nan=0.0)
     return table

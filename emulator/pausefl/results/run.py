@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pausefl.results.frames import data_frame
 from pausefl.results.reading import Columns, open_database, read_columns
 from pausefl.results.stored_summary import check_is_last, read_summary
 from pausefl_proto.errors import ConfigError
@@ -24,7 +25,11 @@ _QUERIES = {
     "releases": "SELECT * FROM leakage ORDER BY round, client_id",
     "breakdown": "SELECT * FROM breakdown ORDER BY round, client_id",
     "choices": "SELECT * FROM choices ORDER BY round, client_id",
+    "owners": "SELECT * FROM owners ORDER BY client_id",
 }
+# numpy has no bfloat16, which is the upper half of float32.
+_NUMPY = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "BF16": "<u2"}
+_NUMPY |= {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
 _SHOWN = (
     "policy",
     "rounds",
@@ -65,7 +70,7 @@ class Run:
     def columns(self, table: str) -> Columns:
         """One table by column, as arrays of one length.
 
-        `table`: rounds, observations, evaluations, releases, breakdown or choices. ConfigError for any other.
+        `table`: rounds, observations, evaluations, releases, breakdown, choices or owners. ConfigError for any other.
         """
         if table not in _QUERIES:
             raise ConfigError(f"table {table!r}: must be one of {', '.join(_QUERIES)}")
@@ -79,7 +84,7 @@ class Run:
 
     @property
     def observations(self) -> "pd.DataFrame":
-        """What was measured and charged, a row per round and client that answered (table `observations`)."""
+        """The measurements and charges, a row per round and client that answered (table `observations`)."""
         return self._frame("observations")
 
     @property
@@ -89,7 +94,7 @@ class Run:
 
     @property
     def releases(self) -> "pd.DataFrame":
-        """What each private release cost its client (view `leakage`)."""
+        """The cost of each private release to its client (view `leakage`)."""
         return self._frame("releases")
 
     @property
@@ -97,13 +102,12 @@ class Run:
         """Each exchange, part by part, in real seconds (view `breakdown`)."""
         return self._frame("breakdown")
 
-    def model(self, which: Literal["model", "best_model"] = "model") -> Mapping[str, NDArray[np.float32]]:
-        """The last model, or the one that did best on validation data: float32 arrays by parameter name.
+    def model(self, which: Literal["model", "best_model"] = "model") -> Mapping[str, NDArray[Any]]:
+        """The last model, or the one that did best on validation data: arrays by name, float32 for what was trained.
 
         ConfigError where there is none, or its file is damaged.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        from safetensors import SafetensorError, deserialize
 
         if which not in ("model", "best_model"):
             raise ConfigError(f"model {which!r}: must be model or best_model")
@@ -111,18 +115,13 @@ class Run:
         if not path.is_file():
             raise ConfigError(f"{path}: there is none; the run goes on, or no model was evaluated")
         try:
-            return load_file(path)
+            tensors = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # of Rust code
+            return {name: _array(tensor) for name, tensor in tensors}
         except SafetensorError as error:
             raise ConfigError(f"{path}: cannot be read as a model ({error})") from error
 
     def _frame(self, table: str) -> "pd.DataFrame":
-        try:
-            import pandas as pd
-        except ImportError:
-            raise ConfigError(
-                f'Run.{table}: needs pandas, pip install "pausefl[pandas]"; Run.columns("{table}") does without'
-            ) from None
-        return pd.DataFrame(dict(self.columns(table)))
+        return data_frame(dict(self.columns(table)), f"Run.{table}")
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -136,10 +135,16 @@ class Run:
         cells = "".join(
             f"<tr><th>{name}</th><td>{html.escape(str(summary[name]))}</td></tr>" for name in _SHOWN if name in summary
         )
-        picture = self.path / "plots" / "accuracy.png"
+        picture = self.path / "plots" / "accuracy.svg"
         image = ""
         if picture.is_file():
-            data = base64.b64encode(picture.read_bytes()).decode()
+            url = "data:image/svg+xml;base64," + base64.b64encode(picture.read_bytes()).decode()
             metric = html.escape(str(summary.get("metric", "accuracy")))
-            image = f'<img alt="test {metric} against total latency" width="480" src="data:image/png;base64,{data}">'
+            image = f'<img alt="test {metric} against total latency" width="480" src="{url}">'
         return f"<table>{cells}</table>{image}"
+
+
+def _array(told: Mapping[str, Any]) -> NDArray[Any]:
+    """A tensor of a safetensors file."""
+    values = np.frombuffer(told["data"], _NUMPY[told["dtype"]]).reshape(told["shape"])
+    return (values.astype("<u4") << 16).view("<f4") if told["dtype"] == "BF16" else values

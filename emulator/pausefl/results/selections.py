@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from pausefl.config.tables import ClientGroup
+from pausefl.experiment.tables import ClientGroup
 from pausefl_proto.arrays import IntArray
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import RoundRecord
@@ -19,7 +19,7 @@ class GroupChoices:
     client_ids: tuple[str, ...]
     """All of the group, in order."""
     role: Literal["relevant", "irrelevant"] | None
-    """What its newcomers are, as configured."""
+    """The role of its newcomers, as configured."""
     clients: int
     """Those of the group that ever joined."""
     join_round: int | None

@@ -10,7 +10,7 @@ from typing import Any, Literal, NotRequired, cast
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from pausefl.config.validation import explain
+from pausefl.experiment.validation import explain
 from pausefl_process.events import Outcome
 from pausefl_process.files import reason
 from pausefl_proto.errors import ConfigError
@@ -22,10 +22,19 @@ _MOST_NAMED = 4
 
 
 class TimingError(TypedDict):
-    """Measured − drawn, in real seconds."""
+    """Quantiles of |measured − drawn|, in real seconds."""
 
     p50: float | None
     p99: float | None
+
+
+class NoiseToClip(TypedDict):
+    """Noise scale over what an update is clipped to."""
+
+    first: float
+    """At a client's first release."""
+    last: float | None
+    """At the last release of the client that released most; null: infinite."""
 
 
 class Suspicion(TypedDict):
@@ -69,7 +78,7 @@ class Summary(TypedDict):
     test_examples: NotRequired[int | None]
     """How many the two accuracies were measured on."""
     metric: NotRequired[str]
-    """What accuracies hold: the name of the task's mean score; missing in older runs, of classifications."""
+    """The name of the task's mean score, which accuracies hold; missing in older runs, of classifications."""
     final_accuracy: float | None
     """The last model's, on all test examples."""
     best_accuracy: float | None
@@ -77,11 +86,22 @@ class Summary(TypedDict):
     best_round: NotRequired[int | None]
     """The round of that model."""
     wall_clock_s: float
-    """How long the run took, without the time it was interrupted."""
+    """How long the run took, without the time it was interrupted; on the virtual clock, in its seconds."""
+    mode: NotRequired[Literal["rounds", "asynchronous"]]
+    """`server.mode`; missing in older runs, in rounds."""
+    elapsed_s: NotRequired[float]
+    """From the first job to the last commit, at the emulated scale: what rounds and asynchronous steps are compared
+    by."""
+    clients_at_work: NotRequired[float]
+    """How many clients had a job, on average over that time."""
+    idle_share: NotRequired[float | None]
+    """The share of that time for which a place, of `asynchronous.concurrency` or of a round's clients, was empty."""
+    staleness: NotRequired[dict[str, float] | None]
+    """The mean and the greatest staleness of the updates, in steps; null: none came."""
     total_latency_s: float
     """The sum of the rounds' latencies, eq. (3) of PAUSE, failed attempts included."""
     measured_latency_s: float
-    """What total_latency_s is without the waits for clients that missed."""
+    """total_latency_s without the waits for clients that missed."""
     censored_rounds: int
     """Rounds whose latency a miss decided: its wait, after which the answer had not come."""
     failed_attempts: int
@@ -97,13 +117,13 @@ class Summary(TypedDict):
     missed_jobs: dict[str, int]
     """Chosen clients without an update, by kind; `unneeded` apart."""
     failures: list[Failure]
-    """What clients said when a job failed with them, the most frequent first; in a private run they say no more."""
+    """Clients' reasons when a job failed with them, the most frequent first; in a private run they say no more."""
     tau_min_s: float | None
     """τ_min at the end; null: estimated, and nothing was measured."""
     clamped_latencies: int
     """Latencies below τ_min."""
-    capped: dict[str, dict[str, int]]
-    """What clients said of themselves and was cut, by client."""
+    capped: dict[str, dict[str, int]] | None
+    """Values that clients stated of themselves and that were cut, by client."""
     latency_signal: Literal["round_trip", "communication"]
     """`latency.signal`: what the latencies are."""
     time_scale: float
@@ -111,9 +131,10 @@ class Summary(TypedDict):
     clock: NotRequired[Literal["real", "virtual"]]
     """`experiment.clock`."""
     timing_error_s: TimingError | None
-    """Measured less drawn time, without sign: the median and the 99 % quantile over all exchanges, in real seconds."""
+    """|measured − drawn|: the median and the 99 % quantile over all exchanges, in real seconds. Measured is the
+    communication time, or the round trip where `latency.mode` is "total"."""
     privacy_unit: PrivacyUnit | None
-    """What every ε here protects, but vector_epsilon_max; null: a run without privacy."""
+    """The unit that every ε here protects, but vector_epsilon_max; null: a run without privacy."""
     epsilon_budget: float | None
     """ε̄ of each client."""
     max_epsilon_spent: float | None
@@ -130,23 +151,29 @@ class Summary(TypedDict):
     """`privacy.delta`."""
     epsilon_at_delta: float | None
     """ε of (ε, δ) for the client that released most, in the privacy unit; null also without dp-accounting."""
+    noise_to_clip: NotRequired[NoiseToClip | None]
+    """The scale of the noise over what an update was clipped to, 2/ε_i in both privacy units."""
     epsilon_floor: float | None
     """The least ε of a release: `privacy.epsilon_floor`, or what `privacy.noise_to_clip_max` comes to if greater."""
     retired_clients: NotRequired[int | None]
     """Clients that release nothing more."""
     budget_per: Literal["run", "data holder"] | None
-    """Whose budgets they are: this run's own, or those of ledgers that several runs charge."""
+    """The owner of the budgets: this run, or ledgers that several runs charge."""
     disclosed: list[str]
-    """What clients told without noise."""
+    """Values that clients told without noise."""
     selection_s_median: float | None
     """The median time of a selection."""
-    selections_by_group: NotRequired[dict[str, dict[str, Any]]]
+    selections_by_group: NotRequired[dict[str, dict[str, Any]] | None]
     """How often the clients of each group were chosen after they joined: in all, and per client and round."""
+    absent_clients: NotRequired[list[str]]
+    """Clients of the experiment that never took part."""
     rejected_updates: int
     """Updates and other answers that were not accepted."""
     suspect_rounds: int
     """Rounds whose measurements are in doubt."""
-    suspect_because: dict[str, "Suspicion"]
+    suspect_observations: NotRequired[int]
+    """Measurements of clients' answers that are in doubt themselves."""
+    suspect_because: dict[str, "Suspicion"] | None
     """The reasons: in how many rounds each held, what to do about it, and in how many by which client's account."""
     overruns: NotRequired[int]
     """Only where delays are totals: exchanges longer than what was drawn for them."""
@@ -154,8 +181,10 @@ class Summary(TypedDict):
     """Why no further round was played."""
     outcome: Outcome
     """How the run ended; the exit status follows from it."""
-    starts: NotRequired[list[dict[str, str]]]
+    starts: NotRequired[list[dict[str, str]] | None]
     """When, where, by which command and with which software the run was begun and resumed."""
+    missing_figures: NotRequired[dict[str, str]]
+    """The keys that could not be computed, and are null, each with the reason; the run itself is as sound."""
 
 
 def read_summary(path: Path) -> Summary:
@@ -179,13 +208,13 @@ def read_summary(path: Path) -> Summary:
     if summary["privacy_unit"] is not None:
         for key in ("epsilon_budget", "max_epsilon_spent", "vector_epsilon_max"):
             if summary[key] is None:
-                raise ConfigError(f"{file}: {key} = None: should be a number in a private run; {_MEND}")
+                raise ConfigError(f"{file}: {key} = None: must be a number in a private run; {_MEND}")
     return cast(Summary, summary)
 
 
 @cache
 def _checker() -> TypeAdapter[Summary]:
-    """What checks types; it takes a hundred times as long to make as to use."""
+    """The checker of types; it takes a hundred times as long to make as to use."""
     return TypeAdapter(Summary)
 
 

@@ -1,41 +1,38 @@
-"""What a run comes to: summary.json."""
+"""The summary of a run: summary.json."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 
-from pausefl.config.client_records import budget_of
-from pausefl.config.links import LatencyTable
-from pausefl.config.tables import ClientGroup, PrivacyTable, SelectionTable
+from pausefl.experiment.links import LatencyTable
+from pausefl.experiment.tables import ClientGroup, PrivacyTable, SelectionTable
 from pausefl.results.accounting import tighter_epsilon
+from pausefl.results.figures import Figures
+from pausefl.results.stored_summary import NoiseToClip, Summary
 from pausefl.results.tally import RunTally
 from pausefl_client.data.datasets import split_note
+from pausefl_proto.budget import Budget
 from pausefl_proto.privacy_unit import vector_epsilon
-from pausefl_server.clients import ClientTable
-from pausefl_server.host_limits import HostLimits
 from pausefl_server.records import ACCURACY, Evaluation
 from pausefl_server.selection.base import Policy
 from pausefl_server.service import RunResult
 
 # What a client tells the server besides its noised updates, whatever the experiment says.
 _ALWAYS_DISCLOSED = ("n_examples", "device_times", "host_load", "answers")
-# Keys that mean nothing without privacy.
-_PRIVATE_ONLY = (
-    *("max_epsilon_spent", "epsilon_budget", "privacy_unit", "vector_epsilon_max", "median_epsilon_spent", "delta"),
-    *("epsilon_at_delta", "epsilon_floor", "retired_clients", "noise", "budget_per"),
-)
 # How many of the clients that made rounds suspect are named.
 _MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
 class SummaryPlan:
-    """What summary.json takes from the experiment."""
+    """Values of summary.json from the experiment."""
 
     seed: int
     clients: int
+    expected: frozenset[str]
+    """The ids of those that may take part, as far as they are known beforehand."""
     groups: Mapping[str, ClientGroup]
     """The groups of clients, by name."""
     selection: SelectionTable
@@ -43,34 +40,57 @@ class SummaryPlan:
     clock: Literal["real", "virtual"]
     latency: LatencyTable
     privacy: PrivacyTable
+    budget: Budget | None
+    """None in a run without privacy."""
     shows_host_metrics: bool
     """Whether client processes serve metrics."""
-    limits: HostLimits
-    """The limits beyond which a round was suspect."""
+    concurrency: int | None = None
+    """The places of an asynchronous run; None in rounds."""
 
 
-def summarise(plan: SummaryPlan, policy: Policy, tally: RunTally, result: RunResult) -> dict[str, Any]:
-    """The keys of summary.json; times in seconds, accuracies on the test set, None where nothing was measured."""
-    size = int(result.theta.size)
-    return {
+def summarise(
+    plan: SummaryPlan,
+    policy: Policy,
+    tally: RunTally,
+    result: RunResult,
+    charged_size: int,
+    starts: Callable[[], list[dict[str, str]]] = list,
+) -> Summary:
+    """The keys of summary.json; times in seconds, accuracies on the test set, None where nothing was measured.
+
+    `charged_size` is how many values of an update are noised and charged. `starts` reads when and how the run was begun
+    and resumed. A figure that fails is null, with its reason in `missing_figures`.
+    """
+    state, privacy, budget = result.state, plan.privacy, plan.budget
+    released_by = tally.unanswered.releases_at_most(state.table, budget) if budget else {}
+    told = dict(zip(state.table.ids, state.table.epsilon_spent.tolist(), strict=True))
+    # Upper bounds: they count jobs whose clients have not been heard of since.
+    spent = tuple(max(told.get(c, 0.0), budget.spent(n)) for c, n in released_by.items()) if budget else ()
+    spent_max, released_max = max(spent, default=0.0), max(released_by.values(), default=0)
+    figures = Figures()
+    summary: Summary = {
         "policy": plan.selection.policy,
-        "policy_parameters": _parameters(policy),
+        "policy_parameters": policy_parameters(policy),
         "seed": plan.seed,
-        "rounds": result.state.round,
+        "rounds": state.round,
         "clients": plan.clients,
         "m": plan.selection.m,
         "asked_per_round": tally.asked_per_round,
-        "data": _data(plan.dataset, result),
-        "model_size": size,
+        "model_size": charged_size,
         "test_examples": next((e.n_examples for e in result.final_evaluations if e.split == "test"), None),
         "metric": next((e.metric for e in result.final_evaluations), ACCURACY),
         "final_accuracy": _test_accuracy(result.final_evaluations),
         "best_accuracy": _test_accuracy(result.best_evaluations),
         "best_round": result.best.round if result.best else None,
-        "wall_clock_s": result.state.wall_clock_s,
-        "total_latency_s": result.state.total_latency_s,
-        "measured_latency_s": result.state.measured_latency_s,
-        "censored_rounds": result.state.censored_rounds,
+        "wall_clock_s": state.wall_clock_s,
+        "mode": "asynchronous" if plan.concurrency else "rounds",
+        "elapsed_s": state.elapsed_s,
+        "clients_at_work": tally.clients_at_work(state.elapsed_s),
+        "idle_share": figures.compute("idle_share", lambda: tally.idle_share(state.elapsed_s, plan.concurrency)),
+        "staleness": tally.staleness,
+        "total_latency_s": state.total_latency_s,
+        "measured_latency_s": state.measured_latency_s,
+        "censored_rounds": state.censored_rounds,
         "missed_jobs": dict(tally.missed_jobs),
         "unneeded_jobs": tally.unneeded_jobs,
         "withdrawn_jobs": tally.events["withdrawn"],
@@ -78,31 +98,59 @@ def summarise(plan: SummaryPlan, policy: Policy, tally: RunTally, result: RunRes
         "merged_updates": tally.events["merged"],
         "failed_attempts": tally.failed_attempts,
         "failures": tally.failures,
-        "tau_min_s": _finite(result.state.table.effective_tau_min_s),
-        "clamped_latencies": int(result.state.table.clamped.sum()),
-        "capped": tally.capped(result.state.table),
+        "tau_min_s": _finite(state.table.effective_tau_min_s),
+        "clamped_latencies": int(state.table.clamped.sum()),
         "latency_signal": plan.latency.signal,
         "time_scale": plan.latency.time_scale,
         "clock": plan.clock,
-        **_privacy(plan.privacy, tally, result.state.table, size),
+        # Every ε is in `privacy_unit`, but for the one that names the vector.
+        "private": budget is not None and not privacy.reproducible_noise,
+        "max_epsilon_spent": spent_max if budget else None,
+        "epsilon_budget": budget.epsilon_budget if budget else None,
+        "privacy_unit": privacy.unit if budget else None,
+        "vector_epsilon_max": vector_epsilon(privacy.unit, spent_max, charged_size) if budget else None,
+        "delta": privacy.delta if budget else None,
+        "epsilon_floor": budget.epsilon_floor if budget else None,
+        "noise": privacy.noise if budget else None,
+        "retired_clients": int(state.table.retired.sum()) if budget else None,
+        "budget_per": ("data holder" if privacy.ledger_dir or tally.had_spent else "run") if budget else None,
         "disclosed": [
             *_ALWAYS_DISCLOSED,
-            *plan.privacy.disclose,
+            *privacy.disclose,
             *(["host_metrics"] if plan.shows_host_metrics else []),
         ],
-        "selection_s_median": tally.selection_s_median,
-        "selections_by_group": tally.selections_by_group,
+        "absent_clients": sorted(plan.expected.difference(state.table.ids)),
         "rejected_updates": tally.events["rejected"],
-        "timing_error_s": tally.timing_error_s,
-        **({"overruns": tally.overruns} if plan.latency.mode == "total" else {}),
-        "suspect_rounds": result.state.suspect_rounds,
-        "suspect_because": tally.suspect_because,
+        "suspect_rounds": state.suspect_rounds,
+        "suspect_observations": state.suspect_observations,
+        "data": figures.compute("data", lambda: _data(plan.dataset, result)),
+        "capped": figures.compute("capped", lambda: tally.capped(state.table)),
+        "selection_s_median": figures.compute("selection_s_median", lambda: tally.selection_s_median),
+        "selections_by_group": figures.compute("selections_by_group", lambda: tally.selections_by_group),
+        "timing_error_s": figures.compute("timing_error_s", lambda: tally.timing_error_s),
+        "suspect_because": figures.compute("suspect_because", lambda: tally.suspect_because),
+        "median_epsilon_spent": figures.compute(
+            "median_epsilon_spent", lambda: None if budget is None else float(np.median(spent or 0.0))
+        ),
+        "epsilon_at_delta": figures.compute(
+            "epsilon_at_delta",
+            lambda: None if budget is None else tighter_epsilon(budget, privacy.unit, released_max, privacy.delta),
+        ),
+        "noise_to_clip": figures.compute(
+            "noise_to_clip", lambda: None if budget is None else _noise_to_clip(budget, released_max)
+        ),
+        "starts": figures.compute("starts", starts),
+        "missing_figures": figures.missing,
         "stopped_because": result.stopped_because,
         "outcome": result.outcome,
     }
+    if plan.latency.mode == "total":
+        summary["overruns"] = tally.overruns
+    return summary
 
 
-def _parameters(policy: Policy) -> dict[str, Any]:
+def policy_parameters(policy: Policy) -> dict[str, Any]:
+    """A policy's parameters, for JSON."""
     values = {f.name: getattr(policy, f.name) for f in fields(policy)}
     return {name: _finite(value) if isinstance(value, float) else value for name, value in values.items()}
 
@@ -122,31 +170,8 @@ def _data(dataset: str, result: RunResult) -> str | None:
     return f"{dataset}, examples: {sizes}, {evaluated['test']:,} to test on" + (f"; {note}" if note else "")
 
 
-def _privacy(settings: PrivacyTable, tally: RunTally, table: ClientTable, size: int) -> dict[str, Any]:
-    """What was promised and spent, every ε in `privacy_unit` but the one that names the vector.
-
-    What clients spent are upper bounds: they count jobs whose clients have not been heard of since.
-    """
-    if (budget := budget_of(settings)) is None:
-        return {"private": False, **dict.fromkeys(_PRIVATE_ONLY)}
-    released_by = tally.unanswered.releases_at_most(table, budget)
-    told = dict(zip(table.ids, table.epsilon_spent.tolist(), strict=True))
-    spent_by = [max(told.get(client_id, 0.0), budget.spent(n)) for client_id, n in released_by.items()]
-    released, spent = max(released_by.values(), default=0), max(spent_by, default=0.0)
-    return {
-        "private": not settings.reproducible_noise,
-        "max_epsilon_spent": spent,
-        "epsilon_budget": budget.epsilon_budget,
-        "privacy_unit": settings.unit,
-        "vector_epsilon_max": vector_epsilon(settings.unit, spent, size),
-        "median_epsilon_spent": float(np.median(spent_by)) if spent_by else 0.0,
-        "delta": settings.delta,
-        "epsilon_at_delta": tighter_epsilon(budget, settings.unit, released, settings.delta),
-        "epsilon_floor": budget.epsilon_floor,
-        "retired_clients": int(table.retired.sum()),
-        "noise": settings.noise,
-        "budget_per": "data holder" if settings.ledger_dir or tally.had_spent else "run",
-    }
+def _noise_to_clip(budget: Budget, releases: int) -> NoiseToClip:
+    return {"first": budget.noise_to_clip(1), "last": _finite(budget.noise_to_clip(max(1, releases)))}
 
 
 def _test_accuracy(evaluations: Sequence[Evaluation]) -> float | None:

@@ -1,4 +1,4 @@
-"""What the attempts at a run's rounds come to, counted one by one: a long log is read once, and not kept."""
+"""Totals of the attempts at a run's rounds, counted one by one: a long log is read once, and not kept."""
 
 from array import array
 from collections import Counter, defaultdict
@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.config.tables import ClientGroup
+from pausefl.experiment.tables import ClientGroup
 from pausefl.results.accounting import UnansweredJobs
 from pausefl.results.selections import ChoiceCounter
+from pausefl.results.stored_summary import Failure, Suspicion, TimingError
 from pausefl_client.link import Mode
 from pausefl_server.clients import ClientTable
-from pausefl_server.host_limits import HostLimits, advice
+from pausefl_server.host_limits import advice, clients_behind
 from pausefl_server.records import LogEvent, Observation, RoundRecord
-from pausefl_server.rounds.pending_events import count_of
 
 _MOST_FAILURES = 5
 
@@ -31,11 +31,10 @@ class RunTally:
         groups: Mapping[str, ClientGroup] | None = None,
         mode: Mode = "additive",
         released_before: Mapping[str, int] | None = None,
-        limits: HostLimits | None = None,
     ) -> None:
         """Count a log: its rounds, the failed attempts at the round after them, and the events after those.
 
-        `mode`: whether delays are added to an exchange, or are its total. `limits`: by which rounds were doubted.
+        `mode`: whether delays are added to an exchange, or are its total.
         `released_before`: what clients came with first, where the events do not tell.
         """
         self.missed_jobs: Counter[str] = Counter()
@@ -51,13 +50,14 @@ class RunTally:
         self._is_total = mode == "total"
         self._failures: Counter[str] = Counter()
         self._capped: Counter[tuple[str, str]] = Counter()
-        self._limits = limits or HostLimits()
         self._asked = array("q")  # how many clients, by round
         self._doubts: Counter[str] = Counter()
         self._doubted: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by doubt, and by client
         self._released_before = dict(released_before or {})  # by client, when it first joined
         self._selection_s = array("d")
-        self._errors_s = array("d")  # measured minus drawn
+        self._errors_s = array("d")
+        self._at_work_s = 0.0  # over all clients
+        self._staleness = Counter[int]()
         for record in records:
             self._add_round(record)
         for attempt in unfinished:
@@ -67,12 +67,12 @@ class RunTally:
         self.unanswered.settle(late)
 
     @property
-    def failures(self) -> list[dict[str, Any]]:
-        """What clients said when a job failed with them, and how many jobs did so; the few most frequent first."""
+    def failures(self) -> list[Failure]:
+        """Clients' reasons when a job failed with them, and how many jobs did so; the few most frequent first."""
         return [{"reason": reason, "jobs": jobs} for reason, jobs in self._failures.most_common(_MOST_FAILURES)]
 
     @property
-    def suspect_because(self) -> dict[str, dict[str, Any]]:
+    def suspect_because(self) -> dict[str, Suspicion]:
         """By reason to doubt a round: in how many it held, what to do, and in how many by which client's account."""
         return {
             doubt: {"rounds": count, "advice": advice(doubt), "clients": dict(self._doubted[doubt].most_common())}
@@ -84,21 +84,34 @@ class RunTally:
         """The median time of a selection; None without rounds."""
         return float(np.median(self._selection_s)) if self._selection_s else None
 
+    def clients_at_work(self, elapsed_s: float) -> float:
+        """How many clients had a job, on average over the run's elapsed time."""
+        return self._at_work_s / elapsed_s if elapsed_s else 0.0
+
+    def idle_share(self, elapsed_s: float, places: int | None) -> float | None:
+        """The share of that time for which a place was empty: of so many, or of those that a round asked."""
+        places = places or max(self._asked, default=0)
+        return max(0.0, 1 - self.clients_at_work(elapsed_s) / places) if places else None
+
+    @property
+    def staleness(self) -> dict[str, float] | None:
+        """The mean and the greatest staleness of the updates; None without any."""
+        if not self._staleness:
+            return None
+        total = sum(steps * updates for steps, updates in self._staleness.items())
+        return {"mean": total / self._staleness.total(), "max": max(self._staleness)}
+
     @property
     def asked_per_round(self) -> list[int] | None:
         """The fewest and the most clients that a round asked, without failed attempts; None without rounds."""
         return [min(self._asked), max(self._asked)] if self._asked else None
 
     @property
-    def timing_error_s(self) -> dict[str, float | None]:
-        """Quantiles of how far measured time was from drawn time, without sign: what network and software added.
-
-        Measured is communication; where delays are total, the round trip. With a sign, a client that held its messages
-        too short, or states delays that were not, would hide among the others.
-        """
+    def timing_error_s(self) -> TimingError:
+        """Quantiles of the exchanges' timing errors; None without exchanges."""
         if not self._errors_s:
             return {"p50": None, "p99": None}
-        p50, p99 = np.quantile(np.abs(np.frombuffer(self._errors_s)), (0.5, 0.99))
+        p50, p99 = np.quantile(np.frombuffer(self._errors_s), (0.5, 0.99))
         return {"p50": float(p50), "p99": float(p99)}
 
     @property
@@ -123,7 +136,7 @@ class RunTally:
         }
 
     def capped(self, table: ClientTable) -> dict[str, dict[str, int]]:
-        """What clients said of themselves and was cut, by client: the examples they stated, and how often what else."""
+        """Values stated by clients that were cut, by client: the examples they stated, and how often what else."""
         found: dict[str, dict[str, int]] = {}
         for row in np.flatnonzero(table.stated_examples > table.n_examples).tolist():
             found[table.ids[row]] = {"stated examples": int(table.stated_examples[row])}
@@ -138,7 +151,7 @@ class RunTally:
         self._choices.add(record)
         for doubt in record.suspect:
             self._doubts[doubt] += 1
-            self._doubted[doubt].update(self._limits.clients_beyond(doubt, record.observations))
+            self._doubted[doubt].update(clients_behind(doubt, record.observations))
         self._selection_s.append(record.selection_s)
         self._asked.append(len(set(record.chosen)))
         for observation in record.observations:
@@ -150,6 +163,7 @@ class RunTally:
 
     def _add_attempt(self, attempt: RoundRecord) -> None:
         missed = attempt.missed
+        self._at_work_s += attempt.at_work_s
         self.missed_jobs.update(miss.kind for miss in missed)
         self.unneeded_jobs += len(attempt.misses) - len(missed)
         self._failures.update(miss.reason for miss in missed if miss.kind == "refused")
@@ -158,14 +172,14 @@ class RunTally:
 
     def _add_events(self, events: Iterable[LogEvent]) -> None:
         for event in events:
-            self.events[event.kind] += count_of(event)
+            self.events[event.kind] += event.count
             if event.kind == "joined":
                 self._released_before.setdefault(event.client_id, event.released)
             elif event.kind == "capped":
                 self._capped[event.client_id, event.detail] += 1
 
     def _add_observation(self, o: Observation) -> None:
+        self._staleness[o.staleness] += 1
         timing, drawn_s = o.timing, o.drawn_down_s + o.drawn_up_s
-        measured_s = timing.round_trip_s if self._is_total else timing.communication_s
-        self._errors_s.append(measured_s - drawn_s)
+        self._errors_s.append(o.timing_error_s(total_delays=self._is_total))
         self.overruns += timing.download_s + timing.injected_down_s + timing.device_s > drawn_s

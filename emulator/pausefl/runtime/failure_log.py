@@ -47,7 +47,7 @@ class FailureLog:
         return rest + whole
 
     def _rest_of_rotated(self) -> bytes:
-        """What was written to the file before its name became another's."""
+        """The text that was written to the file before its name became another's."""
         with suppress(FileNotFoundError), self._path.with_name(f"{self._path.name}.1").open("rb") as file:
             if os.fstat(file.fileno()).st_ino == self._inode:
                 file.seek(self._read_bytes)
@@ -56,8 +56,23 @@ class FailureLog:
 
 
 def _message(line: str) -> str:
-    """What a line says, as text or as JSON (`pausefl_process.logs`)."""
+    """A line's message, as text or as JSON (`pausefl.runtime.processes.logs`)."""
     try:
         return str(json.loads(line)["message"])
     except (ValueError, TypeError, KeyError):
         return line
+
+
+def how_it_ended(exit_code: int | None, log: Path) -> str:
+    """The exit code of a process, and its last words, if it has come so far as to have any."""
+    seen = f", see {log}: {last_line(log)}" if log.exists() else " before it had a log"
+    return f" (exit code {exit_code}){seen}"
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log, to quote in an error."""
+    try:
+        lines = path.read_text("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return "no log was written"
+    return lines[-1] if lines else "its log is empty"

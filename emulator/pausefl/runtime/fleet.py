@@ -1,5 +1,6 @@
 """Starts a run's processes, watches over them, and ends all of them whatever happens."""
 
+import math
 import multiprocessing
 import signal
 import threading
@@ -7,26 +8,23 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from pausefl.config.experiment import Experiment
-from pausefl.config.links import processes
-from pausefl.config.tables import ClientGroup
-from pausefl.runtime.client.forks import await_clients, forked_client
-from pausefl.runtime.client.plan import ClientPlan, client_plan
-from pausefl.runtime.client.process import FleetPipes, run_client_process
-from pausefl.runtime.failure_log import FailureLog
+from pausefl.runtime.client.process import run_client_process
+from pausefl.runtime.failure_log import FailureLog, how_it_ended, last_line
+from pausefl.runtime.forks import await_clients, forked_client, forked_run
 from pausefl.runtime.netem import kernel_network
+from pausefl.runtime.plan import ProcessPlan, RunPlan
+from pausefl.runtime.processes.lifetime import start
+from pausefl.runtime.processes.logs import add_warning
 from pausefl.runtime.scrape_targets import SERVER, Targets
-from pausefl.runtime.server.plan import ServerPlan, server_plan
 from pausefl.runtime.server.process import run_server_process
-from pausefl.runtime.virtual.forks import forked_run
-from pausefl_process.ending import BAD_INPUT, DRAIN_S, ask_to_end, end_within, signals_to
+from pausefl_process.ending import BAD_INPUT, DRAIN_S, ONE_REQUEST_S, ask_to_end, asking_to_end, end_within, signals_to
 from pausefl_process.events import (
     Done,
     Failed,
@@ -40,8 +38,6 @@ from pausefl_process.events import (
     RoundCommitted,
 )
 from pausefl_process.files import Lock
-from pausefl_process.lifetime import start
-from pausefl_process.logs import add_warning
 from pausefl_proto.addresses import host_and_port
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -53,6 +49,10 @@ _LOOKS_EVERY_S = 1.0
 _RESTARTS_MAX = 5
 # One that lasted this long before it ended begins a row of its own.
 _LASTED_S = 60.0
+
+
+class ServerLost(PauseflError):
+    """The process that plays a run was killed, or has crashed: the run can go on."""
 
 
 class View(Protocol):
@@ -94,10 +94,9 @@ class OneAtATime:
 
 @dataclass
 class _ClientProcess:
-    """A client process to be: its clients belong to one group."""
+    """A client process to be."""
 
-    client_ids: list[str]
-    group: ClientGroup
+    plan: ProcessPlan
     process: ForkServerProcess | None = None
     roll_calls: "Connection[Any, Any] | None" = None
     """Tells it of rounds with which clients come or go; closing it asks it to leave."""
@@ -108,7 +107,8 @@ class _ClientProcess:
 
     def has_left(self, round: int) -> bool:
         """Whether its clients are gone for good by this round."""
-        return self.group.leave_round is not None and round >= self.group.leave_round
+        leave_round = self.plan.group.leave_round
+        return leave_round is not None and round >= leave_round
 
     def stop_calling(self) -> None:
         """Ask the process to leave, if it is told of rounds."""
@@ -128,39 +128,49 @@ class Fleet:
     """One server process and its client processes. `run` lasts until the server is done."""
 
     def __init__(
-        self, experiment: Experiment, run_dir: Path, lock: Lock | None = None, back_to: int | None = None
+        self,
+        plan: RunPlan,
+        run_dir: Path,
+        lock: Lock | None = None,
+        back_to: int | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         """`lock` is the run directory's, which the server holds as well: it may outlive this process for a moment.
 
-        `back_to` takes back the rounds after that one first.
+        `back_to` takes back the rounds after that one first. `stop` ends the run as SIGTERM does: besides the main
+        thread, none hears signals.
         """
-        self._is_virtual = experiment.experiment.clock == "virtual"
-        self._client_processes = [] if self._is_virtual else list(_client_processes(experiment))
-        if experiment.metrics.client_port > 0 and len(self._client_processes) > 1:
+        port = plan.clients.metrics.client_port
+        if port > 0 and len(plan.processes) > 1:
             raise ConfigError(
-                f"metrics.client_port = {experiment.metrics.client_port}: {len(self._client_processes)} client"
-                " processes run here, each at a port of its own; 0 takes any free ones"
+                f"metrics.client_port = {port}: {len(plan.processes)} client processes run here, each at a port"
+                " of its own; 0 takes any free ones"
             )
+        self._plan = plan
+        self._is_virtual = plan.is_virtual
+        self._is_served = not (plan.is_virtual or plan.processes)
+        self._client_processes = [_ClientProcess(process) for process in plan.processes]
         self._lock = lock
         self._back_to = back_to
-        self._experiment = experiment
         self._run_dir = run_dir
         self._server: ForkServerProcess | SpawnProcess | None = None
-        self._plan = client_plan(experiment)
-        self._presence = self._plan.presence
+        self._presence = plan.clients.presence
         self._server_host = self._address = ""
-        self._needs_torch = experiment.workload.model != "synthetic"
+        self._needs_torch = plan.clients.training.workload.model != "synthetic"
         self._clients_log = run_dir / ("server.log" if self._is_virtual else "clients.log")
         self._running: dict[int, ForkServerProcess] = {}  # by sentinel
         self._returning: list[_ClientProcess] = []  # those to be started again
         self._called = 0  # the last round with which clients came or went
         self._is_playing = False  # whether a round was committed
-        self._targets = Targets(run_dir) if experiment.metrics.client_port >= 0 else None
-        self._failures = FailureLog(self._clients_log) if experiment.privacy.enabled else None
+        self._targets = Targets(run_dir) if port >= 0 else None
+        self._failures = FailureLog(self._clients_log) if plan.clients.privacy is not None else None
+        self._stop = stop or threading.Event()
+        self._limits: list[threading.Timer] = []
         self._interrupts = 0
+        self._asked_s = -math.inf  # when the last signal came
         self._ends_by_s: float | None = None  # when the server, which was asked to end, is given up
         self.was_terminated = False
-        """Whether SIGTERM ended the run: its sender waits for no figures."""
+        """Whether SIGTERM or SIGHUP ended the run: its sender waits for no figures."""
 
     def run(self, view: View) -> None:
         """Run the experiment; ConfigError or PauseflError as the server says. No process is left behind.
@@ -168,12 +178,12 @@ class Fleet:
         KeyboardInterrupt where a signal ended it before it had anything to write, or a second one at once.
         """
         view = OneAtATime(view)
-        with self._interruptible(view), kernel_network(self._experiment, self._run_dir) as experiment:
-            self._server_host = experiment.server.host
+        with self._interruptible(view), kernel_network(self._plan.network, self._run_dir) as bridge:
+            self._server_host = bridge or self._plan.server.endpoints.host
             try:
-                self._watch(self._start_server(experiment), view)
-            except (BrokenPipeError, SystemExit):  # the reader of our output has gone; rich says so by SystemExit
-                if self._server is not None and self._server.pid is not None:
+                self._watch(self._start_server(), view)
+            except (OSError, SystemExit):  # the reader of our output has gone; rich says so by SystemExit
+                if self._server is not None and self._server.pid is not None and not self._interrupts:
                     self._server.terminate()
                 raise
             finally:
@@ -181,17 +191,18 @@ class Fleet:
                 if self._targets is not None:
                     self._targets.clear()
 
-    def _start_server(self, experiment: Experiment) -> "Connection[Any, Any]":
+    def _start_server(self) -> "Connection[Any, Any]":
         ours, theirs = multiprocessing.Pipe()
-        plan = server_plan(experiment, self._run_dir.name)
-        arguments = (plan, self._run_dir, theirs, self._lock, self._back_to)
+        arguments = (self._run_dir, theirs, self._lock, self._back_to)
         if self._is_virtual:
             self._server = forked_run(
                 "pausefl-run", _play_virtually, self._plan, *arguments, needs_torch=self._needs_torch
             )
         else:
+            server = self._plan.server
+            server = replace(server, endpoints=replace(server.endpoints, host=self._server_host))
             context = multiprocessing.get_context("spawn")
-            self._server = context.Process(target=run_server_process, args=arguments, name=SERVER)
+            self._server = context.Process(target=run_server_process, args=(server, *arguments), name=SERVER)
         start(self._server)
         if self._client_processes:
             await_clients(needs_torch=self._needs_torch)
@@ -205,6 +216,8 @@ class Fleet:
         """Relay the server's events until it is done; hear of processes that end, and of where they can be scraped."""
         while True:
             self._start_again()
+            if self._stop.is_set() and not self._interrupts:
+                self._ask_to_end(signal.SIGTERM, view)
             if self._is_late():
                 raise KeyboardInterrupt
             expected = self._targets.expected if self._targets else ()
@@ -224,6 +237,8 @@ class Fleet:
         match event:
             case Ready(port):
                 self._address = host_and_port(self._server_host, port)
+                if self._is_served:
+                    self._show(event, view)
                 if self._presence is None:
                     self._start_clients(self._client_processes)
             case RollCall(round):
@@ -243,7 +258,10 @@ class Fleet:
         except (EOFError, OSError):  # the latter in the midst of an event
             if self._interrupts:
                 raise KeyboardInterrupt from None
-            raise PauseflError(f"the server ended unexpectedly, see {self._run_dir / 'server.log'}") from None
+            assert self._server is not None
+            self._server.join(_SERVER_LATE_S)
+            how = how_it_ended(self._server.exitcode, self._run_dir / "server.log")
+            raise ServerLost(f"the server ended unexpectedly{how}") from None
         return event
 
     def _show(self, event: ProgressEvent, view: View) -> None:
@@ -273,9 +291,10 @@ class Fleet:
     def _start_clients(self, clients: Iterable[_ClientProcess]) -> None:
         for client in clients:
             theirs, client.roll_calls = multiprocessing.Pipe(duplex=False) if self._presence else (None, None)
-            name, torch = f"pausefl-{client.client_ids[0]}", self._needs_torch
+            client_ids, torch = client.plan.client_ids, self._needs_torch
+            name = f"pausefl-{client_ids[0]}"
             metrics = self._targets.expect(name) if self._targets else None
-            arguments = (self._plan, client.client_ids, self._address, self._run_dir, FleetPipes(theirs, metrics))
+            arguments = (self._plan.clients, client_ids, self._address, self._run_dir, theirs, metrics)
             client.process = forked_client(name, run_client_process, *arguments, needs_torch=torch)
             start(client.process)
             client.starts_at_s = time.monotonic()
@@ -293,11 +312,11 @@ class Fleet:
             if not client.has_left(round):
                 self._call(client)
             elif client.process is not None and client.roll_calls is not None:
-                if client.group.leave == "kill":
+                if client.plan.group.leave == "kill":
                     client.process.kill()
                 client.stop_calling()
         self._start_clients(
-            c for c in self._client_processes if c.process is None and not present.isdisjoint(c.client_ids)
+            c for c in self._client_processes if c.process is None and not present.isdisjoint(c.plan.client_ids)
         )
 
     def _call(self, client: _ClientProcess) -> None:
@@ -313,11 +332,11 @@ class Fleet:
             if self._targets is not None:
                 self._targets.forget(process.name)
             return
-        message = f"{process.name} ended (exit code {process.exitcode}), see {self._clients_log}"
         if not self._is_playing and process.exitcode == BAD_INPUT:  # which may leave no log to look into
             raise ConfigError(f"{process.name}: {last_line(self._clients_log)}")
+        message = f"{process.name} ended{how_it_ended(process.exitcode, self._clients_log)}"
         if not self._is_playing:
-            raise PauseflError(f"{message}: {last_line(self._clients_log)}")
+            raise PauseflError(message)
         client = next(c for c in self._client_processes if c.process is process)
         was_asked_to = self._presence is not None and client.roll_calls is None
         client.stop_calling()
@@ -349,51 +368,36 @@ class Fleet:
 
         A view whose reader takes nothing keeps this process from its end no longer than the server may take.
         """
-        limits: list[threading.Timer] = []
-
-        def interrupt(number: int, _: object) -> None:
-            self._interrupts += 1
-            limits.append(end_within(DRAIN_S + _SERVER_LATE_S + _END_WITHIN_S))
-            self.was_terminated = number == signal.SIGTERM
-            self._ends_by_s = time.monotonic() + DRAIN_S + _SERVER_LATE_S
-            if self._server is None:
-                raise KeyboardInterrupt
-            if self._server.pid is None:
-                return  # a process half started cannot be ended: `_start_server` does it
-            if self._interrupts > 1:
-                for process in (self._server, *self._running.values()):
-                    process.kill()
-                raise KeyboardInterrupt
-            view.show(Interrupted("finishing; once more ends it at once"))
-            if self._server.exitcode is None:
-                ask_to_end(self._server.pid, number)
-
         try:
-            with signals_to(interrupt, signal.SIGINT, signal.SIGTERM):
+            with signals_to(lambda number, _: self._ask_to_end(number, view), signal.SIGINT, *asking_to_end()):
                 yield
         finally:
-            for limit in limits:
+            for limit in self._limits:
                 limit.cancel()
 
+    def _ask_to_end(self, number: int, view: View) -> None:
+        before_s, self._asked_s = self._asked_s, time.monotonic()
+        if number == signal.SIGTERM and self._asked_s < before_s + ONE_REQUEST_S:
+            return
+        self._interrupts += 1
+        self._limits.append(end_within(DRAIN_S + _SERVER_LATE_S + _END_WITHIN_S))
+        self.was_terminated = number != signal.SIGINT
+        self._ends_by_s = time.monotonic() + DRAIN_S + _SERVER_LATE_S
+        if self._server is None:
+            raise KeyboardInterrupt
+        if self._server.pid is None:
+            return  # a process half started cannot be ended: `_start_server` does it
+        if self._interrupts > 1:
+            for process in (self._server, *self._running.values()):
+                process.kill()
+            raise KeyboardInterrupt
+        if self._server.exitcode is None:
+            ask_to_end(self._server.pid, number)
+        view.show(Interrupted("finishing; once more ends it at once"))  # last: the terminal may be gone
 
-def _play_virtually(clients: ClientPlan, server: ServerPlan, *arguments: Any) -> None:
+
+def _play_virtually(plan: RunPlan, *arguments: Any) -> None:
     """The main function of a run on the virtual clock, whose process alone needs the libraries of both sides."""
     from pausefl.runtime.virtual.process import run_virtual_process
 
-    run_virtual_process(server, clients, *arguments)
-
-
-def _client_processes(experiment: Experiment) -> Iterator[_ClientProcess]:
-    links, each = experiment.links(), experiment.clients_per_process
-    for name, group in experiment.groups.items():
-        of_group = {client_id: links[client_id] for client_id in group.client_ids(name)}
-        yield from (_ClientProcess(client_ids, group) for client_ids in processes(of_group, each))
-
-
-def last_line(path: Path) -> str:
-    """The last line of a log, to quote in an error."""
-    try:
-        lines = path.read_text("utf-8", "replace").strip().splitlines()
-    except OSError:
-        return "no log was written"
-    return lines[-1] if lines else "its log is empty"
+    run_virtual_process(plan, *arguments)

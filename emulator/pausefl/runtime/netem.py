@@ -18,9 +18,8 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
-from pausefl.config.experiment import Experiment
-from pausefl.config.links import LatencyTable, LinkPlan
-from pausefl.delays import Delay, NoDelay, Scale
+from pausefl.experiment.delay_laws import Delay, NoDelay, Scale
+from pausefl.experiment.links import LatencyTable, LinkPlan
 from pausefl_proto.errors import ConfigError, PauseflError
 
 # RFC 2544's addresses for benchmarks: no network in use has them. A run takes one of 32 parts.
@@ -81,24 +80,22 @@ def _shape(law: Delay, rate_bytes_per_s: float | None, burst_bytes: int, time_sc
 
 
 @contextmanager
-def kernel_network(experiment: Experiment, run_dir: Path) -> Iterator[Experiment]:
-    """Build the namespaces and yield the experiment with the server on their bridge; all of it is gone afterwards.
+def kernel_network(links: Mapping[str, tuple[Shape, Shape]] | None, run_dir: Path) -> Iterator[str | None]:
+    """Build the namespaces and yield the server's address on their bridge; all of it is gone afterwards.
 
-    Does nothing where clients inject their delays themselves. ConfigError for what this machine lacks.
+    None, and nothing is built, without links: clients inject their delays themselves. ConfigError for what this
+    machine lacks.
     """
-    if experiment.latency.injection != "netem":
-        yield experiment
+    if links is None:
+        yield None
         return
-    latency = experiment.latency
-    links = {c: shapes(p, latency.down_share, latency.time_scale) for c, p in experiment.links().items()}
     probe({qdisc["kind"] for ways in links.values() for way in ways for qdisc in way.qdiscs()})
     with ExitStack() as undo:
         try:
             address = _build(run_dir, links, undo)
         except (_pyroute2().NetlinkError, subprocess.CalledProcessError) as error:
             raise PauseflError(f"--netem: the namespaces could not be made ({error})") from error
-        server = experiment.server.model_copy(update={"host": address, "insecure": True})
-        yield experiment.model_copy(update={"server": server})
+        yield address
 
 
 def probe(kinds: set[str]) -> None:
@@ -145,7 +142,7 @@ def enter_namespace(
             ip.tc("replace", index=index, **qdisc)
 
 
-def _build(run_dir: Path, links: dict[str, tuple[Shape, Shape]], undo: ExitStack) -> str:
+def _build(run_dir: Path, links: Mapping[str, tuple[Shape, Shape]], undo: ExitStack) -> str:
     """Make the bridge and all links; returns the server's address."""
     pyroute2 = _pyroute2()
     ip = undo.enter_context(pyroute2.IPRoute())

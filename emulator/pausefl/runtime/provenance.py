@@ -8,18 +8,21 @@ import socket
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pausefl.version import __version__
 from pausefl_process.databases import open_read_only
+from pausefl_process.machine import machine_in_words
+from pausefl_process.version import __version__
 from pausefl_proto.errors import ConfigError
 from pausefl_server.storage.store import Store
 
 _STARTS = "starts"
 _SERVED = "served"
+_FLEET = "fleet"
 
 
 @dataclass(frozen=True)
@@ -33,14 +36,24 @@ class Start:
     commit: str
     """Of the checkout, with "+" where files were changed, or of a container's image; else empty."""
     host: str
+    machine: str
+    """Its processor, and how many of its cores there were."""
     python: str
 
 
-def note_start(run_dir: Path, *, served: bool = False) -> None:
-    """Write this start into the run's log; with `served` also that its clients are elsewhere, from now on."""
+def note_start(
+    run_dir: Path, *, owners: Mapping[str, str] | None = None, served: bool = False, fleet: str = ""
+) -> None:
+    """Write this start into the run's log; with `served` also that its clients are elsewhere, from now on.
+
+    `fleet` is the address to which those of `pausefl run` come, `owners` whose examples each client has.
+    """
     with closing(Store(run_dir / "run.db", verify=False)) as store:
         if served:
             store.set_meta(_SERVED, "true")
+            store.set_meta(_FLEET, fleet)
+        if owners:
+            store.set_meta("owners", json.dumps(owners, ensure_ascii=False))
         starts = [*starts_of(store), asdict(this_start())]
         store.set_meta(_STARTS, json.dumps(starts, ensure_ascii=False))
 
@@ -48,6 +61,11 @@ def note_start(run_dir: Path, *, served: bool = False) -> None:
 def is_served(run_dir: Path) -> bool:
     """Whether `pausefl server` ever played the run there, whose clients keep ledgers of their own."""
     return meta_of(run_dir, _SERVED) == "true"
+
+
+def fleet_of(run_dir: Path) -> str:
+    """The address to which the clients of a `pausefl run --fleet` come; empty for any other run."""
+    return meta_of(run_dir, _FLEET) or ""
 
 
 def note_unserved(run_dir: Path) -> None:
@@ -64,7 +82,7 @@ def note_unserved(run_dir: Path) -> None:
 
 
 def meta_of(run_dir: Path, key: str) -> str | None:
-    """What a run's log, which may be in use, notes under a key; None for nothing."""
+    """The note of a run's log, which may be in use, under a key; None without one."""
     try:
         with closing(open_read_only(run_dir / "run.db")) as database:
             row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
@@ -80,19 +98,20 @@ def starts_of(store: Store) -> list[dict[str, str]]:
 
 
 def this_start() -> Start:
-    """What this process was started as, read now."""
+    """The start of this process, read now."""
     return Start(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         command=shlex.join([_program(), *sys.argv[1:]]),
         version=__version__,
         commit=_commit(),
         host=socket.gethostname(),
+        machine=machine_in_words(),
         python=platform.python_version(),
     )
 
 
 def _program() -> str:
-    """What was typed to start this process; `python -m pausefl` is the command `pausefl`."""
+    """The command that was typed to start this process; `python -m pausefl` is the command `pausefl`."""
     path = Path(sys.argv[0])
     return "pausefl" if path.parts[-2:] == ("pausefl", "__main__.py") else path.name
 

@@ -1,21 +1,27 @@
 """Runs a whole experiment in its own directory: processes, log, summary, report."""
 
-import tempfile
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
-from pausefl.config.experiment import Experiment
-from pausefl.config.groups import check_rounds
+from pausefl.experiment.client_records import owners_of
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.groups import check_rounds
 from pausefl.extras import require
-from pausefl.observers import Observed, Observer, load_observers
+from pausefl.results.figures import Figures
 from pausefl.results.stored_summary import read_summary
 from pausefl.runtime.fleet import Fleet, View
+from pausefl.runtime.observers import Observed, Observer, load_observers
+from pausefl.runtime.plan import plan_of
+from pausefl.runtime.processes.resources import refuse_few_files
 from pausefl.runtime.provenance import note_start
-from pausefl.runtime.run_dir import REPORT, made_run_dir, refuse_served_run
-from pausefl_client.privacy.ledger import make_durable
+from pausefl.runtime.run_dir import REPORT, made_run_dir, refuse_clients_elsewhere
+from pausefl.runtime.standing_fleet import StandingFleet
 from pausefl_client.privacy.mechanism import ExactLaplace
-from pausefl_proto.errors import ConfigError
+from pausefl_process.events import Preparing
+from pausefl_process.files import prepare_folder
 
 
 def run_experiment(
@@ -26,18 +32,23 @@ def run_experiment(
     resume: bool = False,
     back_to: int | None = None,
     observers: Sequence[Observer] = (),
+    fleet: StandingFleet | None = None,
+    has_report: bool = True,
+    stop: Event | None = None,
 ) -> dict[str, Any]:
-    """Begin a run, or go on with it, to the end; write the report, return the summary.
+    """Begin a run, or go on with it, to the end; write the report if there is to be one, return the summary.
 
-    A run that SIGTERM ended has no report: its sender waits 30 s at most, and drawing may take longer.
+    `stop` ends it as SIGTERM does. A run that SIGTERM ended has no report: its sender waits 30 s at most, and drawing
+    may take longer. Nor has one whose report fails; its summary stands.
     A run that has come to its last round is left as it is. `back_to` takes back the rounds after that one first.
     Bad input leaves no directory behind. `observers` are told of its progress besides those of the experiment.
+    With `fleet`, the clients come from outside.
     """
     if resume:
-        refuse_served_run(run_dir)
-    else:
-        check_rounds(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
-    require("server", "report")  # before hours of rounds whose report could not be drawn
+        refuse_clients_elsewhere(run_dir, served=fleet is not None)
+    if fleet is not None:
+        experiment = fleet.serve(experiment)
+    require("server", *(["report"] if has_report else []))  # before hours of rounds whose report could not be drawn
     observers = [*observers, *load_observers(experiment.experiment.observers)]
     if experiment.workload.model != "synthetic":
         require("client")
@@ -46,37 +57,37 @@ def run_experiment(
         prepare_dataset(experiment.workload.dataset)
     if experiment.privacy.enabled and experiment.privacy.sampler == "opendp":
         ExactLaplace()  # here, where its absence is bad input, not in thirty client processes
-    if experiment.privacy.enabled and experiment.privacy.ledger_dir:
-        _check_ledger_dir(Path(experiment.privacy.ledger_dir))
+    if experiment.privacy.enabled and experiment.privacy.ledger_dir and fleet is None:
+        folder = experiment.privacy.ledger_dir  # before thirty clients say it each
+        prepare_folder(Path(folder), f'privacy.ledger_dir = "{folder}"')
+    count, is_virtual = experiment.clients.count, experiment.experiment.clock == "virtual"
+    refuse_few_files(clients=count, ledgers=count if is_virtual else experiment.clients_per_process)
     with made_run_dir(experiment, run_dir, resume=resume) as lock:
-        if back_to is None and _is_finished(experiment, run_dir):
+        if back_to is None and _is_finished(experiment, run_dir, has_report=has_report):
             return {**read_summary(run_dir)}
-        note_start(run_dir)
-        fleet = Fleet(experiment, run_dir, lock, back_to)
-        settings = experiment.model_dump(mode="json")
-        with Observed(view.show, observers, run_dir, settings, run_dir / "server.log") as observed:
-            fleet.run(observed)
-    if fleet.was_terminated:
-        (run_dir / REPORT).unlink(missing_ok=True)  # of what was played before
-    else:
-        from pausefl.report import write_report
+        plan = plan_of(experiment, run_dir.name, fleet)
+        if not resume:
+            check_rounds(plan.clients.presence)
+        owners = owners_of(experiment.workload, experiment.client_ids, experiment.experiment.seed_of("split"))
+        note_start(run_dir, owners=owners, served=fleet is not None, fleet=fleet.address if fleet else "")
+        processes = Fleet(plan, run_dir, lock, back_to, stop)
+        if has_report and is_virtual:  # which takes a second, in which another process plays
+            Thread(target=import_module, args=["pausefl.results.report"], daemon=True).start()
+        with Observed(view.show, observers, run_dir, plan.shows, run_dir / "server.log") as observed:
+            processes.run(observed)
+    figures = Figures()
+    if has_report and not processes.was_terminated:
+        from pausefl.results.report import write_report
 
-        write_report(run_dir)
+        view.show(Preparing("figures are drawn and the report is written"))
+        figures.compute(REPORT, lambda: write_report(run_dir))
+    if not has_report or processes.was_terminated or figures.missing:
+        (run_dir / REPORT).unlink(missing_ok=True)  # of what was played before
     return {**read_summary(run_dir)}
 
 
-def _is_finished(experiment: Experiment, run_dir: Path) -> bool:
+def _is_finished(experiment: Experiment, run_dir: Path, *, has_report: bool) -> bool:
     """Whether every round was played and all that a run leaves is there."""
-    if not all((run_dir / name).exists() for name in ("summary.json", REPORT)):
+    if not all((run_dir / name).exists() for name in ("summary.json", *([REPORT] if has_report else []))):
         return False
     return read_summary(run_dir)["rounds"] == experiment.experiment.rounds
-
-
-def _check_ledger_dir(folder: Path) -> None:
-    """ConfigError, before thirty clients say it each, where no ledger can be written."""
-    try:
-        make_durable(folder)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigError(f'privacy.ledger_dir = "{folder}": cannot be written ({error.strerror})') from error

@@ -15,12 +15,13 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pausefl.config.experiment import Experiment, with_rounds
-from pausefl.config.loading import parse_experiment
-from pausefl.config.toml_source import bare_or_quoted
-from pausefl.runtime.provenance import is_served, meta_of
+from pausefl.experiment.experiment import Experiment, with_rounds
+from pausefl.experiment.in_force import config_toml, in_force
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.toml_source import bare_or_quoted
+from pausefl.runtime.provenance import fleet_of, is_served, meta_of
 from pausefl_process.databases import open_read_only
-from pausefl_process.files import Lock, locked, write_durably
+from pausefl_process.files import Lock, locked, refuse_without_locks, write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.excerpts import excerpts
 from pausefl_server.storage.store import Store
@@ -36,15 +37,16 @@ _LOGS = {"server.log", "clients.log"}
 _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 _CONFIG_DIGEST = "config_digest"
 
-# Where a run's processes are, how they are reached and how long they wait for each other: it may go on elsewhere.
-_OF_THE_PLACE: dict[str, set[str] | bool] = {
-    "experiment": {"python_path"},
-    "clients": {"connect_timeout_s"},
+# Where a run's processes are, who may join and how long they wait for each other: it may go on elsewhere, and without
+# a client that is trusted no longer.
+_OF_THE_PLACE: dict[str, set[str]] = {
+    "experiment": {"python_path", "by_value"},
+    "clients": {"connect_timeout_s", "minimum"},
     "evaluation": {"address", "host", "port", "insecure", "connect_timeout_s", "answer_timeout_s"},
-    "server": {"host", "port", "insecure"},
-    "metrics": True,
-    "tls": True,
-    "admission": {"tokens", "token"},
+    "server": {"host", "port", "insecure", "hello_timeout_s", "dead_after_s"},
+    "metrics": set(),  # all of it, as of tls and admission
+    "tls": set(),
+    "admission": set(),
 }
 # How many differences between two experiments an error names.
 _MOST_NAMED = 4
@@ -104,6 +106,7 @@ def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False)
     """
     missing = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     with _naming(run_dir, missing):
+        refuse_without_locks(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
         before = {name for name in _MADE if (run_dir / name).exists()}
         with locked(run_dir / "lock", f"run directory {run_dir}") as lock:
@@ -161,18 +164,18 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
     """Bind the run to its configuration; the file is written once, and read until the run is given more rounds."""
     if (run_dir / CAMPAIGN_PLAN).exists():
         raise ConfigError(f"--run-dir {run_dir}: holds a campaign (a comparison, a sweep or a search); choose another")
-    if resume:
-        _check_log_is_there(run_dir)
+    if resume and _has_lost_log(run_dir):  # going on would begin anew, and forget what clients have spent
+        raise ConfigError(f"{run_dir / 'run.db'}: is missing or empty, but a run began there; restore it from a copy")
     if (run_dir / "run.db").exists():
         if not resume:
             refuse_run_in(run_dir)
         stored = stored_experiment(run_dir)
-        if _differences(stored, experiment):
+        if differences(stored, experiment):
             _check_extends(stored, experiment, run_dir)
             _extend(run_dir, experiment)
         text = (run_dir / "config.toml").read_bytes()
     else:
-        text = experiment.to_toml().encode()
+        text = config_toml(experiment).encode()
         write_durably(run_dir / "config.toml", text)
     with closing(Store(run_dir / "run.db")) as store:  # which finds damage before any process is started
         if store.meta(_CONFIG_DIGEST) is None:
@@ -184,7 +187,7 @@ def check_goes_on(experiment: Experiment, run_dir: Path) -> None:
     if not (run_dir / "run.db").exists():
         return
     stored = stored_experiment(run_dir)
-    if _differences(stored, experiment):
+    if differences(stored, experiment):
         _check_extends(stored, experiment, run_dir)
     elif _rounds_at_its_end(run_dir) == experiment.experiment.rounds:
         rounds = experiment.experiment.rounds
@@ -202,27 +205,9 @@ def _rounds_at_its_end(run_dir: Path) -> int:
         return 0
 
 
-def _check_log_is_there(run_dir: Path) -> None:
-    """ConfigError where a run has lost its log: going on would begin anew, and forget what clients have spent."""
-    if _has_lost_log(run_dir):
-        raise ConfigError(f"{run_dir / 'run.db'}: is missing or empty, but a run began there; restore it from a copy")
-
-
-def _has_log(run_dir: Path) -> bool:
-    """Whether there is a log, be it a damaged one, which opening it tells."""
-    path = run_dir / "run.db"
-    if not path.exists():
-        return False
-    try:
-        with closing(open_read_only(path)) as database:
-            return database.execute("SELECT 1 FROM sqlite_schema").fetchone() is not None
-    except sqlite3.Error:
-        return True
-
-
 def is_run_of(experiment: Experiment, run_dir: Path) -> bool:
     """Whether a run directory holds a run of this experiment, wherever its files lie; ConfigError without any run."""
-    return not _differences(stored_experiment(run_dir), experiment)
+    return not differences(stored_experiment(run_dir), experiment)
 
 
 def has_rounds(run_dir: Path) -> bool:
@@ -237,8 +222,8 @@ def has_rounds(run_dir: Path) -> bool:
 def _check_extends(stored: Experiment, experiment: Experiment, run_dir: Path) -> None:
     """ConfigError unless the experiment is the stored one with more rounds."""
     begun, wanted = stored.experiment.rounds, experiment.experiment.rounds
-    if differences := _differences(with_rounds(stored, wanted), experiment):
-        told = "; ".join(differences[:_MOST_NAMED])
+    if found := differences(with_rounds(stored, wanted), experiment):
+        told = "; ".join(found[:_MOST_NAMED])
         raise ConfigError(f"--run-dir {run_dir}: holds the run of another experiment: {told}")
     if wanted < begun:
         raise ConfigError(f"experiment.rounds = {wanted}: the run in {run_dir} goes to {begun} already, give it more")
@@ -246,7 +231,7 @@ def _check_extends(stored: Experiment, experiment: Experiment, run_dir: Path) ->
 
 def _extend(run_dir: Path, experiment: Experiment) -> None:
     """Write the configuration with more rounds. While it is replaced, the log names the old and the new one."""
-    path, text = run_dir / "config.toml", experiment.to_toml().encode()
+    path, text = run_dir / "config.toml", config_toml(experiment).encode()
     with closing(Store(run_dir / "run.db")) as store:
         store.set_meta(_CONFIG_DIGEST, f"{_digest(path.read_bytes())} {_digest(text)}")
         write_durably(path, text)
@@ -255,7 +240,10 @@ def _extend(run_dir: Path, experiment: Experiment) -> None:
 
 def _what_is_played(experiment: Experiment) -> dict[str, Any]:
     """The values of an experiment that its results depend on, by dotted key."""
-    return dict(_values(experiment.model_dump(mode="json", exclude=_OF_THE_PLACE), ""))
+    document = in_force(experiment)
+    for table, keys in _OF_THE_PLACE.items():
+        document[table] = {name: value for name, value in document[table].items() if keys and name not in keys}
+    return dict(_values(document, ""))
 
 
 def _values(value: Any, key: str) -> Iterator[tuple[str, Any]]:
@@ -267,11 +255,14 @@ def _values(value: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield from _values(part, f"{key}.{bare_or_quoted(name)}" if key else name)
 
 
-def _differences(stored: Experiment, wanted: Experiment) -> list[str]:
+def differences(stored: Experiment, wanted: Experiment) -> list[str]:
     """Each key that changes what is played and has another value in the stored experiment, with both."""
     there, here = _what_is_played(stored), _what_is_played(wanted)
     found = []
     for key in sorted(there.keys() | here.keys()):
+        is_of_a_policy = key.startswith("selection.") and key.count(".") > 1
+        if is_of_a_policy and there["selection.policy"] != here["selection.policy"]:
+            continue
         if there.get(key) != here.get(key):
             was, now = excerpts(_shown(there.get(key)), _shown(here.get(key)))
             found.append(f"{key} is {was} there, {now} here")
@@ -282,15 +273,24 @@ def _shown(value: Any) -> str:
     return "not set" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def refuse_run_in(run_dir: Path) -> None:
-    """ConfigError where a directory holds a run."""
+def refuse_run_in(run_dir: Path, go_on: str = "") -> None:
+    """ConfigError where a directory holds a run; `go_on` tells how to go on with it, by default the command."""
     if (run_dir / "run.db").exists():
-        raise ConfigError(f"{run_dir}: holds a run; choose another folder, or go on with it: {resume_command(run_dir)}")
+        go_on = go_on or resume_command(run_dir)
+        raise ConfigError(f"{run_dir}: holds a run; choose another folder, or go on with it: {go_on}")
 
 
-def refuse_served_run(run_dir: Path) -> None:
-    """ConfigError where a run's clients are elsewhere: clients made here would take their ids with empty ledgers."""
-    if is_served(run_dir):
+def refuse_clients_elsewhere(run_dir: Path, *, served: bool) -> None:
+    """ConfigError where a run's clients are elsewhere: others would take their ids with empty ledgers.
+
+    `served`: the clients that it is to go on with come from outside.
+    """
+    if served and has_rounds(run_dir) and not is_served(run_dir):
+        raise ConfigError(
+            f"{run_dir}: was played by clients of this machine, whose ledgers lie in it; go on with:"
+            f" {resume_command(run_dir)}"
+        )
+    if is_served(run_dir) and not served:
         raise ConfigError(
             f"{run_dir}: was served to clients elsewhere, which keep its ledgers; go on with: {resume_command(run_dir)}"
         )
@@ -298,6 +298,8 @@ def refuse_served_run(run_dir: Path) -> None:
 
 def resume_command(run_dir: Path) -> str:
     """The command that goes on with a run; CONFIG stands for what `pausefl server` was given before."""
+    if fleet := fleet_of(run_dir):
+        return shlex.join(["pausefl", "run", "--resume", str(run_dir), "--fleet", fleet])
     if is_served(run_dir):
         return shlex.join(["pausefl", "server", "CONFIG", "--resume", "--run-dir", str(run_dir)])
     return shlex.join(["pausefl", "run", "--resume", str(run_dir)])
@@ -308,7 +310,8 @@ def _digest(data: bytes) -> str:
 
 
 def _has_lost_log(run_dir: Path) -> bool:
-    return not _has_log(run_dir) and any((run_dir / name).exists() for name in ("checkpoints", "summary.json"))
+    is_log = _has_rows(run_dir / "run.db", "sqlite_schema")  # be it a damaged one, which opening it tells
+    return not is_log and any((run_dir / name).exists() for name in ("checkpoints", "summary.json"))
 
 
 def _was_played(run_dir: Path) -> bool:

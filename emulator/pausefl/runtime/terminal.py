@@ -1,11 +1,11 @@
 """The live view of a run: a fold over its progress events, shown on a terminal or as plain lines."""
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rich.console import Console, Group, RenderableType
@@ -14,6 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pausefl.runtime.processes.logs import is_json, is_quiet
+from pausefl.runtime.processes.outbox import is_file, posted
 from pausefl.terminal_table import FittingTable, plain_console
 from pausefl_process.events import (
     Finished,
@@ -21,6 +23,7 @@ from pausefl_process.events import (
     MetricsServed,
     ModelEvaluated,
     Notice,
+    Preparing,
     ProgressEvent,
     Ready,
     Report,
@@ -29,8 +32,8 @@ from pausefl_process.events import (
     print_event,
     write_event,
 )
-from pausefl_process.logs import is_json, is_quiet
-from pausefl_process.outbox import posted
+
+log = logging.getLogger("pausefl")
 
 LAST_ROUNDS = 8
 LAST_MESSAGES = 3
@@ -48,9 +51,7 @@ class LiveView(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 def make_view(console: Console, title: str) -> LiveView:
@@ -67,16 +68,33 @@ def printed_events(title: str) -> Iterator[Report]:
     if is_quiet():
         yield QuietView().show
     elif is_json() or not console.is_terminal:
-        with posted(write_event, end_within_s=_READ_WITHIN_S) as report:
+        write = write_event if is_file(sys.stdout) else print_event
+        with posted(_while_read(write), end_within_s=_READ_WITHIN_S) as report:
             yield report
     else:
         with PlainView(console, title) as view:
             yield view.show
 
 
+def _while_read(report: Report) -> Report:
+    """Report until the reader has gone, or the disk takes no more: that ends no process whose work others need."""
+    is_read = True
+
+    def show(event: ProgressEvent) -> None:
+        nonlocal is_read
+        try:
+            if is_read:
+                report(event)
+        except OSError as error:
+            is_read = False
+            log.warning("progress is printed no more: %s", error)
+
+    return show
+
+
 @dataclass(frozen=True)
 class RunProgress:
-    """What is known of the run so far. Immutable: the display's thread reads it while events come in."""
+    """The run so far. Immutable: the display's thread reads it while events come in."""
 
     status: str = "starting"
     connected: int = 0
@@ -113,8 +131,11 @@ def fold(progress: RunProgress, event: ProgressEvent, now_s: float) -> RunProgre
     match event:
         case Ready(port):
             changes = {"status": f"listening at port {port}"}
-        case WaitingForClients(connected, minimum):
-            changes = {"status": f"waiting for clients: {connected} of {minimum}", "connected": connected}
+        case Preparing(what):
+            changes = {"status": what}
+        case WaitingForClients(connected, minimum, missing):
+            named = f", {', '.join(missing)} missing" if missing and connected else ""
+            changes = {"status": f"waiting for clients: {connected} of {minimum}{named}", "connected": connected}
         case RoundCommitted():
             rounds = (*progress.rounds, event)[-LAST_ROUNDS:]
             changes = {"status": "running", "connected": event.connected, "rounds": rounds, "last_s": now_s}
@@ -135,24 +156,20 @@ class QuietView:
     """Shows notices on standard error, and nothing else."""
 
     def show(self, event: ProgressEvent) -> None:
-        """Take one event."""
         if isinstance(event, Notice):
             print(event.message, file=sys.stderr)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Leave nothing to be done."""
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class JsonView(QuietView):
     """Prints every event to standard output, as docs/events.md describes it."""
 
     def show(self, event: ProgressEvent) -> None:
-        """Take one event."""
         print_event(event)
 
 
@@ -166,16 +183,13 @@ class TerminalView:
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4)
 
     def show(self, event: ProgressEvent) -> None:
-        """Take one event."""
         self._progress = fold(self._progress, event, self._clock())
 
     def __enter__(self) -> Self:
         self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def _render(self) -> RenderableType:
@@ -208,7 +222,7 @@ class PlainView:
         line = _line(self._progress, event)
         if line is None:
             return
-        if isinstance(event, Ready | MetricsServed | Interrupted | Finished):
+        if isinstance(event, Ready | Preparing | MetricsServed | Interrupted | Finished):
             self._flush()
             self._print(line)
         elif self._clock() >= self._next_s:
@@ -225,9 +239,7 @@ class PlainView:
         self._next_s = 0.0
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._flush()
 
     def _flush(self) -> None:
@@ -246,7 +258,7 @@ class PlainView:
 def _line(progress: RunProgress, event: ProgressEvent) -> str | None:
     """An event in one line; None for what the next round's line will say."""
     match event:
-        case Ready() | WaitingForClients() | Finished():
+        case Ready() | Preparing() | WaitingForClients() | Finished():
             return progress.status
         case MetricsServed():
             return _where_to_look(progress)
@@ -255,15 +267,16 @@ def _line(progress: RunProgress, event: ProgressEvent) -> str | None:
         case RoundCommitted():
             return "  ".join([f"round {event.round}/{event.rounds}", *_facts(progress, event)])
         case ModelEvaluated(round, split, accuracy, metric=metric) if progress.last and round >= progress.last.rounds:
-            return f"{split} {metric} {accuracy:.1%} after round {round}"
+            of = "of a part of the data" if event.subset else "of all data"
+            return f"{split} {metric} {accuracy:.1%} after round {round}, {of}"
     return None
 
 
 def _facts(progress: RunProgress, last: RoundCommitted) -> Iterator[str]:
-    """What there is to know after the last round."""
+    """Facts to show after the last round."""
     for name, (accuracy, number) in progress.accuracies.items():
         yield f"{name} {accuracy:.1%} (round {number})"
-    yield f"latency {last.total_latency_s:,.2f} s"
+    yield f"latency {last.total_latency_s:,.2f} {_unit(last)}"
     if last.privacy_unit is not None:
         yield f"ε {last.max_epsilon_spent:.3g} of {last.epsilon_budget:g} ({last.privacy_unit})"
     yield f"{last.connected} clients"
@@ -275,6 +288,11 @@ def _facts(progress: RunProgress, last: RoundCommitted) -> Iterator[str]:
         yield f"{last.suspect_rounds} rounds suspect"
     if progress.time_left_s:
         yield f"{_duration(progress.time_left_s)} left"
+
+
+def _unit(event: RoundCommitted) -> str:
+    """The unit of latencies; elapsed times are in real seconds."""
+    return "s" if event.time_scale == 1 else "emulated s"
 
 
 def _duration(seconds: float) -> str:
@@ -300,7 +318,8 @@ def _bar(progress: RunProgress, last: RoundCommitted) -> Table:
     bar = Table.grid(padding=(0, 2), expand=True)
     bar.add_column(ratio=1)
     bar.add_column(no_wrap=True)
-    words = f"round {done}/{total}" + (f"  {_duration(left)} left" if left else "")
+    times = [f"{_duration(last.wall_clock_s)} elapsed", *([f"{_duration(left)} left"] if left else [])]
+    words = f"round {done}/{total}  {', '.join(times)}"
     bar.add_row(ProgressBar(total=total, completed=done), Text(words))
     return bar
 
@@ -308,7 +327,7 @@ def _bar(progress: RunProgress, last: RoundCommitted) -> Table:
 def _numbers(progress: RunProgress, last: RoundCommitted) -> FittingTable:
     """The numbers that matter, side by side under their names."""
     cells = {name: f"{accuracy:.1%}" for name, (accuracy, _) in sorted(progress.accuracies.items())}
-    cells["total latency"] = f"{last.total_latency_s:,.1f} s"
+    cells["total latency"] = f"{last.total_latency_s:,.1f} {_unit(last)}"
     if last.privacy_unit is not None:
         cells[f"greatest ε ({last.privacy_unit})"] = f"{last.max_epsilon_spent:.3g} of {last.epsilon_budget:g}"
     cells["selection"] = f"{1e3 * last.selection_s:.2f} ms"
@@ -332,5 +351,5 @@ def _rounds(progress: RunProgress) -> Table:
     for event in reversed(progress.rounds):
         named, more = event.chosen[:NAMED_CLIENTS], len(event.chosen) - NAMED_CLIENTS
         chosen = Text(", ".join(named) + (f" and {more} more" if more > 0 else ""))
-        table.add_row(str(event.round), f"{event.round_latency_s:.3f} s", chosen)
+        table.add_row(str(event.round), f"{event.round_latency_s:.3f} {_unit(event)}", chosen)
     return table

@@ -95,23 +95,89 @@ class Initial(_message.Message):
 
     MANIFEST_FIELD_NUMBER: _builtins.int
     THETA_FIELD_NUMBER: _builtins.int
+    REST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def manifest(self) -> _federation_pb2.Manifest: ...
     @_builtins.property
     def theta(self) -> _federation_pb2.Vector: ...
+    @_builtins.property
+    def rest(self) -> Global___Rest: ...
     def __init__(
         self,
         *,
         manifest: _federation_pb2.Manifest | None = ...,
         theta: _federation_pb2.Vector | None = ...,
+        rest: Global___Rest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "theta", b"theta"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "rest", b"rest", "theta", b"theta"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "theta", b"theta"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "rest", b"rest", "theta", b"theta"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Initial: _TypeAlias = Initial  # noqa: Y015
+
+@_typing.final
+class Rest(_message.Message):
+    """What the model's file holds beside theta."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TiedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CONSTANTS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    TIED_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def constants(self) -> _federation_pb2.Manifest:
+        """their dtypes are safetensors' names"""
+
+    @_builtins.property
+    def values(self) -> _federation_pb2.Vector:
+        """all their bytes, in frames behind theta's"""
+
+    @_builtins.property
+    def tied(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """further name of a tensor -> its first one"""
+
+    @_builtins.property
+    def local(self) -> _federation_pb2.Manifest:
+        """running statistics that stay with clients"""
+
+    def __init__(
+        self,
+        *,
+        constants: _federation_pb2.Manifest | None = ...,
+        values: _federation_pb2.Vector | None = ...,
+        tied: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        local: _federation_pb2.Manifest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constants", b"constants", "local", b"local", "values", b"values"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constants", b"constants", "local", b"local", "tied", b"tied", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rest: _TypeAlias = Rest  # noqa: Y015
 
 @_typing.final
 class Evaluate(_message.Message):
@@ -152,6 +218,9 @@ class Evaluations(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EVALUATIONS_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
+    statistics: _builtins.bytes
+    """what was estimated of Rest.local, float32, little endian"""
     @_builtins.property
     def evaluations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Evaluation]:
         """by split, in the order asked"""
@@ -160,10 +229,11 @@ class Evaluations(_message.Message):
         self,
         *,
         evaluations: _abc.Iterable[Global___Evaluation] | None = ...,
+        statistics: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluations", b"evaluations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluations", b"evaluations", "statistics", b"statistics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -197,19 +197,23 @@ class ExperimentOffer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EXPERIMENT_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     experiment: _builtins.str
     """JSON: tables of the experiment file; a client takes from it what is not its own"""
+    run_id: _builtins.str
+    """as in Welcome: a client that outlives runs has a budget for each"""
     checksum: _builtins.int
     def __init__(
         self,
         *,
         experiment: _builtins.str = ...,
+        run_id: _builtins.str = ...,
         checksum: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "experiment", b"experiment"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "experiment", b"experiment", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
     _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
@@ -315,6 +319,9 @@ class Manifest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TENSORS_FIELD_NUMBER: _builtins.int
+    CONSTANTS_FIELD_NUMBER: _builtins.int
+    constants: _builtins.str
+    """digest of what of the model does not travel and is the same everywhere; "": nothing"""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
         """in the order of the flat vector, all float32"""
@@ -323,10 +330,11 @@ class Manifest(_message.Message):
         self,
         *,
         tensors: _abc.Iterable[Global___Tensor] | None = ...,
+        constants: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constants", b"constants", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -413,16 +421,22 @@ class Frame(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INDEX_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """from 1; frame 0 rides with the header"""
+    @_builtins.property
+    def host(self) -> Global___Host:
+        """with an update's last one, instead of its result's: it has seen the upload as well"""
+
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
+        host: Global___Host | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["host", b"host"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "index", b"index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -597,10 +611,17 @@ class Host(_message.Message):
     TIMER_OVERSHOOT_S_FIELD_NUMBER: _builtins.int
     STEAL_SHARE_FIELD_NUMBER: _builtins.int
     COMPUTE_SHARE_FIELD_NUMBER: _builtins.int
+    STOPPED_S_FIELD_NUMBER: _builtins.int
+    SUSPENDED_S_FIELD_NUMBER: _builtins.int
+    STILL_BEFORE_S_FIELD_NUMBER: _builtins.int
     loop_lag_s: _builtins.float
     timer_overshoot_s: _builtins.float
     steal_share: _builtins.float
     compute_share: _builtins.float
+    stopped_s: _builtins.float
+    suspended_s: _builtins.float
+    still_before_s: _builtins.float
+    """how long it was stopped or slept since the job that it answered last came, until this one did"""
     def __init__(
         self,
         *,
@@ -608,10 +629,13 @@ class Host(_message.Message):
         timer_overshoot_s: _builtins.float = ...,
         steal_share: _builtins.float = ...,
         compute_share: _builtins.float = ...,
+        stopped_s: _builtins.float = ...,
+        suspended_s: _builtins.float = ...,
+        still_before_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_share", b"compute_share", "loop_lag_s", b"loop_lag_s", "steal_share", b"steal_share", "timer_overshoot_s", b"timer_overshoot_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_share", b"compute_share", "loop_lag_s", b"loop_lag_s", "steal_share", b"steal_share", "still_before_s", b"still_before_s", "stopped_s", b"stopped_s", "suspended_s", b"suspended_s", "timer_overshoot_s", b"timer_overshoot_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

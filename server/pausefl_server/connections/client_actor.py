@@ -1,16 +1,17 @@
 """One client as the server sees it: an actor that owns its stream, times its exchanges and checks what it sends."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from pausefl_proto.actor import Actor
+from pausefl_process.host_monitor import HostWatch
 from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler, Vector, decode, encode
+from pausefl_server.actor import Actor
 from pausefl_server.connections.answer_limits import AnswerLimits
+from pausefl_server.connections.exchange import Exchange
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.connections.reported_values import (
     LONGEST_TEXT,
@@ -19,8 +20,8 @@ from pausefl_server.connections.reported_values import (
     loss_of,
     release_of,
     statistics_of,
+    still_before_of,
 )
-from pausefl_server.records import TIMING_TOLERANCE_S, Timing
 from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import (
     Acknowledge,
@@ -45,9 +46,6 @@ _SPARE_MESSAGES = 4
 _MOST_LATE = 64
 # How many messages a client may send at most, however many it was asked for: one that never answers saves up no more.
 _MOST_MESSAGES = 100_000
-# By this share of them, too, a client's parts may add up to more than the whole: a clock drifts, and is slewed, by some
-# hundred millionths. Device time is bounded before a policy sees it.
-_TIMING_TOLERANCE_SHARE = 1e-3
 
 
 class StreamToClient(Protocol):
@@ -60,36 +58,11 @@ class StreamToClient(Protocol):
         """Send one message; returns when it has been handed to the network."""
 
 
-@dataclass(slots=True)
-class _Exchange:
-    """A job under way: from the first model frame handed over to the last update frame received."""
-
-    job: Dispatch
-    started_s: float
-    """When this stream was handed it."""
-    bytes_down: int
-    bytes_up: int = 0
-    first_frame_s: float = 0.0
-    result: pb.Result | None = None
-    frames: Assembler | None = None
-    times_asked: int = 1
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """The job's round and attempt."""
-        return self.job.round, self.job.attempt
-
-    @property
-    def first_s(self) -> float:
-        """When the client was first handed the job, be it on an earlier stream."""
-        return self.started_s if self.job.handed_over_s is None else self.job.handed_over_s
-
-
 @dataclass(frozen=True, slots=True)
 class _AskAgain:
     """To itself: send the job once more, for the answer arrived damaged."""
 
-    exchange: _Exchange
+    exchange: Exchange
 
 
 _Order = Dispatch | Acknowledge | Withdraw | SendPing | Dismiss | _AskAgain
@@ -104,7 +77,7 @@ class ClientActor(Actor[_Order]):
         stream: StreamToClient,
         coordinator: Actor[Any],
         limits: AnswerLimits,
-        clock: Callable[[], float],
+        watch: HostWatch,
         *,
         released: int = 0,
         rate_limit: ClientRateLimit | None = None,
@@ -115,14 +88,15 @@ class ClientActor(Actor[_Order]):
         self._stream = stream
         self._coordinator = coordinator
         self._limits = limits
-        self._clock = clock
-        self._exchange: _Exchange | None = None
-        self._late: dict[tuple[int, int], _Exchange] = {}  # withdrawn jobs whose updates may have been paid for before
-        self._receiving: _Exchange | None = None  # the one that the last update began to come for
+        self._watch = watch
+        self._clock = watch.clock
+        self._exchange: Exchange | None = None
+        self._late: dict[tuple[int, int], Exchange] = {}  # withdrawn jobs whose updates may have been paid for before
+        self._receiving: Exchange | None = None  # the one that the last update began to come for
         self._withdrawn: set[tuple[int, int]] = set()  # and not answered
         self._nonce = 0  # the last ping's
         self._pinged_s: float | None = None  # when it was sent; None once it is answered, or followed by a job
-        self._rate_limit = rate_limit or ClientRateLimit(clock)
+        self._rate_limit = rate_limit or ClientRateLimit(watch.clock)
         self._allowed_messages = 0
         self.may_return = True
         """False once it has said goodbye, or has to rest."""
@@ -151,7 +125,7 @@ class ClientActor(Actor[_Order]):
             case Dispatch():
                 if self._exchange is not None and self._exchange.key in self._withdrawn:
                     self._keep_late(self._exchange)
-                self._exchange = _Exchange(message, self._clock(), 0)
+                self._exchange = Exchange(message, self._clock(), 0)
                 self._pinged_s = None  # the answer would measure the job
                 self._last_job = message.round, message.attempt
                 self._most_released += 1
@@ -175,7 +149,7 @@ class ClientActor(Actor[_Order]):
                 await self._stream.write(encode(pb.ServerMessage(goodbye=goodbye)))
                 self.stop()  # there is nothing to say after a goodbye
 
-    async def _send_job(self, exchange: _Exchange) -> None:
+    async def _send_job(self, exchange: Exchange) -> None:
         messages = exchange.job.messages
         exchange.bytes_down += sum(map(len, messages))
         self._allow(len(messages) + _SPARE_MESSAGES)
@@ -214,7 +188,7 @@ class ClientActor(Actor[_Order]):
                 case "result":
                     await self._take_result(message.result, payload, arrived_s, len(data))
                 case "frame":
-                    await self._take_frame(message.frame.index, payload, arrived_s, len(data))
+                    await self._take_frame(message.frame, payload, arrived_s, len(data))
                 case "goodbye":
                     self.may_return = False
                     return shown(message.goodbye.reason, LONGEST_TEXT)
@@ -266,7 +240,7 @@ class ClientActor(Actor[_Order]):
         self._late.pop(job, None)
         self._withdrawn.discard(job)
 
-    def _keep_late(self, exchange: _Exchange) -> None:
+    def _keep_late(self, exchange: Exchange) -> None:
         """Remember a withdrawn job while the next one is under way; a client that answers none keeps a few at most.
 
         It is never sent again, so its model is not kept.
@@ -276,19 +250,21 @@ class ClientActor(Actor[_Order]):
         if len(self._late) > _MOST_LATE:
             del self._late[min(self._late)]
 
-    async def _take_frame(self, index: int, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
+    async def _take_frame(self, frame: pb.Frame, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange = self._receiving
-        if exchange is None or exchange.frames is None:
+        if exchange is None or exchange.frames is None or exchange.result is None:
             # The rest of an update already rejected: one rejection is enough.
             return
         exchange.bytes_up += n_bytes
+        if frame.HasField("host"):
+            exchange.result.host.CopyFrom(frame.host)
         try:
-            exchange.frames.add(index, payload)
+            exchange.frames.add(frame.index, payload)
             await self._finish_if_complete(exchange, arrived_s)
         except DamageError as damage:
             await self._ask_again(exchange, damage)
 
-    async def _ask_again(self, exchange: _Exchange, damage: DamageError) -> None:
+    async def _ask_again(self, exchange: Exchange, damage: DamageError) -> None:
         """The client keeps its bytes until they are acknowledged: the same job makes it send them once more.
 
         A job that is withdrawn, or followed by another, is not sent again.
@@ -302,7 +278,7 @@ class ClientActor(Actor[_Order]):
         self._end(exchange.key)
         await self._reject(str(damage), exchange.key, release_of(result) if result else Release())
 
-    async def _finish_if_complete(self, exchange: _Exchange, arrived_s: float) -> None:
+    async def _finish_if_complete(self, exchange: Exchange, arrived_s: float) -> None:
         """Pass a whole update on, or reject it; DamageError when its bytes are not those that were sent."""
         frames, result = exchange.frames, exchange.result
         if frames is None or result is None or not frames.complete:
@@ -310,7 +286,9 @@ class ClientActor(Actor[_Order]):
         self._receiving = None
         try:
             release = self._possible(release_of(result))
-            timing, host = _timing(durations_of(result), exchange, arrived_s), host_of(result)
+            server_host = self._watch.report(exchange.first_s, compute_s=0.0)
+            timing = exchange.timing(durations_of(result), arrived_s, server_host)
+            host, still_before_s = host_of(result), still_before_of(result)
             statistics = statistics_of(result)
             vector = await self._check(frames, release)
         except DamageError:
@@ -335,6 +313,8 @@ class ClientActor(Actor[_Order]):
                 bytes_up=exchange.bytes_up,
                 arrived_s=arrived_s,
                 host=host,
+                server_host=server_host,
+                still_before_s=still_before_s,
             )
         )
         self._end(exchange.key)  # no earlier: should the stream break meanwhile, the round trip runs on
@@ -346,9 +326,7 @@ class ClientActor(Actor[_Order]):
 
     def _checked(self, frames: Assembler, release: Release) -> Vector:
         vector = frames.finish(check_finite=True)
-        # An epsilon that is not the schedule's is the coordinator's to reject.
-        if self._limits.norm_bound is not None and release.epsilon > 0:
-            self._limits.norm_bound.check(vector, release.epsilon, self._limits.encoding)
+        self._limits.check(vector, release.epsilon)  # one that is not the schedule's is the coordinator's to reject
         return vector
 
     def _possible(self, release: Release) -> Release:
@@ -375,24 +353,3 @@ class ClientActor(Actor[_Order]):
             return
         kind: RefusalKind = "exhausted" if is_spent else "refused"
         await self._coordinator.tell(Refusal(self.client_id, *job, kind, shown(result.reason, LONGEST_TEXT)))
-
-
-def _timing(reported: pb.Timing, exchange: _Exchange, arrived_s: float) -> Timing:
-    """Join both clocks' durations; WireError when the client's parts cannot lie within the server's whole."""
-    timing = Timing(
-        round_trip_s=arrived_s - exchange.first_s,
-        reconnect_s=exchange.started_s - exchange.first_s,
-        download_s=reported.download_s,
-        injected_down_s=reported.injected_down_s,
-        queue_s=reported.queue_s,
-        train_s=reported.train_s,
-        privatise_s=reported.privatise_s,
-        injected_up_s=reported.injected_up_s,
-        upload_s=arrived_s - exchange.first_frame_s,
-        framing_s=exchange.job.framing_s,
-        server_wait_s=exchange.first_s - exchange.job.ready_s,
-    )
-    stated_s = timing.download_s + timing.injected_down_s + timing.device_s + timing.injected_up_s
-    if timing.propagation_s < -(TIMING_TOLERANCE_S + _TIMING_TOLERANCE_SHARE * stated_s):
-        raise WireError(f"reports parts that take {-timing.propagation_s:.4g} s longer than the whole exchange")
-    return timing

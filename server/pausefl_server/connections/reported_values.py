@@ -1,4 +1,6 @@
-"""What a client reports beside its update, checked and kept short: WireError for values that cannot be."""
+"""The values that a client reports beside its update, checked and kept short: WireError for values that cannot be."""
+
+from dataclasses import fields
 
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.errors import WireError
@@ -54,7 +56,12 @@ def host_of(result: pb.Result) -> HostReport:
     """How well the client's host kept time; WireError for a number that is negative, NaN or too great."""
     reported = result.host
     _check_range(reported, GREATEST_STATED)
-    return HostReport(reported.loop_lag_s, reported.timer_overshoot_s, reported.steal_share, reported.compute_share)
+    return HostReport(*(getattr(reported, f.name) for f in fields(HostReport)))
+
+
+def still_before_of(result: pb.Result) -> float:
+    """How long the client stood still before this job came; `host_of` has checked it."""
+    return result.host.still_before_s
 
 
 def _check_range(message: pb.Timing | pb.Host, most: float) -> None:

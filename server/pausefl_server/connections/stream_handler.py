@@ -2,14 +2,15 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from urllib.parse import unquote
 
-from pausefl_proto.actor import ActorStopped
+from pausefl_process.host_monitor import UNWATCHED, HostWatch
 from pausefl_proto.errors import DamageError, TryLaterError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import decode, encode
+from pausefl_server.actor import ActorStopped
 from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.client_actor import ClientActor, StreamToClient
 from pausefl_server.connections.hello_limits import (
@@ -30,13 +31,19 @@ _GOODBYE_WITHIN_S = 2.0
 
 @dataclass(frozen=True)
 class PeerIdentity:
-    """What is known of a stream's peer before its hello."""
+    """The identity of a stream's peer before its hello."""
 
     connection: str
     """The same for all streams of one connection."""
     names: tuple[str, ...] = ()
     """Of the client's certificate, which TLS has verified; none without one."""
     token: str = ""
+
+    @property
+    def host(self) -> str:
+        """The IP address, of a connection that gRPC calls FAMILY:ADDRESS:PORT; empty for any other."""
+        _, _, address = self.connection.rpartition(":")[0].partition(":")
+        return unquote(address)
 
 
 def _ignore(_: str) -> None:
@@ -53,23 +60,36 @@ class ClientStreamHandler:
         admission: Admission | None = None,
         *,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
-        clock: Callable[[], float] = time.monotonic,
+        watch: HostWatch = UNWATCHED,
         on_refused: Callable[[str], None] = _ignore,
     ) -> None:
-        """`admission` says what a stream must show; None: nothing. `on_refused` hears why a peer is not let in."""
+        """`admission` says what a stream must show; None: nothing. `on_refused` hears why a peer is not let in.
+
+        `watch` times exchanges, and looks at this host meanwhile.
+        """
         self._coordinator = coordinator
         self._limits = limits
         self._admission = admission or Admission()
-        self._clock = clock
+        self._watch = watch
         self._on_refused = on_refused
         self._hellos = HelloLimiter(hello_timeout_s)
         self._ending = StreamQuota(MOST_ENDING)  # gRPC keeps them until their last message is taken
         self._rate_limits: dict[str, ClientRateLimit] = {}  # of every id that was let in once
+        self._served: dict[ClientActor, tuple[PeerIdentity, asyncio.Timeout]] = {}  # and what ends its stream
 
     async def handle(self, stream: StreamToClient, peer: PeerIdentity) -> None:
         """Serve one stream from its hello to its end, or until it breaks."""
         with contextlib.suppress(ConnectionError):
             await self._handle(stream, peer)
+
+    def readmit(self, admission: Admission) -> None:
+        """Admit by this from now on. Streams of clients that it does not admit are closed."""
+        self._admission = admission
+        for actor, (peer, limit) in self._served.items():
+            try:
+                admission.check(actor.client_id, peer.names, peer.token)
+            except WireError:
+                limit.reschedule(0.0)
 
     async def show(self, offer: bytes, stream: StreamToClient, peer: PeerIdentity) -> None:
         """Send `offer` to a peer that may say hello and asks in time; WireError says why another gets none."""
@@ -97,7 +117,7 @@ class ClientStreamHandler:
             await self._send_away(stream, peer, error)
             return
         try:
-            await self._serve(stream, hello, is_owner, rate_limit or ClientRateLimit(self._clock))
+            await self._serve(stream, hello, peer, is_owner, rate_limit or ClientRateLimit(self._watch.clock))
         except (WireError, ActorStopped) as error:
             await self._send_away(stream, peer, error)
 
@@ -118,7 +138,12 @@ class ClientStreamHandler:
             await stream.write(encode(pb.ServerMessage(goodbye=goodbye)))
 
     async def _serve(
-        self, stream: StreamToClient, hello: pb.Hello, is_owner: bool, rate_limit: ClientRateLimit
+        self,
+        stream: StreamToClient,
+        hello: pb.Hello,
+        peer: PeerIdentity,
+        is_owner: bool,
+        rate_limit: ClientRateLimit,
     ) -> None:
         """Register the client, relay what it and the coordinator say, and tell of its loss.
 
@@ -129,18 +154,18 @@ class ClientStreamHandler:
             stream,
             self._coordinator,
             self._limits,
-            self._clock,
+            self._watch,
             released=hello.ledger.released,
             rate_limit=rate_limit,
         )
         writer: asyncio.Future[None] | None = None
         reason = "its connection broke"
         try:
-            welcome = await self._coordinator.ask(Register(hello, actor, is_owner))
+            welcome = await self._coordinator.ask(Register(hello, actor, is_owner, peer.host))
             self._rate_limits[hello.client_id] = rate_limit
             await stream.write(encode(pb.ServerMessage(welcome=welcome)))
             writer = asyncio.ensure_future(actor.run())
-            reason = await _listen(actor, writer)
+            reason = await self._listen(actor, writer, peer)
         finally:
             # This coroutine is cancelled when the connection breaks, be it before the welcome; the coordinator must
             # hear of it all the same.
@@ -149,6 +174,18 @@ class ClientStreamHandler:
             if writer is not None:
                 with rate_limit.draining():
                     await asyncio.gather(writer, return_exceptions=True)
+
+    async def _listen(self, actor: ClientActor, writer: "asyncio.Future[None]", peer: PeerIdentity) -> str:
+        """Listen until the client leaves, has to, or is admitted no longer; returns why."""
+        async with contextlib.AsyncExitStack() as leaving:
+            leaving.callback(self._served.pop, actor, None)
+            try:
+                async with asyncio.timeout(None) as limit:
+                    self._served[actor] = peer, limit
+                    return await _listen(actor, writer)
+            except TimeoutError:
+                actor.may_return = False
+                return await _send_off(actor, writer, "is admitted no longer")  # when it comes again, it hears why
 
     async def _tell_lost(self, actor: ClientActor, reason: str) -> None:
         with contextlib.suppress(ActorStopped):  # the run is over; no actor is left to be told
@@ -172,7 +209,11 @@ async def _listen(actor: ClientActor, writer: "asyncio.Future[None]") -> str:
         await asyncio.wait([writer])
         return "the run is over"
     except (DamageError, AbuseError) as error:
-        # The writer may be in the midst of a message; a client that reads nothing does not hear why.
-        actor.offer(Dismiss(str(error), final=False))
-        await asyncio.wait([writer], timeout=_GOODBYE_WITHIN_S)
-        return str(error)
+        return await _send_off(actor, writer, str(error))
+
+
+async def _send_off(actor: ClientActor, writer: "asyncio.Future[None]", reason: str) -> str:
+    # The writer may be in the midst of a message; a client that reads nothing does not hear why.
+    actor.offer(Dismiss(reason, final=False))
+    await asyncio.wait([writer], timeout=_GOODBYE_WITHIN_S)
+    return reason

@@ -46,12 +46,13 @@ class FederationServer:
         tls: Tls | None = None,
         *,
         offer: str = "",
+        run_id: str = "",
         bounds: ConnectionBounds | None = None,
     ) -> None:
-        """`offer` is what clients without a file may ask for."""
+        """`offer` is what clients may ask for that have no file, or that outlive the run `run_id`."""
         self._tls = tls
         self._handler = handler
-        self._offer = encode(pb.ExperimentOffer(experiment=offer))
+        self._offer = encode(pb.ExperimentOffer(experiment=offer, run_id=run_id))
         bounds = bounds or ConnectionBounds()
         self._server = make_server(bounds.dead_after_s, _limits(bounds.most_clients, bounds.hello_timeout_s))
         join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
@@ -87,7 +88,7 @@ class FederationServer:
 
 
 def _limits(most_clients: int, hello_timeout_s: float) -> tuple[tuple[str, int], ...]:
-    """What connections may cost that have not said hello: how many there are, for how long, and of how many streams."""
+    """Limits of connections that have not said hello: how many there are, for how long, and of how many streams."""
     timeout_ms = int(hello_timeout_s * 1000)
     return (
         # A process of many clients has one connection for all of them; some are left over from before a restart.

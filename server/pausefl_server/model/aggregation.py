@@ -5,16 +5,18 @@ Updates are n ≥ 1 vectors, (d,) float32, and so is the result. `harmful` is f,
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Gt
 
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.errors import PauseflError
+from pausefl_proto.number_types import Positive, PositiveShare, Whole
 from pausefl_proto.wire import Vector
 
 # Values of a vector worked on at once. The temporaries of a block fit a processor's cache; above 10,000 values BLAS
@@ -42,41 +44,27 @@ RuleName = Literal["fedavg", "median", "trimmed-mean", "krum", "multi-krum", "no
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How updates are combined; the fields are keys of `[aggregation]`.
+    """How updates are combined.
 
     Only fedavg and norm-clip weigh updates, by data size or as the policy says; the others trust no such number.
     """
 
-    rule: RuleName | AggregationRule = "fedavg"
-    harmful: int = 1
-    """f: how many updates of a round trimmed-mean, krum and multi-krum are to withstand; fewer where too few came."""
-    clip_norm: float | None = None
-    """norm-clip: the greatest L2 norm of an update; the median of the round's norms unless said otherwise."""
-    weight_share_max: float = 1.0
-    """The greatest share of a round's average, and of |D| in g, that one client has; 1: no limit. Where updates of n
-    clients came and this is below 1/n, each has 1/n."""
-
-    norm_limit: float | None = None
-    """An update whose L2 norm exceeds so many times the median of its round's is rejected; None: none is."""
-
-    def __post_init__(self) -> None:
-        if self.norm_limit is not None and not (math.isfinite(self.norm_limit) and self.norm_limit > 1):
-            raise ValueError(f"norm_limit = {self.norm_limit}: must be a finite number above 1")
-        if not (isinstance(self.rule, AggregationRule) or self.rule in get_args(RuleName)):
-            raise ValueError(f'rule = "{self.rule}": must be one of {", ".join(get_args(RuleName))}')
-        if self.harmful < 0:
-            raise ValueError(f"harmful = {self.harmful}: must be at least 0")
-        if self.clip_norm is not None and not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
-            raise ValueError(f"clip_norm = {self.clip_norm}: must be a finite number above 0")
-
-        if not 0 < self.weight_share_max <= 1:
-            raise ValueError(f"weight_share_max = {self.weight_share_max}: must be above 0 and at most 1")
+    rule: str | Mapping[str, Any] | AggregationRule = "fedavg"
+    """A `RuleName`, or a rule of one's own."""
+    harmful: Whole = 1
+    """How many harmful updates of a round trimmed-mean, krum and multi-krum must withstand."""
+    clip_norm: Positive | None = None
+    """Rule "norm-clip": the greatest L2 norm of an update. Without it, the median of the round's norms."""
+    weight_share_max: PositiveShare = 1.0
+    """The greatest share that one client has of a round's average, and of the data in PAUSE's g. 1 sets no limit."""
+    norm_limit: Annotated[float, Gt(1)] | None = None
+    """An update is rejected when its L2 norm exceeds this many times the round's median. Without it, none is."""
 
     def combine(self, updates: Sequence[Vector], weights: FloatArray) -> Vector:
         """The round's one update, a new vector; weights are (n,) and positive. PauseflError for a bad rule."""
         if isinstance(self.rule, AggregationRule):
             return checked_vector(self.rule.combine(updates, weights), updates[0].size, "aggregation.rule")
-        rules: dict[RuleName, Callable[[], Vector]] = {
+        rules: dict[object, Callable[[], Vector]] = {
             "fedavg": lambda: weighted_mean(updates, weights),
             "median": lambda: median(updates),
             "trimmed-mean": lambda: trimmed_mean(updates, self.harmful),
@@ -97,7 +85,7 @@ def checked_vector(found: Vector, size: int, key: str) -> Vector:
 
 
 def form(found: object) -> str:
-    """What was returned where an array was to be, in a few words."""
+    """A few words for what was returned in place of an array."""
     return f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
 
 
@@ -240,4 +228,4 @@ RULES = Registry(
     base="pausefl_server.model.aggregation:AggregationRule",
     are_methods_checked=True,
 )
-"""What `aggregation.rule` names; those built in are rules of `Aggregation`, whose keys are their parameters."""
+"""Rules that `aggregation.rule` names; those built in are rules of `Aggregation`, whose keys are their parameters."""

@@ -1,7 +1,8 @@
 """The global model θ with its optimizer's state, and the step from one round's to the next.
 
-A control variate c (SCAFFOLD: Karimireddy et al., ICML 2020) follows the d values of the model in `theta`, and each
-client's change of it those of its update. Rule and optimizer see the model's part alone.
+A control variate c (SCAFFOLD: Karimireddy et al., ICML 2020) follows the d parameters in `theta`, and each client's
+change of it those of its update. Running statistics come last; a client sends its own, no change of the server's, so
+that their mean is a mean of variances. Rule and optimizer see the parameters alone.
 """
 
 from collections.abc import Sequence
@@ -23,9 +24,10 @@ class GlobalModel:
     """θ after some round."""
 
     theta: Vector
-    """(d,) float32; (2d,) with a control variate."""
+    """float32: d parameters, d values of a control variate if there is one, statistics."""
     model_size: int
     """d."""
+    statistics_size: int
     optimizer_state: Vector
     """Moments of the server's optimizer, () where it has none."""
     digest: str
@@ -33,15 +35,20 @@ class GlobalModel:
 
     @staticmethod
     def start(
-        theta: Vector, optimizer: Optimizer, optimizer_state: Vector | None = None, *, model_size: int | None = None
+        theta: Vector,
+        optimizer: Optimizer,
+        optimizer_state: Vector | None = None,
+        *,
+        model_size: int | None = None,
+        statistics_size: int = 0,
     ) -> "GlobalModel":
         """θ to begin or go on with; without `optimizer_state`, the optimizer starts anew.
 
-        `model_size` is d where a control variate follows the model.
+        `model_size` is d where anything follows the parameters.
         """
         d = theta.size if model_size is None else model_size
         state = _checked_state(optimizer.start(d)) if optimizer_state is None else optimizer_state
-        return GlobalModel(theta, d, state, digest(theta))
+        return GlobalModel(theta, d, statistics_size, state, digest(theta))
 
     def updated(
         self,
@@ -62,14 +69,17 @@ class GlobalModel:
         # A step that wrote to θ would change a model that clients and the evaluator may still ask for.
         given = read_only(self.theta[:d])
         theta, state = _checked_step(optimizer.step_for_share(given, change, self.optimizer_state, share), d)
-        if self.theta.size > d:
-            mean = weighted_mean([update[d:] for update in updates], np.ones(len(updates)))
-            theta = np.concatenate((theta, self.theta[d:] + np.float32(share) * mean))
-        return GlobalModel(theta, d, state, digest(theta))
+        end = self.theta.size - self.statistics_size
+        if end > d:
+            mean = weighted_mean([update[d:end] for update in updates], np.ones(len(updates)))
+            theta = np.concatenate((theta, self.theta[d:end] + np.float32(share) * mean))
+        if self.statistics_size:
+            theta = np.concatenate((theta, weighted_mean([update[end:] for update in updates], weights)))
+        return GlobalModel(theta, d, self.statistics_size, state, digest(theta))
 
 
 def _checked_step(returned: object, d: int) -> tuple[Vector, Vector]:
-    """What an optimizer, which may be a user's own, made of θ and its state; else PauseflError."""
+    """The θ and state that an optimizer, which may be a user's own, has made; else PauseflError."""
     if not (isinstance(returned, tuple | list) and len(returned) == 2):
         raise PauseflError(f"{_KEY}: its step must return the next model and state, a tuple; returned {form(returned)}")
     theta, state = returned

@@ -1,13 +1,14 @@
 """How a round's one update moves the model: the server's optimizer, a pure function with explicit state."""
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
+from annotated_types import Ge, Lt
 
 from pausefl_process.registry import Registry
+from pausefl_proto.number_types import Positive
 from pausefl_proto.wire import Vector
 
 OptimizerName = Literal["sgd", "fedavgm", "fedadam", "fedyogi"]
@@ -68,31 +69,25 @@ class DynamicRegularizer(Optimizer):
 
 @dataclass(frozen=True)
 class ServerOptimizer(Optimizer):
-    """From Δ, the round's update, to the next θ; the fields are keys of `[aggregation.optimizer]`.
+    """How the server turns a round's update into the next model.
 
-    sgd: θ + λ Δ, plain averaging with λ = 1. fedavgm: m ← β₁ m + Δ, θ + λ m (Hsu, Qi and Brown, 2019).
-    fedadam, fedyogi: m ← β₁ m + (1 − β₁) Δ, θ + λ m/(√v + τ) (Reddi et al., ICLR 2021, Algorithm 2), where v starts at
-    τ² and becomes β₂ v + (1 − β₂) Δ² (fedadam) or v − (1 − β₂) Δ² sign(v − Δ²) (fedyogi). For these two
-    no value of Δ counts for more than 2⁶³, about 10¹⁹.
+    Δ is the round's update. sgd: θ + λ Δ, plain averaging with λ = 1. fedavgm: m ← β₁ m + Δ, θ + λ m (Hsu, Qi and
+    Brown, 2019). fedadam, fedyogi: m ← β₁ m + (1 − β₁) Δ, θ + λ m/(√v + τ) (Reddi et al., ICLR 2021, Algorithm 2),
+    where v starts at τ² and becomes β₂ v + (1 − β₂) Δ² (fedadam) or v − (1 − β₂) Δ² sign(v − Δ²) (fedyogi). For these
+    two no value of Δ counts for more than 2⁶³, about 10¹⁹.
     """
 
     kind: OptimizerName = "sgd"
-    learning_rate: float = 1.0
-    """λ."""
-    beta_1: float = 0.9
-    beta_2: float = 0.99
-    tau: float = 1e-3
-    """How far from adaptive fedadam and fedyogi are."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(OptimizerName):
-            raise ValueError(f'kind = "{self.kind}": must be one of {", ".join(get_args(OptimizerName))}')
-        for name in ("learning_rate", "tau"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name} = {getattr(self, name)}: must be a finite number above 0")
-        for name in ("beta_1", "beta_2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 0 and below 1")
+    """The server's optimizer. "sgd" with learning rate 1 is plain averaging. "feddyn", which takes no other key, goes
+    with the training method of that name."""
+    learning_rate: Positive = 1.0
+    """λ, the factor of the server's step."""
+    beta_1: Annotated[float, Ge(0), Lt(1)] = 0.9
+    """β₁, how much of the first moment is kept. For fedavgm, fedadam and fedyogi."""
+    beta_2: Annotated[float, Ge(0), Lt(1)] = 0.99
+    """β₂, how much of the second moment is kept. For fedadam and fedyogi."""
+    tau: Positive = 1e-3
+    """τ, added to the root of the second moment. Greater values make fedadam and fedyogi less adaptive."""
 
     def state_size(self, model_size: int) -> int:
         """How many values of state a model of d values needs: none, m, or m and v."""
@@ -131,4 +126,4 @@ SERVER_OPTIMIZERS = Registry(
     base="pausefl_server.model.optimizers:Optimizer",
     are_methods_checked=True,
 )
-"""What `aggregation.optimizer.kind` names."""
+"""The optimizers that `aggregation.optimizer.kind` names."""

@@ -1,4 +1,4 @@
-"""What a run must give back when it ends: its tasks and its descriptors."""
+"""Checks that a run gives back its tasks and its descriptors when it ends."""
 
 import asyncio
 from collections.abc import Mapping

@@ -1,28 +1,36 @@
-"""What Prometheus can scrape from the server; every metric is described in deploy/METRICS.md.
+"""The server's metrics for Prometheus; every metric is described in deploy/METRICS.md.
 
 All of it is made from the snapshot of the run at each scrape. Every ε is labelled with the unit it protects;
 where that is the coordinate, it stands a second time for the whole upload vector, d times as large.
 """
 
 import math
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pausefl_process.host_monitor import HostReport
-from pausefl_process.http_server import Response, Route
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Budget
 from pausefl_proto.privacy_unit import vector_epsilon
-from pausefl_server.host_limits import DOUBTS
-from pausefl_server.monitoring.snapshot import EXCHANGE, PARTS, SECONDS, Clients, RunSnapshot, greatest_and_median
+from pausefl_server.host_limits import DOUBTS, HostLimits
+from pausefl_server.monitoring.snapshot import (
+    COARSE,
+    EXCHANGE,
+    PARTS,
+    SECONDS,
+    Clients,
+    RunSnapshot,
+    greatest_and_median,
+)
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import MissKind
 from pausefl_server.settings import MetricsSettings, PrivacySettings, ServerSettings
@@ -33,21 +41,14 @@ _Samples = Iterable[tuple[Sequence[str], float]]
 _QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 
 
-def make_registry(telemetry: Telemetry, limits: MetricsSettings) -> CollectorRegistry:
-    """A registry of its own that shows the run as it is when it is scraped."""
+def make_registry(telemetry: Telemetry, limits: MetricsSettings, folder: Path | None = None) -> CollectorRegistry:
+    """A registry of its own that shows the run when it is scraped, and what is left of the disk."""
     registry = CollectorRegistry()
     registry.register(_RunCollector(telemetry, limits))
+    if folder is not None:
+        free = Gauge("pausefl_disk_free_bytes", "Bytes free where run.db lies", registry=registry)
+        free.set_function(lambda: shutil.disk_usage(folder).free)
     return registry
-
-
-def exposition(registry: CollectorRegistry) -> Route:
-    """The route on which a registry can be scraped."""
-
-    def scrape(headers: Mapping[str, str]) -> Response:
-        encode, content_type = choose_encoder(headers.get("Accept", ""))
-        return Response(content_type, [encode(registry)])
-
-    return scrape
 
 
 class _RunCollector(Collector):
@@ -61,8 +62,9 @@ class _RunCollector(Collector):
         rows = np.arange(len(now.clients.ids)) if are_few else now.clients.foremost(limits.client_series_top)
         yield from _run(now, settings)
         yield from _rounds(now)
+        yield from _work(now, settings)
         yield from _exchanges(now)
-        yield from _hosts(now)
+        yield from _hosts(now, settings.limits)
         yield from _each_client(now.clients, rows)
         yield from _all_clients(now.clients)
         yield from _privacy(now, settings.privacy, _factors(settings), rows)
@@ -82,6 +84,10 @@ def _run(now: RunSnapshot, settings: ServerSettings) -> Iterator[Metric]:
     evaluations = [((split, e.metric), e.accuracy) for split, (_, e) in now.evaluations.items()]
     text = "Accuracy at the last evaluation, or the task's own score, which the label metric names"
     yield _gauge("accuracy_ratio", text, ("split", "metric"), evaluations)
+    text = "Round of the last model evaluated"
+    yield _gauge("evaluated_round", text, (), [((), t) for t in sorted(t for t, _ in now.evaluations.values())[-1:]])
+    text = "1: the evaluator did what it was asked last; 0: it cannot be reached"
+    yield _gauge("evaluator_connected", text, (), [] if now.has_evaluator is None else [((), now.has_evaluator)])
     yield _gauge("connected_clients", "Clients whose stream is open", (), [((), now.connected)])
     text = "Clients that should be connected in the round under way; none when the run is over"
     yield _gauge("expected_clients", text, (), [((), _expected(now, settings))])
@@ -119,20 +125,32 @@ def _rounds(now: RunSnapshot) -> Iterator[Metric]:
     # From 0 on: Prometheus sees no increase from nothing to 1.
     doubts = [((reason,), now.doubts.get(reason, 0)) for reason in DOUBTS]
     yield _counter("suspect_rounds", "Rounds whose measurements are in doubt", ("reason",), doubts)
+    text = "Measurements of clients' answers that are in doubt themselves"
+    yield _counter("suspect_observations", text, (), [((), now.suspect_observations)])
+
+
+def _work(now: RunSnapshot, settings: ServerSettings) -> Iterator[Metric]:
+    text = "Time from the run's first job to the last commit, at the emulated scale"
+    yield _gauge("elapsed_seconds", text, (), [((), now.elapsed_s)])
+    yield _gauge("places", "Clients that may be at work at once", (), [((), settings.places(now.asked))])
+    text = "Elapsed time that clients had jobs, over all clients"
+    yield _counter("at_work_seconds", text, (), [((), float(now.clients.at_work_s.sum()))])
+    stale = [((), now.staleness)] if settings.is_asynchronous else []
+    yield _counter("staleness_steps", "Sum of the updates' staleness", (), stale)
 
 
 def _exchanges(now: RunSnapshot) -> Iterator[Metric]:
     series = dict(zip(EXCHANGE, now.exchanges.series(), strict=True))
     yield _histogram("round_trip_seconds", "Round trips of all exchanges", {(): series["round_trip"]})
     text = "Where the exchanges' time went; propagation is the residual"
-    yield _histogram("exchange_part_seconds", text, {(part,): series[part] for part in PARTS}, ["part"])
+    yield _histogram("exchange_part_seconds", text, {(part,): series[part] for part in PARTS}, ["part"], every=COARSE)
     text, ways = "Delays as drawn for the exchanges, at the injected scale", ("down", "up")
     yield _histogram("drawn_delay_seconds", text, {(way,): series[way] for way in ways}, ["direction"])
-    text = "How far an injected delay was from the one drawn, without sign"
+    text = "Measured less drawn time, without sign, at the injected scale"
     yield _histogram("timing_error_seconds", text, {(): series["timing_error"]})
 
 
-def _hosts(now: RunSnapshot) -> Iterator[Metric]:
+def _hosts(now: RunSnapshot, limits: HostLimits) -> Iterator[Metric]:
     reports: dict[str, list[HostReport]] = {}
     if now.record is not None:
         reports = {"server": [now.record.host], "clients": [o.host for o in now.record.observations]}
@@ -145,6 +163,9 @@ def _hosts(now: RunSnapshot) -> Iterator[Metric]:
     yield worst("host_timer_overshoot_seconds", "Timer overshoot in the last round, the worst", "timer_overshoot_s")
     yield worst("host_steal_ratio", "Processor time stolen in the last round, the worst", "steal_share")
     yield worst("host_compute_ratio", "Share of the last round spent computing, the most", "compute_share")
+    names = ("loop_lag_s", "timer_overshoot_s", "steal_share", "compute_share")
+    text = "Limits of [host], beyond which a round is suspect"
+    yield _gauge("host_limit", text, ("of",), [((name,), getattr(limits, name)) for name in names])
 
 
 def _each_client(clients: Clients, rows: IntArray) -> Iterator[Metric]:
@@ -164,6 +185,7 @@ def _each_client(clients: Clients, rows: IntArray) -> Iterator[Metric]:
     text = "Bytes of jobs sent to a client that it answered in time"
     yield _counter("client_down_bytes", text, label, of(clients.bytes_down))
     yield _counter("client_up_bytes", "Bytes of updates received from a client in time", label, of(clients.bytes_up))
+    yield _counter("client_at_work_seconds", "Elapsed time that a client had jobs", label, of(clients.at_work_s))
     yield _counter("client_selections", "Times a client was chosen", label, of(clients.chosen))
 
 
@@ -172,13 +194,19 @@ def _all_clients(clients: Clients) -> Iterator[Metric]:
     yield _summary("clients_round_trip_seconds", text, [({}, clients.round_trip_s)])
     text = "Quantiles over clients of the last latency as the policy sees it"
     yield _summary("clients_latency_seconds", text, [({}, clients.latency_s)])
+    text = "Bytes of jobs sent to all clients that they answered in time"
+    yield _counter("down_bytes", text, (), [((), int(clients.bytes_down.sum()))])
+    text = "Bytes of updates received from all clients in time"
+    yield _counter("up_bytes", text, (), [((), int(clients.bytes_up.sum()))])
     yield _gauge("retired_clients", "Clients that release nothing more", (), [((), int(clients.retired.sum()))])
 
 
 def _factors(settings: ServerSettings) -> Mapping[str, float]:
     """Unit -> how many times the privacy unit's ε its own is."""
     privacy = settings.privacy
-    return {privacy.unit: 1, "vector": vector_epsilon(privacy.unit, 1, settings.manifest.size)} if privacy else {}
+    return (
+        {privacy.unit: 1, "vector": vector_epsilon(privacy.unit, 1, settings.manifest.charged.size)} if privacy else {}
+    )
 
 
 def _privacy(
@@ -248,11 +276,15 @@ def _summary(name: str, text: str, columns: Iterable[tuple[dict[str, str], Float
 
 
 def _histogram(
-    name: str, text: str, series: Mapping[tuple[str, ...], tuple[list[int], float]], labels: Sequence[str] = ()
+    name: str,
+    text: str,
+    series: Mapping[tuple[str, ...], tuple[list[int], float]],
+    labels: Sequence[str] = (),
+    every: int = 1,
 ) -> Metric:
-    """Label values -> counts and sum, as Histogram.series has them."""
+    """Label values -> counts and sum, as Histogram.series has them; with every so many-th bound."""
     family = HistogramMetricFamily(f"pausefl_{name}", text, labels=labels)
-    bounds = [*map(str, SECONDS.tolist()), "+Inf"]
+    bounds = [*map(str, SECONDS.tolist()[::every]), "+Inf"]
     for values, (counts, sum_s) in series.items():
-        family.add_metric(values, list(zip(bounds, counts, strict=True)), sum_s)
+        family.add_metric(values, list(zip(bounds, [*counts[:-1:every], counts[-1]], strict=True)), sum_s)
     return family

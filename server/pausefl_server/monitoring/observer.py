@@ -1,6 +1,7 @@
 """The one interface through which a run tells what happens in it, and the fan-out to several observers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from pausefl_server.records import Evaluation, LogEvent, RoundRecord
 from pausefl_server.state import RunState
@@ -36,10 +37,13 @@ class RunObserver:
     def attempt_failed(self, record: RoundRecord, state: RunState) -> None:
         """An attempt at a round gave no update and is in the log; the round is tried again."""
 
+    def evaluator(self, *, is_there: bool) -> None:
+        """The evaluator was found, or lost, or came back."""
+
     def evaluated(self, round: int, evaluation: Evaluation) -> None:
         """The model of `round` was evaluated on one split."""
 
-    def noticed(self, message: str) -> None:
+    def noticed(self, message: str, topic: str = "") -> None:
         """Something happened that a person should read."""
 
     def finished(self, state: RunState, reason: str, events: Sequence[LogEvent]) -> None:
@@ -50,59 +54,16 @@ class Observers(RunObserver):
     """Passes each change on to all given observers, in order."""
 
     def __init__(self, *observers: RunObserver) -> None:
-        self._observers = observers
+        for change in vars(RunObserver):
+            if not change.startswith("_"):
+                setattr(self, change, _telling([getattr(observer, change) for observer in observers]))
 
-    def waiting(self, minimum: int) -> None:
-        """Pass it on to every observer."""
-        for observer in self._observers:
-            observer.waiting(minimum)
 
-    def roll_call(self, round: int) -> None:
-        """Pass it on to every observer."""
-        for observer in self._observers:
-            observer.roll_call(round)
+def _telling(hooks: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    """Returns a function that calls each of the hooks with what it is called with."""
 
-    def arrived(self, client_id: str, connected: int, round: int) -> None:
-        """Pass it on to every observer."""
-        for observer in self._observers:
-            observer.arrived(client_id, connected, round)
+    def tell(*arguments: Any, **named: Any) -> None:
+        for hook in hooks:
+            hook(*arguments, **named)
 
-    def departed(self, client_id: str, reason: str, connected: int, round: int) -> None:
-        """Pass it on to every observer."""
-        for observer in self._observers:
-            observer.departed(client_id, reason, connected, round)
-
-    def rejected(self, reason: str) -> None:
-        """Pass it on to every observer."""
-        for observer in self._observers:
-            observer.rejected(reason)
-
-    def pinged(self, row: int, ping_s: float) -> None:
-        """Pass it on to every observer."""
-        for observer in self._observers:
-            observer.pinged(row, ping_s)
-
-    def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
-        """Pass it on to every observer."""
-        for observer in self._observers:
-            observer.round_committed(record, state, budgets_end)
-
-    def attempt_failed(self, record: RoundRecord, state: RunState) -> None:
-        """Pass it on to every observer."""
-        for observer in self._observers:
-            observer.attempt_failed(record, state)
-
-    def evaluated(self, round: int, evaluation: Evaluation) -> None:
-        """Pass it on to every observer."""
-        for observer in self._observers:
-            observer.evaluated(round, evaluation)
-
-    def noticed(self, message: str) -> None:
-        """Pass it on to every observer."""
-        for observer in self._observers:
-            observer.noticed(message)
-
-    def finished(self, state: RunState, reason: str, events: Sequence[LogEvent]) -> None:
-        """Pass it on to every observer."""
-        for observer in self._observers:
-            observer.finished(state, reason, events)
+    return tell

@@ -5,8 +5,9 @@ import time
 
 from pausefl_process.events import ModelEvaluated, Notice, Report, RollCall, RoundCommitted, WaitingForClients
 from pausefl_server.clients import ClientTable
-from pausefl_server.host_limits import advice
+from pausefl_server.host_limits import advice, still_s
 from pausefl_server.monitoring.line_limit import LineLimit
+from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation, RoundRecord
 from pausefl_server.settings import ServerSettings
@@ -16,6 +17,8 @@ from pausefl_server.state import RunState
 _NOTICE_ROUNDS = 10
 # A reason may name whatever it likes, so that no two are the same.
 _FAILURES_SAID = 10
+# So many of the clients that are waited for are named.
+_MISSING_NAMED = 5
 # No reader follows more rounds than this, and each one reported takes time from the next.
 _REPORT_EVERY_S = 0.05
 # A constant τ_min does not fit where more than this share of so many latencies is below it.
@@ -31,6 +34,7 @@ class ProgressReporter(RunObserver):
         self._report = report
         self._minimum = 0  # clients that the first round waits for
         self._connected = 0
+        self._came: set[str] = set()  # before round 1
         self._rejected = 0
         self._limit = LineLimit(time.monotonic)
         self._notices = 0  # how often it was said when budgets are expected to end the run
@@ -38,12 +42,13 @@ class ProgressReporter(RunObserver):
         self._failures: set[str] = set()  # said once each
         self._said_tau_min = False
         self._said_diverged = False
+        self._said_noise = False
         self._reported_s = float("-inf")  # when a round was last reported
 
     def waiting(self, minimum: int) -> None:
         """Report how many clients are missing; later arrivals are counted against `minimum`."""
         self._minimum = minimum
-        self._report(WaitingForClients(self._connected, minimum))
+        self._report_waiting()
 
     def roll_call(self, round: int) -> None:
         """Report it: the fleet starts and ends clients on it."""
@@ -53,29 +58,36 @@ class ProgressReporter(RunObserver):
         """Report who came; before the end of round 1, only how many are there."""
         self._connected = connected
         if round:
-            self._notice_sparingly("joined", f"client {client_id} joined")
+            self._notice_sparingly("joined", f"client {client_id} joined", client_id)
         else:
-            self._report(WaitingForClients(connected, self._minimum))
+            self._came.add(client_id)
+            self._report_waiting()
+
+    def _report_waiting(self) -> None:
+        expected = self._settings.expected(1) if self._settings.expected is not None else frozenset()
+        missing = sorted(expected - self._came)[:_MISSING_NAMED]
+        self._report(WaitingForClients(self._connected, self._minimum, tuple(missing)))
 
     def departed(self, client_id: str, reason: str, connected: int, round: int) -> None:
         """Report who left and why, after round 1."""
         self._connected = connected
+        self._came.discard(client_id)
         if round:
-            self._notice_sparingly("left", f"client {client_id} left: {reason}")
+            self._notice_sparingly("left", f"client {client_id} left: {reason}", client_id)
 
     def rejected(self, reason: str) -> None:
         """Count it, and report why."""
         self._rejected += 1
         self._notice_sparingly("rejected", reason)
 
-    def _notice_sparingly(self, kind: str, message: str) -> None:
-        """Report it unless many of its kind were reported just now."""
-        if (line := self._limit.admit(kind, message)) is not None:
-            self.noticed(line)
+    def _notice_sparingly(self, topic: str, message: str, client: str = "") -> None:
+        """Report it unless many of its topic were reported just now."""
+        if (line := self._limit.admit(topic, message)) is not None:
+            self._report(Notice(line, topic, client))
 
-    def noticed(self, message: str) -> None:
+    def noticed(self, message: str, topic: str = "") -> None:
         """Report the event."""
-        self._report(Notice(message))
+        self._report(Notice(message, topic))
 
     def evaluated(self, round: int, evaluation: Evaluation) -> None:
         """Report accuracy and loss, and the first time that the loss is not finite, that the model has diverged."""
@@ -88,10 +100,11 @@ class ProgressReporter(RunObserver):
 
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
         """Report the round unless another was reported just now; the last one always."""
-        self._announce_end(budgets_end, record.round, state.policy.m - self._settings.spare)
+        self._announce_end(budgets_end, record.round, self._settings.updates_needed(state.policy.m))
         self._announce_doubts(record)
         self._announce_failures(record)
         self._announce_clamps(state.table)
+        self._announce_noise(record)
         now_s = time.monotonic()
         if now_s - self._reported_s < _REPORT_EVERY_S and record.round < self._settings.rounds:
             return
@@ -116,6 +129,7 @@ class ProgressReporter(RunObserver):
                 suspect_rounds=state.suspect_rounds,
                 missed=tuple(miss.client_id for miss in record.missed),
                 missed_jobs=state.missed_jobs,
+                time_scale=self._settings.time_scale,
             )
         )
 
@@ -146,14 +160,27 @@ class ProgressReporter(RunObserver):
         for doubt in record.suspect:
             if doubt not in self._doubts:
                 self._doubts.add(doubt)
-                self.noticed(f"round {record.round} is suspect: {advice(doubt)}")
+                lasted_s = still_s(doubt, record)
+                how_long = f" (for {lasted_s:.1f} s)" if lasted_s else ""
+                self.noticed(f"round {record.round} is suspect{how_long}: {advice(doubt)}", "suspect")
 
     def _announce_failures(self, record: RoundRecord) -> None:
         """Report why clients gave no update: once for each reason, as far as these are few."""
         for miss in record.missed:
             if miss.reason not in self._failures and len(self._failures) < _FAILURES_SAID:
                 self._failures.add(miss.reason)
-                self.noticed(f"client {miss.client_id} gave no update in round {record.round}: {miss.reason}")
+                told = f"client {miss.client_id} gave no update in round {record.round}: {miss.reason}"
+                self._report(Notice(told, "failed", miss.client_id))
+
+    def _announce_noise(self, record: RoundRecord) -> None:
+        """Report once that the noise of a round's releases, in the median, exceeds what they were clipped to."""
+        released = sorted(o.epsilon for o in record.observations if o.epsilon > 0)
+        if self._said_noise or not released:
+            return
+        ratio = 2 / released[len(released) // 2]
+        if ratio > MOST_NOISE_TO_CLIP:
+            self._said_noise = True
+            self.noticed(f"round {record.round}: noise is {ratio:.2g} times the clip, and grows; {NOISE_REMEDY}")
 
     def _announce_clamps(self, table: ClientTable) -> None:
         """Report once that a constant τ_min does not fit the links: many latencies are below it."""

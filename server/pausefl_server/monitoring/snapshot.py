@@ -1,21 +1,22 @@
-"""What a run looks like now: an immutable fold over its log, from which metrics and the live page are read.
+"""A run as it is now: an immutable fold over its log, from which metrics and the live page are read.
 
 The event loop makes a new snapshot for whatever happens and never changes an old one, so that other threads read one
 without a lock. A round costs a few copies of small arrays; whatever is dear is left to those who look.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import ACCURACY, Evaluation, EventKind, LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.records import ACCURACY, Evaluation, EventKind, LogEvent, Miss, Observation, RoundRecord
 from pausefl_server.state import RunState
 
 PARTS = (
@@ -24,9 +25,15 @@ PARTS = (
 )
 """Where an exchange's time goes: each a property `<part>_s` of Timing, together its `exchange_s`."""
 EXCHANGE = ("round_trip", "timing_error", "down", "up", *PARTS)
-"""What is counted of every exchange: |injected − drawn|, and the delays drawn both ways, among it."""
-SECONDS = np.array((0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0))
-"""Upper bounds of the histograms' buckets: from a millisecond to a minute, the times an exchange can take."""
+"""Counted of every exchange, its timing error and the delays drawn both ways among it."""
+_PER_DECADE = 25
+SECONDS = np.array([float(f"{10 ** (k / _PER_DECADE):.4g}") for k in range(-59, 71)])
+"""Upper bounds of the histograms' buckets. A quantile read off them is wrong by 10 % at most, from 5 ms to 10 minutes,
+the longest deadline of its own that a round has."""
+COARSE = 5
+"""Every so many-th of these bounds is enough where only sums and counts are asked for."""
+
+AnyArray = TypeVar("AnyArray", IntArray, FloatArray)
 
 # A curve is drawn some hundred pixels wide; more points would be sent for nothing.
 _POINTS_MAX = 512
@@ -112,12 +119,16 @@ class Clients:
     retired: BoolArray = field(default_factory=_no_flags)
     bytes_down: IntArray = field(default_factory=_no_counts)
     bytes_up: IntArray = field(default_factory=_no_counts)
+    at_work_s: FloatArray = field(default_factory=_no_times)
+    """Elapsed time with jobs that have ended."""
     round_trip_s: FloatArray = field(default_factory=_no_times)
     """The last that was measured; NaN where none was. So are the next two."""
     latency_s: FloatArray = field(default_factory=_no_times)
     ping_s: FloatArray = field(default_factory=_no_times)
 
-    def after_round(self, observations: tuple[Observation, ...], table: ClientTable) -> "Clients":
+    def after_round(
+        self, table: ClientTable, observations: tuple[Observation, ...] = (), misses: tuple[Miss, ...] = ()
+    ) -> "Clients":
         """With what a round has told, whose record `table` has taken already."""
         before = self._grown(table)
         columns: dict[str, Any] = {name: getattr(table, name).copy() for name in _OF_THE_TABLE}
@@ -127,6 +138,9 @@ class Clients:
             columns["bytes_up"] = _added(before.bytes_up, rows, [o.bytes_up for o in observations])
             columns["round_trip_s"] = _put(before.round_trip_s, rows, [o.timing.round_trip_s for o in observations])
             columns["latency_s"] = _put(before.latency_s, rows, [o.latency_s for o in observations])
+        if ended := [*(o.client_id for o in observations), *(m.client_id for m in misses)]:
+            times_s = [*(o.came_back_s - o.handed_out_s for o in observations), *(m.latency_s for m in misses)]
+            columns["at_work_s"] = _added(before.at_work_s, table.rows(ended), times_s)
         return replace(before, **columns)
 
     def foremost(self, top: int) -> IntArray:
@@ -148,7 +162,7 @@ class Clients:
         return replace(
             self,
             ids=tuple(table.ids),
-            **{name: np.concatenate([getattr(self, name), counts]) for name in ("bytes_down", "bytes_up")},
+            **{name: np.concatenate([getattr(self, name), counts]) for name in ("bytes_down", "bytes_up", "at_work_s")},
             **{name: np.concatenate([getattr(self, name), times]) for name in ("round_trip_s", "latency_s", "ping_s")},
         )
 
@@ -162,12 +176,19 @@ class RunSnapshot:
     status: str = "waiting for clients"
     is_over: bool = False
     """Whether the run has ended in order, and its results are written."""
+    has_evaluator: bool | None = None
+    """Whether the evaluator did what it was asked last; None in a run that evaluates nothing."""
     connected: int = 0
     arrivals: int = 0
     departures: int = 0
     rejected: int = 0
     round: int = 0
     total_latency_s: float = 0.0
+    elapsed_s: float = 0.0
+    asked: int = 0
+    """The most clients that a round asked."""
+    staleness: int = 0
+    """Σ of the updates' staleness, in steps."""
     record: RoundRecord | None = None
     """The last committed round."""
     budgets_end: int | None = None
@@ -187,6 +208,7 @@ class RunSnapshot:
     clamped: int = 0
     """Latencies below τ_min."""
     suspect_rounds: int = 0
+    suspect_observations: int = 0
     doubts: Mapping[str, int] = field(default_factory=dict)
     """Reason -> suspect rounds."""
     evaluations: Mapping[str, tuple[int, Evaluation]] = field(default_factory=dict)
@@ -194,18 +216,23 @@ class RunSnapshot:
     metric: str = ACCURACY
     """The name of the task's score, which `evaluations` and `accuracy` hold."""
     accuracy: Mapping[str, Curve] = field(default_factory=dict)
-    """Split -> (round, total latency in seconds, accuracy), all on the split's fixed subset."""
-    leakage: Curve = field(default_factory=partial(Curve.empty, 4))
-    """(round, total latency in seconds, greatest ε spent, median ε spent)."""
+    """Split -> (round, total latency, elapsed time, accuracy), all on the split's fixed subset."""
+    latency: Curve = field(default_factory=partial(Curve.empty, 6))
+    """(round, total latency, elapsed time, the round's latency, its slowest client's communication and device time)."""
+    leakage: Curve = field(default_factory=partial(Curve.empty, 5))
+    """(round, total latency, elapsed time, greatest ε spent, median ε spent)."""
     rounds: Histogram = field(default_factory=partial(Histogram.empty, 2))
     """Of each round, its latency and the time its selection took."""
     exchanges: Histogram = field(default_factory=partial(Histogram.empty, len(EXCHANGE)))
     """Of each exchange, the times named in EXCHANGE."""
 
 
-def after_round(now: RunSnapshot, record: RoundRecord, state: RunState, *, total_delays: bool = False) -> RunSnapshot:
-    """The snapshot with a committed round, which `state` has taken already. `total_delays`: see ServerSettings."""
-    clients = now.clients.after_round(record.observations, state.table)
+def after_round(
+    now: RunSnapshot, record: RoundRecord, state: RunState, *, total_delays: bool = False, time_scale: float = 1.0
+) -> RunSnapshot:
+    """The snapshot with a committed round, which `state` has taken already. Both options: see ServerSettings."""
+    clients = now.clients.after_round(state.table, record.observations, record.misses)
+    at = record.round, state.total_latency_s, record.elapsed_s
     exchanges = now.exchanges
     if record.observations:
         times_s = [_exchange(o, total_delays=total_delays) for o in record.observations]
@@ -215,6 +242,9 @@ def after_round(now: RunSnapshot, record: RoundRecord, state: RunState, *, total
         status="running",
         round=record.round,
         record=record,
+        elapsed_s=record.elapsed_s,
+        asked=max(now.asked, len(set(record.chosen))),
+        staleness=now.staleness + sum(o.staleness for o in record.observations),
         total_latency_s=state.total_latency_s,
         clients=clients,
         missed=Counter(now.missed) + Counter(miss.kind for miss in record.misses),
@@ -224,8 +254,10 @@ def after_round(now: RunSnapshot, record: RoundRecord, state: RunState, *, total
         censored_rounds=state.censored_rounds,
         clamped=int(state.table.clamped.sum()),
         suspect_rounds=state.suspect_rounds,
+        suspect_observations=state.suspect_observations,
         doubts=Counter(now.doubts) + Counter(record.suspect),
-        leakage=now.leakage.add(record.round, state.total_latency_s, *greatest_and_median(clients.epsilon_spent)),
+        latency=now.latency.add(*at, record.round_latency_s, *_slowest(record.observations, time_scale)),
+        leakage=now.leakage.add(*at, *greatest_and_median(clients.epsilon_spent)),
         rounds=now.rounds.observe(np.array([[record.round_latency_s], [record.selection_s]])),
         exchanges=exchanges,
     )
@@ -236,7 +268,7 @@ def after_failed_attempt(now: RunSnapshot, record: RoundRecord, state: RunState)
     return replace(
         now,
         total_latency_s=state.total_latency_s,
-        clients=now.clients.after_round((), state.table),
+        clients=now.clients.after_round(state.table, (), record.misses),
         missed=Counter(now.missed) + Counter(miss.kind for miss in record.misses),
         late=now.late + _count(record.events, "late"),
         withdrawn=now.withdrawn + _count(record.events, "withdrawn"),
@@ -248,7 +280,7 @@ def after_end(now: RunSnapshot, events: Sequence[LogEvent], state: RunState) -> 
     """The snapshot with what came after the last round, which `state` has taken already."""
     return replace(
         now,
-        clients=now.clients.after_round((), state.table),
+        clients=now.clients.after_round(state.table),
         late=now.late + _count(events, "late"),
         withdrawn=now.withdrawn + _count(events, "withdrawn"),
     )
@@ -271,33 +303,36 @@ def after_evaluation(now: RunSnapshot, round: int, evaluation: Evaluation) -> Ru
     split, accuracy = evaluation.split, now.accuracy
     now = replace(now, metric=evaluation.metric)
     if evaluation.subset:
-        x_s = _total_latency_at(now, round)
-        accuracy = {**accuracy, split: accuracy.get(split, Curve.empty(3)).add(round, x_s, evaluation.accuracy)}
+        curve = accuracy.get(split, Curve.empty(4)).add(round, *_times_at(now, round), evaluation.accuracy)
+        accuracy = {**accuracy, split: curve}
     known = now.evaluations.get(split)
     if known is not None and round < known[0]:
         return replace(now, accuracy=accuracy)
     return replace(now, accuracy=accuracy, evaluations={**now.evaluations, split: (round, evaluation)})
 
 
+def _slowest(observations: Sequence[Observation], time_scale: float) -> tuple[float, float]:
+    """The slowest exchange's communication and device time, at the emulated scale; NaN where none was measured."""
+    if not observations:
+        return math.nan, math.nan
+    timing = max(observations, key=attrgetter("latency_s")).timing
+    return timing.communication_s / time_scale, timing.device_s
+
+
 def _exchange(o: Observation, *, total_delays: bool) -> tuple[float, ...]:
     """The times of EXCHANGE."""
-    error_s = abs(_injected_s(o.timing, total_delays=total_delays) - o.drawn_down_s - o.drawn_up_s)
+    error_s = o.timing_error_s(total_delays=total_delays)
     return o.timing.round_trip_s, error_s, o.drawn_down_s, o.drawn_up_s, *parts_of(o.timing)
 
 
-def _injected_s(timing: Timing, *, total_delays: bool) -> float:
-    """What the client's link made of the delays drawn for it; where these are total, of the whole exchange."""
-    injected_s = timing.injected_down_s + timing.injected_up_s
-    return injected_s + timing.download_s + timing.device_s if total_delays else injected_s
-
-
-def _total_latency_at(now: RunSnapshot, round: int) -> float:
-    """Σ of eq. (3) up to a round, as well as the thinned curve knows it."""
+def _times_at(now: RunSnapshot, round: int) -> tuple[float, float]:
+    """Σ of eq. (3), and elapsed time, up to a round, as well as the thinned curve knows them."""
     if not round:
-        return 0.0
+        return 0.0, 0.0
     if round >= now.round or not len(now.leakage.points):
-        return now.total_latency_s
-    return float(np.interp(round, now.leakage.points[:, 0], now.leakage.points[:, 1]))
+        return now.total_latency_s, now.elapsed_s
+    rounds, total_s, elapsed_s = now.leakage.points[:, :3].T
+    return float(np.interp(round, rounds, total_s)), float(np.interp(round, rounds, elapsed_s))
 
 
 def _greatest(values: FloatArray, n: int) -> IntArray:
@@ -311,7 +346,7 @@ def _put(column: FloatArray, rows: IntArray, values: list[float]) -> FloatArray:
     return changed
 
 
-def _added(column: IntArray, rows: IntArray, values: list[int]) -> IntArray:
+def _added(column: AnyArray, rows: IntArray, values: Sequence[float]) -> AnyArray:
     changed = column.copy()
     np.add.at(changed, rows, values)
     return changed

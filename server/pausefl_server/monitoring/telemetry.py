@@ -56,6 +56,10 @@ class Telemetry(RunObserver):
         if self._is_watched and row < len(self.now.clients.ids):
             self.now = replace(self.now, clients=self.now.clients.pinged(row, ping_s))
 
+    def evaluator(self, *, is_there: bool) -> None:
+        """Note it."""
+        self.now = replace(self.now, has_evaluator=is_there)
+
     def evaluated(self, round: int, evaluation: Evaluation) -> None:
         """Keep the evaluation of the split's last model."""
         self.now = after_evaluation(self.now, round, evaluation)
@@ -99,4 +103,5 @@ class Telemetry(RunObserver):
             self.now = replace(self.now, status="running")
 
     def _fold(self, record: RoundRecord, state: RunState) -> None:
-        self.now = after_round(self.now, record, state, total_delays=self.settings.total_delays)
+        total_delays, time_scale = self.settings.total_delays, self.settings.time_scale
+        self.now = after_round(self.now, record, state, total_delays=total_delays, time_scale=time_scale)

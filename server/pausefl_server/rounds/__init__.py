@@ -1,1 +1,1 @@
-"""Who takes part, and the rounds they play: membership, the coordinator, one open round at a time, evaluation."""
+"""The rounds and their members: membership, the coordinator, one open step at a time, evaluation."""

@@ -1,4 +1,4 @@
-"""Who may take part: which ids, how a client shows that one is its own, and what its hello must say."""
+"""Admission: which ids may take part, how a client shows that one is its own, and what its hello must say."""
 
 import hashlib
 import hmac
@@ -31,6 +31,8 @@ class Admission:
 
     ids: frozenset[str] | str | None = None
     """The ids, or one pattern of them with * and ?; None: any."""
+    listed: tuple[str, ...] | None = None
+    """Ids and patterns of which one must fit as well; None: any."""
     by_certificate: bool = False
     """A client must show a certificate one of whose subject alternative names is its id, or a pattern of it."""
     tokens: Mapping[str, bytes] = field(default_factory=dict)
@@ -64,6 +66,8 @@ class Admission:
         return True
 
     def _has(self, client_id: str) -> bool:
+        if self.listed is not None and not any(fnmatchcase(client_id, pattern) for pattern in self.listed):
+            return False
         if self.ids is None:
             return True
         return fnmatchcase(client_id, self.ids) if isinstance(self.ids, str) else client_id in self.ids
@@ -84,12 +88,14 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
         raise WireError(f"has {hello.n_examples} examples, must be 1 to {_MOST_EXAMPLES}")
     if settings.agreement is not None and (differences := _differences(hello.agreement, settings.agreement)):
         raise WireError(f"the experiments differ: {'; '.join(differences[:_MOST_NAMED])}")
-    if Manifest.from_message(hello.manifest) != settings.manifest:
-        raise WireError("the client's model is not this run's: its tensors differ in name, shape or order")
+    if (theirs := Manifest.from_message(hello.manifest)) != settings.manifest:
+        is_rest = theirs.tensors == settings.manifest.tensors
+        differ = "frozen parameters or buffers differ" if is_rest else "tensors differ in name, shape or order"
+        raise WireError(f"the client's model is not this run's: its {differ}")
     schedule = privacy.schedule if privacy else ""
     if hello.ledger.schedule != schedule:
-        theirs = shown(hello.ledger.schedule, _LONGEST_SCHEDULE)
-        raise WireError(f"privacy differs: the client agreed to {theirs!r}, the run has {schedule!r}")
+        agreed = shown(hello.ledger.schedule, _LONGEST_SCHEDULE)
+        raise WireError(f"privacy differs: the client agreed to {agreed!r}, the run has {schedule!r}")
     if hello.client_id in connected:
         # It may be the same client, back before its old stream was found dead.
         raise TryLaterError(f"client id {hello.client_id!r} is connected already")
@@ -108,11 +114,12 @@ def _differences(client: Mapping[str, str], run: Mapping[str, str]) -> list[str]
     return found
 
 
-def joined(hello: pb.Hello, is_owner: bool) -> list[LogEvent]:
-    """What the log is to know of a client that may take part. A ledger that its owner has shown is proof."""
+def joined(hello: pb.Hello, is_owner: bool, host: str) -> list[LogEvent]:
+    """The events of a client that may take part. A ledger that its owner has shown is proof."""
     event = LogEvent(
         "joined",
         hello.client_id,
+        host,
         n_examples=hello.n_examples,
         epsilon_spent=hello.ledger.epsilon_spent,
         released=hello.ledger.released,

@@ -1,5 +1,6 @@
-"""What becomes of a round's updates: which enter the model, and with what weight. Changes nothing that it is given."""
+"""Decides which of a round's updates enter the model, and with what weight. Changes nothing that it is given."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,8 +10,9 @@ from pausefl_proto.arrays import FloatArray
 from pausefl_proto.wire import Vector
 from pausefl_server.model.aggregation import capped_shares, outliers
 from pausefl_server.model.global_model import GlobalModel
+from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.records import LogEvent, Observation
-from pausefl_server.rounds.open_round import OpenRound
+from pausefl_server.rounds.open_step import Draw, OpenStep
 from pausefl_server.selection.validation import checked_inspection
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
@@ -18,11 +20,15 @@ from pausefl_server.state import RunState
 
 @dataclass(frozen=True, slots=True)
 class WeightedUpdate:
-    """What a client gives to a model: a vector, (d,) float32, and what it weighs there."""
+    """A client's share of a model: a vector, (d,) float32, and its weight there before it is discounted."""
 
     client_id: str
     vector: Vector
     weight: float
+    staleness: int = 0
+    """τ, how many steps the model it was made from is older than the one that it changes."""
+    base: Vector | None = None
+    """The model that it was made from, where the rule asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,7 @@ class AggregatedRound:
 
     model: GlobalModel
     observations: Mapping[str, Observation]
-    """Those of the round that the policy's statistics were added to, by client."""
+    """Those that have changed: of updates that entered the model, or that the policy added statistics to."""
     capped: tuple[LogEvent, ...]
     """One for each client whose weight was cut."""
     rejected: tuple[LogEvent, ...]
@@ -41,52 +47,82 @@ class AggregatedRound:
 
 
 def aggregate(
-    open_round: OpenRound, late: Sequence[WeightedUpdate], state: RunState, model: GlobalModel, settings: ServerSettings
+    step: OpenStep, late: Sequence[WeightedUpdate], state: RunState, model: GlobalModel, settings: ServerSettings
 ) -> AggregatedRound:
     """The model moved by the updates that came and that the policy admits; the same one where there are none.
 
     `late` ones, which no policy inspects, come last.
     """
-    admitted, observations = _inspect(open_round, state, model.model_size)
-    selection = open_round.selection
-    weights: FloatArray
-    if selection.weights is None:
-        weights = state.table.n_examples[selection.rows[admitted]].astype(np.float64)
-    else:
-        weights = selection.weights[admitted]
-    fresh = [open_round.updates[open_round.chosen[i]] for i in admitted]
-    updates = [*(WeightedUpdate(u.client_id, u.vector, w) for u, w in zip(fresh, weights, strict=True)), *late]
+    admitted, observations = _inspect(step, state, model.model_size)
+    updates = [*(_weighted(step, draw, state, settings) for draw in admitted), *late]
+    updates = [discounted(update, settings.asynchronous, model) for update in updates]
     found = _outliers(updates, settings.aggregation.norm_limit, model.model_size)
     # One that was drawn twice has one fresh update, and may have a late one besides.
-    reasons = {(updates[i].client_id, i < len(fresh)): reason for i, reason in found.items()}
+    fresh = len(admitted)
+    reasons = {(updates[i].client_id, i < fresh): reason for i, reason in found.items()}
     events = tuple(LogEvent("rejected", client_id, reason) for (client_id, _), reason in reasons.items())
-    late_rejected = {i - len(fresh): reason for i, reason in found.items() if i >= len(fresh)}
-    updates = [update for i, update in enumerate(updates) if i not in found]
+    late_rejected = {i - fresh: reason for i, reason in found.items() if i >= fresh}
+    kept = [i for i in range(len(updates)) if i not in found]
+    updates = [updates[i] for i in kept]
     if not updates:
         return AggregatedRound(model, observations, (), events, late_rejected)
     shares, capped = _capped(updates, settings.aggregation.weight_share_max)
+    coefficients = shares / shares.sum()
+    if settings.asynchronous.normaliser == "plain":
+        coefficients = coefficients * [settings.asynchronous.weight(update.staleness) for update in updates]
+    of_client = Counter[str]()
+    for i, coefficient in zip(kept, coefficients.tolist(), strict=True):
+        if i < fresh:
+            of_client[admitted[i].client_id] += coefficient
+    for client_id, weight in of_client.items():
+        observations[client_id] = replace(observations.get(client_id, step.observations[client_id]), weight=weight)
     vectors, clients = [u.vector for u in updates], len(state.table)
     model = model.updated(vectors, shares, settings.aggregation, settings.optimizer, clients=clients)
     return AggregatedRound(model, observations, capped, events, late_rejected)
 
 
-def _inspect(open_round: OpenRound, state: RunState, model_size: int) -> tuple[list[int], dict[str, Observation]]:
+def _weighted(step: OpenStep, draw: Draw, state: RunState, settings: ServerSettings) -> WeightedUpdate:
+    """The update of a client that was drawn."""
+    base = step.jobs[draw.client_id].job.theta if settings.mixes_models else None
+    vector, weight = step.updates[draw.client_id].vector, step.weight(draw, state.table)
+    return WeightedUpdate(draw.client_id, vector, weight, step.number - draw.round, base)
+
+
+def discounted(update: WeightedUpdate, steps: Asynchronous, model: GlobalModel) -> WeightedUpdate:
+    """The update as it is summed: its vector is discounted and its weight is not, unless the normaliser is to be.
+
+    The statistics that it ends with are no change of the model, and stay as they are.
+    """
+    factor = steps.weight(update.staleness)
+    if steps.normaliser == "discounted":
+        update, factor = replace(update, weight=update.weight * factor), 1.0
+    if factor == 1.0 and update.base is None:
+        return update
+    vector, d = update.vector.copy(), update.vector.size - model.statistics_size
+    if update.base is not None:  # what mixes the client's own model into this one
+        vector[:d] += update.base[:d] - model.theta[:d]
+        factor *= steps.alpha
+    vector[:d] *= np.float32(factor)
+    return replace(update, vector=vector)
+
+
+def _inspect(step: OpenStep, state: RunState, model_size: int) -> tuple[list[Draw], dict[str, Observation]]:
     """Show the policy the updates while they are at hand.
 
-    Returns the positions of those that may enter the model, and the observations with what it found.
+    Returns the draws of those that may enter the model, and the observations with what it found.
     """
-    arrived = open_round.arrived()
-    client_ids = [open_round.chosen[i] for i in arrived]
-    vectors = [open_round.updates[client_id].vector[:model_size] for client_id in client_ids]
-    inspection = state.policy.inspect(state.table, open_round.selection.rows[arrived], vectors)
+    arrived = step.arrived()
+    client_ids = [draw.client_id for draw in arrived]
+    vectors = [step.updates[client_id].vector[:model_size] for client_id in client_ids]
+    inspection = state.policy.inspect(state.table, state.table.rows(client_ids), vectors)
     if inspection is None:
         return arrived, {}
-    checked_inspection(inspection, len(arrived), open_round.job.round)
+    checked_inspection(inspection, len(arrived), step.number)
     observations: dict[str, Observation] = {}
     for client_id, found in zip(client_ids, inspection.statistics, strict=True):
-        observation = observations.get(client_id, open_round.observations[client_id])  # one may be drawn twice
+        observation = observations.get(client_id, step.observations[client_id])  # one may be drawn twice
         observations[client_id] = replace(observation, statistics={**observation.statistics, **found})
-    return [i for i, is_admitted in zip(arrived, inspection.admitted, strict=True) if is_admitted], observations
+    return [draw for draw, is_admitted in zip(arrived, inspection.admitted, strict=True) if is_admitted], observations
 
 
 def _outliers(updates: list[WeightedUpdate], norm_limit: float | None, model_size: int) -> dict[int, str]:

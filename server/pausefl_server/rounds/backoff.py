@@ -6,16 +6,21 @@ from pausefl_proto.arrays import IntArray
 from pausefl_server.clients import ClientTable
 
 
-def selectable_rows(table: ClientTable, round: int, m: int, rest_rounds_max: int) -> IntArray:
+def selectable_rows(
+    table: ClientTable, round: int, m: int, rest_rounds_max: int, among: IntArray | None = None
+) -> IntArray:
     """Rows that may be selected in `round`, ascending: connected, not retired and not at rest.
 
     A client that missed k times in a row rests min(2^(k-1), rest_rounds_max) rounds, as a binary exponential backoff
     (Metcalfe and Boggs, CACM 1976). An answer ends that. With fewer than m others, resting clients are asked after
     all, those first whose rest ends first. One that missed an earlier attempt at this very round is asked again only
-    where no other client is there.
+    where no other client is there. `among`: rows to look at alone, ascending.
     """
-    rows = table.eligible()
-    missed_now = (table.misses_in_a_row[rows] > 0) & (table.last_missed_round[rows] == round)
+    rows = table.eligible() if among is None else among
+    is_silent = table.misses_in_a_row[rows] > 0
+    if not is_silent.any():
+        return rows
+    missed_now = is_silent & (table.last_missed_round[rows] == round)
     if missed_now.any() and not missed_now.all():
         rows = rows[~missed_now]
     doublings = np.minimum(table.misses_in_a_row[rows] - 1, 62)

@@ -9,7 +9,7 @@ from pausefl_server.records import LogEvent
 
 
 def used_up(table: ClientTable, budget: Budget | None) -> tuple[LogEvent, ...]:
-    """Who must not be asked again: the floor, which looks at i alone, does not allow its next release."""
+    """Retirements of clients whose next release the floor, which looks at i alone, does not allow."""
     limit = budget.participations if budget else None
     if limit is None:
         return ()

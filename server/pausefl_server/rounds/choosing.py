@@ -2,13 +2,26 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+from pausefl_proto.arrays import IntArray
 from pausefl_proto.draws import generator
 from pausefl_server.rounds.backoff import selectable_rows
 from pausefl_server.selection.base import Context, Oracle, Selection
 from pausefl_server.selection.validation import checked
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
+
+
+@dataclass(frozen=True, slots=True)
+class FreePlaces:
+    """The free places of an asynchronous step: so many, for these clients."""
+
+    count: int
+    idle: IntArray
+    """Rows of the clients that may be given one, ascending, (n,) int64."""
+    jobs: int
+    """J, how many jobs were handed out so far."""
 
 
 def choose(
@@ -18,14 +31,22 @@ def choose(
     round: int,
     attempt: int,
     clock: Callable[[], float] = time.monotonic,
+    free: FreePlaces | None = None,
 ) -> tuple[Selection, float]:
-    """The policy's checked choice for an attempt at `round`, whose events `state` has, and the seconds it took."""
-    context = context_of(settings, state, oracle, round, attempt, clock)
+    """The policy's checked choice for an attempt at `round`, whose events `state` has, and the seconds it took.
+
+    With `free`, for these places: the policy's m is then how many there are.
+    """
+    context = context_of(settings, state, oracle, round, attempt, clock, free)
     started_s = clock()
-    selection = state.policy.select(state.policy_state, context)
-    selection_s = clock() - started_s
-    checked(selection, context)
-    return selection, selection_s
+    selection = chosen_in(context, state, None if free is None else free.count)
+    return selection, clock() - started_s
+
+
+def chosen_in(context: Context, state: RunState, places: int | None = None) -> Selection:
+    """The policy's choice in that context, checked; with `places`, its m is so many."""
+    policy = state.policy if places is None else replace(state.policy, m=places)
+    return checked(policy.select(state.policy_state, context), context, places)
 
 
 def context_of(
@@ -35,16 +56,20 @@ def context_of(
     round: int,
     attempt: int,
     clock: Callable[[], float] = time.monotonic,
+    free: FreePlaces | None = None,
 ) -> Context:
-    """What the policy is told at that attempt."""
-    table = state.table
+    """The policy's context at that attempt."""
+    table, m = state.table, state.policy.m if free is None else free.count
+    among = table.eligible() if free is None else free.idle
     return Context(
         round=round,
         table=table,
-        eligible=selectable_rows(table, round, state.policy.m, settings.rest_rounds_max),
+        eligible=selectable_rows(table, round, m, settings.rest_rounds_max, among),
         rng=generator(settings.seed, "selection", round, attempt),
         epsilon_budget=settings.budget.epsilon_budget if settings.budget else None,
         weight_share_max=settings.aggregation.weight_share_max,
         oracle=oracle,
         clock=clock,
+        concurrency=None if free is None else settings.asynchronous.concurrency,
+        jobs=0 if free is None else free.jobs,
     )

@@ -1,32 +1,48 @@
-"""The round loop: select, send, collect, aggregate, commit, acknowledge."""
+"""The loop of rounds and of asynchronous steps: select, send, collect, aggregate, commit, acknowledge."""
 
 import asyncio
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Set as AbstractSet
 
+import numpy as np
+
 from pausefl_process.events import Outcome
-from pausefl_proto.actor import Actor
+from pausefl_process.host_monitor import UNWATCHED, HostWatch
 from pausefl_proto.errors import PauseflError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Vector
+from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Vector, digest
+from pausefl_server.actor import Actor
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import Ping
 from pausefl_server.records import EventKind, LogEvent, RoundRecord, unsettled
 from pausefl_server.release_checks import check_release, is_plausible
-from pausefl_server.rounds.aggregation import aggregate
+from pausefl_server.rounds.aggregation import WeightedUpdate, aggregate
 from pausefl_server.rounds.budget_exhaustion import budgets_end, too_few_left, used_up
-from pausefl_server.rounds.deadline import Patience, answers_needed, derived_deadline_s
+from pausefl_server.rounds.choosing import FreePlaces
+from pausefl_server.rounds.deadline import Patience, answers_needed, round_timeout_s
+from pausefl_server.rounds.elapsed import Elapsed
 from pausefl_server.rounds.evaluation import EvaluatorActor
-from pausefl_server.rounds.late_updates import LateUpdates
+from pausefl_server.rounds.late_updates import LateUpdates, dropped, merged
 from pausefl_server.rounds.membership import Membership
-from pausefl_server.rounds.messages import Acknowledge, JobWithdrawn, Lost, Pinged, Refusal, Register, Shutdown, Update
-from pausefl_server.rounds.observations import reconciled
-from pausefl_server.rounds.open_round import OpenRound
+from pausefl_server.rounds.messages import (
+    Acknowledge,
+    Dispatch,
+    JobWithdrawn,
+    Lost,
+    Pinged,
+    Refusal,
+    Register,
+    Shutdown,
+    Update,
+)
+from pausefl_server.rounds.observations import reconciled, with_stop_before
+from pausefl_server.rounds.open_step import Draw, OpenStep
 from pausefl_server.rounds.pending_events import PendingEvents
-from pausefl_server.rounds.preparation import PreparedRound, Preparer, off_loop
-from pausefl_server.rounds.stopwatch import RoundStart, RunStopwatch
-from pausefl_server.selection.base import Oracle, Selection
+from pausefl_server.rounds.preparation import Preparer, off_loop
+from pausefl_server.selection.base import Oracle
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import StartingPoint
 from pausefl_server.storage.store_actor import CommitRound, SaveFailedAttempt, SaveLateEvents, StoreActor
@@ -49,9 +65,13 @@ class Coordinator(Actor[_Message]):
         observer: RunObserver,
         *,
         oracle: Oracle | None = None,
-        stopwatch: RunStopwatch | None = None,
+        watch: HostWatch = UNWATCHED,
+        finishes_rounds: bool = False,
     ) -> None:
-        """`oracle` is for policies that need it; `stopwatch` is the run's only clock."""
+        """`oracle` is for policies that need it; `watch` looks at this host, and has the run's only clock.
+
+        With `finishes_rounds`, a round that is open when the run is asked to end is finished if that takes a moment.
+        """
         super().__init__("coordinator", capacity=4096)
         self.state = start.state
         self.model = start.model
@@ -63,17 +83,25 @@ class Coordinator(Actor[_Message]):
         self._observer = observer
         self._members = Membership(settings, self.state.table, observer)
         self._attempts = dict(start.attempts)  # which comes next, by round; 1 unless said otherwise
-        self._stopwatch = stopwatch or RunStopwatch()
-        self._now_s = self._stopwatch.clock
+        self._watch = watch
+        self._now_s = watch.clock
+        self._run_began_s = math.nan  # or would have, without interruptions, of which a sleep of the machine is one
         self._preparer = Preparer(settings, self.state, oracle, self._now_s)
         self._late = LateUpdates(keeps=settings.keeps_late_updates)
         self._pending = PendingEvents(start.late_events)  # goes into the log with the next commit
         self._pings: list[Ping] = []  # as well
-        self._open: OpenRound | None = None  # the round whose answers are waited for
+        self._start = start
+        self._to_ask_again = dict(start.at_work)  # once the clients that the log has not committed have their rows
+        self._open: OpenStep | None = None  # what is waited for: in rounds while one is open, else at all times
+        self._surplus: dict[str, Update] = {}  # what came beyond the step's updates, for the next one
+        self._elapsed: Elapsed | None = None  # None until a job has left
         self._unreported: RoundRecord | None = None  # committed, but not acknowledged and reported yet
+        self._to_acknowledge: list[Update] = []  # the updates of that
         self._is_at_work = False  # whether a job has left since this process began, as the log knows
+        self._finishes_rounds = finishes_rounds
+        self._asked_to_end: tuple[str, float] | None = None  # why, and until when the open round may be finished
         self._without_update = 0  # attempts in a row, since this process began
-        self._m = self.state.policy.m - settings.spare  # how many clients a round takes, of those that it asks
+        self._needed = settings.updates_needed(self.state.policy.m)
 
     @property
     def theta(self) -> Vector:
@@ -84,7 +112,7 @@ class Coordinator(Actor[_Message]):
         """Play the rounds that are left, then dismiss all clients. PauseflError when no round could begin."""
         # Compiling takes seconds the first time on a machine; no round waits for it.
         await asyncio.gather(self._gather_clients(), off_loop(False, self.state.policy.warm_up))
-        with self._stopwatch.watching():
+        with self._watch.watching():
             while not self.stopped_because:
                 await self._play_next()
         await self._finish()
@@ -106,11 +134,18 @@ class Coordinator(Actor[_Message]):
                     self._observer.pinged(row, ping_s)
             case Refusal():
                 self._take_refusal(message)
-            case JobWithdrawn(client_id, round_, _):
-                self._pending.add(LogEvent("withdrawn", client_id, f"dropped its job of round {round_} unpaid"))
+            case JobWithdrawn():
+                self._take_withdrawal(message)
             case Shutdown(reason):
-                self._end_run("interrupted", reason)
+                is_waiting = self._finishes_rounds and self._open is not None and not self._settings.is_asynchronous
+                self._asked_to_end = reason, time.monotonic() + (_DRAIN_S if is_waiting else 0.0)
+                self._heed_end()
         return None
+
+    def _heed_end(self, *, is_between_rounds: bool = False) -> None:
+        """End the run if it was asked to, and the open round, if it is to be finished, has taken its time."""
+        if self._asked_to_end and (is_between_rounds or time.monotonic() >= self._asked_to_end[1]):
+            self._end_run("interrupted", self._asked_to_end[0])
 
     def _end_run(self, outcome: Outcome, reason: str) -> None:
         """Play no further round; the first reason counts."""
@@ -124,60 +159,158 @@ class Coordinator(Actor[_Message]):
         number = self.state.round + 1
         if number > self._settings.rounds:
             self._end_run("completed", "all rounds done")
+        self._heed_end(is_between_rounds=True)
+        if self.stopped_because:
             return
         await self._await_roll_call(number)
         if await self._can_select():
             await self._play(number)
 
-    async def _play(self, round: int) -> None:
-        started = self._stopwatch.start_round(self.state.wall_clock_s)
+    async def _play(self, number: int) -> None:
+        started = self._now_s(), time.process_time()
+        if math.isnan(self._run_began_s):
+            self._run_began_s = started[0] - self.state.wall_clock_s
         known = len(self.state.table)
-        events = self._fold_events(round)
-        if too_few := too_few_left(self.state.table, self._m):
+        events = self._fold_events(number)
+        if too_few := too_few_left(self.state.table, self._needed):
             self._end_run("budgets_spent", too_few)
-        if self.stopped_because or not self.state.table.eligible().size:
+        is_at_work = bool(self._to_ask_again) or (self._open is not None and bool(self._open.due))
+        if self.stopped_because or not (is_at_work or self.state.table.eligible().size):
             self.state.table.forget_rows_from(known)  # the log will have these clients come with those that come later
             self._pending.put_back(events)
             return
-        prepared = await self._preparer.prepare(round, self._attempts.get(round, 1), self.model)
-        if self._settings.budget is not None and not (self._is_at_work and self._pending.has_logged(events)):
-            # Who came may charge this job: a kill must not leave a log that knows nothing of them, or of it.
-            await self._store.ask(SaveLateEvents(round, (*events, *self._pending.waiting())))
-            self._is_at_work = True
-        self._open = open_round = self._send(prepared, events)
+        step = self._open = self._open or self._new_step(number)
+        step.events += events
+        step.attempt = self._attempts.get(number, 1)
+        self._ask_again(step)
+        self._take_surplus()
+        await self._hand_out(step)
         await asyncio.sleep(0)  # let the job leave before anything else is done
-        await self._report_last_round(busy=open_round.due.keys())
-        await self._collect(open_round)
+        await self._report_last_round(busy=step.due.keys())
+        await self._collect(step)
+        self._elapsed = step.elapsed
         if self.stopped_because:
-            await self._abandon(open_round)
+            await self._abandon(step)
             return
-        self._open = None
-        self._late.expect(open_round, self.state.table)
-        self._pending.add(*self._pending.not_settled_by(self._members.owed(open_round)))
-        self._members.withdraw_jobs(c for c, miss in open_round.misses.items() if miss.kind in ("timeout", "unneeded"))
-        if not open_round.updates:
-            await self._try_again(self._record(open_round, self.model, started))
+        self._pending.add(*self._pending.not_settled_by(self._members.owed(step, ())))
+        if not step.updates:
+            self._open = self._step_after(step, number)
+            if step.misses:
+                await self._try_again(self._record(step, self.model, started))
+            else:  # all clients left before they could be given anything
+                self._pending.put_back(step.events)
             return
-        model = await self._aggregate(open_round)
-        await self._commit(self._record(open_round, model, started), model)
+        self._open = self._step_after(step, number + 1)
+        model = await self._aggregate(step)
+        await self._commit(self._record(step, model, started), model, step)
 
-    async def _aggregate(self, open_round: OpenRound) -> GlobalModel:
+    def _new_step(self, number: int) -> OpenStep:
+        elapsed = self._elapsed or Elapsed(self.state.elapsed_s, self._now_s())
+        return OpenStep(number, self._needed, self._settings.time_scale, elapsed)
+
+    def _step_after(self, step: OpenStep, number: int) -> OpenStep | None:
+        """The step that goes on with the jobs that are out; None where rounds are played, whose jobs are at their end.
+
+        Clients whose models have grown too old are given up.
+        """
+        if not self._settings.is_asynchronous:
+            return None
+        after = step.next(number, self._needed)
+        self._give_up_stale(after)
+        return after
+
+    def _give_up_stale(self, step: OpenStep) -> None:
+        self._note_missed(step, step.give_up_stale(self._settings.asynchronous.staleness_max, self._now_s()))
+
+    def _ask_again(self, step: OpenStep) -> None:
+        """Wait anew for jobs that were out when the run was interrupted: the same keys, so the same bytes come back."""
+        at_work, self._to_ask_again = self._to_ask_again, {}
+        jobs = dict[tuple[int, int], Dispatch]()
+        for client_id, key in sorted(at_work.items(), key=lambda item: (item[1], item[0])):
+            if key not in jobs:
+                theta = self._start.models[key[0]]
+                jobs[key] = self._preparer.frame(*key, theta, digest(theta))
+            rows, now_s = self.state.table.rows([client_id]), self._now_s()
+            draw = Draw(*key, int(rows[0]), client_id, None)
+            step.add_job(client_id, jobs[key], now_s, round_timeout_s(self._settings, self.state.table, rows), [draw])
+            if key[0] == step.number:
+                step.chosen.append(client_id)
+            if client_id in self._members:
+                self._members.offer(client_id, jobs[key])
+            else:
+                step.lost(client_id, now_s + self._settings.rejoin_timeout_s, None)
+        if at_work:
+            self._elapsed = step.elapsed
+            self._give_up_stale(step)
+
+    def _free_places(self, step: OpenStep) -> FreePlaces | None:
+        """The places that an asynchronous step has to give now; None in rounds, where the policy takes its m.
+
+        A client that answered, missed or was given this model waits for the next step.
+        """
+        if not self._settings.is_asynchronous:
+            return None
+        table, members = self.state.table, self._members
+        taken = {*step.due, *step.updates, *step.misses, *step.chosen, *self._pending.retired()}
+        idle = [row for row in table.eligible().tolist() if (c := table.ids[row]) not in taken and c in members]
+        count = self._settings.asynchronous.concurrency - len(step.due)
+        return FreePlaces(count, np.array(idle, np.int64), int(table.chosen.sum()) + len(step.chosen))
+
+    async def _hand_out(self, step: OpenStep) -> None:
+        """Give the model to the clients that the policy chooses, where places are free and clients idle."""
+        free = self._free_places(step)
+        if free is not None and not (free.count > 0 and free.idle.size):
+            return
+        table, attempt = self.state.table, self._attempts.get(step.number, 1)
+        selection, selection_s, job = await self._preparer.prepare(step.number, attempt, self.model, free)
+        chosen = tuple(table.ids[row] for row in selection.rows)
+        await self._log_before_jobs(step, job, dict.fromkeys(chosen))
+        timeout_s = round_timeout_s(self._settings, table, selection.rows, self.state.failed_attempts)
+        sent_s = self._now_s()
+        if self._elapsed is None:
+            self._elapsed = step.elapsed = Elapsed(self.state.elapsed_s, sent_s)
+        step.selection_s += selection_s
+        step.give(job, selection, chosen, sent_s, timeout_s)
+        if free is None:
+            step.needed = answers_needed(len(set(chosen)), self._needed, self._settings.spare, self._settings.quorum)
+        else:
+            self._attempts[step.number] = attempt + 1
+            step.needed = self.state.policy.updates_needed(table, table.rows(step.due), self._needed)
+        for client_id in dict.fromkeys(chosen):  # once each, also where a policy has drawn one twice
+            self._members.offer(client_id, job)
+
+    async def _log_before_jobs(self, step: OpenStep, job: Dispatch, chosen: Iterable[str]) -> None:
+        """Make durable what a kill must not take from the log: who may charge this job."""
+        if self._settings.budget is None:
+            return
+        is_known = self._is_at_work and self._pending.has_logged(step.events)
+        if self._settings.is_asynchronous:  # its jobs outlive the step: a restart asks for their answers again
+            given = [LogEvent("given", c, job_round=job.round, job_attempt=job.attempt) for c in chosen]
+            step.events += given
+            self.state.before_round(step.number, given)
+            is_known = False
+        if not is_known:
+            await self._store.ask(SaveLateEvents(step.number, (*step.events, *self._pending.waiting())))
+            self._is_at_work = True
+
+    async def _aggregate(self, step: OpenStep) -> GlobalModel:
         """The next model, from the round's updates and kept late ones; notes what became of each for the log."""
-        number, late = open_round.job.round, self._late.hand_over()
-        quick = self.model.theta.nbytes * (len(open_round.chosen) + len(late)) <= MAX_FRAME_BYTES
-        weighted = [update.in_round(number) for update in late]
-        combined = await off_loop(quick, aggregate, open_round, weighted, self.state, self.model, self._settings)
-        open_round.observations.update(combined.observations)
+        number, late = step.number, self._late.hand_over()
+        quick = self.model.theta.nbytes * (len(step.updates) + len(late)) <= MAX_FRAME_BYTES
+        weighted = [WeightedUpdate(u.client_id, u.vector, weight, number - u.round) for u, weight in late]
+        combined = await off_loop(quick, aggregate, step, weighted, self.state, self.model, self._settings)
+        step.observations.update(combined.observations)
         for event in combined.rejected:
             self._observer.rejected(f"client {event.client_id} {event.detail}: rejected")
         rejected = combined.late_rejected
-        fates = (u.dropped(rejected[i]) if i in rejected else u.merged(number) for i, u in enumerate(late))
-        self._pending.add(*combined.rejected, *open_round.capped, *combined.capped, *fates)
+        fates = (dropped(u, rejected[i]) if i in rejected else merged(u, number) for i, (u, _) in enumerate(late))
+        self._pending.add(*combined.rejected, *step.capped, *combined.capped, *fates)
         return combined.model
 
-    def _record(self, open_round: OpenRound, model: GlobalModel, started: RoundStart) -> RoundRecord:
-        host = self._stopwatch.report(started)
-        return open_round.record(model.digest, self._stopwatch.wall_clock_s(), host, self._settings)
+    def _record(self, step: OpenStep, model: GlobalModel, started: tuple[float, float]) -> RoundRecord:
+        host = self._watch.report(started[0], time.process_time() - started[1])
+        now_s = self._now_s()
+        return step.record(model.digest, now_s, now_s - self._run_began_s, host, self._settings)
 
     def _fold_events(self, round: int) -> tuple[LogEvent, ...]:
         """Take all events since the last round into the state, with the retirements that follow; returns them."""
@@ -187,57 +320,50 @@ class Coordinator(Actor[_Message]):
         self.state.before_round(round, retired)
         return (*events, *retired)
 
-    def _send(self, prepared: PreparedRound, events: tuple[LogEvent, ...]) -> OpenRound:
-        chosen = tuple(self.state.table.ids[row] for row in prepared.selection.rows)
-        open_round = OpenRound(
-            *(prepared.job, prepared.selection, prepared.selection_s, chosen, events),
-            sent_s=self._now_s(),
-            timeout_s=self._timeout_s(prepared.selection),
-            needed=answers_needed(len(set(chosen)), self._m, self._settings.spare, self._settings.quorum),
-            time_scale=self._settings.time_scale,
-        )
-        for client_id in open_round.due:  # once each, also where a policy has drawn one twice
-            self._members.offer(client_id, prepared.job)
-        return open_round
-
-    def _timeout_s(self, selection: Selection) -> float:
-        if self._settings.round_timeout_s is not None:
-            return self._settings.round_timeout_s
-        failed, scale = self.state.failed_attempts, self._settings.time_scale
-        return derived_deadline_s(self.state.table, selection.rows, failed_attempts=failed, time_scale=scale)
-
-    async def _collect(self, open_round: OpenRound) -> None:
+    async def _collect(self, step: OpenStep) -> None:
         """Handle messages until enough clients have answered or all are overdue, or the run is to end."""
-        while open_round.due and not open_round.is_answered and not self.stopped_because:
+        while step.due and not step.is_answered and not self.stopped_because:
             # At least what has come is heard, also where the server is late itself.
-            await self.pump(max(0.0, min(open_round.due.values()) - self._now_s()))
+            await self.pump(max(0.0, min(step.due.values()) - self._now_s()))
             await self.drain()
-            if not open_round.is_answered and not self.stopped_because:
-                for client_id in open_round.miss_overdue(self._now_s()):
-                    self._pending.add(LogEvent("missed", client_id, open_round.misses[client_id].reason))
-        if open_round.is_answered:
-            open_round.end(self._now_s())
+            self._heed_end()
+            if not step.is_answered and not self.stopped_because:
+                self._note_missed(step, step.miss_overdue(self._now_s()))
+                if self._settings.is_asynchronous:
+                    await self._hand_out(step)
+        if step.is_answered and not self._settings.is_asynchronous:
+            self._give_up(step, step.end(self._now_s()))
 
-    async def _abandon(self, open_round: OpenRound) -> None:
+    def _note_missed(self, step: OpenStep, missed: Collection[str]) -> None:
+        self._give_up(step, missed)
+        self._pending.add(*(LogEvent("missed", c, step.misses[c].reason) for c in missed))
+
+    def _give_up(self, step: OpenStep, missed: Collection[str]) -> None:
+        """Take the jobs of clients back that are not waited for any longer; their updates may come all the same."""
+        self._late.expect(step, missed, self.state.table)
+        self._members.withdraw_jobs(missed)
+
+    async def _abandon(self, step: OpenStep) -> None:
         """End the open round without its commit; what its clients spent on it is logged.
 
         A client that is still at work may be charging: it is waited for a moment, then logged as unsettled.
         """
+        self._take_surplus()
         until_s = self._now_s() + (_DRAIN_S if self._settings.budget is not None else 0.0)
-        while open_round.due and (left_s := until_s - self._now_s()) > 0:
+        while step.due and (left_s := until_s - self._now_s()) > 0:
             await self.pump(left_s)
         self._open = None
         events = self._pending.take()
-        self._pending.put_back([*open_round.abandoned(), *events, *self._members.owed(open_round)])
+        self._pending.put_back([*step.abandoned(), *events, *self._members.owed(step, step.due)])
 
-    async def _commit(self, record: RoundRecord, model: GlobalModel) -> None:
+    async def _commit(self, record: RoundRecord, model: GlobalModel, step: OpenStep) -> None:
         """Make the model and the round durable, then the run's state."""
         pings, self._pings = tuple(self._pings), []
         later = self._pending.to_log()  # with the model they tell of, or a kill would make it another's
         await self._store.ask(CommitRound(record, model.theta, pings, model.optimizer_state, later))
         self.model = model
         self.state.after_round(record)
-        self._unreported = record
+        self._unreported, self._to_acknowledge = record, list(step.updates.values())
         self._without_update = 0
 
     async def _try_again(self, record: RoundRecord) -> None:
@@ -268,10 +394,10 @@ class Coordinator(Actor[_Message]):
         record, self._unreported = self._unreported, None
         if record is None:
             return
-        for observation in record.observations:
-            if observation.client_id not in busy:
-                self._members.offer(observation.client_id, Acknowledge(record.round, record.attempt))
-        end = budgets_end(self.state.table, self._settings.budget, self.state.round, self._m)
+        for update in self._to_acknowledge:
+            if update.client_id not in busy:
+                self._members.offer(update.client_id, Acknowledge(update.round, update.attempt))
+        end = budgets_end(self.state.table, self._settings.budget, self.state.round, self._needed)
         self._observer.round_committed(record, self.state, end)
         every = self._settings.evaluation_every
         if every and record.round % every == 0 and record.round < self._settings.rounds:
@@ -351,19 +477,28 @@ class Coordinator(Actor[_Message]):
             self._open.lost(event.client_id, until_s, message.handed_over_s)
 
     def _take_update(self, update: Update) -> None:
-        table, open_round, client_id = self.state.table, self._open, update.client_id
+        table, step, client_id = self.state.table, self._open, update.client_id
         proven, used = table.known_releases(client_id)
-        used = max(used, self._late.kept_release(client_id), open_round.release_of(client_id) if open_round else 0)
+        used = max(used, self._late.kept_release(client_id), step.release_of(client_id) if step else 0)
         try:
             check_release(update.release, self._settings.budget, proven, used)
-            if open_round is None or not open_round.lacks(update):
+            if step is None or not step.lacks(update):
                 self._take_late(update)
                 return
         except WireError as error:
             job = update.round, update.attempt
             self._take_refusal(Refusal(client_id, *job, "rejected", str(error), update.release))
             return
-        open_round.take(update, table, self._settings, self._now_s())
+        if step.is_answered and self._settings.is_asynchronous and not self.stopped_because:
+            self._surplus[client_id] = update
+            return
+        update = with_stop_before(update, self.state.usual_propagation_s.get(client_id, 0.0))
+        step.take(update, table, self._settings, self._now_s())
+
+    def _take_surplus(self) -> None:
+        surplus, self._surplus = self._surplus, {}
+        for update in surplus.values():
+            self._take_update(update)
 
     def _take_late(self, update: Update) -> None:
         self._pending.add(*self._late.take(update))
@@ -380,14 +515,24 @@ class Coordinator(Actor[_Message]):
         self._pending.add(LogEvent(kind, client_id, refusal.reason))
         if is_plausible(refusal.release, self._settings.budget):
             self._pending.add(reconciled(refusal))
-        if self._open is not None and self._open.is_of(refusal) and client_id in self._open.due:
+        if self._open is not None and self._open.lacks(refusal):
             self._open.miss(client_id, "rejected" if is_rejected else "refused", refusal.reason, self._now_s())
+
+    def _take_withdrawal(self, withdrawn: JobWithdrawn) -> None:
+        client_id, job = withdrawn.client_id, (withdrawn.round, withdrawn.attempt)
+        detail = f"dropped its job of round {withdrawn.round} unpaid"
+        self._pending.add(LogEvent("withdrawn", client_id, detail, job_round=job[0], job_attempt=job[1]))
+        if self._open is not None and self._open.lacks(withdrawn):  # the run is at its end
+            self._open.settle(client_id)
 
     # -- the end
 
     async def _finish(self) -> None:
         await self._report_last_round()
-        self._pending.add(*(update.dropped("the run ended") for update in self._late.hand_over()))
+        if self._open is not None:  # jobs are out for a step that will not be
+            self._members.withdraw_jobs(self._open.due)
+            await self._abandon(self._open)
+        self._pending.add(*(dropped(update, "the run ended") for update, _ in self._late.hand_over()))
         number, events = self.state.round + 1, self._pending.take()
         await self._store.ask(SaveLateEvents(number, events, is_end=True))
         self.state.before_round(number, events)

@@ -6,11 +6,12 @@ import numpy as np
 
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server.clients import ClientTable
+from pausefl_server.settings import ServerSettings
 
 QUANTILE, FACTOR = 0.9, 3.0
 """A client is expected to answer within FACTOR times this quantile of its last round trips."""
 UNSEEN_S = 60.0
-"""What a client may take that has not answered yet, or did not when it was asked last."""
+"""The time allowed to a client that has not answered yet, or did not when it was asked last."""
 LEAST_S, GREATEST_S = 10.0, 600.0
 RETRY_FACTOR = 3.0
 """How much longer each further attempt at a round waits: all clients may be slower than they were thought to be."""
@@ -18,6 +19,13 @@ RETRY_FACTOR = 3.0
 _MOST_RETRIES = 100
 # A server that notices the end of a wait so late has stood still.
 _STALL_S = 0.25
+
+
+def round_timeout_s(settings: ServerSettings, table: ClientTable, rows: IntArray, failed_attempts: int = 0) -> float:
+    """Seconds that a round with the clients of these rows waits: those configured, else those derived."""
+    if settings.round_timeout_s is not None:
+        return settings.round_timeout_s
+    return derived_deadline_s(table, rows, failed_attempts=failed_attempts, time_scale=settings.time_scale)
 
 
 def derived_deadline_s(

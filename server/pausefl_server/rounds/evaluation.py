@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pausefl_proto.actor import Actor
 from pausefl_proto.errors import EvaluatorLost, EvaluatorStuck, PauseflError
 from pausefl_proto.wire import Vector, digest
+from pausefl_server.actor import Actor
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation
 from pausefl_server.storage.store_actor import SaveEvaluations, StoreActor
@@ -122,7 +122,8 @@ class EvaluatorActor(Actor[Evaluate]):
         if self.stopped or self.offer(Evaluate(round, theta, subset=True)):
             return
         if not self._is_behind:
-            self._observer.noticed(f"round {round} is not evaluated, nor may later ones be: the evaluator is too slow")
+            behind = f"round {round} is not evaluated, nor may later ones be: the evaluator is too slow"
+            self._observer.noticed(behind, "evaluator")
         self._is_behind = True
 
     async def receive(self, message: Evaluate) -> Sequence[Evaluation]:
@@ -157,12 +158,14 @@ class EvaluatorActor(Actor[Evaluate]):
     def _lose(self, error: EvaluatorLost) -> None:
         """Report the loss once."""
         if not self._is_lost:
-            self._observer.noticed(f"accuracy is missing until the evaluator is back: {error}")
+            self._observer.evaluator(is_there=False)
+            self._observer.noticed(f"accuracy is missing until the evaluator is back: {error}", "evaluator")
         self._is_lost = True
 
     def _find(self, round: int) -> None:
         if self._is_lost:
-            self._observer.noticed(f"the evaluator is back: accuracy goes on with round {round}")
+            self._observer.evaluator(is_there=True)
+            self._observer.noticed(f"the evaluator is back: accuracy goes on with round {round}", "evaluator")
         self._is_lost = False
 
 

@@ -1,4 +1,4 @@
-"""Who is connected: registration and loss of clients, the roll call before a round, and pings of idle clients."""
+"""The connected clients: registration and loss, the roll call before a round, and pings of idle clients."""
 
 from collections import Counter
 from collections.abc import Collection, Container, Iterable
@@ -23,7 +23,7 @@ from pausefl_server.rounds.messages import (
     Update,
     Withdraw,
 )
-from pausefl_server.rounds.open_round import OpenRound
+from pausefl_server.rounds.open_step import OpenStep
 from pausefl_server.settings import ServerSettings
 
 
@@ -47,6 +47,9 @@ class Membership:
     def __len__(self) -> int:
         return len(self._peers)
 
+    def __contains__(self, client_id: str) -> bool:
+        return client_id in self._peers
+
     def register(self, message: Register, round: int) -> list[LogEvent]:
         """Take a client in after `round` committed rounds; WireError, with what to change, when it does not fit."""
         hello, client_id = message.hello, message.hello.client_id
@@ -62,7 +65,7 @@ class Membership:
         self._peers[client_id] = message.peer
         self._ping_schedule.join(client_id)
         self._observer.arrived(client_id, len(self._peers), round)
-        return joined(hello, message.is_owner)
+        return joined(hello, message.is_owner, message.host)
 
     def _check_count(self, client_id: str) -> None:
         most, claims, rows = self._settings.clients, self._claims, self._table.row_of
@@ -107,13 +110,13 @@ class Membership:
         if self._last_jobs.get(answer.client_id) == Withdraw(answer.round, answer.attempt):
             del self._last_jobs[answer.client_id]
 
-    def owed(self, open_round: OpenRound) -> list[LogEvent]:
-        """What the log is to know of the clients that may charge a round's job, and have not answered it."""
+    def owed(self, step: OpenStep, clients: Iterable[str]) -> list[LogEvent]:
+        """Events of those of the clients, and of those missed, that may charge an unanswered job."""
         if self._settings.budget is None:
             return []
-        silent = (c for c, miss in open_round.misses.items() if miss.kind in STILL_AT_WORK)
-        job = open_round.job.round, open_round.job.attempt
-        return [unsettled(c, *job) for c in (*open_round.due, *silent) if self._last_jobs.get(c) == Withdraw(*job)]
+        silent = (c for c, miss in step.misses.items() if miss.kind in STILL_AT_WORK)
+        keys = ((c, step.jobs[c].key) for c in (*clients, *silent))
+        return [unsettled(c, *key) for c, key in keys if self._last_jobs.get(c) == Withdraw(*key)]
 
     def withdraw_job(self, client_id: str) -> Withdraw | None:
         """Take a connected client's last job back, if it has not answered it; returns which."""
@@ -135,7 +138,7 @@ class Membership:
     def dismiss_all(self, reason: str) -> None:
         """Say goodbye to all clients, for good."""
         for peer in self._peers.values():
-            peer.offer(Dismiss(reason))
+            peer.offer(Dismiss(reason + self._settings.farewell))
 
     def first_minimum(self, round: int) -> int:
         """How many clients the first round played, `round`, waits for."""

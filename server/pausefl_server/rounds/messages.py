@@ -25,6 +25,8 @@ class Dispatch:
     handed_over_s: float | None = None
     """When this client was handed the job for the first time, if its stream has broken since: the round trip runs from
     there. So are all times on the server's clock."""
+    theta: Vector | None = None
+    """The model, where the step that the update enters needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class Register:
     peer: Peer
     is_owner: bool = False
     """Whether the client has shown that the id is its own."""
+    host: str = ""
+    """Where it is, as far as the transport knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,11 @@ class Update:
     arrived_s: float
     """When its last frame was read (the server's clock)."""
     host: HostReport
+    """How well the client's host kept time during the exchange."""
+    server_host: HostReport
+    """How well the server's did."""
+    still_before_s: float
+    """How long the client stood still after the job came that it answered last, until this did, by its own account."""
 
 
 @dataclass(frozen=True, slots=True)

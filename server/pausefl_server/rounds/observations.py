@@ -1,10 +1,11 @@
-"""What goes into the log of an answer: the observation of an update in time, the release of one that was not used.
+"""The log's rows of an answer: the observation of an update in time, the release of one that was not used.
 
 Pure functions.
 """
 
 from dataclasses import replace
 
+from pausefl_process.host_monitor import STOP_S
 from pausefl_server.clients import ClientTable, only_labels
 from pausefl_server.records import TIMING_TOLERANCE_S, LogEvent, Observation, Timing
 from pausefl_server.rounds.messages import Refusal, Update
@@ -12,16 +13,25 @@ from pausefl_server.settings import ServerSettings
 
 # A latency is a divisor in μ̄; a clock can tick twice at the same instant.
 _LEAST_LATENCY_S = 1e-6
+# A client that stood still in more of its exchanges, by its own account, is a slow client.
+_MOST_UNTAUGHT = 2
 # No link between a client and this server is taken to be faster: 10 Gbit/s.
 _WIRE_BYTES_PER_S = 1.25e9
 
 
-def observe(update: Update, bounded: Timing, table: ClientTable, settings: ServerSettings, now_s: float) -> Observation:
+def observe(
+    update: Update, bounded: Timing, table: ClientTable, settings: ServerSettings, now_s: float, *, is_overdue: bool
+) -> Observation:
     """The observation of an update that came in time and is taken at `now_s`; its client has a row in `table`.
 
-    `bounded` is the update's timing as far as it is believed (`bounded_timing`).
+    `bounded` is the update's timing as far as it is believed (`bounded_timing`). `is_overdue`: the server read it when
+    twice the round's deadline had passed.
     """
     row = table.row_of[update.client_id]
+    limits = settings.limits
+    by_server = limits.of_server(update.server_host, is_overdue=is_overdue)
+    by_client = limits.of_client(update.host, settings.signal, total_delays=settings.total_delays)
+    is_excused = table.untaught[row] < table.measured[row] + _MOST_UNTAUGHT
     latency_s = bounded.signal_s(settings.signal, settings.time_scale)
     waited_s = update.timing.server_wait_s + now_s - update.arrived_s
     return Observation(
@@ -39,7 +49,20 @@ def observe(update: Update, bounded: Timing, table: ClientTable, settings: Serve
         loss=update.loss if "loss" in settings.disclosed else None,
         statistics=only_labels(update.statistics) if "labels" in settings.disclosed else {},
         host=update.host,
+        suspect=(*by_server, *by_client),
+        teaches=limits.teaches([*by_server, *by_client] if is_excused else by_server),
     )
+
+
+def with_stop_before(update: Update, usual_s: float) -> Update:
+    """The update whose host's stops include one before the job arrived, if the job waited for its end.
+
+    No part of an exchange holds that wait: the residual tells, far beyond what it usually is with this client.
+    """
+    residual_s = update.timing.reconnect_s + update.timing.propagation_s
+    if not update.still_before_s or residual_s - usual_s <= STOP_S:
+        return update
+    return replace(update, host=replace(update.host, stopped_s=update.host.stopped_s + update.still_before_s))
 
 
 def bounded_timing(update: Update) -> Timing:

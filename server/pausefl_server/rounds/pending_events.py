@@ -1,6 +1,5 @@
 """Events that wait for the next commit: repeated ones are merged, so that no client can make the log grow at will."""
 
-import re
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
@@ -11,17 +10,6 @@ _COMING_AND_GOING: tuple[EventKind, EventKind] = ("joined", "left")
 _MERGED: tuple[EventKind, ...] = ("missed", "rejected", "reconciled")
 # These tell what a client has spent, or may have spent.
 _OF_SPENDING: tuple[EventKind, ...] = ("reconciled", "unsettled")
-_MERGED_DETAIL = re.compile(r"(.*) \((\d{1,9}) times\)", re.DOTALL)
-
-
-def count_of(event: LogEvent) -> int:
-    """How often it happened: events that are like one another are merged."""
-    return _first_and_count(event)[1]
-
-
-def _first_and_count(event: LogEvent) -> tuple[str, int]:
-    merged = _MERGED_DETAIL.fullmatch(event.detail) if event.kind in _MERGED else None
-    return (merged[1], int(merged[2])) if merged else (event.detail, 1)
 
 
 class PendingEvents:
@@ -31,7 +19,6 @@ class PendingEvents:
         self._next = 0
         self._events: dict[int, LogEvent] = {}  # by a growing number, so that any can be taken out again
         self._places: dict[tuple[EventKind, str], int] = {}
-        self._repeats: dict[tuple[EventKind, str], tuple[str, int]] = {}  # the first detail, and how many there were
         self._logged: tuple[LogEvent, ...] = ()  # what the last commit wrote of them
         self.add(*events)
 
@@ -43,8 +30,8 @@ class PendingEvents:
     def take(self) -> tuple[LogEvent, ...]:
         """All events, which wait no longer."""
         events = self.waiting()
-        for kept in (self._events, self._places, self._repeats):
-            kept.clear()
+        self._events.clear()
+        self._places.clear()
         return events
 
     def waiting(self) -> tuple[LogEvent, ...]:
@@ -94,10 +81,10 @@ class PendingEvents:
         elif event.kind in _MERGED and (place := self._place_to_merge(key)) is not None:
             self._merge(place, event)
         else:
-            if event.kind == "unsettled" and self._repeats.get(key, ("", 0))[0] == event.detail:
+            earlier = self._events.get(self._places.get(key, -1))
+            if event.kind == "unsettled" and earlier is not None and earlier.detail == event.detail:
                 del self._events[self._places[key]]  # the same job: said after all that would settle it
             self._append(event)
-            self._repeats[key] = _first_and_count(event)
 
     def _append(self, event: LogEvent) -> None:
         self._places[event.kind, event.client_id] = self._next
@@ -112,14 +99,11 @@ class PendingEvents:
 
     def _merge(self, place: int, event: LogEvent) -> None:
         """A ledger is corrected upwards; of all else it matters how often it happened."""
-        kept, key = self._events[place], (event.kind, event.client_id)
-        first, count = self._repeats[key]
-        count += count_of(event)
-        self._repeats[key] = first, count
+        kept = self._events[place]
         greater = max((kept, event), key=lambda e: e.released)
         self._events[place] = replace(
             kept,
-            detail=f"{first} ({count} times)",
+            count=kept.count + event.count,
             released=greater.released,
             epsilon_spent=greater.epsilon_spent,
         )
@@ -144,7 +128,6 @@ class PendingEvents:
     def _settle(self, client_id: str) -> None:
         """Forget what a client owed before it said hello with its ledger."""
         if self._places.pop(("unsettled", client_id), None) is not None:
-            self._repeats.pop(("unsettled", client_id))
             self._events = {
                 place: event
                 for place, event in self._events.items()

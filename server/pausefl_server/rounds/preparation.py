@@ -1,14 +1,13 @@
-"""What comes before a round's job is sent: choosing the clients and framing the model."""
+"""Preparation of a round's job: choosing the clients and framing the model."""
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pausefl_process.plugins import for_future
-from pausefl_proto.wire import MAX_FRAME_BYTES, pack_job
+from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, pack_job
 from pausefl_server.model.global_model import GlobalModel
-from pausefl_server.rounds.choosing import choose
+from pausefl_server.rounds.choosing import FreePlaces, choose
 from pausefl_server.rounds.messages import Dispatch
 from pausefl_server.selection.base import Oracle, Selection
 from pausefl_server.settings import ServerSettings
@@ -18,16 +17,6 @@ Result = TypeVar("Result")
 
 # Work shorter than this is done on the event loop: a thread and back costs 0.1 ms.
 _QUICK_S = 0.001
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRound:
-    """A selection and the job for its clients."""
-
-    selection: Selection
-    selection_s: float
-    """How long the policy took to choose."""
-    job: Dispatch
 
 
 class Preparer:
@@ -42,23 +31,32 @@ class Preparer:
         self._clock = clock
         self._selection_s = float("inf")  # how long the last selection took
 
-    async def prepare(self, round: int, attempt: int, model: GlobalModel) -> PreparedRound:
-        """Select and frame; off the event loop unless the last selection was quick and the model is small."""
+    async def prepare(
+        self, round: int, attempt: int, model: GlobalModel, free: FreePlaces | None = None
+    ) -> tuple[Selection, float, Dispatch]:
+        """The selection, how long it took, and its job.
+
+        Off the event loop unless the last selection was quick and the model is small.
+        """
         quick = self._selection_s < _QUICK_S and model.theta.nbytes <= MAX_FRAME_BYTES
-        prepared = await off_loop(quick, self._prepare, round, attempt, model)
-        self._selection_s = prepared.selection_s
+        prepared = await off_loop(quick, self._prepare, round, attempt, model, free)
+        self._selection_s = prepared[1]
         return prepared
 
-    def _prepare(self, round: int, attempt: int, model: GlobalModel) -> PreparedRound:
-        selection, selection_s = choose(self._settings, self._state, self._oracle, round, attempt, self._clock)
-        return PreparedRound(selection, selection_s, self._frame(round, attempt, model))
+    def _prepare(
+        self, round: int, attempt: int, model: GlobalModel, free: FreePlaces | None
+    ) -> tuple[Selection, float, Dispatch]:
+        selection, selection_s = choose(self._settings, self._state, self._oracle, round, attempt, self._clock, free)
+        return selection, selection_s, self.frame(round, attempt, model.theta, model.digest)
 
-    def _frame(self, round: int, attempt: int, model: GlobalModel) -> Dispatch:
+    def frame(self, round: int, attempt: int, theta: Vector, model_digest: str) -> Dispatch:
+        """The job of this round and attempt, which has this model."""
         schedule = self._settings.privacy.schedule if self._settings.privacy else ""
         began_s = self._clock()
-        messages = pack_job(round, attempt, model.theta, model.digest, schedule)
+        messages = pack_job(round, attempt, theta, model_digest, schedule)
         ready_s = self._clock()
-        return Dispatch(round, attempt, messages, ready_s - began_s, ready_s)
+        mixed = theta if self._settings.mixes_models else None
+        return Dispatch(round, attempt, messages, ready_s - began_s, ready_s, theta=mixed)
 
 
 async def off_loop(quick: bool, function: Callable[..., Result], *arguments: Any) -> Result:

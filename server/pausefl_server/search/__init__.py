@@ -114,7 +114,7 @@ def warm_up() -> None:
 
 @dataclass(frozen=True)
 class _Problem:
-    """What is left to choose once the forced rows are in: `places` of the `free` rows.
+    """The choice that is left once the forced rows are in: `places` of the `free` rows.
 
     A free row's ucb above the least forced one cannot raise the minimum, so it is capped there.
     """

@@ -1,11 +1,13 @@
 """The inner loops of `search`, compiled by numba at first use and cached on disk.
 
 They take arrays that `search` has already checked, sorted and reduced; nothing else calls them, but for
-`pausefl.simulation.kernel`. numba renews its cache when the file of the outermost function changes, not this
+`pausefl.studies.simulation.kernel`. numba renews its cache when the file of the outermost function changes, not this
 one: that file states the SHA-256 of this one, and a test fails after a change here until it states the new one.
 """
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar, cast
 
 import numba
@@ -20,10 +22,18 @@ NO_CLUSTER = -1
 
 def compiled(function: F) -> F:
     """`numba.njit` with a cache beside the source or in the user's cache directory; without one if neither exists."""
+    if not _has_cache(Path(function.__code__.co_filename).parent):
+        return cast(F, numba.njit(function))
     try:
         return cast(F, numba.njit(cache=True)(function))
     except RuntimeError:  # numba finds no directory it may write to, as in a read-only container
         return cast(F, numba.njit(function))
+
+
+def _has_cache(sources: Path) -> bool:
+    """Whether numba can keep its cache: an account without a home would get a folder called `~` where it works."""
+    has_home = os.path.expanduser("~") != "~"  # noqa: PTH111  # as numba asks; pathlib raises an error
+    return has_home or "NUMBA_CACHE_DIR" in os.environ or os.access(sources, os.W_OK)
 
 
 @compiled

@@ -15,9 +15,11 @@ from pausefl_server.selection.policies.fed_ts import DriftUcb, FedTs
 from pausefl_server.selection.policies.genie import Genie
 from pausefl_server.selection.policies.oort import Oort
 from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.pisces import Pisces
 from pausefl_server.selection.policies.pns import Pns
 from pausefl_server.selection.policies.pow_d import PowD
 from pausefl_server.selection.policies.sa_pause import SaPause
+from pausefl_server.selection.policies.tifl import Tifl
 from pausefl_server.selection.policies.ucb import Ucb
 from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.selection.validation import checked
@@ -53,6 +55,8 @@ POLICIES = Registry(
         "drift-ucb": DriftUcb,
         "chr": Chr,
         "pns": Pns,
+        "tifl": Tifl,
+        "pisces": Pisces,
     },
     base="pausefl_server.selection:Policy",
     are_methods_checked=True,

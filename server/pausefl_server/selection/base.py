@@ -1,4 +1,4 @@
-"""What a selection policy is: a small validated record of parameters plus four pure functions."""
+"""A selection policy: a small validated record of parameters plus four pure functions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray, read_only
+from pausefl_proto.number_types import Bounded, Count
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.selection.observed import PolicyRound
@@ -15,7 +16,7 @@ from pausefl_server.selection.observed import PolicyRound
 
 @dataclass(frozen=True)
 class Oracle:
-    """What only a simulator knows: each client's true latency law, by client id. For `fastest`, `genie` and `oort`."""
+    """Each client's true latency law, by client id, which only a simulator knows. For `fastest`, `genie` and `oort`."""
 
     mean_latency_s: Mapping[str, float]
     """E[τ_k]."""
@@ -33,7 +34,7 @@ class Context:
     round: int
     """The round to choose for, from 1."""
     table: ClientTable
-    """What is known of all clients, from the rounds before this one."""
+    """The table of all clients, from the rounds before this one."""
     eligible: IntArray
     """Rows that may be chosen, ascending, read-only; never empty. Clients that rest after misses are not among them."""
     rng: np.random.Generator
@@ -46,6 +47,11 @@ class Context:
     """The true latency laws; None for policies that do not need them (`Policy.needs_oracle`)."""
     clock: Callable[[], float] | None = None
     """Seconds, for policies with a time cap alone."""
+    concurrency: int | None = None
+    """C, how many clients are at work at once in an asynchronous run, whose policy is asked whenever places are free:
+    its m is then their number, `eligible` the idle clients, `round` the step. None in rounds."""
+    jobs: int = 0
+    """J, how many jobs were handed out so far in an asynchronous run."""
 
     def __post_init__(self) -> None:
         """`checked` compares a choice with these rows, so a policy must not have changed them."""
@@ -55,6 +61,11 @@ class Context:
     def effective_tau_min_s(self) -> float:
         """τ_min as configured, else `ClientTable.effective_tau_min_s`'s estimate."""
         return self.table.effective_tau_min_s
+
+    @property
+    def rounds_before(self) -> float:
+        """How many rounds there have been: t − 1 in round t; in an asynchronous run J/C, the rounds of C jobs."""
+        return self.round - 1 if self.concurrency is None else self.jobs / self.concurrency
 
 
 @dataclass(frozen=True)
@@ -69,14 +80,14 @@ class Selection:
     weights: FloatArray | None = None
     """One weight per row, float64, finite and above 0; None: by data size."""
     details: Mapping[str, float] = field(default_factory=dict)
-    """What to log about the choice (energy, gap, steps): finite numbers by name."""
+    """Finite numbers to log about the choice, by name (energy, gap, steps)."""
     cluster_penalty_s: float = 0.0
     """R2's δ_τ term for this set (PAUSE v2, after eq. (22)); goes to a column of its own. Finite."""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a policy found in a round's n updates while the vectors were at hand."""
+    """A policy's findings in a round's n updates while the vectors were at hand."""
 
     statistics: Sequence[Mapping[str, float]]
     """A dict of finite numbers by name for each update: they stand in its observation, all that `observe` gets to see.
@@ -87,19 +98,22 @@ class Inspection:
 
 
 @dataclass(frozen=True)
-class Policy(ABC):
+class Policy(Bounded, ABC):
     """Base of all policies. `m` is how many clients a round takes, or how many originals where newcomers are classified
-    apart; with fewer eligible, all of them are taken.
+    apart; with fewer eligible, all of them are taken. In an asynchronous run, `select` is asked of a policy whose m is
+    the number of free places, see `Context.concurrency`.
 
     A policy with a memory of its own (beyond the client table) returns it from `start` and folds records into it with
-    `observe`; the caller keeps it, so resuming is replaying. Subclasses validate in `__post_init__` with ValueError
-    messages of the form "alpha = -1: must be ...".
+    `observe`; the caller keeps it, so resuming is replaying. Bounds are annotations, `pausefl_proto.number_types`; what
+    these cannot say, subclasses check in `__post_init__`, by ValueErrors of the form "alpha = -1: must be ...".
     """
 
-    m: int
+    m: Count
 
     needs_loss: ClassVar[bool] = False
     """True for policies that need clients to disclose their training loss."""
+    needs_rounds: ClassVar[bool] = False
+    """True for policies that choose or judge a round as a whole: no asynchronous run takes them."""
 
     @property
     def needs_oracle(self) -> bool:
@@ -108,17 +122,13 @@ class Policy(ABC):
 
     @property
     def disclosures(self) -> frozenset[str]:
-        """What clients must disclose for this policy: in a private run, all of it must stand in privacy.disclose."""
+        """Values that clients must disclose for this policy: in a private run, all must stand in privacy.disclose."""
         return frozenset({"loss"} if self.needs_loss else ())
 
-    def __post_init__(self) -> None:
-        if self.m < 1:
-            raise ValueError(f"m = {self.m}: must be at least 1")
-
-    def check_clients(self, client_ids: Sequence[str], at_once: int) -> None:  # noqa: B027 - most take any
+    def check_clients(self, client_ids: Sequence[str], at_once: int) -> None:
         """Raise ValueError if these parameters do not fit these clients, at most `at_once` of them in a round."""
 
-    def warm_up(self) -> None:  # noqa: B027 - most policies have nothing to load
+    def warm_up(self) -> None:
         """Load what `select` needs, such as compiled code, so that round 1 does not pay for it."""
 
     def start(self) -> Any:
@@ -126,7 +136,7 @@ class Policy(ABC):
         return None
 
     def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection | None:  # noqa: ARG002
-        """What this policy wants to know of the updates, (d,) float32 each, that came from `rows` of the table.
+        """Inspect the updates, (d,) float32 each, that came from `rows` of the table.
 
         Called in selection order before they are aggregated; the vectors are gone afterwards. None: nothing.
         """
@@ -135,9 +145,14 @@ class Policy(ABC):
     def observe(self, state: Any, record: PolicyRound, table: ClientTable) -> Any:  # noqa: ARG002 - part of the interface
         """The state after `record`; `table` already includes it. Must not change its arguments.
 
-        Missed latencies are censored: `record.misses` holds their lower bounds.
+        Missed latencies are censored: `record.misses` holds their lower bounds. No estimate of latencies counts what a
+        stop or a sleep touched, whose `teaches` is False.
         """
         return state
+
+    def updates_needed(self, table: ClientTable, at_work: IntArray, buffer: int) -> int:  # noqa: ARG002
+        """How many updates make the asynchronous step that is open, with these rows at work; K unless overridden."""
+        return buffer
 
     @abstractmethod
     def select(self, state: Any, context: Context) -> Selection:

@@ -1,4 +1,4 @@
-"""Which clients share an access point, for reward R2 (PAUSE v2, eq. (22))."""
+"""Clusters of clients that share an access point, for reward R2 (PAUSE v2, eq. (22))."""
 
 from collections.abc import Mapping
 

@@ -12,7 +12,7 @@ from pausefl_server.selection.observed import PolicyRound
 
 @dataclass(frozen=True)
 class Recent:
-    """What a forgetful mean remembers beyond the client table. Rows count as in the table."""
+    """Memory of a forgetful mean beyond the client table. Rows count as in the table."""
 
     weight: FloatArray
     """Σ of the weights of each row's measurements: T_k discounted."""
@@ -36,10 +36,11 @@ def remember(recent: Recent, record: PolicyRound, table: ClientTable, discount: 
     As in the client table, a miss counts as a reward of 0 and no reward exceeds 1.
     These are the discounted and the sliding-window UCB of Garivier and Moulines (ALT 2011) with τ_min/τ as reward.
     """
-    answered = table.rows(o.client_id for o in record.observations)
-    missed = table.rows(miss.client_id for miss in record.misses)
+    taught = [o for o in record.observations if o.teaches]
+    answered = table.rows(o.client_id for o in taught)
+    missed = table.rows(miss.client_id for miss in record.misses if miss.teaches)
     tau_min_s = table.effective_tau_min_s
-    rewards = 1.0 / np.maximum([o.latency_s for o in record.observations], tau_min_s)
+    rewards = 1.0 / np.maximum([o.latency_s for o in taught], tau_min_s)
     rows, inverse_s = np.concatenate((answered, missed)), np.concatenate((rewards, np.zeros(len(missed))))
     is_again = record.round == recent.round
     if window:

@@ -1,20 +1,20 @@
-"""What policies share that classify clients who join while training runs."""
+"""The common base of policies that classify clients who join while training runs."""
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
+from pausefl_proto.number_types import PositiveShare
 from pausefl_server.clients import ClientTable
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.terms import rows_in_tie_order
 
 
 def is_original(table: ClientTable, rows: IntArray) -> BoolArray:
-    """Which of these clients were there in round 1 (Fed-TS's group I_o); all others are newcomers (I_e)."""
+    """True for clients that were there in round 1 (Fed-TS's group I_o); all others are newcomers (I_e)."""
     original: BoolArray = table.joined_round[rows] == 1
     return original
 
@@ -28,15 +28,9 @@ class NewcomerPolicy(Policy):
     everyone chosen uniformly (Fed-TS, eq. (4)).
     """
 
-    newcomer_share: float = 0.5
+    needs_rounds: ClassVar[bool] = True
+    newcomer_share: PositiveShare = 0.5
     """P: an insertion's p is this share of its newcomers who are there now."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (math.isfinite(self.newcomer_share) and 0 < self.newcomer_share <= 1):
-            raise ValueError(
-                f"newcomer_share = {self.newcomer_share}: must be above 0 and at most 1, which is all the newcomers"
-            )
 
     def select(self, state: Any, context: Context) -> Selection:
         """Without newcomers, the originals alone; and the other way round."""

@@ -1,4 +1,4 @@
-"""What a policy learns from a round: records that cannot hold drawn delays, injected parts or a client's own clock."""
+"""A round as a policy sees it: records that cannot hold drawn delays, injected parts or a client's own clock."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ class PolicyObservation:
     """An accepted update, as far as a policy may know it."""
 
     client_id: str
-    """Whose update it is."""
+    """The client whose update it is."""
     latency_s: float
     """The signal (`latency.signal`), at the emulated scale."""
     n_examples: int
@@ -22,8 +22,12 @@ class PolicyObservation:
     """The client's ε spent after this release."""
     loss: float | None = None
     """The client's training loss, only where `privacy.disclose` lists it."""
+    staleness: int = 0
+    """τ, the steps between the model that the client was given and the step that its update entered; 0 in rounds."""
+    teaches: bool = True
+    """Whether an estimate of latencies is to count `latency_s`: not where a stop or a sleep touched it."""
     statistics: Mapping[str, float] = field(default_factory=dict)
-    """What the policy asked to be computed while the vectors were at hand, and label counts where disclosed."""
+    """Numbers that the policy computed while the vectors were at hand, and label counts where disclosed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ def seen_by_policy(record: RoundRecord) -> PolicyRound:
             epsilon=o.epsilon,
             epsilon_spent=o.epsilon_spent,
             loss=o.loss,
+            staleness=o.staleness,
+            teaches=o.teaches,
             statistics=o.statistics,
         )
         for o in record.observations

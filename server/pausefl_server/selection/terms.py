@@ -1,4 +1,4 @@
-"""What policies weigh, as functions of the client table: g_k, p_k and the index ucb_k of PAUSE, and losses.
+"""The terms that policies weigh, as functions of the client table: g_k, p_k and the index ucb_k of PAUSE, and losses.
 
 All take `rows`, the table rows asked about, (n,) int64, and return (n,) float64.
 """
@@ -17,14 +17,18 @@ def rows_in_tie_order(context: Context) -> IntArray:
 
 
 def generalisation(context: Context, rows: IntArray, m: int, beta: float) -> FloatArray:
-    """g_k = sign(x)|x|^β with x = m|D_k|/|D| − T_k/t (PAUSE v2, eq. (8)).
+    """g_k = sign(x)|x|^β with x = m|D_k|/|D| − T_k/t (PAUSE v2, eq. (8)); m = C in an asynchronous run.
 
     |D| is over the connected clients. Round t sees T_k after t − 1 rounds, and a client that joined at round j has
-    had t − j of them; with none it has T_k/t = 0. No share |D_k|/|D| counts above `context.weight_share_max`.
+    had t − j of them; with none it has T_k/t = 0. In an asynchronous run a round is C jobs. No share |D_k|/|D| counts
+    above `context.weight_share_max`.
     """
     table = context.table
     examples = table.n_examples[table.connected].sum()
-    rounds = np.maximum(context.round - table.joined_round[rows], 1)
+    if context.concurrency is None:
+        rounds = np.maximum(context.round - table.joined_round[rows], 1)
+    else:
+        rounds = np.maximum((context.jobs - table.jobs_before[rows]) / context.concurrency, 1)
     share = np.minimum(table.n_examples[rows] / max(examples, 1), context.weight_share_max)
     x: FloatArray = m * share - table.chosen[rows] / rounds
     g: FloatArray = np.sign(x) * np.abs(x) ** beta

@@ -1,4 +1,4 @@
-"""What a policy chose or found, checked before anything acts on it: a policy may be a user's own."""
+"""Checks of a policy's results before anything acts on them: a policy may be a user's own."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,16 @@ from pausefl_proto.errors import PauseflError
 from pausefl_server.selection.base import Context, Inspection, Selection
 
 
-def checked(selection: Selection, context: Context) -> Selection:
-    """`selection`, if a round can be played with it; else PauseflError. O(m log n)."""
+def checked(selection: Selection, context: Context, places: int | None = None) -> Selection:
+    """`selection`, of so many places at most, if a round can be played with it; else PauseflError. O(m log n)."""
     try:
         if not isinstance(selection, Selection):
             raise ValueError(f"a {type(selection).__name__}: must be a pausefl_server.selection.Selection")
         ordered = _checked_rows(selection.rows, context.eligible)
+        if places is not None and len(ordered) > places:
+            raise ValueError(f"{len(ordered)} rows: must be at most its m, the {places} places that are free")
+        if places is not None and selection.weights is not None:
+            raise ValueError("weights: must be None in an asynchronous run, whose steps join several choices")
         if selection.weights is not None:
             _check_weights(selection.weights, len(ordered))
         elif (twice := ordered[1:][ordered[1:] == ordered[:-1]]).size:
@@ -87,7 +91,7 @@ def _is_column(array: object, dtype: npt.DTypeLike) -> bool:
 
 
 def _form(found: object) -> str:
-    """What it is, in a few words."""
+    """A few words for it."""
     if isinstance(found, np.ndarray):
         return f"of shape {found.shape} and type {found.dtype}"
     return f"of type {type(found).__name__}"

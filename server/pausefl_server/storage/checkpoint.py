@@ -1,4 +1,4 @@
-"""The model on disk: two slots written in turn, so that one whole θ is always there, and models kept to go back to.
+"""The model on disk: slots written in turn, so that one whole θ is always there, and models kept to go back to.
 
 A slot is bare float32 bytes; which round it belongs to is told by its digest, which stands in that round's row of the
 log. A torn slot therefore matches no row, and the run falls back to the round before.
@@ -21,12 +21,13 @@ _SEAL_BYTES = hashlib.sha256().digest_size
 
 
 class Checkpoint:
-    """θ_t in slot t mod 2 of `folder`, and in a file of its own where it is kept."""
+    """θ_t in slot t mod `slots` of `folder`, and in a file of its own where it is kept."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, slots: int = 2) -> None:
+        """`slots`: 2 at least, so that the last model is whole while the next one is written."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._paths = [folder / f"slot-{i}.f32" for i in (0, 1)]
+        self._paths = [folder / f"slot-{i}.f32" for i in range(slots)]
         self._files = [os.open(path, os.O_RDWR | os.O_CREAT, 0o644) for path in self._paths]
         sync_folder(folder)
 
@@ -37,17 +38,17 @@ class Checkpoint:
 
     def write(self, round: int, theta: Vector) -> None:
         """Send θ_t on its way to the disk: `sync` waits for less when other work has been done in between."""
-        file = self._files[round % 2]
+        file = self._files[round % len(self._files)]
         write_over(file, theta.data.cast("B"))
         begin_sync(file)
 
     def sync(self, round: int) -> None:
         """Make θ_t durable: when this returns it survives a crash."""
-        sync_data(self._files[round % 2])
+        sync_data(self._files[round % len(self._files)])
 
     def load(self, round: int, model_digest: str) -> Vector | None:
         """θ_t, (d,) float32, or None when its slot does not hold it (torn, or overwritten since)."""
-        theta: Vector = np.fromfile(self._paths[round % 2], "<f4")
+        theta: Vector = np.fromfile(self._paths[round % len(self._paths)], "<f4")
         return theta if digest(theta) == model_digest else None
 
     def keep(self, round: int, theta: Vector, optimizer_state: Vector | None) -> None:

@@ -1,12 +1,14 @@
-"""What a server that starts goes on with: the log replayed, and a model that is the one the log names."""
+"""Restores a server's state when it starts: the log replayed, and the model that the log names."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector, digest
+from pausefl_server.clients import ClientTable
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.records import LogEvent, Observation, RoundRecord, unsettled
 from pausefl_server.selection.base import Policy
@@ -62,6 +64,8 @@ def restore(
         unfinished=store.failed_attempts(),
     )
     late = store.late_events()
+    at_work = _at_work(state, late)
+    jobs = {number: found[0] for number, _ in at_work.values() if (found := models.find(number - 1)) is not None}
     if any(event.kind == "joined" for event in late):
         store.keep_first_hellos()
     events = (told for _, told in _told(store) if isinstance(told, LogEvent))
@@ -70,10 +74,18 @@ def restore(
     due = range(every, min(begun + 1, settings.rounds), every) if every else ()
     return StartingPoint(
         state,
-        GlobalModel.start(theta, settings.optimizer, optimizer_state, model_size=settings.manifest.model_size),
-        (*late, *_departures(state, late), *_owed(state, late, store, settings), *lost),
+        GlobalModel.start(
+            theta,
+            settings.optimizer,
+            optimizer_state,
+            model_size=settings.manifest.model_size,
+            statistics_size=settings.manifest.statistics.size,
+        ),
+        (*late, *_departures(state, late), *_owed(state, late, at_work, store, settings), *lost),
         unevaluated={t: models.theta(t) for t in due if t not in evaluated},
-        attempts=store.attempts(),
+        attempts=_attempts(store, late),
+        at_work={client_id: key for client_id, key in at_work.items() if key[0] in jobs},
+        models=jobs,
     )
 
 
@@ -87,7 +99,7 @@ def stored_model(store: Store, checkpoint: Checkpoint, round: int) -> Vector | N
 
 
 def cost(store: Store, back_to: int) -> str:
-    """What going back to a round costs, as a sentence."""
+    """The cost of going back to a round, as a sentence."""
     spent, last = _spent_after(back_to, store), store.log().last
     rounds = f"round {last}" if last == back_to + 1 else f"rounds {back_to + 1} to {last}"
     if not any(spent.values()):
@@ -201,11 +213,37 @@ def _connected(state: RunState, late: list[LogEvent]) -> list[str]:
     return sorted(connected | {event.client_id for event in late if event.kind == "joined"})
 
 
-def _owed(state: RunState, late: list[LogEvent], store: Store, settings: ServerSettings) -> list[LogEvent]:
-    """What the clients may have charged that had a job when the server was killed: the log does not tell which did."""
+def _at_work(state: RunState, late: list[LogEvent]) -> dict[str, tuple[int, int]]:
+    """Round and attempt of the job that each client had whose answer no asynchronous step has used."""
+    state = replace(state, table=ClientTable(), at_work=dict(state.at_work))
+    state.before_round(state.round + 1, late)
+    return state.at_work
+
+
+def _attempts(store: Store, late: list[LogEvent]) -> dict[int, int]:
+    """The next attempt at each round that was taken back, has failed or has a job; 1 for all others."""
+    attempts = store.attempts()
+    for event in late:
+        if event.kind == "given":
+            attempts[event.job_round] = max(attempts.get(event.job_round, 1), event.job_attempt + 1)
+    return attempts
+
+
+def _owed(
+    state: RunState,
+    late: list[LogEvent],
+    at_work: Mapping[str, tuple[int, int]],
+    store: Store,
+    settings: ServerSettings,
+) -> list[LogEvent]:
+    """Events of the clients that had a job when the server was killed: the log does not tell which charged it."""
     store.note_killed()
     number = state.round + 1
-    if settings.budget is None or store.has_ended or number > settings.rounds:
+    if settings.budget is None or store.has_ended:
+        return []
+    if settings.is_asynchronous:  # where jobs are out also after the last step
+        return [unsettled(client_id, *key) for client_id, key in sorted(at_work.items())]
+    if number > settings.rounds:
         return []
     attempt = store.attempts().get(number, 1)
     return [unsettled(client_id, number, attempt) for client_id in _connected(state, late)]

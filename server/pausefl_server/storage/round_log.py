@@ -12,6 +12,7 @@ from pausefl_server.storage.rows import (
     MISS_COLUMNS,
     OBSERVATION_COLUMNS,
     ROUND_COLUMNS,
+    miss_of,
     observation_of,
     record_of,
 )
@@ -66,7 +67,7 @@ def _told(database: sqlite3.Connection, attempt: tuple[Any, ...]) -> tuple[list[
     """An attempt's events and misses, by the attempt's row."""
     events = database.execute(_SELECT_EVENTS, attempt[:2])
     misses = database.execute(_SELECT_MISSES, attempt[:2])
-    return [LogEvent(*row) for row in events], [Miss(*row) for row in misses]
+    return [LogEvent(*row) for row in events], [miss_of(row) for row in misses]
 
 
 _COUNT_ROUNDS = "SELECT count(*), coalesce(max(round), 0) FROM rounds WHERE ? IS NULL OR round <= ?"

@@ -10,14 +10,14 @@ from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Tim
 
 ROUND_COLUMNS = (
     *("round", "attempt", "chosen", "weights", "round_latency_s", "cluster_penalty_s"),
-    *("wall_clock_s", "selection_s", "model_digest", "details", "suspect", "deadline_s"),
+    *("wall_clock_s", "selection_s", "model_digest", "details", "suspect", "deadline_s", "elapsed_s"),
 )
 EVENT_COLUMNS = tuple(f.name for f in fields(LogEvent))
 MISS_COLUMNS = tuple(f.name for f in fields(Miss))
 _TIMING = tuple(f.name for f in fields(Timing))
 HOST_COLUMNS = tuple(f.name for f in fields(HostReport))
-_SCALARS = tuple(f.name for f in fields(Observation) if f.name not in {"timing", "host", "statistics"})
-OBSERVATION_COLUMNS = (*_SCALARS, *_TIMING, *HOST_COLUMNS, "statistics")
+_SCALARS = tuple(f.name for f in fields(Observation) if f.name not in {"timing", "host", "suspect", "statistics"})
+OBSERVATION_COLUMNS = (*_SCALARS, *_TIMING, *HOST_COLUMNS, "suspect", "statistics")
 
 event_values = attrgetter(*EVENT_COLUMNS)
 miss_values = attrgetter(*MISS_COLUMNS)
@@ -65,12 +65,19 @@ def record_of(
 def observation_row(round: int, o: Observation) -> tuple[Any, ...]:
     """An observation as a row of `observations`."""
     statistics = json.dumps(dict(o.statistics)) if o.statistics else "{}"
-    return (round, *_scalar_values(o), *_timing_values(o.timing), *_host_values(o.host), statistics)
+    suspect = json.dumps(o.suspect)
+    return (round, *_scalar_values(o), *_timing_values(o.timing), *_host_values(o.host), suspect, statistics)
 
 
 def observation_of(row: tuple[Any, ...]) -> Observation:
     """The observation that a row, without its round, stands for."""
     n, m = len(_SCALARS), len(_SCALARS) + len(_TIMING)
-    scalars = dict(zip(_SCALARS, row[:n], strict=True))
-    timing, host = Timing(*row[n:m]), HostReport(*row[m:-1])
+    scalars = dict(zip(_SCALARS, row[:n], strict=True)) | {"suspect": tuple(json.loads(row[-2]))}
+    scalars["teaches"] = bool(scalars["teaches"])
+    timing, host = Timing(*row[n:m]), HostReport(*row[m:-2])
     return Observation(timing=timing, host=host, statistics=json.loads(row[-1]), **scalars)
+
+
+def miss_of(row: tuple[Any, ...]) -> Miss:
+    """The miss that a row, without its round and attempt, stands for."""
+    return Miss(**dict(zip(MISS_COLUMNS, row, strict=True)) | {"teaches": bool(row[-1])})

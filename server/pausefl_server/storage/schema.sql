@@ -15,12 +15,15 @@ CREATE TABLE rounds (
     selection_s REAL NOT NULL,
     model_digest TEXT NOT NULL,        -- of θ after this round
     details TEXT NOT NULL,             -- JSON object, what the policy said about its choice
-    loop_lag_s REAL NOT NULL,          -- these four: how well the server's host kept time during the round
+    loop_lag_s REAL NOT NULL,          -- these six: how well the server's host kept time during the round
     timer_overshoot_s REAL NOT NULL,
     steal_share REAL NOT NULL,
     compute_share REAL NOT NULL,
+    stopped_s REAL NOT NULL,
+    suspended_s REAL NOT NULL,
     suspect TEXT NOT NULL,             -- JSON list of reasons to doubt the round's measurements, empty: none
-    deadline_s REAL NOT NULL           -- how long the round waited for its clients at most
+    deadline_s REAL NOT NULL,          -- how long the round waited for its clients at most
+    elapsed_s REAL NOT NULL            -- from the first job to this commit, at the emulated scale
 ) STRICT;
 
 -- The attempts at a round that no client answered: the same columns. The round was tried again with other clients.
@@ -39,8 +42,11 @@ CREATE TABLE failed_attempts (
     timer_overshoot_s REAL NOT NULL,
     steal_share REAL NOT NULL,
     compute_share REAL NOT NULL,
+    stopped_s REAL NOT NULL,
+    suspended_s REAL NOT NULL,
     suspect TEXT NOT NULL,
     deadline_s REAL NOT NULL,
+    elapsed_s REAL NOT NULL,
     PRIMARY KEY (round, attempt)
 ) STRICT, WITHOUT ROWID;
 
@@ -63,15 +69,23 @@ CREATE TABLE observations (
     upload_s REAL NOT NULL,
     framing_s REAL NOT NULL,           -- of the model, before the round trip
     server_wait_s REAL NOT NULL,       -- before and after the round trip
-    loop_lag_s REAL NOT NULL,          -- these four: how well the client's host kept time during the exchange
+    loop_lag_s REAL NOT NULL,          -- these six: how well the client's host kept time during the exchange
     timer_overshoot_s REAL NOT NULL,
     steal_share REAL NOT NULL,
     compute_share REAL NOT NULL,
+    stopped_s REAL NOT NULL,
+    suspended_s REAL NOT NULL,
+    suspect TEXT NOT NULL,             -- JSON list of reasons to doubt this measurement, empty: none
+    teaches INTEGER NOT NULL,          -- 0: a stop or a sleep touched it, and no estimate of a latency counts it
     drawn_down_s REAL NOT NULL,        -- serves only the check measured - drawn
     drawn_up_s REAL NOT NULL,
     bytes_down INTEGER NOT NULL,
     bytes_up INTEGER NOT NULL,
     loss REAL,                         -- only where clients disclose it
+    staleness INTEGER NOT NULL,        -- steps between the model that the client was given and this one
+    weight REAL NOT NULL,              -- of the update in the round's sum, its staleness included; 0: entered no model
+    handed_out_s REAL NOT NULL,        -- elapsed_s when the client was handed its job
+    came_back_s REAL NOT NULL,         -- elapsed_s when its update was taken
     statistics TEXT NOT NULL,          -- JSON object: what the policy computed, and disclosed label counts
     PRIMARY KEY (round, client_id)
 ) STRICT, WITHOUT ROWID;
@@ -86,6 +100,7 @@ CREATE TABLE misses (
     latency_s REAL NOT NULL,           -- the same at the emulated scale, all of it counted as communication: a lower
                                        -- bound of the latency as far as the client did not compute meanwhile
     reason TEXT NOT NULL,
+    teaches INTEGER NOT NULL,          -- 0: the server was stopped or slept, and no estimate of a latency counts it
     PRIMARY KEY (round, attempt, client_id)
 ) STRICT, WITHOUT ROWID;
 
@@ -107,11 +122,15 @@ CREATE TABLE events (
     -- late: its update came after its round
     -- merged: a late update entered a later model
     -- dropped: a late update that was kept for a later model entered none
+    -- given: it was handed a job of an asynchronous step, which it may charge
     client_id TEXT NOT NULL,
     detail TEXT NOT NULL,
     n_examples INTEGER NOT NULL,
     epsilon_spent REAL NOT NULL,
-    released INTEGER NOT NULL
+    released INTEGER NOT NULL,
+    count INTEGER NOT NULL,            -- how often it happened: events like one another stand as one
+    job_round INTEGER NOT NULL,        -- of 'given' and 'withdrawn': the round of the job; 0 otherwise
+    job_attempt INTEGER NOT NULL
 ) STRICT;
 
 CREATE INDEX events_by_round ON events(round);
@@ -155,7 +174,7 @@ CREATE VIEW round_latency AS
 WITH measured AS (SELECT round, max(latency_s) AS latency_s FROM observations GROUP BY round),
      missed AS (SELECT round, count(*) AS clients FROM misses GROUP BY round),
      failed AS (SELECT round, sum(round_latency_s) AS latency_s, count(*) AS attempts FROM failed_attempts GROUP BY round)
-SELECT rounds.round, round_latency_s,
+SELECT rounds.round, elapsed_s, round_latency_s,
        sum(round_latency_s + coalesce(failed.latency_s, 0.0)) OVER (ORDER BY rounds.round) AS total_latency_s,
        cluster_penalty_s, wall_clock_s, selection_s,
        coalesce(measured.latency_s, 0.0) AS measured_latency_s, coalesce(missed.clients, 0) AS misses,
@@ -179,15 +198,28 @@ SELECT round, client_id, latency_s, framing_s + round_trip_s + server_wait_s AS 
        drawn_down_s + drawn_up_s AS drawn_s
 FROM observations;
 
+-- A row per update that came in time: the step whose model it was made from (0: the first model), its staleness and
+-- weight, and when its job was handed out and it came back, in elapsed seconds.
+CREATE VIEW updates AS
+SELECT round, client_id, round - 1 - staleness AS from_step, staleness, weight, handed_out_s, came_back_s
+FROM observations;
+
 -- How well hosts kept time, by round; client_id is NULL for the server's.
 CREATE VIEW hosts AS
-SELECT round, NULL AS client_id, loop_lag_s, timer_overshoot_s, steal_share, compute_share FROM rounds
+SELECT round, NULL AS client_id, loop_lag_s, timer_overshoot_s, steal_share, compute_share, stopped_s, suspended_s
+FROM rounds
 UNION ALL
-SELECT round, client_id, loop_lag_s, timer_overshoot_s, steal_share, compute_share FROM observations;
+SELECT round, client_id, loop_lag_s, timer_overshoot_s, steal_share, compute_share, stopped_s, suspended_s
+FROM observations;
 
 -- A row per suspect round and reason.
 CREATE VIEW suspect_rounds AS
 SELECT rounds.round, reason.value AS reason FROM rounds, json_each(rounds.suspect) AS reason;
+
+-- A row per observation in doubt and reason; teaches = 0: no estimate of a latency counts the observation.
+CREATE VIEW suspect_observations AS
+SELECT round, client_id, reason.value AS reason, teaches
+FROM observations, json_each(observations.suspect) AS reason;
 
 -- What an empty message to each client and back takes, with no delay injected: the network that is really there.
 CREATE VIEW ping_baseline AS
@@ -217,6 +249,10 @@ CREATE VIEW choices AS
 SELECT rounds.round, chosen.value AS client_id, count(*) AS times_chosen
 FROM rounds, json_each(rounds.chosen) AS chosen GROUP BY rounds.round, chosen.value;
 
+-- Whose examples each client has, where these are dealt out by owner.
+CREATE VIEW owners AS
+SELECT owner.key AS client_id, owner.value AS owner FROM meta, json_each(meta.value) AS owner WHERE meta.key = 'owners';
+
 -- The round before which each client joined for the first time: newcomers are those with join_round > 1.
 CREATE VIEW joins AS
 SELECT client_id, min(round) AS join_round FROM events WHERE kind = 'joined' GROUP BY client_id;
@@ -228,5 +264,5 @@ FROM observations, json_each(observations.statistics) AS statistic;
 
 -- How good models are. `accuracy` is the score of the task, whose name is meta's 'metric'.
 CREATE VIEW accuracy AS
-SELECT e.round, e.split, e.subset, e.n_examples, e.accuracy, e.loss, l.total_latency_s
+SELECT e.round, e.split, e.subset, e.n_examples, e.accuracy, e.loss, l.total_latency_s, l.elapsed_s
 FROM evaluations AS e LEFT JOIN round_latency AS l ON l.round = e.round;

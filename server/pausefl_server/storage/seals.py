@@ -9,7 +9,7 @@ from pausefl_process.databases import open_read_only
 from pausefl_proto.errors import ConfigError
 from pausefl_server.storage.rows import EVENT_COLUMNS, HOST_COLUMNS, MISS_COLUMNS, OBSERVATION_COLUMNS, ROUND_COLUMNS
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 5
 """The shape of the tables and views of run.db."""
 
 _SELECT_ROUND = (
@@ -19,7 +19,7 @@ _SELECT_ROUND = (
     f"SELECT attempt, {', '.join(MISS_COLUMNS)} FROM misses WHERE round = ? ORDER BY attempt, client_id",
     f"SELECT attempt, {', '.join(EVENT_COLUMNS)} FROM events WHERE round = ? ORDER BY sequence",
 )
-_SEALED_TABLES = ("meta", "evaluations", "optimizer_states")
+_SEALED_TABLES = ("meta", "optimizer_states")
 
 
 def verify_log(path: Path, commits: int) -> None:
@@ -39,22 +39,15 @@ def verify_log(path: Path, commits: int) -> None:
 def check_seals(path: Path, database: sqlite3.Connection) -> None:
     """ConfigError where the rows of the log at `path`, which is open, are not those that were sealed."""
     seals = dict(database.execute("SELECT subject, digest FROM seals"))
-    if not seals and database.execute("PRAGMA user_version").fetchone() == (0,):
-        return  # an earlier version was killed before its first commit, which sealed what it had begun
     subjects = {f"round {row[0]}" for row in database.execute("SELECT round FROM rounds")} | {"meta"}
-    if "evaluations" not in seals:  # all of them, as an earlier version sealed them
-        subjects |= {f"evaluations {round_}" for round_ in evaluated_rounds(database)}
+    subjects |= {f"evaluations {row[0]}" for row in database.execute("SELECT DISTINCT round FROM evaluations")}
     for subject in sorted(seals.keys() | subjects):
-        if seals.get(subject) != _digest(database, subject):
+        if seals.get(subject) != seal_of(database, subject):
             raise unusable_log(path, f"{subject} is not what was written")
 
 
-def evaluated_rounds(database: sqlite3.Connection) -> list[int]:
-    """The rounds whose models were evaluated."""
-    return [row[0] for row in database.execute("SELECT DISTINCT round FROM evaluations ORDER BY round")]
-
-
-def _digest(database: sqlite3.Connection, subject: str) -> str:
+def seal_of(database: sqlite3.Connection, subject: str) -> str:
+    """The digest of "round 17", "evaluations 17" or a table by name."""
     kind, _, number = subject.partition(" ")
     if number.isdecimal() and kind in _DIGESTS_BY_ROUND:
         return _DIGESTS_BY_ROUND[kind](database, int(number))
@@ -70,7 +63,7 @@ def _is_readable(database: sqlite3.Connection) -> bool:
 
 
 def unusable_log(path: Path, reason: object) -> ConfigError:
-    """What to say of a damaged log."""
+    """The error for a damaged log."""
     name = path.name
     return ConfigError(
         f"{path}: cannot be used as a run's log ({reason}); restore it from a copy, and delete {name}-wal and"

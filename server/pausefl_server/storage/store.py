@@ -1,6 +1,7 @@
 """The observation log on disk (run.db)."""
 
 import json
+import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -10,13 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from pausefl_process.commit_count import CommitCount
-from pausefl_process.databases import refuse_lost
+from pausefl_process.databases import LogGrowth, begin, database_errors, refuse_lost
 from pausefl_process.files import sqlite_synchronous
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.pings import Ping
 from pausefl_server.records import ACCURACY, STILL_AT_WORK, Evaluation, LogEvent, RoundRecord, unsettled
-from pausefl_server.storage.disk_errors import disk_errors
 from pausefl_server.storage.round_log import RoundLog, read_failed_attempts
 from pausefl_server.storage.rows import (
     EVENT_COLUMNS,
@@ -34,13 +34,14 @@ from pausefl_server.storage.seals import (
     digest_of_evaluations,
     digest_of_round,
     digest_of_table,
-    evaluated_rounds,
     unusable_log,
     verify_log,
 )
 from pausefl_server.storage.server_phase import SERVER_PHASE, ServerPhase
 
 _FIRST_HELLOS = "first hellos"
+
+log = logging.getLogger("pausefl.server")
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:
@@ -55,10 +56,13 @@ class Store:
 
         `verify`: read all of it and compare it with what was written.
         """
+        self.tell: Callable[[str], object] = log.warning
+        """Told, in the thread that writes, what a person should do about another program."""
         self._path = path
+        self._growth = LogGrowth(path)
         self._commit_count = CommitCount(path)
         try:
-            with disk_errors(path):
+            with database_errors(path):
                 if verify and path.exists():
                     _undo_unfinished(path)
                     verify_log(path, self._commit_count.read())
@@ -91,7 +95,7 @@ class Store:
 
     def set_meta(self, key: str, value: str) -> None:
         """Write down a fact about the run as a whole; ConfigError where the disk does not take it."""
-        with disk_errors(self._path), self._transaction():
+        with database_errors(self._path), self._transaction():
             self._set_meta(key, value)
 
     def commit_round(
@@ -207,9 +211,12 @@ class Store:
         """
         self.keep_first_hellos()
         with self._transaction():
+            jobs = self._unsettle_jobs_after(round)
             later = self._db.execute(_SELECT_ROUNDS_AFTER, (round, round))
             for (taken_back,) in later.fetchall():
                 self._forget_round(taken_back, is_private=is_private)
+            for handed_out in jobs:
+                self._seal_round(handed_out)
             self._seal_table("meta")
             self._forget_later_clients(round, may_owe=is_private and not self.has_ended)
             self._db.execute("DELETE FROM optimizer_states WHERE round > ?", (round,))
@@ -229,7 +236,7 @@ class Store:
         return {client_id: tuple(spent) for client_id, spent in json.loads(self.meta(_FIRST_HELLOS) or "{}").items()}
 
     def attempts(self) -> dict[int, int]:
-        """Which attempt at a round comes next, for each that was taken back or has failed; 1 for all others."""
+        """The next attempt at each round that was taken back or has failed; 1 for all others."""
         rows = self._db.execute("SELECT key, value FROM meta WHERE key LIKE 'attempt of round %'")
         taken_back = {int(key.removeprefix("attempt of round ")): int(value) for key, value in rows}
         failed = self._db.execute("SELECT round, max(attempt) + 1 FROM failed_attempts GROUP BY round")
@@ -260,6 +267,14 @@ class Store:
         self._seal_round(round)
         self._seal_evaluations(round)
 
+    def _unsettle_jobs_after(self, round: int) -> set[int]:
+        """Let no job of these rounds be out: its answer is not asked for again. Returns where the log has changed."""
+        given = self._db.execute(_SELECT_JOBS_AFTER, (round,)).fetchall()
+        for sequence, _, client_id, *key in given:
+            detail = unsettled(client_id, *key).detail
+            self._db.execute("UPDATE events SET kind = 'unsettled', detail = ? WHERE sequence = ?", (detail, sequence))
+        return {changed for _, changed, *_ in given}
+
     def _forget_later_clients(self, round: int, *, may_owe: bool) -> None:
         """Clients that came later are newcomers when they come again; what they have spent, or may have, is kept."""
         later = self._db.execute(_SELECT_LATER_CLIENTS, (round,)).fetchall()
@@ -272,7 +287,7 @@ class Store:
             self._seal_round(changed)
 
     def _told_in(self, round: int, last_attempt: int, *, is_private: bool) -> list[LogEvent]:
-        """What the log is to know of a round's attempts when they are taken back, but for its answers, in order."""
+        """The events of a round's attempts when they are taken back, but for its answers, in order."""
         told = []
         for attempt in (*range(1, last_attempt + 1), 0):  # 0: what no attempt knows of yet
             events = self._db.execute(_SELECT_EVENTS_OF_ATTEMPT, (round, attempt))
@@ -298,11 +313,7 @@ class Store:
         self._seal(f"round {round}", digest_of_round(self._db, round))
 
     def _seal_evaluations(self, round: int) -> None:
-        rounds = {round}
-        if self._db.execute("DELETE FROM seals WHERE subject = 'evaluations'").rowcount:  # an earlier version's, of all
-            rounds |= set(evaluated_rounds(self._db))
-        for evaluated in rounds:
-            self._seal(f"evaluations {evaluated}", digest_of_evaluations(self._db, evaluated))
+        self._seal(f"evaluations {round}", digest_of_evaluations(self._db, round))
 
     def _seal_table(self, table: str) -> None:
         self._seal(table, digest_of_table(self._db, table))
@@ -314,7 +325,7 @@ class Store:
     def _transaction(self, *, is_begun: bool = False) -> Iterator[None]:
         """All that is written within, or nothing; counted, so that a commit that gets lost is missed."""
         if not is_begun:
-            self._db.execute("BEGIN IMMEDIATE")
+            begin(self._db, self._path, self.tell)
         try:
             yield
             refuse_lost(self._path, self._opened)
@@ -326,6 +337,8 @@ class Store:
                 self._db.execute("ROLLBACK")
             raise
         self._commit_count.write(commits + 1)
+        if growth := self._growth.by_a_reader(self._db):
+            self.tell(growth)
 
     def _write_attempt(self, insert: str, record: RoundRecord, pings: Iterable[Ping]) -> None:
         key = record.round, record.attempt
@@ -364,6 +377,9 @@ _INSERT_PING = _insert("pings", ("round", "client_id", "ping_s"))
 _INSERT_EVENT = _insert("events", ("round", "attempt", *EVENT_COLUMNS))
 _SELECT_ROUNDS_AFTER = (
     "SELECT round FROM rounds WHERE round > ? UNION SELECT round FROM failed_attempts WHERE round > ? ORDER BY 1 DESC"
+)
+_SELECT_JOBS_AFTER = (
+    "SELECT sequence, round, client_id, job_round, job_attempt FROM events WHERE kind = 'given' AND round > ?"
 )
 _SELECT_LAST_ATTEMPT = (
     "SELECT max(attempt) FROM"

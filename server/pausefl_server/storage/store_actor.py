@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from pausefl_proto.actor import Actor
+from pausefl_process.databases import unharmed
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Vector
+from pausefl_server.actor import Actor
 from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, LogEvent, RoundRecord
 from pausefl_server.storage.checkpoint import Checkpoint
@@ -24,7 +25,7 @@ class CommitRound:
     pings: tuple[Ping, ...] = ()
     optimizer_state: Vector | None = None
     later_events: tuple[LogEvent, ...] = ()
-    """What the next round will have to know."""
+    """Events that belong to the next round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class SaveFailedAttempt:
     record: RoundRecord
     pings: tuple[Ping, ...] = ()
     later_events: tuple[LogEvent, ...] = ()
-    """What the next attempt will have to know."""
+    """Events that belong to the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class StoreActor(Actor[Write]):
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._write, message)
         except (sqlite3.Error, OSError) as error:
-            raise PauseflError(f"the run's log cannot be written: {error}") from error
+            raise PauseflError(f"the run's log cannot be written: {unharmed(error) or error}") from error
 
     async def on_stop(self) -> None:
         """Wait for the last write."""

@@ -5,17 +5,20 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from pausefl_client.training.method import TrainingMethod
+from pausefl_client.training.model_vector import trained_parameters
 from pausefl_proto.errors import ConfigError
 
-_NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+_NORMALISATIONS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 class FedBN(TrainingMethod):
     """Every client keeps normalisation layers of its own; all else is shared (Algorithm 1).
 
-    Their part of the update is 0, so the server's model keeps those it began with: gains of 1 and shifts of 0.
+    Their part of the update is 0, so the server's model keeps those it began with: gains of 1 and shifts of 0. Running
+    statistics are local with it, whatever the method does (`workload.statistics`).
     """
 
     def __init__(self) -> None:
@@ -24,17 +27,13 @@ class FedBN(TrainingMethod):
 
     def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
         """Put the client's own normalisation into the model; ConfigError where it has none."""
-        layers = _normalisation_of(model)
-        if not layers:
-            raise ConfigError('workload.training = "fedbn": workload.model has no normalisation layers to keep local')
-        self._shared = _copied(layers)
-        _fill(layers, self._own)
+        self._shared = _copied(_normalisation_of(model))
+        _fill(model, self._own)
 
     def end_round(self, model: nn.Module) -> None:
         """Keep it, and put the server's back."""
-        layers = _normalisation_of(model)
-        self._own = _copied(layers)
-        _fill(layers, self._shared)
+        self._own = _copied(_normalisation_of(model))
+        _fill(model, self._shared)
 
     def state(self) -> Mapping[str, Any]:
         """The client's own normalisation."""
@@ -45,20 +44,20 @@ class FedBN(TrainingMethod):
         self._own = dict(state.get("own", {}))
 
 
-def _normalisation_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters and buffers of the normalisation layers by name; they share the model's memory."""
-    return {
-        f"{name}.{key}": tensor
-        for name, module in model.named_modules()
-        if isinstance(module, _NORMALISATIONS)
-        for key, tensor in module.state_dict().items()
-    }
+def _normalisation_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained parameters of the normalisation layers by name."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, _NORMALISATIONS)}
+    if not layers:
+        raise ConfigError('workload.training = "fedbn": workload.model has no normalisation layers to keep local')
+    return {name: p for name, p in trained_parameters(model).items() if name.rpartition(".")[0] in layers}
 
 
-def _copied(layers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in layers.items()}
+def _copied(parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
 
-def _fill(layers: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+@torch.no_grad()
+def _fill(model: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
+    parameters = _normalisation_of(model)
     for name, value in values.items():
-        layers[name].copy_(value)
+        parameters[name].copy_(value)

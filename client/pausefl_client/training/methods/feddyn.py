@@ -1,6 +1,5 @@
 """FedDyn (Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama, ICLR 2021)."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,32 +8,33 @@ import torch
 from torch import nn
 
 from pausefl_client.training.method import TrainingMethod
+from pausefl_client.training.model_vector import trained_parameters
+from pausefl_proto.number_types import Bounded, Positive
 
 
 @dataclass
-class FedDyn(TrainingMethod):
+class FedDyn(Bounded, TrainingMethod):
     """The loss gets − ⟨h_i, w⟩ + α/2 ‖w − θ‖², and after the round h_i ← h_i − α (w − θ) (Algorithm 1).
 
     h_i, 0 at first, is then ∇L_i at the client's last model, if that is a minimum. It goes with the server's part,
     `aggregation.optimizer = "feddyn"`.
     """
 
-    alpha: float
+    alpha: Positive
     """α, the weight of the distance to the round's model."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise ValueError(f"alpha = {self.alpha}: must be a finite number above 0")
+        super().__post_init__()
         self._start: dict[str, torch.Tensor] = {}  # θ
         self._gradient: dict[str, torch.Tensor] = {}  # h_i; nothing stands for 0
 
     def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
         """Keep θ."""
-        self._start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        self._start = {name: parameter.detach().clone() for name, parameter in trained_parameters(model).items()}
 
     def change_gradients(self, model: nn.Module) -> None:
         """Add α (w − θ) − h_i."""
-        for name, parameter in model.named_parameters():
+        for name, parameter in trained_parameters(model).items():
             if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - self._start[name], alpha=self.alpha)
                 if self._gradient:
@@ -45,7 +45,7 @@ class FedDyn(TrainingMethod):
         before = self._gradient
         self._gradient = {
             name: before.get(name, 0) - self.alpha * (parameter.detach() - self._start[name])
-            for name, parameter in model.named_parameters()
+            for name, parameter in trained_parameters(model).items()
         }
 
     def state(self) -> Mapping[str, Any]:

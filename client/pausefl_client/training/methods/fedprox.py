@@ -6,26 +6,27 @@ import torch
 from torch import nn
 
 from pausefl_client.training.method import TrainingMethod
+from pausefl_client.training.model_vector import trained_parameters
+from pausefl_proto.number_types import Bounded, NonNegative
 
 
 @dataclass
-class FedProx(TrainingMethod):
+class FedProx(Bounded, TrainingMethod):
     """The loss gets + μ/2 ‖w − θ‖², which pulls a client towards the round's model (Li et al., MLSys 2020)."""
 
-    mu: float
+    mu: NonNegative
     """μ, the weight of the distance to the round's model."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mu < float("inf"):
-            raise ValueError(f"mu = {self.mu}: must be a finite number, at least 0")
+        super().__post_init__()
         self._anchors: list[torch.Tensor] = []
 
     def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
         """Keep θ."""
-        self._anchors = [parameter.detach().clone() for parameter in model.parameters()]
+        self._anchors = [parameter.detach().clone() for parameter in trained_parameters(model).values()]
 
     def change_gradients(self, model: nn.Module) -> None:
         """Add μ (w − θ)."""
-        for parameter, anchor in zip(model.parameters(), self._anchors, strict=True):
+        for parameter, anchor in zip(trained_parameters(model).values(), self._anchors, strict=True):
             if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - anchor, alpha=self.mu)

@@ -1,7 +1,6 @@
 """MOON, model-contrastive federated learning (Li, He and Song, CVPR 2021)."""
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +10,15 @@ from torch import nn
 from torch.nn import functional
 
 from pausefl_client.data.tasks import LearningTask
+from pausefl_client.registries import TRAINING_DEFAULTS
 from pausefl_client.training.method import Batch, TrainingMethod
+from pausefl_client.training.model_vector import running_statistics, trained_parameters
 from pausefl_proto.errors import ConfigError
+from pausefl_proto.number_types import Bounded, NonNegative, Positive
 
 
 @dataclass
-class Moon(TrainingMethod):
+class Moon(Bounded, TrainingMethod):
     """The loss gets μ ℓ, which pulls a client's features towards those of the round's model, away from its last one's.
 
     ℓ = − log(e^(sim(z, z_θ)/T) / (e^(sim(z, z_θ)/T) + e^(sim(z, z_i)/T))) (eq. (3)), with the cosine similarity of the
@@ -25,16 +27,13 @@ class Moon(TrainingMethod):
     round, where z_i would be z_θ, ℓ is constant and left out.
     """
 
-    mu: float
+    mu: NonNegative
     """μ, the weight of the contrastive loss."""
-    temperature: float = 0.5
+    temperature: Positive = TRAINING_DEFAULTS["moon"]["temperature"]
     """T, by which similarities are divided. The paper's value is 0.5."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.mu) and self.mu >= 0):
-            raise ValueError(f"mu = {self.mu}: must be a finite number, at least 0")
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(f"temperature = {self.temperature}: must be a finite number above 0")
+        super().__post_init__()
         self._last: dict[str, torch.Tensor] = {}  # the client's model after its last round
         self._references: list[nn.Module] = []  # the server's model and the client's last; none in its first round
 
@@ -44,7 +43,7 @@ class Moon(TrainingMethod):
         self._references = []
         if self._last:
             server, last = (copy.deepcopy(model).eval().requires_grad_(False) for _ in range(2))
-            last.load_state_dict(self._last)
+            last.load_state_dict(self._last, strict=False)
             self._references = [server, last]
 
     def loss(self, model: nn.Module, batch: Batch, task: LearningTask) -> torch.Tensor:
@@ -58,7 +57,8 @@ class Moon(TrainingMethod):
 
     def end_round(self, model: nn.Module) -> None:
         """Keep what was trained."""
-        self._last = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        changing = {**trained_parameters(model), **running_statistics(model)}
+        self._last = {name: tensor.detach().clone() for name, tensor in changing.items()}
 
     def state(self) -> Mapping[str, Any]:
         """The client's last model."""

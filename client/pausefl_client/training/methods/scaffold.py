@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from pausefl_client.training.method import TrainingMethod
+from pausefl_client.training.model_vector import trained_parameters
 
 
 class Scaffold(TrainingMethod):
@@ -32,13 +33,13 @@ class Scaffold(TrainingMethod):
 
     def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
         """No gradients yet."""
-        self._sum = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+        self._sum = {name: torch.zeros_like(parameter) for name, parameter in trained_parameters(model).items()}
         self._steps = 0
 
     def change_gradients(self, model: nn.Module) -> None:
         """Note g, then add c − c_i."""
         self._steps += 1
-        for name, parameter in model.named_parameters():
+        for name, parameter in trained_parameters(model).items():
             if parameter.grad is not None:
                 self._sum[name].add_(parameter.grad)
                 parameter.grad.add_(self._server[name])

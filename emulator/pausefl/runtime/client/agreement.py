@@ -1,21 +1,22 @@
-"""What server and clients must agree on, and what a client that has no experiment file takes from its server."""
+"""The agreement of server and clients, and the part that a client without an experiment file takes from its server."""
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import ValidationError
 
-from pausefl.config.client_records import schedule_of
-from pausefl.config.experiment import Experiment
-from pausefl.config.loading import experiment_of
-from pausefl.config.tables import PrivacyTable
-from pausefl.config.validation import as_json
+from pausefl.experiment.client_records import schedule_of, with_statistics
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.loading import experiment_of
+from pausefl.experiment.tables import PrivacyTable
+from pausefl.experiment.validation import as_json
 from pausefl_proto.errors import ConfigError
 
 _OFFERED = {
     "experiment": {"rounds", "seed", "split_seed", "model_seed", "latency_seed"},
-    "clients": {"count", "groups"},
+    "clients": {"count", "ids", "groups"},
     "latency": None,
     "workload": None,
     "wire": None,
@@ -31,11 +32,13 @@ _SCHEDULE = (
 
 
 def agreement_of(experiment: Experiment) -> dict[str, str]:
-    """What a client must have as the run has it, by key, as JSON: its work, its data, and beside whom it trains.
+    """Values that a client must share with the run, by key, as JSON: its work, its data, and beside whom it trains.
 
     Privacy is compared by itself (`client_records.schedule_of`).
     """
-    workload = experiment.workload.model_dump(mode="json", exclude=_OWN["workload"])
+    workload = asdict(with_statistics(experiment.workload, experiment.privacy))
+    for key in _OWN["workload"]:
+        del workload[key]
     for key in ("partition", "training"):  # a kind alone is a table of that kind with its defaults
         if isinstance(workload[key], str):
             workload[key] = {"kind": workload[key]}
@@ -55,7 +58,7 @@ def agreement_of(experiment: Experiment) -> dict[str, str]:
 
 
 def offer_of(experiment: Experiment) -> str:
-    """What a server tells a client that asks for the experiment, as JSON: its part, and the privacy of the run.
+    """A server's answer to a client that asks for the experiment, as JSON: its part, and the privacy of the run.
 
     The privacy is told so that a client can say what it would have to agree to. No client takes it.
     """
@@ -76,13 +79,13 @@ def accepted(offer: str, own: Mapping[str, Any]) -> Experiment:
         raise ConfigError("the server offers no experiment; give the client a CONFIG")
     taken = {table: {**_taken(document, table), **own.get(table, {})} for table in _OFFERED}
     _refuse_foreign(taken, own)
-    experiment = experiment_of({**own, **taken, "selection": {"m": 1}})  # which is no client's business
-    _check_privacy(document.get("privacy"), experiment)
-    return experiment
+    # Before what comes next, which takes time by the number of clients that is offered.
+    _check_privacy(document.get("privacy"), experiment_of({"privacy": own.get("privacy", {}), "selection": {"m": 1}}))
+    return experiment_of({**own, **taken, "selection": {"m": 1}})  # which is no client's business
 
 
 def _parsed(offer: str) -> Any:
-    """What the offer's JSON says; None where it is none, or has a text that no terminal should show."""
+    """The content of the offer's JSON; None where it is none, or has a text that no terminal should show."""
     try:
         document = json.loads(offer)
         is_plain = all(text.isprintable() for _, text in _texts(document, ""))
@@ -92,7 +95,7 @@ def _parsed(offer: str) -> Any:
 
 
 def _taken(document: Mapping[str, Any], table: str) -> dict[str, Any]:
-    """What may be taken of one table; nothing of what is no table."""
+    """The keys that may be taken of one table; none of what is no table."""
     keys, values = _OFFERED[table], document.get(table)
     if not isinstance(values, dict):
         return {}

@@ -1,21 +1,25 @@
-"""How clients reach their server, and what they show it of themselves."""
+"""How clients reach their server, what they show it of themselves, and what they take from it without a file."""
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
-from pausefl.config.client_records import tls_of
-from pausefl.runtime.client.plan import ConnectionPlan
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.loading import experiment_of
+from pausefl.runtime.client.agreement import accepted
+from pausefl.runtime.client.plan import ConnectionPlan, connection_plan
+from pausefl.runtime.processes.waits import run_telling_waits
+from pausefl_client.reconnection import Reconnection
 from pausefl_client.session_settings import Connect
-from pausefl_client.transport import connect
+from pausefl_client.transport import connect, fetch_offer
 from pausefl_process.tokens import read_token
 from pausefl_proto.addresses import is_loopback
 from pausefl_proto.errors import ConfigError
 
 
 def connect_over_grpc(plan: ConnectionPlan, address: str, client_id: str) -> Connect:
-    """What opens a client's stream to the server at HOST:PORT; ConfigError as `token_for`."""
-    return partial(
-        connect, address, tls_of(plan.tls, client_id), plan.dead_after_s, token_for(plan, address, client_id)
-    )
+    """A function that opens a client's stream to the server at HOST:PORT; ConfigError as `token_for`."""
+    return partial(connect, address, plan.tls.in_use(client_id), plan.dead_after_s, token_for(plan, address, client_id))
 
 
 def token_for(plan: ConnectionPlan, address: str, client_id: str) -> str:
@@ -26,9 +30,27 @@ def token_for(plan: ConnectionPlan, address: str, client_id: str) -> str:
     if not plan.token:
         return ""
     host = address.rpartition(":")[0]
-    if tls_of(plan.tls, client_id) is None and not (plan.is_insecure or is_loopback(host)):
+    if plan.tls.in_use(client_id) is None and not (plan.is_insecure or is_loopback(host)):
         raise ConfigError(
             f'admission.token = "{plan.token}": whoever is between here and {address} could read it; set tls.ca, or say'
             " --insecure"
         )
     return read_token(plan.token.replace("{client_id}", client_id))
+
+
+def fetch_experiment(address: str, client_id: str, own: Mapping[str, Any]) -> Experiment:
+    """The server's experiment, but for `own`: what the client decides, as tables of an experiment. Asks HOST:PORT.
+
+    ConfigError where the offer cannot be accepted, PauseflError where the server cannot be reached.
+    """
+    how = way_of(own)
+    token = token_for(connection_plan(how), address, client_id)
+    reconnection = Reconnection(client_id, how.clients.connect_timeout_s)
+    offer = run_telling_waits(fetch_offer(address, how.tls.in_use(client_id), token, reconnection))
+    return accepted(offer.experiment, own)
+
+
+def way_of(own: Mapping[str, Any]) -> Experiment:
+    """A client's own settings of its way to the server, and of where it is watched; ConfigError."""
+    tables = {table: own[table] for table in ("tls", "admission", "clients", "server", "metrics") if table in own}
+    return experiment_of({**tables, "selection": {"m": 1}})

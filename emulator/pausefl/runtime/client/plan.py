@@ -1,86 +1,88 @@
-"""What client processes are told of an experiment: small records, made where processes are started."""
+"""The part of an experiment for client processes: small records, made where processes are started."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pausefl.config.client_records import budget_of, mechanism_of, schedule_of, training_of
-from pausefl.config.experiment import Experiment
-from pausefl.config.groups import behaviours_of, presence_of
-from pausefl.config.links import LatencyTable, LinkPlan
-from pausefl.config.tables import TlsTable, WorkloadTable
-from pausefl.delays import Delay
-from pausefl.population.availability import Presence
-from pausefl.population.behaviours import Behaviour
+from pausefl.experiment.client_records import budget_of, mechanism_of, with_statistics
+from pausefl.experiment.delay_laws import Delay, sampled_delays
+from pausefl.experiment.delays.laws import plan_training_times
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.groups import behaviours_of, presence_of
+from pausefl.experiment.links import LatencyTable, LinkPlan, plan_links
+from pausefl.experiment.population.availability import Presence
+from pausefl.experiment.population.behaviours import Behaviour
+from pausefl.experiment.tables import Metrics, Workload
 from pausefl.runtime.client.agreement import agreement_of
+from pausefl_client.privacy.ledger import Life
 from pausefl_client.privacy.mechanism import Mechanism
-from pausefl_client.training.trainer import TrainingSettings
+from pausefl_client.privacy.release import schedule_key
+from pausefl_client.training.paced import PacedTrainer, steps_of
+from pausefl_client.training.trainer import Trainer, TrainingSettings
 from pausefl_proto.budget import Budget
+from pausefl_proto.draws import generator
 from pausefl_proto.encoding import Encoding, encoding_of
-from pausefl_proto.privacy_unit import PrivacyUnit
-
-
-@dataclass(frozen=True)
-class NoisePlan:
-    """Where a client's noise comes from."""
-
-    source: Literal["laplace", "opendp", "reproducible"]
-    """Fresh noise by one of two samplers; or noise from the seed, which is not private."""
-    seed: int
-    device: str | None
-    """The device that trains (`workload.device`), which may draw the noise too; None: clients have no torch."""
+from pausefl_proto.tls import Tls
 
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """What clients may spend, how they add noise, and whose ledgers record it."""
+    """The clients' budgets, how they add noise, and whose ledgers record it."""
 
     budget: Budget
     mechanism: Mechanism
-    noise: NoisePlan
+    noise: Literal["laplace", "opendp", "reproducible"]
+    """Fresh noise by one of two samplers; or noise from the seed, which is not private."""
+    seed: int
+    device: str | None
+    """The device that trains (`workload.device`), which may draw the noise too; None: clients have no torch."""
     ledger_dir: str | None
     """Where ledgers lie that outlive runs, one for each holding of examples; None: with the run."""
+    life: Life | None = None
+    """The budget of clients that outlive runs."""
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What clients train, on what, and how each behaves."""
+    """The clients' model and data, and how each behaves."""
 
-    workload: WorkloadTable
-    settings: TrainingSettings
+    workload: Workload
     seed: int
     split_seed: int
     """The seed that decides which examples there are, and which client holds them."""
     client_ids: tuple[str, ...]
     """All clients of the experiment: the data is parted among them, in this order."""
     behaviours: Mapping[str, tuple[Behaviour, ...]]
-    """What each client does differently, by its id."""
+    """Each client's behaviours, by its id."""
     trainers: int
     """Clients of one process that train at a time."""
-    step_s: float | None = None
-    """What a training step takes on the emulated devices; None: as long as it does here."""
     training_times: Mapping[str, Delay] = field(default_factory=dict)
-    """The laws of the seconds that training takes in a round, by client id; they go before `step_s`."""
+    """The laws of the seconds that training takes in a round, by client id; they go before `workload.step_s`."""
     batched: Literal["off", "on", "auto"] = "off"
     """Whether clients of one process train together; "auto" is settled before round 1."""
 
+    def paced(self, trainer: Trainer, client_id: str, settings: TrainingSettings | None = None) -> Trainer:
+        """The trainer, which takes the client's stated time; without one, the trainer itself.
 
-@dataclass(frozen=True)
-class ScrapePlan:
-    """Where a client process serves its metrics (`metrics.client_*`)."""
+        `settings` are those it trains with, None for one that takes no steps.
+        """
+        if (law := self.training_times.get(client_id)) is not None:
 
-    host: str
-    port: int
-    series_max: int
-    unit: PrivacyUnit
-    """`privacy.unit`, in which ε is shown."""
+            def drawn_s(round: int) -> float:
+                return float(sampled_delays(law, generator(self.seed, "training-time", client_id, round), 1, round)[0])
+
+            return PacedTrainer(trainer, drawn_s)
+        if self.workload.step_s is None or settings is None:
+            return trainer
+        duration_s = self.workload.step_s * steps_of(settings, trainer.n_examples)
+        return PacedTrainer(trainer, lambda _: duration_s)
 
 
 @dataclass(frozen=True)
 class ConnectionPlan:
     """How clients reach their server; in paths {client_id} stands for a client's id."""
 
-    tls: TlsTable
+    tls: Tls
     token: str
     """The file of a client's token, empty where it needs none (`admission.token`)."""
     dead_after_s: float
@@ -97,7 +99,7 @@ class ClientPlan:
     schedule: str
     """The privacy both ends agree on, empty in a run without."""
     agreement: Mapping[str, str]
-    """What the run must have as its clients have it (`agreement.agreement_of`)."""
+    """Values that the run must share with its clients (`agreement.agreement_of`)."""
     disclosed: frozenset[str]
     encoding: Encoding
     """How updates travel."""
@@ -107,26 +109,32 @@ class ClientPlan:
     latency_seed: int
     """The seed of the links' delays."""
     presence: Presence | None
-    """Which clients are there in each round; None: all, always."""
-    scrape: ScrapePlan | None
+    """The clients that are there in each round; None: all, always."""
+    metrics: Metrics
+    """Where a client process serves its metrics (`metrics.client_*`)."""
     connection: ConnectionPlan
     give_up_after_s: float
+    run_id: str = ""
+    """The one run that clients which outlive runs are to take part in now; empty: whichever their server plays."""
 
 
 def client_plan(experiment: Experiment) -> ClientPlan:
-    """The clients' part of an experiment."""
+    """The clients' part of an experiment, with what the server's part follows from: links, presence, privacy."""
+    client_ids = tuple(experiment.client_ids)
+    privacy = _privacy(experiment)
+    latency_seed = experiment.experiment.seed_of("latency")
     return ClientPlan(
-        training=_training(experiment),
-        privacy=_privacy(experiment),
-        schedule=schedule_of(experiment.privacy),
+        training=_training(experiment, client_ids),
+        privacy=privacy,
+        schedule="" if privacy is None else schedule_key(privacy.budget, privacy.mechanism, privacy.noise),
         agreement=agreement_of(experiment),
         disclosed=experiment.disclosed,
         encoding=encoding_of(experiment.wire.dtype, experiment.wire.top_share),
         latency=experiment.latency,
-        links=experiment.links(),
-        latency_seed=experiment.experiment.seed_of("latency"),
+        links=plan_links(experiment.latency, client_ids, latency_seed),
+        latency_seed=latency_seed,
         presence=presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed),
-        scrape=_scrape(experiment),
+        metrics=experiment.metrics,
         connection=connection_plan(experiment),
         give_up_after_s=experiment.clients.connect_timeout_s,
     )
@@ -138,38 +146,24 @@ def connection_plan(experiment: Experiment) -> ConnectionPlan:
     return ConnectionPlan(experiment.tls, experiment.admission.token, server.dead_after_s, server.insecure)
 
 
-def noise_plan(experiment: Experiment) -> NoisePlan:
-    """Where the clients' noise comes from."""
-    workload = experiment.workload
-    device = None if workload.model == "synthetic" else workload.device
-    return NoisePlan(experiment.privacy.noise, experiment.experiment.seed, device)
-
-
-def _training(experiment: Experiment) -> TrainingPlan:
+def _training(experiment: Experiment, client_ids: tuple[str, ...]) -> TrainingPlan:
+    workload, seed = experiment.workload, experiment.experiment.seed
     return TrainingPlan(
-        workload=experiment.workload,
-        settings=training_of(experiment.workload),
-        seed=experiment.experiment.seed,
+        workload=with_statistics(workload, experiment.privacy),
+        seed=seed,
         split_seed=experiment.experiment.seed_of("split"),
-        client_ids=tuple(experiment.client_ids),
+        client_ids=client_ids,
         behaviours=behaviours_of(experiment.groups),
         trainers=experiment.clients.trainers,
-        step_s=experiment.workload.step_s,
-        training_times=experiment.training_times(),
+        training_times=plan_training_times(workload.training_time, client_ids, seed),
         batched=experiment.clients.batched if experiment.experiment.clock == "virtual" else "off",
     )
 
 
 def _privacy(experiment: Experiment) -> PrivacyPlan | None:
-    budget, mechanism = budget_of(experiment.privacy), mechanism_of(experiment.privacy)
+    table, workload = experiment.privacy, experiment.workload
+    budget, mechanism = budget_of(table), mechanism_of(table)
     if budget is None or mechanism is None:
         return None
-    ledger_dir = experiment.privacy.ledger_dir
-    return PrivacyPlan(budget, mechanism, noise_plan(experiment), ledger_dir)
-
-
-def _scrape(experiment: Experiment) -> ScrapePlan | None:
-    metrics = experiment.metrics
-    if metrics.client_port < 0:
-        return None
-    return ScrapePlan(metrics.client_host, metrics.client_port, metrics.client_series_max, experiment.privacy.unit)
+    device = None if workload.model == "synthetic" else workload.device
+    return PrivacyPlan(budget, mechanism, table.noise, experiment.experiment.seed, device, table.ledger_dir)

@@ -1,18 +1,18 @@
-"""What protects a client of an experiment: its mechanism, its ledger in the place where that lies, and its noise."""
+"""The privacy of a client of an experiment: its mechanism, its ledger in the place where that lies, and its noise."""
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from pausefl.runtime.client.plan import NoisePlan, PrivacyPlan
+from pausefl.runtime.client.plan import PrivacyPlan
 from pausefl_client.data.holdings import Holding
-from pausefl_client.privacy.ledger import Ledger, ReleaseKey, make_durable
+from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import ExactLaplace, LaplaceSource, NumpyLaplace, entropy_rng
 from pausefl_client.privacy.release import ReleasePrivacy
 from pausefl_client.training.trainer import Trainer
-from pausefl_process.files import held_folder
+from pausefl_process.files import held_folder, prepare_folder
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError, LedgerError
 
@@ -30,61 +30,55 @@ def open_privacies(
     """
     if plan is None:
         return dict.fromkeys(trainers)
-    if plan.noise.source == "opendp":
+    if plan.noise == "opendp":
         ExactLaplace()  # here, where its absence is bad input, not at the first release
 
     def opened(paths: Mapping[str, Path]) -> dict[str, ReleasePrivacy | None]:
         return {c: _open(plan, c, trainers[c], paths[c], closing) for c in trainers}
 
     if not plan.ledger_dir:
+        prepare_folder(ledgers, f"ledgers {ledgers}")
         return opened({client_id: ledgers / f"{client_id}.db" for client_id in trainers})
-    with _held(folder := Path(plan.ledger_dir)):
+    folder = Path(plan.ledger_dir)
+    prepare_folder(folder, f'privacy.ledger_dir = "{folder}"')
+    # No other process begins ledgers there between a look at those it holds and the ones begun for it.
+    with held_folder(folder):
         return opened(_shared_ledgers(folder, {c: trainer.holding for c, trainer in trainers.items()}))
 
 
-def noise_for(plan: NoisePlan, client_id: str, key: ReleaseKey) -> LaplaceSource:
+def noise_for(plan: PrivacyPlan, client_id: str, key: ReleaseKey) -> LaplaceSource:
     """A fresh source for every release, on the device that trains.
 
     Only a run that is marked "not private" takes it from the seed.
     """
-    if plan.source == "reproducible":
+    if plan.noise == "reproducible":
         return NumpyLaplace(generator(plan.seed, "noise", client_id, key.round, key.attempt))
-    if plan.source == "opendp":
+    if plan.noise == "opendp":
         return ExactLaplace()
     return _device_noise(plan.device) or NumpyLaplace(entropy_rng())
 
 
 def _open(plan: PrivacyPlan, client_id: str, trainer: Trainer, path: Path, closing: ExitStack) -> ReleasePrivacy:
     try:
-        ledger = Ledger(path, plan.budget, **_ledger_identity(plan, client_id, trainer))
+        ledger = Ledger(path, plan.budget, plan.life, **_ledger_identity(plan, client_id, trainer))
     except LedgerError as error:  # before anything was sent it is bad input
         raise ConfigError(str(error)) from error
     closing.callback(ledger.close)
-    return ReleasePrivacy(plan.mechanism, ledger, partial(noise_for, plan.noise, client_id))
+    return ReleasePrivacy(plan.mechanism, ledger, partial(noise_for, plan, client_id))
 
 
 def _ledger_identity(plan: PrivacyPlan, client_id: str, trainer: Trainer) -> dict[str, str]:
-    """Whose ledger it is, and what has to be the same for all of its releases if their ε are to add up."""
+    """The ledger's owner, and what has to be the same for all of its releases if their ε are to add up."""
     # Both samplers spend alike; noise from the seed is not private, whatever is drawn after it.
-    noise = "reproducible" if plan.noise.source == "reproducible" else "fresh"
+    noise = "reproducible" if plan.noise == "reproducible" else "fresh"
     unit = plan.mechanism.unit
-    identity = {"unit": unit, "examples": trainer.holding.examples, "noise": noise}
+    identity = {"unit": unit, "noise": noise}
+    if plan.life is None:  # a life's budget holds whatever a run has its client train on
+        identity["examples"] = trainer.holding.examples
     if not plan.ledger_dir:  # there, examples keep their ledger under another client id
         identity["client_id"] = client_id
     # The ε of an upload is d times a coordinate's.
-    return identity | {"model_size": str(trainer.manifest.size)} if unit == "coordinate" else identity
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Let no other process begin ledgers in a folder between a look at those it holds and the ones begun for it."""
-    with ExitStack() as holding:
-        try:
-            make_durable(folder)
-            holding.enter_context(held_folder(folder))
-        except OSError as error:
-            raise ConfigError(f'privacy.ledger_dir = "{folder}": cannot be used ({error.strerror})') from error
-        yield
+    return identity | {"model_size": str(trainer.manifest.charged.size)} if unit == "coordinate" else identity
 
 
 def _shared_ledgers(folder: Path, holdings: Mapping[str, Holding]) -> dict[str, Path]:
@@ -98,8 +92,8 @@ def _shared_ledgers(folder: Path, holdings: Mapping[str, Holding]) -> dict[str, 
         named = _SHARED_NAME.fullmatch(path.stem)
         if named is None:
             raise ConfigError(
-                f"{key}: holds {path.name}, which an earlier version named after a client, not after the examples it"
-                " counts for: take another folder, and count what its ledgers have spent as spent"
+                f"{key}: holds {path.name}, which is not named after the examples it counts for: take another folder,"
+                " and count what its ledgers have spent as spent"
             )
         dealings.add(named[1])
         by_examples[named[2]] = path
@@ -110,7 +104,7 @@ def _shared_ledgers(folder: Path, holdings: Mapping[str, Holding]) -> dict[str, 
         if holding.examples not in by_examples and dealings - {holding.dealing}:
             raise ConfigError(
                 f"{key}: its ledgers count for examples that were dealt out otherwise (by another seed, data set,"
-                " partition or number of clients or examples, or by an earlier version), and some may be"
+                " partition or number of clients or examples), and some may be"
                 f" {client_id}'s: change that back, or take another folder, whose budgets add to these"
             )
     return {c: by_examples.get(h.examples, folder / f"{h.dealing}-{h.examples}.db") for c, h in holdings.items()}

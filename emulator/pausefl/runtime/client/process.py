@@ -15,15 +15,20 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pausefl.population.availability import Presence
-from pausefl.population.behaviours import BehaviourChain
+from pausefl.experiment.population.availability import Presence
+from pausefl.experiment.population.behaviours import BehaviourChain
 from pausefl.runtime.client.connecting import connect_over_grpc
+from pausefl.runtime.client.host_page import HostPage, host_page
 from pausefl.runtime.client.links import make_links
-from pausefl.runtime.client.plan import ClientPlan, ScrapePlan, TrainingPlan
+from pausefl.runtime.client.plan import ClientPlan, TrainingPlan
 from pausefl.runtime.client.privacy import open_privacies
-from pausefl.runtime.client.training_times import with_stated_time
+from pausefl.runtime.processes.lifetime import die_with_parent, ignore_interrupts
+from pausefl.runtime.processes.log_file import write_output_to
+from pausefl.runtime.processes.logs import is_verbose, set_up_log
+from pausefl.runtime.processes.resources import allow_many_files, keep_freed_memory, use_no_gpu
+from pausefl.runtime.processes.waits import run_telling_waits
 from pausefl_client.answered_job import AnsweredJob, OnAnswered
-from pausefl_client.link import SPIN_S, Link
+from pausefl_client.link import SPIN_S
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession
 from pausefl_client.session_settings import ClientSettings, Connect, HostResources
@@ -32,17 +37,10 @@ from pausefl_client.training.trainer import Trainer
 from pausefl_client.training.trainer_pool import TrainerPool
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_process.ending import BAD_INPUT
-from pausefl_process.health import health_routes
-from pausefl_process.host_monitor import ClosableWatch, HostMonitor
-from pausefl_process.http_server import WebServer
-from pausefl_process.lifetime import die_with_parent, ignore_interrupts
-from pausefl_process.log_file import write_output_to
-from pausefl_process.logs import is_verbose, set_up_log
+from pausefl_process.host_monitor import Clock, HostMonitor, HostWatch
 from pausefl_process.plugins import errors_of_own_code
-from pausefl_process.resources import allow_many_files, keep_freed_memory, use_no_gpu
-from pausefl_process.waits import run_telling_waits
 from pausefl_proto.errors import ConfigError, PauseflError, first_error
-from pausefl_proto.privacy_unit import vector_epsilon
+from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:  # clients with a synthetic model need no torch
@@ -62,16 +60,6 @@ def _ignore(_: object) -> None:
     """Do nothing with it."""
 
 
-@dataclass(frozen=True)
-class FleetPipes:
-    """The pipes between a client process and the fleet that started it."""
-
-    roll_calls: "Connection[Any, Any] | None" = None
-    """Brings the rounds in which clients come and go; None: all are there, always."""
-    metrics: "Connection[Any, Any] | None" = None
-    """Takes the HOST:PORT at which the process can be scraped."""
-
-
 def spare_exchanges() -> None:
     """Log no exchange of a run's clients, of which its server tells enough, unless that was asked for."""
     if not is_verbose():
@@ -83,25 +71,29 @@ def run_client_process(
     client_ids: Sequence[str],
     address: str,
     run_dir: Path,
-    pipes: FleetPipes = FleetPipes(),
+    roll_calls: "Connection[Any, Any] | None" = None,
+    metrics: "Connection[Any, Any] | None" = None,
 ) -> None:
-    """The main function of a client process that `fleet` started."""
+    """The main function of a client process that `fleet` started.
+
+    `roll_calls` brings the rounds in which clients come and go, where they do; `metrics` takes where they are scraped.
+    """
     die_with_parent()
     ignore_interrupts()
     allow_many_files()
     keep_freed_memory()
-    write_output_to(run_dir / "clients.log")
-    set_up_log()
-    spare_exchanges()
     try:
+        write_output_to(run_dir / "clients.log")
+        set_up_log(run_dir.name)
+        spare_exchanges()
         if plan.latency.injection == "netem":
             from pausefl.runtime.netem import enter_namespace
 
             enter_namespace(plan.latency, plan.links, run_dir, client_ids[0], address.rpartition(":")[0])
         with errors_of_own_code(), first_error():
-            on_metrics = pipes.metrics.send if pipes.metrics is not None else _ignore
+            on_metrics = metrics.send if metrics is not None else _ignore
             run_telling_waits(
-                run_clients_over_grpc(plan, client_ids, address, run_dir / "ledgers", pipes.roll_calls, on_metrics)
+                run_clients_over_grpc(plan, client_ids, address, run_dir / "ledgers", roll_calls, on_metrics)
             )
     except PauseflError as error:
         log.error("%s", error)
@@ -110,27 +102,16 @@ def run_client_process(
 
 @dataclass(frozen=True)
 class ClientPlatform:
-    """What the clients of one process run on: their way to the server, threads, a clock, a watch over the host."""
+    """The ground of the clients of one process: their way to the server, threads, a clock, a watch over the host."""
 
     connect: Callable[[str], Connect]
     """client id -> what opens its stream to the server."""
     executor: Executor | None
     """Trains for all of them; None: the event loop does, where that takes no time."""
-    clock: Callable[[], float] = time.monotonic
-    watch: Callable[[], ClosableWatch] = HostMonitor
+    clock: Clock = time.monotonic
+    watch: Callable[[Clock], HostWatch] = HostMonitor
     spin_s: float = SPIN_S
     """The end of a wait in which a link keeps looking at the clock."""
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """What the sessions of one process have in common."""
-
-    plan: ClientPlan
-    connect: Callable[[str], Connect]
-    host: HostResources
-    ledgers: Path
-    """The folder of the ledgers, and of what trainers remember."""
 
 
 async def run_clients_over_grpc(
@@ -147,9 +128,23 @@ async def run_clients_over_grpc(
     HOST:PORT they can be scraped, if they can.
     """
     called = None if roll_calls is None else _rounds(roll_calls)
+    certificates = [plan.connection.tls.in_use(client_id) for client_id in client_ids]
+    with host_page(plan.metrics, on_metrics, certificates) as page:
+        await play_over_grpc(plan, client_ids, address, ledgers, page, called)
+
+
+async def play_over_grpc(
+    plan: ClientPlan,
+    client_ids: Sequence[str],
+    address: str,
+    ledgers: Path,
+    page: HostPage | None,
+    rounds: AsyncIterator[int] | None = None,
+) -> None:
+    """The same, shown on a page that may outlive the run."""
     with trainer_pool(plan) as executor:
         platform = ClientPlatform(partial(connect_over_grpc, plan.connection, address), executor)
-        await run_clients(plan, client_ids, ledgers, platform, called, on_metrics)
+        await run_clients(plan, client_ids, ledgers, platform, rounds, page)
 
 
 async def run_clients(
@@ -158,11 +153,12 @@ async def run_clients(
     ledgers: Path,
     platform: ClientPlatform,
     rounds: AsyncIterator[int] | None = None,
-    on_metrics: Callable[[str], None] = _ignore,
+    page: HostPage | None = None,
 ) -> None:
     """Run these clients until the server dismisses them. When one of them cannot go on, the others do.
 
     Raises the first such PauseflError at the end. `rounds` are those that are called, with which clients come and go.
+    `page` shows them.
     """
     known = plan.training.client_ids
     for client_id in client_ids:
@@ -173,29 +169,33 @@ async def run_clients(
     links = make_links(plan.latency, plan.links, client_ids, plan.latency_seed, platform.spin_s)
     # Ledgers are closed last, when no trainer can write to them any more.
     with ExitStack() as closing:
-        size = trainers[client_ids[0]].manifest.size
+        size = trainers[client_ids[0]].manifest.charged.size
         privacies = open_privacies(plan.privacy, trainers, ledgers, closing)
         if platform.executor is not None:
             closing.callback(platform.executor.shutdown, cancel_futures=True)
-        monitor = platform.watch()
+        monitor = platform.watch(platform.clock)
         closing.callback(monitor.close)
-        on_answered = _logged(_expose(plan.scrape, privacies, size, sessions, on_metrics, closing))
-        host = HostResources(platform.executor, platform.clock, monitor, on_answered)
+        on_answered: OnAnswered = _ignore
+        if page is not None:
+            owed = {client_id: privacy.ledger for client_id, privacy in privacies.items() if privacy is not None}
+            unit: PrivacyUnit = plan.privacy.mechanism.unit if plan.privacy is not None else "vector"
+            on_answered = page.show(client_ids, owed, unit, size, sessions)
+        host = HostResources(platform.executor, monitor.clock, monitor, _logged(on_answered))
         if batched is not None:
             host = replace(host, expecting=batched.expecting)
-        shared = _Shared(plan, platform.connect, host, ledgers)
-        runner = _SessionRunner(sessions)
+        for c in client_ids:
+            states, releaser = TrainerStates(trainers[c], ledgers / c), _releaser(plan, trainers[c], privacies[c])
+            settings, connect = _session_settings(plan, c, trainers[c]), platform.connect(c)
+            sessions[c] = ClientSession(settings, trainers[c], releaser, links[c], connect, host, states)
+        failures: list[PauseflError] = []
         async with asyncio.TaskGroup() as group:
-            for client_id in client_ids:
-                sessions[client_id] = _make_session(
-                    shared, client_id, trainers[client_id], privacies[client_id], links[client_id]
-                )
             if rounds is None:
                 for client_id in sessions:
-                    group.create_task(runner.run(client_id))
+                    group.create_task(_run_session(client_id, sessions, failures))
             else:
-                await _run_present(plan.presence, runner, rounds)
-        runner.raise_first_failure()
+                await _run_present(plan.presence, sessions, failures, rounds)
+        if failures:
+            raise failures[0]
 
 
 def make_trainers(
@@ -210,7 +210,7 @@ def make_trainers(
         size = w.model_bytes // 4
         return {
             c: BehaviourChain(plan.behaviours[c], seed=seed, client_id=c).trainer(
-                with_stated_time(SyntheticTrainer(size, seed=seed, client_id=c, train_s=w.train_s), plan, c)
+                plan.paced(SyntheticTrainer(size, seed=seed, client_id=c, train_s=w.train_s), c)
             )
             for c in client_ids
         }
@@ -230,109 +230,62 @@ def _batched_host(plan: TrainingPlan) -> "BatchedHost | None":
     return BatchedHost()
 
 
-def _make_session(
-    shared: _Shared, client_id: str, trainer: Trainer, privacy: ReleasePrivacy | None, link: Link
-) -> ClientSession:
-    plan = shared.plan
-    settings = ClientSettings(
+def _releaser(plan: ClientPlan, trainer: Trainer, privacy: ReleasePrivacy | None) -> Releaser:
+    return Releaser(privacy, plan.encoding, trainer.manifest.statistics.size)
+
+
+def _session_settings(plan: ClientPlan, client_id: str, trainer: Trainer) -> ClientSettings:
+    return ClientSettings(
         client_id=client_id,
         schedule=plan.schedule,
         agreement=plan.agreement,
         discloses_loss="loss" in plan.disclosed,
         statistics=trainer.label_counts if "labels" in plan.disclosed else {},
+        run_id=plan.run_id,
         give_up_after_s=plan.give_up_after_s,
         welcome_within_s=max(plan.connection.dead_after_s, min(_WELCOME_WITHIN_S, plan.give_up_after_s)),
     )
-    return ClientSession(
-        settings,
-        trainer,
-        Releaser(privacy, plan.encoding),
-        link,
-        connect=shared.connect(client_id),
-        host=shared.host,
-        states=TrainerStates(trainer, shared.ledgers / client_id),
-    )
-
-
-def _expose(
-    plan: ScrapePlan | None,
-    privacies: Mapping[str, ReleasePrivacy | None],
-    model_size: int,
-    sessions: Mapping[str, ClientSession],
-    on_metrics: Callable[[str], None],
-    closing: ExitStack,
-) -> OnAnswered:
-    """Serve this process's metrics and probes if it is to have any; returns what counts the jobs that are answered."""
-    if plan is None:
-        return _ignore
-    try:
-        from pausefl_client.metrics import HostMetrics
-    except ImportError as error:
-        raise ConfigError(f"metrics.client_port = {plan.port}: needs prometheus-client ({error})") from error
-    ledgers = {client_id: privacy.ledger for client_id, privacy in privacies.items() if privacy is not None}
-    units: dict[str, float] = {"vector": vector_epsilon(plan.unit, 1, model_size), plan.unit: 1}
-    metrics = HostMetrics(len(privacies), ledgers, units, plan.series_max)
-
-    def not_ready() -> str:
-        connected = any(session.is_connected for session in sessions.values())
-        return "" if connected else "no client of this process is connected"
-
-    probes = health_routes(asyncio.get_running_loop(), lambda: "", not_ready)
-    web = WebServer(plan.host, plan.port, {"/metrics": metrics.scrape, **probes}, key="metrics.client_port")
-    closing.callback(web.close)
-    on_metrics(web.address)
-    return metrics.count
 
 
 def _logged(on_answered: OnAnswered) -> OnAnswered:
     """Log each answered job in one line, and pass it on."""
 
     def log_and_pass_on(job: AnsweredJob) -> None:
-        rounds_log.info(
-            "%s: round %d: %s after %.3f s in the queue, %.3f s of training, %.3f s of privatising",
-            *(job.client_id, job.round, job.status, job.queue_s, job.train_s, job.privatise_s),
-            extra={"client_id": job.client_id, "round": job.round},
-        )
+        said = "%s: round %d: %s after %.3f s in the queue, %.3f s of training, %.3f s of privatising"
+        told = (job.client_id, job.round, job.status, job.queue_s, job.train_s, job.privatise_s)
+        rounds_log.info(said, *told, extra={"client_id": job.client_id, "round": job.round})
         on_answered(job)
 
     return log_and_pass_on
 
 
-class _SessionRunner:
-    """Runs the sessions of one process, and keeps the errors of those that could not go on."""
-
-    def __init__(self, sessions: Mapping[str, ClientSession]) -> None:
-        self.sessions = sessions
-        self._failures: list[PauseflError] = []
-
-    async def run(self, client_id: str) -> None:
-        """Run one client to its end; its failure is no end of the others."""
-        try:
-            reason = await self.sessions[client_id].run()
-            log.info("%s: %s", client_id, reason, extra={"client_id": client_id})
-        except PauseflError as error:
-            if len(self.sessions) > 1:
-                log.error("%s: %s", client_id, error, extra={"client_id": client_id})
-            self._failures.append(error)
-
-    def raise_first_failure(self) -> None:
-        """Raise the first PauseflError there was."""
-        if self._failures:
-            raise self._failures[0]
+async def _run_session(client_id: str, sessions: Mapping[str, ClientSession], failures: list[PauseflError]) -> None:
+    """Run one client to its end; its failure is no end of the others."""
+    try:
+        log.info("%s: %s", client_id, await sessions[client_id].run(), extra={"client_id": client_id})
+    except PauseflError as error:
+        if len(sessions) > 1:
+            log.error("%s: %s", client_id, error, extra={"client_id": client_id})
+        failures.append(error)
 
 
-async def _run_present(presence: Presence | None, runner: _SessionRunner, rounds: AsyncIterator[int]) -> None:
+async def _run_present(
+    presence: Presence | None,
+    sessions: Mapping[str, ClientSession],
+    failures: list[PauseflError],
+    rounds: AsyncIterator[int],
+) -> None:
     """Run the sessions of those who are there in the round last called; end all of them with the calls."""
     assert presence is not None
     running: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as group:
         async for called in rounds:
             present = presence.at(called)
-            for client_id in runner.sessions:
+            for client_id in sessions:
                 if client_id not in present and client_id in running:
                     running.pop(client_id).cancel()
                 elif client_id in present and client_id not in running:
-                    running[client_id] = group.create_task(runner.run(client_id))
+                    running[client_id] = group.create_task(_run_session(client_id, sessions, failures))
         for task in running.values():
             task.cancel()
 

@@ -1,4 +1,4 @@
-"""Which clients a container is, if it is not told: each holds a slot, a number that no other container has.
+"""The clients of a container that is not told them: each holds a slot, a number that no other container has.
 
 A slot is a lock file in the folder where the ledgers lie. The kernel lets go of it with the process that holds it,
 however that ends (kill -9 included), and the next process goes on with the ledgers of that slot's clients.
@@ -6,10 +6,11 @@ however that ends (kill -9 included), and the next process goes on with the ledg
 
 import fcntl
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from pausefl_process.files import prepare_folder
 from pausefl_proto.errors import ConfigError
 
 log = logging.getLogger("pausefl.client")
@@ -26,29 +27,16 @@ def claimed_clients(client_ids: Sequence[str], slot: int | None, count: int, fol
     if slot is not None and slot not in slots:
         last = f"{slots[-1]}: there are {len(client_ids)} clients (clients.count), {count} a slot"
         raise ConfigError(f"--slot {slot}: must be at most {last}")
-    with _first_free(slots if slot is None else (slot,), folder) as held:
-        if held is None:
-            taken = f"{slot}: is" if slot is not None else f"auto: all {len(slots)} slots are"
-            raise ConfigError(f"--slot {taken} held by other processes in {folder}; see clients.count")
-        held_ids = list(client_ids[held * count : (held + 1) * count])
-        log.info("slot %d: %s", held, " to ".join(dict.fromkeys((held_ids[0], held_ids[-1]))))
-        yield held_ids
-
-
-@contextmanager
-def _first_free(slots: Iterable[int], folder: Path) -> Iterator[int | None]:
-    for slot in slots:
-        path = folder / f"slot-{slot:05}.lock"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = path.open("a")
-        except OSError as error:
-            raise ConfigError(f"--ledger-dir {folder}: cannot be written ({error.strerror})") from error
-        with file:
+    prepare_folder(folder, f"--ledger-dir {folder}")
+    for held in slots if slot is None else (slot,):
+        with (folder / f"slot-{held:05}.lock").open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
-            yield slot
+            held_ids = list(client_ids[held * count : (held + 1) * count])
+            log.info("slot %d: %s", held, " to ".join(dict.fromkeys((held_ids[0], held_ids[-1]))))
+            yield held_ids
             return
-    yield None
+    taken = f"{slot}: is" if slot is not None else f"auto: all {len(slots)} slots are"
+    raise ConfigError(f"--slot {taken} held by other processes in {folder}; see clients.count")

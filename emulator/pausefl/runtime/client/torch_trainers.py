@@ -1,4 +1,4 @@
-"""What a client process needs torch for. Importing this module warms torch up, so that forked clients start fast.
+"""A client process's part with torch. Importing this module warms torch up, so that forked clients start fast.
 
 The fork server imports it before it forks; gRPC is imported by then too, but nothing of it has been started, and CUDA
 has not been touched.
@@ -9,21 +9,18 @@ import gc
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import nn
 
-from pausefl.config.client_records import method_of, partitioner_of
-from pausefl.population.behaviours import BehaviourChain
+from pausefl.experiment.client_records import dealt_out, method_of
+from pausefl.experiment.population.behaviours import BehaviourChain
 from pausefl.runtime.client.plan import TrainingPlan
-from pausefl.runtime.client.training_times import with_stated_time
 from pausefl_client.batched.captured import CapturedSteps, is_stackable
 from pausefl_client.batched.host import BatchedHost
 from pausefl_client.data.datasets import load_dataset
 from pausefl_client.data.holdings import dealing_of, holding_of
-from pausefl_client.data.partition import partition
 from pausefl_client.training.method import TrainingMethod
-from pausefl_client.training.models import build_model, flatten
+from pausefl_client.training.models import build_model
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, resolve_device, use_one_thread, warm_up
 from pausefl_client.training.trainer import Trainer, TrainingSettings
 
@@ -41,14 +38,7 @@ def make_torch_trainers(
     use_one_thread()
     w, seed = plan.workload, plan.seed
     data = load_dataset(w.dataset, examples=w.examples, seed=plan.split_seed)
-    parts = partition(
-        partitioner_of(w),
-        data.train.labels,
-        clients=len(plan.client_ids),
-        classes=data.classes,
-        seed=plan.split_seed,
-        owners=data.train.owners,
-    )
+    parts = dealt_out(w, data, plan.client_ids, plan.split_seed)
     rows = dict(zip(plan.client_ids, parts, strict=True))
     device = resolve_device(w.device)
     dealing = dealing_of(parts, dataset=w.dataset, examples=w.examples, split_seed=plan.split_seed)
@@ -59,7 +49,7 @@ def make_torch_trainers(
         trainer = TorchTrainer(
             build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens),
             LocalData(chain.examples(held, data.classes), data.classes, holding_of(held, dealing), data.task),
-            chain.settings(plan.settings),
+            chain.settings(w),
             device=device,
             seed=seed,
             client_id=client_id,
@@ -70,7 +60,7 @@ def make_torch_trainers(
             own = batched.admit(client_id, trainer)
         elif captured is not None:
             own = captured.admit(trainer)
-        wrapped = chain.trainer(with_stated_time(own, plan, client_id, chain.settings(plan.settings)))
+        wrapped = chain.trainer(plan.paced(own, client_id, chain.settings(w)))
         return wrapped if batched is None else batched.outermost(client_id, wrapped)
 
     captured = CapturedSteps() if device.type == "cuda" and batched is None else None
@@ -78,7 +68,7 @@ def make_torch_trainers(
         first = data.train.take(rows[client_ids[0]])
         model = build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
         of_first = LocalData(first, data.classes, task=data.task)
-        take_first_steps(model, of_first, plan.settings, device, method_of(w), captured, plan.trainers)
+        take_first_steps(model, of_first, w, device, method_of(w), captured, plan.trainers)
     return {client_id: trainer_of(client_id) for client_id in client_ids}
 
 
@@ -97,8 +87,7 @@ def take_first_steps(
     """
     two_steps = replace(settings, epochs=2, max_steps=2)
     trainer = TorchTrainer(model, data, two_steps, device=device, seed=0, client_id="first steps", method=method)
-    theta = flatten(model)
-    theta = np.pad(theta, (0, trainer.manifest.size - theta.size))
+    theta = trainer.manifest.with_no_control(trainer.vector.values())
     if captured is not None and is_stackable(trainer):
         captured.prepare(trainer, theta, at_once)
     else:

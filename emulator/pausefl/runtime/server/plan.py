@@ -1,23 +1,29 @@
-"""What the server process is told of an experiment: small records, made where it is started."""
+"""The part of an experiment for the server process: small records, made where it is started."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from pausefl.config.client_records import budget_of, has_control, mechanism_of, schedule_of, tls_of
-from pausefl.config.experiment import Experiment
-from pausefl.config.groups import presence_of
-from pausefl.config.server_records import admission_of, aggregation_of, limits_of, optimizer_of, selected_policy
-from pausefl.config.tables import PrivacyTable, SelectionTable
-from pausefl.delays import known_means
-from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorPlan, evaluator_connection, evaluator_plan
+from pausefl.experiment.client_records import has_control
+from pausefl.experiment.delay_laws import known_means
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.links import LinkPlan
+from pausefl.experiment.server_records import (
+    admission_of,
+    aggregation_of,
+    asynchronous_of,
+    optimizer_of,
+    policy_of,
+)
+from pausefl.experiment.tables import PrivacyTable
 from pausefl.results.summary import SummaryPlan
-from pausefl.runtime.client.agreement import agreement_of, offer_of
-from pausefl_proto.addresses import is_loopback
-from pausefl_proto.encoding import encoding_of
+from pausefl.runtime.client.agreement import offer_of
+from pausefl.runtime.client.plan import ClientPlan
+from pausefl.runtime.evaluator.plan import EvaluatorPlan, evaluator_plan
 from pausefl_proto.wire import Manifest, TensorSpec
 from pausefl_server.model.norm_bound import NormBound
-from pausefl_server.selection.base import Oracle
+from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.service import Endpoints
-from pausefl_server.settings import MetricsSettings, PrivacySettings, RunInfo, ServerSettings
+from pausefl_server.settings import PrivacySettings, RunInfo, ServerSettings
 
 _UNKNOWN_MODEL = Manifest(())
 
@@ -34,7 +40,6 @@ class EvaluatedModel:
     """A model that an evaluator makes and evaluates."""
 
     evaluator: EvaluatorPlan
-    connection: EvaluatorConnection
     has_control: bool = False
     """Whether a control variate travels with it, of which the evaluator knows nothing."""
 
@@ -45,8 +50,7 @@ class ServerPlan:
 
     settings: ServerSettings
     """Complete but for `manifest`, which the process learns with the model."""
-    selection: SelectionTable
-    """Names the policy, which may be code of the user's own: the process makes it itself."""
+    policy: Policy
     oracle: Oracle | None
     """The true latency laws, for the policies that are told them; no other policy can get at a drawn value."""
     endpoints: Endpoints
@@ -54,55 +58,69 @@ class ServerPlan:
     summary: SummaryPlan
 
 
-def server_plan(experiment: Experiment, run: str) -> ServerPlan:
-    """The server's part of an experiment; `run` is the run directory's name.
+def server_plan(experiment: Experiment, run: str, clients: ClientPlan, farewell: str = "") -> ServerPlan:
+    """The server's part of an experiment; `run` is the run directory's name, `farewell` what clients hear at its end.
 
     ConfigError where other machines could reach a server that asks clients to show nothing.
     """
+    settings = replace(settings_of(experiment, run, clients), farewell=farewell)
+    policy = policy_of(experiment)
     return ServerPlan(
-        settings=settings_of(experiment, run),
-        selection=experiment.selection,
-        oracle=oracle_of(experiment),
+        settings=settings,
+        policy=policy,
+        oracle=oracle_of(policy, clients.links, settings.tau_min_s),
         endpoints=endpoints_of(experiment),
         model=_model(experiment),
-        summary=_summary(experiment),
+        summary=SummaryPlan(
+            seed=settings.seed,
+            clients=experiment.clients.count,
+            expected=experiment.expected_ids,
+            groups=experiment.groups,
+            selection=experiment.selection,
+            dataset=experiment.workload.dataset,
+            clock=experiment.experiment.clock,
+            latency=experiment.latency,
+            privacy=experiment.privacy,
+            budget=settings.budget,
+            shows_host_metrics=experiment.metrics.client_port >= 0,
+            concurrency=experiment.asynchronous.concurrency if experiment.is_asynchronous else None,
+        ),
     )
 
 
-def oracle_of(experiment: Experiment) -> Oracle | None:
-    """The true latency laws, where the experiment's policy is one that is told them; ConfigError where it cannot be."""
-    if not selected_policy(experiment.selection).needs_oracle:
+def oracle_of(policy: Policy, links: Mapping[str, LinkPlan], tau_min_s: float | None) -> Oracle | None:
+    """The true latency laws, for a policy that is told them; ConfigError where they have no mean to tell."""
+    if not policy.needs_oracle:
         return None
-    return Oracle(*known_means(experiment.delays(), experiment.tau_min_s))
+    return Oracle(*known_means({client_id: link.exchange for client_id, link in links.items()}, tau_min_s))
 
 
 def endpoints_of(experiment: Experiment) -> Endpoints:
     """Where the server listens, and who may come."""
-    server, m = experiment.server, experiment.metrics
-    page = m.page == "on" or (m.page == "auto" and is_loopback(m.host))
-    metrics = MetricsSettings(m.host, m.port, m.client_series_max, m.client_series_top, page, m.linger_s)
+    server = experiment.server
+    admission, files = admission_of(experiment)
     return Endpoints(
         host=server.host,
         port=server.port,
-        metrics=metrics if m.enabled else None,
-        tls=tls_of(experiment.tls),
+        metrics=experiment.metrics if experiment.metrics.enabled else None,
+        tls=experiment.tls.in_use(),
         dead_after_s=server.dead_after_s,
         hello_timeout_s=server.hello_timeout_s,
-        admission=admission_of(experiment),
+        admission=admission,
+        admission_files=files,
         offer=offer_of(experiment),
     )
 
 
-def settings_of(experiment: Experiment, run: str) -> ServerSettings:
-    """What rounds are played by; ConfigError."""
-    presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
+def settings_of(experiment: Experiment, run: str, clients: ClientPlan) -> ServerSettings:
+    """The settings by which rounds are played; ConfigError."""
     return ServerSettings(
         run_id=run,
         seed=experiment.experiment.seed,
         rounds=experiment.experiment.rounds,
         minimum_clients=experiment.minimum_clients,
         manifest=_UNKNOWN_MODEL,
-        privacy=_privacy(experiment.privacy),
+        privacy=_privacy(experiment.privacy, clients),
         signal=experiment.latency.signal,
         time_scale=experiment.latency.time_scale,
         tau_min_s=experiment.tau_min_s,
@@ -117,45 +135,32 @@ def settings_of(experiment: Experiment, run: str) -> ServerSettings:
         keeps_late_updates=experiment.server.late == "buffer",
         evaluation_every=experiment.evaluation.every,
         checkpoint_every=experiment.server.checkpoint_every,
-        disclosed=experiment.disclosed,
+        disclosed=clients.disclosed,
         pings_per_s=experiment.server.pings_per_s,
-        limits=limits_of(experiment.host),
+        limits=experiment.host,
         aggregation=aggregation_of(experiment.aggregation),
         optimizer=optimizer_of(experiment.aggregation.optimizer),
-        expected=presence.at if presence else None,
+        is_asynchronous=experiment.is_asynchronous,
+        asynchronous=asynchronous_of(experiment.asynchronous),
+        expected=clients.presence.at if clients.presence else None,
         clients=experiment.clients.count,
         total_delays=experiment.latency.mode == "total",
         info=RunInfo(run, experiment.selection.policy, experiment.learned_from, experiment.workload.model),
-        encoding=encoding_of(experiment.wire.dtype, experiment.wire.top_share),
-        agreement=agreement_of(experiment),
+        encoding=clients.encoding,
+        agreement=clients.agreement,
     )
 
 
-def _privacy(table: PrivacyTable) -> PrivacySettings | None:
-    budget, mechanism = budget_of(table), mechanism_of(table)
-    if budget is None or mechanism is None:
+def _privacy(table: PrivacyTable, clients: ClientPlan) -> PrivacySettings | None:
+    if clients.privacy is None:
         return None
+    budget, mechanism = clients.privacy.budget, clients.privacy.mechanism
     bound = NormBound(mechanism.unit, mechanism.clip)
-    return PrivacySettings(budget, mechanism.unit, schedule_of(table), table.reproducible_noise, bound)
+    return PrivacySettings(budget, mechanism.unit, clients.schedule, table.reproducible_noise, bound)
 
 
 def _model(experiment: Experiment) -> SyntheticModel | EvaluatedModel:
     workload = experiment.workload
     if workload.model == "synthetic":
         return SyntheticModel(Manifest((TensorSpec("synthetic", (workload.model_bytes // 4,)),)))
-    return EvaluatedModel(evaluator_plan(experiment), evaluator_connection(experiment), has_control(workload))
-
-
-def _summary(experiment: Experiment) -> SummaryPlan:
-    return SummaryPlan(
-        seed=experiment.experiment.seed,
-        clients=experiment.clients.count,
-        groups=experiment.groups,
-        selection=experiment.selection,
-        dataset=experiment.workload.dataset,
-        clock=experiment.experiment.clock,
-        latency=experiment.latency,
-        privacy=experiment.privacy,
-        shows_host_metrics=experiment.metrics.client_port >= 0,
-        limits=limits_of(experiment.host),
-    )
+    return EvaluatedModel(evaluator_plan(experiment), has_control(workload))

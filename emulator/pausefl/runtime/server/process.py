@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,26 +13,38 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pausefl.config.server_records import selected_policy
-from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorPlan
-from pausefl.evaluator.process import find_evaluator
 from pausefl.results.summary import SummaryPlan, summarise
 from pausefl.results.tally import RunTally
+from pausefl.runtime.evaluator.initial import Evaluated, InitialModel
+from pausefl.runtime.evaluator.plan import EvaluatorPlan
+from pausefl.runtime.evaluator.process import find_evaluator
+from pausefl.runtime.processes.lifetime import die_with_parent
+from pausefl.runtime.processes.log_file import write_output_to
+from pausefl.runtime.processes.logs import is_json, set_up_log
+from pausefl.runtime.processes.outbox import posted
+from pausefl.runtime.processes.resources import allow_many_files, collect_seldom, keep_freed_memory
+from pausefl.runtime.processes.waits import run_telling_waits
 from pausefl.runtime.provenance import starts_of
 from pausefl.runtime.run_dir import REPORT
 from pausefl.runtime.server.model_files import ModelFiles
 from pausefl.runtime.server.plan import EvaluatedModel, ServerPlan, SyntheticModel
-from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Report, RoundCommitted, to_json, to_line
+from pausefl_process.events import (
+    Done,
+    Failed,
+    Notice,
+    Preparing,
+    ProgressEvent,
+    Report,
+    RoundCommitted,
+    level_of,
+    to_json,
+    to_line,
+)
 from pausefl_process.files import Lock, sync_folder, write_durably
-from pausefl_process.lifetime import die_with_parent
-from pausefl_process.log_file import write_output_to
-from pausefl_process.logs import is_json, set_up_log
-from pausefl_process.outbox import posted
 from pausefl_process.plugins import errors_of_own_code
-from pausefl_process.resources import allow_many_files, collect_seldom, keep_freed_memory
-from pausefl_process.waits import run_telling_waits
 from pausefl_proto.errors import ConfigError, PauseflError, first_error
-from pausefl_proto.wire import Manifest, Vector
+from pausefl_proto.wire import Vector
+from pausefl_server.monitoring.noise import NoiseAhead
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.evaluation import EvaluateModel
 from pausefl_server.selection.base import Policy
@@ -48,16 +60,14 @@ log = logging.getLogger("pausefl.server")
 class ModelEvaluator(Protocol):
     """Makes θ_0 and evaluates models, wherever it is."""
 
-    async def initial(self) -> tuple[Manifest, Vector]:
-        """What θ's values mean, and θ_0, (d,) float32."""
+    async def initial(self) -> InitialModel:
+        """The model that a run begins with."""
 
-    async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:
-        """θ's evaluations, as `pausefl_server.rounds.evaluation.EvaluateModel` says."""
+    async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> Evaluated:
+        """θ's evaluations; errors as `pausefl_server.rounds.evaluation.EvaluateModel` says."""
 
 
-Evaluators = Callable[
-    [EvaluatorPlan, EvaluatorConnection, Callable[[str], None]], AbstractAsyncContextManager[ModelEvaluator]
-]
+Evaluators = Callable[[EvaluatorPlan, Callable[[str], None]], AbstractAsyncContextManager[ModelEvaluator]]
 """Finds or makes an evaluator, which is there for the time of a block, and is told where to say what."""
 
 
@@ -76,10 +86,10 @@ def work_for_fleet(run_dir: Path, events: "Connection[Any, Any]", work: Callable
     """Do the work of a child process that writes server.log; its parent hears through `events` how it goes and ends."""
     die_with_parent()
     allow_many_files()
-    write_output_to(run_dir / "server.log")
-    set_up_log()
     with posted(events.send) as report:
         try:
+            write_output_to(run_dir / "server.log")
+            set_up_log(run_dir.name)
             work(_logged(report))
         except PauseflError as error:
             log.error("%s", error, exc_info=error.__cause__)
@@ -114,27 +124,6 @@ def sparing_clients(report: Report) -> Report:
     return report_and_spare
 
 
-@dataclass(frozen=True, eq=False)
-class _FirstModel:
-    """What a run begins with."""
-
-    manifest: Manifest
-    theta_0: Vector
-    evaluate: EvaluateModel | None
-    """None for the synthetic model."""
-
-    def with_control(self) -> "_FirstModel":
-        """The same followed by a control variate, 0 at first, of which evaluations are told nothing."""
-        evaluate, size = self.evaluate, self.manifest.size
-        assert evaluate is not None
-
-        async def evaluate_model(theta: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:
-            return await evaluate(theta[:size], subset=subset, patient=patient)
-
-        theta_0 = np.concatenate((self.theta_0, np.zeros_like(self.theta_0)))
-        return _FirstModel(self.manifest.with_control(), theta_0, evaluate_model)
-
-
 async def play(
     plan: ServerPlan,
     run_dir: Path,
@@ -148,21 +137,26 @@ async def play(
     `back_to` takes back the rounds after that one first. `evaluators` finds or makes an evaluator.
     ConfigError for bad input, PauseflError for a run that failed.
     """
-    policy = selected_policy(plan.selection)
-    async with _initial_model(plan.model, report, evaluators) as model:
-        models = ModelFiles(run_dir, model.manifest)
+    settings = plan.settings
+    if settings.privacy is not None and (clients := settings.clients):
+        charged = settings.asynchronous.buffer if settings.is_asynchronous else plan.policy.m  # clients a round
+        noise = NoiseAhead.of(settings.privacy.budget, settings.rounds, charged, clients)
+        if noise.swamps:
+            report(Notice(noise.text))
+    async with _initial_model(plan.model, report, evaluators) as (model, evaluator):
         has_control = isinstance(plan.model, EvaluatedModel) and plan.model.has_control
-        travels = model.with_control() if has_control else model
+        manifest = model.manifest.with_control() if has_control else model.manifest
+        models = ModelFiles(run_dir, manifest, model.rest)
         return await serve(
-            replace(plan.settings, manifest=travels.manifest),
-            policy,
-            travels.theta_0,
-            travels.evaluate,
+            replace(plan.settings, manifest=manifest),
+            plan.policy,
+            manifest.with_no_control(model.theta_0) if has_control else model.theta_0,
+            None if evaluator is None else _evaluate_and_note(evaluator, models),
             plan.endpoints,
             run_dir,
             report,
             RunOutputs(
-                keep=partial(_keep, plan.summary, policy, models, run_dir),
+                keep=partial(_keep, plan.summary, plan.policy, models, run_dir, manifest.charged.size),
                 forget=partial(_forget, models, run_dir),
                 best_model=models,
             ),
@@ -172,7 +166,21 @@ async def play(
         )
 
 
-def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, result: RunResult) -> None:
+def _evaluate_and_note(evaluator: ModelEvaluator, models: ModelFiles) -> EvaluateModel:
+    """Evaluates what an evaluator knows of a model, and keeps the statistics it estimated for the model's file."""
+
+    async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:
+        evaluations, statistics = await evaluator.evaluate(models.of_model(theta), subset=subset, patient=patient)
+        if statistics is not None:
+            models.note(theta, statistics)
+        return evaluations
+
+    return evaluate
+
+
+def _keep(
+    plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, charged_size: int, result: RunResult
+) -> None:
     """Write the last model and, last of all, summary.json.
 
     One of an earlier end goes first: the log then never says that a summary is its own which is not.
@@ -189,10 +197,8 @@ def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, 
             groups=plan.groups,
             mode=plan.latency.mode,
             released_before={client_id: released for client_id, (released, _) in store.first_hellos().items()},
-            limits=plan.limits,
         )
-        summary = summarise(plan, policy, tally, result)
-        summary["starts"] = starts_of(store)
+        summary = summarise(plan, policy, tally, result, charged_size, partial(starts_of, store))
         store.note_summarised()
     write_durably(file, json.dumps(summary, indent=2) + "\n")
 
@@ -208,14 +214,21 @@ def _forget(models: ModelFiles, run_dir: Path, round: int) -> None:
 @asynccontextmanager
 async def _initial_model(
     model: SyntheticModel | EvaluatedModel, report: Report, evaluators: Evaluators
-) -> AsyncIterator[_FirstModel]:
-    """θ_0, from the evaluator where there is one."""
+) -> AsyncIterator[tuple[InitialModel, ModelEvaluator | None]]:
+    """The model to begin with, and its evaluator; None for the synthetic one."""
     if isinstance(model, SyntheticModel):
-        yield _FirstModel(model.manifest, np.zeros(model.manifest.size, np.float32), None)
+        yield InitialModel(model.manifest, np.zeros(model.manifest.size, np.float32)), None
         return
-    async with evaluators(model.evaluator, model.connection, lambda text: report(Notice(text))) as evaluator:
-        manifest, theta_0 = await evaluator.initial()
-        yield _FirstModel(manifest, theta_0, evaluator.evaluate)
+
+    def say(text: str) -> None:
+        report(Notice(text))
+
+    report(Preparing("the evaluator loads torch, makes the first model and tries it"))
+    async with evaluators(model.evaluator, say) as evaluator:
+        initial = await evaluator.initial()
+        if local := initial.rest.local.size:
+            say(f"{local:,} running statistics stay with each client; the evaluator estimates its own on held-out data")
+        yield initial, evaluator
 
 
 def _logged(report: Report) -> Report:
@@ -224,7 +237,10 @@ def _logged(report: Report) -> Report:
     def log_and_report(event: ProgressEvent) -> None:
         fields = to_json(event)
         of_round = {"round": fields["round"]} if "round" in fields else {}
-        log.info("%s", event.kind if is_json() else to_line(event), extra={**of_round, "event": fields})
+        of_client = {"client_id": event.client} if isinstance(event, Notice) and event.client else {}
+        message = fields.get("message", event.kind) if is_json() else to_line(event)
+        level = logging.getLevelName(level_of(event).upper())
+        log.log(level, "%s", message, extra={**of_round, **of_client, "event": fields})
         report(event)
 
     return log_and_report

@@ -59,7 +59,8 @@ def _choice(plan: TrainingPlan, asked: int) -> tuple[bool, str]:
 
 def _plain_trainers(plan: TrainingPlan, count: int) -> Sequence[Trainer]:
     """Those of the first clients as they train one by one, without behaviours and stated times."""
-    plain = replace(plan, behaviours=dict.fromkeys(plan.behaviours, ()), training_times={}, step_s=None)
+    untimed = replace(plan.workload, step_s=None)
+    plain = replace(plan, workload=untimed, behaviours=dict.fromkeys(plan.behaviours, ()), training_times={})
     return list(make_trainers(plain, plan.client_ids[:count]).values())
 
 

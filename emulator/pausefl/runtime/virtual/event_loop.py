@@ -3,7 +3,7 @@
 import asyncio
 import math
 import selectors
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar, TypeVarTuple
 
 from pausefl.runtime.virtual.workers import Workers
@@ -20,9 +20,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self, workers: Workers) -> None:
-        """`workers` are the threads that work in this loop's time."""
         self._workers = workers
-        super().__init__(_Selector(selectors.DefaultSelector(), workers))
+        super().__init__(_Selector(workers))
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
@@ -43,34 +42,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
 
-class _Selector(selectors.BaseSelector):
+class _Selector(selectors.DefaultSelector):
     """Instead of waiting until a timer is due, lets time jump there; real files are looked at in passing."""
 
-    def __init__(self, files: selectors.BaseSelector, workers: Workers) -> None:
-        self._files = files
+    def __init__(self, workers: Workers) -> None:
+        super().__init__()
         self._workers = workers
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready. Called by the loop when it has run all callbacks (with their number in mind: 0 waits not)."""
+        """Ready files. Called by the loop when it has run all callbacks (with their number in mind: 0 waits not)."""
         if timeout is not None and timeout <= 0:
-            return self._files.select(0)
+            return super().select(0)
         due_s = math.inf if timeout is None else self._workers.now_s + timeout
-        if self._workers.pass_time_until(due_s):
-            return self._files.select(0)
-        # No timer is set and no work is under way: only a signal or another thread can go on from here.
-        return self._files.select(None)
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._files.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._files.unregister(fileobj)
-
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._files.modify(fileobj, events, data)
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self._files.get_map()
-
-    def close(self) -> None:
-        self._files.close()
+        # Where no timer is set and no work is under way, only a signal or another thread can go on from here.
+        return super().select(0 if self._workers.pass_time_until(due_s) else None)

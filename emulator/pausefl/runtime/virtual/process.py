@@ -9,11 +9,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorPlan
-from pausefl.evaluator.rehearsal import rehearsed_evaluator
 from pausefl.runtime.client.plan import ClientPlan
 from pausefl.runtime.client.process import ClientPlatform, run_clients, spare_exchanges, takes_no_time
-from pausefl.runtime.server.plan import ServerPlan
+from pausefl.runtime.evaluator.initial import Evaluated, InitialModel
+from pausefl.runtime.evaluator.plan import EvaluatorPlan
+from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator
+from pausefl.runtime.plan import RunPlan
+from pausefl.runtime.processes.resources import keep_freed_memory
 from pausefl.runtime.server.process import play, work_for_fleet
 from pausefl.runtime.virtual.batching import with_batching
 from pausefl.runtime.virtual.event_loop import VirtualTimeLoop
@@ -22,21 +24,20 @@ from pausefl.runtime.virtual.transport import InProcessTransport
 from pausefl.runtime.virtual.workers import Workers
 from pausefl_process.events import ProgressEvent, Ready, Report, RollCall
 from pausefl_process.files import Lock, skip_fsync
-from pausefl_process.host_monitor import UNWATCHED
+from pausefl_process.host_monitor import HostWatch
 from pausefl_process.plugins import errors_of_own_code
-from pausefl_process.resources import keep_freed_memory
 from pausefl_proto.errors import PauseflError, first_error
-from pausefl_proto.wire import Manifest, Vector
+from pausefl_proto.wire import Vector
 from pausefl_server.connections.stream_handler import ClientStreamHandler
-from pausefl_server.records import SPLITS, Evaluation
+from pausefl_server.records import SPLITS
 from pausefl_server.service import Endpoints, Platform, RunResult
 
 if TYPE_CHECKING:
-    from pausefl.evaluator.model import Evaluator
+    from pausefl.runtime.evaluator.model import Evaluator
 
 
 class _Rendezvous:
-    """What clients wait for of their server: its transport, that it listens, and the rounds it calls."""
+    """Events of the server that clients wait for: its transport, that it listens, and the rounds it calls."""
 
     def __init__(self) -> None:
         self.listening = asyncio.Event()
@@ -74,46 +75,42 @@ class _Rendezvous:
 
 
 def run_virtual_process(
-    server: ServerPlan,
-    clients: ClientPlan,
+    plan: RunPlan,
     run_dir: Path,
     events: "Connection[Any, Any]",
     lock: Lock | None = None,  # noqa: ARG001  # held as long as this process lives
     back_to: int | None = None,
 ) -> None:
     """The main function of the process that plays a run on the virtual clock; tells its parent through `events`."""
-    if clients.privacy is None or clients.privacy.ledger_dir is None:  # a shared budget outlives the run
+    privacy = plan.clients.privacy
+    if privacy is None or privacy.ledger_dir is None:  # a shared budget outlives the run
         skip_fsync()
     keep_freed_memory()
     spare_exchanges()
-    work_for_fleet(run_dir, events, lambda report: play_virtually(server, clients, run_dir, report, back_to))
+    work_for_fleet(run_dir, events, lambda report: play_virtually(plan, run_dir, report, back_to))
 
 
-def play_virtually(
-    server: ServerPlan, clients: ClientPlan, run_dir: Path, report: Report, back_to: int | None = None
-) -> RunResult:
+def play_virtually(plan: RunPlan, run_dir: Path, report: Report, back_to: int | None = None) -> RunResult:
     """Play one run to its end on the virtual clock, in this process; errors as `play`."""
     workers = Workers()
     with errors_of_own_code(), first_error(), asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(workers)) as runner:
-        return runner.run(_play(server, clients, run_dir, report, back_to, workers))
+        return runner.run(_play(plan, run_dir, report, back_to, workers))
 
 
-async def _play(
-    server: ServerPlan, clients: ClientPlan, run_dir: Path, report: Report, back_to: int | None, workers: Workers
-) -> RunResult:
-    training = with_step_time(clients.training, run_dir)
-    clients = replace(clients, training=with_batching(training, server.selection.asked, run_dir, report))
+async def _play(plan: RunPlan, run_dir: Path, report: Report, back_to: int | None, workers: Workers) -> RunResult:
+    training = with_step_time(plan.clients.training, run_dir)
+    clients = replace(plan.clients, training=with_batching(training, plan.server.policy.m, run_dir, report))
     rendezvous, clock = _Rendezvous(), asyncio.get_running_loop().time
 
     def hear(event: ProgressEvent) -> None:
         rendezvous.hear(event)
         report(event)
 
-    platform = Platform(clock, lambda: UNWATCHED, rendezvous.transport)
+    platform = Platform(clock, HostWatch, rendezvous.transport, True, workers.begin_at)
     async with asyncio.TaskGroup() as group:
         clients_task = group.create_task(_run_clients_once_listening(rendezvous, clients, run_dir, workers, clock))
         try:
-            return await play(server, run_dir, hear, back_to, platform, _evaluator)
+            return await play(plan.server, run_dir, hear, back_to, platform, _evaluator)
         finally:
             rendezvous.rounds.put_nowait(None)
             if not rendezvous.listening.is_set():
@@ -125,7 +122,7 @@ async def _run_clients_once_listening(
 ) -> None:
     await rendezvous.listening.wait()
     executor = None if takes_no_time(plan) else workers
-    platform = ClientPlatform(rendezvous.connect, executor, clock, lambda: UNWATCHED, spin_s=0.0)
+    platform = ClientPlatform(rendezvous.connect, executor, clock, HostWatch, spin_s=0.0)
     rounds = None if plan.presence is None else rendezvous.called()
     try:
         await run_clients(plan, plan.training.client_ids, run_dir / "ledgers", platform, rounds)
@@ -135,11 +132,9 @@ async def _run_clients_once_listening(
 
 
 @asynccontextmanager
-async def _evaluator(
-    plan: EvaluatorPlan, connection: EvaluatorConnection, say: Callable[[str], None]
-) -> AsyncIterator["_LocalEvaluator"]:
+async def _evaluator(plan: EvaluatorPlan, say: Callable[[str], None]) -> AsyncIterator["_LocalEvaluator"]:
     """As `pausefl.runtime.server.process.Evaluators`: here, at once."""
-    del connection, say
+    del say
     yield _LocalEvaluator(rehearsed_evaluator(plan))
 
 
@@ -149,9 +144,9 @@ class _LocalEvaluator:
     def __init__(self, evaluator: "Evaluator") -> None:
         self._evaluator = evaluator
 
-    async def initial(self) -> tuple[Manifest, Vector]:
-        return self._evaluator.manifest, self._evaluator.theta_0
+    async def initial(self) -> InitialModel:
+        return self._evaluator.initial
 
-    async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
+    async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> Evaluated:
         del patient
-        return tuple(self._evaluator.evaluate(theta, split, subset=subset) for split in SPLITS)
+        return self._evaluator.evaluate(theta, SPLITS, subset=subset)

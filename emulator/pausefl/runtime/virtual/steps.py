@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pausefl.evaluator.rehearsal import told_with_place
 from pausefl.runtime.client.plan import TrainingPlan
 from pausefl.runtime.client.process import make_trainers
+from pausefl.runtime.evaluator.rehearsal import told_with_place
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, SHARED_STEPS
 from pausefl_client.training.paced import steps_of
 from pausefl_process.files import held_folder, write_durably
@@ -26,14 +26,24 @@ def with_step_time(plan: TrainingPlan, run_dir: Path) -> TrainingPlan:
 
     It is measured once for a run, and once for all runs of a campaign that train alike, so that they compare.
     """
-    if plan.workload.model == "synthetic" or plan.training_times or plan.step_s is not None:
+    if _is_stated(plan):
         return plan
     kept = run_dir / "step.json"
     if not kept.exists():
         campaign = next((folder for folder in run_dir.parents[:2] if (folder / CAMPAIGN_PLAN).exists()), None)
         step_s = _measured_step_s(plan) if campaign is None else _shared_step_s(plan, campaign)
         write_durably(kept, json.dumps({"step_s": step_s}) + "\n")
-    return replace(plan, step_s=json.loads(kept.read_text("utf-8"))["step_s"])
+    return replace(plan, workload=replace(plan.workload, **json.loads(kept.read_text("utf-8"))))
+
+
+def share_step_time(plan: TrainingPlan, campaign: Path) -> None:
+    """Measure a step for all runs of a campaign that train alike, where nothing is said."""
+    if not _is_stated(plan):
+        _shared_step_s(plan, campaign)
+
+
+def _is_stated(plan: TrainingPlan) -> bool:
+    return plan.workload.model == "synthetic" or bool(plan.training_times) or plan.workload.step_s is not None
 
 
 def _shared_step_s(plan: TrainingPlan, campaign: Path) -> float:
@@ -67,4 +77,4 @@ def _measured_step_s(plan: TrainingPlan) -> float:
         raise PauseflError(
             f"workload.step_s: is not set, and measuring it by training {client_id} failed: {said}"
         ) from error
-    return float(f"{least_s / steps_of(plan.settings, trainer.n_examples):.3g}")
+    return float(f"{least_s / steps_of(plan.workload, trainer.n_examples):.3g}")

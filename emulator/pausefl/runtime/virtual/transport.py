@@ -1,7 +1,6 @@
 """Clients and server in one process: streams that are two queues, and take no time."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,37 +11,25 @@ class _Way:
     """Messages of one direction, until one side closes it."""
 
     def __init__(self) -> None:
-        self._messages: deque[bytes] = deque()
-        self._waiting: asyncio.Future[None] | None = None
+        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: closed
         self._closed = False
 
     async def read(self) -> bytes | None:
         """The next message, None once the way is closed and empty."""
-        while not self._messages:
-            if self._closed:
-                return None
-            self._waiting = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiting
-            finally:
-                self._waiting = None
-        return self._messages.popleft()
+        message = await self._messages.get()
+        if message is None:
+            self._messages.put_nowait(None)  # for who reads again
+        return message
 
     def write(self, message: bytes) -> None:
         """Hand over a message; OSError when the way is closed."""
         if self._closed:
             raise OSError("the stream is closed")
-        self._messages.append(message)
-        self._wake()
+        self._messages.put_nowait(message)
 
     def close(self) -> None:
-        """Let the reader come to the end."""
         self._closed = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        self._messages.put_nowait(None)
 
 
 class _End:
@@ -53,11 +40,9 @@ class _End:
         self._outgoing = outgoing
 
     async def read(self) -> bytes | None:
-        """The other side's next message, None at the end."""
         return await self._incoming.read()
 
     async def write(self, message: bytes) -> None:
-        """Send one message; OSError when the stream is closed."""
         self._outgoing.write(message)
 
 

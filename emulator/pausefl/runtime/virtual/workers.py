@@ -2,7 +2,6 @@
 
 import heapq
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 from pausefl_client.training.pace import paced_by
 from pausefl_client.training.withdrawal import job_at_hand, stop_if_withdrawn
+from pausefl_process.machine import available_cores
 
 Result = TypeVar("Result")
 
@@ -38,7 +38,7 @@ class Workers(Executor):
     """
 
     def __init__(self, cores: int | None = None) -> None:
-        """At most `cores` jobs compute `during` a stretch of time at once; None: as many as this machine has."""
+        """At most `cores` jobs compute `during` a stretch of time at once; None: as many as it may use."""
         self.now_s = 0.0
         self._changed = threading.Condition()
         self._submitted: deque[_Job] = deque()
@@ -49,8 +49,12 @@ class Workers(Executor):
         self._numbers = 0
         self._is_shut = False
         self._own = threading.local()
-        self._cores = threading.BoundedSemaphore(cores or os.cpu_count() or 1)
+        self._cores = threading.BoundedSemaphore(cores or available_cores())
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "virtual")
+
+    def begin_at(self, now_s: float) -> None:
+        """Go on where an earlier process's clock stood, so that a difference of times is rounded as it was there."""
+        self.now_s = now_s
 
     # -- the executor
 
@@ -88,7 +92,6 @@ class Workers(Executor):
     # -- the pace of the work (`pausefl_client.training.pace.TrainingPace`), in a job's thread
 
     def time_s(self) -> float:
-        """The virtual time, in seconds."""
         return self.now_s
 
     def wait(self, wait_s: float) -> None:

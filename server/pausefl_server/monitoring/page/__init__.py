@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from importlib import resources
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pausefl_process.http_server import Response, Route
 from pausefl_proto.arrays import FloatArray
-from pausefl_server.host_limits import HostLimits, advice
+from pausefl_server.host_limits import advice, clients_behind
 from pausefl_server.monitoring.snapshot import PARTS, Clients, RunSnapshot, greatest_and_median, parts_of
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import RoundRecord
@@ -43,8 +44,9 @@ _POLICY = (
 class LivePage:
     """The routes of the live page, which are served until it is closed."""
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: Telemetry, folder: Path) -> None:
         self._telemetry = telemetry
+        self._folder = folder.resolve()
         self._closing = threading.Event()
         self._free_readers = threading.Semaphore(READERS_MAX)
         self._drawn: tuple[RunSnapshot, bytes] | None = None
@@ -90,7 +92,8 @@ class LivePage:
         """One frame; the same bytes for all readers of one snapshot."""
         drawn = self._drawn
         if drawn is None or drawn[0] is not now:
-            text = json.dumps(frame(now, self._telemetry.settings), separators=(",", ":"), ensure_ascii=False)
+            shown = {**frame(now, self._telemetry.settings), "folder": str(self._folder)}
+            text = json.dumps(shown, separators=(",", ":"), ensure_ascii=False)
             self._drawn = drawn = now, f"data: {text}\n\n".encode()
         return drawn[1]
 
@@ -108,7 +111,14 @@ def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
         "connected": now.connected,
         "round": now.round,
         "rounds": settings.rounds,
+        "signal": settings.signal.replace("_", " "),
+        "time_scale": settings.time_scale,
+        "elapsed_s": now.elapsed_s if now.record else None,
+        "wall_clock_s": now.record.wall_clock_s if now.record else None,
+        **_work(now, settings),
+        "left_s": _left_s(now.record, settings.rounds) if now.record and not now.is_over else None,
         "total_latency_s": now.total_latency_s,
+        "latency": [[None if math.isnan(v) else _digits(v) for v in point] for point in now.latency.points.tolist()],
         "budgets_end": now.budgets_end,
         "rejected": now.rejected,
         "missed_jobs": sum(jobs for kind, jobs in now.missed.items() if kind != "unneeded"),
@@ -116,6 +126,7 @@ def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
         "late_updates": now.late,
         "withdrawn_jobs": now.withdrawn,
         "suspect_rounds": now.suspect_rounds,
+        "suspect_observations": now.suspect_observations,
         "doubts": [{"rounds": n, "advice": advice(d)} for d, n in now.doubts.items()],
         "metric": now.metric,
         "evaluations": {split: {"round": t, "accuracy": e.accuracy} for split, (t, e) in now.evaluations.items()},
@@ -123,13 +134,27 @@ def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
         "no_accuracy": _no_accuracy(settings),
         "leakage": _rows(_leakage(now)) if privacy and now.round else [],
         "parts": PARTS,
-        "last": _waterfall(now.record, settings.limits) if now.record else None,
-        "clients": _table(now.clients),
+        "last": _waterfall(now.record) if now.record else None,
+        "clients": _table(now.clients, now.elapsed_s),
     }
 
 
+def _work(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
+    """Clients at work on average, the share of places that were empty, and the updates' mean staleness."""
+    at_work = float(now.clients.at_work_s.sum()) / now.elapsed_s if now.elapsed_s else 0.0
+    places, updates = settings.places(now.asked), int(now.exchanges.counts[0].sum())
+    staleness = now.staleness / updates if settings.is_asynchronous and updates else None
+    idle = max(0.0, 1 - at_work / places) if places else None
+    return {"at_work": at_work, "places": places, "idle": idle, "staleness": staleness}
+
+
+def _left_s(record: RoundRecord, rounds: int) -> float:
+    """How long the rounds to come take in real seconds, at the mean pace so far."""
+    return record.wall_clock_s / record.round * (rounds - record.round)
+
+
 def _no_accuracy(settings: ServerSettings) -> str:
-    """What to say where there is no curve of the models' score."""
+    """The sentence where there is no curve of the models' score."""
     if settings.info.model == "synthetic":
         return "Nothing is evaluated: the model is synthetic."
     return "Nothing yet." if settings.evaluation_every else "Evaluated at the end alone (evaluation.every = 0)."
@@ -138,17 +163,17 @@ def _no_accuracy(settings: ServerSettings) -> str:
 def _leakage(now: RunSnapshot) -> FloatArray:
     """The curve, up to where it is now, of which the thinned one may not have the last points."""
     points, spent = now.leakage.points, greatest_and_median(now.clients.epsilon_spent)
-    return np.vstack((points[points[:, 0] < now.round], (now.round, now.total_latency_s, *spent)))
+    return np.vstack((points[points[:, 0] < now.round], (now.round, now.total_latency_s, now.elapsed_s, *spent)))
 
 
-def _waterfall(record: RoundRecord, limits: HostLimits) -> dict[str, Any]:
+def _waterfall(record: RoundRecord) -> dict[str, Any]:
     """The slowest exchanges of a round, part by part, and whose hosts put it in doubt."""
     slowest = sorted(record.observations, key=lambda o: -o.timing.exchange_s)[:ROWS_MAX]
     return {
         "round": record.round,
         "chosen": len(record.chosen),
         "answered": len(record.observations),
-        "suspect": [_told(doubt, limits.clients_beyond(doubt, record.observations)) for doubt in record.suspect],
+        "suspect": [_told(doubt, clients_behind(doubt, record.observations)) for doubt in record.suspect],
         "missed": [miss.client_id for miss in record.missed],
         "exchanges": [{"client": o.client_id, "parts": [_digits(p) for p in parts_of(o.timing)]} for o in slowest],
     }
@@ -160,8 +185,11 @@ def _told(doubt: str, whose: Sequence[str]) -> str:
     return f"{doubt} ({', '.join(whose[:_MOST_NAMED])}{more})" if whose else doubt
 
 
-def _table(clients: Clients) -> dict[str, Any]:
-    """The clients with the greatest latency, and those that spent most: each can be sorted by either."""
+def _table(clients: Clients, elapsed_s: float) -> dict[str, Any]:
+    """The clients with the greatest latency, and those that spent most: each can be sorted by either.
+
+    `idle` is the share of the elapsed time for which a client had no job.
+    """
     rows = clients.foremost(ROWS_MAX)
     columns: dict[str, Sequence[Any]] = {
         "id": [clients.ids[row] for row in rows],
@@ -169,6 +197,7 @@ def _table(clients: Clients) -> dict[str, Any]:
         "round_trip_s": _column(clients.round_trip_s[rows]),
         "epsilon": _column(clients.epsilon_spent[rows]),
         "chosen": clients.chosen[rows].tolist(),
+        "idle": np.clip(1 - clients.at_work_s[rows] / (elapsed_s or math.inf), 0, 1).tolist(),
         "connected": clients.connected[rows].tolist(),
         "retired": clients.retired[rows].tolist(),
     }

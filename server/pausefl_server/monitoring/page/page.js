@@ -4,7 +4,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const byId = (id) => document.getElementById(id);
 let frame = null;
-let axis = 0; // the column of a curve's points that lies on the horizontal axis: round or total latency
+let axis = 0; // the column of a curve's points that lies on the horizontal axis: round, total latency or elapsed time
 let sortedBy = "latency_s";
 
 // -- numbers as people read them
@@ -16,6 +16,11 @@ const seconds = (value) => {
   if (value === null || value === undefined) return NONE;
   return value > 0 && value < 1 ? `${digits(1000 * value)} ms` : `${digits(value, value < 1000 ? 3 : 6)} s`;
 };
+// What latencies are in; elapsed times and round trips
+// are in real seconds.
+const emulated = () => (frame.time_scale === 1 ? "seconds" : "emulated seconds");
+const real = () => (frame.time_scale === 1 ? "" : `real seconds, ${digits(frame.time_scale)} per emulated one of delay`);
+const duration = (value) => new Date(1000 * value).toISOString().slice(value < 3600 ? 14 : 11, 19);
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 const words = (name) => name.replaceAll("_", " ");
 
@@ -48,7 +53,7 @@ function ticks(greatest, n) {
 /** Draws lines [{name, points: [[x, y]...]}] into a box, with a limit across it where there is one. */
 function drawCurves(box, lines, { label, format, xFormat, yFormat = format, top = 0, limit = null, none = "Nothing yet." }) {
   const width = box.clientWidth, height = 220, left = 52, right = 12, bottom = 24, above = 10;
-  const drawn = lines.filter((line) => line.points.length);
+  const drawn = lines.map((line) => ({ ...line, points: line.points.filter((p) => p[1] !== null) })).filter((line) => line.points.length);
   if (!width || !drawn.length) {
     box.replaceChildren(element("p", { class: "quiet" }, none));
     return;
@@ -89,17 +94,22 @@ function showCurves() {
   const xFormat = (value) => (axis ? seconds(value) : digits(value, 6));
   const line = (name, points, column) => ({ name, points: points.map((p) => [p[axis], p[column]]) });
   const splits = Object.keys(frame.accuracy).sort();
-  const accuracies = splits.map((split) => line(split, frame.accuracy[split], 2));
+  const accuracies = splits.map((split) => line(split, frame.accuracy[split], 3));
   const metric = frame.metric[0].toUpperCase() + frame.metric.slice(1);
   byId("metric").textContent = metric;
-  byId("curves-title").textContent = `${metric} and leakage`;
+  byId("curves-title").textContent = `${metric}, latency and leakage`;
   drawCurves(byId("accuracy"), accuracies, {
     label: metric, format: percent, xFormat, yFormat: (value) => `${Math.round(100 * value)} %`, top: 1, none: frame.no_accuracy,
+  });
+  byId("latency-unit").textContent = `${frame.signal}, ${emulated()}`;
+  const parts = [["of the round", 3], ["communication of its slowest client", 4], ["that client's own work", 5]];
+  drawCurves(byId("latency"), parts.map(([name, column]) => line(name, frame.latency, column)), {
+    label: "Latency", format: seconds, xFormat,
   });
   byId("leakage-figure").hidden = frame.unit === null;
   if (frame.unit === null) return;
   byId("unit").textContent = `per ${frame.unit}, of ${digits(frame.budget)}`;
-  const spent = [line("greatest", frame.leakage, 2), line("median", frame.leakage, 3)];
+  const spent = [line("greatest", frame.leakage, 3), line("median", frame.leakage, 4)];
   drawCurves(byId("leakage"), spent, { label: "ε spent", format: digits, xFormat, limit: frame.budget });
 }
 
@@ -113,6 +123,7 @@ function showWaterfall() {
   if (shown < last.answered) note.push(`the slowest ${shown} are shown`);
   if (last.missed.length) note.push(`missed by ${last.missed.join(", ")}: the latency may be a wait for them`);
   if (last.suspect.length) note.push(`suspect: ${last.suspect.join(", ")}`);
+  if (real()) note.push(real());
   byId("waterfall-note").textContent = `${note.join("; ")}.`;
   const used = frame.parts.map((_, part) => last.exchanges.some((e) => e.parts[part] > 0));
   byId("legend").replaceChildren(
@@ -185,18 +196,26 @@ function showNumbers() {
     const { accuracy, round } = frame.evaluations[split];
     cells.push([`${split} ${frame.metric}`, percent(accuracy), `after round ${round}`]);
   }
-  cells.push(["total latency", seconds(frame.total_latency_s)]);
+  cells.push(["total latency", seconds(frame.total_latency_s), `${frame.signal}, ${emulated()}`]);
+  if (frame.elapsed_s !== null) {
+    cells.push(["elapsed time", seconds(frame.elapsed_s), emulated()]);
+    const left = frame.left_s ? `about ${duration(frame.left_s)} left` : "";
+    cells.push(["wall clock", duration(frame.wall_clock_s), [left, real()].filter(Boolean).join("; ")]);
+    cells.push(["clients at work", digits(frame.at_work), `on average, in ${frame.places} places; ${percent(frame.idle)} of these idle`]);
+  }
+  if (frame.staleness !== null) cells.push(["staleness", `${digits(frame.staleness)} steps`, "of an update, on average"]);
   if (frame.leakage.length) {
-    const [, , greatest, median] = frame.leakage[frame.leakage.length - 1];
+    const [, , , greatest, median] = frame.leakage[frame.leakage.length - 1];
     const ends = frame.budgets_end === null ? "" : `; budgets are expected to end about round ${frame.budgets_end}`;
     cells.push(["greatest ε", `${digits(greatest)} of ${digits(frame.budget)}`, `median ${digits(median)}${ends}`]);
   }
   cells.push(["clients connected", String(frame.connected)]);
-  cells.push(["missed jobs", String(frame.missed_jobs)]);
+  cells.push(["missed jobs", String(frame.missed_jobs), "chosen clients without an update"]);
   if (frame.unneeded_jobs) cells.push(["not waited for", String(frame.unneeded_jobs)]);
   if (frame.late_updates) cells.push(["late updates", String(frame.late_updates)]);
-  if (frame.withdrawn_jobs) cells.push(["withdrawn jobs", String(frame.withdrawn_jobs)]);
-  cells.push(["suspect rounds", String(frame.suspect_rounds)], ["rejected", String(frame.rejected)]);
+  if (frame.withdrawn_jobs) cells.push(["withdrawn jobs", String(frame.withdrawn_jobs), "dropped unpaid once their round had ended"]);
+  cells.push(["suspect rounds", String(frame.suspect_rounds)]);
+  cells.push(["measurements in doubt", String(frame.suspect_observations)], ["rejected", String(frame.rejected)]);
   byId("numbers").replaceChildren(
     ...cells.map(([name, value, note]) =>
       element("div", {}, element("dt", {}, name), element("dd", {}, value, ...(note ? [element("small", {}, note)] : []))),
@@ -212,6 +231,8 @@ function showDoubts() {
 
 function showClients() {
   const { total, shown_max: shownMax, rows } = frame.clients;
+  byId("latency-head").textContent = `${frame.signal}${real() && ", emulated"}`;
+  byId("trip-head").textContent = real() && "real";
   const sorted = rows.slice().sort((a, b) => (b[sortedBy] ?? -1) - (a[sortedBy] ?? -1) || (a.id < b.id ? -1 : 1));
   const shown = sorted.slice(0, shownMax);
   const by = sortedBy === "epsilon" ? "who spent most ε" : "the slowest";
@@ -220,7 +241,7 @@ function showClients() {
     ...shown.map((client) => {
       const state = client.retired ? "retired" : client.connected ? "connected" : "away";
       const spent = frame.unit === null ? NONE : digits(client.epsilon, 4);
-      const cells = [seconds(client.latency_s), seconds(client.round_trip_s), spent, String(client.chosen)];
+      const cells = [seconds(client.latency_s), seconds(client.round_trip_s), spent, String(client.chosen), percent(client.idle)];
       return element(
         "tr", {}, element("td", {}, client.id), ...cells.map((cell) => element("td", {}, cell)),
         element("td", { class: state === "connected" ? "text" : "text away" }, state),
@@ -250,6 +271,9 @@ function say(state, text) {
 function sayStatus() {
   if (frame.status.startsWith("waiting")) say("live", `waiting for clients: ${frame.connected} of ${frame.minimum}`);
   else say(frame.status === "running" ? "live" : "finished", frame.status);
+  byId("report").hidden = !frame.status.startsWith("finished");
+  // Not a link: browsers follow none from here to a file, and the server, which could serve it, has left when it is drawn.
+  byId("report").replaceChildren("Report: open ", element("code", {}, `${frame.folder}/report.html`), ", which pausefl report writes again.");
 }
 
 function listen() {

@@ -1,7 +1,7 @@
 """Clustered sampling by data size (Fraboni, Vidal, Kameni and Lorenzi, ICML 2021, Algorithm 1)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ class Clustered(Policy):
 
     Deviation: with m or fewer eligible clients all of them take part, weighed by data size.
     """
+
+    needs_rounds: ClassVar[bool] = True
 
     def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
         """One draw of this round's generator per urn."""

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
+from pausefl_proto.number_types import Positive, Whole
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.selection.base import Context, Inspection
@@ -15,19 +16,22 @@ from pausefl_server.selection.drift import leave_one_out_drifts, path_drifts, tw
 from pausefl_server.selection.newcomers import NewcomerPolicy, is_original
 from pausefl_server.selection.observed import PolicyRound
 
+Centroids = Literal["kept", "rescaled", "restart"]
 Guard = Literal["none", "leave-one-out"]
 
 
 @dataclass(frozen=True)
 class Posteriors:
-    """What is known of the clients' chances of a small drift. Rows count as in the table; later rows have no entry."""
+    """Knowledge of the clients' chances of a small drift. Rows count as in the table; later rows have no entry."""
 
     successes: IntArray
     """s − 1: how often a row's drift was small."""
     failures: IntArray
     """f − 1: how often it was not."""
     centroids: tuple[float, float] | None = None
-    """Of the last round with drifts; None: the next one starts from its least and greatest drift."""
+    """Where the last round's two-means ended; None: the next one starts from its least and greatest drift."""
+    originals_drift: float = 0.0
+    """The mean drift of the originals in that round; 0 before there was one."""
 
     @property
     def threshold(self) -> float | None:
@@ -42,7 +46,8 @@ class Posteriors:
     def grown(self, clients: int) -> "Posteriors":
         """The same with an entry (a copy) for every row."""
         new = np.zeros(clients - len(self.successes), np.int64)
-        return Posteriors(np.concatenate((self.successes, new)), np.concatenate((self.failures, new)), self.centroids)
+        successes, failures = (np.concatenate((counts, new)) for counts in (self.successes, self.failures))
+        return replace(self, successes=successes, failures=failures)
 
 
 @dataclass(frozen=True)
@@ -50,15 +55,18 @@ class FedTs(NewcomerPolicy):
     """Takes of every insertion the p newcomers with the greatest samples of Beta(s, f) (Fed-TS, eq. (5)).
 
     A newcomer succeeds in a round when its drift is at most the mean of the centroids of all newcomers' drifts
-    (eqs. (7)–(10)); a single drift counts as a success, and so do all where two-means finds but one cluster, after
-    which it starts afresh.
+    (eqs. (7)–(10)). A single drift counts as a success, and so do all that lie on one side of it.
     """
 
-    drift_weight: float | None = None
+    drift_weight: Positive | None = None
     """ε, the weight of a newcomer among the originals in eq. (8); |S_o| unless said otherwise, as recommended."""
-    search_after: int | None = None
+    search_after: Whole | None = None
     """L: once every newcomer of an insertion who is there was chosen more often than this, its p is the number of
     those with s >= f (Alg. 3, by the printed sign of the skewness). None: no search."""
+    centroids: Centroids = "kept"
+    """Where two-means starts. "kept": from the last round's centroids, as printed. "rescaled": from these times the
+    change of the originals' mean drift since then; drifts all above the threshold are then failures. "restart": as
+    "kept", but from the least and the greatest drift after a round with all drifts on one side of the threshold."""
     guard: Guard = "none"
     """ "leave-one-out": a newcomer whose drift exceeds the greatest one an original would have as a newcomer among
     the other originals fails, and its update stays out of the model. Two-means alone finds a better half even among
@@ -67,12 +75,6 @@ class FedTs(NewcomerPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.drift_weight is not None and not (math.isfinite(self.drift_weight) and self.drift_weight > 0):
-            raise ValueError(f"drift_weight = {self.drift_weight}: must be a finite number above 0")
-        if self.search_after is not None and self.search_after < 0:
-            raise ValueError(f"search_after = {self.search_after}: must be at least 0")
-        if self.guard not in get_args(Guard):
-            raise ValueError(f"guard = {self.guard!r}: must be one of {', '.join(get_args(Guard))}")
         if self.guard != "none" and self.m < 2:
             raise ValueError(f'guard = "{self.guard}": needs m of at least 2, as it compares originals with each other')
 
@@ -105,12 +107,13 @@ class FedTs(NewcomerPolicy):
         original = is_original(table, rows)
         if original.all() or (self.guard != "none" and not original.any()):
             return state
-        small, centroids = _classify(drift[~original], state.centroids)
+        originals_drift = float(drift[original].mean()) if original.any() else state.originals_drift
+        small, centroids = self._classify(drift[~original], self._start(state, originals_drift))
         small &= self._within_guard(drift[~original], drift[original])
         grown, newcomers = state.grown(len(table)), rows[~original]
         grown.successes[newcomers[small]] += 1
         grown.failures[newcomers[~small]] += 1
-        return Posteriors(grown.successes, grown.failures, centroids)
+        return replace(grown, centroids=centroids, originals_drift=originals_drift)
 
     def _promise(self, state: Posteriors, context: Context, newcomers: IntArray) -> FloatArray:
         successes, failures = state.counts(newcomers, len(context.table))
@@ -121,6 +124,28 @@ class FedTs(NewcomerPolicy):
             return super()._size(state, table, newcomers)
         successes, failures = state.counts(newcomers, len(table))
         return int((successes >= failures).sum())
+
+    def _start(self, state: Posteriors, originals_drift: float) -> tuple[float, float] | None:
+        """The centroids to start two-means from; None: the least and the greatest drift."""
+        if self.centroids != "rescaled" or state.centroids is None or not state.originals_drift:
+            return state.centroids
+        low, high = state.centroids
+        change = originals_drift / state.originals_drift
+        return low * change, high * change
+
+    def _classify(
+        self, drift: FloatArray, start: tuple[float, float] | None
+    ) -> tuple[BoolArray, tuple[float, float] | None]:
+        """True for each small drift of n > 0 newcomers', and the centroids to remember."""
+        everyone = np.ones(len(drift), np.bool_)
+        if len(drift) == 1:
+            return everyone, start
+        found = two_means(drift.tolist(), start or (drift.min(), drift.max()))
+        small = drift <= _threshold(found)
+        on_one_side = small.all() or not small.any()
+        if on_one_side and self.centroids != "rescaled":
+            small = everyone
+        return small, None if on_one_side and self.centroids == "restart" else found
 
     def _within_guard(self, drift: FloatArray, originals_drift: FloatArray) -> BoolArray:
         """(n,) which drifts an original might have too: all without a guard, with one and no two originals none."""
@@ -141,22 +166,15 @@ class DriftUcb(FedTs):
     A round in which a newcomer was chosen and gave no answer counts as one without reward.
     """
 
+    centroids: Centroids = "rescaled"
+    """As of fed-ts. UCB1 often chooses harmful newcomers alone, and with "kept" drifts on one side are successes."""
+
     def _promise(self, state: Posteriors, context: Context, newcomers: IntArray) -> FloatArray:
         table = context.table
         successes, _ = state.counts(newcomers, len(table))
         chosen = table.chosen[newcomers]
         index = (successes - 1) / np.maximum(chosen, 1) + np.sqrt(2 * math.log(context.round) / np.maximum(chosen, 1))
         return np.where(chosen == 0, np.inf, index)
-
-
-def _classify(drift: FloatArray, centroids: tuple[float, float] | None) -> tuple[BoolArray, tuple[float, float] | None]:
-    """Which of n > 0 newcomers' drifts are small, and the centroids the next round starts from."""
-    everyone = np.ones(len(drift), np.bool_)
-    if len(drift) == 1:
-        return everyone, centroids
-    found = two_means(drift.tolist(), centroids or (drift.min(), drift.max()))
-    small = drift <= _threshold(found)
-    return (small, found) if small.any() and not small.all() else (everyone, None)
 
 
 def _threshold(centroids: tuple[float, float]) -> float:

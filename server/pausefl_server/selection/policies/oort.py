@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Ge, Le
 
 from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.number_types import Count, NonNegative, Share
 from pausefl_server.clients import ClientTable
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.observed import PolicyRound
@@ -18,7 +20,7 @@ _EXPLORATION_WINDOW = 5
 
 @dataclass(frozen=True)
 class Pace:
-    """What Oort remembers beyond the client table."""
+    """Oort's memory beyond the client table."""
 
     last_round: IntArray
     """The last round each row took part in, 0 for none."""
@@ -52,21 +54,21 @@ class Oort(Policy):
     - The model averages by data size, eq. (2) of PAUSE: Oort leaves aggregation to the framework.
     """
 
-    exploration: float = 0.9
+    exploration: Share = 0.9
     """ε in round 1: the share of unseen clients in a round."""
-    exploration_decay: float = 0.98
+    exploration_decay: Share = 0.98
     """Factor of ε per round."""
-    exploration_min: float = 0.2
+    exploration_min: Share = 0.2
     """ε never falls below this."""
-    penalty: float = 2.0
+    penalty: NonNegative = 2.0
     """α of Oort, eq. (1): how strongly slowness counts."""
-    cutoff: float = 0.95
+    cutoff: Share = 0.95
     """c: clients down to this share of the last admitted utility are sampled in proportion to their utility."""
-    pacer_window: int = 20
+    pacer_window: Count = 20
     """W: rounds compared by the pacer, which prefers longer rounds once utility falls."""
-    pacer_percentile: float = 50.0
+    pacer_percentile: Annotated[float, Ge(0), Le(100)] = 50.0
     """T in round 1, as a percentile of the clients' durations."""
-    pacer_step: float = 10.0
+    pacer_step: Annotated[float, Ge(0), Le(100)] = 10.0
     """Percentiles by which the pacer raises T."""
 
     known_speeds: bool = True
@@ -78,19 +80,6 @@ class Oort(Policy):
     def needs_oracle(self) -> bool:
         """For the speeds of clients that have not been measured."""
         return self.known_speeds
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("exploration", "exploration_decay", "exploration_min", "cutoff"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be from 0 to 1")
-        if not (math.isfinite(self.penalty) and self.penalty >= 0):
-            raise ValueError(f"penalty = {self.penalty}: must be a finite number, at least 0")
-        if self.pacer_window < 1:
-            raise ValueError(f"pacer_window = {self.pacer_window}: must be at least 1")
-        for name in ("pacer_percentile", "pacer_step"):
-            if not 0 <= getattr(self, name) <= 100:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be from 0 to 100")
 
     def start(self) -> Pace:
         """The pace before any client has taken part."""

@@ -1,13 +1,14 @@
 """PAUSE: privacy-aware active user selection (PAUSE v2, Algorithm 1), solved exactly under rewards R1 and R2."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Gt
 
 from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.number_types import Count, NonNegative, PositiveShare, Whole
 from pausefl_server.clients import ClientTable
 from pausefl_server.search import clustered_pivot_and_fill, convex_pivot_and_fill, pivot_and_fill
 from pausefl_server.selection.base import Context, Policy, Selection
@@ -33,7 +34,7 @@ class Choice:
     """v_k = (α g_k + γ p_k)/m."""
     cluster: IntArray
     marginal: FloatArray
-    """What the first, second, ... member of a cluster costs; the last cost holds for all further ones."""
+    """The cost of the first, second, ... member of a cluster; the last cost holds for all further ones."""
     forced: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def energy(self, chosen: IntArray) -> float:
@@ -76,53 +77,42 @@ class Pause(Policy):
 
     While clients are unseen (T_k = 0) they go first: all of them, up to m by greatest value, and the rest of the set
     is the optimum given them. A miss is a censored measurement, so every client that was chosen has a finite ucb.
+
+    In an asynchronous run S are as many idle clients as places are free, while (8) and (13) count in rounds of C jobs,
+    with m = C.
     """
 
-    alpha: float = 100.0
+    alpha: NonNegative = 100.0
     """α, the weight of the generalisation term."""
-    gamma: float = 5.0
+    gamma: NonNegative = 5.0
     """γ, the weight of the privacy term."""
-    beta: float = 2.0
+    beta: Annotated[float, Gt(1)] = 2.0
     """β > 1, the exponent of g_k, eq. (8)."""
-    zeta: float = 1.0
+    zeta: NonNegative = 1.0
     """ζ, the weight of the latency estimate against exploration, eq. (13)."""
     reward: Literal["R1", "R2"] = "R1"
     """R1: means of g and p, eq. (18). R2: clients that share an access point are kept apart, eq. (22)."""
-    clusters: int | dict[str, int] = 6
+    clusters: Count | dict[str, int] = 6
     """R2: how many clusters to draw at random, or the cluster of each client by id."""
     rho: float | list[float] = 0.01
     """R2: ρ, the price of every member of a cluster beyond the first, or a list of the prices of the second, third, ...
     member. A list does not decrease, and its last price holds for all further members. No paper states ρ. With α = 100
     the default makes a shared access point cost as much as the whole range of the latency term, which is 1."""
-    delta_tau_s: float = 0.0
+    delta_tau_s: NonNegative = 0.0
     """R2: δ_τ, logged for each member beyond the first, in a column of its own. It is never added to a latency."""
-    discount: float = 1.0
+    discount: PositiveShare = 1.0
     """Factor by which earlier measurements lose weight each round, 1 for the plain mean of eq. (11)."""
-    window: int = 0
+    window: Whole = 0
     """Rounds after which a measurement is forgotten, 0 for never."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("alpha", "gamma", "zeta", "delta_tau_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} = {value}: must be a finite number, at least 0")
-        if not (math.isfinite(self.beta) and self.beta > 1):
-            raise ValueError(f"beta = {self.beta}: must be a finite number above 1")
-        if self.reward not in ("R1", "R2"):
-            raise ValueError(f'reward = {self.reward!r}: must be "R1" or "R2"')
-        if isinstance(self.clusters, int) and self.clusters < 1:
-            raise ValueError(f"clusters = {self.clusters}: must be at least 1")
         for client_id, cluster in self.clusters.items() if isinstance(self.clusters, dict) else ():
             if cluster < 0:  # such numbers stand for clients that are alone
                 raise ValueError(f"clusters.{client_id} = {cluster}: must be at least 0")
         prices = np.atleast_1d(np.asarray(self.rho, np.float64))
         if prices.size == 0 or not np.isfinite(prices).all() or prices[0] < 0 or (np.diff(prices) < 0).any():
             raise ValueError(f"rho = {self.rho}: must be finite, at least 0 and, where it is a list, non-decreasing")
-        if not 0 < self.discount <= 1:
-            raise ValueError(f"discount = {self.discount}: must be above 0 and at most 1")
-        if self.window < 0:
-            raise ValueError(f"window = {self.window}: must be at least 0")
         if self.window and self.discount != 1:
             raise ValueError(f"window = {self.window}: must be 0 where discount is not 1")
 
@@ -184,7 +174,7 @@ class Pause(Policy):
         return replace(self._among(state, context, rows), forced=unseen)
 
     def _among(self, state: Recent | None, context: Context, rows: IntArray) -> Choice:
-        g = generalisation(context, rows, self.m, self.beta)
+        g = generalisation(context, rows, context.concurrency or self.m, self.beta)
         p = privacy(context, rows)
         one = np.zeros(len(rows), np.int64)
         return Choice(
@@ -199,18 +189,18 @@ class Pause(Policy):
         )
 
     def _marginal(self) -> FloatArray:
-        """What the first, second, ... member of a cluster costs: λ = αρ from the second on."""
+        """The cost of the first, second, ... member of a cluster: λ = αρ from the second on."""
         return self.alpha * np.append(0.0, self.rho) if self.reward == "R2" else np.zeros(1)
 
     def _index(self, state: Recent | None, context: Context, rows: IntArray) -> FloatArray:
         """ucb_k of eq. (13); logarithms count the rounds a forgetful mean can still remember."""
         mean, count = mean_and_count(context, rows, state)
-        rounds: float = context.round - 1
+        rounds = context.rounds_before
         if self.window:
             rounds = min(rounds, self.window)
         elif self.discount < 1:
             rounds = (1 - self.discount**rounds) / (1 - self.discount)
-        return upper_confidence(mean, count, rounds, self.m, self.zeta)
+        return upper_confidence(mean, count, rounds, context.concurrency or self.m, self.zeta)
 
     def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:  # noqa: ARG002
         """Positions of the set chosen, and what to log about it."""

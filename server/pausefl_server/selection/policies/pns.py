@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
+from pausefl_proto.number_types import Positive, PositiveShare, Share
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import inner_product
@@ -20,7 +21,7 @@ _LEAST_WEIGHT = 1e-12
 
 @dataclass(frozen=True)
 class Standing:
-    """What is known of the clients, by row of the table; later rows have no entry."""
+    """Knowledge of the clients, by row of the table; later rows have no entry."""
 
     weight: FloatArray
     """K p_k: 1 at first, and for clients that join."""
@@ -44,28 +45,19 @@ class Pns(Policy):
     are those of their code.
     """
 
-    alpha: float = 2.0
+    alpha: Positive = 2.0
     """α, by which what a client loses grows with how often its updates are left out."""
-    beta: float = 0.7
+    beta: Share = 0.7
     """β, added to the share of a client's rounds in which it was left out. From a share of 1 − β on it loses all."""
-    least_share: float = 0.8
+    least_share: PositiveShare = 0.8
     """The share of a round's updates, rounded up, that always enters the model."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise ValueError(f"alpha = {self.alpha}: must be a finite number above 0")
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"beta = {self.beta}: must be from 0 to 1")
-        if not 0 < self.least_share <= 1:
-            raise ValueError(f"least_share = {self.least_share}: must be above 0 and at most 1")
 
     def start(self) -> Standing:
         """All alike."""
         return Standing(np.empty(0), np.empty(0, np.int64))
 
     def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:  # noqa: ARG002
-        """Which updates Optimal Aggregation leaves out of the model."""
+        """Find the updates that Optimal Aggregation leaves out of the model."""
         admitted = optimal_subset(updates, math.ceil(self.least_share * len(updates)))
         return Inspection([{"excluded": float(not is_in)} for is_in in admitted], admitted)
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from pausefl_proto.number_types import Count
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.terms import losses, rows_in_tie_order
 
@@ -19,15 +20,10 @@ class PowD(Policy):
     fewer than d eligible clients, all of them are candidates.
     """
 
-    d: int = 10
+    d: Count = 10
     """Candidates a round; m where that is more."""
 
     needs_loss: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.d < 1:
-            raise ValueError(f"d = {self.d}: must be at least 1")
 
     def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
         """The candidates are a draw of this round's generator."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import PauseflError
+from pausefl_proto.number_types import Positive, Whole
 from pausefl_server.search import annealing, pivot_and_fill
 from pausefl_server.search.annealing import Cooling, SetValue, anneal, anneal_additive
 from pausefl_server.selection.base import Context
@@ -33,9 +34,9 @@ class SaPause(Pause):
     """The first set: the exact optimum under R1, or a uniform one as published."""
     temperature: Literal["spread", "printed"] = "spread"
     """C: how far apart sets can be on the clients already seen (v1, eq. (19)), or the printed bound (v2, eq. (20))."""
-    kappa: float = 10.0
+    kappa: Positive = 10.0
     """κ, which divides the temperature (v2, Section V-D, with κ = 30)."""
-    steps: int = 3000
+    steps: Whole = 3000
     """Neighbours inspected a round; a thousand take about 0.3 ms."""
     time_cap_s: float = math.inf
     """Annealing stops after this long; with a cap, the same seed need not give the same set."""
@@ -46,18 +47,6 @@ class SaPause(Pause):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choices = {
-            "neighbourhood": ("v2", "v1", "swap"),
-            "start_set": ("exact", "random"),
-            "temperature": ("spread", "printed"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} = {getattr(self, name)!r}: must be one of {', '.join(allowed)}")
-        if not (math.isfinite(self.kappa) and self.kappa > 0):
-            raise ValueError(f"kappa = {self.kappa}: must be a finite number above 0")
-        if self.steps < 0:
-            raise ValueError(f"steps = {self.steps}: must be at least 0")
         if not self.time_cap_s > 0:
             raise ValueError(f"time_cap_s = {self.time_cap_s}: must be above 0")
         for name in ("phi_g", "phi_p"):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pausefl_proto.number_types import NonNegative, PositiveShare, Whole
 from pausefl_server.clients import ClientTable
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.latency import Recent
@@ -19,11 +20,11 @@ class Ucb(Policy):
     A client that misses its rounds has a mean reward of 0: exploration alone chooses it again, after its rest.
     """
 
-    zeta: float = 1.0
+    zeta: NonNegative = 1.0
     """ζ, the weight of the latency estimate against exploration."""
-    discount: float = 1.0
+    discount: PositiveShare = 1.0
     """Factor by which earlier measurements lose weight each round, 1 for the plain mean."""
-    window: int = 0
+    window: Whole = 0
     """Rounds after which a measurement is forgotten, 0 for never."""
 
     def __post_init__(self) -> None:

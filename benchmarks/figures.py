@@ -1,0 +1,335 @@
+"""`make figures`: plays what is still missing of docs/results.md, run by run, and writes the page anew.
+
+python -m benchmarks.figures                          all of the plan in its order, one run at a time
+python -m benchmarks.figures fedts-fig7 --jobs 2      one figure, two runs at a time
+python -m benchmarks.figures --merge FILE             take over what another machine has played, and write the page
+
+Each finished run is kept as a line of docs/results/reproduce/NAME.runs.jsonl, so that an interrupted queue goes on
+where it stopped. A figure is written anew from the seeds that all its series have. With `--out FILE` all lines go into
+that file, and no page is written: for `make figures-gpu` on a lent machine.
+"""
+
+import argparse
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from docs.write_results import write_page
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.published import find_reproduction
+from pausefl.results.reading import has_diverged, read_run
+from pausefl.studies.campaign import CampaignInterrupted, Planned, is_played
+from pausefl.studies.executors import side_by_side
+from pausefl_process.files import write_durably
+from pausefl_process.machine import machine_in_words
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_reproduce.played import PlayedSeed
+from pausefl_reproduce.playing import planned
+from pausefl_reproduce.request import Request
+from pausefl_reproduce.summary import as_text, kept_of, summary_of
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "docs/results/reproduce"
+RUNS = ROOT / "build/figures"
+_TRIAL_ROUNDS = (1, 5)
+_TAIL_LINES = 15
+_DEVICES = ("cuda", "cpu")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One entry of the plan."""
+
+    seeds: int = 5
+    series: tuple[str, ...] = ()
+    """Empty: all of the figure."""
+    set: tuple[str, ...] = ()
+    """What differs from the figure's own settings."""
+    of: str = ""
+    """The figure that it varies, for another page; empty: it is a figure itself."""
+
+
+def _poisoned(scale: float, groups: Sequence[str] = ("poisoned",)) -> tuple[str, ...]:
+    behaviours = f'behaviours=[{{kind="gaussian-update",scale={scale:.1f}}}]'
+    return tuple(f"clients.groups.{group}.{behaviours}" for group in groups)
+
+
+_OF_250 = [f"poisoned{insertion}" for insertion in range(4)]
+_GUARD = ("selection.fed-ts.guard=leave-one-out",)
+_BOTH = ("fed-ts", "random-10")
+PLAN: Mapping[str, Wanted] = {
+    "async": Wanted(10),
+    **{name: Wanted(10) for name in ("small_mnist", "large_mnist", "fig8")},
+    "fedts-fig7": Wanted(),
+    "fedts-fig6": Wanted(),
+    "fedts-fig10": Wanted(),
+    "fedts-table2-poisoning": Wanted(set=_poisoned(200)),
+    "fedts-table2-heterogeneity": Wanted(),
+    "fedts-fig9": Wanted(),
+    **{f"poisoned-{s:g}": Wanted(3, _BOTH, _poisoned(s), "fedts-fig9") for s in (0.5, 5, 100, 200, 1000)},
+    "never-poisoned": Wanted(3, ("fed-ts",), ("clients.groups.poisoned.join_round=101",), "fedts-fig9"),
+    **{f"guarded-{s}": Wanted(3, ("fed-ts",), (*_poisoned(s), *_GUARD), "fedts-fig9") for s in (1, 200, 1000)},
+    **{f"devices-250-poisoned-{s}": Wanted(1, (), _poisoned(s, _OF_250), "fedts-fig10") for s in (200, 1000)},
+    "fedts-fig5": Wanted(),
+    "fedts-fig8": Wanted(),
+    **{name: Wanted() for name in ("small_cifar_running", "fig2", "fig3", "fig6", "small_cifar", "small_cifar_batch")},
+    **{name: Wanted() for name in ("fig10", "fig11", "fig14")},
+}
+"""What the documents are to show, in the order in which it is played."""
+
+
+def main() -> int:
+    """0 if nothing is missing any more, 1 if something is, 2 for bad input."""
+    options = _options()
+    names = options.names or list(PLAN)
+    try:
+        lines = Lines(options.out)
+        if options.merge:
+            lines.add(read_lines(options.merge))
+        else:
+            play(names, lines, options.jobs, options.device)
+    except CampaignInterrupted:
+        print("figures: interrupted; the same command goes on", file=sys.stderr)
+    except PauseflError as error:
+        print(f"figures: {error}", file=sys.stderr)
+        return 2
+    if options.out is None:
+        write_figures(names, lines)
+    left = sum(1 for _ in missing(names, lines))
+    print(f"{left} runs are missing")
+    return int(left > 0)
+
+
+# --- what is kept
+
+
+class Lines:
+    """The runs that are kept, by entry of the plan, series and seed: in `file`, or in one of each entry."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        files = [file] if file else sorted(KEPT.glob("*.runs.jsonl"))
+        self._of = {_key(line): line for path in files if path.exists() for line in read_lines(path)}
+
+    def add(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Keep these, each in the place of what was kept of that run."""
+        new = {_key(line): line for line in lines}
+        self._of |= new
+        for name in {name for name, _, _ in new}:
+            kept = [line for key, line in sorted(self._of.items()) if self._file or key[0] == name]
+            text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
+            write_durably(self._file or KEPT / f"{name}.runs.jsonl", text)
+
+    def runs(self, name: str, series: str) -> dict[int, PlayedSeed]:
+        """By seed, those of a series that were played with the plan's settings."""
+        settings = _settings(request_of(name).experiment(series))
+        return {
+            seed: PlayedSeed(**line["run"])
+            for (entry, of_series, seed), line in self._of.items()
+            if (entry, of_series) == (name, series) and line["settings"] == settings
+        }
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file with one JSON object a line; ConfigError for a file that cannot be read."""
+    try:
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+
+
+def _key(line: Mapping[str, Any]) -> tuple[str, str, int]:
+    return line["name"], line["series"], line["run"]["seed"]
+
+
+def _settings(experiment: Experiment) -> str:
+    """A digest of all that is not a default; of neither seed nor device."""
+    tables = experiment.model_dump(mode="json", exclude_defaults=True)
+    tables["experiment"].pop("seed", None)
+    tables["workload"].pop("device", None)
+    return blake2b(json.dumps(tables, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+# --- what is missing, and how it is played
+
+
+@cache
+def request_of(name: str) -> Request:
+    """An entry of the plan, or a figure with five seeds; ConfigError for a name that is neither."""
+    wanted = PLAN.get(name, Wanted())
+    figure = find_reproduction(wanted.of or name)
+    series = wanted.series or tuple(figure.series)
+    return Request(figure, series, wanted.seeds, "full", ("experiment.clock=virtual", *wanted.set), RUNS / name)
+
+
+def missing(names: Sequence[str], lines: Lines) -> Iterator[tuple[str, str, Planned]]:
+    """Entry, series and run of all that is not kept: entry by entry, seed by seed."""
+    for name in names:
+        request = request_of(name)
+        kept = {series: lines.runs(name, series) for series in request.series}
+        for series, run in planned(request, {series: request.experiment(series) for series in request.series}):
+            if run.experiment.experiment.seed not in kept[series]:
+                yield name, series, Planned(f"{name}/{run.name}", run.experiment)
+
+
+def play(names: Sequence[str], lines: Lines, jobs: int, device: str) -> None:
+    """Play what is missing, and keep each run as it ends. CampaignInterrupted when a signal ends it.
+
+    A run that fails is told of with the end of its server's log, and taken up again once.
+    """
+    left = {run.name: (name, series, run) for name, series, run in missing(names, lines)}
+    began_s, again = time.monotonic(), set[str]()
+    runs = [run for _, _, run in left.values()]
+    devices = _fastest(runs, jobs) if device == "fastest" and runs else {}
+    left = {k: (name, series, _on(devices.get(_kind(run), device), run)) for k, (name, series, run) in left.items()}
+
+    def keep(key: str) -> None:
+        name, series, _ = left.pop(key)
+        if line := _line(name, series, RUNS / key):
+            lines.add([line])
+        shutil.rmtree(RUNS / key)
+
+    def ended(said: str) -> None:
+        print(f"{time.monotonic() - began_s:5.0f} s  {said}", flush=True)
+        key = said.partition(":")[0]
+        if is_played(left[key][2], RUNS):
+            keep(key)
+
+    RUNS.mkdir(parents=True, exist_ok=True)
+    while left:
+        for key in [key for key, (_, _, run) in left.items() if is_played(run, RUNS)]:
+            keep(key)
+        failed = side_by_side(jobs, ended).play([run for _, _, run in left.values()], RUNS)
+        for key, error in failed.items():
+            if isinstance(error, CampaignInterrupted):
+                raise error
+            how = "left out" if key in again else "once more"
+            print(f"{key}, {how}: {error}\n{_last_said(RUNS / key)}", flush=True)
+            if key in again:
+                shutil.rmtree(RUNS / key, ignore_errors=True)
+                del left[key]
+        again.update(failed)
+
+
+def _last_said(run_dir: Path) -> str:
+    """The end of the server's log; empty without one."""
+    log = run_dir / "server.log"
+    return "\n".join(log.read_text("utf-8", "replace").splitlines()[-_TAIL_LINES:]) if log.exists() else ""
+
+
+def _line(name: str, series: str, run_dir: Path) -> dict[str, Any] | None:
+    """What is kept of a run; None for one that failed, though its model did not diverge."""
+    run, request = read_run(run_dir), request_of(name)
+    if run.has_failed and not has_diverged(run.summary):
+        print(f"left out: {run_dir}: {run.summary['stopped_because']}", flush=True)
+        return None
+    hardware = machine_in_words() + (f", {_gpu()}" if run.settings["workload"].get("device") == "cuda" else "")
+    played = asdict(kept_of(request, run, hardware))
+    return {"name": name, "series": series, "settings": _settings(request.experiment(series)), "run": played}
+
+
+def _gpu() -> str:
+    import torch  # it takes seconds, and runs on a GPU alone need it
+
+    return torch.cuda.get_device_name()
+
+
+# --- processor or GPU
+
+
+def _kind(run: Planned) -> str:
+    """What is trained."""
+    return f"{run.experiment.workload.dataset}, {run.experiment.workload.model}"
+
+
+def _on(device: str, run: Planned) -> Planned:
+    return Planned(run.name, parse_experiment(run.experiment.to_toml(), [f"workload.device={device}"]))
+
+
+def _fastest(runs: Sequence[Planned], jobs: int) -> dict[str, str]:
+    """By kind, the device on which a further round takes less, with as many trials at a time as jobs."""
+    kinds = {_kind(run): run for run in reversed(runs)}
+    copies = range(max(1, jobs // (len(_DEVICES) * len(_TRIAL_ROUNDS) * len(kinds))))
+    folder, began_s, ends_s = RUNS / "trials", time.monotonic(), dict[str, float]()
+    shutil.rmtree(folder, ignore_errors=True)
+
+    def trial(number: int, run: Planned, device: str, rounds: int, copy: int) -> Planned:
+        settings = [f"experiment.rounds={rounds}", "evaluation.every=100", f"workload.device={device}"]
+        experiment = parse_experiment(run.experiment.to_toml(), settings)
+        return Planned(f"{number}-{device}-{rounds}-{copy}", experiment)
+
+    def ended(said: str) -> None:
+        ends_s[said.partition(":")[0]] = time.monotonic() - began_s
+
+    trials = [
+        trial(number, run, device, rounds, copy)
+        for number, run in enumerate(kinds.values())
+        for device in _DEVICES
+        for rounds in _TRIAL_ROUNDS
+        for copy in copies
+    ]
+    for name, error in side_by_side(len(trials), ended).play(trials, folder).items():
+        if isinstance(error, CampaignInterrupted):
+            raise error
+        print(f"a trial failed: {name}: {error}", flush=True)  # as without a GPU: there is no time of it
+        ends_s.pop(name, None)
+
+    def round_s(number: int, device: str) -> float:
+        few_s, many_s = (
+            median(ends_s.get(f"{number}-{device}-{rounds}-{copy}", math.inf) for copy in copies)
+            for rounds in _TRIAL_ROUNDS
+        )
+        return (many_s - few_s) / (_TRIAL_ROUNDS[1] - _TRIAL_ROUNDS[0]) if math.isfinite(many_s) else math.inf
+
+    found = {}
+    for number, kind in enumerate(kinds):
+        on_gpu_s, on_cpu_s = (round_s(number, device) for device in _DEVICES)
+        found[kind] = "cuda" if on_gpu_s < on_cpu_s else "cpu"
+        print(f"{kind}: a round takes {on_gpu_s:.2f} s on cuda, {on_cpu_s:.2f} s on cpu", flush=True)
+    return found
+
+
+# --- the page
+
+
+def write_figures(names: Sequence[str], lines: Lines) -> None:
+    """Write the summary of each figure from the seeds that all its series have, and the page."""
+    for name in (name for name in names if not PLAN.get(name, Wanted()).of):
+        request = request_of(name)
+        played = {series: lines.runs(name, series) for series in request.series}
+        if seeds := sorted(set.intersection(*(set(runs) for runs in played.values()))):
+            found = {series: [runs[seed] for seed in seeds] for series, runs in played.items()}
+            summary = summary_of(replace(request, seeds=len(seeds)), found)
+            if len(seeds) >= _seeds_of(KEPT / f"{name}.json"):
+                write_durably(KEPT / f"{name}.json", as_text(summary))
+    write_page(KEPT.parents[1])
+
+
+def _seeds_of(file: Path) -> int:
+    """How many seeds a figure's kept summary is of; 0 without one."""
+    kept = json.loads(file.read_text("utf-8"))["series"] if file.exists() else {}
+    return max((len(series["seeds"]) for series in kept.values()), default=0)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("figures", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("names", nargs="*", help="these alone, in this order; default: all of the plan")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    parser.add_argument("--device", choices=("cpu", "cuda", "fastest"), default="cpu")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="keep the lines here, and write no page")
+    parser.add_argument("--merge", type=Path, metavar="FILE", help="take over these lines, and play nothing")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

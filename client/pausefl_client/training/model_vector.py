@@ -1,0 +1,203 @@
+"""Parts of a model that travel, as one vector, and parts that stay: the one list for all that handle a user's model.
+
+A trained parameter travels once, also where it is tied. The running statistics of batch normalisation travel beside it
+where they are averaged. Everything else in `state_dict` is a constant, the same everywhere.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+
+from pausefl_client.training.device_copies import off_device, on_device
+from pausefl_client.training.trainer import StatisticsAt
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.wire import Manifest, TensorSpec, Vector
+
+_STATISTICS = ("running_mean", "running_var")
+_TRAINED = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
+STORED = {
+    **_TRAINED,
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+}
+"""The types of values in a model file, as each version of safetensors calls them."""
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that require gradients, by name; one that is tied under its first name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def running_statistics(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The running means and variances of the model's batch normalisation, by name."""
+    return {
+        f"{name}.{key}".removeprefix("."): statistic
+        for name, module in model.named_modules()
+        if isinstance(module, _NormBase)
+        for key in _STATISTICS
+        if (statistic := module._buffers.get(key)) is not None
+    }
+
+
+def constants(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Tensors of `state_dict` that neither train nor are running statistics, by name."""
+    others = {*map(id, trained_parameters(model).values()), *map(id, running_statistics(model).values())}
+    return {name: tensor for name, tensor in _state(model) if id(tensor) not in others}
+
+
+def tied(model: nn.Module) -> dict[str, str]:
+    """The further names of what travels or is a statistic, each with the first one."""
+    named = {**trained_parameters(model), **running_statistics(model)}
+    first = {id(tensor): name for name, tensor in named.items()}
+    return {name: first[id(t)] for name, t in _state(model) if id(t) in first and name != first[id(t)]}
+
+
+def check_carried(model: nn.Module, key: str) -> None:
+    """ConfigError, which begins with `key` and names the tensor, where a run could not carry something of the model."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ConfigError(
+                f"{key}: {name} has no shape yet; call model(torch.zeros(1, *input_shape)) in the factory"
+            )
+    for name, parameter in trained_parameters(model).items():
+        if parameter.dtype not in _TRAINED or parameter.layout is not torch.strided or parameter.is_meta:
+            raise ConfigError(
+                f"{key}: the parameter {name} is {_form(parameter)}; must be real and dense, such as float32, or have"
+                " requires_grad = False"
+            )
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, torch.Tensor):
+            raise ConfigError(
+                f"{key}: {name}, of get_extra_state, is a {type(value).__name__}; must be a tensor, or not there"
+            )
+    for name, tensor in constants(model).items():
+        if tensor.dtype not in STORED or tensor.layout is not torch.strided or tensor.is_meta:
+            raise ConfigError(
+                f"{key}: {name} is {_form(tensor)}, which no model file holds; register the buffer with"
+                " persistent=False, or store another type"
+            )
+
+
+def as_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """A tensor's values in order, little endian, as (bytes,) uint8."""
+    values: npt.NDArray[np.uint8] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return values
+
+
+class ModelVector:
+    """The part of one model that travels, as (d,) float32; the model must stay on its device.
+
+    Running statistics are averaged, unless told otherwise.
+    """
+
+    def __init__(self, model: nn.Module, statistics: StatisticsAt | None = None) -> None:
+        self.parameters = trained_parameters(model)
+        self.statistics = running_statistics(model)
+        """All there are, whether they travel or not."""
+        specs = tuple(TensorSpec(name, tuple(parameter.shape)) for name, parameter in self.parameters.items())
+        self.manifest = Manifest(specs, _digest(constants(model)))
+        """The meaning of the values: the parameters, then the statistics where these are averaged."""
+        self._tensors: list[torch.Tensor] = list(self.parameters.values())
+        if statistics != "local":
+            shapes = {name: tuple(statistic.shape) for name, statistic in self.statistics.items()}
+            self.manifest = self.manifest.with_statistics(shapes)
+            self._tensors += self.statistics.values()
+        self._sizes = [tensor.numel() for tensor in self._tensors]
+        self._shapes = [tensor.shape for tensor in self._tensors]
+        self.is_rounded = any(parameter.dtype.itemsize < 4 for parameter in self.parameters.values())
+        """Whether the model holds fewer bits of a value than the vector."""
+
+    @torch.no_grad()
+    def on_device(self) -> torch.Tensor:
+        """The values, new and on the model's device."""
+        return torch.cat([tensor.reshape(-1).to(torch.float32) for tensor in self._tensors])
+
+    def values(self) -> Vector:
+        """The values, new."""
+        (values,) = off_device(self.on_device())
+        return values
+
+    @torch.no_grad()
+    def fill(self, theta: Vector) -> None:
+        """Set the model's values; ValueError if it has another number of them."""
+        if theta.shape != (self.manifest.size,):
+            raise ValueError(f"theta has shape {theta.shape}, the model has {self.manifest.size} values")
+        parts = torch.split(on_device(theta, self._tensors[0].device), self._sizes)
+        shaped = [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        torch._foreach_copy_(self._tensors, shaped)
+
+
+class ConstantBuffers:
+    """The buffers of a model that are constants, although a pass may write to them, as to a counter of its steps."""
+
+    def __init__(self, model: nn.Module) -> None:
+        stay = constants(model)
+        self._all = [
+            _HeldBuffer(name, module, key, tensor, tensor.clone(), tensor._version)
+            for prefix, module in model.named_modules()
+            for key, tensor in module._buffers.items()
+            if (name := f"{prefix}.{key}".removeprefix(".")) in stay and tensor is not None
+        ]
+
+    def put_back(self) -> None:
+        """Give them the values they began with; ConfigError where one holds real numbers that training has changed."""
+        for each in self._all:
+            now = each.module._buffers[each.key]
+            if now is each.tensor and now._version == each.version:
+                continue
+            if each.value.is_floating_point() and not (now is not None and torch.equal(now, each.value)):
+                raise ConfigError(
+                    f"workload.model: the buffer {each.name} ({_form(each.value)}) changes while the model trains; only"
+                    " parameters and running statistics of batch normalisation may, or a buffer that is registered with"
+                    " persistent=False"
+                )
+            each.module._buffers[each.key] = each.tensor.copy_(each.value)
+            each.version = each.tensor._version
+
+
+@dataclass
+class _HeldBuffer:
+    """A buffer, where it is held, and the value that it began with."""
+
+    name: str
+    module: nn.Module
+    key: str
+    tensor: torch.Tensor
+    value: torch.Tensor
+    version: int
+    """torch's count of the writes to it."""
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """xxh3_128 of names, types, shapes and values; empty for no tensors."""
+    told = xxhash.xxh3_128()
+    for name, tensor in tensors.items():
+        told.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
+        told.update(as_bytes(tensor).data)
+    return told.hexdigest() if tensors else ""
+
+
+def _state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of `state_dict`, as the model holds them."""
+    for name, value in model.state_dict(keep_vars=True).items():
+        if isinstance(value, torch.Tensor):
+            yield name, value
+
+
+def _form(tensor: torch.Tensor) -> str:
+    """Dtype, and what else a file or a vector could not hold, in words."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_meta:
+        return f"{dtype} without values (device meta)"
+    return dtype if tensor.layout is torch.strided else f"sparse {dtype}"

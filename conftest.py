@@ -1,0 +1,117 @@
+"""What test files share: a tap on the wire, certificates, telemetry of no run, a coordinator, an engine, runs."""
+
+import os
+
+from pausefl.runtime.processes.environment import grpc_defaults
+
+os.environ.update(grpc_defaults())  # as every process of a run has it, before anything imports gRPC
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from pausefl.runtime.processes.logs import VARIABLE
+from pausefl_server.monitoring.telemetry import Telemetry
+from pausefl_server.settings import PrivacySettings
+from rigs.authority import Authority
+from rigs.command import PAUSEFL
+from rigs.coordinator import CoordinatorRig, MakeRig
+from rigs.docker import docker_of_ours
+from rigs.ledgers import open_ledgers
+from rigs.settings import server_settings
+from rigs.wiretap import Wiretap
+
+# How long an example takes is no property of the code: a busy machine is no failure.
+settings.register_profile("pausefl", deadline=None)
+settings.load_profile("pausefl")
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # processes that tests start would ignore it where nohup runs the tests
+
+
+@pytest.fixture
+def wiretap() -> Iterator[Wiretap]:
+    """A relay to put between clients and a server."""
+    tap = Wiretap()
+    yield tap
+    tap.close()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> dict[str, str]:
+    """The environment of a `make` that meets a docker command of ours."""
+    return docker_of_ours(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Whom both sides trust."""
+    return _authority(tmp_path_factory, "ours")
+
+
+@pytest.fixture(scope="session")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Whom nobody trusts."""
+    return _authority(tmp_path_factory, "strange")
+
+
+def _authority(tmp_path_factory: pytest.TempPathFactory, name: str) -> Authority:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl command here to make certificates with")
+    return Authority(tmp_path_factory.mktemp("certificates") / name)
+
+
+@pytest.fixture(autouse=True)
+def own_log_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that a test calls in this process sets them for all processes that later tests start."""
+    monkeypatch.setenv(VARIABLE, "")
+
+
+@pytest.fixture(autouse=True)
+def closed_ledgers() -> Iterator[None]:
+    """The garbage collector would close them too, and complain of it in whatever test that comes."""
+    with open_ledgers:
+        yield
+
+
+@pytest.fixture(scope="session")
+def make_telemetry() -> Callable[..., Telemetry]:
+    """(privacy, model_size, other settings...) -> telemetry as a server has it before round 1."""
+
+    def make(privacy: PrivacySettings | None, model_size: int = 1, **changes: Any) -> Telemetry:
+        settings = server_settings(model_size, **{"privacy": privacy, "rounds": 10, "tau_min_s": None, **changes})
+        return Telemetry(settings, clock=lambda: 1000.0)
+
+    return make
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> MakeRig:
+    """(policy, other settings...) -> a coordinator with its real store, and nobody connected yet."""
+    return lambda policy=None, **changes: CoordinatorRig(tmp_path, policy, **changes)
+
+
+@pytest.fixture
+def background(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts `pausefl` in a process group of its own; the group is gone afterwards."""
+    started = []
+
+    def start(*arguments: object) -> subprocess.Popen[bytes]:
+        output = (tmp_path / "output").open("wb")
+        process = subprocess.Popen(
+            [*PAUSEFL, *map(str, arguments)], stdout=output, stderr=output, start_new_session=True
+        )
+        output.close()
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,306 @@
+"""Writes results.md and its pictures from the summaries under results/reproduce: nothing on the page is typed.
+
+python docs/write_results.py           # the page anew
+python docs/write_results.py DIR...    # first keep the summary of each `pausefl reproduce NAME --out DIR`
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from pausefl.experiment.published import find_reproduction, reproductions
+from pausefl.experiment.server_records import selected_policy
+from pausefl.results.report.style import rendered
+from pausefl.results.statistics import FEWEST_SEEDS, quartiles
+from pausefl.results.summary import policy_parameters
+from pausefl.studies.redrawing import REPRODUCTION
+from pausefl_reproduce.figure import StoredSummary, draw_reproduction
+from pausefl_reproduce.request import in_full
+
+_DOCS = Path(__file__).parent
+_KEPT = Path("results/reproduce")
+
+_HEAD = f"""# Reproduced figures
+
+This page is written by `python docs/write_results.py` from `docs/results/reproduce/*.json`. Each of those files is
+what one `pausefl reproduce NAME` left behind. `pausefl reproduce --list` shows every figure that can be run.
+
+- A *seed* decides the split, the first model and the latency draws. All series share the same seeds, so that
+  differences are taken pair by pair. Noise is private: no seed repeats it.
+- Brackets are 95 % bootstrap intervals of the mean over seeds. With fewer than {FEWEST_SEEDS} seeds there is no
+  interval. Such intervals are narrow: of a symmetric figure they hold the true mean about nine times in ten with ten
+  seeds, and five times in six with five. The accuracy of the small MNIST net is skewed, since most of its first ReLUs
+  die and a few seeds end far below the others: there they hold it in 83 % and 60 %.
+- After an accuracy stands its median, where the values by seed were kept, with the quartiles; with fewer than
+  {FEWEST_SEEDS} seeds, with the least and the greatest.
+- *Time to* an accuracy is the total latency at the first evaluation that reached it, on a fixed subset of the
+  test data. Some seeds may not reach it. They are censored, not dropped: the mean is then the restricted mean of
+  the Kaplan–Meier estimate. It counts waits up to a stated time: the longest that the series, and the one it is
+  compared with, were followed where they have censored seeds. Differences are of waits up to that time too. A model
+  that diverged counts as followed as long as any run.
+- *Win rate*: the share of the seeds in which the series was the earlier one of a pair. Half of the ties counts, and of
+  the pairs that censoring leaves undecided.
+- Accuracies are of test data. *Best* is the greatest of all evaluations, on the fixed subset, as in the authors'
+  archive; where clients join later, of the evaluations since then. *Last* is the last model's, on all test examples.
+  So it can be above the best.
+- Values after "archived" or "published" are the authors', of one run. Totals and last values stand only beside runs of
+  as many rounds. A series with a run that ended early has no total.
+"""
+
+
+def keep(folder: Path, docs: Path = _DOCS) -> None:
+    """Copy a finished reproduction's summary among the documents."""
+    name = json.loads((folder / REPRODUCTION).read_text("utf-8"))["name"]
+    shutil.copyfile(folder / REPRODUCTION, docs / _KEPT / f"{name}.json")
+
+
+def write_page(docs: Path = _DOCS) -> str:
+    """Write results.md and its pictures from the summaries kept there; returns the page."""
+    summaries = kept_summaries(docs)
+    for summary in summaries:
+        (docs / _KEPT / f"{summary['name']}.png").write_bytes(rendered(draw_reproduction(summary), "png"))
+    page = results_page(summaries)
+    (docs / "results.md").write_text(page, "utf-8")
+    return page
+
+
+def kept_summaries(docs: Path = _DOCS) -> list[dict[str, Any]]:
+    """The summaries kept among the documents, in the papers' order."""
+    files = (docs / _KEPT / f"{each.name}.json" for each in reproductions())
+    return [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
+
+
+def results_page(summaries: Sequence[StoredSummary]) -> str:
+    """The whole page, as Markdown; the summaries in the order given."""
+    return "\n".join([_HEAD, *(line for summary in summaries for line in _section(summary))]) + "\n"
+
+
+def _section(summary: StoredSummary) -> Iterator[str]:
+    yield f"## {summary['title']}"
+    yield ""
+    yield f"![{summary['title']}](results/reproduce/{summary['name']}.png)"
+    yield ""
+    yield from ("```", summary["command"], "```", "")
+    yield from _conditions(summary)
+    yield ""
+    yield from _table(summary)
+    yield ""
+    if differences := list(_differences(summary)):
+        yield from differences
+        yield ""
+    if told := [*_chosen(summary), *_retired(summary), *_ended_early(summary)]:
+        yield from told
+        yield ""
+    if remarks := find_reproduction(summary["name"]).remarks:
+        yield from (f"- {remark}" for remark in remarks)
+        yield ""
+
+
+def _conditions(summary: StoredSummary) -> Iterator[str]:
+    settings = summary["settings"]
+    seeds = next(iter(summary["series"].values()))["seeds"]
+    numbers = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+    delays = "" if settings["time_scale"] == 1 else f", delays at {settings['time_scale']:g} of their length"
+    yield (
+        f"- {_rounds_in_words(summary)}, {settings['clients']} clients, {settings['m']} a round, {settings['dataset']},"
+        f" model `{settings['model']}`{delays}; {numbers}."
+    )
+    if settings.get("clock", "real") == "virtual":
+        yield "- Played on the [virtual clock](virtual-clock.md): latencies are those drawn, and nothing was measured."
+    if summary["epsilon_budget"] is not None:
+        yield f"- Privacy budget ε̄ = {summary['epsilon_budget']:g} per {summary['privacy_unit']}."
+    suspect = sum(series["suspect_rounds"] for series in summary["series"].values())
+    played = sum(sum(_rounds_played(series)) for series in summary["series"].values())
+    yield f"- {summary['hardware']}; pausefl {summary['software']}; {suspect:,} of {played:,} rounds are suspect."
+    yield from _played_otherwise(summary)
+    if summary["left_out"]:
+        yield f"- Left out: {'; '.join(summary['left_out'])}."
+    if len(seeds) < FEWEST_SEEDS:
+        yield f"- No intervals: {len(seeds)} of at least {FEWEST_SEEDS} seeds."
+    if not summary["published"]:
+        yield "- No published values of this figure are kept here."
+
+
+def _played_otherwise(summary: StoredSummary) -> Iterator[str]:
+    """The series whose policy had other parameters than it has today."""
+    figure, of = in_full(find_reproduction(summary["name"])), dict[str, list[str]]()
+    for name, played in summary.get("policies", {}).items():
+        today = json.loads(json.dumps(policy_parameters(selected_policy(figure.experiment(name).selection))))
+        if other := [f"`{key} = {json.dumps(value)}`" for key, value in played.items() if today.get(key) != value]:
+            of.setdefault(" and ".join(other), []).append(f"`{name}`")
+    for other_settings, names in of.items():
+        yield f"- Played with {other_settings}, which is not today's default: {', '.join(names)}."
+
+
+def _table(summary: StoredSummary) -> Iterator[str]:
+    told = [level for level in ("0.6", "0.7", "0.8") if _is_reached(summary, level)]
+    columns = ["series", "best, on the subset (%)", "last, on all (%)"]
+    if has_latency := _has_latency(summary):
+        columns += [f"{_time_meant(summary)} (s)", *(f"time to {100 * float(level):.0f} % (s)" for level in told)]
+    if has_clusters := any("cluster_term_s" in series for series in summary["series"].values()):
+        columns += ["δ_τ term of eq. (22) (s)"]
+    if summary["epsilon_budget"] is not None:
+        columns += ["greatest ε", "median ε"]
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for name, series in summary["series"].items():
+        published = summary["published"].get(name) or {}
+        word = "published" if summary["drawing"] == "best" else "archived"
+        at_the_end = published if published and _is_as_long(summary, name) else {}
+        cells = [
+            f"`{name}`",
+            _cell(series["best_accuracy"], 100, published.get("best"), word, series.get("best_by_seed", ())),
+            _cell(series["last_accuracy"], 100, at_the_end.get("final"), word, series.get("last_by_seed", ())),
+        ]
+        if has_latency:
+            cells += [_cell(series["total_latency_s"], 1, at_the_end.get("total_s"), word)]
+            cells += [_time(series, level) for level in told]
+        if has_clusters:
+            cells += [_cell(series.get("cluster_term_s"), 1)]
+        if summary["epsilon_budget"] is not None:
+            leak = next((value for number, value in published.get("leak", ()) if number == series["rounds"]), None)
+            cells += [_cell(series["greatest_leak"], 1, leak, word), _cell(series["median_leak"], 1)]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _time_meant(summary: StoredSummary) -> str:
+    return "elapsed time" if summary["drawing"] == "elapsed" else "total latency"
+
+
+def _has_latency(summary: StoredSummary) -> bool:
+    """Whether links had delays: without any, a run on the virtual clock waits for failed attempts at most."""
+    return any(_latency_s(series) >= 1 for series in summary["series"].values())
+
+
+def _latency_s(series: Mapping[str, Any]) -> float:
+    """The mean total latency; of a series without one, how far its curve goes."""
+    if (total := series["total_latency_s"]) is not None:
+        return float(total["mean"])
+    curve = series["accuracy_by_latency"]
+    return 0.0 if curve is None else float(curve["x"][-1])
+
+
+def _ends(series: Mapping[str, Any]) -> list[int]:
+    """After how many rounds each run ended that ended early."""
+    return [*series.get("diverged_after", ()), *series.get("budgets_spent_after", ())]
+
+
+def _rounds_played(series: Mapping[str, Any]) -> list[int]:
+    """How many rounds each run played."""
+    ends = _ends(series)
+    return ends + [series["rounds"]] * (len(series["seeds"]) - len(ends))
+
+
+def _rounds_in_words(summary: StoredSummary) -> str:
+    """How many rounds were played, and where that differs, how many were planned."""
+    planned, of_series = summary["settings"]["rounds"], summary["series"].values()
+    if not any(_ends(series) for series in of_series):
+        return f"{planned} rounds"
+    played = sorted({rounds for series in of_series for rounds in _rounds_played(series)})
+    return f"{' to '.join(str(rounds) for rounds in dict.fromkeys((played[0], played[-1])))} of {planned} rounds"
+
+
+def _is_as_long(summary: StoredSummary, name: str) -> bool:
+    """Whether all runs of a series played as many rounds as the published one: the figure's, or those it states."""
+    stated = summary["published"][name].get("rounds")
+    published = stated or in_full(find_reproduction(summary["name"])).experiment(name).experiment.rounds
+    return set(_rounds_played(summary["series"][name])) == {published}
+
+
+def _is_reached(summary: StoredSummary, level: str) -> bool:
+    return any(series["time_to"][level]["reached"] for series in summary["series"].values())
+
+
+def _time(series: Mapping[str, Any], level: str) -> str:
+    found, n_seeds = series["time_to"][level], len(series["seeds"])
+    if not found["reached"]:
+        return "not reached"
+    notes = [f"{found['reached']} of {n_seeds} reached it"] if found["reached"] < n_seeds else []
+    notes += [f"waits up to {_digits(found['horizon_s'])} s"] if found["horizon_s"] is not None else []
+    return f"{_cell(found, 1)} ({'; '.join(notes)})" if notes else _cell(found, 1)
+
+
+def _chosen(summary: StoredSummary) -> Iterator[str]:
+    """How often a newcomer of each role was chosen, where a series did not choose all alike."""
+    for name, series in summary["series"].items():
+        by_role: dict[str, list[float]] = {}
+        for newcomer in (series["newcomers"] or {"selections": {}})["selections"].values():
+            by_role.setdefault(newcomer["role"], []).append(newcomer["mean"])
+        means = {role: fmean(times) for role, times in by_role.items() if role is not None}
+        if len(set(means.values())) > 1:
+            told = ", ".join(f"{_digits(mean)} times if {role}" for role, mean in sorted(means.items(), reverse=True))
+            yield f"- `{name}` chose a newcomer {told} (mean over newcomers and seeds)."
+
+
+def _retired(summary: StoredSummary) -> Iterator[str]:
+    """How many clients of each fifth, by speed, have used up their budgets."""
+    for name, series in summary["series"].items():
+        if any(fifths := series.get("retired_by_fifth", ())):
+            told = " / ".join(_digits(retired) for retired in fifths)
+            by = f"by {_digits(summary['shortest_s'])} s (means over seeds)"
+            yield f"- `{name}` retired {told} clients of the fastest to the slowest fifth {by}."
+
+
+def _ended_early(summary: StoredSummary) -> Iterator[str]:
+    """The series with runs that did not last, and why."""
+    reasons = {"diverged_after": "the model diverged", "budgets_spent_after": "privacy budgets ended the run"}
+    for name, series in summary["series"].items():
+        for key, reason in reasons.items():
+            if rounds := series.get(key):
+                told = f"{len(rounds)} of {len(series['seeds'])} seeds, after round {' / '.join(map(str, rounds))}"
+                yield f"- `{name}`: {reason} with {told}. Its curves end with the first of these."
+
+
+def _differences(summary: StoredSummary) -> Iterator[str]:
+    """Each series less the baseline, seed by seed."""
+    base = summary["baseline"]
+    for name, series in summary["series"].items():
+        if series["against_baseline"] and _has_latency(summary):
+            parts = (_difference(series, key, found) for key, found in series["against_baseline"].items())
+            if told := "; ".join(part for part in parts if part):
+                yield f"- `{name}` less `{base}`: {told}."
+
+
+def _difference(series: Mapping[str, Any], key: str, found: Mapping[str, Any]) -> str:
+    """One figure's difference in words; "" for the time to an accuracy that the series never reached."""
+    said = f"{_cell(found['difference'], 1)} s, win rate {100 * found['win_rate']:.0f} %"
+    if key == "total_latency_s":
+        return f"total latency {said}"
+    level = key.split("_")[2]
+    time = series["time_to"][level]
+    up_to = "" if time["horizon_s"] is None else f", of waits up to {_digits(time['horizon_s'])} s"
+    return f"time to {100 * float(level):.0f} % {said}{up_to}" if time["reached"] else ""
+
+
+def _cell(
+    interval: Mapping[str, Any] | None,
+    unit: float,
+    published: float | None = None,
+    word: str = "",
+    by_seed: Sequence[float] = (),
+) -> str:
+    """A mean with its interval, the median of the values by seed, and what was published."""
+    if interval is None:
+        return "–"
+    text = _digits(unit * interval["mean"])
+    if interval["low"] is not None:
+        text += f" [{_digits(unit * interval['low'])}, {_digits(unit * interval['high'])}]"
+    if len(by_seed) > 1:
+        enough = len(by_seed) >= FEWEST_SEEDS
+        low, middle, high = quartiles(by_seed) if enough else (min(by_seed), median(by_seed), max(by_seed))
+        text += f", median {_digits(unit * middle)} ({_digits(unit * low)}–{_digits(unit * high)})"
+    return text if published is None else f"{text}; {word} {published:g}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:]:
+        keep(Path(each))
+    write_page()

@@ -1,0 +1,105 @@
+"""The baseline of `bench rounds`: a bare grpc.aio server that sends bytes to N client processes and waits for them all.
+
+Nothing but gRPC: no checks, no aggregation, no log. Payloads travel in messages of at most 1 MiB, like ours.
+"""
+
+import asyncio
+import multiprocessing
+import time
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import grpc
+
+from pausefl.runtime.forks import forked_client
+from pausefl.runtime.processes.lifetime import die_with_parent, start
+from pausefl_proto.wire import MAX_FRAME_BYTES
+
+_METHOD = "Echo"
+_SERVICE = "pausefl.bench"
+
+
+def time_echo(clients: int, payload_bytes: int, rounds: int) -> list[float]:
+    """Seconds of each of `rounds` rounds: all clients sent to, all echoes back."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    with ExitStack() as ending:
+
+        def begin(process: BaseProcess) -> None:
+            ending.callback(_end, process)
+            start(process)
+
+        begin(spawn.Process(target=_server_process, args=(theirs, clients, payload_bytes, rounds)))
+        theirs.close()
+        port = ours.recv()
+        for _ in range(clients):
+            begin(forked_client("echo", _client_process, port, needs_torch=False))
+        durations_s: list[float] = ours.recv()
+    return durations_s
+
+
+def _end(process: BaseProcess) -> None:
+    """End a process that may wait for others, which were not begun where all is interrupted."""
+    if process.pid is not None:
+        process.kill()
+        process.join()
+
+
+def _server_process(results: "Connection[Any, Any]", clients: int, payload_bytes: int, rounds: int) -> None:
+    die_with_parent()
+    asyncio.run(_serve(results, clients, payload_bytes, rounds))
+
+
+async def _serve(results: "Connection[Any, Any]", clients: int, payload_bytes: int, rounds: int) -> None:
+    contexts: asyncio.Queue[Any] = asyncio.Queue()
+    finished = asyncio.Event()
+
+    async def echo(_: Any, context: Any) -> None:
+        await context.read()  # the client's greeting opens its stream
+        contexts.put_nowait(context)
+        await finished.wait()
+
+    server = grpc.aio.server()
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(echo)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler}),))
+    results.send(server.add_insecure_port("127.0.0.1:0"))
+    await server.start()
+    streams = [await contexts.get() for _ in range(clients)]
+    payload = bytes(payload_bytes)
+    messages = [payload[i : i + MAX_FRAME_BYTES] for i in range(0, payload_bytes, MAX_FRAME_BYTES)]
+    durations_s = []
+    for _ in range(rounds):
+        started_s = time.monotonic()
+        await asyncio.gather(*(_exchange(stream, messages) for stream in streams))
+        durations_s.append(time.monotonic() - started_s)
+    finished.set()
+    await server.stop(1.0)
+    results.send(durations_s)
+
+
+async def _exchange(stream: Any, messages: list[bytes]) -> None:
+    """A client sends what it got once it has got all of it, as one that trains must."""
+    for message in messages:
+        await stream.write(message)
+    for _ in messages:
+        await stream.read()
+
+
+def _client_process(port: int) -> None:
+    die_with_parent()
+    asyncio.run(_echo(port))
+
+
+async def _echo(port: int) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call: Any = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")()
+        await call.write(b"hello")
+        whole: list[bytes] = []
+        while (message := await call.read()) is not grpc.aio.EOF:
+            whole.append(message)
+            if len(message) < MAX_FRAME_BYTES:
+                for part in whole:
+                    await call.write(part)
+                whole.clear()

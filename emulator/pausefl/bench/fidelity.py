@@ -1,0 +1,62 @@
+"""How true measured latency is to the delays drawn: error = measured − drawn − the median undelayed exchange."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pausefl.bench.runs import play
+from pausefl_server.records import RoundRecord
+
+_M = 5
+_TIME_SCALE = 0.2
+
+
+# The mlp on images of 28 x 28 pixels.
+_MLP_BYTES = 4 * 25_818
+_TRAINING = ["workload.model=mlp", "workload.dataset=pausefl.bench.images:noise_images", "evaluation.every=0"]
+
+
+def cases(clients: int = 30, payload_bytes: int = 4_096, exchanges: int = 630) -> Iterator[dict[str, Any]]:
+    """The published latencies at a fifth of their size, m = 5: a synthetic model, and the mlp that trains meanwhile."""
+    # The first run starts the fork server, which must have torch before any client that trains is forked.
+    training = _case(clients, exchanges, _MLP_BYTES, f"{_MLP_BYTES} bytes, training", _TRAINING)
+    bytes_alone = [f"workload.model_bytes={payload_bytes}"]
+    yield _case(clients, exchanges, payload_bytes, f"{payload_bytes} bytes", bytes_alone)
+    yield training
+
+
+def _case(clients: int, exchanges: int, payload_bytes: int, what: str, workload: list[str]) -> dict[str, Any]:
+    """Both are held against an undelayed exchange of as many bytes without training."""
+    common = [
+        f"clients.count={clients}",
+        f"selection.m={_M}",
+        "selection.policy=random",
+        f"experiment.rounds={exchanges // _M}",
+    ]
+    delayed = [*common, "latency.delay.kind=halves", f"latency.time_scale={_TIME_SCALE}"]
+    overheads_s = _overheads_s(play([*delayed, *workload]))
+    undelayed_s = float(np.median(_overheads_s(play([*common, f"workload.model_bytes={payload_bytes}"]))))
+    error_p50_s, error_p99_s = np.quantile(np.abs(overheads_s - undelayed_s), (0.5, 0.99))
+    extent = f"{overheads_s.size} exchanges, time scale {_TIME_SCALE}"
+    return {
+        "name": "fidelity",
+        "case": f"{clients} clients, m = {_M}, {what}, {extent}",
+        "median_s": undelayed_s,
+        "p99_s": float(np.quantile(overheads_s, 0.99)),
+        "error_p50_s": float(error_p50_s),
+        "error_p99_s": float(error_p99_s),
+    }
+
+
+def _overheads_s(records: Sequence[RoundRecord]) -> npt.NDArray[np.float64]:
+    """Communication minus drawn delay of every exchange after its client's first, which fills caches."""
+    seen: set[str] = set()
+    overheads_s = []
+    for record in records:
+        for o in record.observations:
+            if o.client_id in seen:
+                overheads_s.append(o.timing.communication_s - o.drawn_down_s - o.drawn_up_s)
+            seen.add(o.client_id)
+    return np.array(overheads_s)

@@ -1,0 +1,80 @@
+"""A thousand clients on one machine: how long they take to connect, how fast rounds are, what the server weighs."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import psutil
+
+from pausefl.bench.runs import BARE, play_experiment
+from pausefl.experiment.loading import parse_experiment
+from pausefl_process.events import Finished, ProgressEvent, RoundCommitted, WaitingForClients
+
+_M = 50
+_ROUNDS = 100
+_MODEL_BYTES = 4_000
+_CONNECT_WITHIN_S = 600
+
+
+class _ScaleView:
+    """Notes when all clients were connected, what the server weighs at its last round, and what is left of it all."""
+
+    def __init__(self, clients: int) -> None:
+        self.connect_s = 0.0
+        self.server_rss_bytes = 0
+        self.left: Mapping[str, int] = {}
+        self._server: psutil.Process | None = None
+        self._cpu_s: list[tuple[int, float]] = []  # after each round that was reported
+        self._clients = clients
+        self._started_s = time.monotonic()
+
+    def show(self, event: ProgressEvent) -> None:
+        if isinstance(event, WaitingForClients) and event.connected == self._clients:
+            self.connect_s = time.monotonic() - self._started_s
+        if isinstance(event, RoundCommitted):
+            self._server = self._server or _server()  # which looks at every process of the machine
+            self.server_rss_bytes = self._server.memory_info().rss
+            self._cpu_s.append((event.round, sum(self._server.cpu_times()[:2])))
+        if isinstance(event, Finished):
+            self.left = event.left
+
+    @property
+    def server_cpu_per_round_s(self) -> float:
+        """The server's processor time over the rounds from the first report to the last: not all are reported."""
+        (first, before_s), (last, after_s) = self._cpu_s[0], self._cpu_s[-1]
+        return (after_s - before_s) / (last - first)
+
+
+def _server() -> psutil.Process:
+    """The only child that was spawned; clients are forked from the fork server."""
+    return next(p for p in psutil.Process().children() if any("spawn_main" in word for word in p.cmdline()))
+
+
+def cases(clients: int = 1000) -> Iterator[dict[str, Any]]:
+    """One run: a synthetic model of 4 kB, no delays, m = 50 drawn at random."""
+    yield played(clients, [f"workload.model_bytes={_MODEL_BYTES}"])
+
+
+def played(clients: int, overrides: Sequence[str], what: str = "") -> dict[str, Any]:
+    """The figures of 100 rounds among so many clients; `what` says in the case's name how they differ."""
+    m = min(_M, clients)
+    size = [f"clients.count={clients}", f"selection.m={m}", f"experiment.rounds={_ROUNDS}"]
+    size.append(f"clients.connect_timeout_s={_CONNECT_WITHIN_S}")
+    experiment = parse_experiment(BARE, [*size, "selection.policy=random", *overrides])
+    watch = _ScaleView(clients)
+    records = play_experiment(experiment, watch)
+    durations_s = [after.wall_clock_s - before.wall_clock_s for before, after in pairwise(records)]
+    return {
+        "name": "scale",
+        "case": f"{clients} clients in {-(-clients // experiment.clients_per_process)} processes, m = {m}{what}",
+        "clients": clients,
+        "median_s": float(np.median(durations_s)),
+        "p99_s": float(np.quantile(durations_s, 0.99)),
+        "connect_s": watch.connect_s,
+        "rounds_per_s": len(records) / records[-1].wall_clock_s,
+        "server_cpu_per_round_s": watch.server_cpu_per_round_s,
+        "server_rss_bytes": watch.server_rss_bytes,
+        **{f"{kind}_left": count for kind, count in watch.left.items()},
+    }

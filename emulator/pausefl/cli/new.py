@@ -1,0 +1,48 @@
+"""The subcommand that begins a project: an experiment, a policy, a data set, a model and a test, commented."""
+
+import argparse
+import json
+from importlib import resources
+from pathlib import Path
+
+from pausefl.experiment.measured.reading import Reading
+from pausefl.terminal_table import plain_console
+from pausefl_process.files import write_durably
+from pausefl_proto.errors import ConfigError
+
+_FILES = {"experiment.toml": "experiment.toml", "own.py": "own.txt", "test_own.py": "test_own.txt"}
+
+
+def new(options: argparse.Namespace) -> None:
+    """Write the files of a new project; ConfigError where one of them is there."""
+    folder, policy = Path(options.folder), options.policy or "own:Own"
+    clients, latency = (
+        "count = 6",
+        'signal = "communication"\ntime_scale = 0.1                # wait a tenth of each delay',
+    )
+    if options.fleet:
+        fleet = Path(options.fleet).absolute()
+        clients = f"ids = {json.dumps(_devices(fleet), ensure_ascii=False)}"
+        latency = f'delay = {{ kind = "empirical", file = {json.dumps(str(fleet))}, client_column = "client" }}'
+    if there := next((name for name in _FILES if (folder / name).exists()), ""):
+        raise ConfigError(f"{folder / there}: is there; choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, template in _FILES.items():
+        text = resources.files("pausefl").joinpath("templates", template).read_text("utf-8")
+        for place, value in {"@policy@": policy, "@clients@": clients, "@latency@": latency}.items():
+            text = text.replace(place, value)
+        write_durably(folder / name, text)
+    plain_console().print(
+        f"written: {', '.join(_FILES)}\nrun it: pausefl run {folder / 'experiment.toml'}", soft_wrap=True
+    )
+
+
+def _devices(fleet: Path) -> list[str]:
+    """The devices that a file of latencies names; ConfigError."""
+    try:
+        found = Reading().measured(
+            fleet, lambda name, _: f"pausefl fit-latency --{name}", by_client=True, above_zero=False
+        )
+    except ValueError as error:
+        raise ConfigError(f"{fleet}: {error}") from error
+    return list(found)

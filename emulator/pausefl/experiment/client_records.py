@@ -1,0 +1,160 @@
+"""The client's side of an experiment as records: budget, mechanism, training and TLS. Each is checked as it is made."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pausefl.experiment.kinds import read_kind
+from pausefl.experiment.tables import PrivacyTable, Workload
+from pausefl_client.data.datasets import DATASETS, Dataset, load_dataset
+from pausefl_client.data.partition import PARTITIONERS, ByClient, Partitioner, partition
+from pausefl_client.privacy.mechanism import Mechanism
+from pausefl_client.privacy.release import schedule_key
+from pausefl_client.registries import MODELS, TRAINING_METHODS, WITH_CONTROL
+from pausefl_proto.arrays import IntArray
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import ConfigError
+
+if TYPE_CHECKING:  # which needs torch
+    from pausefl_client.training.method import TrainingMethod
+
+
+def budget_of(privacy: PrivacyTable) -> Budget | None:
+    """ε̄, η and the least ε of a release; None in a run without privacy. ConfigError."""
+    if not privacy.enabled:
+        return None
+    budget = Budget(privacy.epsilon_budget, privacy.eta, privacy.epsilon_floor)
+    if not privacy.noise_to_clip_max:
+        return budget
+    if privacy.noise_to_clip_max < budget.noise_to_clip(1):
+        raise ConfigError(
+            f"privacy.noise_to_clip_max = {privacy.noise_to_clip_max:g}: must be at least"
+            f" 2/epsilon_1 = {budget.noise_to_clip(1):g}, or no client could ever release anything"
+        )
+    return replace(budget, epsilon_floor=max(privacy.epsilon_floor, 2 / privacy.noise_to_clip_max))
+
+
+def mechanism_of(privacy: PrivacyTable) -> Mechanism | None:
+    """Clipping and noise, None in a run without privacy."""
+    return Mechanism(privacy.unit, privacy.clip) if privacy.enabled else None
+
+
+def schedule_of(privacy: PrivacyTable) -> str:
+    """The privacy both ends agree on, empty in a run without: a job under any other is refused."""
+    budget, mechanism = budget_of(privacy), mechanism_of(privacy)
+    return schedule_key(budget, mechanism, privacy.noise) if budget is not None and mechanism is not None else ""
+
+
+def with_statistics(workload: Workload, privacy: PrivacyTable) -> Workload:
+    """The same with `statistics` decided; ConfigError for a contradiction, or where it would disclose unnamed ones."""
+    stay_with_fedbn = method_name(workload) == "fedbn"
+    if workload.statistics != "average":
+        stay = workload.statistics == "local" or privacy.enabled or stay_with_fedbn
+        return replace(workload, statistics="local" if stay else "average")
+    key = 'workload.statistics = "average"'
+    if stay_with_fedbn:
+        raise ConfigError(f'{key}: goes without workload.training = "fedbn", whose normalisation is each client\'s own')
+    if privacy.enabled and "statistics" not in privacy.disclose:
+        raise ConfigError(
+            f"{key}: clients would tell means and variances of their data without noise; add privacy.disclose ="
+            ' ["statistics"], or set "local"'
+        )
+    return workload
+
+
+def method_of(workload: Workload) -> "TrainingMethod":
+    """How one client trains, a fresh object; ConfigError. Imports torch."""
+    method: TrainingMethod = read_kind(TRAINING_METHODS, _method_table(workload), "workload.training")
+    return method
+
+
+def method_name(workload: Workload) -> str:
+    """The name of the training method; empty for a model that is not trained."""
+    if workload.model == "synthetic":
+        return ""
+    table = _method_table(workload)
+    return table if isinstance(table, str) else str(table.get("kind", ""))
+
+
+def has_control(workload: Workload) -> bool:
+    """Whether a control variate travels with the model. Imports no torch."""
+    return method_name(workload) in WITH_CONTROL
+
+
+def _method_table(workload: Workload) -> str | dict[str, Any]:
+    if not workload.proximal_mu:
+        return workload.training
+    if workload.training != "plain":
+        raise ConfigError('workload.proximal_mu: goes with workload.training = "plain"')
+    return {"kind": "fedprox", "mu": workload.proximal_mu}
+
+
+def check_names(workload: Workload) -> None:
+    """ConfigError for a name in [workload] that stands for nothing. Imports none of what they stand for."""
+    training = _method_table(workload)
+    DATASETS.check_name(workload.dataset, "workload.dataset")
+    if workload.model == "synthetic":
+        return
+    MODELS.check_name(workload.model, "workload.model")
+    if isinstance(training, str):
+        TRAINING_METHODS.check_name(training, "workload.training")
+    elif isinstance(training.get("kind"), str):
+        TRAINING_METHODS.check_name(training["kind"], "workload.training.kind")
+    else:
+        raise ConfigError("workload.training.kind: is missing")
+
+
+def partitioner_of(workload: Workload) -> Partitioner:
+    """How training examples are dealt out to clients; ConfigError."""
+    table = workload.partition
+    if "dirichlet" in (table, table.get("kind") if isinstance(table, dict) else ""):
+        raise ConfigError(
+            'workload.partition = "dirichlet": is ambiguous; "dominant-label" draws sizes and a dominant label'
+            ' (PAUSE), "label-dirichlet" draws label proportions (Hsu et al., 2019)'
+        )
+    partitioner: Partitioner = read_kind(PARTITIONERS, table, "workload.partition")
+    return partitioner
+
+
+def dealt_out(workload: Workload, data: Dataset, client_ids: Sequence[str], seed: int) -> list[IntArray]:
+    """The rows of the training examples of each client, sorted; ConfigError where that is not possible."""
+    return partition(
+        partitioner_of(workload),
+        data.train.labels,
+        clients=len(client_ids),
+        classes=data.classes,
+        seed=seed,
+        owners=data.train.owners,
+        client_ids=client_ids,
+    )
+
+
+def owners_of(workload: Workload, client_ids: Sequence[str], seed: int) -> dict[str, str]:
+    """The owner of each client's examples, by its id; empty where these are not dealt out by owner, or not here."""
+    if workload.model == "synthetic" or not isinstance(partitioner_of(workload), ByClient):
+        return {}
+    try:
+        data = load_dataset(workload.dataset, examples=workload.examples, seed=seed)
+        parts = dealt_out(workload, data, client_ids, seed)
+    except ConfigError:  # the evaluator says it, and clients elsewhere may have them
+        return {}
+    owners = data.train.owners
+    return {} if owners is None else {c: str(owners[rows[0]]) for c, rows in zip(client_ids, parts, strict=True)}
+
+
+def check_privacy(privacy: PrivacyTable) -> None:
+    """ConfigError for what no single key of [privacy] shows."""
+    budget_of(privacy)
+    mechanism_of(privacy)
+    if privacy.ledger_dir and not privacy.enabled:
+        raise ConfigError(
+            "privacy.enabled = false: goes without privacy.ledger_dir only; updates would leave bare and uncharged, of"
+            " examples whose one budget is kept there"
+        )
+    if privacy.reproducible_noise and privacy.sampler == "opendp":
+        raise ConfigError('privacy.reproducible_noise = true: goes with privacy.sampler = "laplace" only')
+    if privacy.reproducible_noise and privacy.ledger_dir:
+        raise ConfigError(
+            "privacy.reproducible_noise = true: goes without privacy.ledger_dir only; noise from the seed hides"
+            " nothing, so it must not be charged to ledgers of private runs"
+        )

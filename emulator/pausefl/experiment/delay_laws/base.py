@@ -1,0 +1,171 @@
+"""The interface of latency laws, and the numbers that stand for a law where its expectations have no closed form."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from functools import cache
+from statistics import NormalDist
+from typing import Protocol
+
+import numpy as np
+
+from pausefl_process.plugins import with_place
+from pausefl_proto.arrays import FloatArray
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.number_types import Bounded
+
+POINTS = 20_000
+"""How many equally likely values stand for a law."""
+
+
+class Delay(Protocol):
+    """The law of one client's delay per exchange, in seconds at the emulated scale (before `latency.time_scale`)."""
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """Draws for n rounds from `first_round` on, (n,) float64; independent but for a law with a memory."""
+
+    def points(self) -> FloatArray:
+        """(POINTS,) equally likely values whose distribution is the law's; ConfigError if it changes with the round."""
+
+    @property
+    def mean_s(self) -> float:
+        """E[τ]; ConfigError if it changes with the round."""
+
+    @property
+    def mean_inverse(self) -> float:
+        """E[1/τ] (infinite when τ can be 0), so that μ_k = τ_min · E[1/τ_k] (PAUSE v2, eq. (10)); as `mean_s`."""
+
+    @property
+    def minimum_s(self) -> float:
+        """No draw lies below this; −inf for a law that can be arbitrarily negative."""
+
+
+class SampledDelay(ABC):
+    """Base of a law of one's own: with `sample` alone, its expectations are those of POINTS draws of round 1.
+
+    Override `minimum_s` too where draws have another bound than 0.
+    """
+
+    @abstractmethod
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """Draws for n rounds from `first_round` on, (n,) float64 seconds."""
+
+    def points(self) -> FloatArray:
+        """POINTS draws, always the same, in order."""
+        return np.sort(sampled(self, np.random.default_rng(0), POINTS))
+
+    @property
+    def mean_s(self) -> float:
+        """E[τ] over the points."""
+        return float(self.points().mean())
+
+    @property
+    def mean_inverse(self) -> float:
+        """E[1/τ] over the points."""
+        return mean_of_inverse(self.points())
+
+    @property
+    def minimum_s(self) -> float:
+        """0."""
+        return 0.0
+
+
+class IndependentDelay(Bounded, ABC):
+    """Base of laws whose draws are independent, and the same in every round."""
+
+    @abstractmethod
+    def _draws(self, rng: np.random.Generator, n: int) -> FloatArray: ...
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """(n,) draws."""
+        del first_round
+        return self._draws(rng, n)
+
+
+def sampled(law: Delay, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+    """`law.sample`, where the law may be a user's own; ConfigError that names it unless it gives (n,) numbers."""
+    try:
+        drawn = law.sample(rng, n, first_round)
+    except OSError as error:  # which a client would take for the end of its stream
+        raise ConfigError(with_place(error)) from error
+    try:
+        draws = np.asarray(drawn, np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{_name(law)}.sample: must return numbers; returned {type(drawn).__name__}") from None
+    if draws.shape != (n,):
+        raise ConfigError(
+            f"{_name(law)}.sample: must return an array of shape ({n},), a delay for each of n rounds; returned one of"
+            f" shape {draws.shape}"
+        )
+    return draws
+
+
+def sampled_delays(law: Delay, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+    """`sampled` for a link's whole law, whose draws must not be negative, nor NaN; ConfigError that names it."""
+    draws = sampled(law, rng, n, first_round)
+    if not (draws >= 0).all():
+        raise ConfigError(f"{_name(law)}.sample: must return delays of 0 or more; returned {draws[~(draws >= 0)][0]}")
+    return draws
+
+
+def _name(law: Delay) -> str:
+    """A law as a table's `kind` names it, where it is a user's own."""
+    return f"{type(law).__module__}:{type(law).__qualname__}"
+
+
+def known_means(
+    laws: Mapping[str, Delay], tau_min_s: float | None = None
+) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """E[τ_k] and E[1/τ_k] by client id, for the policies that are told the truth.
+
+    With `tau_min_s` the latter is E[min(1/τ_k, 1/τ_min)], as no reward τ_min/τ counts above 1. Few ask for it, so each
+    is worked out when it is asked for.
+    """
+    return {c: law.mean_s for c, law in laws.items()}, _InverseMeans(laws, tau_min_s)
+
+
+class _InverseMeans(Mapping[str, float]):
+    def __init__(self, laws: Mapping[str, Delay], tau_min_s: float | None) -> None:
+        self._laws = laws
+        self._tau_min_s = tau_min_s
+        self._known: dict[str, float] = {}
+
+    def __getitem__(self, client_id: str) -> float:
+        if client_id not in self._known:
+            self._known[client_id] = _mean_inverse(self._laws[client_id], self._tau_min_s)
+        return self._known[client_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._laws)
+
+    def __len__(self) -> int:
+        return len(self._laws)
+
+
+def _mean_inverse(law: Delay, tau_min_s: float | None) -> float:
+    if tau_min_s is None or law.minimum_s >= tau_min_s:
+        return law.mean_inverse
+    return float((1.0 / np.maximum(law.points(), tau_min_s)).mean())
+
+
+@cache
+def levels() -> FloatArray:
+    """The middles of POINTS equal slices of (0, 1): a law's quantiles there are its `points`."""
+    return (np.arange(POINTS) + 0.5) / POINTS
+
+
+@cache
+def standard_normal_quantiles() -> FloatArray:
+    """The standard normal's quantiles at `levels`."""
+    standard = NormalDist()
+    return np.array([standard.inv_cdf(level) for level in levels()])
+
+
+def mean_of_inverse(points: FloatArray) -> float:
+    """E[1/τ] over a law's points."""
+    with np.errstate(divide="ignore"):
+        return float((1.0 / points).mean())
+
+
+def shuffled(points: FloatArray, seed: int) -> FloatArray:
+    """A law's points in a fixed random order, so that those of several laws can be paired as independent draws."""
+    return np.random.default_rng(seed).permutation(points)

@@ -1,0 +1,160 @@
+"""An experiment: a TOML file (or the name of a preset) as a validated, immutable, typed configuration.
+
+Every mistake becomes one `ConfigError` line that names the key, with its table, and what is allowed.
+"""
+
+import fnmatch
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+from pausefl.experiment.links import LatencyTable
+from pausefl.experiment.tables import (
+    AdmissionTable,
+    AggregationTable,
+    AsynchronousTable,
+    ClientGroup,
+    ClientsTable,
+    EvaluationTable,
+    ExperimentTable,
+    Metrics,
+    PrivacyTable,
+    SelectionTable,
+    ServerTable,
+    WireTable,
+    Workload,
+)
+from pausefl.experiment.validation import TomlTable
+from pausefl_process.machine import available_cores
+from pausefl_proto.tls import Tls
+from pausefl_server.host_limits import HostLimits
+
+if TYPE_CHECKING:
+    from pausefl.experiment.toml_source import Overrides
+
+# Up to so many clients, each has a process of its own, as a device would.
+_PROCESSES_OF_THEIR_OWN = 32
+# Beyond, an event loop per core keeps time for as few clients as it can; one loop for a thousand is late for many.
+_LEAST_PROCESSES = 4
+
+
+class Experiment(TomlTable):
+    """One experiment: an immutable record for each table of its file, such as `experiment.selection.m`."""
+
+    experiment: ExperimentTable = ExperimentTable()
+    clients: ClientsTable = ClientsTable()
+    selection: SelectionTable = SelectionTable()
+    privacy: PrivacyTable = PrivacyTable()
+    latency: LatencyTable = LatencyTable()
+    workload: Workload = Workload()
+    aggregation: AggregationTable = AggregationTable()
+    asynchronous: AsynchronousTable = AsynchronousTable()
+    evaluation: EvaluationTable = EvaluationTable()
+    server: ServerTable = ServerTable()
+    metrics: Metrics = Metrics()
+    wire: WireTable = WireTable()
+    tls: Tls = Tls()
+    admission: AdmissionTable = AdmissionTable()
+    host: HostLimits = HostLimits()
+
+    @property
+    def client_ids(self) -> list[str]:
+        """The ids of the emulated clients, in order."""
+        return [client_id for ids in self.ids_by_group.values() for client_id in ids]
+
+    @property
+    def ids_by_group(self) -> dict[str, list[str]]:
+        """The ids of each group's clients, by the group's name."""
+        return {name: group.client_ids(name) for name, group in self.groups.items()}
+
+    @property
+    def groups(self) -> dict[str, ClientGroup]:
+        """The groups of clients by name; one called "client" unless said otherwise."""
+        return self.clients.groups or {"client": ClientGroup(count=self.clients.count, ids=self.clients.ids)}
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether steps are taken as updates arrive, in place of rounds."""
+        return self.server.mode == "asynchronous"
+
+    @property
+    def learned_from(self) -> str:
+        """The data set; "synthetic" where nothing is learned."""
+        return "synthetic" if self.workload.model == "synthetic" else self.workload.dataset
+
+    @property
+    def title(self) -> str:
+        """The title of a run of it while it is shown."""
+        return f"{self.selection.policy} on {self.learned_from}"
+
+    @property
+    def disclosed(self) -> frozenset[str]:
+        """Values told un-noised besides data sizes and times: a run without privacy hides nothing else."""
+        return frozenset(self.privacy.disclose) if self.privacy.enabled else frozenset({"loss", "labels"})
+
+    @property
+    def minimum_clients(self) -> int:
+        """How many clients round 1 waits for."""
+        if self.clients.minimum is not None:
+            return self.clients.minimum
+        return len(self.expected_ids)
+
+    @property
+    def expected_ids(self) -> frozenset[str]:
+        """The clients that may take part, in so far as the experiment names them."""
+        ids = self.admitted_ids
+        return frozenset(fnmatch.filter(self.client_ids, ids) if isinstance(ids, str) else ids & {*self.client_ids})
+
+    @property
+    def clients_per_process(self) -> int:
+        """How many clients share a process."""
+        count = self.clients.count
+        if self.clients.per_process is not None:
+            return self.clients.per_process
+        return 1 if count <= _PROCESSES_OF_THEIR_OWN else -(-count // max(_LEAST_PROCESSES, available_cores()))
+
+    @property
+    def tau_min_s(self) -> float | None:
+        """τ_min, None for the least latency seen."""
+        return None if self.latency.tau_min_s == "auto" else self.latency.tau_min_s
+
+    @property
+    def round_timeout_s(self) -> float | None:
+        """server.round_timeout_s, None for "auto"."""
+        return None if self.server.round_timeout_s == "auto" else self.server.round_timeout_s
+
+    @property
+    def admitted_ids(self) -> frozenset[str] | str:
+        """The ids that may join, or a pattern of them."""
+        ids = self.admission.clients
+        return ids if isinstance(ids, str) and ids else frozenset(ids or self.client_ids)
+
+    def to_toml(self) -> str:
+        """The experiment with every default filled in."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+    def replace(self, overrides: "Overrides") -> "Experiment":
+        """The same experiment with other values, `{"selection.m": 3}`, checked; ConfigError says what is wrong."""
+        document = self.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        if self.clients.groups or any(str(override).startswith("clients.groups") for override in overrides):
+            document.get("clients", {}).pop("count", None)  # the sum of their counts, which may change
+        loading: Any = import_module("pausefl.experiment.loading")  # what checks experiments imports this module
+        changed: Experiment = loading.parse_experiment(tomli_w.dumps(document), overrides)
+        return changed
+
+    def __repr__(self) -> str:
+        rounds, clients = self.experiment.rounds, self.clients.count
+        return f"<Experiment: {self.title}, {rounds} rounds of {self.selection.m} of {clients} clients>"
+
+    __str__ = __repr__
+
+
+def with_rounds(experiment: Experiment, rounds: int) -> Experiment:
+    """The same experiment with another number of rounds."""
+    return experiment.model_copy(update={"experiment": experiment.experiment.model_copy(update={"rounds": rounds})})
+
+
+def with_seed(experiment: Experiment, seed: int) -> Experiment:
+    """The same experiment with another seed."""
+    return experiment.model_copy(update={"experiment": experiment.experiment.model_copy(update={"seed": seed})})

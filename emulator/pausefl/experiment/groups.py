@@ -1,0 +1,96 @@
+"""The population of [clients.groups] as records: behaviours, presence by round, and laws of drifts."""
+
+from collections.abc import Mapping, Sequence
+
+from pausefl.experiment.kinds import read_kind
+from pausefl.experiment.population.availability import AVAILABILITIES, Availability, GroupPresence, Presence, Trace
+from pausefl.experiment.population.behaviours import BEHAVIOURS, Behaviour
+from pausefl.experiment.population.simulated_drifts import DRIFTS, DriftLaw
+from pausefl.experiment.tables import ClientGroup
+from pausefl_proto.errors import ConfigError
+
+ClientGroups = Mapping[str, ClientGroup]
+"""The groups of an experiment (`Experiment.groups`), by name."""
+
+
+def behaviours_of(groups: ClientGroups) -> dict[str, tuple[Behaviour, ...]]:
+    """Each client's behaviours, by id, with their parameters checked; ConfigError."""
+    found = {}
+    for name, group in groups.items():
+        found.update(dict.fromkeys(group.client_ids(name), _behaviours(name, group)))
+    return found
+
+
+def presence_of(groups: ClientGroups, rounds: int, seed: int) -> Presence | None:
+    """The clients that are there in each of so many rounds; None when all clients are, always. ConfigError."""
+    if all(g.join_round == 1 and g.leave_round is None and not g.availability for g in groups.values()):
+        return None
+    memberships = [
+        GroupPresence(
+            client_ids=tuple(group.client_ids(name)),
+            join_round=group.join_round,
+            leave_round=group.leave_round,
+            availability=_availability(groups, name),
+        )
+        for name, group in groups.items()
+    ]
+    return Presence.of_groups(memberships, rounds, seed)
+
+
+def check_rounds(presence: Presence | None) -> None:
+    """ConfigError for a round in which no client is there: a run would end, as failed, before it."""
+    if presence is not None and (empty := presence.first_empty_round) is not None:
+        raise ConfigError(f"clients.groups: no client is there in round {empty}, before which a run would fail")
+
+
+def drift_laws_of(groups: ClientGroups) -> dict[str, DriftLaw]:
+    """The law of each client's drifts in a simulation, by id; ConfigError where a group has none."""
+    laws = {}
+    for name, group in groups.items():
+        law = _drift_law(name, group)
+        if law is None:
+            raise ConfigError(
+                f"clients.groups.{name}.drift: a simulation of newcomers draws drifts and needs"
+                ' their law, such as { kind = "lognormal", mean = 1.0, sd = 0.2 }'
+            )
+        laws.update(dict.fromkeys(group.client_ids(name), law))
+    return laws
+
+
+def check_groups(groups: ClientGroups) -> None:
+    """ConfigError for what is wrong with one group by itself."""
+    for name, group in groups.items():
+        _behaviours(name, group)
+        _drift_law(name, group)
+        _availability(groups, name)
+        if group.leave_round is not None and group.leave_round <= group.join_round:
+            raise ConfigError(
+                f"clients.groups.{name}.leave_round = {group.leave_round}: must be after its join_round ="
+                f" {group.join_round}"
+            )
+
+
+def _behaviours(name: str, group: ClientGroup) -> tuple[Behaviour, ...]:
+    key = f"clients.groups.{name}.behaviours"
+    return tuple(read_kind(BEHAVIOURS, table, f"{key}.{place}") for place, table in enumerate(group.behaviours))
+
+
+def _drift_law(name: str, group: ClientGroup) -> DriftLaw | None:
+    return read_kind(DRIFTS, group.drift, f"clients.groups.{name}.drift") if group.drift else None
+
+
+def _availability(groups: ClientGroups, name: str) -> Availability:
+    key = f"clients.groups.{name}.availability"
+    availability: Availability = read_kind(AVAILABILITIES, {"kind": "always", **groups[name].availability}, key)
+    if isinstance(availability, Trace):
+        client_ids = [client_id for other, group in groups.items() for client_id in group.client_ids(other)]
+        _check_trace(availability, key, client_ids, groups[name].client_ids(name))
+    return availability
+
+
+def _check_trace(trace: Trace, key: str, client_ids: Sequence[str], of_group: Sequence[str]) -> None:
+    """ConfigError for a trace that names no client of the group; one file may serve several groups."""
+    if unknown := sorted(trace.named - set(client_ids)):
+        raise ConfigError(f'{key}.path = "{trace.path}": names {unknown[0]}, which is no client of this experiment')
+    if not trace.named & set(of_group):
+        raise ConfigError(f'{key}.path = "{trace.path}": names none of {of_group[0]} to {of_group[-1]}')

@@ -1,0 +1,125 @@
+"""All values of an experiment that are in force, the defaults of records that it chooses by name among them.
+
+A table such as `{ kind = "lognormal", mean_s = 0.2 }` is kept as it was said, so that an experiment reads as it was
+written. A run's config.toml has what the run was played with, also after a default has changed, torch's among them.
+Optimizers, schedules and training methods of the user's own stand as they were said: to ask would take torch.
+"""
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import tomli_w
+
+from pausefl.experiment.delays.laws import EXCHANGE_DELAYS
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.population.availability import AVAILABILITIES
+from pausefl.experiment.population.behaviours import BEHAVIOURS
+from pausefl.experiment.population.simulated_drifts import DRIFTS
+from pausefl.experiment.server_records import selected_policy
+from pausefl_client.data.partition import PARTITIONERS
+from pausefl_client.registries import OPTIMIZER_DEFAULTS, SCHEDULE_DEFAULTS, TRAINING_DEFAULTS
+from pausefl_process.registry import Registry
+from pausefl_proto.errors import ConfigError
+from pausefl_server.model.aggregation import RULES
+from pausefl_server.model.optimizers import SERVER_OPTIMIZERS
+
+
+def config_toml(experiment: Experiment) -> str:
+    """The experiment as TOML, with every value in force."""
+    return tomli_w.dumps(_without_none(in_force(experiment)))
+
+
+def in_force(experiment: Experiment) -> dict[str, Any]:
+    """Each table of the experiment with every value in force; None for a key without a value."""
+    document = experiment.model_dump(mode="json")
+    selection, workload, aggregation = (document[name] for name in ("selection", "workload", "aggregation"))
+    policy = selected_policy(experiment.selection)
+    selection[selection["policy"]] = {
+        f.name: _plain(getattr(policy, f.name)) for f in dataclasses.fields(policy) if f.name != "m"
+    }
+    for link in (document["latency"], *document["latency"]["groups"]):
+        for way in ("delay", "down", "up"):
+            default = "halves" if (link is document["latency"] and way == "delay") else None
+            link[way] = _filled(EXCHANGE_DELAYS, link[way], default)
+    workload["training_time"] = _filled(EXCHANGE_DELAYS, workload["training_time"])
+    for group in document["clients"]["groups"].values():
+        group["behaviours"] = [_filled(BEHAVIOURS, behaviour) for behaviour in group["behaviours"]]
+        group["availability"] = _filled(AVAILABILITIES, group["availability"], "always")
+        group["drift"] = _filled(DRIFTS, group["drift"])
+    workload["partition"] = _filled(PARTITIONERS, workload["partition"])
+    workload["training"] = _with_defaults(TRAINING_DEFAULTS, workload["training"])
+    workload["schedule"] = _with_defaults(SCHEDULE_DEFAULTS, workload["schedule"])
+    workload["optimizer_options"] = {
+        **OPTIMIZER_DEFAULTS.get(workload["optimizer"], {}),
+        **workload["optimizer_options"],
+    }
+    if _is_own(RULES, aggregation["rule"]):
+        aggregation["rule"] = _filled(RULES, aggregation["rule"])
+    if _is_own(SERVER_OPTIMIZERS, aggregation["optimizer"]):
+        aggregation["optimizer"] = _filled(SERVER_OPTIMIZERS, aggregation["optimizer"])
+    return document
+
+
+def _without_none(value: Any) -> Any:
+    """A value without the keys of its tables that have no value, which TOML cannot write."""
+    if isinstance(value, dict):
+        return {name: _without_none(part) for name, part in value.items() if part is not None}
+    return [_without_none(part) for part in value] if isinstance(value, list) else value
+
+
+def _is_own(kinds: Registry, table: Any) -> bool:
+    return (table["kind"] if isinstance(table, dict) else table) not in kinds
+
+
+def _with_defaults(defaults: Mapping[str, Mapping[str, Any]], said: Any) -> Any:
+    """A table with a kind and the listed defaults of that kind; as it was said where none are listed."""
+    kind = said.get("kind") if isinstance(said, dict) else None
+    return {**said, **{k: v for k, v in defaults.get(kind, {}).items() if k not in said}} if kind else said
+
+
+def _filled(kinds: Registry, said: Any, default: str | None = None) -> Any:
+    """A table with a kind and the defaults of its other keys; as it was said where that kind has none, or is not here.
+
+    `default` is the kind of a table that names none.
+    """
+    if not said:
+        return said
+    table = {"kind": said} if isinstance(said, str) else said if default is None else {"kind": default, **said}
+    try:
+        make = kinds.find(table["kind"], "kind")
+    except ConfigError:  # code of the user's own is not on this machine
+        return said
+    within = {name: _within(kinds, value) for name, value in table.items()}
+    defaults = {name: value for name, value in _defaults(make) if value is not None}
+    return {**within, **{name: value for name, value in defaults.items() if name not in table}} if defaults else said
+
+
+def _within(kinds: Registry, value: Any) -> Any:
+    """A value of a table, which may be such a table itself, or a list of them."""
+    if isinstance(value, list):
+        return [_within(kinds, part) for part in value]
+    return _filled(kinds, value) if isinstance(value, dict) and "kind" in value else value
+
+
+def _defaults(make: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    factories: dict[str, Any] = {}
+    if dataclasses.is_dataclass(make):
+        factories = {f.name: f.default_factory for f in dataclasses.fields(make) if f.init}
+    for name, parameter in inspect.signature(make.func if isinstance(make, partial) else make).parameters.items():
+        factory = factories.get(name, dataclasses.MISSING)
+        if factory is not dataclasses.MISSING:
+            yield name, _plain(factory())
+        elif parameter.default is not parameter.empty:
+            yield name, _plain(parameter.default)
+
+
+def _plain(value: Any) -> Any:
+    """The value as TOML has it; None for one that TOML cannot have."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,332 @@
+"""The [latency] table: which law, bandwidth and access point each client's link has, and the links themselves."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
+from pydantic import Field
+
+from pausefl.experiment.delay_laws import Delay, NoDelay, Sum
+from pausefl.experiment.delays.files import ClientPlace
+from pausefl.experiment.delays.laws import EXCHANGE_DELAYS, LawReader
+from pausefl.experiment.validation import TomlTable
+from pausefl_client.link import Mode
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.number_types import Count, Positive, Share
+
+# As many as a bridge of Linux has, which joins the links of netem.
+_BRIDGE_PORTS = 1023
+
+
+class BandwidthTable(TomlTable):
+    """A token bucket on payload bytes, each way."""
+
+    down_bytes_per_s: Positive | None = None
+    """The rate from server to client. Without it, as fast as the machine."""
+    up_bytes_per_s: Positive | None = None
+    """The rate from client to server. Without it, as fast as the machine."""
+    burst_bytes: Count = 16_384
+    """How many bytes a full bucket lets through at once."""
+
+
+class GroupBandwidthTable(TomlTable):
+    """Differences of a link group's own buckets from `latency.bandwidth`."""
+
+    down_bytes_per_s: Positive | None = None
+    """The group's rate from server to client."""
+    up_bytes_per_s: Positive | None = None
+    """The group's rate from client to server."""
+    burst_bytes: Count | None = None
+    """How many bytes a full bucket of the group lets through at once."""
+
+
+class LinkGroup(TomlTable):
+    """Clients whose links differ from the others'. What a group does not set, it takes from [latency]."""
+
+    clients: str | tuple[str, ...]
+    """The group's clients: an id, a range "first..last", or a list of either."""
+    delay: dict[str, Any] | None = None
+    """The group's law for a whole exchange."""
+    down: dict[str, Any] | None = None
+    """The group's law from server to client."""
+    up: dict[str, Any] | None = None
+    """The group's law from client to server."""
+    bandwidth: GroupBandwidthTable | None = None
+    """The group's bandwidth."""
+
+
+class AccessPointTable(BandwidthTable):
+    """Clients behind one access point. They share its bucket and run in the process that owns it."""
+
+    clients: str | tuple[str, ...]
+    """The clients behind it: an id, a range "first..last", or a list of either."""
+
+
+def _published_unless_said(table: Mapping[str, Any]) -> dict[str, Any] | None:
+    return {"kind": "halves"} if table.get("down") is None and table.get("up") is None else None
+
+
+class LatencyTable(TomlTable):
+    """How network time is made and measured."""
+
+    signal: Literal["round_trip", "communication"] = "round_trip"
+    """The latency that policies learn from: the whole round trip, or the round trip without the client's own work."""
+    mode: Mode = "additive"
+    """ "additive" adds drawn time to real time. "total" makes a whole exchange take the drawn time, where it can."""
+    injection: Literal["link", "netem"] = "link"
+    """ "link": each client holds its messages back itself. "netem": the kernel delays packets (`--netem`)."""
+    time_scale: Annotated[float, Ge(1e-6)] = 1.0
+    """The factor from emulated to real time: 0.1 waits a tenth of each drawn delay."""
+    tau_min_s: Positive | Literal["auto"] = 0.05
+    """τ_min, the least latency of the reward τ_min/τ. "auto" takes the 5 % quantile of the clients' least
+    latencies, or a tenth of their median if that is more."""
+    down_share: Share = 0.5
+    """The share of `delay` that is injected on the way down. The rest is injected on the way up."""
+    down: dict[str, Any] | None = None
+    """The law of the way from server to client. `down` and `up` are drawn apart and replace `delay`."""
+    up: dict[str, Any] | None = None
+    """The law of the way from client to server."""
+    delay: dict[str, Any] | None = Field(default_factory=_published_unless_said)
+    """The law of a whole exchange. Without it, `down` and `up`, the published halves hold."""
+    bandwidth: BandwidthTable = BandwidthTable()
+    """The bandwidth of each client's link."""
+    groups: tuple[LinkGroup, ...] = ()
+    """Links that differ from the others': a list of tables."""
+    access_points: tuple[AccessPointTable, ...] = ()
+    """Access points that several clients share: a list of tables."""
+
+
+@dataclass(frozen=True)
+class LinkPlan:
+    """One client's link, in seconds and bytes at the emulated scale."""
+
+    delay: Delay | None
+    """Drawn once an exchange; None: `down` and `up` are drawn apart."""
+    down: Delay
+    up: Delay
+    bandwidth: BandwidthTable
+    access_point: int | None
+    """An index into `latency.access_points`."""
+
+    @property
+    def exchange(self) -> Delay:
+        """The law of a whole exchange's delay; a bucket's waits depend on the others and are no part of it."""
+        return self.delay or Sum((self.down, self.up))
+
+
+def plan_links(latency: LatencyTable, client_ids: Sequence[str], seed: int) -> dict[str, LinkPlan]:
+    """Every client's link, by id; ConfigError naming the key of whatever is wrong."""
+    planner = _LinkPlanner.of(latency, client_ids, seed)
+    return {client_id: planner.link(client_id) for client_id in client_ids}
+
+
+def sampled_links(latency: LatencyTable, groups: Mapping[str, Sequence[str]], seed: int) -> dict[str, LinkPlan]:
+    """The links of the first and the last client of each group of links, on which an experiment is tried.
+
+    `groups` are the client ids of each group of `[clients.groups]`. ConfigError as from `plan_links`.
+    """
+    client_ids = [client_id for ids in groups.values() for client_id in ids]
+    planner = _LinkPlanner.of(latency, client_ids, seed)
+    _check_access_points(planner.access_points, groups)
+    first = {planner.groups.get(client_id): client_id for client_id in reversed(client_ids)}
+    last = {planner.groups.get(client_id): client_id for client_id in client_ids}
+    return {client_id: planner.link(client_id) for client_id in [*first.values(), *last.values()]}
+
+
+def processes_of(plans: Mapping[str, LinkPlan], per_process: int) -> list[list[str]]:
+    """The clients of each process: those behind one access point, and the others in parts of `per_process`."""
+    behind: dict[int, list[str]] = {}
+    alone: list[str] = []
+    for client_id, plan in plans.items():
+        (alone if plan.access_point is None else behind.setdefault(plan.access_point, [])).append(client_id)
+    return [alone[i : i + per_process] for i in range(0, len(alone), per_process)] + list(behind.values())
+
+
+def _check_access_points(access_points: Mapping[str, int], groups: Mapping[str, Sequence[str]]) -> None:
+    """ConfigError where clients of different `[clients.groups]`, which share no process, are to share a bucket."""
+    first: dict[int, tuple[str, str]] = {}
+    for group, client_ids in groups.items():
+        for client_id in client_ids:
+            if (index := access_points.get(client_id)) is None:
+                continue
+            other, its_group = first.setdefault(index, (client_id, group))
+            if its_group != group:
+                raise ConfigError(
+                    f"latency.access_points.{index}.clients: {other} and {client_id} are of different clients.groups,"
+                    " whose processes share no bucket"
+                )
+
+
+def check_netem(links: Mapping[str, LinkPlan], clients: int, clients_per_process: int) -> None:
+    """ConfigError for what the kernel cannot make of these links, of so many clients in all."""
+    if clients_per_process != 1:
+        raise ConfigError('latency.injection = "netem": goes with clients.per_process = 1, a namespace for each')
+    if clients > _BRIDGE_PORTS:
+        raise ConfigError(f'latency.injection = "netem": goes with at most {_BRIDGE_PORTS} clients, not {clients}')
+    for client_id, link in links.items():
+        laws = {"down": link.down, "up": link.up} if link.delay is None else {"delay": link.delay}
+        for name, law in laws.items():
+            _check_netem_law(law, f"latency.{name} of {client_id}")
+
+
+def _check_netem_law(law: Delay, name: str) -> None:
+    """netem draws uniformly from mean ± jitter, and no packet leaves before it came: jitter = √3 sd <= mean."""
+    if not math.isfinite(law.mean_s):
+        raise ConfigError(f'latency.injection = "netem": needs laws with a finite mean, not {name}')
+    sd_s = float(law.points().std())
+    if math.sqrt(3) * sd_s > law.mean_s * (1 + 1e-9):
+        raise ConfigError(
+            f'latency.injection = "netem": {name} has a spread of {sd_s:.3g} s; around a mean of {law.mean_s:.3g} s'
+            f" netem keeps at most mean/√3 = {law.mean_s / math.sqrt(3):.3g} s: choose another law, or injection ="
+            ' "link"'
+        )
+
+
+def _check_mode(latency: LatencyTable) -> None:
+    if latency.injection == "netem" and (latency.mode == "total" or latency.access_points):
+        raise ConfigError('latency.injection = "netem": goes with latency.mode = "additive", without access_points')
+    if latency.mode == "additive":
+        return
+    if latency.signal != "round_trip" or latency.time_scale != 1:
+        raise ConfigError(
+            'latency.mode = "total": the drawn time is the whole round trip, so it goes with'
+            ' latency.signal = "round_trip" and latency.time_scale = 1'
+        )
+    of_groups = (_group_bandwidth(latency, group) for group in latency.groups)
+    bandwidths = [latency.bandwidth, *of_groups, *latency.access_points]
+    if any(b.down_bytes_per_s or b.up_bytes_per_s for b in bandwidths):
+        raise ConfigError(
+            'latency.mode = "total": the drawn time is all an exchange takes, so it goes without bandwidth'
+        )
+
+
+def _members(
+    selections: Sequence[str | tuple[str, ...]], client_ids: Sequence[str], places: Mapping[str, int], key: str
+) -> dict[str, int]:
+    """The group of each client that is in one."""
+    group_of: dict[str, int] = {}
+    for group, selection in enumerate(selections):
+        if not selection:
+            raise ConfigError(f"{key}.{group}.clients = {json.dumps(selection)}: must name at least one client")
+        for part in (selection,) if isinstance(selection, str) else selection:
+            first, dots, last = part.partition("..")
+            ends = (first, last if dots else first)
+            if not places.keys() >= set(ends):
+                raise ConfigError(
+                    f'{key}.{group}.clients = "{part}": must be ids from {client_ids[0]} to {client_ids[-1]},'
+                    ' or "first..last"'
+                )
+            begin, end = (places[client_id] for client_id in ends)
+            if end < begin:
+                raise ConfigError(f'{key}.{group}.clients = "{part}": the first of a range must come before its last')
+            for client_id in client_ids[begin : end + 1]:
+                if client_id in group_of:
+                    raise ConfigError(f"{key}.{group}.clients: {client_id} is in two of them")
+                group_of[client_id] = group
+    return group_of
+
+
+@dataclass(frozen=True)
+class _Laws:
+    """The tables of laws that hold for one client, each with the key it stands under."""
+
+    delay: tuple[str, dict[str, Any]] | None
+    down: tuple[str, dict[str, Any]] | None
+    up: tuple[str, dict[str, Any]] | None
+
+
+def _laws(latency: LatencyTable, group: int | None) -> _Laws:
+    """A group's own laws, and those of [latency] where it says nothing."""
+    common = _said(latency, "latency")
+    if group is None:
+        return common
+    key = f"latency.groups.{group}"
+    own = _said(latency.groups[group], key)
+    if own.delay is not None:
+        return own
+    if own.down is None and own.up is None:
+        return common
+    if (own.down is None or own.up is None) and common.delay is not None:
+        missing, given = ("down", "up") if own.down is None else ("up", "down")
+        raise ConfigError(
+            f"{key}.{missing}: is missing; [latency] has one law for a whole exchange, so a group with {given} needs"
+            " both ways"
+        )
+    return replace(own, down=own.down or common.down, up=own.up or common.up)
+
+
+def _said(table: LatencyTable | LinkGroup, key: str) -> _Laws:
+    if table.delay is not None and (table.down is not None or table.up is not None):
+        raise ConfigError(f"{key}.delay: a whole exchange's delay goes without {key}.down and {key}.up")
+
+    def named(name: str) -> tuple[str, dict[str, Any]] | None:
+        law = getattr(table, name)
+        return None if law is None else (f"{key}.{name}", law)
+
+    return _Laws(named("delay"), named("down"), named("up"))
+
+
+def _group_bandwidth(latency: LatencyTable, group: LinkGroup) -> BandwidthTable:
+    said = {} if group.bandwidth is None else group.bandwidth.model_dump(exclude_none=True)
+    return latency.bandwidth.model_copy(update=said)
+
+
+@dataclass(frozen=True)
+class _LinkPlanner:
+    """Common to the links of an experiment."""
+
+    latency: LatencyTable
+    seed: int
+    places: Mapping[str, int]
+    """Each client's place among all, by id."""
+    everyone: frozenset[str]
+    groups: Mapping[str, int]
+    """The index into `latency.groups` of each client that is in one, by id."""
+    access_points: Mapping[str, int]
+    laws: Mapping[int | None, _Laws]
+    """By group of links."""
+    bandwidths: Mapping[int | None, BandwidthTable]
+    alike: dict[str, Any]
+    """As of `LawReader`."""
+
+    @classmethod
+    def of(cls, latency: LatencyTable, client_ids: Sequence[str], seed: int) -> "_LinkPlanner":
+        """ConfigError for what no single client's link shows."""
+        _check_mode(latency)
+        places = {client_id: place for place, client_id in enumerate(client_ids)}
+        groups = _members([g.clients for g in latency.groups], client_ids, places, "latency.groups")
+        selections = [a.clients for a in latency.access_points]
+        access_points = _members(selections, client_ids, places, "latency.access_points")
+        for index, table in enumerate(latency.access_points):
+            if table.down_bytes_per_s is None and table.up_bytes_per_s is None:
+                raise ConfigError(f"latency.access_points.{index}: needs down_bytes_per_s, up_bytes_per_s or both")
+        indices: list[int | None] = [None, *range(len(latency.groups))]
+        laws = {index: _laws(latency, index) for index in indices}
+        bandwidths = {
+            i: latency.bandwidth if i is None else _group_bandwidth(latency, latency.groups[i]) for i in indices
+        }
+        return cls(latency, seed, places, frozenset(client_ids), groups, access_points, laws, bandwidths, {})
+
+    def link(self, client_id: str) -> LinkPlan:
+        """One client's link; ConfigError."""
+        group, access_point = self.groups.get(client_id), self.access_points.get(client_id)
+        laws, bandwidth = self.laws[group], self.bandwidths[group]
+        place = ClientPlace(client_id, self.places[client_id], self.everyone)
+        reader = LawReader(place, partial(generator, self.seed, "delay-parameter", client_id), self.alike)
+        if laws.delay is not None:
+            return LinkPlan(_law(reader, laws.delay), NoDelay(), NoDelay(), bandwidth, access_point)
+        return LinkPlan(None, _law(reader, laws.down), _law(reader, laws.up), bandwidth, access_point)
+
+
+def _law(reader: LawReader, said: tuple[str, dict[str, Any]] | None) -> Delay:
+    if said is None:
+        return NoDelay()
+    key, table = said
+    if key != "latency.delay":
+        return reader.read(table, key)
+    return reader.read({"kind": "halves", **table}, key, EXCHANGE_DELAYS)

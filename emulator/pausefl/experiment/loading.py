@@ -1,0 +1,131 @@
+"""An experiment from its file, a preset or tables, and the checks of what no single key shows."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from pausefl.experiment.client_records import check_names, check_privacy, partitioner_of, with_statistics
+from pausefl.experiment.delays.laws import plan_training_times
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.groups import check_groups
+from pausefl.experiment.links import check_netem, sampled_links
+from pausefl.experiment.tables import SelectionTable
+from pausefl.experiment.toml_source import Overrides, document_of, import_from, is_file, naming, read_source
+from pausefl.experiment.validation import as_json, check_address, check_finite, explain, unknown_key
+from pausefl_proto.errors import ConfigError
+
+
+def load_experiment(source: str, overrides: Overrides = ()) -> Experiment:
+    """Read a TOML file or a preset by name, apply overrides, validate. ConfigError says what is wrong."""
+    return parse_experiment(read_source(source), overrides, source if is_file(source) else "")
+
+
+def parse_experiment(text: str, overrides: Overrides = (), file: str = "") -> Experiment:
+    """Validate an experiment given as TOML text; ConfigError, which begins with the file it came from if it is told."""
+    document = document_of(text, overrides, file)
+    with naming(file):
+        return experiment_of(document)
+
+
+def experiment_of(document: Mapping[str, Any]) -> Experiment:
+    """Validate an experiment given as tables; ConfigError."""
+    try:
+        experiment = Experiment.model_validate_json(as_json(document))
+    except ValidationError as error:
+        raise ConfigError(explain(error, Experiment)) from None
+    import_from(experiment.experiment.python_path, experiment.experiment.by_value)
+    _check(experiment)
+    return experiment
+
+
+def _check(experiment: Experiment) -> None:
+    """Raise ConfigError for what no single key shows."""
+    check_finite(experiment.model_dump(exclude={"selection"}))  # policies say what they take: sa-pause an infinite cap
+    _check_counts(experiment)
+    check_groups(experiment.groups)
+    check_privacy(experiment.privacy)
+    check_names(experiment.workload)
+    with_statistics(experiment.workload, experiment.privacy)
+    partitioner_of(experiment.workload)
+    if experiment.evaluation.address:
+        check_address("evaluation.address", experiment.evaluation.address)
+    _check_links(experiment)
+    _check_clock(experiment)
+    for name, parameters in (experiment.selection.__pydantic_extra__ or {}).items():
+        if not isinstance(parameters, dict):
+            raise ConfigError(unknown_key(f"selection.{name}", sorted(SelectionTable.model_fields)))
+
+
+def _check_counts(experiment: Experiment) -> None:
+    clients, m = experiment.clients, experiment.selection.m
+    if m > clients.count:
+        raise ConfigError(f"selection.m = {m}: must be at most clients.count = {clients.count}")
+    if experiment.minimum_clients > clients.count:
+        raise ConfigError(f"clients.minimum = {clients.minimum}: must be at most clients.count = {clients.count}")
+    if (count := sum(group.count for group in experiment.groups.values())) != clients.count:
+        raise ConfigError(f"clients.count = {clients.count}: its groups add up to {count}")
+    if clients.ids and clients.groups:
+        raise ConfigError("clients.ids: goes without clients.groups, each of which has ids of its own")
+    for name, group in experiment.groups.items():
+        if group.ids and len(group.ids) != group.count:
+            key = f"clients.groups.{name}" if clients.groups else "clients"
+            raise ConfigError(f"{key}.count = {group.count}: its ids name {len(group.ids)} clients")
+    if twice := next((i for i, n in Counter(experiment.client_ids).items() if n > 1), None):
+        raise ConfigError(f'clients: two have the id "{twice}"')
+    admitted = experiment.admitted_ids
+    if not isinstance(admitted, str) and len(admitted) > clients.count:
+        raise ConfigError(f"admission.clients: names {len(admitted)} clients, clients.count = {clients.count}")
+    examples = None if experiment.workload.model == "synthetic" else experiment.workload.examples
+    if examples is not None and examples < clients.count:
+        raise ConfigError(
+            f"workload.examples = {examples}: must be at least clients.count = {clients.count}, one for each"
+        )
+
+
+def _check_links(experiment: Experiment) -> None:
+    links = sampled_links(experiment.latency, experiment.ids_by_group, experiment.experiment.seed_of("latency"))
+    if experiment.latency.injection == "netem":
+        check_netem(links, experiment.clients.count, experiment.clients_per_process)
+        if experiment.metrics.client_port >= 0:
+            raise ConfigError(
+                f"metrics.client_port = {experiment.metrics.client_port}: clients in network namespaces of their own"
+                ' (latency.injection = "netem") cannot be scraped'
+            )
+
+
+def _check_clock(experiment: Experiment) -> None:
+    """ConfigError for what the virtual clock cannot play, or where a training time is stated twice."""
+    workload = experiment.workload
+    if workload.step_s is not None and workload.training_time:
+        raise ConfigError("workload.step_s: goes without workload.training_time, which states the same")
+    if workload.model == "synthetic" and workload.step_s is not None:
+        raise ConfigError('workload.step_s: model "synthetic" takes no steps; state workload.train_s')
+    if workload.model == "synthetic" and workload.train_s and workload.training_time:
+        raise ConfigError("workload.train_s: goes without workload.training_time, which states the same")
+    plan_training_times(workload.training_time, experiment.client_ids, experiment.experiment.seed)
+    if experiment.experiment.clock == "virtual":
+        for key, value, is_real in _needs_a_network(experiment):
+            if is_real:
+                raise ConfigError(f'experiment.clock = "virtual": goes without {key} = {value}, which needs a network')
+    elif experiment.clients.batched == "on":
+        raise ConfigError(
+            'clients.batched = "on": goes with experiment.clock = "virtual"; on the real clock a client\'s training'
+            " time is measured, and clients that are trained together have none of their own"
+        )
+
+
+def _needs_a_network(experiment: Experiment) -> list[tuple[str, object, bool]]:
+    latency, metrics, evaluation = experiment.latency, experiment.metrics, experiment.evaluation
+    tls, admission = experiment.tls, experiment.admission
+    return [
+        ("latency.injection", f'"{latency.injection}"', latency.injection == "netem"),
+        ("metrics.client_port", metrics.client_port, metrics.client_port >= 0),
+        ("evaluation.address", f'"{evaluation.address}"', bool(evaluation.address)),
+        ("tls.certificate", f'"{tls.certificate}"', bool(tls.certificate)),
+        ("tls.ca", f'"{tls.ca}"', bool(tls.ca)),
+        ("admission.tokens", f'"{admission.tokens}"', bool(admission.tokens)),
+        ("admission.clients_file", f'"{admission.clients_file}"', bool(admission.clients_file)),
+        ("admission.token", f'"{admission.token}"', bool(admission.token)),
+    ]

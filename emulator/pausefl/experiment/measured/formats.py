@@ -1,0 +1,168 @@
+"""Formats in which latencies are published: how each becomes a table, and what its columns mean.
+
+Add one to FORMATS: a function from the file's bytes to header and rows, if it is no CSV file, and the names of its
+columns.
+"""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Unit = Literal["s", "ms", "us"]
+Row = tuple[int, list[str]]
+"""The number of a line, or of a record of a file without lines, and its cells."""
+Table = tuple[list[str], list[Row]]
+"""The header, and the rows that are not blank."""
+
+_DECOMPRESS = {b"\x1f\x8b": gzip.decompress, b"BZh": bz2.decompress, b"\xfd7zXZ": lzma.decompress}
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a format is read, and what is taken from it unless it is said."""
+
+    table: Callable[[bytes], Table]
+    """Raises ValueError, LookupError or TypeError for a file of another format."""
+    column: str
+    client: str
+    time: str
+    unit: Unit | None = None
+    filter: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    """How it writes a probe without an answer."""
+    skipped: tuple[str, ...] = ()
+    """How it writes that there was no probe."""
+    counted: str = "line"
+
+
+def decompressed(data: bytes) -> bytes:
+    """The bytes of a file that may be compressed by gzip, bzip2 or xz."""
+    return next((unpack(data) for magic, unpack in _DECOMPRESS.items() if data.startswith(magic)), data)
+
+
+def _text(data: bytes) -> str:
+    """The text of a file in UTF-8 or UTF-16, as editors and spreadsheets write it."""
+    return data.decode("utf-16" if data.startswith(_UTF_16) else "utf-8-sig")
+
+
+def csv_table(data: bytes) -> Table:
+    """The rows of a CSV file; between the columns of its header are commas, semicolons or tabs."""
+    text = _text(data)
+    first = text.lstrip().partition("\n")[0]
+    delimiter = next((each for each in "\t;" if each in first), ",")
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(cell.strip() for cell in row)]
+    if not rows:
+        raise ValueError("is empty")
+    (_, header), *rows = rows
+    for line, row in rows:
+        if len(row) > len(header):
+            found = f"line {line} has {len(row)} values and the header {len(header)} names"
+            raise ValueError(f"{found}; decimals need a point, or semicolons between the columns")
+    if delimiter != ",":  # decimals may have commas
+        rows = [(line, [re.sub(r"^(-?\d+),(\d+)$", r"\1.\2", cell) for cell in row]) for line, row in rows]
+    return header, rows
+
+
+def _ping(data: bytes) -> Table:
+    """The replies of `ping`, best with -D; a number that is left out is a reply that never came."""
+    rows: list[Row] = []
+    last = 0
+    reply = re.compile(r"^(?:\[(\d+\.\d+)\] )?\d+ bytes from (\S+?):? .*?icmp_seq=(\d+) .*?time=([\d.]+) ms")
+    for number, line in enumerate(_text(data).splitlines(), start=1):
+        if line.startswith("PING "):
+            last = 0
+        if found := reply.search(line):
+            time, host, sequence, ms = found.groups()
+            when = time or str(number)
+            rows += [(number, [host, when, _LOST])] * max(int(sequence) - last - 1, 0)
+            rows.append((number, [host, when, ms]))
+            last = max(last, int(sequence))
+    return ["host", "time", "ms"], rows
+
+
+def _records(of: Callable[[Any], Iterator[list[Any]]], *header: str) -> Callable[[bytes], Table]:
+    """A table of what a function finds in each document of a JSON file, or of a file with one a line."""
+
+    def table(data: bytes) -> Table:
+        text, at, found = _text(data).strip(), 0, list[list[str]]()
+        while at < len(text):
+            document, at = json.JSONDecoder().raw_decode(text, at)
+            found += [[str(cell) for cell in record] for record in of(document)]
+            at = following.start() if (following := re.compile(r"\S").search(text, at)) else len(text)
+        return [*header], list(enumerate(found, start=1))
+
+    return table
+
+
+def _ripe_atlas(document: Any) -> Iterator[list[Any]]:
+    for measured in document if isinstance(document, list) else [document]:
+        for probe in measured["result"]:
+            if "dup" not in probe:
+                yield [measured["prb_id"], measured["timestamp"], probe.get("rtt", _LOST)]
+
+
+def _iperf3(document: Any) -> Iterator[list[Any]]:
+    hosts = {each["socket"]: each["remote_host"] for each in document["start"]["connected"]}
+    began = document["start"]["timestamp"]["timesecs"]
+    for interval in document["intervals"]:
+        for stream in interval["streams"]:
+            yield [hosts[stream["socket"]], began + stream["start"], stream["rtt"]]
+
+
+def _prometheus(document: Any) -> Iterator[list[Any]]:
+    for series in document["data"]["result"]:
+        labels = {name: value for name, value in series["metric"].items() if name != "__name__"}
+        who = labels.get("instance") or ",".join(labels.values())
+        yield from ([who, time, value] for time, value in series.get("values") or [series["value"]])
+
+
+class _Plain(pickle.Unpickler):
+    """Reads containers, texts and numbers alone: a pickle can run any code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"holds {module}.{name}, and may hold dictionaries, lists and numbers alone")
+
+
+def unpickled(data: bytes) -> Any:
+    """The content of a pickle of containers, texts and numbers; ValueError for any other."""
+    try:
+        return _Plain(io.BytesIO(data)).load()
+    except (pickle.UnpicklingError, EOFError, IndexError, KeyError, AttributeError) as error:
+        raise ValueError(f"is no pickle of plain values ({error})") from error
+
+
+def _fedscale(data: bytes) -> Table:
+    """FedScale's table of devices: milliseconds to compute a sample, and kbit/s."""
+    devices = unpickled(data)
+    names = ["computation", "communication"]
+    rows = [[str(client), *(str(table[name]) for name in names)] for client, table in devices.items()]
+    return ["client", *names], list(enumerate(rows, start=1))
+
+
+FORMATS = {
+    "csv": Format(csv_table, "seconds", "client", "time"),
+    "ping": Format(_ping, "ms", "host", "time", "ms", lost=(_LOST,)),
+    "ripe-atlas": Format(
+        _records(_ripe_atlas, "probe", "time", "ms"), "ms", "probe", "time", "ms", lost=(_LOST,), counted="result"
+    ),
+    "iperf3": Format(_records(_iperf3, "host", "time", "us"), "us", "host", "time", "us", counted="interval"),
+    "prometheus": Format(
+        _records(_prometheus, "series", "time", "value"), "value", "series", "time", "s", counted="value"
+    ),
+    "k6": Format(csv_table, "metric_value", "name", "timestamp", "ms", ("metric_name=http_req_duration",)),
+    "locust": Format(csv_table, "50%", "Name", "Timestamp", "ms", skipped=("N/A",)),
+    "ndt": Format(csv_table, "a_MinRTT", "client_IP", "a_TestTime", "ms"),
+    "wondernetwork": Format(csv_table, "avg", "source", "timestamp", "ms"),
+    "fedscale": Format(_fedscale, "computation", "client", "client", "ms", counted="device"),
+}

@@ -1,0 +1,198 @@
+"""The one reader of measured latencies: whose they are, when, in which unit, and which probes were lost."""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from pausefl.experiment.measured.formats import FORMATS, Format, Row, Unit, csv_table, decompressed
+from pausefl_process.files import reason
+from pausefl_proto.arrays import BoolArray, FloatArray
+
+_SECONDS: Mapping[Unit, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+# Few links take so long in the median; a file of milliseconds always seems to.
+_DOUBTFUL_MEDIAN_S = 10.0
+_LOOKS = {
+    b"PING": "ping",
+    b"[{": "ripe-atlas",
+    b"[": "ping",
+    b'{"status"': "prometheus",
+    b'{"fw"': "ripe-atlas",
+    b"{": "iperf3",
+    b"\x80": "fedscale",
+}
+"""The first bytes, without white space, of files that are no CSV files."""
+_ASKED_ABOUT = {"", "inf", "+inf", "nan", "-1", "timeout", "lost", "*", "null", "none"}
+
+Spelling = Callable[[str, str], str]
+"""How an option is spelt where the reader's caller takes it: its name and its value."""
+
+
+@dataclass
+class Measured:
+    """The rows of one client in a file."""
+
+    when: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    """The latency, or how long a lost probe was waited for."""
+    is_lost: list[bool] = field(default_factory=list)
+
+    def in_order(self) -> tuple[FloatArray, BoolArray]:
+        """(n,) seconds and which of them are of lost probes, in the order of their times."""
+        order = np.argsort(self.when, kind="stable")
+        return np.array(self.seconds)[order], np.array(self.is_lost, np.bool_)[order]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The rows and columns of a file that hold latencies, and how these are written."""
+
+    format: str = "csv"
+    """How the file is written: "csv", "ping" (`ping -D`), "ripe-atlas", "iperf3" (`-J`), "prometheus" (`query_range`),
+    "k6", "locust", "ndt", "wondernetwork" or "fedscale". Other keys may be left out where the format says them."""
+    column: str | None = None
+    """The column that holds the delays. In a CSV file, "seconds" unless said."""
+    unit: Unit | None = None
+    """The unit of the delays. Without it seconds, and values that look like milliseconds are questioned."""
+    client_column: str | None = None
+    """The column that says whose delay a row holds."""
+    time_column: str | None = None
+    """The column of times, as numbers or ISO 8601 dates. Without it, rows are in order."""
+    filter: tuple[str, ...] = ()
+    """The rows that count, as texts "column=value"."""
+    lost: tuple[str, ...] = ()
+    """The text in place of the delay of a probe that was lost or timed out. It counts as longer than `timeout_s`."""
+    timeout_s: float | None = None
+    """How long lost probes were waited for."""
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ValueError(f'format = "{self.format}": must be one of {", ".join(FORMATS)}')
+
+    def measured(self, file: Path, spelt: Spelling, *, by_client: bool, above_zero: bool) -> dict[str, Measured]:
+        """The rows of each client in a file, by its name there; all under "" unless `by_client`.
+
+        ValueError that names the line and the column, and the option that helps, but not the file.
+        """
+        form = FORMATS[self.format]
+        header, rows = self._table(file, form, spelt)
+        value = _place(header, self.column or form.column, "column", spelt)
+        client = _place(header, self.client_column or form.client, "client_column", spelt) if by_client else None
+        time = self.time_column or (form.time if form.time in header else None)
+        when = None if time is None else _place(header, time, "time_column", spelt)
+        conditions = [_condition(header, each, spelt) for each in self.filter or form.filter]
+        found: dict[str, Measured] = {}
+        for number, row in rows:
+            cells = row + [""] * (len(header) - len(row))
+            if cells[value] in form.skipped or any(cells[place] != wanted for place, wanted in conditions):
+                continue
+            at = f"{form.counted} {number}"
+            if client is not None and not cells[client]:
+                raise ValueError(f"{at} does not say whose latency it is (column {header[client]})")
+            of_client = found.setdefault("" if client is None else cells[client], Measured())
+            is_lost = cells[value] in (self.lost or form.lost)
+            if is_lost and self.timeout_s is None:
+                raise ValueError(f"{at} is a lost probe; say how long it was waited for: {spelt('timeout_s', '5.0')}")
+            place = f"{at} has {_quoted(cells[value])} for {header[value]}"
+            of_client.is_lost.append(is_lost)
+            of_client.seconds.append(0.0 if is_lost else _number(cells[value], place, spelt, above_zero=above_zero))
+            of_client.when.append(
+                number if when is None else _time(cells[when], f"{at} has {_quoted(cells[when])} for {time}")
+            )
+        if rows and not found and self.filter:
+            held = ", ".join(sorted({cell for _, row in rows for cell in row[conditions[0][0] :][:1]})[:8])
+            raise ValueError(f"no row passes {spelt('filter', self.filter[0])} (there is: {held})")
+        factor = self._factor(found.values(), form, spelt)
+        for of_client in found.values():
+            each = zip(of_client.seconds, of_client.is_lost, strict=True)
+            of_client.seconds = [self.timeout_s or 0.0 if is_lost else factor * s for s, is_lost in each]
+        return found
+
+    def _table(self, file: Path, form: Format, spelt: Spelling) -> tuple[list[str], list[Row]]:
+        try:
+            data = decompressed(file.read_bytes())
+            start = b"".join(data[:100].split())
+            looks = next((name for magic, name in _LOOKS.items() if start.startswith(magic)), "csv")
+            if form.table is csv_table and looks != "csv":
+                raise ValueError(f"is no CSV file; add {spelt('format', looks)}")
+            header, rows = form.table(data)
+        except (OSError, UnicodeDecodeError, csv.Error, EOFError) as error:
+            raise ValueError(f"cannot be read ({reason(error)})") from error
+        except (LookupError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            hint = "" if looks == self.format else f"; try {spelt('format', looks)}"
+            raise ValueError(f'is not of the format "{self.format}" ({_in_words(error)}){hint}') from error
+        if form.table is not csv_table and not rows:
+            raise ValueError(f'holds nothing of the format "{self.format}"')
+        return header, rows
+
+    def _factor(self, found: Iterable[Measured], form: Format, spelt: Spelling) -> float:
+        """The factor that makes values seconds; ValueError where no unit is said and they look otherwise."""
+        unit = self.unit or form.unit
+        values = [s for each in found for s, is_lost in zip(each.seconds, each.is_lost, strict=True) if not is_lost]
+        if unit is None and values and (median := float(np.median(values))) > _DOUBTFUL_MEDIAN_S:
+            raise ValueError(
+                f"its median is {median:g}, which looks like milliseconds; add {spelt('unit', 'ms')}, or"
+                f" {spelt('unit', 's')} if they are seconds"
+            )
+        return _SECONDS[unit or "s"]
+
+
+def _place(header: list[str], column: str, option: str, spelt: Spelling) -> int:
+    """Where the column of this name stands, whatever the case; ValueError unless there is one."""
+    for names, name in ((header, column), ([each.casefold() for each in header], column.casefold())):
+        if (times := names.count(name)) > 1:
+            raise ValueError(f'column "{column}": there are {times} columns of that name')
+        if times:
+            return names.index(name)
+    raise ValueError(
+        f'column "{column}": there is no such column (it has: {", ".join(header)}); say which: {spelt(option, "NAME")}'
+    )
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text[:80], ensure_ascii=False) if text else "nothing"
+
+
+def _in_words(error: Exception) -> str:
+    """Where a file departs from its format."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"line {error.lineno}, column {error.colno}: {error.msg}"
+    return f'no "{error.args[0]}" where one was due' if isinstance(error, KeyError) else "its parts are of other kinds"
+
+
+def _condition(header: list[str], text: str, spelt: Spelling) -> tuple[int, str]:
+    column, equals, wanted = text.partition("=")
+    if not equals:
+        raise ValueError(f"{spelt('filter', text)}: must be COLUMN=VALUE")
+    return _place(header, column.strip(), "filter", spelt), wanted.strip()
+
+
+def _number(text: str, place: str, spelt: Spelling, *, above_zero: bool) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isfinite(value) and (value > 0 or (value == 0 and not above_zero)):
+        return value
+    hint = ""
+    if text.casefold() in _ASKED_ABOUT:
+        options = f"{spelt('lost', text)} and {spelt('timeout_s', '5.0')}"
+        hint = f"; if its probe was lost, add {options}, how long it was waited for"
+    raise ValueError(f"{place}: must be a number {'above 0' if above_zero else 'of at least 0'}{hint}")
+
+
+def _time(text: str, place: str) -> float:
+    with suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    with suppress(ValueError):
+        time = datetime.fromisoformat(text.removesuffix(" UTC"))
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    due = "must be a number or an ISO 8601 date, such as 2026-03-01T10:00:00Z"
+    raise ValueError(f"{place}: {due}; rows in order need no times: leave the column out")

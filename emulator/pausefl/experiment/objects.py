@@ -1,0 +1,152 @@
+"""Python objects as an experiment holds them: classes and functions by "module:name", dataclasses as tables."""
+
+import atexit
+import base64
+import copyreg
+import hashlib
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from pausefl_process.plugins import OWN_CODE_ERRORS, is_library, with_place
+from pausefl_proto.errors import ConfigError
+
+_CELL, _WRITTEN = "pausefl_cell_", "WRITTEN"
+_IMPORTED = '''"""Code that a script or notebook defined, as cloudpickle wrote it."""
+
+import base64
+
+import cloudpickle
+
+{written} = "{text}"
+for _name, _found in cloudpickle.loads(base64.b64decode({written})).items():
+    _found.__module__ = "{name}"
+    globals()[_name] = _found
+'''
+
+
+def as_toml(value: Any, key: str) -> Any:
+    """`value` as TOML has it: a class or a function as its name, a dataclass as the table of its `kind` and its fields.
+
+    Every process of a run imports these by name. ConfigError, which begins with `key`, for what none could be given.
+    """
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    elif isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, type | FunctionType):
+        return _name_of(value, key)
+    if is_dataclass(value) and not isinstance(value, type):
+        given = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
+        table = {name: as_toml(inner, f"{key}.{name}") for name, inner in given.items()}
+        return {
+            "kind": _name_of(type(value), key),
+            **{name: inner for name, inner in table.items() if inner is not None},
+        }
+    if isinstance(value, dict):
+        return {name: as_toml(inner, f"{key}.{name}") for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_toml(inner, f"{key}.{place}") for place, inner in enumerate(value)]
+    if isinstance(value, str) and value.startswith("__main__:"):
+        found = getattr(sys.modules["__main__"], value.partition(":")[2], None)
+        if not isinstance(found, type | FunctionType):
+            raise ConfigError(f"{key} = {value}: is no class and no function of this script or notebook")
+        return _name_of(found, key)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise ConfigError(
+        f"{key} = {type(value).__name__} object: other processes cannot be given it; give its class or a function by"
+        " which each makes its own, or make it a dataclass of its parameters"
+    )
+
+
+def _name_of(found: type | FunctionType, key: str) -> str:
+    """The "module:name" by which other processes import it: its own, or that of a module which carries it by value."""
+    module, name = found.__module__, found.__qualname__
+    if module == "__main__" or module.startswith(_CELL) or "<" in name:
+        return _by_value(found, key)
+    return f"{module}:{name}"
+
+
+def _by_value(found: type | FunctionType, key: str) -> str:
+    """Make a module of what a script, a notebook or a function has defined, and return its name in it.
+
+    The object says that it is of that module: other processes, which import the module, then know its instances.
+    """
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"{key} = {found.__qualname__}: is defined in a script, a notebook or a function; define it at the top of"
+            ' a module, or carry it by value with pip install "pausefl[notebook]"'
+        ) from None
+    copyreg.pickle(type(MISSING), lambda _: "MISSING")  # by its name: dataclasses know it by its identity
+    name = re.sub(r"\W", "", found.__qualname__.rpartition(".")[2])
+    found.__module__, found.__qualname__ = "__main__", name  # so that it is written by value, also once more
+    if "__slotnames__" in vars(found):  # which Python keeps of a class whose objects were pickled
+        delattr(found, "__slotnames__")
+    try:
+        data = cloudpickle.dumps({name: found})
+    except OWN_CODE_ERRORS as error:
+        raise ConfigError(f"{key} = {name}: cannot be carried by value ({with_place(error)})") from error
+    # Classes are numbered at random, and the same class is to have the same name.
+    digest = hashlib.sha256(re.sub(rb"[0-9a-f]{32}", b"", data)).hexdigest()
+    module = ModuleType(f"{_CELL}{digest[:12]}")
+    module.__dict__.update({name: found, _WRITTEN: base64.b64encode(data).decode()})
+    found.__module__ = module.__name__
+    sys.modules[module.__name__] = module
+    return f"{module.__name__}:{name}"
+
+
+def cells_of(value: Any) -> dict[str, str]:
+    """The modules carried by value that `value` names, as `experiment.by_value` has them."""
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return {name: text for part in parts for name, text in cells_of(part).items()}
+    module = value.partition(":")[0] if isinstance(value, str) else ""
+    text = getattr(sys.modules.get(module), _WRITTEN, None) if module.startswith(_CELL) else None
+    return {module: text} if text is not None else {}
+
+
+def labels_of(names: Iterable[str]) -> dict[str, str]:
+    """The label of each name in tables: of what is carried by value its own name, unless another has it too."""
+    labels = {name: re.sub(f"^{_CELL}[0-9a-f]+:", "", name) for name in names}
+    return labels if len({*labels.values()}) == len(labels) else {name: name for name in labels}
+
+
+@cache
+def _new_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="pausefl-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def cells_folder(by_value: Mapping[str, str]) -> str:
+    """A folder, as long as this process lives, from which these modules can be imported."""
+    folder = _new_folder()
+    for name, text in by_value.items():
+        (Path(folder) / f"{name}.py").write_text(_IMPORTED.format(name=name, written=_WRITTEN, text=text), "utf-8")
+    return folder
+
+
+def folders_of(value: Any) -> list[str]:
+    """The folders from which the modules that `value` names, as `as_toml` returns it, were imported here."""
+    if isinstance(value, dict):
+        return [folder for inner in value.values() for folder in folders_of(inner)]
+    if isinstance(value, list):
+        return [folder for inner in value for folder in folders_of(inner)]
+    package = sys.modules.get(value.partition(":")[0].partition(".")[0]) if isinstance(value, str) else None
+    file = getattr(package, "__file__", None)
+    if package is None or file is None or is_library(package.__name__, file):
+        return []
+    path = Path(file).absolute()
+    return [str(path.parents[1] if path.name == "__init__.py" else path.parent)]

@@ -1,0 +1,229 @@
+"""Presence by round: groups that join and leave, and clients that come and go. Pure functions of a seed."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+
+from pausefl.experiment.measured.formats import unpickled
+from pausefl_process.plugins import in_one_line
+from pausefl_process.registry import Registry
+from pausefl_proto.arrays import BoolArray
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.number_types import Bounded, Count, Positive, Share
+
+
+class Availability(Protocol):
+    """When a client that takes part can be reached."""
+
+    def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
+        """(rounds,) whether in rounds 1, 2, ...; `rng` is the client's own."""
+
+
+@dataclass(frozen=True)
+class Always:
+    """A client that can be reached in every round."""
+
+    def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
+        """True for every round."""
+        del client_id, rng
+        return np.ones(rounds, np.bool_)
+
+
+@dataclass(frozen=True)
+class Cycle(Bounded):
+    """Clients are on for some rounds, then off for some, from round 1."""
+
+    on_rounds: Count
+    """How many rounds they are on."""
+    off_rounds: Count
+    """How many rounds they are off."""
+
+    def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
+        """The same for every client."""
+        del client_id, rng
+        on: BoolArray = np.arange(rounds) % (self.on_rounds + self.off_rounds) < self.on_rounds
+        return on
+
+
+@dataclass(frozen=True)
+class MarkovAvailability(Bounded):
+    """Clients are on in round 1. Then each leaves or returns with these probabilities (Gilbert's two states)."""
+
+    leave_probability: Share
+    """The probability that a client that is on is off in the next round."""
+    return_probability: Share
+    """The probability that a client that is off is on in the next round."""
+
+    def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
+        """Clients come and go independently."""
+        del client_id
+        on, u = np.ones(rounds, np.bool_), rng.random(rounds)
+        for t in range(1, rounds):
+            on[t] = u[t] >= self.leave_probability if on[t - 1] else u[t] < self.return_probability
+        return on
+
+
+@dataclass(frozen=True)
+class Trace(Bounded):
+    """A file says when clients are on. The columns of a CSV file are client_id, round and on (1 or 0); a row holds
+    until the client's next one. With `round_s`, times replace rounds, and FedScale's pickled traces are read."""
+
+    path: str
+    """The file, relative to the experiment's file."""
+    round_s: Positive | None = None
+    """How many seconds of the file one round stands for. Its column is then time_s in place of round."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self._changes  # read once for all clients; ValueError that names the file and the line
+
+    def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
+        """On before its first row, and always where the file does not name it."""
+        del rng
+        on = np.ones(rounds, np.bool_)
+        for t, is_on in sorted(self._changes.get(client_id, {}).items()):
+            on[t - 1 :] = is_on
+        return on
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The clients the file names."""
+        return frozenset(self._changes)
+
+    @cached_property
+    def _changes(self) -> dict[str, dict[int, bool]]:
+        """round -> on, by client."""
+        if self.round_s is not None and Path(self.path).suffix in (".pkl", ".pickle", ""):
+            return self._of_fedscale(self.round_s)
+        changes: dict[str, dict[int, bool]] = {}
+        when = "round" if self.round_s is None else "time_s"
+        try:
+            with Path(self.path).open(encoding="utf-8-sig", newline="") as file:
+                lines = csv.DictReader(file)
+                if not {"client_id", when, "on"} <= set(lines.fieldnames or ()):
+                    raise ValueError(f'path = "{self.path}": must begin with a line of the columns client_id,{when},on')
+                for row in lines:
+                    client_id, t, is_on = row["client_id"], row[when] or "", row["on"]
+                    t = t if self.round_s is None else str(round_of(t, self.round_s))
+                    if not client_id or not t.isdecimal() or int(t) < 1 or is_on not in {"0", "1"}:
+                        expected = f"client_id, {when} (from {1 if when == 'round' else 0}), on (1 or 0)"
+                        raise ValueError(f'path = "{self.path}": line {lines.line_num} is not {expected}')
+                    changes.setdefault(client_id, {})[int(t)] = is_on == "1"
+        except OSError as error:
+            raise ValueError(f'path = "{self.path}": cannot be read ({error.strerror})') from None
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f'path = "{self.path}": cannot be read ({error})') from None
+        return changes
+
+    def _of_fedscale(self, round_s: float) -> dict[str, dict[int, bool]]:
+        """Of each device, the seconds at which it became active and inactive; before the first, it is not active."""
+        try:
+            found = unpickled(Path(self.path).read_bytes())
+            changes = {}
+            for client, trace in found.items():
+                times = [(s, True) for s in trace["active"]] + [(s, False) for s in trace["inactive"]]
+                rounds = {round_of(s, round_s): is_on for s, is_on in sorted(times)}
+                changes[str(client)] = {1: False, **rounds}
+        except OSError as error:
+            raise ValueError(f'path = "{self.path}": cannot be read ({error.strerror})') from None
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f'path = "{self.path}": is no trace of FedScale ({in_one_line(error)})') from None
+        return changes
+
+
+def round_of(time_s: str | float, round_s: float) -> int:
+    """The round in which a time lies, 0 for what is no time."""
+    try:
+        return int(float(time_s) // round_s) + 1 if float(time_s) >= 0 else 0
+    except (ValueError, OverflowError):
+        return 0
+
+
+AVAILABILITIES = Registry(
+    "availabilities",
+    {
+        "always": Always,
+        "cycle": Cycle,
+        "markov": MarkovAvailability,
+        "trace": Trace,
+    },
+)
+
+
+@dataclass(frozen=True)
+class GroupPresence:
+    """When the clients of one group take part, and when they can be reached meanwhile."""
+
+    client_ids: tuple[str, ...]
+    join_round: int
+    leave_round: int | None
+    """The first round without them; None: they stay."""
+    availability: Availability
+
+
+@dataclass(frozen=True)
+class Presence:
+    """The clients that are there in each round."""
+
+    client_ids: tuple[str, ...]
+    table: BoolArray
+    """(rounds, clients)."""
+
+    def __post_init__(self) -> None:
+        if not self.table[0].any():
+            raise ConfigError("clients.groups: no client is there in round 1")
+
+    @classmethod
+    def of_all(cls, client_ids: Iterable[str]) -> Self:
+        """All of these clients, in every round."""
+        ids = tuple(client_ids)
+        return cls(ids, np.ones((1, len(ids)), np.bool_))
+
+    @classmethod
+    def of_groups(cls, groups: Sequence[GroupPresence], rounds: int, seed: int) -> Self:
+        """The presence in rounds 1 to `rounds`, group by group; what is random is a function of (seed, client)."""
+        columns = []
+        for group in groups:
+            for client_id in group.client_ids:
+                on = _reached(group.availability, client_id, rounds, seed)
+                on[: group.join_round - 1] = False
+                on[(group.leave_round or rounds + 1) - 1 :] = False
+                columns.append(on)
+        return cls(tuple(i for group in groups for i in group.client_ids), np.stack(columns, axis=1))
+
+    @property
+    def first_empty_round(self) -> int | None:
+        """The first round in which no client is there; None: there is none."""
+        empty = np.flatnonzero(~self.table.any(axis=1))
+        return int(empty[0]) + 1 if empty.size else None
+
+    def at(self, round: int) -> frozenset[str]:
+        """The clients that are there in this round; after the last one, those of the last."""
+        row = self.table[min(round, len(self.table)) - 1]
+        return frozenset(client_id for client_id, is_on in zip(self.client_ids, row, strict=True) if is_on)
+
+    def changes(self, round: int) -> tuple[list[str], list[str]]:
+        """The clients that come, and those that go, before this round."""
+        if round > len(self.table):
+            return [], []
+        now, before = self.table[round - 1], self.table[round - 2] if round > 1 else np.zeros_like(self.table[0])
+        if np.array_equal(now, before):
+            return [], []
+        come, gone = now & ~before, before & ~now
+        return [self.client_ids[k] for k in np.flatnonzero(come)], [self.client_ids[k] for k in np.flatnonzero(gone)]
+
+
+def _reached(availability: Availability, client_id: str, rounds: int, seed: int) -> BoolArray:
+    """A copy of what an availability returns; ConfigError where that is no (rounds,) bool array."""
+    on: object = availability.on(client_id, rounds, generator(seed, "availability", client_id))
+    if isinstance(on, np.ndarray) and on.dtype == np.bool_ and on.shape == (rounds,):
+        return on.copy()
+    method = f"{type(availability).__module__}:{type(availability).__name__}.on"
+    returned = f"{on.dtype} of shape {on.shape}" if isinstance(on, np.ndarray) else type(on).__name__
+    raise ConfigError(f"clients.groups: {method}: must return a bool array of shape ({rounds},); returned {returned}")

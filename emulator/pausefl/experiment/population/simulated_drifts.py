@@ -1,0 +1,73 @@
+"""Laws from which a simulation, which trains no model, draws clients' path drifts (Fed-TS, eq. (7)).
+
+Their scale is arbitrary: a threshold tells small drifts from great ones, whatever both are.
+"""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Protocol
+
+import numpy as np
+
+from pausefl_process.registry import Registry
+from pausefl_proto.arrays import FloatArray
+from pausefl_proto.number_types import Bounded, Positive, Share
+
+
+class DriftLaw(Protocol):
+    """The law of one client's drift in a round it is chosen for, the same in all of them."""
+
+    @property
+    def mean(self) -> float:
+        """E[drift]."""
+
+    def sample(self, rng: np.random.Generator, n: int) -> FloatArray:
+        """(n,) independent draws."""
+
+    def share_up_to(self, threshold: float) -> float:
+        """P(drift <= threshold)."""
+
+
+@dataclass(frozen=True)
+class BernoulliDrift(Bounded):
+    """0 with probability `small`, else 1: the reward of Fed-TS, eq. (6), as in its Theorem 1."""
+
+    small: Share
+    """The probability of a drift of 0."""
+
+    @property
+    def mean(self) -> float:
+        return 1 - self.small
+
+    def sample(self, rng: np.random.Generator, n: int) -> FloatArray:
+        return (rng.random(n) >= self.small).astype(np.float64)
+
+    def share_up_to(self, threshold: float) -> float:
+        """`small` for any threshold between the two values."""
+        return self.small if 0 <= threshold < 1 else float(threshold >= 1)
+
+
+@dataclass(frozen=True)
+class LogNormalDrift(Bounded):
+    """A log-normal drift, close to what runs measure, even where drifts vary widely."""
+
+    mean: Positive
+    """The mean."""
+    sd: Positive
+    """The standard deviation."""
+
+    def sample(self, rng: np.random.Generator, n: int) -> FloatArray:
+        logarithm = self._logarithm
+        return rng.lognormal(logarithm.mean, logarithm.stdev, n)
+
+    def share_up_to(self, threshold: float) -> float:
+        return self._logarithm.cdf(math.log(threshold)) if threshold > 0 else 0.0
+
+    @property
+    def _logarithm(self) -> NormalDist:
+        variance = math.log1p((self.sd / self.mean) ** 2)
+        return NormalDist(math.log(self.mean) - variance / 2, math.sqrt(variance))
+
+
+DRIFTS = Registry("drifts", {"bernoulli": BernoulliDrift, "lognormal": LogNormalDrift})

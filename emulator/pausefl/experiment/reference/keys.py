@@ -1,0 +1,84 @@
+"""The keys of a table, read from the record or the function that takes them."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import MISSING as FACTORY_MISSING
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic_core import PydanticUndefined
+
+from pausefl.experiment.delay_laws import Delay
+
+MISSING = inspect.Parameter.empty
+"""The default of a key that must be given."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a table."""
+
+    name: str
+    annotation: Any
+    default: Any
+    sentence: str
+
+
+def keys_of(make: Callable[..., Any]) -> list[Key]:
+    """The keys that a record or a function takes, in order."""
+    hints = get_type_hints(make.func if isinstance(make, partial) else make, include_extras=True)
+    record = make if isinstance(make, type) else hints["return"]
+    said = attribute_docstrings(record)
+    defaults = _model_defaults(record) if issubclass(record, BaseModel) else _parameter_defaults(make)
+    return [Key(n, hints[n], default, said.get(n) or _description(hints[n])) for n, default in defaults.items()]
+
+
+def sentence_of(make: Callable[..., Any]) -> str:
+    """The docstring of a record or a function, up to the first empty line, in one line."""
+    text = inspect.getdoc(make.func if isinstance(make, partial) else make) or ""
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def _model_defaults(model: type[BaseModel]) -> dict[str, Any]:
+    return {
+        name: MISSING if field.is_required() else None if field.default is PydanticUndefined else field.default
+        for name, field in model.model_fields.items()
+    }
+
+
+def _parameter_defaults(make: Callable[..., Any]) -> dict[str, Any]:
+    found = {name: parameter.default for name, parameter in inspect.signature(make).parameters.items()}
+    record = fields(make) if isinstance(make, type) and is_dataclass(make) else ()
+    return found | {f.name: f.default_factory() for f in record if f.default_factory is not FACTORY_MISSING}
+
+
+def _description(hint: Any) -> str:
+    """The description in an annotation's metadata, for parameters of functions."""
+    has_schema = hint is not Delay and hint != tuple[Delay, ...]
+    return str(TypeAdapter(hint).json_schema().get("description", "")) if has_schema else ""
+
+
+@cache
+def attribute_docstrings(record: type[Any]) -> dict[str, str]:
+    """Field -> the docstring under it, in one line; a subclass's own says more than its base's."""
+    found: dict[str, str] = {}
+    for base in reversed(record.__mro__):
+        if inspect.get_annotations(base) and base.__module__ != BaseModel.__module__:
+            found |= _docstrings_of_class(base)
+    return found
+
+
+def _docstrings_of_class(record: type[Any]) -> dict[str, str]:
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
+    assert isinstance(node, ast.ClassDef)
+    found = {}
+    for field, said in pairwise(node.body):
+        match field, said:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found

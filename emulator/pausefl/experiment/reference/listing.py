@@ -1,0 +1,149 @@
+"""An experiment as a TOML file with every default filled in, and a sentence above each key."""
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel
+
+from pausefl.experiment.delays.laws import EXCHANGE_DELAYS
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.population.availability import AVAILABILITIES
+from pausefl.experiment.population.behaviours import BEHAVIOURS
+from pausefl.experiment.population.simulated_drifts import DRIFTS
+from pausefl.experiment.reference.keys import MISSING, keys_of, sentence_of
+from pausefl.experiment.server_records import selected_policy
+from pausefl.experiment.tables import SelectionTable
+from pausefl.experiment.toml_source import bare_or_quoted
+from pausefl.experiment.validation import is_table
+from pausefl_client.data.partition import PARTITIONERS
+
+_COLUMNS = 80
+
+Makers = Mapping[str, Callable[..., Any]]
+
+KINDS_OF_KEY: Mapping[str, Makers] = {
+    "delay": EXCHANGE_DELAYS,
+    "down": EXCHANGE_DELAYS,
+    "up": EXCHANGE_DELAYS,
+    "behaviours": BEHAVIOURS,
+    "availability": AVAILABILITIES,
+    "drift": DRIFTS,
+    "partition": PARTITIONERS,
+}
+"""The kinds that the table, or the list of tables, under a key of this name takes."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One key with its value."""
+
+    name: str
+    value: Any
+    sentence: str = ""
+    kinds: Makers | None = None
+    """The kinds of the tables it holds, where it holds any."""
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """A table of parameters: those of a policy, or of a kind."""
+
+    sentence: str
+    entries: tuple[_Entry, ...]
+
+
+def listing(experiment: Experiment) -> str:
+    """The experiment as TOML with comments of at most 80 columns; it reads as the same experiment."""
+    lines: list[str] = []
+    for name in Experiment.model_fields:
+        lines += _table(name, getattr(experiment, name))
+    return "\n".join(lines[1:]) + "\n"  # each table begins with an empty line
+
+
+def _table(
+    path: str, value: Any, said: str = "", kinds: Makers | None = None, *, is_list: bool = False
+) -> Iterator[str]:
+    """The lines of one table, of whose key this is said, and of the tables within it."""
+    sentence, entries = _content(value, kinds)
+    yield ""
+    yield from _comment(f"{said} {sentence}")
+    yield f"[[{path}]]" if is_list else f"[{path}]"
+    for entry in entries:
+        if not _has_tables(entry.value):
+            yield ""
+            yield from _comment(entry.sentence)
+            yield (
+                f"# {entry.name} is not set"
+                if entry.value is None
+                else tomli_w.dumps({entry.name: entry.value}).rstrip()
+            )
+    for entry in entries:
+        if _has_tables(entry.value):
+            yield from _tables(f"{path}.{bare_or_quoted(entry.name)}", entry)
+
+
+def _tables(path: str, entry: _Entry) -> Iterator[str]:
+    if isinstance(entry.value, tuple | list):
+        for part in entry.value:
+            yield from _table(path, part, entry.sentence, entry.kinds, is_list=True)
+    else:
+        yield from _table(path, entry.value, entry.sentence, entry.kinds)
+
+
+def _content(value: Any, kinds: Makers | None) -> tuple[str, list[_Entry]]:
+    """A table's sentence, and its keys."""
+    if is_table(type(value)) and not isinstance(value, _Parameters):
+        entries = [
+            _Entry(key.name, _filled(key.name, getattr(value, key.name)), key.sentence, KINDS_OF_KEY.get(key.name))
+            for key in keys_of(type(value))
+        ]
+        if isinstance(value, SelectionTable):
+            entries += _policies(value)
+        elif isinstance(value, BaseModel):
+            entries += [_Entry(name, part) for name, part in (value.__pydantic_extra__ or {}).items()]
+        return sentence_of(type(value)), entries
+    if isinstance(value, _Parameters):
+        return value.sentence, list(value.entries)
+    if kinds is not None and value.get("kind") in kinds:
+        return _of_kind(value, kinds)
+    return "", [_Entry(str(name), part) for name, part in value.items()]
+
+
+def _filled(name: str, value: Any) -> Any:
+    """A value as it is listed: a kind alone as a table, if it takes keys; nothing for an empty table or list."""
+    if isinstance(value, str) and (make := KINDS_OF_KEY.get(name, {}).get(value)) and keys_of(make):
+        return {"kind": value}
+    return None if value in ({}, ()) else value
+
+
+def _policies(selection: SelectionTable) -> Iterator[_Entry]:
+    """The parameters of the selected policy, and of the others that the file has tables for."""
+    for name in dict.fromkeys([selection.policy, *(selection.__pydantic_extra__ or {})]):
+        policy = selected_policy(selection, name)
+        keys = [key for key in keys_of(type(policy)) if key.name != "m"]
+        entries = tuple(_Entry(key.name, getattr(policy, key.name), key.sentence) for key in keys)
+        if entries:
+            yield _Entry(name, _Parameters(sentence_of(type(policy)), entries))
+
+
+def _of_kind(table: Mapping[str, Any], kinds: Makers) -> tuple[str, list[_Entry]]:
+    make = kinds[table["kind"]]
+    entries = [_Entry("kind", table["kind"])]
+    for key in keys_of(make):
+        value = table.get(key.name, None if key.default is MISSING else key.default)
+        entries.append(_Entry(key.name, value, key.sentence, kinds))
+    known = {entry.name for entry in entries}
+    entries += [_Entry(name, value, kinds=kinds) for name, value in table.items() if name not in known]
+    return sentence_of(make), entries
+
+
+def _has_tables(value: Any) -> bool:
+    is_one = isinstance(value, Mapping) or is_table(type(value))
+    return is_one or (isinstance(value, tuple | list) and any(_has_tables(part) for part in value))
+
+
+def _comment(sentence: str) -> Iterator[str]:
+    yield from textwrap.wrap(sentence, _COLUMNS, initial_indent="# ", subsequent_indent="# ", break_long_words=False)

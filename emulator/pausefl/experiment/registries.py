@@ -1,0 +1,45 @@
+"""Everything that an experiment names, by kind (`pausefl validate --list`)."""
+
+from collections.abc import Iterator
+
+from pausefl.experiment.delays.laws import DELAYS
+from pausefl.experiment.population.availability import AVAILABILITIES
+from pausefl.experiment.population.behaviours import BEHAVIOURS
+from pausefl.experiment.population.simulated_drifts import DRIFTS
+from pausefl.experiment.toml_source import preset_names
+from pausefl_client.data.datasets import DATASETS
+from pausefl_client.data.partition import PARTITIONERS
+from pausefl_client.registries import MODELS, OPTIMIZERS, SCHEDULES, TRAINING_METHODS
+from pausefl_process.registry import Registry
+from pausefl_server.model.aggregation import RULES
+from pausefl_server.model.optimizers import SERVER_OPTIMIZERS
+from pausefl_server.model.staleness import STALENESS_RULES
+from pausefl_server.selection import POLICIES
+
+REGISTRIES: tuple[Registry, ...] = (
+    POLICIES,
+    DATASETS,
+    PARTITIONERS,
+    MODELS,
+    TRAINING_METHODS,
+    OPTIMIZERS,
+    SCHEDULES,
+    RULES,
+    SERVER_OPTIMIZERS,
+    STALENESS_RULES,
+    DELAYS,
+    BEHAVIOURS,
+    AVAILABILITIES,
+    DRIFTS,
+)
+
+
+def listed() -> Iterator[str]:
+    """Lines that name presets, and what a registry holds with its origin."""
+    yield "presets"
+    yield from (f"  {name}" for name in preset_names())
+    for registry in REGISTRIES:
+        yield registry.kind
+        entries = registry.entries()
+        width = max(len(entry.name) for entry in entries)
+        yield from (f"  {entry.name:{width}}  {entry.origin}" for entry in entries)

@@ -1,0 +1,196 @@
+"""The server's side of an experiment as records: policy, aggregation, optimizer, host limits, admission.
+
+This module imports the server, so a client never imports it.
+"""
+
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+from pausefl.experiment.client_records import has_control, method_name
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.groups import presence_of
+from pausefl.experiment.kinds import read_kind
+from pausefl.experiment.links import sampled_links
+from pausefl.experiment.tables import AggregationTable, AsynchronousTable, KindTable, SelectionTable
+from pausefl.experiment.toml_source import bare_or_quoted
+from pausefl.experiment.validation import build, of_record
+from pausefl_proto.addresses import is_loopback
+from pausefl_proto.errors import ConfigError
+from pausefl_server.connections.admission_files import AdmissionFiles
+from pausefl_server.model.aggregation import RULES, Aggregation, AggregationRule
+from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, Optimizer, ServerOptimizer
+from pausefl_server.model.staleness import STALENESS_RULES, Asynchronous, AsynchronousSteps
+from pausefl_server.rounds.admission import Admission
+from pausefl_server.selection import Policy, policy_class
+
+
+def selected_policy(selection: SelectionTable, name: str = "") -> Policy:
+    """The policy that is selected, or the one of this name, with its parameters checked; ConfigError."""
+    name = name or selection.policy
+    parameters = selection.parameters(name)
+    if "m" in parameters:
+        raise ConfigError(f"selection.{bare_or_quoted(name)}.m: unknown key; all policies share selection.m")
+    table = f"selection.{bare_or_quoted(name)}"
+    key = "selection.policy" if name == selection.policy else table
+    found = policy_class(name, key)
+    if _has_own_init(found):
+        raise ConfigError(
+            f"{key} = \"{name}\": has an __init__ of its own; a policy's parameters are a dataclass's fields"
+        )
+    policy: Policy = build(found, table, {"m": selection.asked, **parameters})
+    return policy
+
+
+def policy_of(experiment: Experiment) -> Policy:
+    """The policy of a run; ConfigError. Its m is how many clients a round asks, or C in an asynchronous run."""
+    policy = selected_policy(experiment.selection)
+    return replace(policy, m=experiment.asynchronous.concurrency) if experiment.is_asynchronous else policy
+
+
+def policy_of_rounds(experiment: Experiment) -> Policy:
+    """The policy, for a replay, which knows rounds alone; ConfigError where there are none."""
+    if experiment.is_asynchronous:
+        raise ConfigError('server.mode = "asynchronous": replay plays rounds alone; play this experiment by run')
+    return selected_policy(experiment.selection)
+
+
+def _has_own_init(policy: type[Policy]) -> bool:
+    """Whether its `__init__` is no dataclass's own: it is not called where a dataclass is built of checked values."""
+    init = next(vars(each)["__init__"] for each in policy.__mro__ if "__init__" in vars(each))
+    code = getattr(init, "__code__", None)
+    # Dataclasses make theirs of a text; cloudpickle names such texts anew.
+    return code is None or code.co_filename not in ("<string>", "<dynamic-code>")
+
+
+def aggregation_of(table: AggregationTable) -> Aggregation:
+    """How updates are combined; ConfigError."""
+    if isinstance(table.rule, str) and table.rule in RULES:
+        return table
+    return Aggregation(_own_rule(table.rule), table.harmful, table.clip_norm, table.weight_share_max, table.norm_limit)
+
+
+def _own_rule(rule: str | dict[str, Any]) -> AggregationRule:
+    if isinstance(rule, dict) and rule.get("kind") in RULES:
+        raise ConfigError(
+            f'aggregation.rule.kind = "{rule["kind"]}": is written aggregation.rule = "{rule["kind"]}"; its parameters'
+            " belong in [aggregation]"
+        )
+    own: AggregationRule = read_kind(RULES, rule, "aggregation.rule")
+    return own
+
+
+def asynchronous_of(table: AsynchronousTable) -> Asynchronous:
+    """How steps are taken; ConfigError."""
+    keys = {field.name: getattr(table, field.name) for field in fields(AsynchronousSteps)}
+    return Asynchronous(**keys, staleness=read_kind(STALENESS_RULES, table.staleness, "asynchronous.staleness"))
+
+
+def optimizer_of(table: ServerOptimizer | KindTable) -> Optimizer:
+    """How the combined update moves the model; ConfigError."""
+    if isinstance(table, ServerOptimizer):
+        return table
+    own: Optimizer = read_kind(SERVER_OPTIMIZERS, table.model_dump(), "aggregation.optimizer")
+    return own
+
+
+def admission_of(experiment: Experiment) -> tuple[Admission, AdmissionFiles]:
+    """The clients admitted, and their files; ConfigError where other machines could reach a server open to all."""
+    table, server, tls = experiment.admission, experiment.server, experiment.tls.in_use()
+    if table.by_certificate and (tls is None or not tls.ca):
+        raise ConfigError("admission.by_certificate = true: needs tls.ca, which signs the clients' certificates")
+    files = AdmissionFiles(table.tokens, table.clients_file)
+    admission = files.read(Admission(experiment.admitted_ids, by_certificate=table.by_certificate))
+    # Over links that the kernel makes, the server listens on a bridge of this machine alone.
+    is_reachable = not (is_loopback(server.host) or experiment.latency.injection == "netem")
+    if is_reachable and not server.insecure and (tls is None or admission.is_open):
+        raise ConfigError(
+            f'server.host = "{server.host}": other machines can reach it; set [tls] and [admission] (pausefl certs'
+            " makes what they need), or say --insecure"
+        )
+    return admission, files
+
+
+def check_policies(experiment: Experiment) -> None:
+    """That every policy named and the aggregation exist and take their parameters; raises ConfigError."""
+    aggregation_of(experiment.aggregation)
+    optimizer_of(experiment.aggregation.optimizer)
+    _check_feddyn(experiment)
+    asynchronous_of(experiment.asynchronous)
+    selection = experiment.selection
+    for name, parameters in (selection.__pydantic_extra__ or {}).items():
+        try:
+            selected_policy(selection, name)
+        except ConfigError as error:
+            # The name is the table's key, not a value of it.
+            hint = "; a name with dots must be quoted" if any(":" in key for key in parameters) else ""
+            raise ConfigError(str(error).replace(f' = "{name}"', "", 1) + hint) from error
+    policy = policy_of(experiment)
+    if experiment.is_asynchronous:
+        _check_asynchronous(experiment, policy)
+    if policy.needs_oracle:
+        seed = experiment.experiment.seed_of("latency")
+        for link in sampled_links(experiment.latency, experiment.ids_by_group, seed).values():
+            _ = link.exchange.mean_s  # ConfigError where it has none that could be told
+    try:
+        policy.check_clients(experiment.client_ids, _at_once(experiment))
+    except ValueError as error:
+        raise ConfigError(of_record(error, f"selection.{bare_or_quoted(selection.policy)}")) from error
+    if experiment.server.late == "buffer" and type(policy).inspect is not Policy.inspect:
+        raise ConfigError(
+            f'server.late = "buffer": {selection.policy} judges updates in their own round; must be "drop"'
+        )
+    if missing := sorted(policy.disclosures - experiment.disclosed):
+        raise ConfigError(
+            f'selection.policy = "{selection.policy}" needs clients to disclose their {" and ".join(missing)}:'
+            f" add privacy.disclose = {json.dumps(missing)}, or set privacy.enabled = false"
+        )
+
+
+def _check_asynchronous(experiment: Experiment, policy: Policy) -> None:
+    """ConfigError where steps without rounds cannot be taken as the experiment says."""
+    steps, server, mode = experiment.asynchronous, experiment.server, 'server.mode = "asynchronous"'
+    if steps.buffer > steps.concurrency:
+        raise ConfigError(
+            f"asynchronous.buffer = {steps.buffer}: must be at most asynchronous.concurrency = {steps.concurrency}"
+        )
+    if steps.concurrency > experiment.clients.count:
+        raise ConfigError(
+            f"asynchronous.concurrency = {steps.concurrency}: must be at most clients.count ="
+            f" {experiment.clients.count}"
+        )
+    if steps.staleness_max == 0 and steps.buffer > 1:
+        raise ConfigError("asynchronous.staleness_max = 0: must be at least 1 unless asynchronous.buffer = 1")
+    if policy.needs_rounds or type(policy).inspect is not Policy.inspect:
+        raise ConfigError(
+            f'selection.policy = "{experiment.selection.policy}": chooses or judges rounds as a whole, which {mode}'
+            ' does not have; take another policy, such as "random" or "pause"'
+        )
+    if has_control(experiment.workload) or experiment.aggregation.optimizer.kind == "feddyn":
+        raise ConfigError(
+            f'workload.training = "{method_name(experiment.workload)}": its server\'s part needs rounds, which {mode}'
+            ' does not have; take another method, such as "plain"'
+        )
+    of_rounds = {
+        "selection.over_selection": (experiment.selection.over_selection, 0.0),
+        "server.quorum": (server.quorum, 1.0),
+        "server.late": (server.late, "drop"),
+        "clients.batched": (experiment.clients.batched, "off"),
+    }
+    for key, (value, default) in of_rounds.items():
+        if value != default:
+            raise ConfigError(f"{key} = {json.dumps(value)}: goes with rounds alone; leave it out with {mode}")
+
+
+def _check_feddyn(experiment: Experiment) -> None:
+    """ConfigError where only one end does its part of FedDyn."""
+    on_clients = method_name(experiment.workload) == "feddyn"
+    if on_clients != (experiment.aggregation.optimizer.kind == "feddyn"):
+        here, there = 'workload.training = "feddyn"', 'aggregation.optimizer = "feddyn"'
+        raise ConfigError(f"{here}: goes with {there}" if on_clients else f"{there}: goes with {here}")
+
+
+def _at_once(experiment: Experiment) -> int:
+    """The most clients there are in a round."""
+    presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
+    return experiment.clients.count if presence is None else int(presence.table.sum(axis=1).max())

@@ -1,0 +1,260 @@
+"""Experiments as TOML documents: where they are read from, what `--set` changes, and what is filled in before types."""
+
+import difflib
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from pausefl.experiment.objects import as_toml, cells_folder, cells_of, folders_of
+from pausefl.experiment.published import Reproduction, find_reproduction, reproductions
+from pausefl_process.files import reason
+from pausefl_proto.errors import ConfigError
+
+Overrides = Mapping[str, Any] | Sequence[str]
+"""Changes to an experiment: values by dotted key, or texts `key=value` as `--set` takes them."""
+
+_PART = re.compile(r""""(?:[^"\\]|\\.)*"|'[^']*'|[^.]+""")
+"""A part of a dotted key: quoted, or anything up to the next dot."""
+
+
+def preset_names() -> list[str]:
+    """The presets that can be run by name."""
+    folder = resources.files(__package__).joinpath("presets")
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def is_file(source: str) -> bool:
+    """Whether it is the path of a file, not the name of a preset."""
+    return Path(source).suffix == ".toml" or Path(source).is_file()
+
+
+@contextmanager
+def naming(file: str) -> Iterator[None]:
+    """Begin each ConfigError of the block with the file it is about, if there is one."""
+    try:
+        yield
+    except ConfigError as error:
+        raise (ConfigError(f"{file}: {error}") if file else error) from error.__cause__
+
+
+def read_source(source: str) -> str:
+    """The text of a TOML file, or of a preset or a published figure by name."""
+    path = Path(source)
+    if is_file(source):
+        try:
+            return path.read_text("utf-8-sig")  # an editor may have put a byte order mark first
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source}: cannot be read ({reason(error)})") from error
+    names = preset_names()
+    if source not in names:
+        figures = [figure for each in reproductions() for figure in each.figures]
+        if source in figures:
+            return _source_of_figure(find_reproduction(source))
+        close = difflib.get_close_matches(source.lower(), [*names, *figures], 1)
+        hint = f"did you mean {close[0]}?" if close else f"presets: {', '.join(names)}"
+        raise ConfigError(f'"{source}" is neither a .toml file nor a preset; {hint}')
+    return resources.files(__package__).joinpath("presets", f"{source}.toml").read_text("utf-8")
+
+
+def _source_of_figure(figure: Reproduction) -> str:
+    """The experiment of a published figure, with the policy of its preset."""
+    document = tomllib.loads(read_source(figure.preset))
+    for key, value in figure.overrides.items():
+        _override(document, key, value)
+    return tomli_w.dumps(document)
+
+
+def own_document(file: str | None, overrides: Overrides) -> dict[str, Any]:
+    """The tables that a client decides itself: of a TOML file, if there is one, and of overrides; ConfigError."""
+    document = document_of(read_source(file) if file else "", overrides, file or "")
+    for table, values in document.items():
+        if not isinstance(values, dict):
+            raise ConfigError(f"{table} = {values!r}: must be a table")
+    return document
+
+
+def resolved_source(source: str) -> str:
+    """The text as `read_source` has it, with the folders that a file's relative paths begin in."""
+    file = source if is_file(source) else ""
+    document = _parsed(read_source(source), file)
+    _anchor_code(document, file, ())
+    return tomli_w.dumps(document)
+
+
+def document_of(text: str, overrides: Overrides, file: str = "") -> dict[str, Any]:
+    """The tables of an experiment given as TOML text, with overrides; ConfigError where it is no TOML."""
+    document = _parsed(text, file)
+    for key, value in override_values(overrides).items():
+        _override(document, key, value)
+    _policy_of(document)
+    _count_groups(document)
+    _anchor_files(document, Path())
+    _anchor_ledgers(document, Path())
+    _anchor_code(document, file, overrides)
+    return document
+
+
+def import_from(folders: Iterable[str], by_value: Mapping[str, str]) -> None:
+    """Let this process, and those it starts, import modules from these folders too, and those carried by value."""
+    folders = [*folders, *([cells_folder(by_value)] if by_value else [])]
+    sys.path.extend(folder for folder in dict.fromkeys(folders) if folder not in sys.path)
+
+
+def _parsed(text: str, file: str) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file or 'the experiment'}: not valid TOML: {error}") from error
+    _anchor_files(document, Path(file).parent)
+    _anchor_ledgers(document, Path(file).parent)
+    return document
+
+
+def override_values(overrides: Overrides) -> Mapping[str, Any]:
+    """The values that overrides give, by dotted key, as TOML has them; ConfigError."""
+    is_listed = isinstance(overrides, Mapping | Sequence) and not isinstance(overrides, str)
+    if not (is_listed and all(isinstance(key, str) for key in overrides)):
+        raise ConfigError(f"overrides = {overrides!r}: must be values by dotted key, or a list of texts key=value")
+    if isinstance(overrides, Mapping):
+        return {key: as_toml(value, key) for key, value in overrides.items()}
+    values = {}
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not (separator and parts_of_key(key.strip())):
+            raise ConfigError(f"--set {override}: must be table.key=value")
+        values[key.strip()] = value_of_text(text.strip())
+    return values
+
+
+def _override(document: dict[str, Any], key: str, value: Any) -> None:
+    if not (parts := parts_of_key(key)):
+        first = next(iter(value), None) if isinstance(value, dict) else None
+        raise ConfigError(f'"{key}": must be table.key{f", such as {key}.{first}" if first else ""}')
+    *tables, name = parts
+    for table in tables:
+        document = document.setdefault(table, {})
+        if not isinstance(document, dict):
+            raise ConfigError(f"--set {key}: {table} is not a table")
+    document[name] = value
+
+
+def _policy_of(document: dict[str, Any]) -> None:
+    """A policy that was given as an object: its name, and its parameters in a table of their own."""
+    selection = document.get("selection")
+    if not isinstance(selection, dict):
+        return
+    policy = selection.get("policy")
+    if isinstance(policy, dict) and isinstance(policy.get("kind"), str):
+        name, parameters = policy["kind"], {key: value for key, value in policy.items() if key != "kind"}
+        m = {"m": parameters.pop("m")} if "m" in parameters else {}
+        document["selection"] = {**selection, **m, "policy": name, name: parameters}
+
+
+def _count_groups(document: dict[str, Any]) -> None:
+    """Ids and groups say how many clients there are; whatever is malformed is left to be validated."""
+    clients = document.get("clients")
+    groups = clients.get("groups") if isinstance(clients, dict) else None
+    for table in [clients, *(groups.values() if isinstance(groups, dict) else ())]:
+        if isinstance(table, dict) and isinstance(table.get("ids"), list) and table["ids"]:
+            table.setdefault("count", len(table["ids"]))
+    if isinstance(groups, dict) and groups:
+        counts = [group.get("count") if isinstance(group, dict) else None for group in groups.values()]
+        if all(isinstance(count, int) for count in counts):
+            document["clients"] = {"count": sum(counts), **document["clients"]}
+
+
+def _anchor_files(value: object, folder: Path) -> None:
+    """Make the paths of measured data, which begin in `folder`, absolute: a run may go on in another folder."""
+    if isinstance(value, list):
+        for part in value:
+            _anchor_files(part, folder)
+    if isinstance(value, dict):
+        for kind, name in (("empirical", "file"), ("trace", "path")):
+            if value.get("kind") == kind and isinstance(value.get(name), str):
+                value[name] = str((folder / value[name]).absolute())
+        for part in value.values():
+            _anchor_files(part, folder)
+
+
+def _anchor_ledgers(document: dict[str, Any], folder: Path) -> None:
+    """Make `privacy.ledger_dir` absolute: ledgers that are not found begin anew, and with them their budgets."""
+    privacy = document.get("privacy")
+    if isinstance(privacy, dict) and privacy.get("ledger_dir") and isinstance(privacy["ledger_dir"], str):
+        privacy["ledger_dir"] = str((folder / privacy["ledger_dir"]).absolute())
+
+
+def _anchor_code(document: dict[str, Any], file: str, overrides: Overrides) -> None:
+    """Make `experiment.python_path` absolute: unless said, the folder of the file; then those of modules of objects.
+
+    What no module has is kept in `experiment.by_value`. ConfigError where a relative path is no folder; absolute ones
+    may be another machine's.
+    """
+    table = document.setdefault("experiment", {})
+    if not isinstance(table, dict):
+        return
+    folder = Path(file).absolute().parent if file else Path.cwd()
+    if isinstance(table.get("python_path"), list):
+        paths = table["python_path"]
+        for path in (folder / each for each in paths if isinstance(each, str) and not Path(each).is_absolute()):
+            if not path.is_dir():
+                raise ConfigError(f'experiment.python_path: "{path}" is no folder')
+        table["python_path"] = [str(folder / each) if isinstance(each, str) else each for each in paths]
+    elif "python_path" not in table:
+        table["python_path"] = [str(folder)] if file else []
+    values = list(override_values(overrides).values()) if isinstance(overrides, Mapping) else []
+    if (folders := folders_of(values)) and isinstance(table["python_path"], list):
+        table["python_path"] += [each for each in dict.fromkeys(folders) if each not in table["python_path"]]
+    if cells := cells_of(values):
+        table["by_value"] = {**table.get("by_value", {}), **cells}
+
+
+def parts_of_key(key: str) -> list[str]:
+    """The tables and the key in them that a dotted key names, where quotes are TOML's; empty where it names none."""
+    texts = _PART.findall(key)
+    parts = [value_of_text(text) if text[0] in "\"'" else text for text in texts]
+    return parts if len(parts) > 1 and all(parts) and ".".join(texts) == key else []
+
+
+def value_of_text(text: str) -> Any:
+    """A TOML value, or the text itself where it is none (so that --set selection.policy=random works)."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def listed_values(text: str) -> list[Any]:
+    """The values that commas part, but for commas within brackets, braces and quotes."""
+    return [value_of_text(part.strip()) for part in _between_commas(text) if part.strip()]
+
+
+def _between_commas(text: str) -> Iterator[str]:
+    """A text cut at the commas outside of brackets, braces and quotes. Quotes open where a value may begin."""
+    depth, quote, start = 0, "", 0
+    for place, sign in enumerate(text):
+        if quote:
+            if sign == quote and not (quote == '"' and text[place - 1] == "\\"):
+                quote = ""
+        elif sign in "\"'" and (depth or not text[start:place].strip()):
+            quote = sign
+        elif sign in "[{":
+            depth += 1
+        elif sign in "]}":
+            depth -= 1
+        elif sign == "," and depth <= 0:
+            yield text[start:place]
+            start = place + 1
+    yield text[start:]
+
+
+def bare_or_quoted(name: str) -> str:
+    """A key as TOML has it."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)

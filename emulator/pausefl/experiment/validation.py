@@ -1,0 +1,163 @@
+"""TOML values into typed records: their base, the numbers in them, and each mistake as one line that names its key."""
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from pausefl_process.plugins import OWN_CODE_ERRORS, where_raised, with_place
+from pausefl_proto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+
+class TomlTable(BaseModel):
+    """A TOML table: immutable, strictly typed, without unknown keys."""
+
+    # An infinite parameter of a policy stays one where the table is written down.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ConfigError(f"{name} = {value!r:.80}: an experiment does not change; Experiment.replace makes another")
+
+
+def build(record: type[Any], table: str, values: Mapping[str, Any]) -> Any:
+    """Make a frozen dataclass from a TOML table: types checked strictly, unknown keys refused; ConfigError."""
+    try:
+        return TypeAdapter(record).validate_json(as_json(values), strict=True, extra="forbid")
+    except ValidationError as error:
+        keys = [f.name for f in fields(record) if f.name != "m"]
+        raise ConfigError(explain(error, None, table, keys)) from None
+    except ConfigError:
+        raise
+    except OWN_CODE_ERRORS as error:  # the record may be a user's own
+        raise ConfigError(of_record(error, table)) from error
+
+
+def of_record(error: BaseException, table: str) -> str:
+    """A record's own error as one line that names its table.
+
+    Records say "name = value: must be ..." themselves; whatever else a user's own says has its type and place.
+    """
+    is_of_key = isinstance(error, ValueError) and (not where_raised(error) or re.match(r"[\w.]+ = ", str(error)))
+    return f"{table}.{error}" if is_of_key else f"{table}: {with_place(error)}"
+
+
+def as_json(values: Mapping[str, Any]) -> str:
+    """TOML's values as JSON, whose strict types are TOML's: a list is a tuple there, a table is a record."""
+    return json.dumps(values, default=str)
+
+
+def explain(error: ValidationError, model: type[BaseModel] | None, table: str = "", keys: Sequence[str] = ()) -> str:
+    """The first mistake as one line; `table` and its `keys` where the record is no model of its own."""
+    mistakes = error.errors(include_url=False)
+    mistake, path = mistakes[0], _path(mistakes[0])
+    key = ".".join([table, *path] if table else path)
+    if mistake["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
+        return unknown_key(key, keys if model is None else _keys_of(model, path[:-1]))
+    if mistake["type"] in {"value_error", "assertion_error"}:
+        return of_record(mistake["ctx"]["error"], key)
+    if mistake["type"] == "missing":
+        return f"{key}: is missing"
+    if mistake["type"] == "string_pattern_mismatch" and path[-1] == "[key]":
+        return f"{'.'.join(path[:-2])}: {mistake['input']!r} is no name; letters, digits, - and _ make one"
+    # Each member of a union says what it would take.
+    allowed = [_allowed(other) for other in mistakes if _path(other) == path]
+    return f"{key} = {mistake['input']!r}: must be {' or '.join(dict.fromkeys(allowed))}"
+
+
+def _path(mistake: "ErrorDetails") -> list[str]:
+    path = [str(part) for part in mistake["loc"] if not str(part).startswith(("constrained-", "literal[", "function-"))]
+    # A union reports each of its members; their names are no part of the key.
+    while path and path[-1] in {"float", "int", "str", "bool"}:
+        path.pop()
+    return path
+
+
+_BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+_WORDS = {
+    "an object": "a table",
+    "a valid array": "a list",
+    "a valid list": "a list",
+    "a valid boolean": "true or false",
+}
+
+
+def _allowed(mistake: "ErrorDetails") -> str:
+    """The values that pydantic would take, in TOML's words."""
+    for bound, limit in mistake.get("ctx", {}).items():
+        if bound in _BOUNDS:
+            return f"{_BOUNDS[bound]} {limit:.12g}"
+    message = mistake["msg"]
+    said = (message[0].lower() + message[1:]).removeprefix("input ").removeprefix("should be ")
+    for pydantics, ours in _WORDS.items():
+        said = said.replace(pydantics, ours)
+    return said
+
+
+def _keys_of(model: type[Any], path: Sequence[str]) -> list[str]:
+    for part in path:
+        if part not in fields_of(model):  # a table in a list of them, or one that users name
+            continue
+        inner = table_in(fields_of(model)[part])
+        if inner is None:
+            break
+        model = inner
+    return sorted(fields_of(model))
+
+
+def fields_of(record: type[Any]) -> Mapping[str, Any]:
+    """The annotations of a table's keys, by name."""
+    if issubclass(record, BaseModel):
+        return {name: field.annotation for name, field in record.model_fields.items()}
+    hints = get_type_hints(record)
+    return {field.name: hints[field.name] for field in fields(record)}
+
+
+def is_table(record: object) -> bool:
+    """Whether this class is the record of a table."""
+    return isinstance(record, type) and (is_dataclass(record) or issubclass(record, BaseModel))
+
+
+def table_in(annotation: Any) -> type[Any] | None:
+    """The record of the tables that an annotation holds, the first of a union; None where it holds none."""
+    if is_table(annotation):
+        record: type[Any] = annotation
+        return record
+    return next(filter(None, map(table_in, get_args(annotation))), None)
+
+
+def check_finite(value: object, key: str = "") -> None:
+    """ConfigError with the key of the first number, in tables and lists within, that is not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key} = {value}: must be a finite number")
+    parts: Iterable[tuple[object, object]] = ()
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, list | tuple):
+        parts = enumerate(value)
+    for name, part in parts:
+        check_finite(part, f"{key}.{name}" if key else str(name))
+
+
+def check_address(key: str, address: str) -> None:
+    """ConfigError unless an address, the value of an option or a key, is HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and int(port) < 1 << 16):
+        said = f"{key} {address}" if key.startswith("--") else f'{key} = "{address}"'
+        raise ConfigError(f"{said}: must be HOST:PORT")
+
+
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """The words for an unknown key, with the one that may have been meant."""
+    table, _, name = key.rpartition(".")
+    if close := difflib.get_close_matches(name, known, 1):
+        return f"{key}: unknown key; did you mean {close[0]}?"
+    known_keys = f"known keys: {', '.join(known)}" if known else f"{table} takes no parameters"
+    return f"{key}: unknown key; {known_keys}"

@@ -1,0 +1,94 @@
+"""The exit status of a command by how it ended; docs/events.md describes them."""
+
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from pausefl.extras import missing_package
+from pausefl_process.ending import BAD_INPUT, INTERRUPTED
+from pausefl_process.events import Outcome
+from pausefl_process.plugins import errors_of_own_code
+from pausefl_proto.errors import ConfigError, PauseflError
+
+FAILED = 1
+
+EPILOG = (
+    f"exit status: 0: done (a run: every round was played, or privacy budgets ended it as planned); {FAILED}: it"
+    f" failed, or a run ended early; {BAD_INPUT}: bad input; {INTERRUPTED}: interrupted"
+)
+
+
+class RunInterrupted(PauseflError):
+    """A signal ended a run before its last round; the message says how to go on."""
+
+
+def exit_with_status(command: Callable[..., None], *arguments: Any) -> None:
+    """Run a command; say in one line what went wrong, and end the process with the status that says so as well."""
+    try:
+        with errors_of_own_code():
+            command(*arguments)
+    except PauseflError as error:
+        _fail(error)
+    except ModuleNotFoundError as error:
+        missing = missing_package(error)
+        if missing is None:
+            raise
+        _fail(missing)
+    except KeyboardInterrupt:
+        _fail(RunInterrupted("interrupted"))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(ConfigError(f"{error.filename}: cannot be read or written ({error.strerror})"))
+
+
+@contextmanager
+def while_output_is_read() -> Iterator[None]:
+    """End the process with FAILED where its output cannot be written, for a full disk say.
+
+    Without a word where the reader of its output has gone (`| head -1`). What the output's encoding lacks is escaped.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            with suppress(OSError):  # of a terminal that is gone
+                print(f"pausefl: its output or a connection failed ({error.strerror or error})", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        sys.exit(FAILED)
+
+
+def _fail(error: PauseflError) -> None:
+    interrupted_or_failed = INTERRUPTED if isinstance(error, RunInterrupted) else FAILED
+    print(f"pausefl: {error}", file=sys.stderr)
+    sys.exit(BAD_INPUT if isinstance(error, ConfigError) else interrupted_or_failed)
+
+
+def check_outcome(outcome: Outcome, reason: str, go_on: str) -> None:
+    """Return for a run that was played to its end; PauseflError for one that was not, RunInterrupted by a signal.
+
+    `go_on` is the command that goes on with it.
+    """
+    if outcome == "failed":
+        raise PauseflError(f"the run ended early: {reason}")
+    if outcome == "interrupted":
+        raise RunInterrupted(f"{reason}; go on with: {go_on}")
+
+
+def with_resume_command(error: PauseflError, go_on: str, run: str = "") -> PauseflError:
+    """The error that ended a run, with the command that goes on with it once it is mended; bad input as it is.
+
+    No command where `go_on` is empty: its caller goes on by itself.
+    """
+    if isinstance(error, ConfigError | RunInterrupted):
+        return error
+    advice = f"; go on with: {go_on}" if go_on else ""
+    return PauseflError(f"{run + ': ' if run else ''}{error}{advice}")

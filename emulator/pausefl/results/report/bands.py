@@ -1,0 +1,55 @@
+"""Simulated policies side by side: a line a policy, the mean over its seeds, in its band."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from pausefl.results.reading import EPSILON_LABELS
+from pausefl.results.report.comparison.figure import draw_band, policy_looks, seeds_note
+from pausefl.results.report.style import RC
+from pausefl_proto.privacy_unit import PrivacyUnit
+
+SimulatedCurves = Mapping[str, NDArray[np.float64]]
+"""The columns of one simulation by name, "round" among them."""
+
+_PANELS = {
+    "genie_regret": ("Regret in the genie's objective", "Σ r(G) − r(S)"),
+    "regret": ("Regret", "cumulative regret"),
+    "total_latency_s": ("Total latency", "total latency (s)"),
+}
+"""column -> title and label of its panel; that of leakage says what ε protects."""
+
+
+def draw_simulations(
+    curves: Mapping[str, Sequence[SimulatedCurves]], unit: PrivacyUnit | None, notes: Sequence[str] = ()
+) -> Figure:
+    """A panel for each column of which some policy has values; `curves` are one per seed, by policy.
+
+    `unit` is what ε protects, None without privacy: then no leakage is drawn. `notes` stand below the panels, a line
+    each.
+    """
+    leakage = {"max_epsilon_spent": ("Greatest leakage", EPSILON_LABELS[unit])} if unit else {}
+    panels = {**_PANELS, **leakage}
+    names = [name for name in panels if any(_is_known(of_policy, name) for of_policy in curves.values())]
+    looks = policy_looks(curves)
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(10.4, 3.4 * -(-len(names) // 2)), layout="constrained")
+        for i, name in enumerate(names, start=1):
+            axes = figure.add_subplot(-(-len(names) // 2), min(2, len(names)), i)
+            for policy, of_policy in curves.items():
+                if _is_known(of_policy, name):
+                    draw_band(axes, [(each["round"], each[name]) for each in of_policy], looks[policy], policy)
+            title, label = panels[name]
+            axes.set(title=title, xlabel="round", ylabel=label)
+            axes.legend(handlelength=3.2)
+        n_seeds = max(map(len, curves.values()))
+        figure.supxlabel("\n".join([seeds_note(n_seeds, "band"), *notes]), fontsize=9)
+    return figure
+
+
+def _is_known(of_policy: Sequence[SimulatedCurves], name: str) -> bool:
+    """Whether every seed has values of this column."""
+    return all(name in each and np.isfinite(each[name]).all() for each in of_policy)

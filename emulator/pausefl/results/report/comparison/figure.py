@@ -1,0 +1,161 @@
+"""The one figure that compares policies: accuracy against latency, greatest leakage, total latency."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latency_unit, time_axis
+from pausefl.results.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, capitalised, percent_axis, whisker
+from pausefl.results.statistics import FEWEST_SEEDS, mean_band, mean_interval, three_digits
+from pausefl_server.records import Split
+
+Runs = Mapping[str, Sequence[RunData]]
+ONE_SEED = "one seed: differences may be chance"
+_ABOVE: Mapping[str, Any] = {"loc": "outside upper left", "ncols": 4, "handlelength": 3.2}
+"""Where a legend hides no curve."""
+PlottedCurve = tuple[NDArray[Any], NDArray[np.float64]]
+
+
+def all_runs(runs: Runs) -> list[RunData]:
+    """The runs of all policies, one policy after the other."""
+    return [run for of_policy in runs.values() for run in of_policy]
+
+
+def unit_of(runs: Runs) -> str:
+    """The unit of their latencies."""
+    return latency_unit(run.summary for run in all_runs(runs))
+
+
+def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, common_accuracy: float | None) -> Figure:
+    """All policies in one figure, with the spread over seeds; without the panels that no run has anything for."""
+    looks = policy_looks(runs)
+    evaluated = evaluated_runs(runs, split)
+    n_seeds = max(map(len, runs.values()))
+    with mpl.rc_context(RC):
+        figure, panels = _panels(has_accuracy=bool(evaluated), has_leakage=privacy is not None)
+        if evaluated:
+            _accuracy(panels["accuracy"], evaluated, looks, split, common_accuracy)
+            figure.legend(*panels["accuracy"].get_legend_handles_labels(), **_ABOVE)
+        if privacy:
+            _leakage(panels["leakage"], runs, looks, privacy)
+            if not evaluated and panels["leakage"].get_legend_handles_labels()[0]:  # none where no round was played
+                figure.legend(**_ABOVE)
+        _total(panels["total"], runs, looks)
+        figure.supxlabel(seeds_note(n_seeds, "band and whisker"), fontsize=9)
+    return figure
+
+
+def evaluated_runs(runs: Runs, split: Split) -> Runs:
+    """The policies that have curves: those evaluated under every seed."""
+    return {policy: found for policy, found in runs.items() if all(run.curve(split)[0].size for run in found)}
+
+
+def _panels(*, has_accuracy: bool, has_leakage: bool) -> tuple[Figure, Mapping[str, Axes]]:
+    beside = ["leakage", "total"] if has_leakage else ["total"]
+    mosaic = [["accuracy", panel] for panel in beside] if has_accuracy else [beside]
+    width = 10.4 if len(mosaic[0]) > 1 else 7.2
+    figure = Figure(figsize=(width, 5.0 if has_accuracy else 3.4), layout="constrained")
+    return figure, figure.subplot_mosaic(mosaic, width_ratios=(1.6, 1) if has_accuracy else None)  # type: ignore[arg-type]
+
+
+def policy_looks(policies: Iterable[str]) -> Mapping[str, Look]:
+    """How each policy is drawn: dashes change with colours, and go on changing when the colours start again."""
+    n = len(SERIES)
+    return {name: Look(SERIES[i % n].light, DASHES[(i + i // n) % len(DASHES)]) for i, name in enumerate(policies)}
+
+
+def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, common_accuracy: float | None) -> None:
+    axis = time_axis(run.summary for run in all_runs(runs))
+    for policy, of_policy in runs.items():
+        draw_band(axes, [run.curve(split, axis) for run in of_policy], looks[policy], policy)
+    metric = all_runs(runs)[0].metric
+    title = f"{capitalised(metric)} against {TIME_LABELS[axis].removeprefix('total ')}"
+    axes.set(title=title, xlabel=f"{TIME_LABELS[axis]} ({unit_of(runs)})", ylabel=f"{split} {metric}")
+    axes.set_xlim(left=0)
+    percent_axis(axes)
+    if common_accuracy is not None:
+        label = f"common {metric} {common_accuracy:.1%}"
+        axes.axhline(common_accuracy, color=MUTED.light, linewidth=1, linestyle=":", label=label)
+
+
+def draw_band(axes: Axes, curves: Sequence[PlottedCurve], look: Look, label: str) -> None:
+    """The mean over seeds in the band that `band_note` names, where every seed has a value, read off linearly."""
+    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    if start >= end:  # evaluated once: nothing to interpolate
+        axes.plot([x[-1] for x, _ in curves], [y[-1] for _, y in curves], "o", color=look.colour, label=label)
+        return
+    grid = np.linspace(start, end, 300)
+    values = np.array([np.interp(grid, x, y) for x, y in curves])
+    _, low, high = mean_band(values) or (None, values.min(axis=0), values.max(axis=0))
+    axes.fill_between(grid, low, high, color=look.colour, alpha=0.18, linewidth=0)
+    axes.plot(grid, values.mean(axis=0), color=look.colour, linestyle=look.dash, label=label)
+
+
+def ends(values: NDArray[np.float64]) -> tuple[float, float]:
+    """The ends of the interval that `band_note` names, of one value a seed."""
+    found = mean_interval(values)
+    if found.low is None or found.high is None:
+        return float(values.min()), float(values.max())
+    return found.low, found.high
+
+
+def band_note(n_seeds: int) -> str:
+    """The meaning of the band of a mean over so many seeds."""
+    return "the 95 % bootstrap interval" if n_seeds >= FEWEST_SEEDS else "the range from the least to the greatest seed"
+
+
+def seeds_note(n_seeds: int, drawn: str) -> str:
+    """The note below a figure of so many seeds: the meaning of what is drawn around a mean."""
+    return f"means over {n_seeds} seeds; {drawn}: {band_note(n_seeds)}" if n_seeds > 1 else ONE_SEED
+
+
+def _leakage(axes: Axes, runs: Runs, looks: Mapping[str, Look], privacy: PrivacyFigures) -> None:
+    for policy, of_policy in runs.items():
+        tables = [run.greatest_leakage for run in of_policy if run.privacy]
+        n_rounds = min((len(table["round"]) for table in tables), default=0)
+        if n_rounds:  # a run that failed at once has none
+            curves = [(table["round"][:n_rounds], table["max_epsilon_spent"][:n_rounds]) for table in tables]
+            draw_band(axes, curves, looks[policy], policy)
+    budgets = sorted({run.privacy.epsilon_budget for run in all_runs(runs) if run.privacy})
+    for i, budget in enumerate(budgets):
+        axes.axhline(budget, color=LIMIT.light, linewidth=1.2, linestyle=(0, (4, 2)))
+        axes.annotate(  # side by side, as budgets may be close to each other
+            f"budget ε = {budget:g}", (i / len(budgets), budget), xycoords=("axes fraction", "data"),
+            xytext=(4, 3), textcoords="offset points", color=LIMIT.light, va="bottom", fontsize=9,
+        )  # fmt: skip
+    axes.set(title="Greatest leakage of a client", xlabel="round", ylabel=privacy.label)
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1.18 * axes.dataLim.y1)  # room for the greatest budget's label
+
+
+def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
+    axis = time_axis(run.summary for run in all_runs(runs))
+    values = [np.array([run.summary[axis] for run in of_policy]) for of_policy in runs.values()]
+    mean_s = np.array([np.mean(v) for v in values])
+    low_s, high_s = np.array([ends(v) for v in values]).T
+    rows = np.arange(len(runs))
+    axes.barh(rows, mean_s, height=0.62, color=[look.colour for look in looks.values()])
+    if any(len(v) > 1 for v in values):
+        middle_s, half_s = whisker(low_s, high_s)
+        axes.errorbar(middle_s, rows, xerr=half_s, fmt="none", ecolor=INK.light, elinewidth=1.2, capsize=3)
+    ends_s = np.maximum(mean_s, high_s)
+    for row, mean, greatest in zip(rows, mean_s, ends_s, strict=True):
+        axes.annotate(
+            f"{three_digits(mean)} {unit_of(runs)}",
+            (greatest, row),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
+    axes.set_yticks(rows, list(runs), color=INK.light)
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, 1.25 * max(ends_s) or 1.0)
+    axes.set(title=capitalised(TIME_LABELS[axis]), xlabel=f"{TIME_LABELS[axis].split()[-1]} ({unit_of(runs)})")

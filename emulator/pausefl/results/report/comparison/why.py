@@ -1,0 +1,79 @@
+"""Why a policy saved time: whom it chose, of fast and slow clients, and how long its rounds took."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pausefl.results.report.comparison.figure import Runs, all_runs, policy_looks, unit_of
+from pausefl.results.report.style import RC, Look
+from pausefl_proto.arrays import FloatArray
+
+_MARKERS = "os^Dv<>"
+
+
+def draw_why(runs: Runs) -> Figure | None:
+    """Share of rounds in which each client was chosen, by its mean latency; and round latencies. None without data."""
+    latency_s = mean_latency_s(runs)
+    if not latency_s:
+        return None
+    looks = policy_looks(runs)
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(10.4, 4.2), layout="constrained")
+        chosen, rounds = figure.subplots(1, 2)
+        _chosen(chosen, runs, looks, latency_s)
+        _rounds(rounds, runs, looks)
+    return figure
+
+
+def mean_latency_s(runs: Runs) -> Mapping[str, float]:
+    """The mean latency measured of each client over all runs, the fastest first."""
+    totals_s: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    for run in all_runs(runs):
+        ids, of_client = np.unique(run.breakdown["client_id"], return_inverse=True)
+        sums_s, times = np.bincount(of_client, run.breakdown["latency_s"]), np.bincount(of_client)
+        for client_id, sum_s, n in zip(ids.tolist(), sums_s.tolist(), times.tolist(), strict=True):
+            totals_s[client_id] += sum_s
+            counts[client_id] += n
+    means = {client_id: total_s / counts[client_id] for client_id, total_s in totals_s.items()}
+    return dict(sorted(means.items(), key=lambda item: item[1]))
+
+
+def chosen_share(runs: Runs, client_ids: Sequence[str]) -> Mapping[str, FloatArray]:
+    """In what share of its rounds each policy chose each client, (clients,), over all seeds."""
+    shares = {}
+    for policy, of_policy in runs.items():
+        rounds = sum(len(run.round_latency["round"]) for run in of_policy)
+        chosen: Counter[str] = Counter()
+        for run in of_policy:
+            ids, times = np.unique(run.choices["client_id"], return_counts=True)
+            chosen.update(dict(zip(ids.tolist(), times.tolist(), strict=True)))
+        shares[policy] = np.array([chosen[client_id] for client_id in client_ids]) / max(rounds, 1)
+    return shares
+
+
+def _chosen(axes: Axes, runs: Runs, looks: Mapping[str, Look], latency_s: Mapping[str, float]) -> None:
+    x = np.array(list(latency_s.values()))
+    for (policy, share), marker in zip(chosen_share(runs, list(latency_s)).items(), cycle(_MARKERS), strict=False):
+        axes.plot(x, share, marker, color=looks[policy].colour, markersize=4.5, alpha=0.8, label=policy)
+    axes.set(title="Who was chosen", xlabel=f"client's mean latency ({unit_of(runs)})", ylabel="share of the rounds")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+
+
+def _rounds(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
+    for policy, of_policy in runs.items():
+        latencies_s = np.sort(np.concatenate([run.round_latency["round_latency_s"] for run in of_policy]))
+        if latencies_s.size:
+            share = np.arange(1, latencies_s.size + 1) / latencies_s.size
+            axes.step(latencies_s, share, where="post", color=looks[policy].colour, linestyle=looks[policy].dash)
+    axes.set(
+        title="How long rounds took", xlabel=f"round latency ({unit_of(runs)})", ylabel="share of the rounds up to it"
+    )
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1)

@@ -1,0 +1,277 @@
+"""A run as one self-contained HTML page."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from pausefl.results.figures import Figures
+from pausefl.results.reading import PrivacyFigures, RunData, latency_unit, summed_over, time_axis
+from pausefl.results.report.style import capitalised, css_variables, for_page
+from pausefl.results.summary import asked_in_words, by_whom
+from pausefl_proto.arrays import IntArray
+from pausefl_proto.privacy_unit import vector_epsilon
+from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY
+
+# More ranges of rounds than this are not listed of a client: the page would be as long as its log.
+_MOST_RANGES = 60
+UNIT_SENTENCES = {
+    "coordinate": "Each coordinate of an update was clamped and noised on the client before it left: ε holds per "
+    "coordinate. The upload as a whole, a vector of d = {d:,} coordinates, has d times that ε. Both are given.",
+    "vector": "Each update was clipped as a whole and noised on the client before it left: ε holds for the upload "
+    "vector, of d = {d:,} coordinates, and so for each single coordinate at most. Both are given.",
+}
+NOISE_SENTENCES = {
+    "laplace": "Noise: Laplace, drawn in float64 from a fresh seed of the operating system for every release (by "
+    "numpy's PCG64DXSM, 128 bits; on a client that trains on a GPU by torch's Philox, 124 bits), and rounded to "
+    "float32. Floating-point sampling is not exact (Mironov, 2012).",
+    "opendp": "Noise: Laplace, drawn by OpenDP's exact sampler from the operating system's entropy.",
+    "reproducible": "Noise: drawn from the experiment's seed.",
+}
+BUDGET_SENTENCES = {
+    "run": "Budgets are per run: every client came with a ledger that counted no release. Several experiments "
+    "on the same data, each with new ledgers, spend a budget each, and these add up.",
+    "data holder": "Budgets are per data holder: all experiments that share these ledgers draw from them. {before} of "
+    "{clients} clients came with part of their budget spent, which is counted in.",
+}
+DISCLOSURES = {
+    "n_examples": "|D_k|, how many examples the client has: the average by data size needs it",
+    "device_times": "device times: how long the client queued, trained and privatised",
+    "host_load": "host load: event-loop lag, timer overshoot, stolen processor time and share of compute",
+    "answers": "when it answers, that a job failed (in a private run not why), and how many releases its ledger counts",
+    "labels": "how many examples of each label it has",
+    "loss": "the training loss of each chosen round",
+    "statistics": "the running means and variances of its batch normalisation, averaged without noise",
+    "host_metrics": "metrics of client hosts: training, queue, noise and delay times, event-loop lag and ε spent, to"
+    " any reader that can reach them (metrics.client_host)",
+}
+SIGNAL_SENTENCES = {
+    "round_trip": "round_trip: the policy saw the device's own time and the communication time together.",
+    "communication": "communication: the policy saw the round trip without the device's own time.",
+}
+
+
+def render(template: str, **values: object) -> str:
+    """Fill one of this package's templates; everything that is not marked safe is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    schemes = {scheme: Markup(css_variables(scheme)) for scheme in ("light", "dark")}
+    words = {"number": number, "percent": percent, "by_whom": by_whom}
+    return environment.get_template(template).render(**words, **schemes, **values)
+
+
+def embed(drawn: Mapping[str, bytes | None], metric: str, figures: Figures) -> Mapping[str, Markup]:
+    """The figures, each as SVG, as parts of a page, labelled with their names; that of scores with the metric's."""
+
+    def element(name: str, svg: bytes) -> Markup:
+        return Markup(for_page(svg, metric if name == "accuracy" else name))
+
+    return figures.compute_all({name: partial(element, name, svg) for name, svg in drawn.items() if svg is not None})
+
+
+def run_page(run: RunData, drawn: Mapping[str, bytes | None], figures: Figures | None = None) -> str:
+    """report.html of one run; what is missing of it stands there with its reason, as `figures` notes it."""
+    figures = figures or Figures()
+    pictures = embed(drawn, run.metric, figures)
+    headline = figures.compute("headline", lambda: list(_headline(run)))
+    timing = figures.compute("timing", lambda: _timing_sentences(run))
+    swamped = figures.compute("noise", lambda: _swamped(run))
+    privacy = _privacy(run, run.privacy, figures) if run.privacy else {}
+    return render(
+        "report.html",
+        s=run.summary,
+        asked=asked_in_words(run.summary),
+        metric=capitalised(run.metric),
+        config=run.config,
+        figures=pictures,
+        headline=headline or (),
+        timing=timing or {},
+        missing={**run.summary.get("missing_figures", {}), **figures.missing},
+        swamped=swamped,
+        grouped=bool(run.groups),
+        has_total_delays=run.has_total_delays,
+        private=run.privacy is not None,
+        owners=run.owners,
+        idle=dict(zip(run.clients["client_id"], run.clients["idle_share"], strict=True)),
+        by_elapsed=time_axis([run.summary]) == "elapsed_s",
+        disclosed=[DISCLOSURES.get(item, item) for item in run.summary["disclosed"]],
+        **privacy,
+    )
+
+
+def number(value: float | None) -> str:
+    """The number to four significant digits."""
+    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction as per cent."""
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
+    """The numbers on top: name, value, note."""
+    s = run.summary
+    yield from _accuracies(run)
+    unit = latency_unit([s])
+    yield "total latency", f"{s['total_latency_s']:,.1f} {unit}", f"{s['latency_signal']}, sum {summed_over(s)}"
+    if (idle := s.get("idle_share")) is not None:
+        note = f"at the emulated scale, {s.get('clients_at_work', 0.0):.1f} clients at work; {idle:.0%} of places idle"
+        yield "elapsed time", f"{s.get('elapsed_s', 0.0):,.1f} s", note
+    if s.get("mode") == "asynchronous" and (staleness := s.get("staleness")):
+        yield "staleness", f"{staleness['mean']:.1f} steps", f"of an update on average, {staleness['max']:.0f} at most"
+    if jobs := sum(s["missed_jobs"].values()):
+        kinds = ", ".join(f"{count} {kind}" for kind, count in s["missed_jobs"].items())
+        waits_s = s["total_latency_s"] - s["measured_latency_s"]
+        decided = f"; they decide the latency of {s['censored_rounds']} rounds" if s["rounds"] else ""
+        yield "missed jobs", str(jobs), f"{kinds}{decided}"
+        yield "waits for misses", f"{waits_s:,.1f} {unit}", "of the total latency: nothing was measured then"
+    if s["failed_attempts"]:
+        yield "failed attempts", str(s["failed_attempts"]), "no client gave an update; the round was tried again"
+    if s["unneeded_jobs"]:
+        yield "not waited for", str(s["unneeded_jobs"]), "jobs of clients that came after enough others had answered"
+    if s["late_updates"] or s["withdrawn_jobs"]:
+        text = f"{s['merged_updates']} in a later model; their ε is counted. {s['withdrawn_jobs']} jobs dropped unpaid"
+        yield "late updates", str(s["late_updates"]), text
+    if s["clamped_latencies"]:
+        yield "latencies below τ_min", str(s["clamped_latencies"]), f"of {_tau_min(run)}: equally fast"
+    for client_id, cuts in (s["capped"] or {}).items():
+        details = ", ".join(f"{what}: {count:,}" for what, count in cuts.items())
+        yield "capped", client_id, f"{details} (what a client says of itself is bounded)"
+    emulated = "" if s["time_scale"] == 1 else f"; an emulated one is {s['time_scale']:g} real ones of injected delay"
+    clock = "real seconds" if s.get("clock", "real") == "real" else "virtual seconds: nothing was measured"
+    yield "wall clock", f"{s['wall_clock_s']:,.1f} s", f"{clock}{emulated}"
+    if p := run.privacy:
+        yield "greatest ε spent", number(p.max_epsilon_spent), f"of {number(p.epsilon_budget)}, {p.label}"
+        yield "the same as vector ε", number(p.vector_epsilon_max), "ε of the client's whole uploads"
+    yield "selection, median", _milliseconds(s["selection_s_median"]), "per round"
+    yield "rejected updates", str(s["rejected_updates"]), ""
+    doubted = f"; {s['suspect_observations']} measurements" if "suspect_observations" in s else ""
+    yield "suspect rounds", str(s["suspect_rounds"]), f"of {s['rounds']}{doubted}"
+    if "overruns" in s:
+        yield "overruns", str(s["overruns"]), "exchanges longer than the total drawn for them"
+    penalty_s = float(run.round_latency["cluster_penalty_s"].sum())
+    if penalty_s:
+        yield "cluster penalty", f"{penalty_s:,.1f} {unit}", "eq. (22), not in the total latency"
+
+
+def _swamped(run: RunData) -> str:
+    """The warning of noise that has swamped the model; empty where it has not."""
+    ratios = run.summary.get("noise_to_clip")
+    if not ratios or ratios["last"] is None or ratios["last"] <= MOST_NOISE_TO_CLIP:
+        return ""
+    rounds, scores = run.accuracy_by_round("test")
+    fell = ""
+    if scores.size and scores[-1] < scores.max():
+        best = int(scores.argmax())
+        fell = f", and test {run.metric} fell from {scores[best]:.1%} after round {rounds[best]} to {scores[-1]:.1%}"
+    said = (
+        f"{ratios['first']:.2g} times the clip at a client's first release and {ratios['last']:.2g} times at the last"
+    )
+    return f"Noise was {said}{fell}: {NOISE_REMEDY}."
+
+
+def _tau_min(run: RunData) -> str:
+    """The τ_min of the run, in words: an estimated τ_min changes from round to round."""
+    is_estimated = run.settings.get("latency", {}).get("tau_min_s") == "auto"
+    return "the τ_min in force" if is_estimated else f"{number(run.summary['tau_min_s'])} s"
+
+
+def _accuracies(run: RunData) -> Iterator[tuple[str, str, str]]:
+    """Three accuracies, or other scores, on test data that are easily mistaken for each other."""
+    s = run.summary
+    if s["final_accuracy"] is None:
+        return
+    whole = f"all {s['test_examples']:,} test examples" if s.get("test_examples") else "all test examples"
+    yield f"test {run.metric}, last model", percent(s["final_accuracy"]), whole
+    chosen = f"round {s.get('best_round')}, chosen on validation data; {whole}"
+    yield f"test {run.metric}, model chosen on validation", percent(s["best_accuracy"]), chosen
+    _, curve = run.curve("test")
+    if curve.size:
+        yield "peak of the curve", percent(float(curve.max())), "chosen with hindsight: no result"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{1e3 * seconds:.3g} ms"
+
+
+def _privacy(run: RunData, privacy: PrivacyFigures, figures: Figures) -> Mapping[str, object]:
+    d, spent_before = run.summary["model_size"], run.clients["spent_before"].tolist()
+    budget_sentence = BUDGET_SENTENCES[run.summary["budget_per"] or "run"]
+    clients = figures.compute("table of clients", lambda: list(_clients(run)))
+    schedule = figures.compute("schedule of releases", lambda: _schedule(run))
+    return {
+        "privacy": privacy,
+        "unit_sentence": UNIT_SENTENCES[privacy.unit].format(d=d),
+        "vector_factor": vector_epsilon(privacy.unit, 1, d),
+        "noise_sentence": NOISE_SENTENCES[run.summary["noise"] or "laplace"],
+        "budget_sentence": budget_sentence.format(before=sum(map(bool, spent_before)), clients=len(spent_before)),
+        "retired": int((run.clients["retired_before"] > 0).sum()),
+        "n_clients": len(spent_before),
+        "clients": clients or (),
+        "schedule": schedule or (),
+    }
+
+
+def _clients(run: RunData) -> Iterator[Mapping[str, Any]]:
+    """A row per client of `RunData.clients`, with the rounds whose releases were used."""
+    ids = run.clients["client_id"]
+    of_release = np.searchsorted(ids, run.leakage["client_id"])
+    rounds = run.leakage["round"][np.argsort(of_release, kind="stable")]
+    counts = np.bincount(of_release, minlength=len(ids))
+    columns = zip(*(column.tolist() for column in run.clients.values()), strict=True)
+    for values, end, n in zip(columns, counts.cumsum().tolist(), counts.tolist(), strict=True):
+        yield dict(zip(run.clients, values, strict=True)) | {"rounds": in_ranges(rounds[end - n : end])}
+
+
+def in_ranges(rounds: IntArray) -> str:
+    """Ascending rounds in words: "1–7, 9, 11–20"; of very many ranges the first, and how many rounds are left out."""
+    ranges = np.split(rounds, np.flatnonzero(np.diff(rounds) > 1) + 1) if rounds.size else []
+    shown, more = ranges[:_MOST_RANGES], sum(len(part) for part in ranges[_MOST_RANGES:])
+    words = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in shown)
+    return f"{words} and {more:,} more (view leakage of run.db)" if more else words or "none"
+
+
+def _schedule(run: RunData) -> Sequence[tuple[int, float]]:
+    """(i, ε_i) of every i-th release there was."""
+    participations, first = np.unique(run.leakage["participation"], return_index=True)
+    return list(zip(participations.tolist(), run.leakage["epsilon"][first].tolist(), strict=True))
+
+
+def _timing_sentences(run: RunData) -> Mapping[str, str]:
+    s, error_s = run.summary, run.summary["timing_error_s"]
+    return {
+        "latency signal": SIGNAL_SENTENCES[s["latency_signal"]],
+        "time scale": _scale_sentence(s["time_scale"]),
+        "timing error": "not known: nothing was measured"
+        if error_s is None or error_s["p50"] is None
+        else f"p50 {_milliseconds(error_s['p50'])}, p99 {_milliseconds(error_s['p99'])} off what was drawn, real time",
+        "propagation": _propagation_sentence(run),
+    }
+
+
+def _scale_sentence(time_scale: float) -> str:
+    if time_scale == 1:
+        return "1: delays were injected as drawn."
+    return (
+        f"{time_scale:g}: injected delays were multiplied by it and the measured communication time divided by it, "
+        f"which multiplies real overhead and timing error by {1 / time_scale:.3g} in every latency reported. "
+        "The figures of this section show real seconds."
+    )
+
+
+def _propagation_sentence(run: RunData) -> str:
+    round_trip_s = run.breakdown["round_trip_s"]
+    took_time = round_trip_s > 0  # on the virtual clock, an exchange may take none
+    if not took_time.any():
+        return "nothing was measured"
+    share = np.median(run.breakdown["propagation_s"][took_time] / round_trip_s[took_time])
+    return f"{share:.1%} of the round trip, in the median, is explained by no measured part."

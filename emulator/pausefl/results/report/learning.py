@@ -1,0 +1,110 @@
+"""The posteriors of a policy such as Fed-TS on its newcomers: its own fold over the log, kept round by round."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pausefl.results.reading import Columns, RunData
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.errors import ConfigError
+from pausefl_server.records import RoundRecord
+from pausefl_server.selection import policy_class
+from pausefl_server.selection.newcomers import is_original
+from pausefl_server.selection.policies.fed_ts import FedTs, Posteriors
+from pausefl_server.state import RunState
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Arrays by round have an entry per round, the first of round 1; the n newcomers are in the order of the table."""
+
+    newcomers: NDArray[np.str_]
+    """(n,) ids, sorted by (round joined, id)."""
+    join_round: IntArray
+    """(n,)."""
+    chosen: NDArray[np.bool_]
+    """(rounds, n)."""
+    s: IntArray
+    """(rounds, n) of Beta(s, f) after each round."""
+    f: IntArray
+    drifts: Columns
+    """A row per drift from the first insertion on: round, client_id, drift; original: whether an original's, as if it
+    were a newcomer; small: whether it counted as a success, false for an original's."""
+    threshold: FloatArray
+    """(rounds,) what a drift was compared with; NaN where there was none."""
+
+    @property
+    def sizes(self) -> Mapping[int, IntArray]:
+        """p by round, for the insertion before each of these rounds."""
+        return {
+            int(insertion): self.chosen[:, self.join_round == insertion].sum(axis=1)
+            for insertion in np.unique(self.join_round)
+        }
+
+
+def learning(run: RunData) -> Learning | None:
+    """Replay a run; None under a policy without these posteriors, or without newcomers."""
+    policy = _policy(run)
+    if policy is None:
+        return None
+    state = RunState.start(policy, run.summary["seed"])
+    posteriors: list[Posteriors] = []
+    drifts: list[tuple[Any, ...]] = []
+    threshold = np.full(len(run.records), np.nan)
+    for t, record in enumerate(run.records):
+        before: Posteriors = state.policy_state
+        for failed in record.failed_attempts:
+            state.before_round(failed.round, failed.events)
+            state.after_failed_attempt(failed)
+        state.before_round(record.round, record.events)
+        state.after_round(record)
+        posteriors.append(state.policy_state)
+        classified = _classified(record, before, state)
+        drifts += classified
+        if sum(not original for *_, original, _ in classified) > 1:  # a single newcomer's is compared with nothing
+            threshold[t] = np.nan if posteriors[-1].threshold is None else posteriors[-1].threshold
+    return _assemble(run, state, posteriors, drifts, threshold)
+
+
+def _policy(run: RunData) -> FedTs | None:
+    """The run's policy, with its parameters; None where it has no such posteriors, or its class is not here."""
+    try:
+        found = policy_class(run.summary["policy"])
+    except ConfigError:  # one's own, which this machine or folder need not have
+        return None
+    return found(**run.summary["policy_parameters"]) if issubclass(found, FedTs) else None
+
+
+def _classified(record: RoundRecord, before: Posteriors, state: RunState) -> list[tuple[Any, ...]]:
+    """A round's drifts: round, client id, drift, whether an original's, whether a success."""
+    table = state.table
+    measured = [o for o in record.observations if "drift" in o.statistics]
+    rows = table.rows(o.client_id for o in measured)
+    small = state.policy_state.grown(len(table)).successes[rows] > before.grown(len(table)).successes[rows]
+    columns = zip(measured, is_original(table, rows).tolist(), small.tolist(), strict=True)
+    return [(record.round, o.client_id, o.statistics["drift"], original, is_small) for o, original, is_small in columns]
+
+
+def _assemble(
+    run: RunData, state: RunState, posteriors: list[Posteriors], drifts: list[tuple[Any, ...]], threshold: FloatArray
+) -> Learning | None:
+    table = state.table
+    rows = np.flatnonzero(~is_original(table, np.arange(len(table))))
+    if not rows.size:
+        return None
+    counts = np.array([p.counts(rows, len(table)) for p in posteriors])
+    names = ("round", "client_id", "drift", "original", "small")
+    ids, first = np.array(table.ids)[rows], table.joined_round[rows].min()
+    drifts = [drift for drift in drifts if drift[0] >= first]
+    return Learning(
+        newcomers=ids,
+        join_round=table.joined_round[rows],
+        chosen=np.array([np.isin(ids, record.chosen) for record in run.records]),
+        s=counts[:, 0],
+        f=counts[:, 1],
+        drifts={name: np.array([drift[i] for drift in drifts]) for i, name in enumerate(names)},
+        threshold=threshold,
+    )

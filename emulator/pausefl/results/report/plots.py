@@ -1,0 +1,366 @@
+"""The figures of one run, as the papers draw them. Each function takes a run and returns one figure."""
+
+import textwrap
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from pausefl.results.accounting import late_releases
+from pausefl.results.figures import Figures
+from pausefl.results.labels import LabelCounts, clients_labels
+from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latency_unit, time_axis
+from pausefl.results.report import group_plots, learning_plots
+from pausefl.results.report.group_plots import ChoicesByGroup
+from pausefl.results.report.learning import Learning, learning
+from pausefl.results.report.style import (
+    DASHES,
+    INK,
+    LIMIT,
+    MOST_NAMED,
+    MUTED,
+    PARTS,
+    RC,
+    SERIES,
+    capitalised,
+    draw_bars,
+    draw_times_chosen,
+    make_room,
+    name_clients,
+    name_places,
+    new_figure,
+    percent_axis,
+)
+from pausefl.results.selections import choices_by_group
+from pausefl_proto.arrays import FloatArray
+from pausefl_server.records import Split
+
+_DRAWN_SPLITS: tuple[Split, ...] = ("test", "validation")
+_MEDIAN_OF_MOST = 25
+"""Running medians are of so many rounds at most."""
+_MOST_MARKED = 20
+"""So many evaluations are marked, as a line alone does not show where it was measured."""
+MOST_DOTS = 20_000
+"""With more exchanges than this, a figure of them all shows so many, drawn at random."""
+
+
+def draw_all(run: RunData, figures: Figures | None = None) -> Mapping[str, Figure]:
+    """The run's figures by file name, without those it has no data for and those that `figures` notes as missing."""
+    groups = cache(lambda: choices_by_group(run.records, run.groups))
+    learnt = cache(lambda: learning(run))
+    has_exchanges = cache(lambda: bool(run.breakdown["round"].size))
+    is_evaluated, private = bool(run.accuracy["round"].size), run.privacy
+    released = cache(lambda: private if private and run.leakage["round"].size else None)
+    drawings: Mapping[str, Callable[[], Figure | None]] = {
+        "accuracy": lambda: accuracy(run) if is_evaluated else None,
+        "labels": lambda: labels(held) if (held := clients_labels(run)) else None,
+        "selections": lambda: _selections(run, groups()),
+        "joins": lambda: _joins(run, groups()) if is_evaluated else None,
+        "threshold": lambda: _threshold(known, groups()) if (known := learnt()) else None,
+        "posteriors": lambda: learning_plots.posteriors(known, groups()) if (known := learnt()) else None,
+        "participation": lambda: learning_plots.participation(known) if (known := learnt()) else None,
+        "rounds": lambda: latency_by_round(run) if has_exchanges() else None,
+        "latency": lambda: latency(run) if has_exchanges() else None,
+        "breakdown": lambda: breakdown(run) if has_exchanges() else None,
+        "waterfall": lambda: waterfall(run) if has_exchanges() else None,
+        "leakage": lambda: leakage(run, privacy) if (privacy := released()) else None,
+        "releases": lambda: releases(run, privacy) if (privacy := released()) else None,
+    }
+    with mpl.rc_context(RC):
+        return (figures or Figures()).compute_all(drawings)
+
+
+def _selections(run: RunData, groups: ChoicesByGroup) -> Figure | None:
+    if groups and len(run.records):
+        return group_plots.selections(run, groups)
+    return selections(run) if run.clients["client_id"].size else None
+
+
+def _joins(run: RunData, groups: ChoicesByGroup) -> Figure | None:
+    return group_plots.accuracy_around_joins(run, groups) if group_plots.joins(groups) else None
+
+
+def _threshold(learnt: Learning, groups: ChoicesByGroup) -> Figure | None:
+    return learning_plots.threshold(learnt, groups) if (learnt.drifts["drift"] > 0).any() else None
+
+
+def accuracy(run: RunData) -> Figure:
+    """Accuracy against the total latency, each split that was evaluated."""
+    axis = time_axis([run.summary])
+    title = f"{capitalised(run.metric)} against {TIME_LABELS[axis].removeprefix('total ')}"
+    figure, axes = new_figure(title, f"{TIME_LABELS[axis]} ({latency_unit([run.summary])})", run.metric)
+    for split, colour, dash in zip(_DRAWN_SPLITS, SERIES, DASHES, strict=False):
+        time_s, values = run.curve(split, axis)
+        if values.size:
+            label, marker = f"{split} {values[-1]:.1%}", "o" if values.size <= _MOST_MARKED else ""
+            axes.plot(time_s, values, color=colour.light, linestyle=dash, marker=marker, markersize=4, label=label)
+    percent_axis(axes)
+    axes.set_xlim(left=0)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def latency_by_round(run: RunData) -> Figure:
+    """Each round's latency, and how much of its slowest exchange was communication and the device's own work."""
+    figure, axes = new_figure("Latency by round", "round", f"latency ({latency_unit([run.summary])})")
+    rounds, of_exchange, table = run.round_latency["round"], run.breakdown["round"], run.breakdown
+    communication_s = table["communication_s"] / run.summary["time_scale"]
+    by_round = np.lexsort((table["latency_s"], of_exchange))
+    slowest = by_round[np.flatnonzero(np.diff(of_exchange[by_round], append=0))]
+    latency_s, n = run.round_latency["round_latency_s"], min(_MEDIAN_OF_MOST, 1 + len(rounds) // 20)
+    if n > 1:
+        is_large = len(rounds) > 2000
+        axes.plot(rounds, latency_s, ".", markersize=2, color=MUTED.light, label="each round", rasterized=is_large)
+    axes.plot(rounds, _running_median(latency_s, n), color=INK.light, label=f"median of {n}" if n > 1 else "round")
+    parts = (("communication of the slowest", communication_s), ("its device's own work", table["device_s"]))
+    for (label, part_s), colour, dash in zip(parts, SERIES, DASHES, strict=False):
+        values = _running_median(part_s[slowest], n)
+        axes.plot(of_exchange[slowest], values, color=colour.light, linestyle=dash, label=label)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def _running_median(values: FloatArray, n: int) -> FloatArray:
+    """The median of the `n` values around each, of fewer at the ends."""
+    return np.array([np.median(values[max(0, i - n // 2) : i - n // 2 + n]) for i in range(len(values))])
+
+
+def leakage(run: RunData, privacy: PrivacyFigures) -> Figure:
+    """The greatest ε any client has spent, by round, with the budget it stays under."""
+    figure, axes = new_figure("Greatest leakage", "round", f"greatest ε spent by a client\n({privacy.label})")
+    table, budget = run.greatest_leakage, privacy.epsilon_budget
+    axes.step(table["round"], table["max_epsilon_spent"], where="post", color=SERIES[0].light)
+    axes.axhline(budget, color=LIMIT.light, linewidth=1.2, linestyle="--")
+    axes.annotate(
+        f"budget ε = {budget:g}", (1, budget), xycoords=("axes fraction", "data"), xytext=(0, -4),
+        textcoords="offset points", color=LIMIT.light, ha="right", va="top", fontsize=9,
+    )  # fmt: skip
+    axes.set_ylim(0, budget * 1.06)
+    axes.set_xlim(left=0)
+    return figure
+
+
+def releases(run: RunData, privacy: PrivacyFigures) -> Figure:
+    """Releases by client and time: a dot per release in time, a ring for late ones, areas proportional to their ε."""
+    ids, in_time, late = run.clients["client_id"], run.leakage, late_releases(run.path)
+    n_in_time, n_late = len(in_time["client_id"]), len(late["client_id"])
+    shown = _shown(n_in_time + n_late)
+    dots, rings = shown[shown < n_in_time], shown[shown >= n_in_time] - n_in_time
+    height = max(3.2, min(7.0, 1.2 + 0.16 * len(ids)))
+    figure, axes = new_figure("Releases", "round", "client", height=height)
+    diameter_pt = min(6.5, 55 * height / len(ids))  # a dot stays in its client's row
+    greatest = np.concatenate((in_time["epsilon"], late["epsilon"])).max()
+    for table, of_it, fill, edge in ((in_time, dots, SERIES[0].light, "none"), (late, rings, "none", SERIES[1].light)):
+        rows = np.searchsorted(ids, table["client_id"][of_it])
+        area = diameter_pt**2 * table["epsilon"][of_it] / greatest
+        is_dense = len(rows) > 2000
+        axes.scatter(table["round"][of_it], rows, s=area, facecolors=fill, edgecolors=edge, rasterized=is_dense)
+    notes = [_out_of(n_in_time + n_late), f"area: {privacy.label} of the release, greatest {greatest:.3g}"]
+    axes.set_title("\n".join(filter(None, notes)), loc="right", **_NOTE)
+    axes.grid(axis="x")
+    axes.set_ylim(len(ids) - 0.4, -0.6)
+    axes.set_xlim(left=0)
+    name_places(axes.yaxis, ids, fontsize=7)
+    return figure
+
+
+def _shown(n: int) -> NDArray[np.int64]:
+    """Of `n` exchanges those that a figure shows, in order: no pattern of theirs can meet one of the rounds."""
+    if n <= MOST_DOTS:
+        return np.arange(n)
+    return np.sort(np.random.default_rng(n).choice(n, MOST_DOTS, replace=False, shuffle=False))
+
+
+def _out_of(n: int) -> str:
+    """A note on exchanges that are not shown; empty where all are."""
+    return "" if n <= MOST_DOTS else f"{MOST_DOTS:,} of {n:,}, drawn at random"
+
+
+def labels(held: LabelCounts) -> Figure:
+    """How many examples of each label each client holds: a dot each, its area proportional to their number."""
+    n_clients, classes = held.counts.shape
+    height = max(3.2, min(7.0, 1.2 + 0.16 * n_clients))
+    figure, axes = new_figure("Labels of each client's examples", "label", "client", height=height)
+    clients, classes_held = np.nonzero(held.counts)
+    examples = held.counts[clients, classes_held]
+    diameter_pt = min(11, 55 * height / n_clients)
+    area = diameter_pt**2 * examples / examples.max()
+    axes.scatter(classes_held, clients, s=area, color=SERIES[0].light, linewidths=0, rasterized=len(area) > 2000)
+    axes.set_title(f"area: examples, at most {examples.max():,}", loc="right", **_NOTE)
+    axes.grid(axis="x")
+    axes.set_ylim(n_clients - 0.4, -0.6)
+    axes.set_xlim(-0.6, classes - 0.4)
+    axes.locator_params(axis="x", integer=True, nbins=min(classes, 20))
+    name_places(axes.yaxis, held.client_ids, fontsize=7)
+    return figure
+
+
+def selections(run: RunData) -> Figure:
+    """How often each client was chosen, beside what a uniform choice would give on average."""
+    figure, axes = new_figure("Selections per client", "client", "times chosen")
+    draw_times_chosen(axes, run.clients["client_id"], run.clients["times_chosen"])
+    return figure
+
+
+def latency(run: RunData) -> Figure:
+    """The delay drawn for each exchange against the time measured for it, by client and by exchange."""
+    figure = Figure(figsize=(9.2, 3.6), layout="constrained")
+    by_client, by_exchange = figure.subplots(1, 2, width_ratios=(1.7, 1))
+    names, column = ("drawn delay", "measured communication time"), "communication_s"
+    if run.has_total_delays:
+        names, column = ("drawn total", "measured round trip"), "round_trip_s"
+    drawn_s, measured_s = run.breakdown["drawn_s"], run.breakdown[column]
+    _latency_by_client(by_client, run, drawn_s, measured_s)
+    limit_s = 1.05 * max(drawn_s.max(), measured_s.max(), 1e-3)
+    by_exchange.plot([0, limit_s], [0, limit_s], color=INK.light, linewidth=1, label="measured = drawn")
+    shown = _shown(len(drawn_s))
+    suspect = np.isin(run.breakdown["round"][shown], run.suspect_rounds["round"])
+    for of_kind, colour, marker, label in ((~suspect, SERIES[1], "o", ""), (suspect, LIMIT, "x", "in suspect rounds")):
+        rows = shown[of_kind]
+        if len(rows):
+            by_exchange.scatter(
+                drawn_s[rows], measured_s[rows], s=7, alpha=0.5, color=colour.light,
+                linewidths=0.8, marker=marker, label=label, rasterized=len(rows) > 2000,
+            )  # fmt: skip
+    _label(by_exchange, "Each exchange", *(_in_seconds(run, name) for name in names))
+    by_exchange.text(0.03, 0.97, _out_of(len(drawn_s)), transform=by_exchange.transAxes, va="top", **_NOTE)
+    by_exchange.set(xlim=(0, limit_s), ylim=(0, limit_s), aspect="equal")
+    by_exchange.locator_params(nbins=5)
+    by_exchange.legend(loc="lower right")
+    return figure
+
+
+def _latency_by_client(axes: Axes, run: RunData, drawn_s: FloatArray, measured_s: FloatArray) -> None:
+    """Each client's median, and from 10 to 90 %."""
+    ids, of_client = _by_client(run)
+    drawn, measured = (_quantiles(values, of_client) for values in (drawn_s, measured_s))
+    order = np.argsort(drawn[1])
+    size = 3.5 if len(ids) <= MOST_NAMED else 1
+    for shift, (low, median, high), colour, label in (
+        (-0.15, drawn, INK, "drawn"),
+        (0.15, measured, SERIES[1], "measured"),
+    ):
+        x = np.arange(len(ids)) + shift
+        axes.vlines(x, low[order], high[order], color=colour.light, linewidth=1, alpha=0.6)
+        axes.plot(x, median[order], "o", markersize=size, color=colour.light, label=label)
+    pings = dict(zip(run.ping_baseline["client_id"], run.ping_baseline["ping_mean_s"], strict=True))
+    if any(ping_s > 0 for ping_s in pings.values()):  # on the virtual clock they take no time
+        ping_s = [pings.get(client_id, np.nan) for client_id in ids[order]]
+        axes.plot(ping_s, "_", markersize=size + 2, color=MUTED.light, label="ping, idle")
+    _label(axes, "Latency of each client", "client, by drawn delay", _in_seconds(run, "median and 10–90 %"))
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper left")
+    name_clients(axes, ids[order])
+
+
+def breakdown(run: RunData) -> Figure:
+    """Where the time of each client's exchanges went, on average, as stacked bars."""
+    ids, of_client = _by_client(run)
+    mean_s = {part: _mean(run.breakdown[part], of_client) for part in PARTS}
+    total_s = np.sum(list(mean_s.values()), axis=0)
+    order = np.argsort(total_s)
+    figure, axes = new_figure("Where the time goes", "client, by exchange", _in_seconds(run, "mean exchange"), 4.0)
+    bottom_s = np.zeros(len(ids))
+    for part, (label, colour) in PARTS.items():
+        top_s = bottom_s + np.maximum(mean_s[part][order], 0)
+        draw_bars(axes, bottom_s, top_s, colour.light, label)
+        bottom_s = top_s
+    axes.set_ylim(0, bottom_s.max() * 1.05 or 1.0)  # where no exchange took any time
+    _legend_of_parts(figure, axes, reverse=True)
+    name_clients(axes, ids[order])
+    return figure
+
+
+def waterfall(run: RunData) -> Figure:
+    """One round, the one of median latency: each chosen client's exchange, part after part."""
+    number = _median_round(run)
+    table, missed = run.breakdown.of_round(number), _given_up(run, number)
+    order = np.argsort(table["exchange_s"])
+    ids = table["client_id"][order]
+    height = max(2.6, min(7.0, 1.4 + 0.3 * len(ids)))
+    figure, axes = new_figure(f"Round {number}, of median latency", _in_seconds(run, "since framing began"), "", height)
+    suspect = run.suspect_rounds["reason"][run.suspect_rounds["round"] == number]
+    doubts = [f"suspect: {', '.join(suspect)}"] * bool(suspect.size)
+    doubts += [f"given up: {', '.join(missed[:MOST_NAMED])}"] * bool(missed)
+    if doubts:
+        _warn(axes, "; ".join(doubts))
+    left_s = np.zeros(len(ids))
+    for part, (label, colour) in PARTS.items():
+        width_s = np.maximum(table[part][order], 0)
+        axes.barh(range(len(ids)), width_s, left=left_s, height=0.7, color=colour.light, label=label)
+        left_s += width_s
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    name_places(axes.yaxis, ids)
+    _legend_of_parts(figure, axes, reverse=False)
+    return figure
+
+
+def _given_up(run: RunData, number: int) -> list[str]:
+    """Whom the committed attempt at a round did not wait for any longer, and after how long; others may have misses."""
+    chosen, answered = (table.of_round(number)["client_id"] for table in (run.choices, run.breakdown))
+    misses = run.censored_latencies.of_round(number)
+    rows = zip(misses["attempt"], misses["client_id"], misses["waited_s"], strict=True)
+    last = {client_id: waited_s for _, client_id, waited_s in sorted(rows)}
+    return [f"{c} after {last[c]:.3g} s" for c in chosen if c in last and c not in answered]
+
+
+_NOTE: Mapping[str, Any] = {"fontsize": 9, "fontweight": "normal", "color": MUTED.light}
+
+
+def _warn(axes: Axes, text: str) -> None:
+    """Put a warning of any length on lines of its own between the title and the axes."""
+    lines = textwrap.wrap(text, 80)
+    make_room(axes, len(lines))
+    axes.text(0, 1.02, "\n".join(lines), transform=axes.transAxes, va="bottom", **{**_NOTE, "color": LIMIT.light})
+
+
+def _in_seconds(run: RunData, what: str) -> str:
+    """The label of an axis of times as they passed; beside emulated latencies it says that these are not emulated."""
+    scale = run.summary["time_scale"]
+    if scale == 1:
+        return f"{what} (s)"
+    clock = "real" if run.summary.get("clock", "real") == "real" else "virtual"
+    return f"{what}\n{clock} seconds (time_scale {scale:g})"
+
+
+def _label(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set(title=title, xlabel=x, ylabel=y)
+
+
+def _legend_of_parts(figure: Figure, axes: Axes, reverse: bool) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside right center", title="part, in order", title_fontsize=9, reverse=reverse
+    )
+
+
+def _by_client(run: RunData) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """The ids that were observed, and for each exchange the index of its client among them."""
+    ids, of_client = np.unique(run.breakdown["client_id"], return_inverse=True)
+    return ids, of_client
+
+
+def _mean(values: FloatArray, of_client: NDArray[np.intp]) -> FloatArray:
+    return np.bincount(of_client, weights=values) / np.bincount(of_client)
+
+
+def _quantiles(values: FloatArray, of_client: NDArray[np.intp]) -> FloatArray:
+    """(3, n_clients): each client's 10 % quantile, median and 90 % quantile."""
+    ends = np.cumsum(np.bincount(of_client))[:-1]
+    groups = np.split(values[np.argsort(of_client, kind="stable")], ends)
+    return np.column_stack([np.quantile(group, (0.1, 0.5, 0.9)) for group in groups])
+
+
+def _median_round(run: RunData) -> int:
+    """The committed round whose latency is the median one, among those with at least one answer."""
+    answered = np.isin(run.round_latency["round"], run.breakdown["round"])
+    rounds, latency_s = (run.round_latency[column][answered] for column in ("round", "round_latency_s"))
+    return int(rounds[np.argsort(latency_s, kind="stable")[len(rounds) // 2]])

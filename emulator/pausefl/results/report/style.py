@@ -1,0 +1,260 @@
+"""How all figures look, and the two ways they leave: as files, and as inline SVG in the colours of the page."""
+
+import html
+import io
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
+
+from pausefl.results.figures import Figures
+from pausefl_process.files import write_durably
+from pausefl_proto.arrays import FloatArray
+
+
+@dataclass(frozen=True)
+class Colour:
+    """One colour of the figures: `light` is drawn, `dark` takes its place on a dark page."""
+
+    name: str
+    light: str
+    dark: str
+
+
+class Look(NamedTuple):
+    """A line's colour, as drawn, and dash: the same in every panel."""
+
+    colour: str
+    dash: Any
+
+
+INK = Colour("ink", "#1c2228", "#e8ebee")
+MUTED = Colour("muted", "#5f6973", "#a3adb7")
+GRID = Colour("grid", "#dde2e7", "#343b43")
+SURFACE = Colour("surface", "#fefefe", "#181c20")
+LIMIT = Colour("limit", "#b3261e", "#ff8f86")
+
+# Okabe and Ito's palette, safe for colour-blind readers; the dark values keep a contrast of 4.5 on the dark surface.
+SERIES = (
+    Colour("series-1", "#0072b2", "#4aa8e8"),
+    Colour("series-2", "#d55e00", "#ff8a3d"),
+    Colour("series-3", "#009e73", "#2fc79b"),
+    Colour("series-4", "#cc79a7", "#e39cc4"),
+    Colour("series-5", "#e69f00", "#f2b632"),
+    Colour("series-6", "#56b4e9", "#8fd0f7"),
+    Colour("series-7", "#4b4f58", "#b9c0c9"),
+)
+DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
+"""A second channel beside colour, for print in grey."""
+
+# Where an exchange's time goes, in the order of the exchange: blues on the way down, warm on the device, greens on the
+# way up, grey for what is left, and darker greys for what the server adds at both ends.
+PARTS = {
+    "framing_s": ("framing", Colour("part-0", "#3f4750", "#c9cfd6")),
+    "reconnect_s": ("reconnect", Colour("part-10", "#8c6bb1", "#b79fd6")),
+    "download_s": ("download", Colour("part-1", "#9ecae8", "#9ecdf0")),
+    "injected_down_s": ("injected down", Colour("part-2", "#2b7bba", "#3b8fd4")),
+    "queue_s": ("queue", Colour("part-3", "#f7dc8c", "#fbe6a2")),
+    "train_s": ("train", Colour("part-4", "#e8912d", "#f09a3a")),
+    "privatise_s": ("privatise", Colour("part-5", "#a63d1a", "#d1592f")),
+    "injected_up_s": ("injected up", Colour("part-6", "#17825f", "#23a77c")),
+    "upload_s": ("upload", Colour("part-7", "#8fd3b9", "#9ae0c5")),
+    "propagation_s": ("propagation", Colour("part-8", "#a9b0b8", "#8b949d")),
+    "server_wait_s": ("server's wait", Colour("part-9", "#6b747e", "#5d666f")),
+}
+
+MOST_NAMED = 60
+"""With more clients than this, an axis numbers them instead of naming each."""
+_LONGEST_NAME = 28  # of an axis: one of 64 characters would take the room of what is drawn
+
+COLOURS = (INK, MUTED, GRID, SURFACE, LIMIT, *SERIES, *(colour for _, colour in PARTS.values()))
+
+RC: dict[Any, Any] = {
+    "figure.facecolor": SURFACE.light,
+    "axes.facecolor": "none",
+    "axes.edgecolor": MUTED.light,
+    "axes.labelcolor": INK.light,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlecolor": INK.light,
+    "axes.labelsize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": GRID.light,
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "font.size": 10,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "legend.labelcolor": INK.light,
+    "text.color": INK.light,
+    "text.parse_math": False,  # a client may be called "$1$"
+    "xtick.color": MUTED.light,
+    "ytick.color": MUTED.light,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "pausefl",  # the same data give the same file
+}
+
+
+KINDS: Mapping[str, Mapping[str, None] | None] = {
+    "svg": dict.fromkeys(("Creator", "Date", "Format", "Type")),
+    "png": None,
+    "pdf": {"CreationDate": None},
+}
+"""The formats of pictures, each with what is left out of it."""
+
+
+def capitalised(text: str) -> str:
+    """A text with a capital at its beginning, the others as they are: a title may begin with "MAE"."""
+    return text[:1].upper() + text[1:]
+
+
+def rendered(figure: Figure, kind: str) -> bytes:
+    """The figure as a file of one of `KINDS`, light as on paper; the same data give the same bytes."""
+    for axes in figure.axes:
+        if axes.get_xlabel() == "round" and isinstance(locator := axes.xaxis.get_major_locator(), MaxNLocator):
+            locator.set_params(integer=True)  # nothing happens half-way between two rounds
+    buffer = io.BytesIO()
+    with mpl.rc_context(RC):
+        figure.savefig(buffer, format=kind, dpi=160 if kind == "png" else "figure", metadata=KINDS[kind])
+    return buffer.getvalue()
+
+
+def write_picture(
+    path: Path,
+    draw: Callable[[], Figure | None],
+    figures: Figures | None = None,
+    kinds: Sequence[str] = ("png", "pdf"),
+) -> bytes | None:
+    """Draw a figure, write it to PATH.KIND for each kind and return the first file's bytes.
+
+    None where it has no data, or is missing. What is not written leaves no file of an earlier time.
+    """
+    figures = figures or Figures()
+
+    def written() -> list[bytes]:
+        if (figure := draw()) is None:
+            return []
+        found = [rendered(figure, kind) for kind in kinds]
+        for kind, picture in zip(kinds, found, strict=True):
+            write_durably(path.with_name(f"{path.name}.{kind}"), picture)
+        return found
+
+    found = figures.compute(path.name, written)
+    for kind in KINDS if path.name in figures.missing else KINDS.keys() - kinds:
+        path.with_name(f"{path.name}.{kind}").unlink(missing_ok=True)
+    return found[0] if found else None
+
+
+def for_page(picture: bytes, label: str) -> str:
+    """A picture of kind "svg" as an element inside HTML; its colours are the page's variables (see `css_variables`)."""
+    svg = picture.decode()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    opening, rest = svg.split(">", 1)
+    width_pt = re.search(r'width="([\d.]+)pt"', opening)
+    svg = re.sub(r'\s(xmlns(:\w+)?|width|height)="[^"]*"', "", opening) + ">" + rest
+    for colour in COLOURS:
+        svg = svg.replace(colour.light, f"var(--{colour.name})")
+    said, natural_px = html.escape(label), 105 / 72 * float(width_pt[1]) if width_pt else 0
+    return svg.replace("<svg", f'<svg role="img" aria-label="{said}" style="max-width: {natural_px:.0f}px"', 1)
+
+
+def css_variables(scheme: str) -> str:
+    """The figures' colours as CSS declarations, for the "light" or the "dark" scheme."""
+    return " ".join(f"--{colour.name}: {getattr(colour, scheme)};" for colour in COLOURS)
+
+
+def new_figure(title: str, x: str, y: str, height: float = 3.6) -> tuple[Figure, Axes]:
+    """One panel of the usual width, in inches, with its labels."""
+    figure = Figure(figsize=(7.2, height), layout="constrained")
+    axes = figure.subplots()
+    axes.set(title=title, xlabel=x, ylabel=y)
+    return figure, axes
+
+
+def make_room(axes: Axes, lines: int) -> None:
+    """Lift the title by so many lines of small text, which may then stand between it and the axes."""
+    axes.set_title(axes.get_title(loc="left"), loc="left", pad=6 + 12 * lines)
+
+
+def percent_axis(axes: Axes) -> None:
+    """Show fractions on the y axis as per cent."""
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
+
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def powers_of_ten(axis: Axis) -> None:
+    """Label a logarithmic axis at a few powers of ten and nowhere else, so that no labels meet."""
+    axis.set_major_locator(LogLocator(numticks=7))
+    axis.set_major_formatter(lambda value, _: _power(value))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _power(value: float) -> str:
+    exponent = round(math.log10(value))
+    return f"{value:,g}" if -3 <= exponent <= 4 else "10" + str(exponent).translate(_SUPERSCRIPTS)
+
+
+def name_places(axis: Axis, ids: Sequence[str] | NDArray[Any], **look: Any) -> None:
+    """Name a client at each of an axis's first places, where they are few; a long name leaves out its middle."""
+    if len(ids) <= MOST_NAMED:
+        axis.set_ticks(range(len(ids)), [_shortened(name) for name in ids], **look)
+
+
+def _shortened(name: str) -> str:
+    half = _LONGEST_NAME // 2
+    return name if len(name) <= _LONGEST_NAME else f"{name[:half]}…{name[1 - half :]}"
+
+
+def name_clients(axes: Axes, ids: Sequence[str] | NDArray[Any]) -> None:
+    """Name each client under its place, or number them where they are many."""
+    name_places(axes.xaxis, ids, rotation=90, fontsize=7)
+    if len(ids) > MOST_NAMED:
+        axes.locator_params(axis="x", integer=True)
+    axes.set_xlim(-0.8, len(ids) - 0.2)
+
+
+def whisker(low: FloatArray | float, high: FloatArray | float) -> tuple[FloatArray | float, FloatArray | float]:
+    """Where a whisker from `low` to `high` has its middle, and how far it reaches: what `Axes.errorbar` takes.
+
+    A mean is no such middle: it may lie beyond both ends, be it by rounding alone, and `errorbar` refuses that.
+    """
+    return (low + high) / 2, (high - low) / 2
+
+
+def draw_bars(axes: Axes, bottom: FloatArray, top: FloatArray, colour: str, label: str | None = None) -> None:
+    """Bars at 0, 1, ...: one path for all of them, so that a thousand clients still make a small SVG."""
+    edges = np.arange(len(top))[:, None] + np.array([-0.5, 0.5]) * (0.76 if len(top) <= MOST_NAMED else 1)
+    gaps = np.full(len(top), np.nan)
+    heights, baseline = (np.column_stack([part, gaps]).ravel()[:-1] for part in (top, bottom))
+    axes.stairs(heights, edges.ravel(), baseline=baseline, fill=True, color=colour, label=label, linewidth=0)
+
+
+def draw_times_chosen(axes: Axes, ids: Sequence[str] | NDArray[Any], times: NDArray[np.int64]) -> None:
+    """A bar a client of how often it was chosen, and a line at what a uniform choice would give on average."""
+    draw_bars(axes, np.zeros(len(ids)), times.astype(np.float64), SERIES[0].light)
+    axes.axhline(times.mean(), color=INK.light, linewidth=1.2, linestyle="--", label=f"uniform: {times.mean():.3g}")
+    axes.set(xlabel="client", ylabel="times chosen", ylim=(0, 1.2 * max(times.max(), 1)))
+    axes.locator_params(axis="y", integer=True)
+    axes.legend(loc="upper right")
+    name_clients(axes, ids)

@@ -1,0 +1,143 @@
+"""The results of a sweep: one row a run as CSV, and a figure over the keys that were varied."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from pausefl.results.csv_table import write_records
+from pausefl.results.reading import EPSILON_LABELS, latency_unit
+from pausefl.results.report.comparison.figure import ONE_SEED, ends, seeds_note
+from pausefl.results.report.style import INK, RC, SERIES, write_picture
+from pausefl_proto.privacy_unit import PrivacyUnit
+from pausefl_server.records import ACCURACY
+
+ResultRows = Sequence[Mapping[str, Any]]
+_LONGEST_LABEL, _KEPT = 40, 12
+"""The most characters of a value at an axis, and how many of each end are kept of a longer one."""
+_Panel = tuple[str, str, float]
+"""A drawn value of a run: the key of its summary, the label, and the factor to the label's unit."""
+
+
+def write_sweep(rows: ResultRows, varied: Sequence[str], folder: Path) -> None:
+    """Write sweep.csv and, where one or two keys were varied, sweep.png.
+
+    A task's own score stands in the table under its own name: `final_R²` for `final_accuracy`.
+    """
+    scores = _scores(rows)
+    named = rows if len(scores) != 1 else [{_own(name, *scores): row[name] for name in row} for row in rows]
+    write_records(folder / "sweep.csv", named)
+    if len(varied) in (1, 2):
+        write_picture(folder / "sweep", lambda: draw_sweep(rows, varied))
+
+
+def _own(name: str, metric: str) -> str:
+    return name.replace("_accuracy", f"_{metric}") if name in ("final_accuracy", "best_accuracy") else name
+
+
+def caveats(rows: ResultRows) -> str:
+    """Reasons against comparing the runs: those that ended early with fewer rounds, one seed; else empty."""
+    rows = [row for row in rows if "rounds" in row]  # the others have no results
+    early = sum(row.get("outcome", "completed") != "completed" for row in rows)
+    played = sorted({row["rounds"] for row in rows}) if early else []
+    found = []
+    if len(played) > 1:
+        found.append(f"{early} of {len(rows)} runs ended early")
+        found.append(f"runs have {played[0]} to {played[-1]} rounds: their totals do not compare")
+    if len({row.get("seed") for row in rows}) == 1:
+        found.append(ONE_SEED)
+    return "; ".join(found)
+
+
+def draw_sweep(rows: ResultRows, varied: Sequence[str]) -> Figure:
+    """A panel per measure: means over the seeds in bars along one key, or a heat map of the means over two."""
+    measures = [measure for measure in _measures(rows) if any(row.get(measure[0]) is not None for row in rows)]
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(4.2 * len(measures), 3.6), layout="constrained")
+        for i, (name, label, factor) in enumerate(measures, start=1):
+            axes = figure.add_subplot(1, len(measures), i)
+            draw = _draw_line if len(varied) == 1 else _draw_map
+            draw(axes, rows, varied, name, factor)
+            axes.set_title(label)
+        n_seeds = len({row.get("seed") for row in rows})
+        bars = seeds_note(n_seeds, "bars") if n_seeds > 1 and len(varied) == 1 else ""
+        if note := "; ".join(filter(None, [bars, caveats(rows)])):
+            figure.supxlabel(textwrap.fill(note, 60 * len(measures)), fontsize=9)
+    return figure
+
+
+def _measures(rows: ResultRows) -> Sequence[_Panel]:
+    """The score where it is the same of all, latency and leakage: different scores have no axis in common."""
+    scores = _scores(rows)
+    shown = [("final_accuracy", f"final test {score} (%)", 100.0) for score in scores if len(scores) == 1]
+    return *shown, ("total_latency_s", f"total latency ({latency_unit(rows)})", 1.0), _leakage(rows)
+
+
+def _scores(rows: ResultRows) -> set[str]:
+    """The names of the runs' scores; a run that was not evaluated in the end has none, whatever its `metric` says."""
+    return {row.get("metric", ACCURACY) for row in rows if row.get("final_accuracy") is not None}
+
+
+def _leakage(rows: ResultRows) -> _Panel:
+    """ε in the unit of the runs; where units differ, of whole upload vectors, which every private run has."""
+    units: set[PrivacyUnit] = {row["privacy_unit"] for row in rows if row.get("privacy_unit")}
+    if len(units) == 1:
+        return "max_epsilon_spent", f"greatest {EPSILON_LABELS[units.pop()]}", 1.0
+    return "vector_epsilon_max", f"greatest {EPSILON_LABELS['vector']}\n(privacy.unit differs)", 1.0
+
+
+def _draw_line(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, factor: float) -> None:
+    (key,) = varied
+    values = _levels(rows, key)
+    groups = [_of(rows, {key: value}, name) * factor for value in values]
+    at = np.arange(len(values), dtype=np.float64)
+    means = [group.mean() if group.size else np.nan for group in groups]
+    axes.plot(at, means, color=SERIES[0].light, marker="o")
+    for x, group in zip(at, groups, strict=True):
+        if group.size > 1:
+            axes.plot([x, x], ends(group), color=SERIES[0].light, linewidth=1)
+    axes.set_xticks(at, _shown(values))
+    axes.set_xlabel(key)
+
+
+def _draw_map(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, factor: float) -> None:
+    down, across = varied
+    table = np.full((len(_levels(rows, down)), len(_levels(rows, across))), np.nan)
+    for i, row_value in enumerate(_levels(rows, down)):
+        for j, column_value in enumerate(_levels(rows, across)):
+            group = _of(rows, {down: row_value, across: column_value}, name) * factor
+            table[i, j] = group.mean() if group.size else np.nan
+    axes.imshow(table, aspect="auto", cmap="cividis")
+    axes.grid(visible=False)  # it would lie over the cells
+    for (i, j), value in np.ndenumerate(table):
+        axes.text(j, i, f"{value:.3g}", ha="center", va="center", color=INK.light, backgroundcolor=(1, 1, 1, 0.7))
+    axes.set_yticks(range(len(table)), _shown(_levels(rows, down)))
+    axes.set_xticks(range(table.shape[1]), _shown(_levels(rows, across)))
+    axes.set_ylabel(down)
+    axes.set_xlabel(across)
+
+
+def _levels(rows: ResultRows, key: str) -> list[Any]:
+    """The values of a key, in order; they may be lists or tables, which have no hash."""
+    levels: list[Any] = []
+    for row in rows:
+        if row[key] not in levels:
+            levels.append(row[key])
+    return levels
+
+
+def _shown(values: Sequence[Any]) -> list[str]:
+    """The label at the axis of each value: of long ones the two ends, as a whole one would leave no room to draw."""
+    texts = [str(value) for value in values]
+    return [text if len(text) <= _LONGEST_LABEL else f"{text[:_KEPT]}…{text[-_KEPT:]}" for text in texts]
+
+
+def _of(rows: ResultRows, point: Mapping[str, Any], name: str) -> NDArray[np.float64]:
+    found = [row.get(name) for row in rows if all(row[key] == value for key, value in point.items())]
+    return np.array([value for value in found if value is not None], dtype=np.float64)

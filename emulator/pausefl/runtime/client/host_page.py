@@ -1,0 +1,77 @@
+"""A client process's pages over HTTP: metrics and probes, also between the runs of clients that stay."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from pausefl.experiment.tables import Metrics
+from pausefl_client.answered_job import OnAnswered
+from pausefl_client.privacy.ledger import Ledger
+from pausefl_client.session import ClientSession
+from pausefl_process.health import health_routes
+from pausefl_process.http_server import WebServer
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.privacy_unit import PrivacyUnit, vector_epsilon
+from pausefl_proto.tls import Tls
+
+
+class HostPage:
+    """Serves the metrics of the run that a process's clients take part in, or took part in last."""
+
+    def __init__(self, where: Metrics, certificates: Iterable[Tls | None]) -> None:
+        """Serve from the running event loop's process; ConfigError where the port cannot be had."""
+        try:
+            from pausefl_client.metrics import HostMetrics
+            from pausefl_process.exposition import exposition
+        except ImportError as error:
+            key = f"metrics.client_port = {where.client_port}"
+            raise ConfigError(f"{key}: needs prometheus-client ({error})") from error
+        self._make, self._series_max = HostMetrics, where.client_series_max
+        self._metrics = HostMetrics((), {}, {}, 0)
+        self._sessions: Mapping[str, ClientSession] = {}
+        self.waits_for = ""
+        """The event that the clients wait for, between runs."""
+        probes = health_routes(asyncio.get_running_loop(), lambda: "", self._not_ready)
+        routes = {"/metrics": exposition(lambda: self._metrics.registry, self._run, certificates), **probes}
+        self.web = WebServer(where.client_host, where.client_port, routes, key="metrics.client_port")
+
+    def show(
+        self,
+        clients: Sequence[str],
+        ledgers: Mapping[str, Ledger],
+        unit: PrivacyUnit,
+        model_size: int,
+        sessions: Mapping[str, ClientSession],
+    ) -> OnAnswered:
+        """Show these clients from now on; returns what counts the jobs that they answer."""
+        units: dict[str, float] = {"vector": vector_epsilon(unit, 1, model_size), unit: 1}
+        self._metrics = self._make(clients, ledgers, units, self._series_max)
+        self._sessions, self.waits_for = sessions, ""
+        return self._metrics.count
+
+    def _run(self) -> str:
+        return next((session.run_name for session in self._sessions.values() if session.run_name), "")
+
+    def _not_ready(self) -> str:
+        if any(session.is_connected for session in self._sessions.values()):
+            return ""
+        return self.waits_for or "no client of this process is connected"
+
+
+@contextmanager
+def host_page(
+    where: Metrics, on_metrics: Callable[[str], None], certificates: Iterable[Tls | None]
+) -> Iterator[HostPage | None]:
+    """The page of this process for the time of a block, None where it is to have none (`metrics.client_port`).
+
+    `on_metrics` hears at which HOST:PORT it is.
+    """
+    if where.client_port < 0:
+        yield None
+        return
+    page = HostPage(where, certificates)
+    try:
+        on_metrics(page.web.address)
+        yield page
+    finally:
+        page.web.close()

@@ -1,0 +1,100 @@
+"""Clients that outlive runs: they wait for a run at one address, take part in it to its end, and wait for the next."""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pausefl.experiment.experiment import Experiment
+from pausefl.runtime.client.connecting import token_for
+from pausefl.runtime.client.host_page import host_page
+from pausefl.runtime.client.plan import ClientPlan, client_plan, connection_plan
+from pausefl.runtime.client.process import play_over_grpc
+from pausefl_client.privacy.ledger import Life, verified_spend
+from pausefl_client.reconnection import Reconnection
+from pausefl_client.transport import fetch_offer
+from pausefl_process.events import MetricsServed, Report, SpentInAllRuns
+from pausefl_proto.errors import ConfigError, LedgerError, PauseflError, first_error
+
+log = logging.getLogger("pausefl.client")
+
+# After refusals the waits grow to this: what is refused once is refused until somebody changes something.
+_LONGEST_AFTER_REFUSAL_S = 30.0
+
+
+@dataclass(frozen=True)
+class StayingClients:
+    """The clients of one process, and what they decide themselves."""
+
+    address: str
+    """HOST:PORT, looked up again for every connection: the server may move."""
+    client_ids: Sequence[str]
+    ledgers: Path
+    """The folder of one ledger a client, for all of its runs."""
+    own: Experiment
+    """Their way to the server, and where they are watched."""
+    experiment_of: Callable[[str], Experiment]
+    """The experiment they take part in, of the server's offer; ConfigError where they take that over from no server."""
+    epsilon_lifetime: float = math.inf
+
+
+async def stay(clients: StayingClients, report: Report) -> None:
+    """Take part in one run after the other, for ever. What hinders them is logged once, and tried again.
+
+    ConfigError for what they cannot even begin with: an unreadable token, a port that is taken.
+    """
+    first, own, address = clients.client_ids[0], clients.own, clients.address
+    for client_id in clients.client_ids:
+        token_for(connection_plan(own), address, client_id)
+    way, refusals, told = Reconnection(first, math.inf), Reconnection(first, math.inf), ""
+    certificates = [own.tls.in_use(client_id) for client_id in clients.client_ids]
+    with host_page(own.metrics, lambda where: report(MetricsServed(f"http://{where}/metrics")), certificates) as page:
+        while True:
+            if page is not None:
+                page.waits_for = f"waits for a run at {address}"
+            try:
+                token = token_for(connection_plan(own), address, first)  # which may have been renewed
+                offer = await fetch_offer(address, own.tls.in_use(first), token, way)
+                plan = in_run(client_plan(clients.experiment_of(offer.experiment)), offer.run_id, clients)
+                with first_error(), _telling_what_is_spent(clients, plan, report):
+                    await play_over_grpc(plan, clients.client_ids, address, clients.ledgers, page)
+                told = ""
+                refusals.connected()
+            except PauseflError as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("%s: takes no part: %s; it waits for another run", first, error)
+            await refusals.wait(_LONGEST_AFTER_REFUSAL_S)
+
+
+def in_run(plan: ClientPlan, run_id: str, clients: StayingClients) -> ClientPlan:
+    """The plan of clients that outlive the run `run_id`, for that run; ConfigError for a life's budget that is none."""
+    privacy, lifetime = plan.privacy, clients.epsilon_lifetime
+    if privacy is not None and privacy.ledger_dir:
+        raise ConfigError(
+            f'privacy.ledger_dir = "{privacy.ledger_dir}": goes without --stay, whose ledgers outlive runs anyway'
+        )
+    if privacy is None and math.isfinite(lifetime):
+        raise ConfigError(f"--epsilon-lifetime {lifetime:g}: goes with privacy.enabled = true")
+    if privacy is not None:
+        privacy = replace(privacy, life=Life(run_id, lifetime))
+    return replace(plan, privacy=privacy, run_id=run_id, give_up_after_s=math.inf)
+
+
+@contextmanager
+def _telling_what_is_spent(clients: StayingClients, plan: ClientPlan, report: Report) -> Iterator[None]:
+    """Say at the block's end, however it comes, what each client has spent in all of its runs."""
+    try:
+        yield
+    finally:
+        for client_id in clients.client_ids if plan.privacy is not None else ():
+            with suppress(LedgerError, OSError):  # its run was told why
+                released, epsilon = verified_spend(clients.ledgers / f"{client_id}.db")
+                bound = clients.epsilon_lifetime if math.isfinite(clients.epsilon_lifetime) else None
+                of = "" if bound is None else f" of --epsilon-lifetime {bound:g}"
+                said = "%s: %s is over for it; epsilon of all runs: %g%s, %d releases (unit %s)"
+                unit = plan.privacy.mechanism.unit if plan.privacy else "vector"
+                log.info(said, client_id, plan.run_id, epsilon, of, released, unit, extra={"client_id": client_id})
+                report(SpentInAllRuns(client_id, plan.run_id, released, epsilon, bound, unit))

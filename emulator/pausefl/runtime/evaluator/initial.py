@@ -1,0 +1,58 @@
+"""Given to a run by its evaluator: the initial model, and the rest of that model's file beside θ. No torch here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pausefl_proto.wire import Manifest, Vector
+from pausefl_server.records import Evaluation
+
+DTYPE_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8"), 1),
+    **dict.fromkeys(("F16", "BF16", "I16"), 2),
+    **dict.fromkeys(("F32", "I32"), 4),
+    **dict.fromkeys(("F64", "I64"), 8),
+}
+"""The bytes of one value of each dtype, by its name in safetensors."""
+
+
+class StoredTensor(NamedTuple):
+    """A tensor that is the same everywhere."""
+
+    name: str
+    dtype: str
+    """As safetensors calls it, such as "BOOL" or "I64"."""
+    shape: tuple[int, ...]
+    data: bytes
+    """Its values in order, little endian."""
+
+
+@dataclass(frozen=True)
+class ModelRest:
+    """All of a model's `state_dict` that θ does not hold."""
+
+    constants: tuple[StoredTensor, ...] = ()
+    tied: Mapping[str, str] = field(default_factory=dict)
+    """Further names of tensors, each with the first one."""
+    local: Manifest = field(default_factory=lambda: Manifest(()))
+    """The running statistics that stay with the clients: the evaluator estimates its own for each model."""
+
+
+NO_REST = ModelRest()
+
+
+class InitialModel(NamedTuple):
+    """The model that a run begins with."""
+
+    manifest: Manifest
+    theta_0: Vector
+    """(d,) float32."""
+    rest: ModelRest = NO_REST
+
+
+class Evaluated(NamedTuple):
+    """The results of a model's evaluation."""
+
+    evaluations: tuple[Evaluation, ...]
+    statistics: Vector | None = None
+    """Estimates of `ModelRest.local`, float32; None where there are none."""

@@ -1,0 +1,228 @@
+"""Initial model and its evaluation, on public data only: no client's examples come near this process."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+from pausefl.runtime.evaluator.initial import Evaluated, InitialModel, ModelRest, StoredTensor
+from pausefl_client.data.datasets import Examples, load_dataset
+from pausefl_client.training.device_copies import off_device, on_device
+from pausefl_client.training.method import TrainingMethod
+from pausefl_client.training.model_vector import STORED, ModelVector, as_bytes, constants, tied
+from pausefl_client.training.models import build_model
+from pausefl_client.training.tasks import Classification
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device, use_one_thread
+from pausefl_client.training.trainer import StatisticsAt, TrainingSettings
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.wire import Manifest, TensorSpec, Vector
+from pausefl_server.records import Evaluation, Split
+
+_BATCH = 500
+_REHEARSED_EXAMPLES = 32
+_SCORES = "a score is at most 1, the greater the better: of an error, return 1/(1 + error)"
+
+
+class Evaluator:
+    """Makes θ_0 from the seed, and evaluates models on held-out training data and on test data."""
+
+    def __init__(
+        self,
+        dataset: str,
+        model: str,
+        *,
+        seed: int,
+        split_seed: int | None = None,
+        device: str = "auto",
+        subset_examples: int = 1_000,
+        statistics: StatisticsAt | None = None,
+    ) -> None:
+        """Names as in `[workload]`. θ_0 is drawn from `seed`; data and subsets from `split_seed`, or else `seed` too.
+
+        A subset is all of a split that has no more. With `statistics` "local", running ones are estimated for each
+        model, on the subset of held-out training data.
+        """
+        split_seed = seed if split_seed is None else split_seed
+        data = load_dataset(dataset, seed=split_seed)
+        self._device = resolve_device(device)
+        self._seed = seed
+        self._build = partial(build_model, model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
+        self._model = self._build().to(self._device).eval()
+        self._classes = data.classes
+        self._data_key, self._model_key = f'workload.dataset = "{dataset}"', f'workload.model = "{model}"'
+        self._task = data.task or Classification()
+        self._metric = str(getattr(self._task, "metric", "score"))
+        self._vector = ModelVector(self._model, statistics)
+        self._local = self._vector.statistics if statistics == "local" else {}
+        self.initial = InitialModel(self._vector.manifest, self._vector.values(), self._rest())
+        """The model of round 1, and what its file holds beside it."""
+        self._splits: dict[Split, Examples] = {"validation": data.validation, "test": data.test}
+        self._subsets = {
+            name: _subset(split, subset_examples, split_seed, name) for name, split in self._splits.items()
+        }
+
+    def evaluate(self, theta: Vector, splits: Sequence[Split], *, subset: bool) -> Evaluated:
+        """Accuracy and loss of θ, (d,) float32, on each split; ValueError if the model has another size."""
+        use_one_thread()
+        self._fill(theta)
+        evaluations = tuple(self._evaluation(split, subset=subset) for split in splits)
+        if not self._local:
+            return Evaluated(evaluations)
+        return Evaluated(evaluations, np.concatenate([part.ravel() for part in off_device(*self._local.values())]))
+
+    def _evaluation(self, split: Split, *, subset: bool) -> Evaluation:
+        examples = (self._subsets if subset else self._splits)[split]
+        accuracy, loss = self._rate(examples)
+        # Both bounded, since a model may have diverged.
+        accuracy = min(max(accuracy, 0.0), 1.0) if math.isfinite(accuracy) else 0.0
+        loss = loss if math.isfinite(loss) else math.inf
+        return Evaluation(split, subset, len(examples), accuracy, loss, self._metric)
+
+    def rehearse(self, settings: TrainingSettings, method: TrainingMethod | None = None) -> None:
+        """Train θ_0 one step as a client would, and evaluate it, on a few held-out examples; nothing is kept of it.
+
+        Raises whatever the model, the task, the method or the optimizer raises, or is wrong with what they return.
+        """
+        held_out = self._splits["validation"]
+        sample = held_out.take(np.arange(min(len(held_out), settings.batch_size, _REHEARSED_EXAMPLES)))
+        one_step, model = replace(settings, epochs=1, max_steps=1), self._build()
+        trainer = TorchTrainer(
+            model,
+            LocalData(sample, task=self._task),
+            one_step,
+            device=self._device,
+            seed=self._seed,
+            client_id="rehearsal",
+            method=method,
+        )
+        self._check(sample)
+        manifest, theta_0 = trainer.manifest, self.initial.theta_0
+        outcome = trainer.train(manifest.with_no_control(theta_0), round=1)
+        trainer.restore(trainer.state())
+        update, trained = manifest.without_control(outcome.update), theta_0.copy()
+        trained[: manifest.model_size] += update[: manifest.model_size]
+        trained[manifest.model_size :] = update[manifest.model_size :]
+        too_great = f"workload.learning_rate = {settings.learning_rate:g} may be too great"
+        self._check_finite(trained, f"after one training step; {too_great}")
+        self._fill(trained)
+        score, loss = self._rate(sample)
+        if not math.isfinite(loss):
+            raise ConfigError(f"{self._model_key}: its loss after one training step is not finite; {too_great}")
+        self._check_score(score, "after one training step")
+
+    def _check(self, sample: Examples) -> None:
+        """ConfigError unless θ_0 gives an output for each class, and these examples a loss that is finite."""
+        if not np.isfinite(sample.inputs).all():
+            raise ConfigError(f"{self._data_key}: holds inputs that are not finite")
+        self._check_finite(self.initial.theta_0, "before any training")
+        self._fill(self.initial.theta_0)
+        with torch.inference_mode():
+            outputs = self._model(normalise(torch.tensor(sample.inputs, device=self._device)))
+            if isinstance(self._task, Classification):
+                self._check_outputs(outputs)
+            targets = torch.tensor(sample.labels, device=self._device)
+            for name, rate in (("loss", self._task.loss), ("score", self._task.score)):
+                if not isinstance(returned := rate(outputs, targets), torch.Tensor):
+                    task, found = type(self._task).__name__, type(returned).__name__
+                    raise ConfigError(f"{self._data_key}: {task}.{name} must return a tensor; returned {found}")
+        if returned.ndim == 0:
+            raise ConfigError(
+                f"{self._data_key}: {type(self._task).__name__}.score must return one value for each thing predicted;"
+                " returned one of shape ()"
+            )
+        score, loss = self._rate(sample)
+        if not math.isfinite(loss):
+            raise ConfigError(f"{self._model_key}: its loss before any training is {loss}; must be finite")
+        self._check_score(score, "before any training")
+        if targets.is_floating_point() and targets.numel() == outputs.numel():
+            self._check_direction(outputs, targets)
+
+    def _check_direction(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """ConfigError where outputs that equal their targets have a lower loss and no greater score."""
+        exact = targets.reshape(outputs.shape).to(outputs.dtype)
+        (loss, score), (least, best) = (
+            [float(rate(of, targets).double().mean()) for rate in (self._task.loss, self._task.score)]
+            for of in (outputs, exact)
+        )
+        self._check_score(best, "for outputs that equal their targets")
+        if least < loss and best <= max(score, 0.0):
+            raise ConfigError(
+                f"{self._score_key} gives {best:g} for outputs that equal their targets, and {score:g} for those of the"
+                f" first model; {_SCORES}"
+            )
+
+    def _check_finite(self, theta: Vector, when: str) -> None:
+        """ConfigError that names a tensor with values that are not finite."""
+        for name, values in self.initial.manifest.split(theta).items():
+            if not np.isfinite(values).all():
+                raise ConfigError(f"{self._model_key}: {name} holds values that are not finite {when}")
+
+    def _check_score(self, score: float, when: str) -> None:
+        if not math.isfinite(score):
+            raise ConfigError(f"{self._score_key} {when} is {score} on average; must be finite")
+        if score > 1 + 1e-6:
+            raise ConfigError(f"{self._score_key} {when} is {score:g} on average; {_SCORES}")
+
+    @property
+    def _score_key(self) -> str:
+        return f'{self._data_key}: the score "{self._metric}" of {type(self._task).__name__}'
+
+    def _check_outputs(self, outputs: object) -> None:
+        if not isinstance(outputs, torch.Tensor):
+            raise ConfigError(f"{self._model_key}: must return a tensor of outputs; returned {type(outputs).__name__}")
+        if outputs.ndim > 1 and outputs.shape[-1] < self._classes:
+            raise ConfigError(
+                f"{self._model_key}: gives {outputs.shape[-1]} outputs, and the data set has {self._classes} classes"
+            )
+
+    def _fill(self, theta: Vector) -> None:
+        """Give the model these values, and its running statistics where θ has none."""
+        self._vector.fill(theta)
+        if not self._local:
+            return
+        layers = [module for module in self._model.modules() if isinstance(module, _NormBase)]
+        for layer in layers:
+            layer.reset_running_stats()  # those of a model that diverged would stay
+        inputs = self._subsets["validation"].inputs
+        with torch.inference_mode():
+            # Whole batches alone: a normalisation takes no single example.
+            for i, start in enumerate(range(0, max(1, len(inputs) - _BATCH + 1), _BATCH)):
+                for layer in layers:
+                    layer.train().momentum = 1 / (i + 1)  # the mean over batches
+                self._model(normalise(on_device(inputs[start : start + _BATCH], self._device)))
+        self._model.eval()
+
+    def _rest(self) -> ModelRest:
+        stay = [
+            StoredTensor(name, STORED[tensor.dtype], tuple(tensor.shape), as_bytes(tensor).tobytes())
+            for name, tensor in constants(self._model).items()
+        ]
+        local = Manifest(tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in self._local.items()))
+        return ModelRest(tuple(stay), tied(self._model), local)
+
+    def _rate(self, examples: Examples) -> tuple[float, float]:
+        """The mean score, and the mean loss, over everything that the model predicts for these examples."""
+        score, loss = torch.zeros(2, dtype=torch.float64, device=self._device)  # read once: that waits for a GPU
+        n = 0
+        with torch.inference_mode():
+            for start in range(0, len(examples), _BATCH):
+                rows = slice(start, start + _BATCH)
+                inputs, targets = (on_device(part[rows], self._device) for part in (examples.inputs, examples.labels))
+                outputs = self._model(normalise(inputs))
+                scores = self._task.score(outputs, targets)
+                score += scores.sum(dtype=torch.float64)
+                loss += self._task.loss(outputs, targets).double().reshape(()) * len(scores)
+                n += len(scores)
+        return float(score) / n, float(loss) / n
+
+
+def _subset(examples: Examples, n: int, seed: int, split: str) -> Examples:
+    """A fixed random part of a split."""
+    if n >= len(examples):
+        return examples
+    return examples.take(np.sort(generator(seed, "evaluation", split).choice(len(examples), n, replace=False)))

@@ -1,0 +1,96 @@
+"""Tries out what processes of a run would find wrong later: keys and tokens, data, partition, one training step."""
+
+import math
+from collections.abc import Callable
+
+from pausefl.experiment.client_records import budget_of, dealt_out
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.groups import check_rounds
+from pausefl.experiment.server_records import selected_policy
+from pausefl.extras import is_installed
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.evaluator.initial import InitialModel
+from pausefl.runtime.evaluator.plan import evaluator_plan
+from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator, told_in_one_line
+from pausefl.runtime.observers import load_observers
+from pausefl_client.data.datasets import check_is_here, load_dataset
+from pausefl_process.tokens import read_ids, read_token, read_token_digests
+from pausefl_proto.errors import ConfigError
+from pausefl_server.monitoring.noise import NoiseAhead
+
+
+def check_own_code(experiment: Experiment) -> None:
+    """ConfigError for observers that cannot be made, and for a round in which no client is there."""
+    check_rounds(client_plan(experiment).presence)
+    load_observers(experiment.experiment.observers)
+
+
+def try_out(experiment: Experiment, say: Callable[[str], None]) -> list[str]:
+    """Read keys and tokens, deal the data out, train the model one step and evaluate it; nothing is downloaded or kept.
+
+    Returns what travels, and how noisy, in words. ConfigError or PauseflError, one line, as a run would end with. `say`
+    is told what cannot be tried here.
+    """
+    _read_credentials(experiment, say)
+    workload = experiment.workload
+    if workload.model == "synthetic":
+        return _how_noisy(experiment)
+    if not is_installed("client"):
+        say('data and model were not tried: that needs pip install "pausefl[client]"')
+        return _how_noisy(experiment)
+    check_is_here(workload.dataset)
+    plan = evaluator_plan(experiment)
+    with told_in_one_line(plan, "making the data"):
+        _deal_out(experiment)
+    evaluator = rehearsed_evaluator(plan, when="")
+    return [_what_travels(evaluator.initial), *_how_noisy(experiment)]
+
+
+def _what_travels(model: InitialModel) -> str:
+    """How many of a model's values go where, in words."""
+    manifest, local = model.manifest, model.rest.local.size
+    stay = sum(math.prod(constant.shape) for constant in model.rest.constants)
+    statistics = f"{local:,} are estimated on held-out data" if local else f"{manifest.statistics.size:,} are averaged"
+    return f"{manifest.model_size:,} trained values travel, {stay:,} constants stay; of running statistics {statistics}"
+
+
+def _how_noisy(experiment: Experiment) -> list[str]:
+    """The noise of a client's first and last release, if all are chosen equally often; nothing without privacy."""
+    if (budget := budget_of(experiment.privacy)) is None:
+        return []
+    asked, clients = selected_policy(experiment.selection).m, experiment.clients.count
+    return [NoiseAhead.of(budget, experiment.experiment.rounds, asked, clients).text]
+
+
+def _read_credentials(experiment: Experiment, say: Callable[[str], None]) -> None:
+    """Read the files of [tls] and [admission]; ConfigError names one that is wrong.
+
+    Where a path names {client_id}, one client's files must be here; `say` is told of those that are not.
+    """
+    if experiment.admission.tokens:
+        read_token_digests(experiment.admission.tokens)
+    if experiment.admission.clients_file:
+        read_ids(experiment.admission.clients_file)
+    tls_files = experiment.tls
+    paths = (tls_files.certificate, tls_files.key, tls_files.ca, experiment.admission.token)
+    client_ids = experiment.client_ids if any("{client_id}" in path for path in paths) else [""]
+    wrong = []
+    for client_id in client_ids:
+        try:
+            if tls := tls_files.in_use(client_id):
+                tls.to_connect() if tls.ca else tls.to_listen()
+            if token := experiment.admission.token:
+                read_token(token.replace("{client_id}", client_id))
+        except ConfigError as error:
+            wrong.append(error)
+    if len(wrong) == len(client_ids):
+        raise wrong[0]
+    if wrong:
+        say(f"{len(wrong)} of {len(client_ids)} clients cannot run here: {wrong[0]}")
+
+
+def _deal_out(experiment: Experiment) -> None:
+    """Give each client its examples, as client processes do; ConfigError where that is not possible."""
+    workload, seed = experiment.workload, experiment.experiment.seed_of("split")
+    data = load_dataset(workload.dataset, examples=workload.examples, seed=seed)
+    dealt_out(workload, data, experiment.client_ids, seed)

@@ -1,0 +1,191 @@
+"""The evaluator in a process of its own, so that an evaluation never takes time from a round: as a service that
+outlives runs, or started by the server."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from pausefl.experiment.tables import EvaluationTable
+from pausefl.extras import require
+from pausefl.runtime.evaluator.initial import Evaluated, InitialModel
+from pausefl.runtime.evaluator.plan import EvaluatorPlan
+from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator
+from pausefl.runtime.evaluator.transport import EvaluatorServer, RemoteEvaluator
+from pausefl.runtime.processes.lifetime import die_with_parent, ignore_interrupts, start
+from pausefl.runtime.processes.resources import use_no_gpu
+from pausefl.runtime.processes.waits import run_telling_waits
+from pausefl_process.ending import DRAIN_S, asking_to_end, end_within
+from pausefl_process.events import Failed, MetricsServed, ProgressEvent, Ready, Report
+from pausefl_process.health import health_routes
+from pausefl_process.http_server import WebServer
+from pausefl_proto.addresses import is_loopback
+from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck, PauseflError
+from pausefl_proto.tls import Tls
+from pausefl_proto.wire import Vector
+
+_NICENESS = 15
+_ENDS_WITHIN_S = 1.0
+
+Say = Callable[[str], None]
+
+
+def serve_evaluator(plan: EvaluatorPlan, report: Report) -> None:
+    """Serve evaluations until SIGTERM, SIGHUP or SIGINT. `report` gets `Ready`, and `MetricsServed` where it is so.
+
+    ConfigError when its data or model cannot be had, it cannot listen, or other machines could reach it without mutual
+    TLS; PauseflError when the model cannot be trained or evaluated.
+    """
+    where, is_mutual = plan.evaluation, plan.tls is not None and plan.tls.ca
+    if not (is_loopback(where.host) or where.insecure or is_mutual):
+        raise ConfigError(
+            f'evaluation.host = "{where.host}": other machines can reach it; set [tls] with a ca (pausefl certs makes'
+            " its files), or say --insecure"
+        )
+    run_telling_waits(_serve(plan, report, ended_by=(signal.SIGINT, *asking_to_end())))
+
+
+@asynccontextmanager
+async def find_evaluator(plan: EvaluatorPlan, say: Say) -> AsyncIterator["RemoteEvaluator | OwnEvaluator"]:
+    """The evaluator at `evaluation.address`, or one that is started here and ends with the block.
+
+    `say` is told what a person should read. ConfigError when a file for TLS is wrong.
+    """
+    address = plan.evaluation.address
+    evaluator = _connect(plan, address, plan.tls, say) if address else OwnEvaluator(plan, say)
+    try:
+        yield evaluator
+    finally:
+        await evaluator.close()
+
+
+class OwnEvaluator:
+    """An evaluator in a child process of this one; started when it is first needed, and again when it has died."""
+
+    def __init__(self, plan: EvaluatorPlan, say: Say) -> None:
+        here = plan.evaluation.model_copy(update={"host": "127.0.0.1", "port": 0, "metrics_port": -1})
+        self._plan = replace(plan, evaluation=here, tls=None)
+        self._say = say
+        self._process: SpawnProcess | None = None
+        self._remote: RemoteEvaluator | None = None
+
+    async def initial(self) -> InitialModel:
+        """The model that a run begins with; PauseflError when the process cannot serve."""
+        return await (await self._line()).initial()
+
+    async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> Evaluated:
+        """θ's evaluations; errors as `pausefl_server.rounds.evaluation.EvaluateModel` says."""
+        try:
+            return await self._evaluate(theta, subset=subset)
+        except EvaluatorLost as error:
+            if not patient or isinstance(error, EvaluatorStuck):
+                raise
+            if self._process is not None:  # its line may have ended an instant before itself
+                await asyncio.to_thread(self._process.join, _ENDS_WITHIN_S)
+            return await self._evaluate(theta, subset=subset)
+
+    async def _evaluate(self, theta: Vector, *, subset: bool) -> Evaluated:
+        try:
+            line = await self._line()
+        except PauseflError as error:
+            raise EvaluatorLost(str(error)) from error
+        try:
+            return await line.evaluate(theta, subset=subset, patient=False)
+        except EvaluatorStuck:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        if self._remote is not None:
+            await self._remote.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        self._remote = self._process = None
+
+    async def _line(self) -> RemoteEvaluator:
+        if self._remote is None or self._process is None or not self._process.is_alive():
+            await self.close()
+            self._remote = _connect(self._plan, f"127.0.0.1:{await self._start()}", None, self._say)
+        return self._remote
+
+    async def _start(self) -> int:
+        """Start the process and wait for it; its port. PauseflError as it says why it cannot serve."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe(duplex=False)
+        with ours:
+            with theirs:
+                arguments = (self._plan, theirs)
+                process = context.Process(target=_run_own, args=arguments, name="pausefl-evaluator")
+                start(process)
+                self._process = process  # one that a signal kept from starting could not be ended
+            try:
+                event: ProgressEvent = await asyncio.to_thread(ours.recv)
+            except EOFError:
+                raise PauseflError("the evaluator's process ended unexpectedly, see server.log") from None
+        match event:
+            case Ready(port):
+                return port
+            case Failed(message, bad_input):
+                raise (ConfigError if bad_input else PauseflError)(message)
+        raise PauseflError(f"the evaluator's process reported {event.kind} instead of its port")
+
+
+def _connect(plan: EvaluatorPlan, address: str, tls: Tls | None, say: Say) -> RemoteEvaluator:
+    patience_s, answer_s = plan.evaluation.connect_timeout_s, plan.evaluation.answer_timeout_s
+    return RemoteEvaluator(address, plan.subject, tls, patience_s, answer_s, say)
+
+
+def _run_own(plan: EvaluatorPlan, events: "Connection[Any, Any]") -> None:
+    die_with_parent()
+    ignore_interrupts()
+    try:
+        run_telling_waits(_serve(plan, events.send))
+    except PauseflError as error:
+        traceback.print_exc()  # into server.log
+        events.send(Failed(str(error), isinstance(error, ConfigError)))
+
+
+async def _serve(plan: EvaluatorPlan, report: Report, ended_by: Sequence[signal.Signals] = ()) -> None:
+    """Make the evaluator, listen, and serve until one of the signals comes."""
+    if plan.workload.device == "cpu":
+        use_no_gpu()
+    evaluator = rehearsed_evaluator(plan)
+    os.nice(_NICENESS)  # not before: no round begins without the first model
+    server, ended = EvaluatorServer(evaluator, plan.subject, plan.tls), asyncio.Event()
+
+    def end() -> None:
+        end_within(DRAIN_S, status=0)  # an evaluation under way has a thread that nothing breaks off
+        ended.set()
+
+    for number in ended_by:
+        asyncio.get_running_loop().add_signal_handler(number, end)
+    with _watched(plan.evaluation, plan.tls, report):
+        report(Ready(await server.start(plan.evaluation.host, plan.evaluation.port)))
+        await ended.wait()
+        await server.stop()
+
+
+@contextmanager
+def _watched(where: EvaluationTable, tls: Tls | None, report: Report) -> Iterator[None]:
+    """Serve the metrics of this process and its probes for the time of a block, if that is wanted."""
+    if where.metrics_port < 0:
+        yield
+        return
+    require("client")
+    from pausefl_process.exposition import exposition
+
+    routes = {"/metrics": exposition(certificates=[tls]), **health_routes(asyncio.get_running_loop(), str, str)}
+    web = WebServer(where.host, where.metrics_port, routes, key="evaluation.metrics_port")
+    report(MetricsServed(f"http://{web.address}/metrics"))
+    try:
+        yield
+    finally:
+        web.close()

@@ -1,0 +1,71 @@
+"""An evaluator that has been tried: errors of a user's model or data set come before round 1, each in one line."""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pausefl.experiment.client_records import method_of
+from pausefl.extras import require
+from pausefl.runtime.evaluator.plan import EvaluatorPlan
+from pausefl_client.data.datasets import DATASETS
+from pausefl_client.registries import MODELS
+from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
+from pausefl_proto.errors import PauseflError
+
+if TYPE_CHECKING:
+    from pausefl.runtime.evaluator.model import Evaluator
+
+
+def rehearsed_evaluator(plan: EvaluatorPlan, when: str = " before round 1") -> "Evaluator":
+    """The evaluator of a plan, which has trained one step and evaluated once; `when` ends what is said of a failure.
+
+    ConfigError where there is no torch; PauseflError when its model or data cannot be made, trained or evaluated.
+    """
+    require("evaluator")
+    # Here and not above: a server that imports this module needs no torch.
+    from pausefl.runtime.evaluator.model import Evaluator
+    from pausefl_client.training.torch_trainer import use_one_thread
+
+    use_one_thread()
+    workload = plan.workload
+    with told_in_one_line(plan, "making the model and its data"):
+        evaluator = Evaluator(
+            workload.dataset,
+            workload.model,
+            seed=plan.seed,
+            split_seed=plan.split_seed,
+            device=workload.device,
+            subset_examples=plan.evaluation.subset,
+            statistics=workload.statistics,
+        )
+    with told_in_one_line(plan, f"one training step and one evaluation{when}"):
+        evaluator.rehearse(workload, method_of(workload))
+    return evaluator
+
+
+@contextmanager
+def told_in_one_line(plan: EvaluatorPlan, what: str) -> Iterator[None]:
+    """Turn what is raised into a PauseflError: `what` failed, the error, and FILE:LINE of the code a user brought."""
+    try:
+        yield
+    except PauseflError:
+        raise
+    except OWN_CODE_ERRORS as error:
+        model, dataset = plan.workload.model, plan.workload.dataset
+        key = f'workload.model = "{model}" on "{dataset}"'
+        raise PauseflError(f"{key}: {what} failed: {told_with_place(error, model, dataset)}") from error
+
+
+def told_with_place(error: BaseException, model: str, dataset: str) -> str:
+    """An error in one line, with FILE:LINE of the code a user brought if that was running.
+
+    Where none was, with that of the model's or the data set's function if this was called, or what it made was.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames and frames[-1].f_code.co_name == "load_dataset":  # it takes other arguments
+        return with_place(error, [DATASETS.code_of(dataset)])
+    is_of_model = any(frame.f_globals.get("__name__") == "torch.nn.modules.module" for frame in frames)
+    if is_of_model or (frames and frames[-1].f_code.co_name == "build_model"):
+        return with_place(error, [MODELS.code_of(model)])
+    return with_place(error)

@@ -1,0 +1,349 @@
+"""Both ends of the line between the server and its evaluator. Every call stands alone: either end may come back."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import grpc
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from pausefl.runtime.evaluator.initial import DTYPE_BYTES, Evaluated, InitialModel, ModelRest, StoredTensor
+from pausefl_process.plugins import for_future
+from pausefl_proto.endpoint import failure, listen, make_server, open_channel
+from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck, PauseflError, WireError
+from pausefl_proto.foreign_text import shown
+from pausefl_proto.tls import Tls, is_no_servers
+from pausefl_proto.v1 import evaluation_pb2 as pb
+from pausefl_proto.v1 import federation_pb2 as federation
+from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Manifest, Vector, cut, digest, pack, unpack
+from pausefl_server.records import SPLITS, Evaluation, Split
+
+# Each call holds a model in memory. A server has one under way, and another where it gave one up.
+_MOST_CALLS, _MOST_OF_A_CONNECTION = 16, 4
+# How long a patient server waits before it asks again an evaluator that has no room.
+_ASK_AGAIN_S = 1.0
+
+Answer = TypeVar("Answer")
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Evaluator"].full_name
+_QUICKLY = (
+    # An evaluator that is back, perhaps at another address, is found again within seconds.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.dns_min_time_between_resolutions_ms", 2_000),
+)
+
+
+class SplitEvaluator(Protocol):
+    """Makes θ_0 and evaluates models on splits (`pausefl.runtime.evaluator.model.Evaluator`, which needs torch)."""
+
+    initial: InitialModel
+
+    def evaluate(self, theta: Vector, splits: Sequence[Split], *, subset: bool) -> Evaluated:
+        """Accuracy and loss of θ on each."""
+
+
+class EvaluatorServer:
+    """The evaluator's end: evaluates one model at a time, on a thread of its own."""
+
+    def __init__(self, evaluator: SplitEvaluator, workload: str, tls: Tls | None) -> None:
+        """`workload` is what a run must agree on (`EvaluatorPlan.subject`)."""
+        self._evaluator = evaluator
+        self._workload = workload
+        self._tls = tls
+        self._thread = ThreadPoolExecutor(1, "evaluate")
+        self._calls = 0
+        self._turn = asyncio.Lock()
+        self._server = make_server(options=(("grpc.max_concurrent_streams", _MOST_OF_A_CONNECTION),))
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Initial": grpc.unary_stream_rpc_method_handler(self._initial),
+            "Evaluate": grpc.stream_unary_rpc_method_handler(self._evaluate_model),
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, and return the port (port 0: any free one).
+
+        ConfigError when it is taken, or a file for TLS is wrong.
+        """
+        bound = listen(self._server, "evaluation", host, port, self._tls)
+        await self._server.start()
+        return bound
+
+    async def stop(self) -> None:
+        """Cancel the calls under way and stop listening."""
+        await self._server.stop(None)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _initial(self, request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> AsyncIterator[bytes]:
+        async with self._room(context):
+            try:
+                self._agree(pb.Subject.FromString(request))
+            except (WireError, DecodeError) as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            initial = self._evaluator.initial
+            rest, values = _rest_to_message(initial.rest)
+            header = pb.Initial(manifest=initial.manifest.to_message(), rest=rest)
+            for part in await asyncio.to_thread(_take_apart, header, initial.theta_0):
+                yield part
+            for index, frame in enumerate(values):
+                yield pack(pb.ModelPart(frame=federation.Frame(index=index)), frame)
+
+    async def _evaluate_model(
+        self, parts: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]"
+    ) -> bytes:
+        async with self._room(context):
+            try:
+                header, payload = _open(await anext(parts, b""))
+                self._agree(header.evaluate.subject)
+                theta = await _put_together(
+                    header.evaluate.theta, payload, parts, self._evaluator.initial.manifest.size
+                )
+                splits = [_split(name) for name in header.evaluate.splits]
+            except (WireError, DecodeError) as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            await self._turn.acquire()  # a call that is given up here takes its model with it
+            work = self._thread.submit(for_future, self._evaluate, theta, splits, header.evaluate.subset)
+            work.add_done_callback(partial(self._end_turn, asyncio.get_running_loop()))
+            return await asyncio.shield(asyncio.wrap_future(work))
+
+    def _end_turn(self, loop: asyncio.AbstractEventLoop, _: "Future[bytes]") -> None:
+        """Let the next call evaluate its model, once the thread is through with one, given up or not."""
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(self._turn.release)
+
+    @asynccontextmanager
+    async def _room(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> AsyncIterator[None]:
+        """Hold room for one call; the call is aborted where there is none, or a client makes it."""
+        if any(is_no_servers(pem) for pem in context.auth_context().get("x509_pem_cert", ())):
+            said = "serves servers, and the certificate that it was shown is a client's"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, said)
+        if self._calls >= _MOST_CALLS:
+            said = f"has {self._calls} of {_MOST_CALLS} models to evaluate already"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, said)
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+    def _evaluate(self, theta: Vector, splits: Sequence[Split], subset: bool) -> bytes:
+        evaluations, statistics = self._evaluator.evaluate(theta, splits, subset=subset)
+        reply = pb.Evaluations(statistics=b"" if statistics is None else statistics.astype("<f4").tobytes())
+        for e in evaluations:
+            reply.evaluations.add(
+                split=e.split,
+                subset=e.subset,
+                n_examples=e.n_examples,
+                accuracy=e.accuracy,
+                loss=e.loss,
+                metric=e.metric,
+            )
+        return reply.SerializeToString()
+
+    def _agree(self, subject: pb.Subject) -> None:
+        """WireError unless this evaluator can evaluate the run's models."""
+        if subject.protocol_version != PROTOCOL_VERSION:
+            raise WireError(f"speaks protocol version {PROTOCOL_VERSION}, not {subject.protocol_version}")
+        if subject.workload != self._workload:
+            raise WireError(f"evaluates {self._workload}, this run is about {subject.workload}")
+
+
+class _FullError(OSError):
+    """The evaluator is there and has no room for another model."""
+
+
+class RemoteEvaluator:
+    """The server's end. It connects when it is first asked, and again whenever it must."""
+
+    def __init__(
+        self,
+        address: str,
+        workload: str,
+        tls: Tls | None,
+        patience_s: float,
+        answer_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        """`patience_s`: how long to wait for an evaluator that must be there; `say` tells of that wait.
+
+        `answer_s`: how long one that is there may take for an answer. ConfigError when a file for TLS is wrong.
+        """
+        self._address = address
+        self._subject = pb.Subject(protocol_version=PROTOCOL_VERSION, workload=workload)
+        self._tls = tls
+        self._patience_s = patience_s
+        self._answer_s = answer_s
+        self._say = say
+        self._pem = None if tls is None else tls.to_connect()
+        self._channel = open_channel(address, tls, options=_QUICKLY)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def initial(self) -> InitialModel:
+        """The model that a run begins with.
+
+        EvaluatorLost when no evaluator answers in time; ConfigError when it evaluates another workload.
+        """
+        try:
+            return await self._retry_until_answered(self._ask_initial)
+        except _FullError as error:
+            raise EvaluatorLost(f'evaluation.address = "{self._address}": the evaluator there {error}') from error
+        except OSError as error:
+            raise EvaluatorLost(f'evaluation.address = "{self._address}": no evaluator answers ({error})') from error
+
+    async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> Evaluated:
+        """On held-out training data and on the test set; EvaluatorLost when no evaluator answers."""
+        ask = partial(self._ask_evaluation, theta, subset)
+        try:
+            return await (self._retry_until_answered(ask) if patient else self._answered(ask))
+        except EvaluatorLost:
+            raise
+        except _FullError as error:
+            raise EvaluatorLost(f"the evaluator at {self._address} {error}") from error
+        except (OSError, PauseflError) as error:
+            raise EvaluatorLost(f"the evaluator at {self._address} does not answer ({error})") from error
+
+    async def _retry_until_answered(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Ask; if no evaluator answers, wait until it can be reached and has room, and ask once more."""
+        try:
+            return await self._answered(ask)
+        except OSError as error:
+            self._say(f"waiting up to {self._patience_s:g} s for the evaluator at {self._address}: {error}")
+            patient_until_s = time.monotonic() + self._patience_s
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await self._channel.channel_ready()
+            except TimeoutError:
+                raise error from None
+        while True:
+            try:
+                return await ask()
+            except _FullError:
+                if time.monotonic() > patient_until_s:
+                    raise
+            await asyncio.sleep(_ASK_AGAIN_S)
+
+    async def _answered(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Ask, and once more with files for TLS that were renewed meanwhile."""
+        try:
+            return await ask()
+        except _FullError:
+            raise
+        except (OSError, ConfigError):
+            if not await self._takes_up_renewed():
+                raise
+        return await ask()
+
+    async def _takes_up_renewed(self) -> bool:
+        """Open the channel anew, as gRPC keeps the files' contents with it; False where they are still the same."""
+        if self._tls is None:
+            return False
+        try:
+            pem = self._tls.to_connect()
+        except ConfigError:  # they are being replaced
+            return False
+        if pem == self._pem:
+            return False
+        before, self._pem = self._channel, pem
+        self._channel = open_channel(self._address, self._tls, options=_QUICKLY)
+        await before.close()
+        return True
+
+    async def _ask_initial(self) -> InitialModel:
+        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(f"/{_SERVICE}/Initial")
+        call = method(self._subject.SerializeToString(), timeout=self._answer_s)
+        try:
+            parts = aiter(call)
+            header, payload = _open(await anext(parts, b""))
+            manifest = Manifest.from_message(header.initial.manifest)
+            theta_0 = await _put_together(header.initial.theta, payload, parts, manifest.size)
+            return InitialModel(manifest, theta_0, await _rest_from_message(header.initial.rest, parts))
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error) from error
+
+    async def _ask_evaluation(self, theta: Vector, subset: bool) -> Evaluated:
+        header = pb.Evaluate(subject=self._subject, splits=SPLITS, subset=subset)
+        parts = await asyncio.to_thread(_take_apart, header, theta)
+        method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(f"/{_SERVICE}/Evaluate")
+        try:
+            reply = pb.Evaluations.FromString(await method(iter(parts), timeout=self._answer_s))
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error) from error
+        evaluations = tuple(
+            Evaluation(_split(e.split), e.subset, e.n_examples, e.accuracy, e.loss, e.metric) for e in reply.evaluations
+        )
+        return Evaluated(evaluations, np.frombuffer(reply.statistics, "<f4") if reply.statistics else None)
+
+    def _failure(self, error: "grpc.aio.AioRpcError") -> Exception:
+        said = shown(error.details() or "")
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return _FullError(said)
+        if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.PERMISSION_DENIED):
+            return ConfigError(f'evaluation.address = "{self._address}": the evaluator there {said}')
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return EvaluatorStuck(f"evaluation.answer_timeout_s = {self._answer_s:g}: the evaluator took longer")
+        return failure(error, self._address, self._tls)
+
+
+def _take_apart(header: pb.Initial | pb.Evaluate, theta: Vector) -> list[bytes]:
+    """The messages a model travels in."""
+    vector, frames = cut(theta, digest(theta))
+    header.theta.CopyFrom(vector)
+    first = pb.ModelPart(initial=header) if isinstance(header, pb.Initial) else pb.ModelPart(evaluate=header)
+    rest = (pb.ModelPart(frame=federation.Frame(index=index)) for index in range(1, len(frames)))
+    return [pack(part, frame) for part, frame in zip((first, *rest), frames, strict=True)]
+
+
+async def _put_together(header: federation.Vector, first: memoryview, rest: AsyncIterator[bytes], size: int) -> Vector:
+    """The model, (size,) float32; WireError when it does not arrive as announced."""
+    frames = Assembler(header, size)
+    frames.add(0, first)
+    while not frames.complete:
+        part, payload = _open(await anext(rest, b""))
+        frames.add(part.frame.index, payload)
+    return await asyncio.to_thread(frames.finish, check_finite=False)
+
+
+def _rest_to_message(rest: ModelRest) -> tuple[pb.Rest, list[memoryview]]:
+    """The message, and the constants' bytes in frames; none where there are no constants."""
+    values = np.frombuffer(b"".join(constant.data for constant in rest.constants), np.uint8)
+    header, frames = cut(values, digest(values))
+    constants = [federation.Tensor(name=c.name, shape=c.shape, dtype=c.dtype) for c in rest.constants]
+    told = pb.Rest(constants=federation.Manifest(tensors=constants), tied=rest.tied, local=rest.local.to_message())
+    told.values.CopyFrom(header)
+    return told, frames if values.size else []
+
+
+async def _rest_from_message(told: pb.Rest, parts: AsyncIterator[bytes]) -> ModelRest:
+    """The other way round; WireError where the bytes are not those announced."""
+    data = bytearray()
+    while len(data) < told.values.size_bytes and (part := await anext(parts, b"")):
+        data += _open(part)[1]
+    if digest(np.frombuffer(data, np.uint8)) != told.values.digest:
+        raise WireError("sent other constants of the model than it announced")
+    constants, start = [], 0
+    for tensor in told.constants.tensors:
+        size_bytes = math.prod(tensor.shape) * DTYPE_BYTES.get(tensor.dtype, 0)
+        constants.append(StoredTensor(tensor.name, tensor.dtype, tuple(tensor.shape), bytes(data[start:][:size_bytes])))
+        start += size_bytes
+    return ModelRest(tuple(constants), dict(told.tied), Manifest.from_message(told.local))
+
+
+def _open(data: bytes) -> tuple[pb.ModelPart, memoryview]:
+    header, payload = unpack(data)
+    return pb.ModelPart.FromString(header), payload
+
+
+def _split(name: str) -> Split:
+    for split in SPLITS:
+        if name == split:
+            return split
+    raise WireError(f"knows no split {name!r}")

@@ -1,0 +1,26 @@
+"""Writes a run's progress for TensorBoard: `tensorboard --logdir RUN_DIR/tensorboard`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboardX import SummaryWriter
+
+from pausefl.runtime.observers.base import Observer
+from pausefl.runtime.observers.figures import figures
+from pausefl_process.events import ProgressEvent
+
+
+class TensorBoard(Observer):
+    """Event files in the folder `tensorboard` of the run directory, a scalar a figure."""
+
+    def begin(self, run_dir: Path, settings: Mapping[str, Mapping[str, Any]]) -> None:
+        del settings
+        self._writer = SummaryWriter(str(run_dir / "tensorboard"))
+
+    def on_event(self, event: ProgressEvent) -> None:
+        for name, (number, value) in figures(event).items():
+            self._writer.add_scalar(name, value, number)
+
+    def end(self) -> None:
+        self._writer.close()

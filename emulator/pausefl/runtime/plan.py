@@ -1,0 +1,67 @@
+"""A whole run, planned once: what each of its processes is told, the network between them, what is shown of it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.groups import ClientGroups
+from pausefl.experiment.links import LinkPlan, check_netem, processes_of
+from pausefl.experiment.tables import ClientGroup
+from pausefl.runtime.client.plan import ClientPlan, client_plan
+from pausefl.runtime.netem import Shape, shapes
+from pausefl.runtime.server.plan import ServerPlan, server_plan
+from pausefl.runtime.standing_fleet import StandingFleet
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """The clients of one process, which belong to one group."""
+
+    client_ids: list[str]
+    group: ClientGroup
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """All that follows from an experiment before a run begins. Who plays it sees no experiment."""
+
+    server: ServerPlan
+    clients: ClientPlan
+    processes: tuple[ProcessPlan, ...]
+    """The client processes; none on the virtual clock, and where clients come from outside."""
+    is_virtual: bool
+    """Whether one process plays everything."""
+    network: Mapping[str, tuple[Shape, Shape]] | None
+    """Each client's way down and up, where the kernel makes them; None: clients delay their messages themselves."""
+    shows: Mapping[str, Any]
+    """Every setting, as observers and trackers are told."""
+
+
+def plan_of(experiment: Experiment, run: str, fleet: StandingFleet | None = None) -> RunPlan:
+    """The plan of a run in a directory of this name; ConfigError for what no table by itself shows.
+
+    With `fleet`, its clients come from outside.
+    """
+    clients, is_virtual = client_plan(experiment), experiment.experiment.clock == "virtual"
+    processes = _processes(experiment.groups, clients.links, experiment.clients_per_process)
+    latency, links = experiment.latency, clients.links
+    network = None
+    if latency.injection == "netem":
+        check_netem(links, len(links), experiment.clients_per_process)
+        network = {c: shapes(link, latency.down_share, latency.time_scale) for c, link in links.items()}
+    return RunPlan(
+        server=server_plan(experiment, run, clients, fleet.farewell if fleet else ""),
+        clients=clients,
+        processes=() if is_virtual or fleet else tuple(processes),
+        is_virtual=is_virtual,
+        network=network,
+        shows=experiment.model_dump(mode="json"),
+    )
+
+
+def _processes(groups: ClientGroups, links: Mapping[str, LinkPlan], each: int) -> Iterator[ProcessPlan]:
+    for name, group in groups.items():
+        of_group = {client_id: links[client_id] for client_id in group.client_ids(name)}
+        for client_ids in processes_of(of_group, each):
+            yield ProcessPlan(client_ids, group)

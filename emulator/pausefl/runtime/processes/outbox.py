@@ -1,0 +1,133 @@
+"""Passes things on in a thread of its own: a reader that takes nothing stops no event loop."""
+
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout
+from queue import SimpleQueue
+from typing import Generic, TextIO, TypeVar
+
+from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent, Report, RoundCommitted
+
+_WAITING_MAX = 4096
+# A reader that has not taken a process's last lines by then gets no more.
+_READ_WITHIN_S = 3.0
+
+Item = TypeVar("Item")
+
+
+@contextmanager
+def posted(report: Report, *, end_within_s: float | None = None) -> Iterator[Report]:
+    """A `Report` that returns at once and raises what `report` raised before; leaving the block waits for the rest.
+
+    With `end_within_s`, it waits no longer for a reader that takes nothing. Where very many events wait, rounds,
+    evaluations and notices are left out.
+    """
+    outbox = _Outbox(report, "events")
+
+    def post(event: ProgressEvent) -> None:
+        outbox.raise_error()
+        if outbox.has_room() or not isinstance(event, RoundCommitted | ModelEvaluated | Notice):
+            outbox.put(event)
+
+    try:
+        yield post
+    finally:
+        outbox.close(end_within_s)
+    outbox.raise_error()
+
+
+@contextmanager
+def posted_output() -> Iterator[None]:
+    """Write standard output and standard error by threads of their own for the time of a block.
+
+    Its end waits a moment for readers that take nothing. Where very many lines wait, later ones are left out.
+    """
+    with ExitStack() as block:
+        for redirect, stream in ((redirect_stdout, sys.stdout), (redirect_stderr, sys.stderr)):
+            if is_file(stream):
+                lines = block.enter_context(closing(_PostedLines(stream)))
+                block.enter_context(redirect(lines))
+        yield
+
+
+def is_file(stream: TextIO) -> bool:
+    """Whether a stream has a descriptor: one in memory needs no reader."""
+    try:
+        return stream.fileno() >= 0
+    except io.UnsupportedOperation:
+        return False
+
+
+class _PostedLines(io.TextIOBase):
+    """Text on its way to a file descriptor, line by line and past the buffers: a thread that waits there locks none."""
+
+    def __init__(self, stream: TextIO) -> None:
+        stream.flush()
+        self._file = stream.fileno()
+        self._begun = ""
+        self._lock = threading.Lock()
+        self._outbox = _Outbox(self._write_out, "output")
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            lines, end, self._begun = (self._begun + text).rpartition("\n")
+        if end and self._outbox.has_room():
+            self._outbox.put(lines + end)
+        return len(text)
+
+    def fileno(self) -> int:
+        return self._file
+
+    def isatty(self) -> bool:
+        return os.isatty(self._file)
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if not self.closed:
+            if self._begun:
+                self._outbox.put(self._begun)
+            self._outbox.close(_READ_WITHIN_S)
+        super().close()
+
+    def _write_out(self, text: str) -> None:
+        data = text.encode("utf-8", "backslashreplace")
+        while data:
+            data = data[os.write(self._file, data) :]
+
+
+class _Outbox(Generic[Item]):
+    def __init__(self, pass_on: Callable[[Item], object], name: str) -> None:
+        self._pass_on = pass_on
+        self._items: SimpleQueue[Item | None] = SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def has_room(self) -> bool:
+        return self._items.qsize() < _WAITING_MAX
+
+    def put(self, item: Item) -> None:
+        self._items.put(item)
+
+    def close(self, within_s: float | None) -> None:
+        self._items.put(None)
+        self._thread.join(within_s)
+
+    def raise_error(self) -> None:
+        """Raise, once, what passing on has raised: the reader may have gone."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _work(self) -> None:
+        while (item := self._items.get()) is not None:
+            try:
+                self._pass_on(item)
+            except BaseException as error:
+                self._error = error
+                return

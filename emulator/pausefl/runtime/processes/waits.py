@@ -1,0 +1,78 @@
+"""Tells what a process waits for when it gets SIGUSR1."""
+
+import asyncio
+import gc
+import inspect
+import os
+import signal
+import sys
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from pausefl.runtime.processes.event_loop import EventLoop
+
+Result = TypeVar("Result")
+
+
+def run_telling_waits(work: Coroutine[Any, Any, Result]) -> Result:
+    """Do the work in an event loop of its own, as asyncio.run does; write `waits` to standard error at each SIGUSR1.
+
+    Python lets no thread besides the main one hear signals.
+    """
+
+    async def told() -> Result:
+        with _told_on_sigusr1():
+            return await work
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        return runner.run(told())
+
+
+def waits() -> Iterator[str]:
+    """A line for each task of the running event loop: its name, and where it stands, outermost call first."""
+    for task in asyncio.all_tasks():
+        yield f"{task.get_name()}: {' > '.join(_places(task.get_coro()))}"
+
+
+@contextmanager
+def _told_on_sigusr1() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former, loop = signal.getsignal(signal.SIGUSR1), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, _tell)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, former)
+
+
+def _tell() -> None:
+    lines = [f"process {os.getpid()} waits:", *waits()]
+    # In one piece: other processes write to the same log.
+    print("".join(f"{line}\n" for line in lines), end="", file=sys.stderr, flush=True)
+
+
+def _places(awaited: Any) -> Iterator[str]:
+    """ "file.py:12 function" for each call that waits for the next; last, what no Python code waits for."""
+    while awaited is not None:
+        kind = next((kind for kind in ("cr", "ag", "gi") if getattr(awaited, f"{kind}_frame", None)), "")
+        if kind:
+            frame = getattr(awaited, f"{kind}_frame")
+            yield f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+            awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
+        elif (generator := _generator_of(awaited)) is not None:
+            awaited = generator
+        else:
+            yield type(awaited).__name__
+            return
+
+
+def _generator_of(awaited: Any) -> Any:
+    """The asynchronous generator whose next value is awaited, which has no attribute that leads there; None: none."""
+    if not type(awaited).__name__.startswith("async_generator_"):
+        return None
+    return next(filter(inspect.isasyncgen, gc.get_referents(awaited)), None)

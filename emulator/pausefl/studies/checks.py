@@ -1,0 +1,84 @@
+"""Tries the points of a campaign before anything is played, in a process that has what the runs' own have imported."""
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess, SpawnProcess
+from pathlib import Path
+from typing import Any
+
+from pausefl.experiment.experiment import Experiment
+from pausefl.extras import is_installed
+from pausefl.runtime.forks import forked_run
+from pausefl.runtime.processes.lifetime import die_with_parent, start
+from pausefl.studies.campaign import Missing, Planned
+from pausefl_proto.errors import PauseflError
+
+# What data, partition and model depend on; the runs of a point differ in their seed alone, which changes no shape.
+_TRIED = {"workload", "clients", "privacy", "tls", "admission", "evaluation"}
+
+
+def impossible(runs: Sequence[Planned]) -> Missing:
+    """The runs whose data cannot be dealt out, or whose model cannot take a training step, and why."""
+    trials = {run.name: run.experiment.model_dump_json(include=_TRIED) for run in runs}
+    trained = {trials[run.name]: run.experiment for run in runs if run.experiment.workload.model != "synthetic"}
+    if not (trained and is_installed("client")):
+        return {}
+    found = dict(zip(trained, _in_child(_try_out, list(trained.values())), strict=True))
+    return {name: error for name, trial in trials.items() if (error := found.get(trial)) is not None}
+
+
+def note_step_times(experiments: Sequence[Experiment], folder: Path) -> None:
+    """Measure here, for machines that share no locks, how long a training step takes on the virtual clock."""
+    if any(experiment.workload.model != "synthetic" for experiment in experiments):
+        _in_child(_measure_step, experiments, folder)
+
+
+def _in_child(
+    work: Callable[..., None], experiments: Sequence[Experiment], *arguments: Any
+) -> list[PauseflError | None]:
+    """The error that `work` raised for each experiment in a process, or None."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    told = (theirs, work, experiments, *arguments)
+    process: ForkServerProcess | SpawnProcess
+    if all(experiment.experiment.clock == "virtual" for experiment in experiments):
+        process = forked_run("pausefl-check", _tell, *told, needs_torch=True)
+    else:  # whose fork server, which comes later, is to import what clients need alone
+        process = multiprocessing.get_context("spawn").Process(target=_tell, args=told, name="pausefl-check")
+    start(process)
+    theirs.close()
+    try:
+        return [ours.recv() for _ in experiments]
+    except EOFError:
+        raise PauseflError("the process that tries data and model ended unexpectedly") from None
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _tell(
+    line: "Connection[Any, Any]", work: Callable[..., None], experiments: Sequence[Experiment], *arguments: Any
+) -> None:
+    die_with_parent()
+    for experiment in experiments:
+        try:
+            work(experiment, *arguments)
+            line.send(None)
+        except PauseflError as error:
+            line.send(error)
+
+
+def _try_out(experiment: Experiment) -> None:
+    from pausefl.runtime.evaluator.preflight import try_out
+    from pausefl_client.data.datasets import prepare_dataset
+
+    prepare_dataset(experiment.workload.dataset)
+    try_out(experiment, lambda _: None)
+
+
+def _measure_step(experiment: Experiment, folder: Path) -> None:
+    from pausefl.runtime.client.plan import client_plan
+    from pausefl.runtime.virtual.steps import share_step_time
+
+    if experiment.experiment.clock == "virtual":
+        share_step_time(client_plan(experiment).training, folder)

@@ -1,0 +1,151 @@
+"""Runs one experiment under several policies and seeds, and compares them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from pausefl.experiment.experiment import Experiment, with_seed
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.objects import labels_of
+from pausefl.experiment.server_records import check_policies
+from pausefl.results.report.comparison import Comparison, as_group_table, as_table, compare, write_comparison
+from pausefl.studies.campaign import (
+    DRAWING,
+    Missing,
+    Plan,
+    Planned,
+    begin,
+    check_named_once,
+    check_some_played,
+    read_plan,
+    refuse_other,
+    resume_campaign_command,
+    told_how_to_go_on,
+    unfinished,
+)
+from pausefl.studies.playing import Player, checked
+from pausefl.terminal_table import FittingTable
+from pausefl_proto.errors import ConfigError
+
+OF_RUNS = "compare --runs"
+"""The command of a comparison of runs that it did not play."""
+
+
+def compare_policies(
+    experiment: Experiment, policies: Sequence[str], seeds: int, folder: Path, player: Player
+) -> Comparison:
+    """Run each policy with the same seeds, so the same data, delays and θ_0, and write the comparison to `folder`.
+
+    Budgets are per run. `CampaignInterrupted` when the user ends a run.
+    """
+    runs = _planned(experiment, policies, seeds)
+    plan = Plan("compare", experiment.to_toml(), {"policies": list(policies), "seeds": seeds})
+    refuse_other(folder, plan)
+    refused = checked(runs, folder, player)
+    begin(folder, plan)
+    return _play(runs, refused, folder, player)
+
+
+def resume_comparison(folder: Path, player: Player) -> Comparison:
+    """Go on with an interrupted comparison; runs that have finished are not repeated."""
+    runs = _planned_in(read_plan(folder, "compare"), folder)
+    return _play(runs, checked(runs, folder, player), folder, player)
+
+
+def comparison_in(plan: Plan, folder: Path) -> Comparison:
+    """The comparison in a folder, of the runs that are finished; ConfigError where none is."""
+    if plan.command == OF_RUNS:
+        by_label = {label: [Path(run_dir) for run_dir in dirs] for label, dirs in plan.arguments["runs"].items()}
+        return replace(compare(by_label), folder=folder)
+    runs = _planned_in(plan, folder)
+    missing = unfinished(runs, folder, resume_campaign_command("compare", folder))
+    by_policy = _by_policy(runs, missing, folder)
+    _check_common_seed(by_policy, folder)
+    return replace(compare(by_policy), folder=folder, missing=missing)
+
+
+def compare_runs(run_dirs: Sequence[Path], labels: Sequence[str], folder: Path) -> Comparison:
+    """Compare finished runs of any origin under the names given; runs of one name are its seeds."""
+    if len(labels) != len(run_dirs):
+        raise ConfigError(f"--labels: {len(labels)} names for {len(run_dirs)} runs")
+    by_label: dict[str, list[Path]] = {label: [] for label in labels}
+    for label, run_dir in zip(labels, run_dirs, strict=True):
+        by_label[label].append(run_dir)
+    comparison = replace(compare(by_label), folder=folder)
+    where = {label: [str(run_dir.absolute()) for run_dir in dirs] for label, dirs in by_label.items()}
+    begin(folder, Plan(OF_RUNS, "", {"runs": where}))
+    write_comparison(comparison, folder)
+    return comparison
+
+
+def print_comparison(comparison: Comparison, folder: Path, console: Console) -> None:
+    """Print the tables, and where figure and page lie."""
+    console.print(FittingTable(as_table(comparison)))
+    if groups := as_group_table(comparison):
+        console.print(FittingTable(groups))
+    for sentence in comparison.answers:
+        console.print(sentence, highlight=False, soft_wrap=True)
+    console.print(f"figure: {folder / 'comparison.png'}\nreport: {folder / 'comparison.html'}", soft_wrap=True)
+
+
+def _play(runs: Sequence[Planned], refused: Missing, folder: Path, player: Player) -> Comparison:
+    go_on = resume_campaign_command("compare", folder, player.options)
+    with told_how_to_go_on(folder, go_on):
+        missing = {**refused, **player.play([run for run in runs if run.name not in refused], folder)}
+        player.say(DRAWING)
+        if by_policy := _by_policy(runs, missing, folder):
+            comparison = replace(compare(by_policy), folder=folder, missing=missing)
+            write_comparison(comparison, folder)
+    check_some_played(len(runs), missing, go_on)
+    _check_common_seed(by_policy, folder)
+    return comparison
+
+
+def _by_policy(runs: Sequence[Planned], missing: Missing, folder: Path) -> dict[str, list[Path]]:
+    """The run directories of each policy that has results, of the seeds that all of these have."""
+    seeds: dict[str, set[int]] = {}
+    for run in runs:
+        if run.name not in missing:
+            seeds.setdefault(run.experiment.selection.policy, set()).add(run.experiment.experiment.seed)
+    common = set.intersection(*seeds.values()) if seeds else set()
+    by_policy: dict[str, list[Path]] = {}
+    for run in runs:
+        if run.name not in missing and run.experiment.experiment.seed in common:
+            by_policy.setdefault(run.experiment.selection.policy, []).append(folder / run.name)
+    labels = labels_of(by_policy)
+    return {labels[policy]: run_dirs for policy, run_dirs in by_policy.items()}
+
+
+def _check_common_seed(by_policy: Mapping[str, object], folder: Path) -> None:
+    if not by_policy:
+        raise ConfigError(f"{folder}: has no seed that is finished under each policy that has results")
+
+
+def _planned_in(plan: Plan, folder: Path) -> list[Planned]:
+    experiment = parse_experiment(plan.source, file=str(folder))
+    return _planned(experiment, plan.arguments["policies"], plan.arguments["seeds"])
+
+
+def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> list[Planned]:
+    """The runs of each policy, seed by seed, so that an interrupted comparison has whole seeds to show."""
+    if seeds > 1 and experiment.privacy.enabled and experiment.privacy.ledger_dir:
+        raise ConfigError(f"--seeds {seeds}: goes without privacy.ledger_dir, whose ledgers are of one seed's data")
+    runs = []
+    for i in range(seeds):
+        for policy in policies:
+            variant = variant_of(experiment, policy, i)
+            name = f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
+            runs.append(Planned(name, variant))
+    check_named_once(runs)
+    return runs
+
+
+def variant_of(experiment: Experiment, policy: str, i: int) -> Experiment:
+    """The same experiment with another policy and the i-th seed; ConfigError when the policy does not fit it."""
+    selection = experiment.selection.model_copy(update={"policy": policy})
+    seeded = with_seed(experiment, experiment.experiment.seed + i)
+    variant = seeded.model_copy(update={"selection": selection})
+    check_policies(variant)
+    return variant

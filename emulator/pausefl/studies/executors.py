@@ -1,0 +1,211 @@
+"""Where a campaign's runs are played: here, or by the schedulers of clusters, which submitit and Dask reach."""
+
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pausefl.experiment.toml_source import value_of_text
+from pausefl.extras import require
+from pausefl.outcomes import RunInterrupted
+from pausefl.studies.playing import OneByOne, OnExecutor, Player, Show
+from pausefl_process.ending import INTERRUPTED
+from pausefl_process.plugins import in_one_line
+from pausefl_proto.errors import ConfigError
+
+if TYPE_CHECKING:
+    import submitit
+
+_LOOKS_EVERY_S = 3.0
+_ANSWERS_WITHIN_S = 10
+# A job may be neither in the queue nor have a result yet: network file systems show a new file late.
+_LOST_AFTER_LOOKS = 5
+# How often a run that is not over when its job's time is goes on in the next one.
+_MOST_TIMEOUTS = 1000
+
+
+def player_on(on: str, options: Sequence[str], jobs: int, show: Show, say: Callable[[str], object]) -> Player:
+    """The player of runs `--on` a place, with its `--on-option`s; `jobs` is how many at a time here.
+
+    ConfigError for a place that is none, or is not to be had here.
+    """
+    kind, _, address = on.partition("=")
+    typed = ["--on", on, *(word for option in options for word in ("--on-option", option))]
+    if jobs < 1:
+        raise ConfigError(f"--jobs {jobs}: must be at least 1")
+    if kind == "local":
+        if options:
+            raise ConfigError(f"--on-option {options[0]}: goes with --on slurm or --on dask=ADDRESS")
+        if jobs == 1:
+            return OneByOne(show, say=say)
+        return side_by_side(jobs, say)
+    if jobs != 1:
+        raise ConfigError(f"--jobs {jobs}: how many runs are played at a time, --on {on} decides itself")
+    if kind == "slurm" and not address:
+        require("slurm")
+        if shutil.which("sbatch") is None:
+            raise ConfigError("--on slurm: there is no sbatch here; start it where jobs are handed to Slurm")
+        slurm = partial(_slurm, _valued(options))
+        return OnExecutor(slurm, say, typed, is_elsewhere=True, has_whole_nodes=True)
+    if kind == "dask" and address:
+        require("dask")
+        return OnExecutor(partial(_dask, _dask_client(address), _valued(options)), say, typed, is_elsewhere=True)
+    raise ConfigError(f"--on {on}: must be local, slurm or dask=ADDRESS")
+
+
+def side_by_side(jobs: int, say: Callable[[str], object]) -> OnExecutor:
+    """Plays so many runs at a time here, each in a process of its own."""
+    return OnExecutor(lambda *_: ThreadPoolExecutor(jobs), say, ("--jobs", str(jobs)))
+
+
+def _valued(options: Sequence[str]) -> dict[str, Any]:
+    """Each option's value by its key."""
+    found = {}
+    for option in options:
+        key, separator, text = option.partition("=")
+        if not (separator and key.strip()):
+            raise ConfigError(f"--on-option {option}: must be KEY=VALUE")
+        found[key.strip().replace("-", "_")] = value_of_text(text)
+    return found
+
+
+def _dask_client(address: str) -> Any:
+    """Dask's client; ConfigError where no scheduler answers."""
+    from distributed import Client
+
+    try:
+        return Client(address, timeout=_ANSWERS_WITHIN_S)  # type: ignore[no-untyped-call]  # Dask has none
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--on dask={address}: no Dask scheduler answers there ({in_one_line(error)})") from error
+
+
+@contextmanager
+def _dask(client: Any, options: Mapping[str, Any], _folder: Path, _whole_nodes: bool) -> Iterator[Executor]:
+    """Dask's own executor, with options as of its `submit`."""
+    with client:
+        try:
+            executor = client.get_executor(pure=False, **options)
+        except TypeError as error:
+            raise ConfigError(f"--on-option: {error}") from error
+        with executor:
+            yield executor
+
+
+@contextmanager
+def _slurm(options: Mapping[str, Any], folder: Path, whole_nodes: bool) -> Iterator[Executor]:
+    """Slurm, with options as of sbatch; scripts and logs of its jobs lie in the campaign's folder `jobs`."""
+    import submitit
+
+    executor = submitit.SlurmExecutor(folder.absolute() / "jobs", max_num_timeout=_MOST_TIMEOUTS)
+    known = executor._valid_parameters()
+    given = {"job_name": "pausefl", **({"exclusive": True} if whole_nodes else {}), **options}
+    more = {key: value for key, value in given.items() if key not in known}
+    executor.update_parameters(additional_parameters=more, **{k: v for k, v in given.items() if k in known})
+    with _SlurmExecutor(executor) as opened:
+        yield opened
+
+
+class _SlurmExecutor(Executor):
+    """Jobs of Slurm as futures. A thread looks after all of them."""
+
+    def __init__(self, executor: "submitit.SlurmExecutor") -> None:
+        self._executor = executor
+        self._jobs: list[_SlurmFuture] = []
+        self._is_shut = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="slurm", daemon=True)
+        self._thread.start()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """Hand a job to sbatch. ConfigError with what sbatch says."""
+        try:
+            job = self._executor.submit(_SlurmTask(partial(fn, *args, **kwargs)))
+        except Exception as error:
+            raise ConfigError(f"--on slurm: sbatch refuses the job ({in_one_line(error)})") from error
+        future = _SlurmFuture(job)
+        self._jobs.append(future)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Return once all jobs have ended, or look no longer after them."""
+        if cancel_futures:
+            for job in list(self._jobs):
+                job.cancel()
+        if not wait:
+            self._jobs.clear()
+        self._is_shut.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while self._jobs or not self._is_shut.wait(_LOOKS_EVERY_S):
+            queued = _queued()
+            for job in list(self._jobs):
+                job.look("unknown" if queued is None else queued.get(job.number, ""))
+            self._jobs = [job for job in self._jobs if not job.done()]
+            self._is_shut.wait(_LOOKS_EVERY_S)
+
+
+@dataclass(frozen=True)
+class _SlurmTask:
+    """Does the work in a job of Slurm. Where that is interrupted, it leaves no result: the job may be queued again."""
+
+    work: Callable[[], Any]
+
+    def __call__(self) -> Any:
+        outcome = self.work()
+        return sys.exit(INTERRUPTED) if isinstance(outcome, RunInterrupted) else outcome
+
+    def checkpoint(self) -> Any:
+        """The job queued when this one is out of time or preempted: the same, as a run goes on by itself."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+class _SlurmFuture(Future[Any]):
+    def __init__(self, job: "submitit.Job[Any]") -> None:
+        super().__init__()
+        self.number = job.job_id
+        self._job = job
+        self._looks_lost = 0
+        self._is_cancelled = False
+
+    def cancel(self) -> bool:
+        """Ask Slurm, once, to end the job; it is done once it has ended."""
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            self._job.cancel(check=False)
+        return False
+
+    def look(self, state: str) -> None:
+        """Take the result if there is one, and note whether the job has begun, by its state in the queue.
+
+        One that is in the queue again may have left a result: Slurm ended it while submitit asked for that.
+        """
+        self._looks_lost = 0 if state else self._looks_lost + 1
+        if state == "RUNNING" and not self.running():
+            self.set_running_or_notify_cancel()
+        if not state and self._job.paths.result_pickle.exists():
+            try:
+                self.set_result(self._job.result())
+            except Exception as error:  # also of a result that cannot be read
+                self.set_exception(error)
+        elif self._looks_lost > _LOST_AFTER_LOOKS:
+            log = self._job.paths.stderr
+            self.set_exception(RunInterrupted(f"Slurm's job {self.number} ended without a result, see {log}"))
+
+
+def _queued() -> dict[str, str] | None:
+    """The state of each job in Slurm's queue, by number: accounting, which knows ended ones too, may be off.
+
+    None where Slurm does not answer.
+    """
+    words = ["squeue", "--noheader", "--me", "--format=%A %T"]
+    found = subprocess.run(words, capture_output=True, text=True, check=False)
+    return None if found.returncode else dict(line.split(maxsplit=1) for line in found.stdout.splitlines())

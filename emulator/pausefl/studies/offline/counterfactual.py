@@ -1,0 +1,228 @@
+"""Another policy's choices and waits, estimated from one run's log.
+
+The policy plays the run again from round 1. A client that it chooses answers as the log says where the log has that
+client in that round: every delay is a function of (seed, client, round), whatever else was chosen. Elsewhere its
+answer is drawn from what the log has of the client, and of a client that the log never has from another client's. An
+answer that the log did not wait for is drawn from the client's later ones; where it has none, it comes at its bound. A
+round in which no client gives an update is tried again, as a server does. Each of many draws first resamples every
+client's answers with replacement (the bootstrap; Efron, Annals of Statistics, 1979), so that the interval over the
+draws holds what the log leaves open of the laws as well.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import numpy as np
+
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.server_records import policy_of_rounds
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.server.plan import oracle_of, settings_of
+from pausefl.studies.offline.outcomes import LoggedAnswer, LoggedOutcomes, check_log_suffices, is_open
+from pausefl.studies.offline.replay import RecordedLog
+from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
+from pausefl_proto.draws import generator
+from pausefl_server.clients import ClientTable, only_labels
+from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.rounds.attempt import attempt_end, attempt_record, next_release, releases_of_misses
+from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
+from pausefl_server.rounds.choosing import choose
+from pausefl_server.rounds.deadline import answers_needed
+from pausefl_server.selection.base import Oracle, Policy
+from pausefl_server.settings import ServerSettings
+from pausefl_server.state import RunState
+
+_EXOGENOUS = ("joined", "left")
+"""Events that do not follow from what was chosen; all others are those of the log's own choices."""
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """A policy's rounds on a log: an axis of draws, then one of rounds, each with all its attempts."""
+
+    client_ids: tuple[str, ...]
+    """Every client of the log, sorted."""
+    waited_s: FloatArray
+    """(draws, rounds) the round's latency, with that of its failed attempts."""
+    failed_attempts: IntArray
+    """(draws, rounds) the attempts in which no client gave an update."""
+    without_update: BoolArray
+    """(draws, rounds) whether it was played, and all attempts failed that a server makes or that budgets leave: a run
+    would have ended there."""
+    beyond_budgets: BoolArray
+    """(draws, rounds) whether it was not played, as too few clients had budget left: a run would have ended."""
+    extrapolated: IntArray
+    """(draws, rounds) how many of the clients chosen did what the log's round does not tell."""
+    never_observed: IntArray
+    """(draws, rounds) how many of those have no answer in all of the log."""
+    at_bounds: IntArray
+    """(draws, rounds) how many answers come at a lower bound of their latency, as the log has no later ones."""
+    asked: IntArray
+    """(draws, rounds) how many clients were chosen."""
+    max_epsilon_spent: FloatArray
+    """(draws,) the greatest leakage of any client at the end."""
+    chosen: IntArray
+    """(draws, clients) how often each client was chosen, in the last attempt of each round."""
+    first: tuple[tuple[str, ...], ...]
+    """The clients chosen in the last attempt of each round of the first draw."""
+
+
+def play_on_log(experiment: Experiment, log: RecordedLog, draws: int) -> Counterfactual:
+    """Play the experiment's policy on a log, `draws` times; ConfigError where it needs what the log lacks."""
+    policy = policy_of_rounds(experiment)
+    records = tuple(log.records)  # all at once: every draw plays them again
+    outcomes = LoggedOutcomes.of(records)
+    check_log_suffices(policy, experiment.selection.policy, outcomes)
+    clients = client_plan(experiment)
+    settings = settings_of(experiment, "", clients)
+    oracle = oracle_of(policy, clients.links, settings.tau_min_s)
+    played = [_ImaginedRun.of(policy, settings, oracle, outcomes, draw).play(records) for draw in range(draws)]
+    return _gathered(outcomes.client_ids, played)
+
+
+@dataclass
+class _PlayedRound:
+    """The result of a round: `chosen` in its last attempt, all else in all its attempts together."""
+
+    chosen: tuple[str, ...] = ()
+    waited_s: float = 0.0
+    failed_attempts: int = 0
+    without_update: bool = False
+    beyond_budgets: bool = False
+    extrapolated: int = 0
+    never_observed: int = 0
+    at_bounds: int = 0
+    asked: int = 0
+
+
+@dataclass(frozen=True)
+class _PlayedDraw:
+    rounds: Sequence[_PlayedRound]
+    max_epsilon_spent: float
+
+
+@dataclass(frozen=True)
+class _ImaginedRun:
+    """One draw: what the policy knows of its own rounds, and what answers are drawn from."""
+
+    settings: ServerSettings
+    oracle: Oracle | None
+    outcomes: LoggedOutcomes
+    state: RunState
+    pools: Mapping[str, Sequence[LoggedAnswer]]
+    rng: np.random.Generator
+
+    @classmethod
+    def of(
+        cls, policy: Policy, settings: ServerSettings, oracle: Oracle | None, outcomes: LoggedOutcomes, draw: int
+    ) -> Self:
+        rng, seed = generator(settings.seed, "counterfactual", draw), settings.seed
+        state = RunState.start(policy, seed, tau_min_s=settings.tau_min_s, examples_max=settings.examples_max)
+        return cls(settings, oracle, outcomes, state, outcomes.resampled(rng), rng)
+
+    @property
+    def _needed(self) -> int:
+        return self.state.policy.m - self.settings.spare
+
+    def play(self, records: Sequence[RoundRecord]) -> _PlayedDraw:
+        rounds = [self._round(record) for record in records]
+        return _PlayedDraw(rounds, float(self.state.table.epsilon_spent.max(initial=0.0)))
+
+    def _round(self, record: RoundRecord) -> _PlayedRound:
+        """A round as a server plays it: again after an attempt without an update, as often as it is told to."""
+        played, state, first = _PlayedRound(), self.state, record.attempts[0].attempt
+        state.before_round(record.round, _events(record, state.table))
+        for attempt in range(first, first + self.settings.rounds_without_update_max):
+            state.before_round(record.round, used_up(state.table, self.settings.budget))
+            if too_few_left(state.table, self._needed) or not state.table.eligible().size:
+                played.beyond_budgets = attempt == first
+                played.without_update = not played.beyond_budgets
+                return played
+            imagined = self._attempt(record.round, attempt, played)
+            (state.after_round if imagined.observations else state.after_failed_attempt)(imagined)
+            state.before_round(record.round, releases_of_misses(imagined, state.table, self.settings.budget))
+            if imagined.observations:
+                return played
+            played.failed_attempts += 1
+        played.without_update = True
+        return played
+
+    def _attempt(self, round: int, attempt: int, played: _PlayedRound) -> RoundRecord:
+        """An attempt at a round, which `played` counts."""
+        table, outcomes = self.state.table, self.outcomes
+        selection, _ = choose(self.settings, self.state, self.oracle, round, attempt)
+        played.chosen = tuple(table.ids[row] for row in selection.rows)
+        answers = {c: outcomes.answer(round, c, self.pools, self.rng) for c in played.chosen}
+        imagined = self._record(round, attempt, played.chosen, answers)
+        waited_s = imagined.round_latency_s
+        unseen = [c for c in answers if not outcomes.tells(round, c, waited_s)]
+        played.waited_s += waited_s
+        played.extrapolated += len(unseen)
+        played.never_observed += sum(not self.pools.get(c) for c in unseen)
+        played.at_bounds += sum(is_open(a) and a.latency_s <= waited_s for a in answers.values())
+        played.asked += len(answers)
+        return imagined
+
+    def _record(
+        self, round: int, attempt: int, chosen: tuple[str, ...], answers: Mapping[str, LoggedAnswer]
+    ) -> RoundRecord:
+        """The attempt as the server would have written it down: it ends with the answer that is the last one needed."""
+        settings = self.settings
+        needed = answers_needed(len(answers), self._needed, settings.spare, settings.quorum)
+        latencies_s = np.array([answer.latency_s for answer in answers.values()])
+        never = [isinstance(answer, Miss) and not is_open(answer) for answer in answers.values()]
+        end_s, in_time, _ = attempt_end(np.where(never, np.inf, latencies_s), needed, np.inf)
+        waited_s = min(end_s, float(latencies_s.max()))
+        observations: list[Observation] = []
+        misses: list[Miss] = []
+        for (client_id, answer), is_in_time in zip(answers.items(), in_time.tolist(), strict=True):
+            if is_in_time:
+                observations.append(_observation(round, answer, self.state.table, settings, self.outcomes))
+            elif isinstance(answer, Miss) and answer.latency_s <= waited_s:
+                misses.append(answer)
+            else:
+                misses.append(Miss(client_id, "unneeded", waited_s, waited_s))
+        return attempt_record(round, attempt, chosen, observations, misses)
+
+
+def _events(record: RoundRecord, table: ClientTable) -> list[LogEvent]:
+    """Comings and goings before a round, whatever was chosen. What known clients had spent is the log's own history."""
+    events = [event for attempt in record.attempts for event in attempt.events if event.kind in _EXOGENOUS]
+    return [replace(e, released=0, epsilon_spent=0.0) if e.client_id in table.row_of else e for e in events]
+
+
+def _observation(
+    round: int, answer: LoggedAnswer, table: ClientTable, settings: ServerSettings, outcomes: LoggedOutcomes
+) -> Observation:
+    """The logged answer, as a release of this history: its ε_i follows from how often the client was chosen here."""
+    if isinstance(answer, Miss):  # not waited for in the log: it comes at its bound
+        answer = Observation(answer.client_id, Timing(answer.waited_s), answer.latency_s, 0, 0, 0.0, 0.0)
+    row = table.row_of[answer.client_id]
+    i, epsilon, spent = next_release(table, row, settings.budget)
+    return replace(
+        answer,
+        n_examples=int(table.n_examples[row]),
+        participation=i,
+        epsilon=epsilon,
+        epsilon_spent=spent,
+        loss=outcomes.loss(answer.client_id, round),
+        statistics=only_labels(answer.statistics),
+    )
+
+
+def _gathered(client_ids: tuple[str, ...], draws: Sequence[_PlayedDraw]) -> Counterfactual:
+    place = {client_id: i for i, client_id in enumerate(client_ids)}
+    chosen = np.zeros((len(draws), len(client_ids)), np.int64)
+    for row, draw in zip(chosen, draws, strict=True):
+        np.add.at(row, [place[c] for of_round in draw.rounds for c in of_round.chosen], 1)
+
+    counted = [each.name for each in fields(_PlayedRound) if each.name != "chosen"]
+    tables = {name: np.array([[getattr(r, name) for r in draw.rounds] for draw in draws]) for name in counted}
+    return Counterfactual(
+        client_ids=client_ids,
+        **tables,
+        max_epsilon_spent=np.array([draw.max_epsilon_spent for draw in draws]),
+        chosen=chosen,
+        first=tuple(of_round.chosen for of_round in draws[0].rounds),
+    )

@@ -1,0 +1,93 @@
+"""Latencies to fit laws to: of a run's log, or of a file with a row per exchange."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from pausefl.experiment.measured.reading import Measured, Reading
+from pausefl.results.reading import open_database
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.errors import ConfigError
+from pausefl_server.records import Miss
+from pausefl_server.storage.round_log import RoundLog
+from pausefl_server.storage.seals import check_seals
+
+_BOUNDING = ("unneeded", "timeout")
+_AS_SAID = Reading()
+
+
+@dataclass(frozen=True)
+class ClientLatencies:
+    """One client's latencies in the order they were measured."""
+
+    seconds: FloatArray
+    """(n,) all above 0."""
+    round: IntArray
+    """(n,) ascending: the round of each, or its place where rounds are not known."""
+    bounds_s: FloatArray = field(default_factory=lambda: np.empty(0))
+    """(k,) lower bounds of further latencies: of answers that were not waited for, or not in time."""
+    missed: int = 0
+    """How many other jobs had no answer: these say nothing of a latency."""
+
+
+@dataclass(frozen=True)
+class _MeasuredRows:
+    when: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    bounds_s: list[float] = field(default_factory=list)
+    others: list[Miss] = field(default_factory=list)
+
+
+def latencies_of(source: Path, reading: Reading = _AS_SAID) -> Mapping[str, ClientLatencies]:
+    """The latencies of a run directory or a file, by client; ConfigError, with the line, for what is neither."""
+    if source.is_dir() and reading != Reading():
+        raise ConfigError(f"{source}: is a run, whose latencies are in seconds; options of files do not go with it")
+    found = _of_run(source) if source.is_dir() else _of_file(source, reading)
+    if not found:
+        raise ConfigError(f"{source}: holds no latencies")
+    return found
+
+
+def _of_run(run_dir: Path) -> dict[str, ClientLatencies]:
+    """The signal that the policy saw, `latency.signal`, at the emulated scale."""
+    rows: dict[str, _MeasuredRows] = {}
+    with open_database(run_dir) as database:
+        check_seals(run_dir / "run.db", database)
+    for record in RoundLog(partial(open_database, run_dir)):
+        for o in (o for o in record.observations if o.teaches):
+            of_client = rows.setdefault(o.client_id, _MeasuredRows())
+            of_client.when.append(record.round)
+            of_client.seconds.append(o.latency_s)
+        for miss in (m for attempt in record.attempts for m in attempt.misses if m.teaches):
+            of_client = rows.setdefault(miss.client_id, _MeasuredRows())
+            if miss.kind in _BOUNDING and miss.latency_s > 0:
+                of_client.bounds_s.append(miss.latency_s)
+            else:
+                of_client.others.append(miss)
+    return {
+        client_id: ClientLatencies(np.array(r.seconds), np.array(r.when, np.int64), np.array(r.bounds_s), len(r.others))
+        for client_id, r in sorted(rows.items())
+        if r.seconds or r.bounds_s
+    }
+
+
+def _of_file(file: Path, reading: Reading) -> dict[str, ClientLatencies]:
+    try:
+        found = reading.measured(file, _as_option, by_client=True, above_zero=True)
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    return {name: _in_order(of_client) for name, of_client in found.items()}
+
+
+def _as_option(name: str, value: str) -> str:
+    return shlex.join([f"--{name.replace('_', '-')}", value])
+
+
+def _in_order(measured: Measured) -> ClientLatencies:
+    """Each row is one round of its client, in the order of their times."""
+    seconds, is_lost = measured.in_order()
+    return ClientLatencies(seconds[~is_lost], np.flatnonzero(~is_lost) + 1, seconds[is_lost])

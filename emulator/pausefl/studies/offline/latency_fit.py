@@ -1,0 +1,140 @@
+"""A fleet's latencies as an experiment: a law per client, written as TOML that runs."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tomli_w
+
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.measured.reading import Reading
+from pausefl.experiment.tables import SelectionTable
+from pausefl.results.frames import data_frame
+from pausefl.runtime.run_dir import stored_experiment
+from pausefl.studies.offline.fitting import FittedLaw, fit_law
+from pausefl.studies.offline.latencies import ClientLatencies, latencies_of
+from pausefl_proto.arrays import FloatArray
+from pausefl_proto.draws import generator
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TAU_MIN_LEVEL = 0.01
+
+
+@dataclass(frozen=True)
+class LatencyFit:
+    """Laws fitted to a fleet's latencies."""
+
+    source: Path
+    """The run directory or the file."""
+    latencies: Mapping[str, ClientLatencies]
+    """The measured latencies, by the name the source has for a client."""
+    laws: Mapping[str, FittedLaw]
+    """The law of each client, by the same name."""
+    client_ids: Mapping[str, str]
+    """The id of each in the experiment."""
+    experiment: Experiment
+    """An experiment with these laws."""
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per client: its name and id, its law and why, how much was measured."""
+        rows = [
+            {"client": name, "client_id": self.client_ids[name], "kind": law.table["kind"], "why": law.why}
+            | {"latencies": len(of.seconds), "lower_bounds": len(of.bounds_s), "missed": of.missed}
+            for name, law in self.laws.items()
+            for of in [self.latencies[name]]
+        ]
+        return data_frame(rows, "LatencyFit.to_frame")
+
+    def __repr__(self) -> str:
+        return f"<LatencyFit of {len(self.laws)} clients: {self.source}>"
+
+    def to_toml(self) -> str:
+        """The experiment as TOML, with what was fitted to what in comments."""
+        lines = [f"Laws fitted to {self.source} by pausefl fit-latency.", *self._notes()]
+        comments = "".join(f"# {line}\n" for line in lines)
+        document = self.experiment.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        if not document["experiment"]["python_path"]:
+            del document["experiment"]["python_path"]
+        return f"{comments}\n{tomli_w.dumps(document)}"
+
+    def _notes(self) -> Iterator[str]:
+        for name, fitted in self.laws.items():
+            latencies, client_id = self.latencies[name], self.client_ids[name]
+            who = client_id if name == client_id else f"{client_id} is {name!r}"
+            measured, bounds = len(latencies.seconds), len(latencies.bounds_s)
+            more = f", {bounds} lower bound{'s' if bounds > 1 else ''}" if bounds else ""
+            missed = f", {latencies.missed} missed jobs left out" if latencies.missed else ""
+            doubt = ": few of its exchanges were waited for, so its law is uncertain" if bounds > measured else ""
+            yield f"{who}: {fitted.table['kind']} ({fitted.why}; {measured} latencies{more}{missed}){doubt}"
+
+
+def fit_latency(source: Path, reading: Reading) -> LatencyFit:
+    """Fit a law to each client of a run directory or a file; ConfigError for what is neither."""
+    latencies = latencies_of(source, reading)
+    laws = {name: fit_law(of_client) for name, of_client in latencies.items()}
+    if source.is_dir():
+        client_ids = {name: name for name in latencies}
+        document = _run_document(stored_experiment(source), latencies)
+    else:
+        client_ids = _ids(latencies)
+        document = _fleet_document(latencies, list(client_ids.values()))
+    document["latency"]["groups"] = [
+        {"clients": client_ids[name], "delay": dict(fitted.table)} for name, fitted in laws.items()
+    ]
+    return LatencyFit(source, latencies, laws, client_ids, parse_experiment(tomli_w.dumps(document)))
+
+
+def _ids(names: Iterable[str]) -> dict[str, str]:
+    """The ids of devices: their names, as far as these can be ids; those of equal ones are numbered."""
+    ids: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"\.\.+|[^A-Za-z0-9._-]+", "-", name).strip(".-") or "client"
+        taken, number = set(ids.values()), 2
+        ids[name] = plain
+        while ids[name] in taken:
+            ids[name], number = f"{plain}-{number}", number + 1
+    return ids
+
+
+def _fleet_document(latencies: Mapping[str, ClientLatencies], ids: list[str]) -> dict[str, Any]:
+    """An experiment that trains nothing: its exchanges take what was measured. Few latencies lie below its τ_min."""
+    least_s = np.quantile(_together(latencies), _TAU_MIN_LEVEL)
+    return {
+        "clients": {"ids": ids},
+        "selection": {"m": max(1, min(SelectionTable().m, len(latencies) // 2))},  # of all clients, none is chosen
+        "latency": {"mode": "total", "tau_min_s": float(f"{least_s:.6g}")},
+        "workload": {"model": "synthetic"},
+    }
+
+
+def _run_document(experiment: Experiment, latencies: Mapping[str, ClientLatencies]) -> dict[str, Any]:
+    """The run's experiment; clients that it never chose have the law of all latencies together.
+
+    What policies saw as a whole round trip is one here, training included, and takes as long as it says: time_scale
+    is 1. The communication alone is added to the training.
+    """
+    document = experiment.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    signal = experiment.latency.signal
+    kept = {"signal": signal, "time_scale": experiment.latency.time_scale} if signal == "communication" else {}
+    tau_min_s = experiment.latency.tau_min_s
+    document["latency"] = {**kept, "mode": "additive" if kept else "total", "tau_min_s": tau_min_s}
+    if experiment.round_timeout_s is not None and not kept:
+        # In real seconds, of which an emulated second of the run took time_scale; here it takes one.
+        timeout_s = experiment.round_timeout_s / experiment.latency.time_scale
+        document["server"]["round_timeout_s"] = float(f"{timeout_s:.6g}")
+    if set(experiment.client_ids) - set(latencies):
+        shuffled = generator(experiment.experiment.seed, "fit-latency").permutation(_together(latencies))
+        bounds = np.concatenate([of_client.bounds_s for of_client in latencies.values()])
+        of_all = fit_law(ClientLatencies(shuffled, np.arange(1, len(shuffled) + 1), bounds))
+        document["latency"]["delay"] = dict(of_all.table)
+    return document
+
+
+def _together(latencies: Mapping[str, ClientLatencies]) -> FloatArray:
+    return np.concatenate([of_client.seconds for of_client in latencies.values()])

@@ -1,0 +1,75 @@
+"""The pictures of fitted laws, and of a replay."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from pausefl.experiment.measured.censoring import equal_values
+from pausefl.results.report.style import RC, SERIES, new_figure, whisker
+from pausefl.studies.offline.fitting import as_written
+from pausefl.studies.offline.latency_fit import LatencyFit
+from pausefl_proto.arrays import FloatArray
+
+PANELS_MAX = 12
+_ACROSS = 4
+_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
+
+
+def draw_fit(fit: LatencyFit) -> Figure:
+    """A panel per client; with more than PANELS_MAX clients, of those whose law lies farthest from the data."""
+    points = {name: np.sort(fitted.law.points()) for name, fitted in fit.laws.items()}
+    # Of more digits, a law that is the data themselves would lie beside each of them.
+    measured = {name: as_written(equal_values(of.seconds, of.bounds_s)) for name, of in fit.latencies.items()}
+    distance = {name: greatest_distance(measured[name], points[name]) for name in points}
+    shown = sorted(distance, key=lambda name: -distance[name])[:PANELS_MAX]
+    down = -(-len(shown) // _ACROSS)
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(11, 0.6 + 2.4 * down), layout="constrained")
+        for place, name in enumerate(shown, start=1):
+            axes = figure.add_subplot(down, _ACROSS, place)
+            values = measured[name]
+            steps = [values[0], *values], [0.0, *_levels(values)]
+            axes.step(*steps, where="post", color=SERIES[0].light, label="measured")
+            axes.plot(points[name], _levels(points[name]), "--", color=SERIES[1].light, label="law")
+            axes.set_xlim(0, 1.2 * values[-1])
+            axes.set_title(f"{name}: {fit.laws[name].table['kind']}, {distance[name]:.2f} apart", fontsize=9)
+            axes.set_xlabel("latency (s)")
+        figure.axes[0].legend(loc="lower right")
+        figure.axes[0].set_ylabel("share below")
+        figure.supxlabel("apart: the greatest difference between both shares (Kolmogorov–Smirnov)", fontsize=9)
+    return figure
+
+
+def greatest_distance(values: FloatArray, points: FloatArray) -> float:
+    """The Kolmogorov–Smirnov distance of (n,) values from a law's ascending points."""
+    at = np.sort(values)
+    gaps = [
+        np.searchsorted(at, at, side) / len(at) - np.searchsorted(points, at, side) / len(points) for side in _SIDES
+    ]
+    return float(np.abs(gaps).max())
+
+
+def _levels(points: FloatArray) -> FloatArray:
+    levels: FloatArray = np.arange(1, len(points) + 1) / len(points)
+    return levels
+
+
+def draw_replay(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> Figure:
+    """Total latency by round: recorded, and estimated with the share of rounds that rest on extrapolation."""
+    number, recorded_s, waited_s = (
+        np.array([row[name] for row in rounds]) for name in ("round", "recorded_s", "waited_s")
+    )
+    total, share = summary["total_latency_s"], summary["extrapolated"]["rounds"]
+    with mpl.rc_context(RC):
+        figure, axes = new_figure(
+            f"{share:.0%} of the estimate's rounds are extrapolated", "round", "total latency (s)"
+        )
+        axes.plot(number, recorded_s.cumsum(), color=SERIES[0].light, label=f"{summary['recorded_policy']}, recorded")
+        axes.plot(number, waited_s.cumsum(), "--", color=SERIES[1].light, label=f"{summary['policy']}, estimated")
+        middle, half = whisker(total["low"], total["high"])
+        axes.errorbar(number[-1:], middle, half, color=SERIES[1].light, capsize=4, label="95 % of the draws")
+        axes.legend()
+    return figure

@@ -1,0 +1,233 @@
+"""The results of a replay: in words, as JSON and CSV, and as a picture."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.server_records import check_policies
+from pausefl.experiment.toml_source import Overrides
+from pausefl.results.csv_table import write_csv
+from pausefl.results.frames import data_frame
+from pausefl.results.reading import EPSILON_LABELS
+from pausefl.runtime.run_dir import stored_experiment
+from pausefl.studies.offline.counterfactual import Counterfactual, play_on_log
+from pausefl.studies.offline.replay import RecordedLog, ReplayedChoice, check_same, read_log, replay_log
+from pausefl_process.files import write_durably
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.errors import ConfigError
+from pausefl_server.records import RoundRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CAVEAT = (
+    "an estimate from another policy's log: it supposes that a client's latency does not depend on who else is chosen,"
+    " and that its latencies in the log stand for those in the rounds where the log lacks it; accuracy cannot be told"
+)
+_COLUMNS = ("round", "recorded", "chosen", "recorded_s", "waited_s", "low_s", "high_s", "extrapolated")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The result of replaying a log with a policy."""
+
+    choices: Sequence[ReplayedChoice]
+    """The policy's choices, knowing the log up to each attempt."""
+    summary: Mapping[str, Any]
+    """The output of `pausefl replay --json`."""
+    rounds: Sequence[Mapping[str, Any]]
+    """A row per round: recorded and estimated choice and latency; empty for the run's own policy."""
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The rows as a DataFrame."""
+        return data_frame(self.rounds, "Replay.to_frame")
+
+    def __repr__(self) -> str:
+        return f"<Replay of {self.summary['rounds']} rounds by {self.summary['policy']}>"
+
+
+def replayed(run_dir: Path, policy: str | None, overrides: Overrides, draws: int) -> Replay:
+    """Replay a run's log. Without a policy and overrides, its own must choose what the log has; PauseflError.
+
+    With either, it is an estimate from so many draws; ConfigError where the policy needs what the log lacks.
+    """
+    recorded = stored_experiment(run_dir)
+    log = read_log(run_dir)
+    if policy is None and not overrides:
+        choices = replay_log(recorded, log)
+        check_same(choices)
+        return Replay(choices, _own_summary(recorded, log, choices), ())
+    experiment = _varied(recorded, policy, overrides)
+    played = play_on_log(experiment, log, draws)
+    choices = replay_log(experiment, log)
+    summary = _summary(recorded, experiment, log, choices, played)
+    return Replay(choices, summary, list(_rows(log, played)))
+
+
+def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
+    """The results of a replay, line by line."""
+    if "draws" not in summary:
+        yield (
+            f"{summary['policy']}: chose the same clients in all {summary['rounds']} rounds"
+            f" ({summary['attempts']} attempts); {summary['total_latency_s']:.1f} s in all"
+        )
+        return
+    latency, spent, rests = summary["total_latency_s"], summary["max_epsilon_spent"], summary["extrapolated"]
+    yield (
+        f"{summary['policy']} would have waited {latency['mean']:.1f} s"
+        f" ({latency['low']:.1f} to {latency['high']:.1f} s, 95 %) in {summary['rounds']} rounds,"
+        f" {summary['recorded_policy']} waited {summary['recorded_total_latency_s']:.1f} s"
+    )
+    if spent is not None:
+        label = EPSILON_LABELS[summary["privacy_unit"]]
+        yield f"greatest {label} {spent['mean']:.3g} ({spent['low']:.3g} to {spent['high']:.3g})"
+    yield (
+        f"{rests['rounds']:.0%} of rounds and {rests['choices']:.0%} of choices rest on extrapolation,"
+        f" {rests['choices_of_clients_never_observed']:.0%} on other clients' latencies"
+    )
+    if rests["choices_at_lower_bounds"]:
+        yield (
+            f"{rests['choices_at_lower_bounds']:.1%} of choices answer at a lower bound: the log did not wait for these"
+            " clients and has no later answers of theirs; the estimate is too low there"
+        )
+    if (failed := summary["failed_attempts"])["high"]:
+        yield f"{failed['mean']:.3g} attempts failed ({failed['low']:.3g} to {failed['high']:.3g}) and were waited for"
+    if share := summary["rounds_without_update"]:
+        yield f"{share:.1%} of rounds had no update in any attempt: a run would have ended at the first"
+    if share := summary["rounds_beyond_budgets"]:
+        yield (
+            f"{share:.1%} of rounds were not played, as too few clients had budget left: a run would have ended before"
+            " the first, and the totals are of fewer rounds than the log's"
+        )
+    if failed_s := summary["recorded_failed_attempts_s"]:
+        yield (
+            f"{summary['recorded_policy']} waited {failed_s:.1f} s more in failed attempts at the next round, which no"
+            " estimate has"
+        )
+    same = summary["on_the_logs_history"]
+    yield (
+        f"on the log's own history it would choose the same set in {same['same_sets']} of {same['attempts']} attempts,"
+        f" and share {same['shared_choices']:.0%} of the clients"
+    )
+    yield f"this is {CAVEAT}"
+
+
+def write_replay(replay: Replay, folder: Path) -> list[Path]:
+    """Write replay.json and, of an estimate, replay.csv and replay.png to `folder`; returns what was written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(folder / "replay.json", json.dumps(replay.summary, indent=2) + "\n")
+    if not replay.rounds:
+        return [folder / "replay.json"]
+    rounds = ({**row, **{name: " ".join(row[name]) for name in ("recorded", "chosen")}} for row in replay.rounds)
+    write_csv(folder / "replay.csv", _COLUMNS, ([row.get(name) for name in _COLUMNS] for row in rounds))
+    from pausefl.results.report.style import write_picture
+    from pausefl.studies.offline.plots import draw_replay
+
+    write_picture(folder / "replay", lambda: draw_replay(replay.summary, replay.rounds))
+    names = ("replay.json", "replay.csv", "replay.png", "replay.pdf")
+    return [folder / name for name in names if (folder / name).exists()]
+
+
+def _varied(recorded: Experiment, policy: str | None, overrides: Overrides) -> Experiment:
+    """The run's experiment with another selection; ConfigError for a key of anything else."""
+    varied = parse_experiment(recorded.to_toml(), overrides)
+    keys = overrides if isinstance(overrides, Mapping) else [each.partition("=")[0].strip() for each in overrides]
+    for key in keys:
+        if not key.startswith("selection."):
+            raise ConfigError(f"--set {key}: a replay changes who is chosen, so it takes keys of selection alone")
+    if policy is not None:
+        selection = varied.selection.model_copy(update={"policy": policy})
+        varied = varied.model_copy(update={"selection": selection})
+    # What must be disclosed is held against the log, not against what the run was to disclose.
+    open_run = varied.privacy.model_copy(update={"disclose": ("loss", "labels")})
+    check_policies(varied.model_copy(update={"privacy": open_run}))
+    return varied
+
+
+def _own_summary(experiment: Experiment, log: RecordedLog, choices: Sequence[ReplayedChoice]) -> dict[str, Any]:
+    return {
+        "policy": experiment.selection.policy,
+        "rounds": len(log.records),
+        "attempts": len(choices),
+        "same_choices": sum(choice.is_same for choice in choices),
+        "total_latency_s": _total_s(log.records) + _waited_s(log.unfinished),
+    }
+
+
+def _summary(
+    recorded: Experiment,
+    experiment: Experiment,
+    log: RecordedLog,
+    choices: Sequence[ReplayedChoice],
+    played: Counterfactual,
+) -> dict[str, Any]:
+    asked = int(played.asked.sum())
+    is_private = experiment.privacy.enabled
+    return {
+        "policy": experiment.selection.policy,
+        "recorded_policy": recorded.selection.policy,
+        "rounds": len(log.records),
+        "draws": len(played.waited_s),
+        "recorded_total_latency_s": _total_s(log.records),
+        "recorded_failed_attempts_s": _waited_s(log.unfinished),
+        "total_latency_s": _interval(played.waited_s.sum(axis=1)),
+        "failed_attempts": _interval(played.failed_attempts.sum(axis=1)),
+        "rounds_without_update": float(played.without_update.mean()),
+        "rounds_beyond_budgets": float(played.beyond_budgets.mean()),
+        "max_epsilon_spent": _interval(played.max_epsilon_spent) if is_private else None,
+        "privacy_unit": experiment.privacy.unit if is_private else None,
+        "extrapolated": {
+            "rounds": int((played.extrapolated > 0).sum()) / max(int((played.asked > 0).sum()), 1),
+            "choices": int(played.extrapolated.sum()) / max(asked, 1),
+            "choices_of_clients_never_observed": int(played.never_observed.sum()) / max(asked, 1),
+            "choices_at_lower_bounds": int(played.at_bounds.sum()) / max(asked, 1),
+        },
+        "on_the_logs_history": {
+            "attempts": len(choices),
+            "same_sets": sum(choice.is_same for choice in choices),
+            "shared_choices": sum(c.shared for c in choices) / sum(len(set(c.chosen)) for c in choices),
+        },
+        "times_chosen": dict(zip(played.client_ids, played.chosen.mean(axis=0).tolist(), strict=True)),
+        "caveat": CAVEAT,
+    }
+
+
+def _waited_s(attempts: Iterable[RoundRecord]) -> float:
+    return sum((attempt.round_latency_s for attempt in attempts), 0.0)
+
+
+def _total_s(records: Iterable[RoundRecord]) -> float:
+    return sum((_waited_s(record.attempts) for record in records), 0.0)
+
+
+def _rows(log: RecordedLog, played: Counterfactual) -> Iterator[dict[str, Any]]:
+    low, high = np.quantile(played.waited_s, (0.025, 0.975), axis=0)
+    for t, record in enumerate(log.records):
+        yield {
+            "round": record.round,
+            "recorded": record.chosen,
+            "chosen": played.first[t],
+            "recorded_s": _waited_s(record.attempts),
+            "waited_s": float(played.waited_s[:, t].mean()),
+            "low_s": float(low[t]),
+            "high_s": float(high[t]),
+            "extrapolated": float((played.extrapolated[:, t] > 0).mean()),
+        }
+
+
+def _interval(values: FloatArray | IntArray) -> dict[str, float]:
+    """The draws' mean, and the percentiles that hold 95 % of them."""
+    low, high = np.quantile(values, (0.025, 0.975))
+    return {"mean": float(values.mean()), "low": float(low), "high": float(high)}
+
+
+def as_json(replay: Replay) -> str:
+    """The summary, and the first choices that differ from the log's, as JSON."""
+    differing = [asdict(choice) for choice in replay.choices if not choice.is_same]
+    return json.dumps({**replay.summary, "rounds_played": list(replay.rounds), "differing": differing})

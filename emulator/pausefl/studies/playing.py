@@ -1,0 +1,266 @@
+"""Plays the runs of a campaign: one after the other on a display, or as jobs of an executor."""
+
+import logging
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Event
+from types import FrameType
+from typing import Protocol
+
+from pausefl.outcomes import RunInterrupted
+from pausefl.runtime.fleet import View
+from pausefl.runtime.run import run_experiment
+from pausefl.runtime.standing_fleet import StandingFleet
+from pausefl.studies.campaign import CampaignInterrupted, Missing, Planned, is_played
+from pausefl.studies.checks import impossible, note_step_times
+from pausefl.studies.job import Job, UnfitMachine
+from pausefl.studies.time_left import time_left
+from pausefl_process.ending import INTERRUPTED, asking_to_end, signals_to
+from pausefl_process.plugins import in_one_line
+from pausefl_proto.draws import stable_hash
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.excerpts import excerpt
+
+log = logging.getLogger("pausefl")
+
+# How often a run is handed in that ended before its time though nobody asked it to.
+_TRIES_MAX = 4
+# How soon a signal is heard.
+_LOOKS_EVERY_S = 0.5
+
+Show = Callable[[str], AbstractContextManager[View]]
+"""The display of one run, by its title."""
+
+
+class Player(Protocol):
+    """Plays the runs of a campaign."""
+
+    @property
+    def options(self) -> Sequence[str]:
+        """The options of a command that has its runs played so."""
+
+    @property
+    def say(self) -> Callable[[str], object]:
+        """Tells what goes on between and after the runs."""
+
+    def check(self, runs: Sequence[Planned]) -> None:
+        """ConfigError for runs that it cannot play, before anything is written."""
+
+    def play(self, runs: Sequence[Planned], folder: Path) -> Missing:
+        """Play every run that is not finished yet; returns why runs have no results, empty where all have.
+
+        One that fails keeps no other from being played. ConfigError, before any is played, where a finished run is not
+        the planned one. Where the user ends it, no other is begun: those left are interrupted.
+        """
+
+
+def checked(runs: Sequence[Planned], folder: Path, player: Player) -> Missing:
+    """The runs whose data or model refuse to be tried, each told in a line of the log; the others can be played.
+
+    ConfigError where none can, where the player cannot play them, and where the folder has a run of another experiment.
+    """
+    player.check(runs)
+    left = [run for run in runs if not is_played(run, folder)]
+    refused = impossible(left)
+    if refused and len(refused) == len(runs):
+        raise next(iter(refused.values()))
+    for name, error in refused.items():
+        log.warning("%s cannot be played: %s", name, error)
+    return refused
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """Plays one run after the other, each on a display of its own."""
+
+    show: Show
+    say: Callable[[str], object] = lambda _: None
+    fleet: StandingFleet | None = None
+    """The clients that play all of the runs; None: each run starts its own."""
+
+    @property
+    def options(self) -> Sequence[str]:
+        """As of `Player`."""
+        return ("--fleet", self.fleet.address) if self.fleet else ()
+
+    def check(self, runs: Sequence[Planned]) -> None:
+        """ConfigError for runs that the fleet, if there is one, cannot play."""
+        if self.fleet:
+            for run in runs:
+                self.fleet.serve(run.experiment)
+
+    def play(self, runs: Sequence[Planned], folder: Path) -> Missing:
+        """As of `Player`. On a fleet, whose network changes with the hours, a seed's runs come in an order drawn by it.
+
+        It is drawn for all of them, so that a campaign that goes on has the same.
+        """
+        ordered = sorted(runs, key=_place_on_a_fleet) if self.fleet else runs
+        left = {number: run for number, run in enumerate(ordered, start=1) if not is_played(run, folder)}
+        missing: dict[str, PauseflError] = {}
+        began_s = time.monotonic()
+        for n_before, (number, run) in enumerate(left.items()):
+            still = time_left(time.monotonic() - began_s, n_before, len(left) - n_before)
+            fleet = self.fleet and replace(self.fleet, runs_to_come=len(left) - n_before - 1)
+            try:
+                with self.show(f"{run.name} ({number} of {len(runs)}{still})") as view:
+                    run_dir = folder / run.name
+                    played = run_experiment(run.experiment, run_dir, view, resume=True, fleet=fleet, has_report=False)
+                is_interrupted = played["outcome"] == "interrupted"
+            except KeyboardInterrupt:
+                is_interrupted = True
+            except PauseflError as error:
+                missing[run.name] = error
+                is_interrupted = False
+            if is_interrupted:
+                told = CampaignInterrupted(f"interrupted in run {number} of {len(runs)} ({run.name})")
+                return {**missing, **dict.fromkeys([run.name for run in list(left.values())[n_before:]], told)}
+        return missing
+
+
+def _place_on_a_fleet(run: Planned) -> tuple[int, int]:
+    """Where a run comes among those of a campaign: seed by seed, and among those of its seed as drawn."""
+    seed = run.experiment.experiment.seed
+    return seed, stable_hash(seed, "place on a fleet", run.name)
+
+
+@dataclass(frozen=True)
+class OnExecutor:
+    """Plays runs as jobs of an executor, which may play several at a time, here or on other machines."""
+
+    executor: Callable[[Path, bool], AbstractContextManager[Executor]]
+    """Opens the executor for a campaign's folder, and tells it whether each run needs a machine to itself."""
+    say: Callable[[str], object]
+    """Is told of each run that has ended."""
+    options: Sequence[str] = ()
+    is_elsewhere: bool = False
+    """Its machines may be others than this one."""
+    has_whole_nodes: bool = False
+    """It can give each run a machine to itself."""
+
+    def check(self, runs: Sequence[Planned]) -> None:
+        """ConfigError for runs on the real clock, which would hold each other up where they share a machine."""
+        if not self.has_whole_nodes and _is_any_real(runs):
+            raise ConfigError(
+                f'{" ".join(self.options) or "executor"}: needs experiment.clock = "virtual"; on the real clock, runs'
+                " side by side would hold each other up"
+            )
+
+    def play(self, runs: Sequence[Planned], folder: Path) -> Missing:
+        """As of `Player`."""
+        self.check(runs)
+        left = [run for run in runs if not is_played(run, folder)]
+        if self.is_elsewhere:
+            note_step_times([run.experiment for run in left], folder)
+        with self.executor(folder, _is_any_real(left)) as executor, _stopping_on_signals() as stop:
+            jobs = _Jobs(self, executor, folder, stop, len(runs), len(runs) - len(left))
+            try:
+                jobs.play(left)
+            finally:
+                jobs.cancel()  # what is left where an error ends it
+        return jobs.missing
+
+
+def _is_any_real(runs: Sequence[Planned]) -> bool:
+    return any(run.experiment.experiment.clock == "real" for run in runs)
+
+
+@dataclass
+class _Jobs:
+    """The jobs that were handed in, and what came of the others."""
+
+    player: OnExecutor
+    executor: Executor
+    folder: Path
+    stop: Event
+    n_runs: int
+    n_done: int
+    n_ended: int = 0
+    """How many of those have ended now, rather than before."""
+    began_s: float = field(default_factory=time.monotonic)
+    under_way: "dict[Future[str | PauseflError], Planned]" = field(default_factory=dict)
+    tries: "Counter[str]" = field(default_factory=Counter)
+    missing: dict[str, PauseflError] = field(default_factory=dict)
+
+    def play(self, runs: Sequence[Planned]) -> None:
+        """Hand all in, and note what comes of them."""
+        for run in runs:
+            self._hand_in(run)
+        while self.under_way:
+            ended, _ = wait(self.under_way, _LOOKS_EVERY_S, FIRST_COMPLETED)
+            if self.stop.is_set():
+                self.cancel()
+            for future in ended:
+                self._note(self.under_way.pop(future), _outcome(future))
+
+    def cancel(self) -> None:
+        """Begin none of those that wait; those that have begun are asked to end where that is possible."""
+        for future in list(self.under_way):
+            future.cancel()
+
+    def _hand_in(self, run: Planned) -> None:
+        self.tries[run.name] += 1
+        job = Job(run.experiment.to_toml(), self.folder.absolute(), run.name, self.player.is_elsewhere)
+        hears = (self.stop,) if isinstance(self.executor, ThreadPoolExecutor) else ()  # of this process's own threads
+        try:
+            self.under_way[self.executor.submit(job, *hears)] = run
+        except RuntimeError as error:  # it was broken by the end of a worker, or shut down
+            self.missing[run.name] = PauseflError(f"its executor takes no more jobs ({error})")
+
+    def _note(self, run: Planned, outcome: str | PauseflError) -> None:
+        if isinstance(outcome, UnfitMachine):
+            raise outcome
+        if isinstance(outcome, RunInterrupted):
+            if self.stop.is_set():
+                self.missing[run.name] = CampaignInterrupted(
+                    f"interrupted after {self.n_done} of {self.n_runs} runs were finished"
+                )
+                return
+            if self.tries[run.name] < _TRIES_MAX:
+                self.player.say(f"{run.name}: {outcome}; it goes on in another job")
+                self._hand_in(run)
+                return
+            outcome = PauseflError(f"{outcome} ({_TRIES_MAX} times)")
+        if isinstance(outcome, PauseflError):
+            self.missing[run.name] = outcome
+        self.n_done += 1
+        self.n_ended += 1
+        left, running = self.n_runs - self.n_done, sum(future.running() for future in self.under_way)
+        still = time_left(time.monotonic() - self.began_s, self.n_ended, left, running)
+        self.player.say(f"{run.name}: {outcome} ({self.n_done} of {self.n_runs}{still})")
+
+
+@contextmanager
+def _stopping_on_signals() -> Iterator[Event]:
+    """An event that the first signal to end sets. The second one ends this process, and its runs with it, at once."""
+    stop = Event()
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            os._exit(INTERRUPTED)
+        stop.set()
+
+    with signals_to(ask, signal.SIGINT, *asking_to_end()):
+        yield stop
+
+
+def _outcome(future: "Future[str | PauseflError]") -> str | PauseflError:
+    """A job's outcome, or why there is none: RunInterrupted where it may be handed in again."""
+    try:
+        return future.result()
+    except RunInterrupted as error:
+        return error
+    except CancelledError:
+        return RunInterrupted("cancelled")
+    except (ImportError, AttributeError, TypeError) as error:
+        return UnfitMachine(
+            f"the executor's machines cannot play it ({in_one_line(error)}); is the same pausefl there?"
+        )
+    except Exception as error:  # of the executor: its worker was killed, or has run out of time
+        return RunInterrupted(f"its job was lost ({excerpt(in_one_line(error))})")

@@ -1,0 +1,58 @@
+"""Writes again what finished runs leave to read, also those of a comparison or a sweep."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pausefl.results.report import report_runs
+from pausefl.results.report.comparison import Comparison, write_comparison
+from pausefl.results.report.comparison.figure import all_runs
+from pausefl.results.report.style import KINDS
+from pausefl.studies.campaign import plan_of, resume_campaign_command
+from pausefl.studies.compare import OF_RUNS, comparison_in
+from pausefl.studies.sweep import Sweep, sweep_in
+from pausefl_proto.errors import ConfigError
+
+REPRODUCTION = "reproduction.json"
+"""What a finished reproduction leaves of what it found."""
+
+
+def opened_campaign(folder: Path) -> Comparison | Sweep | dict[str, Any]:
+    """The results of a finished campaign; of a reproduction, its summary. ConfigError for any other."""
+    plan = plan_of(folder)
+    if plan is not None and plan.command in ("compare", OF_RUNS):
+        return comparison_in(plan, folder)
+    if plan is not None and plan.command == "sweep":
+        return sweep_in(plan, folder)
+    try:
+        found: dict[str, Any] = json.loads((folder / REPRODUCTION).read_text("utf-8"))
+    except (OSError, ValueError):
+        said = f"pausefl {plan.command}" if plan else "another command"
+        raise ConfigError(f"{folder}: holds no finished comparison, sweep or reproduction; begun by {said}") from None
+    return found
+
+
+def report_folder(folder: Path, *, csv: bool, formats: Sequence[str] = ()) -> list[Path]:
+    """Report on a run, or on a comparison or a sweep and each of its runs; returns what was written.
+
+    `csv` exports the tables of every run, too, `formats` pictures as such files. ConfigError for a folder that is none
+    of these, or not finished.
+    """
+    if unknown := [kind for kind in formats if kind not in KINDS]:
+        raise ConfigError(f"formats {unknown[0]}: must be {', '.join(KINDS)}")
+    plan = plan_of(folder)
+    if plan is None:
+        return report_runs([folder], csv, formats)
+    if plan.command == "sweep":
+        pages = report_runs(sweep_in(plan, folder).run_dirs, csv, formats)
+        return [*pages, *(path for name in ("sweep.csv", "sweep.png") if (path := folder / name).exists())]
+    if plan.command in ("compare", OF_RUNS):
+        comparison = comparison_in(plan, folder)
+        pages = report_runs([run.path for run in all_runs(comparison.runs)], csv, formats)
+        return [*pages, write_comparison(comparison, folder, formats)]  # which links those pages
+    again = resume_campaign_command(plan.command, folder)
+    if plan.command == "reproduce":
+        again = shlex.join(["pausefl", "reproduce", plan.arguments["name"], "--resume", "--out", str(folder)])
+    raise ConfigError(f"{folder}: was begun by pausefl {plan.command}; to write its files again: {again}")

@@ -1,0 +1,336 @@
+"""Policy and latencies only, no network and no training: regret, reward, leakage and selections over many rounds.
+
+Regret is counted as in PAUSE v2, eq. (15), with the genie of eq. (10) asked every round *on the policy's own history*:
+g and p are those the policy's past choices led to. Both sets meet the same latency draws of that round.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from pausefl.experiment.delay_laws import Delay, NoDelay, known_means, sampled_delays
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.population.availability import Presence
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.server.plan import settings_of
+from pausefl.studies.simulation import kernel
+from pausefl.studies.simulation.curves import Curves, SimulationResult
+from pausefl_client.link import Mode
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.budget import Budget
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
+from pausefl_server.clients import ClientTable
+from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.rounds.attempt import attempt_end, attempt_record, next_release, releases_of_misses
+from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
+from pausefl_server.rounds.choosing import chosen_in, context_of
+from pausefl_server.rounds.deadline import LEAST_S, answers_needed, round_timeout_s
+from pausefl_server.selection import Oracle, Policy, Selection
+from pausefl_server.selection.policies.genie import Genie
+from pausefl_server.selection.policies.pause import Choice, Pause
+from pausefl_server.selection.policies.sa_pause import SaPause
+from pausefl_server.selection.policies.ucb import Ucb
+from pausefl_server.settings import PrivacySettings, ServerSettings
+from pausefl_server.state import RunState
+
+BLOCK = 4096
+"""Rounds whose latencies are drawn at once."""
+
+
+def server_of(tau_min_s: float, budget: Budget | None = None, seed: int = 1, **settings: Any) -> ServerSettings:
+    """The settings of a server by default, but for these; without a deadline unless one is given."""
+    privacy = None if budget is None else PrivacySettings(budget, "vector", "")
+    chosen = {"round_timeout_s": math.inf, **settings}
+    return replace(_by_default(), seed=seed, tau_min_s=tau_min_s, privacy=privacy, **chosen)
+
+
+@cache
+def _by_default() -> ServerSettings:
+    experiment = Experiment()
+    return settings_of(experiment, "", client_plan(experiment))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The setting that a policy is simulated in."""
+
+    laws: Mapping[str, Delay]
+    """The law of each client's delay per exchange, by id."""
+    examples: Mapping[str, int]
+    """|D_k| by id."""
+    server: ServerSettings
+    """The settings by which its rounds are played; its τ_min is a number."""
+    presence: Presence | None = None
+    """The clients that are there in each round; None: everyone, always."""
+    latency_seed: int | None = None
+    """The seed of the latencies alone; None: it is the server's."""
+    training: Mapping[str, Delay] = field(default_factory=dict)
+    """The law of the real seconds that each client trains, by id; empty where training takes none."""
+    mode: Mode = "additive"
+    """Whether training comes on top of the delay, or is part of it where it takes no longer."""
+
+    @property
+    def tau_min_s(self) -> float:
+        """The server's τ_min."""
+        assert self.server.tau_min_s is not None
+        return self.server.tau_min_s
+
+    @cached_property
+    def oracle(self) -> Oracle:
+        """The truth about the delays, whatever the deadline; as in a run, nothing of training."""
+        return Oracle(*known_means(self.laws, self.tau_min_s))
+
+    @property
+    def has_expectations(self) -> bool:
+        """Whether there is such a truth: a law that changes with the round has none."""
+        try:
+            return self.oracle is not None
+        except ConfigError:
+            return False
+
+    @property
+    def least_wait_s(self) -> float:
+        """The least wait of any round, in the laws' seconds."""
+        waits_s = self.server.round_timeout_s
+        return (LEAST_S if waits_s is None else waits_s) / self.server.time_scale
+
+    def latencies_s(self, rounds: int) -> Iterator[FloatArray]:
+        """Blocks of (n, K) delays drawn, columns in the order of the sorted ids; the same for every policy."""
+        return self._drawn(
+            self.laws, "simulate", self.server.seed if self.latency_seed is None else self.latency_seed, rounds
+        )
+
+    def answers_s(self, rounds: int) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """Blocks like those of `latencies_s`: after how long answers come, in the laws' seconds, and their latencies.
+
+        Delays are stretched by the time scale, training is not (`pausefl_server.records.Timing.signal_s`).
+        """
+        for delay_s, trained_s in zip(self.latencies_s(rounds), self._training_s(rounds), strict=True):
+            sent_s = delay_s if self.mode == "additive" else np.maximum(delay_s - trained_s, 0.0)
+            came_s = sent_s + trained_s / self.server.time_scale
+            yield came_s, sent_s + trained_s if self.server.signal == "round_trip" else sent_s
+
+    def _training_s(self, rounds: int) -> Iterator[FloatArray]:
+        laws = self.training or dict.fromkeys(self.laws, NoDelay())
+        return self._drawn(laws, "simulate-training", self.server.seed, rounds)
+
+    @staticmethod
+    def _drawn(laws: Mapping[str, Delay], name: str, seed: int, rounds: int) -> Iterator[FloatArray]:
+        ids = sorted(laws)
+        rngs = [generator(seed, name, client_id) for client_id in ids]
+        for start in range(0, rounds, BLOCK):
+            n = min(BLOCK, rounds - start)
+            yield np.stack(
+                [sampled_delays(laws[i], rng, n, start + 1) for i, rng in zip(ids, rngs, strict=True)], axis=1
+            )
+
+
+def simulate(
+    policy: Policy,
+    setting: Setting,
+    rounds: int,
+    *,
+    with_regret: bool = True,
+    watch: Callable[[Selection], object] | None = None,
+) -> SimulationResult:
+    """Run `policy` for `rounds` rounds, one call of it a round, against the genie that weighs as it does.
+
+    Ends early, as a run does, once budgets leave fewer clients than a round takes. A round without clients passes. So
+    does one that no client answers in time, which a server would try again.
+
+    Without regret, or where no genie weighs as the policy does, reward and both regrets are NaN, and a policy that
+    needs no oracle costs no expectation of a law. `watch` is shown every selection. ConfigError for a policy that needs
+    what clients disclose, or chooses what cannot be played.
+    """
+    refuse_disclosures(policy)
+    genie = genie_of(policy) if with_regret else None
+    server, ids = setting.server, sorted(setting.laws)
+    state = RunState.start(policy, server.seed, tau_min_s=server.tau_min_s, examples_max=server.examples_max)
+    table, presence = state.table, setting.presence or Presence.of_all(ids)
+    oracle = setting.oracle if policy.needs_oracle else None
+    curves, missed, penalty_s, t = Curves(rounds), np.zeros(len(ids), np.int64), 0.0, 0
+    for block in setting.answers_s(rounds):
+        for of_ids in zip(*block, strict=True):
+            t += 1
+            state.before_round(t, arrivals(presence, t, setting.examples))
+            state.before_round(t, used_up(table, server.budget))
+            if too_few_left(table, policy.m - server.spare):
+                return curves.result(table, missed, penalty_s)
+            context = context_of(server, state, oracle, t, 0)
+            if not context.eligible.size:
+                curves.add(t, np.zeros((1, 4)), np.array([table.epsilon_spent.max()]))
+                continue
+            selection = chosen_in(context, state)
+            if watch:
+                watch(selection)
+            problem = None
+            if genie:
+                problem = genie.choice(None, replace(context, oracle=setting.oracle, eligible=table.eligible()))
+            known = np.searchsorted(ids, table.ids) if setting.presence else slice(None)
+            came_s, latency_s = (of_id[known] for of_id in of_ids)
+            record = _record(t, state, selection, came_s, latency_s, server)
+            gained = _gained(selection, problem, setting, latency_s, record.round_latency_s)
+            missed[table.rows(miss.client_id for miss in record.missed)] += 1
+            state.after_round(record)
+            state.before_round(t, releases_of_misses(record, table, server.budget))
+            penalty_s += selection.cluster_penalty_s
+            curves.add(t, gained[None], np.array([table.epsilon_spent.max()]))
+    return curves.result(table, missed, penalty_s)
+
+
+def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationResult:
+    """`simulate` for plain PAUSE under R1, compiled: some hundred times faster, the same numbers.
+
+    Where a latency passes the deadline, `simulate` plays all rounds instead. ValueError for any other policy or for
+    options the compiled rounds do not know.
+    """
+    if not is_compiled(policy, setting):
+        raise ValueError(
+            "only pause with R1, a plain mean, m <= K, everyone there and needed, no training, floor or share_max is"
+            " compiled"
+        )
+    table, oracle = ClientTable(setting.server.seed, setting.tau_min_s, setting.server.examples_max), setting.oracle
+    table.apply_events(arrivals(Presence.of_all(sorted(setting.laws)), 1, setting.examples), 1)
+    order = np.argsort(table.tie_key)
+    share = policy.m * table.n_examples[order] / table.n_examples.sum()
+    mu = setting.tau_min_s * np.array([oracle.mean_inverse_latency[table.ids[row]] for row in order])
+    eta = setting.server.budget.eta if setting.server.budget else 0.0
+    chosen, inverse_s = np.zeros(len(table), np.int64), np.zeros(len(table))
+    curves, t = Curves(rounds), 1
+    for block in setting.latencies_s(rounds):
+        if (block >= setting.least_wait_s).any():
+            return simulate(policy, setting, rounds)
+        for latency_s in curves.pieces(block, t):
+            gained = np.empty((len(latency_s), 4))
+            kernel.play(
+                t,
+                np.ascontiguousarray(latency_s[:, order]),
+                share,
+                mu,
+                setting.tau_min_s,
+                policy.m,
+                policy.alpha,
+                policy.gamma,
+                policy.beta,
+                policy.zeta,
+                eta,
+                chosen,
+                inverse_s,
+                gained,
+            )
+            t += len(latency_s)
+            spent = setting.server.budget.spent(int(chosen.max())) if setting.server.budget else 0.0
+            curves.add(t - 1, gained, np.array([spent]))
+    table.chosen[order] = chosen
+    return curves.result(table, np.zeros(len(table), np.int64))
+
+
+def arrivals(presence: Presence, t: int, examples: Mapping[str, int] | None = None) -> list[LogEvent]:
+    """The events of clients that come and go before round t; |D_k| by id, 1 unless said otherwise."""
+    come, gone = presence.changes(t)
+    joined = [LogEvent("joined", i, n_examples=examples[i] if examples else 1) for i in come]
+    return joined + [LogEvent("left", i) for i in gone]
+
+
+def is_compiled(policy: Policy, setting: Setting) -> TypeGuard[Pause]:
+    """Whether `simulate_pause` knows this policy and setting."""
+    if (
+        setting.presence
+        or (setting.server.budget and setting.server.budget.epsilon_floor)
+        or policy.m > len(setting.laws)
+    ):
+        return False
+    if setting.training or setting.server.spare or setting.server.quorum < 1:
+        return False
+    return setting.server.aggregation.weight_share_max == 1 and isinstance(policy, Pause) and policy.is_plain
+
+
+def genie_of(policy: Policy) -> Genie | None:
+    """The genie that weighs as this policy does; with PAUSE's defaults for a policy that has no such weights.
+
+    None where Φ_g or Φ_p is no mean: the genie finds the optimum of R1 and R2 alone.
+    """
+    if isinstance(policy, SaPause) and not policy.weighs_means:
+        return None
+    weighing = policy.as_pause() if isinstance(policy, Ucb) else policy
+    names = {field.name for field in fields(Genie) if field.init}
+    return Genie(**{f.name: getattr(weighing, f.name) for f in fields(weighing) if f.name in names})
+
+
+def refuse_disclosures(policy: Policy) -> None:
+    """ConfigError for a policy that lives on what a simulation cannot draw: losses and labels come of training."""
+    if needed := " and ".join(sorted(policy.disclosures)):
+        name = type(policy).__name__
+        raise ConfigError(
+            f"selection.policy: {name} needs clients to disclose their {needed}, which a simulation has not: must be a"
+            " policy that needs nothing disclosed"
+        )
+
+
+def regret_bound(setting: Setting, policy: Pause, n: IntArray | FloatArray, delta: float) -> FloatArray:
+    """Theorem 3, PAUSE v2, eq. (17): K(Δ_max + δ)(4(m+1) ln n/δ² + 1 + 2π²/3).
+
+    Δ_max is Lemma 1's for R1, and under R2, for which the paper states none, that plus the range of the cluster term.
+    The paper's own proof ends with 4π²/3; either way it is a thing to measure, not to trust: see docs/regret.md.
+    """
+    mu = setting.tau_min_s * np.array(list(setting.oracle.mean_inverse_latency.values()))
+    greatest_gap = mu.max() - mu.min() + 2 * policy.alpha + policy.greatest_penalty + policy.gamma
+    per_client = 4 * (policy.m + 1) * np.log(np.asarray(n, np.float64)) / delta**2 + 1 + 2 * math.pi**2 / 3
+    bound: FloatArray = len(mu) * (greatest_gap + delta) * per_client
+    return bound
+
+
+def printed_delta(setting: Setting) -> float:
+    """δ as the paper defines it: the least gap of the mean latencies E[τ_k]."""
+    return least_gap(np.array(list(setting.oracle.mean_latency_s.values())))
+
+
+def least_gap(values: FloatArray | Sequence[float]) -> float:
+    """δ = min over i ≠ j of |values_i − values_j|; the paper takes values = E[τ_k]."""
+    return float(np.diff(np.sort(values)).min()) if len(values) > 1 else math.inf
+
+
+def _gained(
+    selection: Selection, problem: Choice | None, setting: Setting, latency_s: FloatArray, waited_s: float
+) -> FloatArray:
+    """(4,) of one round: regret, genie regret, reward, latency.
+
+    Rewards are of the latencies of all clients asked, waited for or not: the genie is one that nothing keeps from the
+    truth.
+    """
+    tau_min_s = setting.tau_min_s
+    slowest = latency_s[selection.rows].max()
+    chosen = np.flatnonzero(np.isin(problem.rows, selection.rows)) if problem else np.empty(0, np.int64)
+    if problem is None or len(chosen) != problem.m:
+        return np.array([math.nan, math.nan, math.nan, waited_s])
+    best = problem.exact()
+    reward = tau_min_s / max(slowest, tau_min_s) + problem.worth(chosen)
+    genie_reward = tau_min_s / max(latency_s[problem.rows[best]].max(), tau_min_s) + problem.worth(best)
+    return np.array([genie_reward - reward, problem.energy(best) - problem.energy(chosen), reward, waited_s])
+
+
+def _record(
+    t: int, state: RunState, selection: Selection, came_s: FloatArray, latency_s: FloatArray, server: ServerSettings
+) -> RoundRecord:
+    """The server's record of the round: it waits for the answers that it needs, at most until the deadline."""
+    table, asked, scale = state.table, np.array([*dict.fromkeys(selection.rows.tolist())]), server.time_scale
+    deadline_s = round_timeout_s(server, table, selection.rows) / scale
+    needed = answers_needed(len(asked), state.policy.m - server.spare, server.spare, server.quorum)
+    end_s, in_time, kind = attempt_end(came_s[asked], needed, deadline_s)
+    answered = asked[in_time].tolist()
+    observations = [answer(state, row, float(came_s[row]), float(latency_s[row]), server) for row in answered]
+    misses = [Miss(table.ids[row], kind, end_s * scale, end_s) for row in asked[~in_time].tolist()]
+    return attempt_record(t, 0, [table.ids[row] for row in selection.rows.tolist()], observations, misses)
+
+
+def answer(state: RunState, row: int, came_s: float, latency_s: float, server: ServerSettings) -> Observation:
+    """The server's observation of an answer after `came_s`, in the laws' seconds."""
+    table = state.table
+    release = next_release(table, row, server.budget)
+    timing = Timing(came_s * server.time_scale)
+    return Observation(table.ids[row], timing, latency_s, int(table.n_examples[row]), *release)

@@ -1,0 +1,123 @@
+"""A simulation in one figure: regret with its fits and beside its bound, latency, leakage, and who was chosen."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pausefl.results.reading import EPSILON_LABELS
+from pausefl.results.report.style import LIMIT, MUTED, RC, SERIES, draw_times_chosen, powers_of_ten
+from pausefl.studies.simulation.curves import SimulationResult
+from pausefl.studies.simulation.growth import NO_REGRET, ROUNDING, growth_fits
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.privacy_unit import PrivacyUnit
+
+_REGRET = "Σ r(G) − r(S)"
+# The dashed one is drawn over the other, so that both are seen where they meet.
+_REGRETS = {
+    "genie_regret": ("in the genie's objective", "eq. (10)", SERIES[0].light, "-"),
+    "regret": ("realised", "eq. (15)", SERIES[1].light, (0, (4, 3))),
+}
+"""column of the result -> what it is called, its equation, its colour and its dash."""
+_GREEK = {"delta": "δ", "tau": "τ", "mu": "μ"}
+
+
+def draw_simulation(
+    result: SimulationResult, bounds: Mapping[str, FloatArray], unit: PrivacyUnit, budget: float | None
+) -> Figure:
+    """A panel for each of what the simulation has; below them, why it lacks regret or a bound.
+
+    `bounds` are (17) under each reading of δ, `budget` each client's in `unit`; None without privacy.
+    """
+    panels: list[Callable[[Axes], None]] = []
+    if has_regret := bool(np.isfinite(result.genie_regret).any()):
+        panels.append(partial(_draw_regret, result=result))
+    if has_regret and bounds:
+        panels.append(partial(_draw_bounds, result=result, bounds=bounds))
+    panels.append(partial(_draw_latency, result=result))
+    if budget is not None:
+        panels.append(partial(_draw_leakage, result=result, label=EPSILON_LABELS[unit], budget=budget))
+    n, rows = len(panels), len(panels) // 2 + 1
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(10.4, 3.6 * rows), layout="constrained")
+        grid = figure.add_gridspec(rows, 2)
+        for i, draw in enumerate(panels):
+            draw(figure.add_subplot(grid[i // 2, i % 2]))
+        chosen = figure.add_subplot(grid[n // 2, n % 2 :])  # the rest of the last row
+        chosen.set_title("Selections per client")
+        draw_times_chosen(chosen, result.client_ids, result.chosen)
+        figure.supxlabel("\n".join(_missing(result, bounds, has_regret=has_regret)), fontsize=9)
+    return figure
+
+
+def _missing(result: SimulationResult, bounds: Mapping[str, FloatArray], *, has_regret: bool) -> Iterator[str]:
+    if not has_regret:
+        yield NO_REGRET
+    elif not bounds:
+        why = "two clients have the same mean latency" if len(result.client_ids) > 1 else "there is one client"
+        yield f"no bound (17), which divides by δ, the least gap between two clients' means: {why}"
+
+
+def _draw_regret(axes: Axes, result: SimulationResult) -> None:
+    for column, (name, equation, colour, dash) in _REGRETS.items():
+        label = f"{name}, {equation}"
+        axes.plot(result.round, getattr(result, column), color=colour, linestyle=dash, label=label)
+    draw_fits(axes, result.round, result.genie_regret)
+    axes.set(title="Regret against the genie", xlabel="round", ylabel=_REGRET)
+    _legend_below(axes)
+
+
+def draw_fits(axes: Axes, rounds: IntArray, regret: FloatArray) -> None:
+    """The fits of ln n and √n to a regret, over the rounds they were fitted to."""
+    fits, late = growth_fits(rounds, regret), rounds[rounds > rounds[-1] / 10]
+    shapes = {"ln n": (np.log, "ln n", "-."), "sqrt n": (np.sqrt, "√n", ":")}
+    for name, (shape, text, dash) in shapes.items():
+        if name in fits:
+            values, label = (
+                fits[name]["a"] + fits[name]["b"] * shape(late),
+                f"a + b {text}: R² {fits[name]['r_squared']:.3f}",
+            )
+            axes.plot(late, values, color=MUTED.light, linestyle=dash, linewidth=1.4, label=label)
+
+
+def _draw_bounds(axes: Axes, result: SimulationResult, bounds: Mapping[str, FloatArray]) -> None:
+    """On logarithmic axes: the bound is seldom within a factor of a thousand of the regret."""
+    axes.set(title="Regret beside bound (17)", xlabel="round", ylabel=_REGRET, xscale="log", yscale="log")
+    for (reading, bound), bound_dash in zip(bounds.items(), ("-.", ":"), strict=False):
+        text = reading
+        for name, letter in _GREEK.items():
+            text = text.replace(name, letter)
+        axes.plot(result.round, bound, color=MUTED.light, linestyle=bound_dash, label=f"bound (17), {text}")
+    for column, (name, _, colour, dash) in _REGRETS.items():
+        regret = getattr(result, column)
+        if (shown := regret > ROUNDING).any():  # less is 0 but for rounding
+            values = np.where(shown, regret, math.nan)
+            axes.plot(result.round, values, color=colour, linestyle=dash, label=f"{name}, where above 0")
+    powers_of_ten(axes.xaxis)
+    powers_of_ten(axes.yaxis)
+    _legend_below(axes)
+
+
+def _legend_below(axes: Axes) -> None:
+    """Where it hides no curve: these cross the panel in any direction."""
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.17), borderaxespad=0, handlelength=3.2)
+
+
+def _draw_latency(axes: Axes, result: SimulationResult) -> None:
+    axes.plot(result.round, result.total_latency_s, color=SERIES[0].light)
+    axes.set(title="Total latency", xlabel="round", ylabel="total latency (s)", xlim=(0, None), ylim=(0, None))
+
+
+def _draw_leakage(axes: Axes, result: SimulationResult, label: str, budget: float) -> None:
+    axes.plot(result.round, result.max_epsilon_spent, color=SERIES[0].light)
+    axes.axhline(budget, color=LIMIT.light, linewidth=1.2, linestyle="--")
+    axes.annotate(
+        f"budget ε = {budget:g}", (0, budget), xycoords=("axes fraction", "data"), xytext=(4, 3),
+        textcoords="offset points", color=LIMIT.light, va="bottom", fontsize=9,
+    )  # fmt: skip
+    axes.set(title="Greatest leakage of a client", xlabel="round", ylabel=label)
+    axes.set(xlim=(0, None), ylim=(0, 1.18 * budget))  # room for the budget's label

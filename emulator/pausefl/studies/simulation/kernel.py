@@ -1,0 +1,80 @@
+"""PAUSE under R1 against the genie, whole rounds compiled: 10⁷ rounds in place of 10⁵ in the same time.
+
+It repeats what `selection.pause` and `simulate` do one policy call a round at a time; a test holds the two together.
+"""
+
+import math
+
+import numpy as np
+
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_server.search.kernels import best_threshold, compiled
+
+KERNELS_SHA256 = "1abb46555def993087fe44828ee6c20e699e0d44f25c4f8b4aab33fbd3c196a7"
+"""Of the source of `pausefl_server.search.kernels`, which is compiled into what stands here. numba's cache looks at
+this file alone, so it must change with that one; a test sees to it."""
+
+
+@compiled
+def choose(ucb: FloatArray, value: FloatArray, m: int) -> IntArray:
+    """`search.pivot_and_fill` without its checks, as positions in no order."""
+    order = np.argsort(-ucb)
+    threshold = best_threshold(ucb[order], value[order], m)
+    above = np.flatnonzero(ucb >= threshold)
+    return above[np.argsort(-value[above], kind="mergesort")[:m]]
+
+
+@compiled
+def play(
+    first_round: int,
+    latency_s: FloatArray,
+    share: FloatArray,
+    mu: FloatArray,
+    tau_min_s: float,
+    m: int,
+    alpha: float,
+    gamma: float,
+    beta: float,
+    zeta: float,
+    eta: float,
+    chosen: IntArray,
+    inverse_s: FloatArray,
+    gained: FloatArray,
+) -> None:
+    """Play the rounds whose latencies are given: latency_s is (n, K), share m|D_k|/|D|, mu the genie's means.
+
+    chosen (K,) and inverse_s = Σ min(1/τ, 1/τ_min) (K,) carry over and are updated. gained (n, 4) receives, per
+    round, the regret in realised reward (eq. (15)), the regret in the genie's objective (eq. (10)), the reward and the
+    round's latency.
+    eta is 0 in a run without privacy.
+    """
+    n, k = latency_s.shape
+    for i in range(n):
+        t = first_round + i
+        x = share - chosen / max(t - 1, 1)
+        g = np.sign(x) * np.abs(x) ** beta
+        # p_k = 1 − (spent so far)/ε̄ = e^{−ηT_k}: PAUSE v2, eq. (7), with what T_k participations spend by eq. (6).
+        value = (alpha * g + gamma * np.exp(-eta * chosen)) / m
+        unseen = np.flatnonzero(chosen == 0)
+        if len(unseen) >= m:
+            picked = unseen[choose(np.zeros(len(unseen)), value[unseen], m)]
+        else:
+            ucb = np.full(k, np.inf)
+            for row in range(k):
+                if chosen[row] > 0:
+                    width = math.sqrt((m + 1) * math.log(max(t - 1, 1)) / chosen[row])
+                    ucb[row] = zeta * tau_min_s * inverse_s[row] / chosen[row] + width
+            seen = np.flatnonzero(chosen > 0)
+            picked = np.concatenate((unseen, seen[choose(ucb[seen], value[seen], m - len(unseen))]))
+        genie = choose(mu, value, m)
+        slowest, genie_slowest = latency_s[i][picked].max(), latency_s[i][genie].max()
+        worth, genie_worth = value[picked].sum(), value[genie].sum()
+        # Below τ_min, 0 included, latencies count as equally fast.
+        reward = tau_min_s / max(slowest, tau_min_s) + worth
+        gained[i, 0] = tau_min_s / max(genie_slowest, tau_min_s) + genie_worth - reward
+        gained[i, 1] = mu[genie].min() + genie_worth - mu[picked].min() - worth
+        gained[i, 2] = reward
+        gained[i, 3] = slowest
+        for row in picked:
+            chosen[row] += 1
+            inverse_s[row] += 1 / max(latency_s[i, row], tau_min_s)

@@ -1,0 +1,122 @@
+"""Asynchronous steps without a network and without training: `engine.simulate`'s counterpart."""
+
+from dataclasses import replace
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+
+from pausefl.experiment.population.availability import Presence
+from pausefl.studies.simulation.curves import Curves, SimulationResult
+from pausefl.studies.simulation.engine import Setting, answer, arrivals, refuse_disclosures
+from pausefl_proto.arrays import FloatArray
+from pausefl_server.records import Miss, Observation, RoundRecord
+from pausefl_server.rounds.attempt import attempt_record, releases_of_misses
+from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
+from pausefl_server.rounds.choosing import FreePlaces, chosen_in, context_of
+from pausefl_server.rounds.deadline import round_timeout_s
+from pausefl_server.selection import Oracle, Policy
+from pausefl_server.settings import ServerSettings
+from pausefl_server.state import RunState
+
+
+class _Job(NamedTuple):
+    """A job that is out; the first of them is the next that ends."""
+
+    ends_s: float
+    number: int
+    row: int
+    step: int
+    began_s: float
+    latency_s: float
+    is_missed: bool
+
+
+def simulate_steps(policy: Policy, setting: Setting, steps: int) -> SimulationResult:
+    """Run `policy`, whose m is C, for so many asynchronous steps of K updates each.
+
+    The latency of a step is the time since the one before, so that their sum is the elapsed time. Regret and reward
+    are of rounds, and NaN here. Ends early where budgets leave fewer than K clients. Where no client is at work and
+    none can be asked, a step passes without an update.
+    """
+    refuse_disclosures(policy)
+    server, ids = setting.server, sorted(setting.laws)
+    state = RunState.start(policy, server.seed, tau_min_s=server.tau_min_s, examples_max=server.examples_max)
+    play = _Steps(server, state, setting.oracle if policy.needs_oracle else None)
+    presence, table = setting.presence or Presence.of_all(ids), state.table
+    curves, missed = Curves(steps), np.zeros(len(ids), np.int64)
+    draws = (of_ids for block in setting.answers_s(steps) for of_ids in zip(*block, strict=True))
+    for t, of_ids in enumerate(draws, 1):
+        state.before_round(t, arrivals(presence, t, setting.examples))
+        state.before_round(t, used_up(table, server.budget))
+        known = np.searchsorted(ids, table.ids)
+        began_s = state.elapsed_s
+        if too_few_left(table, server.asynchronous.buffer):
+            break
+        record = play.step(t, *(of_id[known] for of_id in of_ids))
+        missed[table.rows(miss.client_id for miss in record.missed)] += 1
+        state.after_round(record)
+        state.before_round(t, releases_of_misses(record, table, server.budget))
+        gained = np.array([[np.nan, np.nan, np.nan, state.elapsed_s - began_s]])
+        curves.add(t, gained, np.array([table.epsilon_spent.max()]))
+    return curves.result(table, missed)
+
+
+class _Steps:
+    """The jobs that are out, from step to step."""
+
+    def __init__(self, server: ServerSettings, state: RunState, oracle: Oracle | None) -> None:
+        self._server, self._state, self._oracle = server, state, oracle
+        self._out: list[_Job] = []
+        self._given = 0
+
+    def step(self, t: int, came_s: FloatArray, latency_s: FloatArray) -> RoundRecord:
+        """The record of step t, in whose course a client that is given a job answers after `came_s`, (K,) by row."""
+        table, now_s = self._state.table, self._state.elapsed_s
+        oldest = t - self._server.asynchronous.staleness_max
+        given_up = [job for job in self._out if job.step < oldest or not table.connected[job.row]]
+        self._out = sorted(set(self._out).difference(given_up))
+        ended = [job._replace(ends_s=now_s, is_missed=True) for job in given_up]
+        chosen: list[int] = []
+        needed = self._server.asynchronous.buffer
+        while sum(not job.is_missed for job in ended) < needed:
+            if given := self._hand_out(t, now_s, {*chosen, *(job.row for job in ended)}, came_s, latency_s):
+                at_work = np.array([job.row for job in self._out])
+                needed = self._state.policy.updates_needed(table, at_work, self._server.asynchronous.buffer)
+            chosen += given
+            if not self._out:
+                break
+            ended.append(heappop(self._out))
+            now_s = ended[-1].ends_s
+        observations = [self._observed(t, job) for job in ended if not job.is_missed]
+        misses = [self._missed(job) for job in ended if job.is_missed]
+        record = attempt_record(t, 1, [table.ids[row] for row in chosen], observations, misses)
+        return replace(record, elapsed_s=now_s)
+
+    def _hand_out(self, t: int, now_s: float, taken: set[int], came_s: FloatArray, latency_s: FloatArray) -> list[int]:
+        """Give the free places to idle clients; returns their rows."""
+        server, table = self._server, self._state.table
+        taken = taken | {job.row for job in self._out}
+        idle = np.array([row for row in table.eligible().tolist() if row not in taken], np.int64)
+        count = server.asynchronous.concurrency - len(self._out)
+        if not (count > 0 and idle.size):
+            return []
+        free = FreePlaces(count, idle, self._given)
+        context = context_of(server, self._state, self._oracle, t, self._given, free=free)
+        rows = chosen_in(context, self._state, count).rows
+        deadline_s = round_timeout_s(server, table, rows) / server.time_scale
+        chosen: list[int] = rows.tolist()
+        for row in chosen:
+            self._given += 1
+            ends_s = now_s + min(float(came_s[row]), deadline_s)
+            job = _Job(ends_s, self._given, row, t, now_s, float(latency_s[row]), bool(came_s[row] >= deadline_s))
+            heappush(self._out, job)
+        return chosen
+
+    def _observed(self, t: int, job: _Job) -> Observation:
+        seen = answer(self._state, job.row, job.ends_s - job.began_s, job.latency_s, self._server)
+        return replace(seen, staleness=t - job.step, handed_out_s=job.began_s, came_back_s=job.ends_s)
+
+    def _missed(self, job: _Job) -> Miss:
+        waited_s = job.ends_s - job.began_s
+        return Miss(self._state.table.ids[job.row], "timeout", waited_s * self._server.time_scale, waited_s)

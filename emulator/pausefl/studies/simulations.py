@@ -1,0 +1,180 @@
+"""Simulates an experiment under several policies and seeds, and draws them side by side."""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.objects import labels_of
+from pausefl.experiment.server_records import selected_policy
+from pausefl.results.csv_table import write_records
+from pausefl.results.reading import EPSILON_LABELS
+from pausefl.results.report.bands import SimulatedCurves, draw_simulations
+from pausefl.results.report.style import write_picture
+from pausefl.results.statistics import Spread, saving_in_words
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN, refuse_run_in
+from pausefl.studies.compare import variant_of
+from pausefl.studies.simulation.outputs import run_simulation, weights_in_words
+from pausefl_process.files import write_durably
+from pausefl_proto.errors import ConfigError
+from pausefl_server.selection.newcomers import NewcomerPolicy
+
+_SUMMED = {
+    "total_latency_s": "total latency (s)",
+    "max_epsilon_spent": "greatest {epsilon}",
+    "regret": "regret",
+    "genie_regret": "regret in the genie's objective",
+}
+"""The figures of each simulation that are summarised over the seeds, where it has them, and what they are called; in
+place of {epsilon} what ε protects."""
+
+
+def run_simulations(
+    experiment: Experiment, policies: Sequence[str], seeds: int, rounds: int, folder: Path
+) -> dict[str, Any]:
+    """Simulate each policy with the same seeds, so the same latencies; write simulations.json, .csv and .png.
+
+    Each simulation has a folder of its own. Returns what simulations.json holds. ConfigError for policies that
+    are simulated in unlike ways.
+    """
+    variants = {
+        label: [variant_of(experiment, policy, i) for i in range(seeds)]
+        for policy, label in labels_of(policies).items()
+    }
+    _check_alike(variants)
+    summaries: dict[str, list[dict[str, Any]]] = {}
+    curves: dict[str, list[SimulatedCurves]] = {}
+    for policy, of_policy in variants.items():
+        for variant in of_policy:
+            own = folder / f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
+            summaries.setdefault(policy, []).append(run_simulation(variant, rounds, own))
+            curves.setdefault(policy, []).append(_read(own / "simulation.csv"))
+    unit = experiment.privacy.unit if experiment.privacy.enabled else None
+    warning = _warning(summaries) or _no_choice(experiment)
+    baseline = "random" if "random" in policies else next(iter(policies))
+    summary = {
+        "rounds": rounds,
+        "privacy_unit": unit,
+        "policies": {policy: _spreads(found) for policy, found in summaries.items()},
+        "genies": {policy: first["genie"] for policy, (first, *_) in summaries.items() if first.get("genie")},
+        "warning": warning,
+        "answers": [] if warning else list(_answers(summaries, baseline)),
+    }
+    write_durably(folder / "simulations.json", json.dumps(summary, indent=2) + "\n")
+    _write_table(folder / "simulations.csv", [each for found in summaries.values() for each in found])
+    write_picture(folder / "simulations", lambda: draw_simulations(curves, unit, _notes(summary)))
+    return summary
+
+
+def refuse_results_in(folder: Path) -> None:
+    """ConfigError for a folder that holds a simulation, a run or a campaign: its tables would be replaced."""
+    refuse_run_in(folder)
+    if any((folder / name).exists() for name in ("simulation.json", "simulations.json", CAMPAIGN_PLAN)):
+        raise ConfigError(f"{folder}: holds other results; choose another folder")
+
+
+def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
+    """The results of the simulations, a line per policy, and where they do not compare, why."""
+    policies, epsilon = summary["policies"], EPSILON_LABELS.get(summary["privacy_unit"], "ε")
+    for policy, found in policies.items():
+        told = (f"{_SUMMED[name].format(epsilon=epsilon)} {_spread_in_words(spread)}" for name, spread in found.items())
+        yield f"{policy}: {', '.join(told)}"
+    if any(spread["least"] != spread["greatest"] for found in policies.values() for spread in found.values()):
+        yield "a mean over the seeds each; in brackets the least and the greatest of them"
+    if any("genie_regret" in found for found in policies.values()):
+        yield "regret: the reward lost against a genie that knows every mean latency; below 0, the policy did better"
+    yield from _notes(summary)
+
+
+def _answers(summaries: Mapping[str, Sequence[Mapping[str, Any]]], baseline: str) -> Iterator[str]:
+    """A sentence for each policy on what it saves, and one on what no simulation tells."""
+    if len(summaries) < 2 or "total_latency_s" not in summaries[baseline][0]:
+        return
+    for policy in (each for each in summaries if each != baseline):
+        totals = zip(summaries[policy], summaries[baseline], strict=True)
+        if saved := Spread.of([1 - own["total_latency_s"] / other["total_latency_s"] for own, other in totals]):
+            yield saving_in_words(policy, baseline, saved)
+    yield "this is of drawn latencies alone: no network, training or accuracy was measured (pausefl compare does)"
+
+
+def _notes(summary: Mapping[str, Any]) -> list[str]:
+    """Why the policies' figures do not compare, line by line; empty where they do."""
+    return [*filter(None, [summary["warning"]]), *_objectives_in_words(summary)]
+
+
+def _warning(summaries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Reasons against comparing totals: budgets that ended some simulations sooner. Empty without any."""
+    played = {policy: [summary["rounds"] for summary in found] for policy, found in summaries.items()}
+    if len({rounds for of_policy in played.values() for rounds in of_policy}) == 1:
+        return ""
+    ranges = (f"{policy} {_range_in_words(min(rounds), max(rounds))}" for policy, rounds in played.items())
+    return f"simulations have unequal rounds ({', '.join(ranges)}): their totals do not compare"
+
+
+def _no_choice(experiment: Experiment) -> str:
+    """Words for an experiment whose rounds ask every client; empty for others."""
+    m, clients = experiment.selection.m, len(experiment.client_ids)
+    if experiment.server.mode == "asynchronous" or m < clients:
+        return ""
+    return f"each round asks all {clients} clients, so no policy can choose; set selection.m below {clients}"
+
+
+def _range_in_words(least: int, greatest: int) -> str:
+    return str(least) if least == greatest else f"{least} to {greatest}"
+
+
+def _spread_in_words(spread: Mapping[str, float]) -> str:
+    """The mean, and the range of the seeds unless they are one or alike."""
+    mean, least, greatest = (f"{spread[name]:.4g}" for name in ("mean", "least", "greatest"))
+    return mean if least == greatest else f"{mean} ({least} to {greatest})"
+
+
+def _objectives_in_words(summary: Mapping[str, Any]) -> list[str]:
+    """The weights of each policy's genie, a line each; empty where all regrets are of one objective."""
+    genies = {policy: genie for policy, genie in summary["genies"].items() if "regret" in summary["policies"][policy]}
+    # ζ weighs what is explored, and a genie explores nothing.
+    objectives = [{name: value for name, value in genie.items() if name != "zeta"} for genie in genies.values()]
+    if all(objective == objectives[0] for objective in objectives):
+        return []
+    against = (f"{policy}: against a genie with {weights_in_words(genie)}" for policy, genie in genies.items())
+    return ["regrets are of different objectives, and do not compare:", *against]
+
+
+def _check_alike(variants: Mapping[str, Sequence[Experiment]]) -> None:
+    """ConfigError for policies for newcomers beside others: their regrets are not of one kind."""
+    kinds = {isinstance(selected_policy(v.selection), NewcomerPolicy): policy for policy, (v, *_) in variants.items()}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"--policies: {kinds[True]} is simulated by drifts and {kinds[False]} by latencies; simulate them apart"
+        )
+
+
+def _read(path: Path) -> SimulatedCurves:
+    """The columns of a simulation's table, (recorded rounds,) each."""
+    with path.open(newline="", encoding="utf-8") as file:
+        columns, *rows = csv.reader(file)
+    values = np.array(rows, np.float64).reshape(len(rows), len(columns))
+    return dict(zip(columns, values.T, strict=True))
+
+
+def _spreads(summaries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Mean, least and greatest over the seeds, of the figures that every seed has."""
+    spreads = {}
+    for name in _SUMMED:
+        values = [summary.get(name) for summary in summaries]
+        known = [float(value) for value in values if value is not None]
+        if len(known) == len(values):
+            spreads[name] = {"mean": float(np.mean(known)), "least": min(known), "greatest": max(known)}
+    return spreads
+
+
+def _write_table(path: Path, summaries: Sequence[Mapping[str, Any]]) -> None:
+    """One row a simulation: its figures, and what its genie weighs."""
+    names = ("policy", "seed", "rounds", *_SUMMED)
+    weights = [{f"genie_{name}": value for name, value in (each.get("genie") or {}).items()} for each in summaries]
+    figures = [{name: each[name] for name in names if name in each} for each in summaries]
+    write_records(path, [{**of_it, **weighed} for of_it, weighed in zip(figures, weights, strict=True)])

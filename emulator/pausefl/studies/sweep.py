@@ -1,0 +1,202 @@
+"""Runs an experiment on a grid of settings, with several seeds each, and gathers what came of it."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pausefl.experiment.experiment import Experiment, with_seed
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.objects import as_toml
+from pausefl.experiment.server_records import check_policies
+from pausefl.experiment.toml_source import listed_values, parts_of_key
+from pausefl.results.frames import data_frame
+from pausefl.results.report.sweep import write_sweep
+from pausefl.results.stored_summary import read_summary
+from pausefl.studies.campaign import (
+    DRAWING,
+    Missing,
+    Plan,
+    Planned,
+    begin,
+    check_named_once,
+    check_own_budgets,
+    check_some_played,
+    read_plan,
+    refuse_other,
+    resume_campaign_command,
+    told_how_to_go_on,
+    unfinished,
+)
+from pausefl.studies.playing import Player, checked
+from pausefl_proto.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Grid = Mapping[str, Sequence[Any]]
+"""The values to try, by key of the experiment."""
+MOST_RUNS = 10_000
+# File systems take names of so many bytes. Of a longer one, so many characters are kept to be read.
+_LONGEST_NAME, _KEPT = 255, 100
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A finished sweep: its rows stand in `folder`/sweep.csv as well."""
+
+    folder: Path
+    """Where sweep.csv, the figure and the runs lie."""
+    rows: Sequence[Mapping[str, Any]]
+    """One a run: the grid's keys, then seed, run_dir and the summary's figures. Of a run without results, `outcome` is
+    "missing", and `stopped_because` says why."""
+    missing: Missing = field(default_factory=dict)
+    """Why runs have no results, by name."""
+
+    @property
+    def run_dirs(self) -> Sequence[Path]:
+        """The runs that have results."""
+        return [self.folder / row["run_dir"] for row in self.rows if row["run_dir"] not in self.missing]
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The rows as a DataFrame."""
+        return data_frame(self.rows, "Sweep.to_frame")
+
+    def __repr__(self) -> str:
+        return f"<Sweep of {len(self.rows)} runs: {self.folder}>"
+
+
+def parse_grid(settings: Sequence[str]) -> Grid:
+    """The grid that `key=a,b,c` settings span; a setting with one value holds for every run.
+
+    A value that is TOML as a whole, a list say, is one value. ConfigError for a setting without key or value, and for
+    a key that is set twice.
+    """
+    grid: dict[str, Sequence[Any]] = {}
+    for setting in settings:
+        key, separator, text = setting.partition("=")
+        if not (separator and (parts := parts_of_key(key.strip())) and text.strip()):
+            raise ConfigError(f"--set {setting}: must be table.key=value or table.key=a,b,c")
+        if parts in map(parts_of_key, grid):
+            raise ConfigError(f"--set {setting}: {key.strip()} is set twice; list all its values in one --set")
+        grid[key.strip()] = listed_values(text.strip())
+    return grid
+
+
+def run_sweep(source: str, grid: Grid, seeds: int, folder: Path, player: Player) -> Sweep:
+    """Play every point of the grid with `seeds` seeds each and write sweep.csv and a figure to `folder`.
+
+    `source` is the experiment as TOML. `CampaignInterrupted` when the user ends a run.
+    """
+    grid = {key: as_listed(key, values) for key, values in grid.items()}
+    runs = _planned(source, grid, seeds)
+    plan = Plan("sweep", source, {"grid": grid, "seeds": seeds})
+    refuse_other(folder, plan)
+    refused = checked([planned for _, planned in runs], folder, player)
+    begin(folder, plan)
+    return _play(runs, refused, grid, folder, player)
+
+
+def resume_sweep(folder: Path, player: Player) -> Sweep:
+    """Go on with an interrupted sweep; runs that have finished are not repeated."""
+    plan = read_plan(folder, "sweep")
+    grid = plan.arguments["grid"]
+    runs = _planned(plan.source, grid, plan.arguments["seeds"])
+    return _play(runs, checked([planned for _, planned in runs], folder, player), grid, folder, player)
+
+
+def sweep_in(plan: Plan, folder: Path) -> Sweep:
+    """The sweep in a folder, its table and figure written again; ConfigError where no run is finished."""
+    grid = plan.arguments["grid"]
+    runs = _planned(plan.source, grid, plan.arguments["seeds"])
+    go_on = resume_campaign_command("sweep", folder)
+    return _gather(runs, unfinished([planned for _, planned in runs], folder, go_on), grid, folder)
+
+
+def as_listed(key: str, values: object) -> list[Any]:
+    """The values of a grid's key as TOML has them; ConfigError where there is no list of them."""
+    if isinstance(values, str) or not (isinstance(values, Iterable) and (listed := list(values))):
+        raise ConfigError(f"{key} = {values!r}: must be a list of at least one value")
+    return [as_toml(value, key) for value in listed]
+
+
+_Runs = Sequence[tuple[Mapping[str, Any], Planned]]
+"""Each run, with its point of the grid."""
+
+
+def _play(runs: _Runs, refused: Missing, grid: Grid, folder: Path, player: Player) -> Sweep:
+    go_on = resume_campaign_command("sweep", folder, player.options)
+    with told_how_to_go_on(folder, go_on):
+        missing = {**refused, **player.play([run for _, run in runs if run.name not in refused], folder)}
+        player.say(DRAWING)
+        found = _gather(runs, missing, grid, folder)
+    check_some_played(len(runs), missing, go_on)
+    return found
+
+
+def _gather(runs: _Runs, missing: Missing, grid: Grid, folder: Path) -> Sweep:
+    rows = []
+    for point, run in runs:
+        if error := missing.get(run.name):
+            found = {"outcome": "missing", "stopped_because": str(error)}
+        else:
+            found = _figures(read_summary(folder / run.name))
+        rows.append({**point, "seed": run.experiment.experiment.seed, "run_dir": run.name, **found})
+    varied = [key for key, values in grid.items() if len(values) > 1]
+    write_sweep(rows, varied, folder)
+    return Sweep(folder, rows, missing)
+
+
+def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary's numbers and words; tables and lists stay in the run's own folder."""
+    scalars = (str, int, float, type(None))
+    return {name: value for name, value in summary.items() if isinstance(value, scalars) and name != "seed"}
+
+
+def _planned(source: str, grid: Grid, seeds: int) -> list[tuple[Mapping[str, Any], Planned]]:
+    """Each run with its point of the grid, seed by seed. ConfigError names the point that is no valid experiment."""
+    if not grid and seeds == 1:
+        raise ConfigError("--set: nothing varies; name a key and its values, such as --set selection.m=2,4")
+    settings = math.prod(map(len, grid.values()))
+    if settings * seeds > MOST_RUNS:
+        raise ConfigError(f"--set: {settings} settings of {seeds} seeds each are more than {MOST_RUNS} runs")
+    for key, values in grid.items():
+        for one, other in itertools.combinations(values, 2):
+            if one == other:  # 1 and 1.0 as well, whose runs have different names
+                raise ConfigError(f"--set {key}: {one!r} and {other!r} are the same; name each value once")
+        if seeds > 1 and len(values) > 1 and parts_of_key(key) == ["experiment", "seed"]:
+            raise ConfigError(
+                f"--set {key}: lists {len(values)} seeds beside --seeds {seeds}; leave one of the two out"
+            )
+    points: list[Mapping[str, Any]] = [
+        dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
+    ]
+    experiments = [_at(source, point) for point in points]
+    runs = []
+    for i in range(seeds):
+        for point, experiment in zip(points, experiments, strict=True):
+            seed = experiment.experiment.seed + i
+            runs.append((point, Planned(_name(point, grid, seed), with_seed(experiment, seed))))
+    check_named_once([planned for _, planned in runs])
+    check_own_budgets([planned for _, planned in runs])
+    return runs
+
+
+def _at(source: str, point: Mapping[str, Any]) -> Experiment:
+    experiment = parse_experiment(source, point)
+    check_policies(experiment)
+    return experiment
+
+
+def _name(point: Mapping[str, Any], grid: Grid, seed: int) -> str:
+    """A folder's name: what distinguishes the run from the others; the digest of that where it is too long."""
+    parts = [f"{key.rpartition('.')[2]}={point[key]}" for key, values in grid.items() if len(values) > 1]
+    text = "-".join([*parts, f"seed{seed}"])
+    name = re.sub(r"[^A-Za-z0-9_.=-]+", "-", text)
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_KEPT]}-{sha256(text.encode()).hexdigest()[:12]}-seed{seed}"

@@ -1,0 +1,252 @@
+"""Two runs side by side, as far as privacy goes: client processes forked as a run forks them, ledgers, releases.
+
+Both are the same experiment, with the same clients, rounds and attempts: noise that follows from these is the same in
+both. Each client process is ended once and started again.
+"""
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pausefl.runtime.client.plan import ClientPlan
+from pausefl.runtime.client.privacy import open_privacies
+from pausefl.runtime.client.process import make_trainers
+from pausefl.runtime.forks import forked_client
+from pausefl.runtime.processes.lifetime import die_with_parent, ignore_interrupts, start
+from pausefl_audit.canaries import Claim, Scores, attack, canary, clear_noise
+from pausefl_client.privacy.ledger import ReleaseKey
+from pausefl_client.privacy.mechanism import LaplaceSource
+from pausefl_client.privacy.release import ReleasePrivacy, Releaser
+from pausefl_process.ending import asking_to_end, signals_to
+from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
+from pausefl_proto.arrays import FloatArray
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import BudgetError, PauseflError
+from pausefl_proto.wire import Vector
+
+_RUNS, _CLIENTS, _LIVES = 2, 2, 2
+_LEAST_ROUNDS, _MOST_ROUNDS = 2, 9
+"""How many rounds each life of a client has at least and, where a model is small, at most."""
+_RUN_ID = "audit"
+
+
+@dataclass(frozen=True)
+class _Effort:
+    """How much is drawn by each client process. OpenDP's sampler takes a thousand times as long as numpy's."""
+
+    release_draws: int
+    attack_draws: int
+    sources: int
+
+
+_EFFORT = {"laplace": _Effort(500_000, 50_000_000, 12_000), "opendp": _Effort(50_000, 200_000, 2_000)}
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseSample:
+    """The noise of one release in units of the scale that was charged, (d,), and where it came from."""
+
+    run: int
+    client_id: str
+    life: int
+    """Which of the client's processes, from 1: a restarted client is another one."""
+    round: int
+    attempt: int
+    noise: FloatArray
+    toward: FloatArray
+    """The sign of the clipped update, (d,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Witness:
+    """What one client process had to show."""
+
+    releases: list[NoiseSample]
+    sources: FloatArray
+    """First draws of fresh sources, (n,)."""
+    clear_reach: float
+    """The greatest noise, in scales, of uploads with next to none; and of how many draws."""
+    clear_draws: int
+    scores: dict[float, Scores]
+    """What attackers saw, by ε."""
+    seed_bits: int
+    """How many bits of the operating system's entropy move the noise."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    plan: ClientPlan
+    client_id: str
+    folder: Path
+    run: int
+    life: int
+    epsilons: tuple[float, ...]
+    scores: int
+
+
+def witnesses(plan: ClientPlan, epsilons: tuple[float, ...], scores: int) -> list[Witness]:
+    """What all client processes of both runs had to show; PauseflError as the first of them says it.
+
+    `scores` is how many attempts each attack gets at each ε, of all processes together.
+    """
+    # Never in the data holders' own ledgers: an audit spends nothing.
+    assert plan.privacy is not None
+    audited = replace(plan, privacy=replace(plan.privacy, ledger_dir=None))
+    clients = plan.training.client_ids[:_CLIENTS]
+    each = -(-scores // (_RUNS * _LIVES * len(clients)))
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="pausefl-audit-") as folder, ExitStack() as closing:
+        runs = []
+        for run in range(_RUNS):
+            tasks = [
+                _Task(audited, client_id, Path(folder) / f"{run}", run, life, epsilons, each)
+                for life in range(1, _LIVES + 1)
+                for client_id in clients
+            ]
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_run, args=(tasks, theirs))
+            start(process)
+            closing.callback(process.join)
+            closing.callback(process.terminate)
+            theirs.close()
+            runs.append((ours, len(tasks)))
+        return [_received(ours) for ours, expected in runs for _ in range(expected)]
+
+
+def _received(results: "Connection[Any, Any]") -> Witness:
+    try:
+        told = results.recv()
+    except EOFError:
+        raise PauseflError("a process of the audit ended early") from None
+    if isinstance(told, str):
+        raise PauseflError(told)
+    assert isinstance(told, Witness)
+    return told
+
+
+def _run(tasks: list[_Task], results: "Connection[Any, Any]") -> None:
+    """The main function of a run: it forks its clients, and those of the second life when the first are gone."""
+    die_with_parent()
+    ignore_interrupts()
+    for life in range(1, _LIVES + 1):
+        started = [_start(task) for task in tasks if task.life == life]
+        for process, told in started:
+            try:
+                results.send(told.recv())
+            except EOFError:  # it was killed, which no code of its own can tell
+                process.join()
+                results.send(f"{process.name}, a process of the audit, ended early (exit code {process.exitcode})")
+                return
+            process.join()
+
+
+def _start(task: _Task) -> tuple[Any, "Connection[Any, Any]"]:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    needs_torch = task.plan.training.workload.model != "synthetic"
+    process = forked_client(task.client_id, _client, task, theirs, needs_torch=needs_torch)
+    with terminated_later():
+        start(process)
+    theirs.close()
+    return process, ours
+
+
+@contextmanager
+def terminated_later() -> Iterator[None]:
+    """Let SIGTERM wait for the end of the block: a fork server that hears half a request prints a traceback."""
+    heard: list[int] = []
+    try:
+        with signals_to(lambda number, _: heard.append(number), *asking_to_end()):
+            yield
+    finally:
+        if heard:
+            os.kill(os.getpid(), heard[0])
+
+
+def _client(task: _Task, results: "Connection[Any, Any]") -> None:
+    die_with_parent()
+    ignore_interrupts()
+    try:
+        results.send(_witness(task))
+    except PauseflError as error:
+        results.send(str(error))
+    except OWN_CODE_ERRORS as error:
+        results.send(with_place(error, [task.plan.training.workload.model]))
+
+
+def _witness(task: _Task) -> Witness:
+    plan = task.plan.privacy
+    assert plan is not None
+    effort, trainers = _EFFORT[plan.noise], make_trainers(task.plan.training, [task.client_id])
+    manifest = trainers[task.client_id].manifest.charged
+    claim = Claim(plan.mechanism.unit, plan.mechanism.clip)
+    with ExitStack() as closing:
+        privacy = open_privacies(plan, trainers, task.folder, closing)[task.client_id]
+        assert privacy is not None
+        releases = list(_releases(task, claim, privacy, manifest.size, effort.release_draws))
+    # Both runs and all lives use the same keys.
+    keys = (ReleaseKey(_RUN_ID, round_, 1, "") for round_ in count(1))
+
+    def privatise(update: Vector, epsilon: float) -> Vector:
+        return privacy.mechanism.privatise(update, epsilon, privacy.noise_for(next(keys)))
+
+    def source() -> LaplaceSource:
+        return privacy.noise_for(next(keys))
+
+    rng = np.random.default_rng()
+    clear = list(clear_noise(privatise, claim, manifest, rng))
+    scores = {
+        e: attack(privatise, claim, e, manifest, task.scores, rng, draws_max=effort.attack_draws) for e in task.epsilons
+    }
+    sources = np.array([first_draw(source) for _ in range(effort.sources)])
+    return Witness(releases, sources, max(clear), len(clear) * manifest.size, scores, seed_bits(source))
+
+
+def _releases(task: _Task, claim: Claim, privacy: ReleasePrivacy, size: int, draws: int) -> Iterator[NoiseSample]:
+    """Releases of canaries, through the client's own ledger, until its budget ends; round 1 is tried twice."""
+    releaser = Releaser(privacy)
+    rounds = min(max(draws // size, _LEAST_ROUNDS), _MOST_ROUNDS)
+    for round_, attempt in ((1, 1), *((round_, 1) for round_ in range(2, rounds + 1)), (1, 2)):
+        update = canary(size, generator(0, "audit", round_))
+        try:
+            released = releaser.release(update, ReleaseKey(_RUN_ID, round_, attempt, f"life {task.life}"))
+        except BudgetError:
+            return
+        assert released.charge is not None
+        noise = claim.noise(update, released.vector, released.charge.epsilon)
+        toward = np.sign(claim.clipped(update))
+        yield NoiseSample(task.run, task.client_id, task.life, round_, attempt, noise, toward)
+
+
+def first_draw(source: Callable[[], LaplaceSource]) -> float:
+    """The first draw of a fresh source, at a scale of 1."""
+    return float(source().laplace(np.zeros(1), 1.0)[0])
+
+
+def seed_bits(source: Callable[[], LaplaceSource]) -> int:
+    """How many bits of what `os.urandom` gives change the noise of a fresh source, each by itself."""
+    asked: list[int] = []
+
+    def draw(entropy: int) -> float:
+        def urandom(size: int) -> bytes:
+            asked.append(size)
+            return (entropy >> 8 * sum(asked[:-1]) & ((1 << 8 * size) - 1)).to_bytes(size)
+
+        asked.clear()
+        of_system, os.urandom = os.urandom, urandom
+        try:
+            return first_draw(source)
+        finally:
+            os.urandom = of_system
+
+    drawn = {draw(0)}
+    bits = 8 * sum(asked)
+    return len(drawn | {draw(1 << bit) for bit in range(bits)}) - 1

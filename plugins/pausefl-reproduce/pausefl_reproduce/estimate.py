@@ -1,0 +1,50 @@
+"""How long a reproduction takes here, before it is played."""
+
+from dataclasses import replace
+
+from pausefl.experiment.experiment import Experiment
+from pausefl.studies.ahead import expected_wait_s, most_chosen
+from pausefl_process.machine import available_cores
+from pausefl_reproduce.request import Request
+
+_START_S = 8.0
+"""About what a run takes to start and to end."""
+
+
+def estimated_s(request: Request) -> float:
+    """About how long all runs take here, one after the other: rounds times expected latency and training.
+
+    Real runs differ. On the virtual clock, the training of a run takes about one core.
+    """
+    whole = replace(request, scale="full", overrides=())
+    seconds = 0.0
+    for series in request.series:
+        experiment = request.experiment(series)
+        chosen, cores = most_chosen(experiment), available_cores()
+        if experiment.experiment.clock == "virtual":
+            cores = 1
+        clients_s = request.reproduction.training_s * _trained_share(experiment, whole.experiment(series)) / cores
+        round_s = expected_wait_s(experiment, chosen) + (chosen + _most_newcomers(experiment)) * clients_s
+        seconds += _START_S + experiment.experiment.rounds * round_s
+    return request.seeds * seconds
+
+
+def _trained_share(experiment: Experiment, whole: Experiment) -> float:
+    """How many examples a client goes through in a round, by how many in the figure's own experiment; 1 if unknown."""
+    own, of_whole = _trained_examples(experiment), _trained_examples(whole)
+    return own / of_whole if own and of_whole else 1.0
+
+
+def _trained_examples(experiment: Experiment) -> float | None:
+    workload = experiment.workload
+    if workload.examples is None:
+        return None
+    examples = workload.epochs * workload.examples / len(experiment.client_ids)
+    return examples if workload.max_steps is None else min(examples, workload.max_steps * workload.batch_size)
+
+
+def _most_newcomers(experiment: Experiment) -> int:
+    """How many Fed-TS may choose on top: those that join later, and are as they should be."""
+    if experiment.selection.policy != "fed-ts":
+        return 0
+    return sum(g.count for g in experiment.clients.groups.values() if g.join_round > 1 and g.role == "relevant")

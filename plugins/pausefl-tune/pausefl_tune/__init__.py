@@ -1,0 +1,83 @@
+"""`pausefl tune`: searches an experiment's parameters with Optuna for the front of latency, leakage and accuracy.
+
+May live here: the search space, what a trial measures, the search itself and what it writes.
+"""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from pausefl.library import Tuning
+from pausefl.outcomes import RunInterrupted, with_resume_command
+from pausefl.runtime.terminal import make_view
+from pausefl.studies.campaign import Plan, begin, read_plan, resume_campaign_command, write_plan
+from pausefl.studies.playing import OneByOne, Player
+from pausefl_process.files import locked
+from pausefl_proto.errors import PauseflError
+from pausefl_tune.front import FrontPoint, compared
+from pausefl_tune.measure import CLOCK, Measure, SettingRefused
+from pausefl_tune.outputs import SUMMARY, write_tuning
+from pausefl_tune.plan import TuningPlan
+from pausefl_tune.study import search
+
+
+def tune_experiment(plan: TuningPlan, folder: Path, console: Console, player: Player | None = None) -> Tuning:
+    """Search, compare the front with the published setting on fresh seeds, and write both to `folder`.
+
+    `player` plays the runs, by default one after the other here.
+    ConfigError for bad input, RunInterrupted when the user ends it, PauseflError for what is wrong with no setting.
+    """
+    _ = plan.space  # ConfigError before there is a folder
+    begin(folder, _as_campaign(plan))
+    return _tuned(plan, folder, console, player)
+
+
+def resume_tuning(folder: Path, console: Console, real_seeds: int = 0, player: Player | None = None) -> Tuning:
+    """Go on with a search; settings that were tried are not tried again.
+
+    `real_seeds` above 0 takes the place of the plan's for good: a finished search can be held on the real clock
+    afterwards.
+    """
+    begun = read_plan(folder, "tune")
+    plan = TuningPlan(source=begun.source, **{**begun.arguments, **({"real_seeds": real_seeds} if real_seeds else {})})
+    return _tuned(plan, folder, console, player)
+
+
+def _as_campaign(plan: TuningPlan) -> Plan:
+    asked = {name: value for name, value in asdict(plan).items() if name != "source"}
+    return Plan("tune", plan.source, {**asked, "search": list(plan.search)})
+
+
+def _tuned(plan: TuningPlan, folder: Path, console: Console, player: Player | None) -> Tuning:
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    player = player or OneByOne(partial(make_view, console))
+    measure = Measure(plan, folder, player)
+    go_on = resume_campaign_command("tune", folder, player.options)
+    try:
+        with locked(folder / "lock", f"search {folder}"):
+            write_plan(folder, _as_campaign(plan))  # with the real seeds that were asked for later
+            tried = search(plan, folder, measure, say)
+            asked = len(tried.trials) + tried.pruned + len(tried.refused)
+            if asked < plan.trials:
+                say(f"the search ended after {asked} of {plan.trials} trials: its space holds no other setting")
+            if tried.refused:
+                say(f"settings refused: {len(tried.refused)}, all told in {SUMMARY}; the first: {tried.refused[0]}")
+            points = [each.point for each in tried.front]
+            front = compared(points, plan.unseen_seeds, plan.objectives, measure, say)
+            if len(front) == 1:
+                raise SettingRefused("every setting of the front had a run that failed on a fresh seed")
+            confirmed: list[FrontPoint] = []
+            if seeds := plan.real_clock_seeds:
+                best, real = [front[0].point], {CLOCK: "real"}
+                confirmed = compared(best, seeds, plan.confirmed_objectives, measure, say, real)
+            tuning = Tuning(folder, plan, tried, front, confirmed)
+            write_tuning(tuning)
+    except (KeyboardInterrupt, RunInterrupted):  # the latter by a run, which does not know its search
+        raise RunInterrupted(f"interrupted; go on with: {go_on}") from None
+    except SettingRefused:
+        raise
+    except PauseflError as error:  # of the machine, or of the user's own code
+        raise with_resume_command(error, go_on) from error
+    return tuning

@@ -1,0 +1,125 @@
+"""Measures a setting: by a simulation, or by a run with real processes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.server_records import selected_policy
+from pausefl.outcomes import with_resume_command
+from pausefl.results.reading import read_run
+from pausefl.studies.campaign import Planned
+from pausefl.studies.playing import OnExecutor, Player
+from pausefl.studies.simulation.curves import SimulationResult
+from pausefl.studies.simulation.engine import is_compiled, simulate, simulate_pause
+from pausefl.studies.simulation.outputs import setting_of
+from pausefl_proto.errors import PauseflError
+from pausefl_tune.plan import LATENCY_TO_TARGET, Point, TuningPlan, value_of
+
+Figures = Mapping[str, float]
+"""What a run came to: the objectives by name, ROUNDS played and, with a target accuracy, whether it was REACHED."""
+ROUNDS, REACHED, CLOCK = "rounds", "target_reached", "experiment.clock"
+NOT_REACHED = 2.0
+"""A run that never reaches the target accuracy counts with so many times the published setting's total latency under
+that seed, or its own where that is greater (PAR2: Hutter, Hoos, Leyton-Brown and Stützle, JAIR 2009)."""
+
+
+class SettingRefused(PauseflError):
+    """A setting, or every one, was played and cannot be compared with others."""
+
+
+class Measure:
+    """Plays settings, each once under a seed, in `folder`/runs where they are runs."""
+
+    def __init__(self, plan: TuningPlan, folder: Path, player: Player) -> None:
+        self._plan, self._folder, self._player = plan, folder, player
+        self._found: dict[str, Figures] = {}
+
+    def __call__(self, point: Point, seed: int) -> Figures:
+        """The figures of a setting. ConfigError for one that is no experiment. SettingRefused for a run that failed,
+        and where total latency counts and budgets end it early, before they end the published setting."""
+        found = self._played(point, seed)
+        rounds = self._plan.experiment_at(point, seed).experiment.rounds
+        published = {key: value for key, value in point.items() if key == CLOCK}
+        if found.get(LATENCY_TO_TARGET.name) == math.inf:
+            cutoff_s = max(each["total_latency_s"] for each in (found, self._played(published, seed)))
+            return {**found, LATENCY_TO_TARGET.name: NOT_REACHED * cutoff_s}
+        is_short = self._plan.target_accuracy is None and found[ROUNDS] < rounds
+        if is_short and found[ROUNDS] < (most := self._played(published, seed)[ROUNDS]):
+            raise SettingRefused(
+                f"ended after {found[ROUNDS]:.0f} of {rounds} rounds, as budgets were spent; the experiment's own"
+                f" setting plays {most:.0f}: total latencies do not compare"
+            )
+        return found
+
+    def _played(self, point: Point, seed: int) -> Figures:
+        run = self._planned(point, seed)
+        if run.name not in self._found:
+            if self._plan.by == "run" or CLOCK in point:
+                several = isinstance(self._player, OnExecutor)
+                runs = [self._planned(point, each) for each in (self._beside(seed) if several else [seed])]
+                missing = self._player.play([each for each in runs if each.name not in self._found], self._folder)
+                if error := missing.get(run.name):
+                    raise with_resume_command(error, "", run.name)  # a search goes on by itself
+                self._found[run.name] = figures_of_run(self._folder / run.name, self._plan.target_accuracy)
+            else:
+                self._found[run.name] = simulated(run.experiment)
+        return self._found[run.name]
+
+    def _planned(self, point: Point, seed: int) -> Planned:
+        # One setting is played once, however it was found: runs of the same one differ by their noise.
+        own = self._plan.experiment
+        changes = {key: value for key, value in point.items() if value != value_of(own, key)}
+        experiment = self._plan.experiment_at(changes, seed)
+        return Planned(f"runs/{sha256(experiment.to_toml().encode()).hexdigest()[:12]}-seed{seed}", experiment)
+
+    def _beside(self, seed: int) -> Sequence[int]:
+        """The seeds under which a setting is played together with this one."""
+        plan = self._plan
+        groups = (plan.trial_seeds, plan.unseen_seeds, plan.real_clock_seeds)
+        return next((group for group in groups if seed in group), [seed])
+
+
+def simulated(experiment: Experiment) -> Figures:
+    """The figures of a simulation until all rounds or budgets are over."""
+    policy, rounds, setting = (
+        selected_policy(experiment.selection),
+        experiment.experiment.rounds,
+        setting_of(experiment),
+    )
+    if setting.has_expectations and is_compiled(policy, setting):
+        result = simulate_pause(policy, setting, rounds)
+    else:
+        result = simulate(policy, setting, rounds, with_regret=False)
+    ends = {"total_latency_s": result.total_latency_s, "max_epsilon_spent": result.max_epsilon_spent}
+    figures = {name: float(curve[-1]) for name, curve in ends.items()}
+    return {**figures, "imbalance": imbalance(result, setting.examples), ROUNDS: float(result.round[-1])}
+
+
+def imbalance(result: SimulationResult, examples: Mapping[str, int]) -> float:
+    """Half of Σ |share of choices − share of examples| over the clients, the total variation distance.
+
+    It stands for accuracy, which a simulation lacks: the less choices follow the data, the less the model is of all.
+    """
+    owned = np.array([examples[client_id] for client_id in result.client_ids], np.float64)
+    return 0.5 * float(np.abs(result.chosen / result.chosen.sum() - owned / owned.sum()).sum())
+
+
+def figures_of_run(run_dir: Path, target_accuracy: float | None) -> Figures:
+    """The figures of a run; the latency to a target that was never reached is infinite."""
+    run = read_run(run_dir)
+    accuracy = run.summary["final_accuracy"]
+    if run.summary["outcome"] == "failed" or accuracy is None:
+        raise SettingRefused(f"{run_dir}: the run failed ({run.summary['stopped_because']})")
+    leakage = run.summary["max_epsilon_spent"] or 0.0  # none without privacy
+    figures = {"total_latency_s": run.summary["total_latency_s"], "max_epsilon_spent": leakage}
+    figures |= {"final_accuracy": accuracy, ROUNDS: run.summary["rounds"]}
+    if target_accuracy is None:
+        return figures
+    latency_s, accuracies = run.curve("test")
+    reached = np.flatnonzero(accuracies >= target_accuracy)
+    to_target_s = float(latency_s[reached[0]]) if reached.size else math.inf
+    return {**figures, LATENCY_TO_TARGET.name: to_target_s, REACHED: float(bool(reached.size))}

@@ -1,0 +1,209 @@
+"""What a search is asked for: its space, its seeds and what it measures."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.server_records import check_policies, selected_policy
+from pausefl.experiment.toml_source import bare_or_quoted, listed_values, parts_of_key, value_of_text
+from pausefl.library import By
+from pausefl.results.reading import EPSILON_LABELS
+from pausefl_proto.errors import ConfigError
+from pausefl_server.selection.base import Policy
+from pausefl_server.selection.newcomers import NewcomerPolicy
+
+Point = Mapping[str, Any]
+"""A value for every key that is searched; empty for the published setting."""
+_WEIGHTS = {"alpha": "log:0.01..1000", "gamma": "log:0.01..1000", "zeta": "log:0.01..100", "beta": "1.05..6.0"}
+_FOR_EXAMPLE = "selection.pause.alpha=log:1..1000, selection.m=3..8 or selection.pause.window=0,8,32"
+TABLES_WARNING = "Choices for a categorical distribution"
+"""Optuna's warning of choices that are tables or lists, which its JSON keeps."""
+_FIXED = {
+    "privacy.enabled": "decides whether leakage is measured; search with privacy and without it apart",
+    "privacy.unit": "decides what every ε protects, and ε of two units do not compare; search them apart",
+    "latency.signal": "decides what counts as latency, and the two do not compare; search them apart",
+}
+"""Keys that decide what is measured, and why they are not searched."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A figure of a run that a search makes small or great. None is ever below 0."""
+
+    name: str
+    label: str
+    greatest: float | None = None
+    """None: the smaller, the better. Else the greater, the better, up to this."""
+
+    @property
+    def sign(self) -> int:
+        """1 where small is good, -1 where great is."""
+        return 1 if self.greatest is None else -1
+
+
+LATENCY = Objective("total_latency_s", "total latency (s)")
+LATENCY_TO_TARGET = Objective("latency_to_target_s", "latency to the target accuracy (s)")
+LEAKAGE = Objective("max_epsilon_spent", "greatest ε spent")
+IMBALANCE = Objective("imbalance", "imbalance of choices")
+ACCURACY = Objective("final_accuracy", "final test accuracy", greatest=1.0)
+
+
+@dataclass(frozen=True)
+class TuningPlan:
+    """A search, as asked for; what is written to campaign.json. ConfigError for what cannot be."""
+
+    source: str
+    """The experiment as TOML; its own values are the published setting."""
+    search: Sequence[str] = ()
+    """KEY=SPACE each; empty: the weights of the policy."""
+    by: By = "simulate"
+    trials: int = 50
+    seeds: int = 3
+    """How many seeds a trial has, from the experiment's on."""
+    fresh_seeds: int = 10
+    """How many seeds after these compare the front with the published setting."""
+    target_accuracy: float | None = None
+    real_seeds: int = 0
+    """How many seeds after these play the recommended and the published setting on the real clock."""
+    command: str = ""
+    """The command line that asks for it; empty from Python."""
+
+    def __post_init__(self) -> None:
+        own, policy = self.experiment, selected_policy(self.experiment.selection)
+        target, real = f"--target-accuracy {self.target_accuracy}", f"--real-seeds {self.real_seeds}"
+        has_target = self.target_accuracy is not None
+        trains, by_run = self.by == "run" or self.real_seeds > 0, "--by run" if self.by == "run" else real
+        sees_updates = isinstance(policy, NewcomerPolicy) or type(policy).inspect is not Policy.inspect
+        problems = {
+            f"--trials {self.trials}: must be at least 1": self.trials < 1,
+            f"--seeds {self.seeds}: must be at least 1": self.seeds < 1,
+            f"--fresh-seeds {self.fresh_seeds}: must be at least 2, to tell settings from chance": self.fresh_seeds < 2,
+            f"{target}: must lie between 0 and 1": has_target and not 0 < (self.target_accuracy or 0) < 1,
+            f"{target}: goes with --by run, as simulations train not": has_target and self.by != "run",
+            f"{real}: must be at least 0": self.real_seeds < 0,
+            f"{real}: goes with --by run --virtual, or with --by simulate": self.real_seeds
+            and (self.by, own.experiment.clock) == ("run", "real"),
+            f'{real}: goes with clients.batched = "auto" or "off"': self.real_seeds and own.clients.batched == "on",
+            f'{by_run}: needs a model that learns, not workload.model = "synthetic"': trains
+            and own.workload.model == "synthetic",
+            f"{by_run}: goes without privacy.ledger_dir, whose budgets all runs would share": trains
+            and own.privacy.enabled
+            and own.privacy.ledger_dir,
+            f"selection.policy: {own.selection.policy} looks at updates, which simulations have not; tune it --by run":
+            self.by != "run" and sees_updates,
+        }  # fmt: skip
+        for problem, is_there in problems.items():
+            if is_there:
+                raise ConfigError(problem)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The published setting."""
+        return self.experiment_at({})
+
+    def experiment_at(self, point: Point, seed: int | None = None) -> Experiment:
+        """The experiment at a point, under its own or another seed; ConfigError where it is none."""
+        experiment = parse_experiment(self.source, {**point} if seed is None else {**point, "experiment.seed": seed})
+        check_policies(experiment)
+        return experiment
+
+    @cached_property
+    def space(self) -> Mapping[str, BaseDistribution]:
+        """Where the search looks, by key; ConfigError for what is no space, and for keys and ends no experiment has."""
+        space: dict[str, BaseDistribution] = {}
+        for setting in self.search or self._weights():
+            key, _, text = (part.strip() for part in setting.partition("="))
+            if not key or not text:
+                raise ConfigError(f"--search {setting}: must be KEY=SPACE such as {_FOR_EXAMPLE}")
+            if parts_of_key(key) in map(parts_of_key, space):
+                raise ConfigError(f"--search {key}: is given twice")
+            if parts_of_key(key) == ["experiment", "seed"]:
+                raise ConfigError("--search experiment.seed: each trial plays seeds of its own, see --seeds")
+            space[key], ends = _dimension(setting, text)
+            for value in ends:
+                try:
+                    found = self.experiment_at({key: value})
+                except ConfigError as error:
+                    raise ConfigError(f"--search {key}: {error}") from None
+                for fixed, why in _FIXED.items():
+                    if value_of(found, fixed) != value_of(self.experiment, fixed):
+                        raise ConfigError(f"--search {key}: {why}")
+        return space
+
+    @property
+    def own_point(self) -> Point:
+        """The published values of the keys searched, whether they lie in the space or not."""
+        return {key: value_of(self.experiment, key) for key in self.space}
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """Latency, leakage in a private run, and accuracy; where nothing is trained, imbalance stands for that."""
+        latency = LATENCY if self.target_accuracy is None else LATENCY_TO_TARGET
+        privacy = self.experiment.privacy
+        leakage = (replace(LEAKAGE, label=f"greatest {EPSILON_LABELS[privacy.unit]}"),) if privacy.enabled else ()
+        return latency, *leakage, ACCURACY if self.by == "run" else IMBALANCE
+
+    @property
+    def confirmed_objectives(self) -> tuple[Objective, ...]:
+        """What is measured on the real clock, where all settings train."""
+        return tuple(ACCURACY if objective is IMBALANCE else objective for objective in self.objectives)
+
+    @property
+    def trial_seeds(self) -> range:
+        """The seeds of every trial."""
+        return range(first := self.experiment.experiment.seed, first + self.seeds)
+
+    @property
+    def unseen_seeds(self) -> range:
+        """Seeds that no trial has."""
+        return range(first := self.trial_seeds.stop, first + self.fresh_seeds)
+
+    @property
+    def real_clock_seeds(self) -> range:
+        """Seeds that neither a trial nor the front has."""
+        return range(first := self.unseen_seeds.stop, first + self.real_seeds)
+
+    def _weights(self) -> list[str]:
+        name, policy = self.experiment.selection.policy, selected_policy(self.experiment.selection)
+        table = f"selection.{bare_or_quoted(name)}"
+        if found := [f"{table}.{key}={text}" for key, text in _WEIGHTS.items() if hasattr(policy, key)]:
+            return found
+        raise ConfigError(f"--search: {name} has none of PAUSE's weights, so say what to search: {_FOR_EXAMPLE}")
+
+
+def value_of(experiment: Experiment, key: str) -> Any:
+    """What the experiment has for a key, or its policy where the experiment leaves it at its default."""
+    *tables, name = parts_of_key(key)
+    found: Any = experiment.model_dump(mode="json")
+    for table in tables:
+        found = found.get(table, {}) if isinstance(found, dict) else {}
+    if isinstance(found, dict) and name in found:
+        return found[name]
+    is_of_policy = len(tables) == 2 and tables[0] == "selection"
+    return getattr(selected_policy(experiment.selection, tables[1]), name, None) if is_of_policy else None
+
+
+def _dimension(setting: str, text: str) -> tuple[BaseDistribution, Sequence[Any]]:
+    """The distribution of a text A..B, log:A..B or A,B,C, and its ends or values."""
+    is_log = text.startswith("log:")
+    low, separator, high = text.removeprefix("log:").partition("..")
+    if not separator and not is_log:
+        values = listed_values(text)
+        once = [value for place, value in enumerate(values) if value not in values[:place]]  # some are tables
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", TABLES_WARNING, UserWarning)
+            return CategoricalDistribution(once), once
+    ends = [value_of_text(end.strip()) for end in (low, high)]
+    are_numbers = all(isinstance(end, int | float) and not isinstance(end, bool) and math.isfinite(end) for end in ends)
+    if not (separator and are_numbers and ends[0] < ends[1] and (ends[0] > 0 or not is_log)):
+        above = ", above 0 with log:" if is_log else ""
+        raise ConfigError(f"--search {setting}: must be two numbers A..B with A < B{above}")
+    kind = IntDistribution if all(isinstance(end, int) for end in ends) else FloatDistribution
+    return kind(ends[0], ends[1], log=is_log), ends

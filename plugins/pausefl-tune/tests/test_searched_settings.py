@@ -1,0 +1,148 @@
+"""Settings that a search tries: the published one is played once, and the seed is none."""
+
+import io
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from pausefl.experiment.loading import parse_experiment
+from pausefl.studies.campaign import Missing, Planned
+from pausefl.studies.playing import OneByOne
+from pausefl.studies.simulation.curves import SimulationResult
+from pausefl_proto.errors import ConfigError
+from pausefl_tune import measure as measure_module
+from pausefl_tune import tune_experiment
+from pausefl_tune.front import compared
+from pausefl_tune.measure import CLOCK, Figures, Measure, imbalance, simulated
+from pausefl_tune.plan import IMBALANCE, LATENCY, LEAKAGE, Point, TuningPlan
+
+SMALL = """
+[experiment]
+rounds = 30
+clock = "virtual"
+[clients]
+count = 8
+[selection]
+m = 2
+"""
+SEARCH = ["selection.pause.alpha=log:1..1000", "selection.m=1,2,3"]
+OWN = {"selection.pause.alpha": 100, "selection.m": 2}  # as Optuna draws it of whole numbers; the default is 100.0
+
+
+@pytest.fixture
+def folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """What was played, once each; every further run has other figures, as fresh noise makes them."""
+    played: list[Path] = []
+
+    def play(_: OneByOne, runs: Sequence[Planned], folder: Path) -> Missing:
+        paths = [folder / run.name for run in runs]
+        played.extend(path for path in paths if path not in played)
+        return {}
+
+    def figures(run_dir: Path, target_accuracy: float | None) -> Figures:
+        place = 1.0 + played.index(run_dir)
+        return {"total_latency_s": place, "max_epsilon_spent": place, "final_accuracy": 0.5 / place, "rounds": 30}
+
+    monkeypatch.setattr(OneByOne, "play", play)
+    monkeypatch.setattr(measure_module, "figures_of_run", figures)
+    return played
+
+
+def test_a_setting_that_is_the_published_one_is_played_once_and_differs_in_nothing(
+    tmp_path: Path, folders: list[Path]
+) -> None:
+    plan = TuningPlan(SMALL, SEARCH, by="run", seeds=1, fresh_seeds=2, real_seeds=1)
+    measure = Measure(plan, tmp_path, OneByOne(lambda _: pytest.fail("shows nothing")))
+    found, published = compared([OWN], plan.unseen_seeds, plan.objectives, measure, pytest.fail)
+    assert (published.name, found.figures) == ("published", published.figures)
+    assert {change.mean for change in found.changes.values()} == {0.0}
+    assert len(folders) == 2, "one for each fresh seed"
+    real: Point = {CLOCK: "real"}
+    found, published = compared([OWN], plan.real_clock_seeds, plan.objectives, measure, pytest.fail, real)
+    assert (published.name, found.figures) == ("published", published.figures)
+    assert len(folders) == 3
+    measure({**OWN, "selection.m": 3, **real}, 1)
+    assert len(folders) == 4, "another setting"
+
+
+def test_of_settings_that_are_nowhere_worse_the_best_on_the_whole_is_recommended() -> None:
+    """Not the one whose least gain is the greatest."""
+    found = {None: (10.0, 10.0, 1.0), 1.0: (5.0, 9.0, 0.8), 2.0: (8.0, 8.0, 0.8)}
+
+    def measure(point: Point, seed: int) -> Figures:
+        latency_s, leakage, imbalance = found[point.get("selection.pause.alpha")]
+        return {"total_latency_s": latency_s, "max_epsilon_spent": leakage, "imbalance": imbalance}
+
+    points = [{"selection.pause.alpha": alpha} for alpha in (2.0, 1.0)]
+    recommended, *_ = compared(points, [2, 3], (LATENCY, LEAKAGE, IMBALANCE), measure, pytest.fail)
+    assert recommended.point == {"selection.pause.alpha": 1.0}
+
+
+def test_a_search_of_the_seed_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^--search experiment\.seed: each trial plays seeds of its own"):
+        _ = TuningPlan(SMALL, ["experiment.seed=1..5"]).space
+
+
+@pytest.mark.parametrize(
+    ("search", "why"),
+    [
+        ("privacy.enabled=true,false", "decides whether leakage is measured; search with privacy and without it apart"),
+        ("privacy.unit=coordinate,vector", "decides what every ε protects, and ε of two units do not compare"),
+        ("latency.signal=round_trip,communication", "decides what counts as latency, and the two do not compare"),
+    ],
+)
+def test_a_key_that_changes_what_is_measured_is_refused(search: str, why: str) -> None:
+    key = search.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"^--search {re.escape(key)}: {re.escape(why)}"):
+        _ = TuningPlan(SMALL, [search]).space
+
+
+def test_choices_may_be_tables_and_nothing_warns_of_them(tmp_path: Path) -> None:
+    laws = 'latency.delay={kind="exponential",mean_s=0.1},{kind="exponential",mean_s=0.2}'
+    plan = TuningPlan(SMALL, [laws], trials=2, seeds=1, fresh_seeds=2)
+    for _ in range(2):  # the second time goes on with the first one's journal
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            tuning = tune_experiment(plan, tmp_path, Console(quiet=True))
+        assert not [str(warning.message) for warning in warned]
+    assert {trial.point["latency.delay"]["kind"] for trial in tuning.tried.trials} == {"exponential"}
+
+
+@pytest.mark.parametrize("policy", ["pause", "ucb", "random"])
+def test_a_setting_is_simulated_under_latencies_that_change_with_the_round(policy: str) -> None:
+    """No regret is measured, so no expectation is needed."""
+    delay = {"kind": "drift", "of": {"kind": "constant", "value_s": 0.5}, "rounds": [1, 3], "factors": [1.0, 2.0]}
+    changes = {"selection.policy": policy, "experiment.rounds": 4, "latency.delay": delay, "latency.tau_min_s": 0.05}
+    figures = simulated(parse_experiment("", changes))
+    assert figures["total_latency_s"] == pytest.approx(0.5 + 0.75 + 1.0 + 1.0)
+
+
+def test_the_imbalance_is_half_the_sum_of_what_choices_and_data_differ_by() -> None:
+    none, chosen = np.zeros(1), np.array([3, 1])
+    result = SimulationResult(("a", "b"), np.array([4]), none, none, none, none, none, chosen)
+    assert imbalance(result, {"a": 100, "b": 300}) == 0.5
+    assert imbalance(result, {"a": 300, "b": 100}) == 0.0
+
+
+def test_a_setting_is_tried_once_and_a_search_ends_when_all_were(tmp_path: Path) -> None:
+    """Of four settings in thirty trials, the sampler tried one nine times and another never."""
+    plan = TuningPlan(SMALL, ["selection.m=1..2", "selection.pause.gamma=1,5,5.0"], trials=30, seeds=1, fresh_seeds=2)
+    for _ in range(2):  # the second time goes on with the first one's journal
+        said = io.StringIO()
+        found = tune_experiment(plan, tmp_path, Console(file=said)).tried
+        assert "the search ended after 4 of 30 trials: its space holds no other setting" in said.getvalue()
+        tried = sorted((trial.point["selection.m"], trial.point["selection.pause.gamma"]) for trial in found.trials)
+        assert tried == [(1, 1), (1, 5), (2, 1), (2, 5)]
+
+
+def test_a_setting_that_was_refused_is_neither_asked_nor_counted_again(tmp_path: Path) -> None:
+    budgets = f"{SMALL}[privacy]\nepsilon_budget = 10.0\neta = 0.3\nepsilon_floor = 0.3\n"
+    plan = TuningPlan(budgets, ["selection.m=1..4"], trials=30, seeds=1, fresh_seeds=2)
+    found = tune_experiment(plan, tmp_path, Console(quiet=True)).tried
+    refused = [line.partition("}")[0] for line in found.refused]
+    assert (len(found.trials), sorted(refused), found.pruned) == (2, ["{'selection.m': 3", "{'selection.m': 4"], 0)

@@ -1,0 +1,8 @@
+"""The version of this software: that of the git tag it was installed from, 0.0.0 for sources that are not installed."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("pausefl")
+except PackageNotFoundError:
+    __version__ = "0.0.0"

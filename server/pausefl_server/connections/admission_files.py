@@ -1,0 +1,52 @@
+"""Files that say who may join: they are read again while a run goes on, so that a client can be locked out of it."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pausefl_process.tokens import read_ids, read_token_digests
+from pausefl_proto.errors import ConfigError
+from pausefl_server.rounds.admission import Admission
+
+_LOOKS_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionFiles:
+    """The paths of the files; an empty one is none."""
+
+    tokens: str = ""
+    clients: str = ""
+
+    def read(self, admission: Admission) -> Admission:
+        """The admission with what the files say now; ConfigError names one that cannot be used."""
+        if self.tokens:
+            admission = replace(admission, tokens=read_token_digests(self.tokens))
+        return replace(admission, listed=read_ids(self.clients)) if self.clients else admission
+
+    def state(self) -> list[tuple[int, int, int]]:
+        """A value that differs once a file has changed."""
+        found = []
+        for path in filter(None, (self.tokens, self.clients)):
+            with suppress(OSError):  # it is being replaced
+                status = Path(path).stat()
+                found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+        return found
+
+
+async def follow(
+    files: AdmissionFiles, admission: Admission, readmit: Callable[[Admission], None], say: Callable[[str], None]
+) -> None:
+    """Tell `readmit` what the files say, each time that they have changed, for ever; what cannot be used is said."""
+    seen: list[tuple[int, int, int]] = []
+    while files != AdmissionFiles():
+        state = await asyncio.to_thread(files.state)
+        if state != seen:
+            seen = state
+            try:
+                readmit(await asyncio.to_thread(files.read, admission))
+            except ConfigError as error:
+                say(f"{error}; what it said before holds")
+        await asyncio.sleep(_LOOKS_EVERY_S)

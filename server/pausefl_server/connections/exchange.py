@@ -1,0 +1,66 @@
+"""A job under way with one client, and what its parts on two clocks say of where its time went."""
+
+from dataclasses import dataclass, replace
+
+from pausefl_process.host_monitor import HostReport
+from pausefl_proto.errors import WireError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import Assembler
+from pausefl_server.records import TIMING_TOLERANCE_S, Timing
+from pausefl_server.rounds.messages import Dispatch
+
+# By this share of them, too, a client's parts may add up to more than the whole: a clock drifts, and is slewed, by some
+# hundred millionths. Device time is bounded before a policy sees it.
+_TIMING_TOLERANCE_SHARE = 1e-3
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A job under way: from the first model frame handed over to the last update frame received."""
+
+    job: Dispatch
+    started_s: float
+    """When this stream was handed it."""
+    bytes_down: int
+    bytes_up: int = 0
+    first_frame_s: float = 0.0
+    result: pb.Result | None = None
+    frames: Assembler | None = None
+    times_asked: int = 1
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The job's round and attempt."""
+        return self.job.round, self.job.attempt
+
+    @property
+    def first_s(self) -> float:
+        """When the client was first handed the job, be it on an earlier stream."""
+        return self.started_s if self.job.handed_over_s is None else self.job.handed_over_s
+
+    def timing(self, reported: pb.Timing, arrived_s: float, host: HostReport) -> Timing:
+        """Join both clocks' durations; WireError when the client's parts cannot lie within the server's whole.
+
+        The server's clock stands still while its machine sleeps, and its clients' clocks do not: the whole is then at
+        least the sum of the client's parts, by as much as the server slept.
+        """
+        timing = Timing(
+            round_trip_s=arrived_s - self.first_s,
+            reconnect_s=self.started_s - self.first_s,
+            download_s=reported.download_s,
+            injected_down_s=reported.injected_down_s,
+            queue_s=reported.queue_s,
+            train_s=reported.train_s,
+            privatise_s=reported.privatise_s,
+            injected_up_s=reported.injected_up_s,
+            upload_s=arrived_s - self.first_frame_s,
+            framing_s=self.job.framing_s,
+            server_wait_s=self.first_s - self.job.ready_s,
+        )
+        if timing.propagation_s < 0 < host.suspended_s:
+            slept_s = min(-timing.propagation_s, host.suspended_s)
+            timing = replace(timing, round_trip_s=timing.round_trip_s + slept_s)
+        stated_s = timing.download_s + timing.injected_down_s + timing.device_s + timing.injected_up_s
+        if timing.propagation_s < -(TIMING_TOLERANCE_S + _TIMING_TOLERANCE_SHARE * stated_s):
+            raise WireError(f"reports parts that take {-timing.propagation_s:.4g} s longer than the whole exchange")
+        return timing

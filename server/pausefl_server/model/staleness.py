@@ -1,0 +1,114 @@
+"""How much an update counts that was made from an older model: staleness weights s(τ), by name.
+
+τ counts the steps between the model that a client was given and the step that its update enters, so that an update of
+the newest model has τ = 0. A step takes its updates Δ_i with the weights w_i (their data sizes, unless the policy says
+otherwise):
+
+    θ ← θ + Σ_i s(τ_i) w_i Δ_i / Σ_i w_i              normaliser "plain"
+    θ ← θ + Σ_i s(τ_i) w_i Δ_i / Σ_i s(τ_i) w_i       normaliser "discounted"
+
+Nguyen et al. (FedBuff, AISTATS 2022, Algorithm 1) divide by the number of updates: "plain", where all hold equally
+much. Then old updates count for less also where all are old. FedAsync (Xie, Koyejo and Gupta, arXiv 1903.03934) mixes a
+client's model θ_i into the server's by α s(τ_i), which is the same with θ_i − θ in place of Δ_i.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pausefl_process.registry import Registry
+from pausefl_proto.errors import PauseflError
+from pausefl_proto.number_types import Bounded, Count, NonNegative, Positive, PositiveShare, Whole
+
+
+class StalenessRule(Bounded, ABC):
+    """A staleness weight s(τ), a pure function; its fields are the parameters of its table."""
+
+    @abstractmethod
+    def weight(self, staleness: int) -> float:
+        """s(τ), above 0 and at most 1, for τ = 0, 1, 2, ..."""
+
+
+@dataclass(frozen=True)
+class ConstantStaleness(StalenessRule):
+    """s = 1: an update counts the same however old its model is."""
+
+    def weight(self, staleness: int) -> float:  # noqa: ARG002
+        """1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class PolynomialStaleness(StalenessRule):
+    """s = (1 + τ)^−a (FedAsync, Section 5.2; FedBuff with a = 1/2)."""
+
+    exponent: NonNegative = 0.5
+    """a."""
+
+    def weight(self, staleness: int) -> float:
+        """(1 + τ)^−a."""
+        return float((1 + staleness) ** -self.exponent)
+
+
+@dataclass(frozen=True)
+class HingeStaleness(StalenessRule):
+    """s = 1 up to τ = b, then 1/(a(τ − b) + 1) (FedAsync, Section 5.2)."""
+
+    slope: Positive = 10.0
+    """a."""
+    tolerated: Whole = 4
+    """b, in steps."""
+
+    def weight(self, staleness: int) -> float:
+        """1, or 1/(a(τ − b) + 1) beyond b."""
+        return 1.0 / (self.slope * max(0, staleness - self.tolerated) + 1.0)
+
+
+STALENESS_RULES = Registry(
+    "staleness_rules",
+    {"polynomial": PolynomialStaleness, "constant": ConstantStaleness, "hinge": HingeStaleness},
+    base="pausefl_server.model.staleness:StalenessRule",
+    are_methods_checked=True,
+)
+"""The rules that `asynchronous.staleness.kind` names."""
+
+
+@dataclass(frozen=True)
+class AsynchronousSteps:
+    """How steps are taken with `server.mode = "asynchronous"`. A step takes the place of a round, everywhere.
+
+    A free place is given at once to an idle client, with the newest model, and every K-th update that arrives makes a
+    step. A client is idle from its answer to the next step, and no client is given the same model twice: with K = C =
+    all clients this is FedAvg in rounds. `staleness` and `normaliser` also hold for late updates of rounds, see
+    `server.late`.
+    """
+
+    concurrency: Count = 10
+    """C, how many clients are at work at once. It takes the place of `selection.m`."""
+    buffer: Count = 5
+    """K, how many updates make a step. Fewer do where no client is at work and none can be asked."""
+    staleness_max: Whole = 50
+    """A client whose model is more steps old is given up: that is a miss, and its update enters no model. The server
+    keeps so many models on its disk, and two more."""
+    normaliser: Literal["plain", "discounted"] = "plain"
+    """The divisor of the sum of a step's weighted updates. "plain": Σ|D_i|. "discounted": Σ s(τ_i)|D_i|, so that
+    equally old updates are not damped."""
+    rule: Literal["fedbuff", "fedasync"] = "fedbuff"
+    """"fedbuff" adds updates to the model. "fedasync" mixes each client's own model into it."""
+    alpha: PositiveShare = 0.6
+    """Rule "fedasync": α, the share of the client's model in the next one, before s(τ)."""
+
+
+@dataclass(frozen=True)
+class Asynchronous(AsynchronousSteps):
+    """The same with its staleness weight made."""
+
+    staleness: StalenessRule = field(default_factory=PolynomialStaleness)
+    """s(τ)."""
+
+    def weight(self, staleness: int) -> float:
+        """s(τ), checked; PauseflError where a rule of one's own returns something else."""
+        weight = self.staleness.weight(staleness)
+        if not (isinstance(weight, int | float) and 0 < weight <= 1):
+            raise PauseflError(f"asynchronous.staleness: returned {weight!r} for {staleness} steps; must be in (0, 1]")
+        return float(weight)

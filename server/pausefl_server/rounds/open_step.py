@@ -1,0 +1,277 @@
+"""A round or an asynchronous step before its commit: which jobs are out, who still owes an answer, and what has come.
+
+A round is a step whose jobs are all of one model, handed out at its begin. The jobs of an asynchronous step are of its
+own model, handed out as places become free, and of earlier ones.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from pausefl_process.host_monitor import HostReport
+from pausefl_server.clients import ClientTable
+from pausefl_server.host_limits import ordered
+from pausefl_server.records import LogEvent, Miss, MissKind, Observation, RoundRecord
+from pausefl_server.rounds.attempt import attempt_record
+from pausefl_server.rounds.deadline import second_wait_s
+from pausefl_server.rounds.elapsed import Elapsed
+from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, Refusal, Update
+from pausefl_server.rounds.observations import bounded_timing, observe, reconciled
+from pausefl_server.selection.base import Selection
+from pausefl_server.settings import ServerSettings
+
+# A client whose stream breaks more often in a round is not waited for.
+_MOST_BREAKS = 4
+
+
+class Draw(NamedTuple):
+    """One time that a selection took a client, in the order in which updates are combined."""
+
+    round: int
+    attempt: int
+    place: int
+    """In the selection."""
+    client_id: str
+    weight: float | None
+    """The policy's; None: by data size."""
+
+
+@dataclass(slots=True)
+class GivenJob:
+    """A job that a client was given, and what became of the client's stream since."""
+
+    job: Dispatch
+    sent_s: float
+    """When it was offered to the client."""
+    timeout_s: float
+    """How long its answer is waited for from then on."""
+    elapsed_s: float
+    """The same moment as elapsed time."""
+    draws: tuple[Draw, ...]
+    """One, unless the policy drew the client more often."""
+    handed_over_s: float | None = None
+    """When the client was first handed it, where its stream has broken since."""
+    breaks: int = 0
+    """How often the client lost its stream while it owed the answer."""
+    is_gone: bool = False
+    """Whether it has lost its stream and is not back."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The job's round and attempt."""
+        return self.job.round, self.job.attempt
+
+    def was_away(self, at_s: float) -> bool:
+        """Whether the server passed the job's deadline by more than the deadline: it was not there meanwhile."""
+        return at_s - self.sent_s > 2 * self.timeout_s
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """The jobs that are out, and what came since the last commit. Times are the server's clock."""
+
+    number: int
+    needed: int
+    """How many answers end the step."""
+    time_scale: float
+    """The factor from emulated to real seconds."""
+    elapsed: Elapsed
+    events: list[LogEvent] = field(default_factory=list)
+    """All that the step's selections knew and the step before did not."""
+    chosen: list[str] = field(default_factory=list)
+    """The clients that were given this step's model, in selection order."""
+    selections: list[Selection] = field(default_factory=list)
+    """The choices of these."""
+    selection_s: float = 0.0
+    """How long the policy took to choose."""
+    attempt: int = 1
+    """The last hand-out of this step's model."""
+    timeout_s: float = 0.0
+    """The longest that one of them waits for its clients."""
+    jobs: dict[str, GivenJob] = field(default_factory=dict)
+    """The job of each client that owes an answer, or gave one or missed in this step."""
+    due: dict[str, float] = field(default_factory=dict)
+    """The clients that still owe an answer, and until when each is waited for."""
+    updates: dict[str, Update] = field(default_factory=dict)
+    observations: dict[str, Observation] = field(default_factory=dict)
+    misses: dict[str, Miss] = field(default_factory=dict)
+    """The clients that are not waited for any longer."""
+    capped: list[LogEvent] = field(default_factory=list)
+    """Events of stated device times that were cut to what is plausible."""
+    extended_until_s: float = -math.inf
+    """Until when all are waited for where the server itself stood still; once a step."""
+
+    def give(self, job: Dispatch, selection: Selection, chosen: Iterable[str], sent_s: float, timeout_s: float) -> None:
+        """Note that the chosen clients, in selection order, are given this job now."""
+        self.chosen.extend(chosen := tuple(chosen))
+        self.selections.append(selection)
+        self.attempt, self.timeout_s = job.attempt, max(self.timeout_s, timeout_s)
+        weights = [None] * len(chosen) if selection.weights is None else selection.weights.tolist()
+        draws = [Draw(job.round, job.attempt, i, *each) for i, each in enumerate(zip(chosen, weights, strict=True))]
+        for client_id in dict.fromkeys(chosen):
+            self.add_job(client_id, job, sent_s, timeout_s, [draw for draw in draws if draw.client_id == client_id])
+
+    def add_job(self, client_id: str, job: Dispatch, sent_s: float, timeout_s: float, draws: Iterable[Draw]) -> None:
+        """Wait for a client's answer to this job, of whatever step."""
+        self.jobs[client_id] = given = GivenJob(job, sent_s, timeout_s, self.elapsed.at(sent_s), tuple(draws))
+        self.due[client_id] = self.deadline_s(given)
+
+    def deadline_s(self, given: GivenJob) -> float:
+        """Until when the answer to a job is waited for; no client moves it."""
+        return max(given.sent_s + given.timeout_s, self.extended_until_s)
+
+    def next(self, number: int, needed: int) -> "OpenStep":
+        """The step after this one's commit, with the jobs that are still out."""
+        jobs = {client_id: self.jobs[client_id] for client_id in self.due}
+        return OpenStep(number, needed, self.time_scale, self.elapsed, jobs=jobs, due=self.due)
+
+    def lacks(self, answer: Update | Refusal | JobWithdrawn) -> bool:
+        """Whether this is an answer that is still waited for, and not one to an earlier job."""
+        key = answer.round, answer.attempt
+        return answer.client_id in self.due and self.jobs[answer.client_id].key == key
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether enough clients have answered."""
+        return len(self.updates) >= self.needed
+
+    def end(self, now_s: float) -> list[str]:
+        """Wait no longer for the clients that still owe an answer, as enough others gave theirs; returns them."""
+        unneeded = list(self.due)
+        for client_id in unneeded:
+            self.miss(client_id, "unneeded", "enough others had answered", now_s)
+        return unneeded
+
+    def give_up_stale(self, staleness_max: int, now_s: float) -> list[str]:
+        """Wait no longer for the clients whose models have grown too old; returns them."""
+        oldest = self.number - staleness_max
+        stale = [client_id for client_id in self.due if self.jobs[client_id].job.round < oldest]
+        for client_id in stale:
+            self.miss(client_id, "timeout", f"its model is more than {staleness_max} steps old", now_s)
+        return stale
+
+    def take(self, update: Update, table: ClientTable, settings: ServerSettings, now_s: float) -> None:
+        """Count an answer that was waited for; its client has a row in `table`."""
+        given = self.settle(update.client_id)
+        bounded = bounded_timing(update)
+        if bounded is not update.timing:
+            self.capped.append(LogEvent("capped", update.client_id, "device time"))
+        self.updates[update.client_id] = update
+        seen = observe(update, bounded, table, settings, now_s, is_overdue=given.was_away(update.arrived_s))
+        took_s = bounded.signal_s("round_trip", self.time_scale) + seen.timing.server_wait_s
+        self.elapsed = self.elapsed.after(given.elapsed_s, took_s, now_s)
+        self.observations[update.client_id] = replace(
+            seen,
+            staleness=self.number - update.round,
+            handed_out_s=given.elapsed_s,
+            came_back_s=given.elapsed_s + took_s,
+        )
+
+    def returned(self, client_id: str, now_s: float) -> Dispatch | None:
+        """The job for a client that lost its stream and is back; None when it is not waited for.
+
+        Neither its deadline nor its round trip starts anew.
+        """
+        if client_id not in self.due or (given := self.jobs[client_id]).breaks > _MOST_BREAKS:
+            return None
+        given.is_gone, first_s = False, given.handed_over_s
+        self.due[client_id] = self.deadline_s(given)
+        return replace(given.job, handed_over_s=first_s) if first_s is not None else replace(given.job, ready_s=now_s)
+
+    def lost(self, client_id: str, until_s: float, handed_over_s: float | None) -> None:
+        """Wait for a client that lost its stream no longer than until `until_s`; not at all if it does so often.
+
+        It may have lost it with an earlier round's job, which took up all of its stream: this round's round trip does
+        not run from when that one was handed over.
+        """
+        if client_id not in self.due:
+            return
+        given = self.jobs[client_id]
+        given.is_gone, given.breaks = True, given.breaks + 1
+        self.due[client_id] = -math.inf if given.breaks > _MOST_BREAKS else min(self.due[client_id], until_s)
+        if given.handed_over_s is None and handed_over_s is not None and handed_over_s >= given.job.ready_s:
+            given.handed_over_s = handed_over_s
+
+    def miss_overdue(self, now_s: float) -> list[str]:
+        """Wait no longer for the clients that are overdue; returns them."""
+        self._make_up_for_stall(now_s)
+        overdue = [client_id for client_id, until_s in self.due.items() if until_s <= now_s]
+        for client_id in overdue:
+            is_lost = self.jobs[client_id].is_gone
+            reason = "its stream broke and it did not come back in time" if is_lost else "gave no answer in time"
+            self.miss(client_id, "lost" if is_lost else "timeout", reason, now_s)
+            self.elapsed = self.elapsed.after(self.jobs[client_id].elapsed_s, self.misses[client_id].latency_s, now_s)
+        return overdue
+
+    def _make_up_for_stall(self, now_s: float) -> None:
+        """Wait for all clients once more where this is called late: their answers may lie unread."""
+        waiting = {client_id: until_s for client_id, until_s in self.due.items() if until_s > -math.inf}
+        first = min(waiting, key=waiting.__getitem__, default=None)
+        if first is None or waiting[first] > now_s or self.extended_until_s > -math.inf:
+            return
+        if more_s := second_wait_s(now_s - waiting[first], self.jobs[first].timeout_s):
+            self.extended_until_s = now_s + more_s
+            for client_id, until_s in waiting.items():
+                self.due[client_id] = max(until_s, self.extended_until_s)
+
+    def miss(self, client_id: str, kind: MissKind, reason: str, now_s: float) -> None:
+        """Wait no longer for a client that is due, without an update that can be used."""
+        given = self.settle(client_id)
+        waited_s = now_s - given.sent_s
+        # Nothing tells how a silent client's time was spent: all of the wait counts as communication.
+        self.misses[client_id] = Miss(client_id, kind, waited_s, latency_s=waited_s / self.time_scale, reason=reason)
+
+    def settle(self, client_id: str) -> GivenJob:
+        """Wait for a client no longer, whatever came of its job."""
+        del self.due[client_id]
+        return self.jobs[client_id]
+
+    def release_of(self, client_id: str) -> int:
+        """The number of the release the client answered with; 0 where it has not answered."""
+        update = self.updates.get(client_id)
+        return 0 if update is None else update.release.participation
+
+    def arrived(self) -> list[Draw]:
+        """The draws of the clients whose updates came, in one order, however these came."""
+        return sorted(draw for client_id in self.updates for draw in self.jobs[client_id].draws)
+
+    def weight(self, draw: Draw, table: ClientTable) -> float:
+        """The weight of this draw's update before it is discounted."""
+        return float(table.n_examples[table.row_of[draw.client_id]]) if draw.weight is None else draw.weight
+
+    def abandoned(self) -> list[LogEvent]:
+        """The events to log when the step is given up: all it knew, and what its updates have spent."""
+        return [*self.events, *(reconciled(update) for update in self.updates.values())]
+
+    def record(
+        self,
+        model_digest: str,
+        now_s: float,
+        wall_clock_s: float,
+        host: HostReport,
+        settings: ServerSettings,
+    ) -> RoundRecord:
+        """The step as it is logged at `now_s`, once no more answers are waited for."""
+        observations = tuple(self.observations[c] for c in sorted(self.observations))
+        is_overdue = any(self.jobs[c].was_away(self.jobs[c].sent_s + m.waited_s) for c, m in self.misses.items())
+        of_server = settings.limits.of_server(host, is_overdue=is_overdue)
+        teaches = settings.limits.teaches(of_server)
+        misses = tuple(replace(self.misses[c], teaches=teaches) for c in sorted(self.misses))
+        weights = [selection.weights for selection in self.selections if selection.weights is not None]
+        return replace(
+            attempt_record(self.number, self.attempt, self.chosen, observations, misses),
+            weights=tuple(np.concatenate(weights).tolist()) if weights else None,
+            events=tuple(self.events),
+            wall_clock_s=wall_clock_s,
+            selection_s=self.selection_s,
+            model_digest=model_digest,
+            details=self.selections[-1].details if self.selections else {},
+            cluster_penalty_s=sum(selection.cluster_penalty_s for selection in self.selections),
+            host=host,
+            deadline_s=self.timeout_s,
+            elapsed_s=self.elapsed.at(now_s),
+            suspect=ordered((*of_server, *(doubt for o in observations for doubt in o.suspect))),
+        )

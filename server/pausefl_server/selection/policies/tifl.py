@@ -1,0 +1,138 @@
+"""TiFL (Chai et al., HPDC 2020, arXiv 2001.09249): each round is played by one tier of clients of similar latency."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.number_types import Count
+from pausefl_server.clients import ClientTable
+from pausefl_server.selection.base import Context, Policy, Selection
+from pausefl_server.selection.observed import PolicyRound
+from pausefl_server.selection.terms import rows_in_tie_order
+
+_NO_TIER = -1
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """TiFL's memory beyond the client table. Tier 0 is the fastest."""
+
+    of_row: IntArray
+    """The tier of each row; -1 for clients that joined since the tiers were formed, and for retired ones."""
+    credits: IntArray
+    """(tiers,) how often each tier may still be drawn, at least 0."""
+    weight: FloatArray
+    """(tiers,) the probabilities of the tiers, up to a factor."""
+    loss: FloatArray
+    """(tiers,) the mean loss of each tier when the tiers were last formed; NaN where none was known."""
+    formed: int = 0
+    """The round after which the tiers were formed; 0 for none."""
+
+
+@dataclass(frozen=True)
+class Tifl(Policy):
+    """Draws a tier, those of great loss more often, and m of its clients uniformly (TiFL, Algorithm 2).
+
+    Clients that were never chosen go first: these rounds profile, and cost no credits. Then the clients are cut into
+    tiers at quantiles of their latencies, which this server has measured, and a tier is drawn each round that has
+    credits left. Every `interval` rounds, unless the loss of the tier that played last has fallen since the time
+    before, the tier of the greatest loss gets weight T, the next one T − 1, and so on.
+
+    What differs:
+    - The paper weighs tiers by the accuracy of the global model on their clients' test data. No client tells that here.
+      The mean of the losses that a tier's clients disclosed last stands in for it: a great loss for a small accuracy. A
+      tier that has not played for long keeps the loss of an older model, and so is drawn sooner.
+    - The paper does not print how probabilities follow from accuracies, nor how many credits there are. The weights
+      are those of a public implementation (github.com/bacox/fltk).
+    - Tiers are formed anew every `interval` rounds, of the clients with budget left, from the harmonic means of all
+      their latencies; in the paper once. A client that only missed is among the slowest; there it is left out.
+    - The paper asks for more than m clients a tier. There are fewer tiers where K/m is less than `tiers`, and a tier
+      with fewer than m eligible clients is not drawn. Without any other, m of all are drawn, which costs no credit.
+    - Once no tier that can be drawn has credits left, all get theirs anew.
+    """
+
+    tiers: Count = 5
+    """How many tiers there are."""
+    credits: Count = 20
+    """How often a tier is drawn before it must wait for the others."""
+    interval: Count = 10
+    """Rounds after which tiers are formed and weighed anew."""
+
+    needs_loss: ClassVar[bool] = True
+    needs_rounds: ClassVar[bool] = True
+
+    def start(self) -> Tiers:
+        """No tiers yet."""
+        full, unknown = np.full(self.tiers, self.credits), np.full(self.tiers, np.nan)
+        return Tiers(np.empty(0, np.int64), full, np.ones(self.tiers), unknown)
+
+    def observe(self, state: Tiers, record: PolicyRound, table: ClientTable) -> Tiers:
+        """Charge the tier that played, and form and weigh the tiers anew when it is time."""
+        rows = table.rows(record.chosen)
+        played = _tier_of(state, len(table))[rows]
+        tier = int(played[0])
+        is_drawn = tier != _NO_TIER and bool((played == tier).all()) and not (table.chosen[rows] == 1).any()
+        if is_drawn:
+            left = state.credits.copy() if state.credits[tier] else np.full(self.tiers, self.credits)
+            left[tier] -= 1
+            state = replace(state, credits=left)
+        is_profiled = state.formed or (table.chosen[table.eligible()] > 0).all()
+        is_due = is_profiled and (not state.formed or record.round >= state.formed + self.interval)
+        return self._formed(state, record.round, table, tier if is_drawn else None) if is_due else state
+
+    def select(self, state: Tiers, context: Context) -> Selection:
+        """Unseen clients, or m of one tier."""
+        rows = rows_in_tie_order(context)
+        m = min(self.m, len(rows))
+        unseen = rows[context.table.chosen[rows] == 0]
+        if unseen.size:
+            seen = rows[context.table.chosen[rows] > 0]
+            others = context.rng.choice(seen, max(0, m - len(unseen)), replace=False)
+            return Selection(np.sort(np.concatenate((unseen[:m], others))))
+        tier_of = _tier_of(state, len(context.table))[rows]
+        clients = np.bincount(tier_of[tier_of >= 0], minlength=self.tiers)
+        can_play = clients >= self.m
+        if not can_play.any():
+            return Selection(np.sort(context.rng.choice(rows, m, replace=False)))
+        has_credits = can_play & (state.credits > 0)
+        weight = np.where(has_credits if has_credits.any() else can_play, state.weight, 0.0)
+        tier = int(context.rng.choice(self.tiers, p=weight / weight.sum()))
+        chosen = context.rng.choice(rows[tier_of == tier], m, replace=False)
+        return Selection(np.sort(chosen), details={"tier": float(tier)})
+
+    def _formed(self, state: Tiers, round: int, table: ClientTable, played: int | None) -> Tiers:
+        """The tiers anew, weighed by their losses unless that of the tier that played last has fallen."""
+        count = max(1, min(self.tiers, int((~table.retired).sum()) // self.m))
+        of_row = quantile_tiers(table, count)
+        known = np.isfinite(table.last_loss) & (of_row >= 0)
+        members, losses = of_row[known], table.last_loss[known]
+        with np.errstate(invalid="ignore"):
+            loss = np.bincount(members, losses, self.tiers) / np.bincount(members, minlength=self.tiers)
+        formed = replace(state, of_row=of_row, loss=loss, formed=round)
+        if played is None or loss[played] < state.loss[played]:
+            return formed
+        greatest_first = np.argsort(-np.nan_to_num(loss, nan=-math.inf), kind="stable")
+        weight = np.empty(self.tiers)
+        weight[greatest_first] = np.maximum(np.arange(count, count - self.tiers, -1), 1)
+        return replace(formed, weight=weight)
+
+
+def quantile_tiers(table: ClientTable, count: int) -> IntArray:
+    """(K,) the tier of each row: the clients with budget left, by latency, in `count` parts that differ by one at most.
+
+    A latency is the harmonic mean of a client's measurements, which misses lengthen; infinite before the first answer.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        latency_s = np.nan_to_num(table.measured / table.inverse_latency_sum, nan=math.inf, posinf=math.inf)
+    left = np.flatnonzero(~table.retired)
+    ordered = left[np.lexsort((table.tie_key[left], latency_s[left]))]
+    tiers = np.full(len(table), _NO_TIER, np.int64)
+    tiers[ordered] = np.arange(len(ordered)) * count // max(1, len(ordered))
+    return tiers
+
+
+def _tier_of(state: Tiers, clients: int) -> IntArray:
+    return np.pad(state.of_row, (0, clients - len(state.of_row)), constant_values=_NO_TIER)

@@ -1,0 +1,147 @@
+"""A client tries to reach its server as often as it means to, not as seldom as gRPC would, and says so in its log."""
+
+import asyncio
+import math
+from contextlib import suppress
+
+import pytest
+
+from pausefl_client.reconnection import Reconnection
+from pausefl_client.transport import connect, fetch_offer
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.tls import OutOfDateError
+from rigs.session import SessionRig
+
+TRIES = 12
+BEGAN_S = SessionRig().clock()
+
+
+async def knock(port: int) -> None:
+    """Try again and again, as a session does that finds no server; but with a constant wait."""
+    while True:
+        with suppress(OSError):
+            async with connect(f"127.0.0.1:{port}") as stream:
+                await stream.write(b"")
+                await stream.read()
+        await asyncio.sleep(1.0)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "connect" in record.getMessage()]
+
+
+async def test_the_log_says_once_what_a_client_waits_for_before_it_gives_up(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    rig = SessionRig()
+    rig.server.unreachable = True
+    async with rig.running() as task:
+        with pytest.raises(PauseflError, match="cannot be reached: nobody answers"):
+            await asyncio.wait_for(task, 20)
+    assert 60 < rig.clock() - BEGAN_S < 63
+    assert said(caplog) == ["client-007: no connection to the server (nobody answers); trying for up to 60 s"]
+
+
+async def test_the_log_says_that_a_client_lost_its_server_and_found_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    rig = SessionRig()
+    async with rig.running():
+        (await rig.server.welcome()).give(OSError("reset"))
+        again = await rig.server.welcome()
+        again.give_job(rig.model)
+        await again.upload()
+    assert said(caplog) == [
+        "client-007: no connection to the server (reset); trying for up to 60 s",
+        "client-007: connected",
+    ]
+
+
+async def test_a_client_that_stays_outlasts_a_day_of_silence(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    rig = SessionRig(give_up_after_s=math.inf)
+    rig.server.unreachable, rig.server.silence_s = True, 3600.0
+    async with rig.running():
+        while rig.clock() < BEGAN_S + 24 * 3600.0:  # noqa: ASYNC110  # the rig's clock, which nobody announces
+            await asyncio.sleep(0)
+        rig.server.unreachable = False
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model)
+        await stream.upload()
+    assert said(caplog) == [
+        "client-007: no connection to the server (nobody answers); trying until it is back",
+        "client-007: connected",
+    ]
+
+
+async def test_the_waits_of_a_client_that_stays_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited_s = list[float]()
+
+    async def note(wait_s: float) -> None:
+        waited_s.append(wait_s)
+
+    monkeypatch.setattr("pausefl_client.reconnection.asyncio.sleep", note)
+    reconnection = Reconnection("a", math.inf, clock=lambda: sum(waited_s))
+    for _ in range(1000):
+        reconnection.failed(OSError("nobody answers"))
+        await reconnection.wait()
+    assert max(waited_s) <= 7.5
+    reconnection.connected()
+    await reconnection.wait()
+    assert waited_s[-1] <= 0.3
+
+
+async def test_a_session_made_for_a_run_leaves_where_its_server_plays_another() -> None:
+    rig = SessionRig(run_id="the first")
+    async with rig.running() as task:
+        await rig.server.welcome()  # to a run that is called otherwise
+        assert await asyncio.wait_for(task, 20) == "the server plays another run"
+
+
+EXPIRED = 'tls.certificate = "me.pem": has expired'
+
+
+async def test_a_client_whose_own_certificate_has_expired_does_not_begin() -> None:
+    """It tried for a minute, and then said that its server could not be reached."""
+    rig = SessionRig()
+    rig.server.unreachable, rig.server.failure = True, OutOfDateError(EXPIRED)
+    async with rig.running() as task:
+        with pytest.raises(ConfigError, match=f"^{EXPIRED}$"):
+            await asyncio.wait_for(task, 20)
+    assert rig.clock() == BEGAN_S + 1.0, "it tried once"
+
+
+async def test_a_client_whose_certificate_expires_meanwhile_waits_for_another() -> None:
+    rig = SessionRig()
+    async with rig.running() as task:
+        stream = await rig.server.welcome()
+        rig.server.unreachable, rig.server.failure = True, OutOfDateError(EXPIRED)
+        stream.give(OSError("reset"))
+        with pytest.raises(PauseflError, match=f"^the server cannot be reached: {EXPIRED}$"):
+            await asyncio.wait_for(task, 20)
+    assert rig.clock() > BEGAN_S + 60.0, "it tried for as long as its settings say"
+
+
+async def test_the_log_says_once_that_a_client_waits_for_its_experiment(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with pytest.raises(PauseflError, match="cannot be reached"):
+        await fetch_offer("127.0.0.1:1", None, "", Reconnection("a", 1.5))
+    (line,) = said(caplog)
+    assert line.startswith("a: no connection to the server (")
+
+
+async def test_clients_of_one_process_do_not_wait_ever_longer_for_a_server_that_is_gone() -> None:
+    """gRPC keeps one connection for all clients of a process, and waits for up to two minutes between its tries."""
+    knocks = asyncio.Semaphore(0)
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        knocks.release()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    clients = [asyncio.ensure_future(knock(server.sockets[0].getsockname()[1])) for _ in range(2)]
+    async with asyncio.timeout(12):  # the waits of gRPC itself add up to more than a minute
+        for _ in range(TRIES):
+            await knocks.acquire()
+    for client in clients:
+        client.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
+    server.close()

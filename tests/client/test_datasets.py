@@ -1,0 +1,267 @@
+"""Data sets: the published formats, the cache, what is held out, and what a user reads when data are missing."""
+
+import gzip
+import hashlib
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pausefl_client.data.cache import cached_folder, data_folder
+from pausefl_client.data.datasets import Dataset, Examples, load_dataset, prepare_dataset
+from pausefl_client.data.formats import read_cifar, read_idx
+from pausefl_client.data.published import PUBLISHED
+from pausefl_proto.errors import ConfigError
+from rigs.datasets import N_TEST, write_cifar, write_idx, write_mnist
+
+
+def own_dataset(seed: int) -> Dataset:
+    """A data set of one's own."""
+    examples = Examples(np.full((20, 3), seed, np.float32), np.arange(20) % 2)
+    return Dataset("own", examples, examples, examples, classes=2)
+
+
+def not_a_dataset(seed: int) -> int:
+    return seed
+
+
+@pytest.fixture(autouse=True)
+def _own_data_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAUSEFL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "own_datasets", sys.modules[__name__])
+
+
+def test_digits_are_embedded_and_split() -> None:
+    digits = load_dataset("digits", seed=1)
+    assert [len(part) for part in (digits.train, digits.validation, digits.test)] == [1200, 297, 300]
+    assert (digits.input_shape, digits.classes) == ((1, 8, 8), 10)
+    assert digits.train.inputs.dtype == np.uint8
+    assert (digits.train.inputs.min(), digits.train.inputs.max()) == (0, 255)
+    everything = np.concatenate([part.inputs for part in (digits.train, digits.validation, digits.test)])
+    assert np.unique(everything, axis=0).shape[0] == 1797
+    labels = np.concatenate([part.labels for part in (digits.train, digits.validation, digits.test)])
+    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+
+
+def test_the_seed_decides_the_split_of_digits() -> None:
+    first, same, other = (load_dataset("digits", seed=seed).test.inputs for seed in (1, 1, 2))
+    assert np.array_equal(first, same)
+    assert not np.array_equal(first, other)
+
+
+def test_examples_caps_the_training_examples_alone() -> None:
+    whole, capped, again = (load_dataset("digits", examples=n, seed=1) for n in (None, 50, 50))
+    assert (len(capped.train), len(capped.validation), len(capped.test)) == (50, 297, 300)
+    assert np.array_equal(capped.train.inputs, again.train.inputs)
+    rows = {image.tobytes() for image in whole.train.inputs}
+    assert all(image.tobytes() in rows for image in capped.train.inputs)
+
+
+@pytest.mark.parametrize("n", [0, -1, 1201])
+def test_an_impossible_cap_names_its_key(n: int) -> None:
+    with pytest.raises(ConfigError, match=rf"workload\.examples = {n}: must be from 1 to the 1200"):
+        load_dataset("digits", examples=n, seed=1)
+
+
+def test_idx_files_are_read_as_published(tmp_path: Path) -> None:
+    array = np.arange(24).reshape(4, 3, 2)
+    write_idx(tmp_path / "a.gz", array)
+    assert np.array_equal(read_idx(tmp_path / "a.gz"), array)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"plain text",
+        gzip.compress(b""),
+        gzip.compress(b"\0\0\x08\x01\0\0\0\x03ab"),
+        gzip.compress(b"\0\0\x08\x03\0\0\0\x01"),
+        gzip.compress(b"\0\0\x0d\x01\0\0\0\x01abcd"),
+        gzip.compress(b"\0\0\x08"),
+        gzip.compress(b"\0\0\x08\x01\0\0\0\x03abc")[:-4],
+        gzip.compress(b"\0\0\x08\x01\0\0\0\x03abc")[:10] + b"\xff" * 16,
+    ],
+    ids=["empty", "not gzip", "no header", "short", "half a header", "floats", "three bytes", "truncated", "damaged"],
+)
+def test_a_damaged_idx_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.gz").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"a\.gz: "):
+        read_idx(tmp_path / "a.gz")
+
+
+def test_cifar_files_are_read_as_published(tmp_path: Path) -> None:
+    write_cifar(tmp_path / "a.bin", 12)
+    images, labels = read_cifar(tmp_path / "a.bin")
+    assert images.shape == (12, 3, 32, 32)
+    assert labels.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    # Planes of red, green, blue, each row by row.
+    assert [images[0, 0, 0, 0], images[0, 1, 0, 0], images[0, 2, 1, 1]] == [11, 22, 33]
+
+
+@pytest.mark.parametrize("size", [0, 3072, 3074])
+def test_a_damaged_cifar_file_is_named(tmp_path: Path, size: int) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(size))
+    with pytest.raises(ConfigError, match=r"a\.bin: "):
+        read_cifar(tmp_path / "a.bin")
+
+
+def test_the_last_10_000_training_examples_are_held_out(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "data")
+    mnist = load_dataset("mnist", seed=1)
+    assert [len(part) for part in (mnist.train, mnist.validation, mnist.test)] == [6, 10_000, N_TEST]
+    assert mnist.input_shape == (1, 2, 3)
+    assert mnist.train.inputs[:, 0, 0, 0].tolist() == mnist.train.labels.tolist() == [0, 1, 2, 3, 4, 5]
+    assert mnist.validation.inputs[0, 0, 0, 0] == 6
+
+
+def test_cifar10_is_put_together_from_its_batches(tmp_path: Path) -> None:
+    for i in range(1, 6):
+        write_cifar(tmp_path / "data" / "cifar-10-batches-bin" / f"data_batch_{i}.bin", 2001, first=i)
+    write_cifar(tmp_path / "data" / "cifar-10-batches-bin" / "test_batch.bin", 4)
+    cifar = load_dataset("cifar10", seed=1)
+    assert [len(part) for part in (cifar.train, cifar.validation, cifar.test)] == [5, 10_000, 4]
+    assert (cifar.input_shape, cifar.train.labels.tolist()) == ((3, 32, 32), [1, 2, 3, 4, 5])
+
+
+def test_too_few_training_examples_to_hold_10_000_out(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "data")
+    for kind, dimensions in (("images-idx3", (3, 2, 3)), ("labels-idx1", (3,))):
+        write_idx(tmp_path / "data" / "mnist" / f"train-{kind}-ubyte.gz", np.zeros(dimensions))
+    with pytest.raises(ConfigError, match=r'workload\.dataset = "mnist": has 3 training examples'):
+        load_dataset("mnist", seed=1)
+
+
+def test_the_cache_is_made_once_and_mapped(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "data")
+    folder = cached_folder("mnist")
+    made = (folder / "train_inputs.npy").stat()
+    mnist = load_dataset("mnist", seed=1)
+    assert (folder / "train_inputs.npy").stat() == made
+    assert isinstance(mnist.train.inputs, np.memmap)
+    mine = mnist.train.take(np.array([1, 4]))
+    assert type(mine.inputs) is np.ndarray
+    assert mine.inputs[:, 0, 0, 0].tolist() == mine.labels.tolist() == [1, 4]
+
+
+def test_the_cache_follows_its_source(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "data")
+    before = cached_folder("mnist")
+    write_mnist(tmp_path / "data", shift=7)
+    assert cached_folder("mnist") != before
+    assert load_dataset("mnist", seed=1).train.inputs[0, 0, 0, 0] == 7
+
+
+def test_many_may_make_the_cache_at_once(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "data")
+    with ThreadPoolExecutor(4) as executor:
+        folders = set(executor.map(cached_folder, ["mnist"] * 4))
+    assert set((tmp_path / "cache" / "pausefl").iterdir()) == folders
+    assert len(folders) == 1
+
+
+@pytest.mark.parametrize(("name", "entries"), [("mnist", 1), ("digits", 0), ("own_datasets:own_dataset", 0)])
+def test_preparing_makes_the_cache_where_one_is_needed(tmp_path: Path, name: str, entries: int) -> None:
+    write_mnist(tmp_path / "data")
+    prepare_dataset(name)
+    assert len(list((tmp_path / "cache").glob("pausefl/*"))) == entries
+
+
+def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_mnist(tmp_path / "data")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="set XDG_CACHE_HOME"):
+        prepare_dataset("mnist")
+
+
+def test_without_a_folder_of_its_own_the_data_go_to_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PAUSEFL_DATA")
+    write_mnist(tmp_path / "cache" / "pausefl" / "data")
+    assert len(load_dataset("mnist", seed=1).test) == N_TEST
+
+
+def test_an_own_dataset_is_made_from_the_seed() -> None:
+    own = load_dataset("own_datasets:own_dataset", examples=5, seed=3)
+    assert (own.name, own.input_shape, len(own.train)) == ("own", (3,), 5)
+    assert (own.train.inputs == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "emnist",
+            "did you mean mnist.* must be one of digits, mnist, fashion-mnist, cifar10, ag-news, or",
+        ),
+        ("no_such_package:data", "cannot be imported"),
+        ("own_datasets:not_a_dataset", "returned int, not a Dataset"),
+    ],
+)
+def test_bad_names_name_the_key(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf'workload\.dataset = "{name}": {message}'):
+        load_dataset(name, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels"),
+    [
+        (np.zeros((2, 3), np.float64), np.zeros(2, np.int64)),
+        (np.zeros((2, 3), np.uint8), np.zeros(2, np.int32)),
+        (np.zeros((2, 3), np.uint8), np.zeros(3, np.int64)),
+    ],
+    ids=["inputs", "labels", "lengths"],
+)
+def test_examples_of_the_wrong_kind_are_refused(inputs: np.ndarray, labels: np.ndarray) -> None:
+    with pytest.raises(ConfigError, match=r"workload\.dataset"):
+        Examples(inputs, labels)
+
+
+@pytest.mark.parametrize(
+    ("validation", "message"),
+    [
+        ([], "validation has no examples"),
+        ([0, 4], "validation has labels from 0 to 4; with classes = 2, must be from 0 to 1"),
+        ([-1, 1], "validation has labels from -1 to 1; with classes = 2, must be from 0 to 1"),
+    ],
+)
+def test_a_split_is_not_empty_and_has_the_classes_there_are(validation: list[int], message: str) -> None:
+    def split(labels: list[int]) -> Examples:
+        return Examples(np.zeros((len(labels), 3), np.uint8), np.array(labels, np.int64))
+
+    with pytest.raises(ConfigError, match=f"^workload.dataset: {message}$"):
+        Dataset("own", split([0, 1]), split(validation), split([0]), classes=2)
+
+
+REAL_DATA = os.environ.get("PAUSEFL_DATA")
+
+
+@pytest.mark.skipif(not REAL_DATA, reason="PAUSEFL_DATA is not set: no published data here")
+@pytest.mark.parametrize(
+    ("name", "train", "shape", "mean"),
+    [
+        ("mnist", 50_000, (1, 28, 28), 0.1325),
+        ("fashion-mnist", 50_000, (1, 28, 28), 0.2868),
+        ("cifar10", 40_000, (3, 32, 32), 0.4766),
+    ],
+)
+def test_published_files_hold_what_their_authors_say(
+    name: str, train: int, shape: tuple[int, ...], mean: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAUSEFL_DATA", str(REAL_DATA))
+    data = load_dataset(name, seed=1)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [train, 10_000, 10_000]
+    assert data.input_shape == shape
+    assert np.bincount(data.test.labels).tolist() == (
+        [1000] * 10 if name != "mnist" else [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    )
+    assert data.test.inputs.mean() / 255 == pytest.approx(mean, abs=5e-4)
+    assert data_folder() == Path(str(REAL_DATA))
+    published = PUBLISHED[name]
+    for file, checksum in published.sha256.items():
+        content = (data_folder() / published.folder / file).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == checksum

@@ -1,0 +1,141 @@
+"""Errors of code that users bring: each is one line with its place, also those that Python treats apart."""
+
+import asyncio
+import importlib
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pausefl_client.jobs import computed
+from pausefl_process.plugins import errors_of_own_code, with_place
+from pausefl_proto.errors import PauseflError
+from pausefl_server.rounds.preparation import off_loop
+from rigs.command import run, synthetic
+
+OWN = """
+def first():
+    return next(x for x in () if x)
+
+def asked():
+    from concurrent.futures import Future
+    future = Future()
+    future.cancel()
+    future.result()
+
+def cancelled():
+    from asyncio import CancelledError
+    raise CancelledError
+
+class Mute(Exception):
+    def __str__(self):
+        return self.args[0]
+
+def mute():
+    raise Mute(3)
+
+def several():
+    raise ExceptionGroup("two went wrong", [ValueError("one"), ValueError("other")])
+
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Frozen:
+    turns: int = 0
+
+def changed():
+    Frozen().turns = 1
+"""
+ENDED, WAITED_S = "StopIteration", 20.0
+NOT_HELD = [
+    ("first", f"{ENDED} (FILE:3)"),
+    ("asked", "CancelledError (FILE:9)"),
+    ("cancelled", "CancelledError (FILE:13)"),
+]
+"""Functions that raise what no future of asyncio's holds as it is, and what is said of each."""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A module of a user's: errors come from its lines 3, 9, 13, 20, 23 and 32."""
+    (tmp_path / "own_errors.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("own_errors")
+    del sys.modules["own_errors"]
+
+
+async def awaited(function: Any) -> Any:
+    """Its call, in a coroutine, which Python lets no StopIteration leave."""
+    return function()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("first", "StopIteration (FILE:3)"),
+        ("mute", "Mute: <exception str() failed> (FILE:20)"),
+        ("several", "ExceptionGroup: two went wrong (2 sub-exceptions) (FILE:23)"),
+        ("changed", "FrozenInstanceError: cannot assign to field 'turns' (FILE:32)"),
+    ],
+)
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_an_error_is_one_line_with_its_place(own: ModuleType, name: str, said: str, is_awaited: bool) -> None:
+    function = getattr(own, name)
+    with pytest.raises(PauseflError) as told, errors_of_own_code():
+        asyncio.run(awaited(function)) if is_awaited else function()
+    assert str(told.value) == said.replace("FILE", str(own.__file__))
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize(("name", "said"), NOT_HELD)
+async def test_a_server_learns_of_an_error_that_no_future_holds(
+    own: ModuleType, name: str, said: str, quick: bool
+) -> None:
+    with pytest.raises(RuntimeError) as error:
+        async with asyncio.timeout(WAITED_S):
+            await off_loop(quick, getattr(own, name))
+    assert with_place(error.value) == said.replace("FILE", str(own.__file__))
+
+
+@pytest.mark.parametrize("in_thread", [True, False])
+@pytest.mark.parametrize(("name", "said"), NOT_HELD)
+async def test_a_client_learns_of_an_error_that_no_future_holds(
+    own: ModuleType, name: str, said: str, in_thread: bool
+) -> None:
+    with ThreadPoolExecutor(1) as threads, pytest.raises(RuntimeError) as error:
+        async with asyncio.timeout(WAITED_S):
+            await computed(threads if in_thread else None, getattr(own, name))
+    assert with_place(error.value) == said.replace("FILE", str(own.__file__))
+
+
+POLICY = """
+from dataclasses import dataclass
+from pausefl_server.selection import Policy
+
+@dataclass(frozen=True)
+class Unfinished(Policy):
+    def warm_up(self):
+        self.called("warm_up")
+
+    def select(self, state, context):
+        self.called("select")
+
+    def called(self, name):
+        if name == "HERE":
+            next(iter(()))
+"""
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize(("here", "clock"), [("warm_up", "real"), ("select", "real"), ("select", "virtual")])
+@pytest.mark.slow
+def test_an_iterator_at_its_end_ends_a_run(tmp_path: Path, here: str, clock: str) -> None:
+    (tmp_path / "unfinished.py").write_text(POLICY.replace("HERE", here))
+    own = ("--set", "selection.policy=unfinished:Unfinished", "--set", f"experiment.clock={clock}")
+    done = run("run", synthetic(tmp_path), "--run-dir", tmp_path / "run", *own)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"pausefl: {ENDED} ({tmp_path / 'unfinished.py'}:15)")

@@ -1,0 +1,386 @@
+"""Both ledgers: the client's own, on a real disk, and the server's mirror of it."""
+
+import os
+import resource
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pausefl_client.privacy.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey, verified_spend
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import BudgetError, LedgerError
+from rigs.connections import opened_connections
+
+BUDGET = Budget(10.0, 0.04)
+BYTES = memoryview(b"noised bytes")
+HOLDER = {"unit": "vector", "client_id": "a", "data": "digits"}
+
+
+def key(round: int, run_id: str = "run") -> ReleaseKey:
+    return ReleaseKey(run_id, round, 1, f"model {round}")
+
+
+def release(ledger: Ledger, round: int, noised: memoryview = BYTES) -> None:
+    ledger.record(key(round), ledger.next_charge(), f"update {round}", noised)
+
+
+def play(path: Path, releases: int) -> None:
+    """Begin a ledger, release so many times, and close it."""
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    for round_ in range(1, releases + 1):
+        release(ledger, round_)
+    ledger.close()
+
+
+def copy(files: list[Path], folder: Path) -> Path:
+    """What a crash, or somebody with a copying program, leaves of a ledger; the path of its main file."""
+    folder.mkdir()
+    for file in files:
+        shutil.copy(file, folder)
+    return folder / "a.db"
+
+
+def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
+    """What stands in a closed ledger."""
+    with closing(sqlite3.connect(path)) as database:
+        return database.execute(sql).fetchall()
+
+
+def execute(path: Path, sql: str) -> None:
+    """Alter a closed ledger."""
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(sql)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledgers" / "a.db"
+
+
+@pytest.fixture
+def ledger(path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    yield ledger
+    ledger.close()
+
+
+def test_the_disk_is_asked_to_keep_every_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = opened_connections(monkeypatch)
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    own = opened[-1]
+    pragmas = {name: own.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")}
+    assert pragmas == {"synchronous": 2, "journal_mode": "wal"}  # 2 is FULL
+    assert own.execute("PRAGMA locking_mode").fetchone() == ("exclusive",)
+    ledger.close()
+
+
+def test_a_release_is_on_disk_when_record_returns(ledger: Ledger, path: Path, tmp_path: Path) -> None:
+    for round_ in (1, 2):
+        release(ledger, round_)
+        # What a crash at this instant would leave behind.
+        for file in path.parent.iterdir():
+            shutil.copy(file, tmp_path / file.name)
+        query = "SELECT participation, round, attempt, epsilon, unit, update_digest FROM releases ORDER BY 1 DESC"
+        assert rows(tmp_path / path.name, query)[0] == (
+            round_,
+            round_,
+            1,
+            BUDGET.epsilon(round_),
+            "vector",
+            f"update {round_}",
+        )
+
+
+def test_a_ledger_goes_on_where_it_was_left(path: Path) -> None:
+    for spent in (0, 1, 2):
+        ledger = Ledger(path, BUDGET, **HOLDER)
+        assert (ledger.released, ledger.epsilon_spent) == (spent, BUDGET.spent(spent))
+        release(ledger, round=spent + 1)
+        ledger.close()
+
+
+def test_the_bytes_are_kept_until_settled(path: Path) -> None:
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    assert ledger.open_release() is None
+    release(ledger, 1)
+    ledger.close()
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    kept = ledger.open_release()
+    assert kept is not None
+    assert (kept.key, kept.noised, kept.update_digest) == (key(1), bytes(BYTES), "update 1")
+    assert kept.charge.epsilon_spent == BUDGET.spent(1)
+    ledger.settle()
+    assert ledger.open_release() is None
+    ledger.close()
+    assert rows(path, "SELECT fate FROM releases") == [("settled",)]
+    assert rows(path, "SELECT * FROM kept") == []
+
+
+def test_bytes_beyond_the_limit_are_not_kept_but_charged(ledger: Ledger) -> None:
+    release(ledger, 1, memoryview(bytes(KEPT_BYTES_MAX)))
+    assert ledger.open_release().noised is not None  # type: ignore[union-attr]
+    release(ledger, 2, memoryview(bytes(KEPT_BYTES_MAX + 1)))
+    assert ledger.open_release().noised is None  # type: ignore[union-attr]
+    assert ledger.released == 2
+
+
+def test_a_release_nobody_settled_is_written_off_by_the_next(path: Path) -> None:
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    release(ledger, 1)
+    release(ledger, 2)
+    ledger.settle()
+    release(ledger, 3)
+    ledger.close()
+    assert rows(path, "SELECT fate FROM releases ORDER BY participation") == [("written off",), ("settled",), ("open",)]
+    assert rows(path, "SELECT participation FROM kept") == [(3,)]
+
+
+def test_a_key_is_charged_once(ledger: Ledger) -> None:
+    release(ledger, 1)
+    release(ledger, 2)
+    assert ledger.has_answered(key(1))
+    assert not ledger.has_answered(key(1, run_id="another"))
+    with pytest.raises(LedgerError, match="UNIQUE"):
+        release(ledger, 1)
+    assert ledger.released == 2
+    assert ledger.open_release().key == key(2)  # type: ignore[union-attr]
+
+
+def test_the_floor_and_the_end_of_the_budget_refuse(path: Path) -> None:
+    ledger = Ledger(path, Budget(10.0, 0.04, BUDGET.epsilon(2)), **HOLDER)
+    release(ledger, 1)
+    release(ledger, 2)
+    with pytest.raises(BudgetError, match=r"release 3 would have epsilon 0\.362, the floor is 0\.37"):
+        ledger.next_charge()
+    ledger.close()
+
+
+@pytest.mark.parametrize(
+    "tampering",
+    [
+        "UPDATE releases SET epsilon = 0.0 WHERE participation = 2",
+        "UPDATE releases SET epsilon_spent = 0.0 WHERE participation = 3",
+        "UPDATE releases SET update_digest = 'another' WHERE participation = 1",
+        "DELETE FROM releases WHERE participation = 1",
+        "DELETE FROM releases WHERE participation = 2",
+    ],
+)
+def test_an_altered_ledger_is_refused(path: Path, tampering: str) -> None:
+    play(path, releases=3)
+    execute(path, tampering)
+    for look in (lambda: Ledger(path, BUDGET, **HOLDER), lambda: verified_spend(path)):
+        with pytest.raises(LedgerError, match=r"a\.db: release \d does not fit the hash chain; it was altered"):
+            look()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "opens"),
+    [
+        ("schedule", Budget(1000.0, 0.04).key, (Budget(1000.0, 0.04), HOLDER)),
+        ("unit", "coordinate", (BUDGET, HOLDER | {"unit": "coordinate"})),
+        ("data", "mnist", (BUDGET, HOLDER | {"data": "mnist"})),
+    ],
+)
+def test_what_a_ledger_belongs_to_cannot_be_altered_either(
+    path: Path, key: str, value: str, opens: tuple[Budget, dict[str, str]]
+) -> None:
+    play(path, releases=30)
+    execute(path, f"UPDATE meta SET value = '{value}' WHERE key = '{key}'")
+    with pytest.raises(LedgerError, match=r"a\.db: release 1 does not fit the hash chain; it was altered"):
+        Ledger(path, opens[0], **opens[1])
+
+
+def test_a_ledger_that_has_lost_what_it_belongs_to_is_not_begun_anew_as_anothers(path: Path) -> None:
+    play(path, releases=3)
+    execute(path, "DELETE FROM meta")
+    with pytest.raises(LedgerError, match="release 1 does not fit the hash chain"):
+        Ledger(path, Budget(1000.0, 0.04), **HOLDER)
+
+
+def test_a_spend_that_is_not_the_schedules_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever rewrites the chain as well still has to spend what the schedule says."""
+    with monkeypatch.context() as lie:
+        lie.setattr(Budget, "spent", lambda _, participations: 0.01 * participations)
+        play(path, releases=3)
+    with pytest.raises(LedgerError, match=r"release 3 brings epsilon to 0\.03, its schedule says 1\.13"):
+        Ledger(path, BUDGET, **HOLDER)
+
+
+# -- a ledger is two files while somebody holds it
+
+
+def test_a_ledger_without_the_log_of_its_releases_is_refused(path: Path, tmp_path: Path) -> None:
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    for round_ in range(1, 31):
+        release(ledger, round_)
+    alone = copy([path], tmp_path / "alone")
+    both = copy(list(path.parent.iterdir()), tmp_path / "both")
+    ledger.close()
+    for look in (lambda: Ledger(alone, BUDGET, **HOLDER), lambda: verified_spend(alone)):
+        with pytest.raises(LedgerError, match=r"a\.db: its last releases stood in a\.db-wal, which is missing"):
+            look()
+    copied = Ledger(both, BUDGET, **HOLDER)
+    assert copied.released == 30
+    copied.close()
+
+
+def test_the_file_alone_is_refused_however_much_of_the_log_it_has_taken_in(path: Path, tmp_path: Path) -> None:
+    """Of ten releases of 1 MB most have been moved into the file when it is copied, but not all."""
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    for round_ in range(1, 11):
+        release(ledger, round_, memoryview(bytes(KEPT_BYTES_MAX)))
+        alone = copy([path], tmp_path / str(round_))
+        with pytest.raises(LedgerError, match=r"a\.db-wal, which is missing"):
+            Ledger(alone, BUDGET, **HOLDER)
+    assert sum(file.stat().st_size for file in path.parent.iterdir()) < 10 * KEPT_BYTES_MAX
+    ledger.close()
+
+
+@pytest.mark.parametrize("where", [0.2, 0.5, 0.99])
+def test_a_flipped_bit_in_the_log_is_a_missed_release(path: Path, tmp_path: Path, where: float) -> None:
+    """SQLite takes the log to end there, and would spend the releases behind it once more."""
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    for round_ in range(1, 6):
+        release(ledger, round_)
+    crashed = copy(list(path.parent.iterdir()), tmp_path / "crashed")
+    ledger.close()
+    wal = crashed.with_name("a.db-wal")
+    data = bytearray(wal.read_bytes())
+    data[int(where * len(data))] ^= 1
+    wal.write_bytes(data)
+    for look in (lambda: verified_spend(crashed), lambda: Ledger(crashed, BUDGET, **HOLDER)):
+        with pytest.raises(LedgerError, match=r"a\.db: counts [0-4] releases, 5 were charged: the others stood in"):
+            look()
+
+
+def test_bytes_that_are_not_kept_do_not_move_the_log(ledger: Ledger, path: Path) -> None:
+    before = path.read_bytes()
+    for round_ in range(1, 4):
+        release(ledger, round_, memoryview(bytes(5 * KEPT_BYTES_MAX)))
+    assert path.read_bytes() == before
+
+
+def test_a_ledger_that_was_closed_is_one_file(path: Path, tmp_path: Path) -> None:
+    play(path, releases=30)
+    assert list(path.parent.iterdir()) == [path]
+    alone = Ledger(copy([path], tmp_path / "alone"), BUDGET, **HOLDER)
+    assert alone.released == 30
+    alone.close()
+
+
+def test_whoever_looks_at_a_ledger_after_a_crash_does_no_harm(path: Path, tmp_path: Path) -> None:
+    """A program that opens the files moves the log into the main one, and removes it."""
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    release(ledger, 1)
+    crashed = copy(list(path.parent.iterdir()), tmp_path / "crashed")
+    ledger.close()
+    assert verified_spend(crashed) == (1, BUDGET.spent(1))
+    assert rows(crashed, "SELECT participation FROM releases") == [(1,)]
+    assert sorted(file.name for file in crashed.parent.iterdir()) == ["a.db", "a.db-head"]
+    ledger = Ledger(crashed, BUDGET, **HOLDER)
+    assert ledger.released == 1
+    ledger.close()
+
+
+@pytest.mark.parametrize("step", ["wal_checkpoint(PASSIVE)", "user_version = 0"])
+def test_a_crash_while_the_log_is_moved_loses_nothing(
+    path: Path, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = opened_connections(monkeypatch)
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    own = opened[-1]
+    release(ledger, 1)
+    own.execute("PRAGMA user_version = 1")
+    if step == "user_version = 0":
+        own.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    crashed = copy(list(path.parent.iterdir()), tmp_path / "crashed")
+    ledger.close()
+    for _ in range(2):  # also when it was closed without another release
+        ledger = Ledger(crashed, BUDGET, **HOLDER)
+        assert ledger.released == 1
+        ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("budget", "change", "message"),
+    [
+        (BUDGET, {"client_id": "b"}, "its client id is 'a', not 'b'"),
+        (BUDGET, {"data": "mnist"}, "its data is 'digits', not 'mnist'"),
+        (BUDGET, {"unit": "coordinate"}, "its unit is 'vector', not 'coordinate'"),
+        (Budget(20.0, 0.04), {}, r"its schedule is 'geometric\(epsilon_budget=10\.0"),
+    ],
+)
+def test_a_ledger_of_another_experiment_is_refused(
+    ledger: Ledger, path: Path, budget: Budget, change: dict[str, str], message: str
+) -> None:
+    ledger.close()
+    with pytest.raises(LedgerError, match=f"is another experiment's, {message}"):
+        Ledger(path, budget, **(HOLDER | change))
+
+
+def test_two_processes_cannot_open_one_ledger(ledger: Ledger, path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from pausefl_proto.budget import Budget\n"
+        "from pausefl_client.privacy.ledger import Ledger\n"
+        f"Ledger(Path(sys.argv[1]), Budget(10.0, 0.04), **{HOLDER!r})"
+    )
+    other = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
+    assert other.returncode == 1
+    assert other.stderr.splitlines()[-1].endswith("a.db: is open in another process")
+    release(ledger, 1)
+
+
+def test_a_full_disk_releases_nothing(ledger: Ledger, path: Path) -> None:
+    release(ledger, 1)
+    noise = memoryview(np.random.default_rng(1).bytes(200_000))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
+    try:
+        with pytest.raises(LedgerError, match=r"a\.db: "):
+            release(ledger, 2, noise)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert (ledger.released, ledger.epsilon_spent) == (1, BUDGET.spent(1))
+    release(ledger, 2, noise)
+    assert ledger.released == 2
+
+
+def test_a_read_only_ledger_stops_the_client_at_once(ledger: Ledger, path: Path) -> None:
+    ledger.close()
+    # Root may write to anything, so the folder is on a file system of its own: /proc takes no new files from anybody.
+    with pytest.raises(LedgerError, match="/proc/ledgers"):
+        Ledger(Path("/proc/ledgers/a.db"), BUDGET, **HOLDER)
+    if os.geteuid() != 0:
+        path.chmod(0o444)
+        path.parent.chmod(0o555)
+        with pytest.raises(LedgerError, match="readonly"):
+            Ledger(path, BUDGET, **HOLDER)
+        path.parent.chmod(0o755)
+
+
+def test_what_is_no_ledger_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "a.db"
+    file.write_bytes(b"not a database, but long enough to be looked at" * 50)
+    before = file.read_bytes()
+    with pytest.raises(LedgerError, match="file is not a database"):
+        Ledger(file, BUDGET, **HOLDER)
+    assert file.read_bytes() == before
+
+
+def test_a_release_that_is_durable_is_not_said_to_have_failed(tmp_path: Path) -> None:
+    """Its commit count is a safeguard beside it: on a full disk it may not be written."""
+    path = tmp_path / "a.db"
+    path.with_name("a.db-head").mkdir()
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    release(ledger, 1)
+    assert ledger.released == 1
+    assert ledger.has_answered(key(1))
+    ledger.close()
+    assert verified_spend(path) == (1, BUDGET.spent(1))

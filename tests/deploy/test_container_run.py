@@ -1,0 +1,373 @@
+"""`make up` for real: images, one server, its evaluator and ten client containers, over TLS, to the end of a run.
+
+The policy and the training method are an experiment's own: they lie in its folder, and no image holds them.
+
+Runs by `make test-containers`, on an engine that answers or on one of its own; without a registry, on a base made by
+debootstrap and on wheels that were fetched beforehand.
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rigs.docker import RELEASE
+from rigs.places import ROOT
+from rigs.waiting import wait_for
+
+pytestmark = pytest.mark.timeout(7200)
+
+DEPLOY = ROOT / "deploy"
+KEPT = ROOT / "build/containers"
+PUBLIC_BASE = "python:3.11-slim-bookworm"
+OWN_BASE = "localhost/pausefl-base"
+PROJECT = "pausefl-test"
+IMAGES = {name: f"pausefl-{name}:{RELEASE}" for name in ("server", "evaluator", "client")}
+CLIENTS = 10
+PATIENCE_S = 1800.0
+ROUNDS = 20
+# Beside the experiment: what the server imports, which has no torch, and what clients and evaluator import.
+OWN = ("examples/policy/moving_average.py", "examples/training_method/decay.py")
+EXPERIMENT = f"""
+[experiment]
+rounds = {ROUNDS}
+[selection]
+policy = "moving_average:MovingAverage"
+m = 4
+[selection."moving_average:MovingAverage"]
+exploration = 0.5
+[privacy]
+epsilon_budget = 40.0
+clip = 0.02
+[latency]
+signal = "communication"
+tau_min_s = 0.5
+[workload]
+training = {{ kind = "decay:DecayedWeights", momentum = 0.5 }}
+epochs = 5
+batch_size = 20
+[evaluation]
+every = 5
+"""
+# How far somebody gets who trusts the evaluator: to the first byte of HTTP/2, or not. Its argument: a certificate.
+SHAKE_HANDS = """
+import pathlib, socket, ssl, sys
+context = ssl.create_default_context(cafile="/run/secrets/ca")
+context.set_alpn_protocols(["h2"])
+for shown in sys.argv[1:]:
+    pathlib.Path("/tmp/shown.pem").write_text(shown)
+    context.load_cert_chain("/tmp/shown.pem")
+with context.wrap_socket(socket.create_connection(("localhost", 50052)), server_hostname="localhost") as line:
+    print(line.version(), line.recv(1))
+"""
+
+
+class Docker:
+    """The docker command, on one engine."""
+
+    def __init__(self, **environment: str) -> None:
+        self.environment = {**os.environ, **environment}
+
+    def __call__(self, *arguments: str) -> str:
+        """What a command says, on standard output and then on standard error; it must succeed."""
+        done = self.try_to(*arguments)
+        assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stderr}"
+        return (done.stdout + done.stderr).strip()
+
+    def try_to(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command that may fail."""
+        command = ["docker", *arguments]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+
+    def has_image(self, name: str) -> bool:
+        """Whether an image is there, or can be had."""
+        return not (self.try_to("image", "inspect", name).returncode and self.try_to("pull", name).returncode)
+
+
+class Stack:
+    """What `make up` has started."""
+
+    def __init__(self, docker: Docker, environment: dict[str, str]) -> None:
+        self.docker = docker
+        self.environment = environment
+        self.page = ""
+        """What the server's page was while the run went on."""
+
+    def make(self, command: str) -> str:
+        """What `make COMMAND` prints."""
+        environment = {**self.docker.environment, **self.environment}
+        script = [sys.executable, str(DEPLOY / "compose.py"), command]
+        done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        return done.stdout
+
+    def containers(self, service: str) -> list[dict[str, Any]]:
+        """What the engine knows of a service's containers, ended ones included."""
+        labels = {"project": PROJECT, "service": service}
+        filters = [f"--filter=label=com.docker.compose.{name}={value}" for name, value in labels.items()]
+        ids = self.docker("ps", "--all", "--quiet", *filters).split()
+        return list(json.loads(self.docker("inspect", *ids))) if ids else []
+
+    def are_running(self, service: str) -> bool:
+        """Whether any of them is."""
+        return any(container["State"]["Running"] for container in self.containers(service))
+
+    def clients(self) -> list[str]:
+        """Who the client containers are, by what each has said last."""
+        said = [self.docker("logs", container["Id"]) for container in self.containers("client")]
+        return sorted(claims[-1] for log in said if (claims := re.findall(r"slot \d+: ([\w-]+)", log)))
+
+    def has_begun(self) -> bool:
+        """Whether a round was played."""
+        return any('"kind": "round"' in self.docker("logs", server["Id"]) for server in self.containers("server"))
+
+
+@pytest.fixture(scope="module")
+def docker() -> Iterator[Docker]:
+    """An engine that answers already, or one of our own, whose images stay in build/ for the next time."""
+    if "PAUSEFL_CONTAINERS" not in os.environ:
+        pytest.skip("takes many minutes: make test-containers")
+    if shutil.which("docker") is None:
+        pytest.skip("no docker command here")
+    if not Docker().try_to("version").returncode:
+        yield Docker()
+        return
+    if os.geteuid() or shutil.which("dockerd") is None:
+        pytest.skip("no Docker engine answers, and here none can be started (by root, with dockerd)")
+    KEPT.mkdir(parents=True, exist_ok=True)
+    # Not in build/: the names of sockets are short.
+    with tempfile.TemporaryDirectory(prefix="pausefl-") as folder, (KEPT / "dockerd.log").open("w") as log:
+        docker = Docker(DOCKER_HOST=f"unix://{folder}/socket")
+        where = [f"--data-root={KEPT}/engine", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
+        command = ["dockerd", *where, f"--host=unix://{folder}/socket", "--default-ulimit=nofile=20000:20000"]
+        with subprocess.Popen(command, stdout=log, stderr=log) as engine:
+            try:
+                answers = lambda: engine.poll() is not None or not docker.try_to("version").returncode  # noqa: E731
+                wait_for(answers, "the engine", 120)
+                if engine.poll() is not None:
+                    pytest.skip(f"dockerd ends at once: {(KEPT / 'dockerd.log').read_text().splitlines()[-1]}")
+                yield docker
+            finally:
+                engine.terminate()
+                engine.wait(60)
+
+
+@pytest.fixture(scope="module")
+def building(docker: Docker) -> dict[str, str]:
+    """What images are built of here: the public base and package index, or a base and wheels of our own."""
+    if base := os.environ.get("BASE"):
+        return {"BASE": base}
+    if docker.has_image(PUBLIC_BASE):
+        return {"BASE": PUBLIC_BASE}
+    if docker.try_to("image", "inspect", OWN_BASE).returncode:
+        make_base(docker)
+    if not list((DEPLOY / "wheelhouse/cpu").glob("torch-*.whl")):
+        # An index that cannot be reached is given up at once.
+        environment = {**os.environ, "PIP_RETRIES": "0"}
+        subprocess.run(["make", "wheelhouse", f"PYTHON={sys.executable}"], cwd=ROOT, env=environment, check=True)
+    return {"BASE": OWN_BASE, "PIP_NO_INDEX": "1"}
+
+
+def make_base(docker: Docker) -> None:
+    if os.geteuid() or shutil.which("debootstrap") is None:
+        pytest.skip(f"{PUBLIC_BASE} cannot be pulled, and here no other base can be made (by root, with debootstrap)")
+    with tempfile.TemporaryDirectory() as folder:
+        python = "--include=python3,python3-venv"
+        subprocess.run(["debootstrap", "--variant=minbase", python, "bookworm", folder], check=True)
+        with subprocess.Popen(["tar", "-C", folder, "-c", "."], stdout=subprocess.PIPE) as tar:
+            command = ["docker", "import", "-", OWN_BASE]
+            subprocess.run(command, env=docker.environment, stdin=tar.stdout, check=True)
+
+
+@pytest.fixture(scope="module")
+def prometheus(docker: Docker, building: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Prometheus's image, or one of this machine's own Prometheus; empty where there is neither."""
+    image = str(yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["prometheus"]["image"])
+    public = image.removeprefix("${PROMETHEUS_IMAGE:-").removesuffix("}")
+    if docker.has_image(public):
+        return public
+    binary = shutil.which("prometheus")
+    if binary is None:
+        return ""
+    folder = tmp_path_factory.mktemp("prometheus")
+    shutil.copy(binary, folder)
+    recipe = f"""
+        FROM {building["BASE"]}
+        COPY prometheus /bin/prometheus
+        RUN install --directory --owner 65534 /prometheus
+        USER 65534
+        ENTRYPOINT ["/bin/prometheus"]
+        CMD ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"]
+    """
+    (folder / "Dockerfile").write_text(recipe)
+    docker("build", "--tag=localhost/pausefl-prometheus", str(folder))
+    return "localhost/pausefl-prometheus"
+
+
+@pytest.fixture(scope="module")
+def stack(
+    docker: Docker, building: dict[str, str], prometheus: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    """A run of ten client containers that was played to its end; one of them was interrupted and came back."""
+    folder = tmp_path_factory.mktemp("stack")
+    experiment = folder / "experiment/experiment.toml"
+    experiment.parent.mkdir()
+    experiment.write_text(EXPERIMENT)
+    experiment.parent.chmod(0o755)
+    for file in (experiment, *(Path(shutil.copy(ROOT / own, experiment.parent)) for own in OWN)):
+        file.chmod(0o644)
+    services = ["server", "evaluator", "client", *(["prometheus"] if prometheus else [])]
+    environment = {
+        **building,
+        "COMPOSE_PROJECT_NAME": PROJECT,
+        "CLIENTS": str(CLIENTS),
+        "EXPERIMENT": str(experiment),
+        "RUN": "real",
+        "SERVICES": " ".join(services),
+        "CERTIFICATES": str(folder / "certs"),
+        "RESULTS": str(folder / "results"),
+        "PROMETHEUS_IMAGE": prometheus,
+        "PAGE_PORT": str(free_port()),
+        "PROMETHEUS_PORT": str(free_port()),
+    }
+    stack = Stack(docker, environment)
+    try:
+        took("make images", lambda: stack.make("images"))
+        took("make up", lambda: stack.make("up"))
+        wait_for(lambda: len(stack.clients()) == CLIENTS, "every client container to take its slot", PATIENCE_S)
+        docker.try_to("exec", stack.containers("client")[0]["Id"], "python", "-c", "import os; os.kill(1, 2)")
+        took("then round 1", lambda: wait_for(stack.has_begun, "round 1", PATIENCE_S))
+        stack.page = read(stack, "PAGE_PORT", "/")
+        print(docker("stats", "--no-stream", "--format", "{{.Name}} {{.MemUsage}}"))
+        took("the rounds", lambda: wait_for(lambda: not stack.are_running("server"), "the end of the run", PATIENCE_S))
+        wait_for(lambda: not stack.are_running("client"), "the clients to leave", PATIENCE_S)
+        yield stack
+    finally:
+        KEPT.mkdir(parents=True, exist_ok=True)
+        for service in services:
+            for container in stack.containers(service):
+                (KEPT / f"{container['Name'].strip('/')}.log").write_text(docker("logs", container["Id"]))
+        stack.make("down")
+        for volume in docker("volume", "ls", "--quiet", f"--filter=name={PROJECT}_").split():
+            docker("volume", "rm", volume)
+
+
+def test_the_run_s_results_are_on_its_volume(stack: Stack) -> None:
+    (server,) = stack.containers("server")
+    assert server["State"]["ExitCode"] == 0
+    (run_dir,) = stack.make("results").split()
+    summary = json.loads((Path(run_dir) / "summary.json").read_text())
+    print({key: summary[key] for key in ("final_accuracy", "wall_clock_s", "total_latency_s", "timing_error_s")})
+    assert summary["rounds"] == ROUNDS
+    assert summary["clients"] == CLIENTS
+    assert summary["stopped_because"] == "all rounds done"
+    assert (summary["policy"], summary["policy_parameters"]["exploration"]) == ("moving_average:MovingAverage", 0.5)
+    assert summary["final_accuracy"] > 0.5
+    assert summary["max_epsilon_spent"] > 0
+
+
+def test_every_container_was_another_client(stack: Stack) -> None:
+    everybody = [f"client-{k:03}" for k in range(CLIENTS)]
+    assert stack.clients() == everybody
+    containers = stack.containers("client")
+    assert [container["State"]["ExitCode"] for container in containers] == [0] * CLIENTS
+    assert sorted(container["RestartCount"] for container in containers) == [0] * (CLIENTS - 1) + [1]
+    ledgers = on_volume(stack, "ledgers", "find /ledgers/real -name '*.db' -printf '%f %U\\n'")
+    assert sorted(ledgers.splitlines()) == [f"{client}.db 10001" for client in everybody]
+
+
+def test_containers_have_little_leave(stack: Stack) -> None:
+    for service in ("server", "evaluator", "client"):
+        for container in stack.containers(service):
+            host = container["HostConfig"]
+            assert container["Config"]["User"] == "10001:10001"
+            assert host["ReadonlyRootfs"]
+            assert host["CapDrop"] == ["ALL"]
+            assert host["Memory"] > 0
+            assert host["NanoCpus"] > 0 or service != "client"
+    (evaluator,) = stack.containers("evaluator")
+    assert stack.docker("exec", evaluator["Id"], "id", "--user") == "10001"
+    assert "Read-only file system" in stack.docker.try_to("exec", evaluator["Id"], "touch", "/opt/x").stderr
+    wait_for(lambda: health(stack, "evaluator") == "healthy", "the health check", PATIENCE_S)
+
+
+def test_they_speak_tls_with_those_who_show_a_certificate(stack: Stack) -> None:
+    (evaluator,) = stack.containers("evaluator")
+    shake_hands = ("exec", evaluator["Id"], "python", "-c", SHAKE_HANDS)
+    assert stack.docker(*shake_hands) == "TLSv1.3 b''", "closed"
+    # The server is a client of the evaluator.
+    shown = "".join((Path(stack.environment["CERTIFICATES"]) / f"server.{kind}").read_text() for kind in ("pem", "key"))
+    assert stack.docker(*shake_hands, shown) == r"TLSv1.3 b'\x00'"
+
+
+def test_images_say_what_they_are_and_hold_no_more_than_they_need(stack: Stack) -> None:
+    for name, image in IMAGES.items():
+        (known,) = json.loads(stack.docker("image", "inspect", image))
+        print(f"{name}: {known['Size'] / 1e6:.0f} MB")
+        assert known["Config"]["Labels"]["org.opencontainers.image.version"] == RELEASE
+        assert known["Config"]["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
+        left = "ls -d /src /wheel* 2> /dev/null || true"
+        assert not stack.docker("run", "--rm", "--entrypoint=sh", image, "-c", left)
+    imported = stack.docker.try_to("run", "--rm", "--entrypoint=python", IMAGES["server"], "-c", "import torch")
+    assert "No module named 'torch'" in imported.stderr
+
+
+def test_the_run_had_a_page(stack: Stack) -> None:
+    assert "<html" in stack.page
+
+
+def test_prometheus_scraped_them(stack: Stack) -> None:
+    if not stack.environment["PROMETHEUS_IMAGE"]:
+        pytest.skip("no image of Prometheus can be had, and it is not installed")
+    assert ask(stack, "max(max_over_time(pausefl_round[1h]))") == ROUNDS
+    assert ask(stack, "max(last_over_time(pausefl_finished[1h]))") == 1
+    assert ask(stack, 'count(max_over_time(up{job="pausefl-clients"}[1h]) == 1)') >= CLIENTS
+
+
+def health(stack: Stack, service: str) -> str:
+    """What the engine's health check says of a service's first container."""
+    return str(stack.containers(service)[0]["State"]["Health"]["Status"])
+
+
+def ask(stack: Stack, query: str) -> float:
+    """The one value of a PromQL query."""
+    answer = read(stack, "PROMETHEUS_PORT", f"/api/v1/query?query={urllib.parse.quote(query)}")
+    (sample,) = json.loads(answer)["data"]["result"]
+    return float(sample["value"][1])
+
+
+def read(stack: Stack, port: str, path: str) -> str:
+    """What a published port serves."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{stack.environment[port]}{path}") as answer:
+        return str(answer.read().decode())
+
+
+def on_volume(stack: Stack, volume: str, command: str) -> str:
+    """What a shell command prints that sees one of the stack's volumes."""
+    mount = f"--volume={PROJECT}_{volume}:/{volume}:ro"
+    return stack.docker("run", "--rm", mount, "--entrypoint=sh", IMAGES["server"], "-c", command)
+
+
+def took(what: str, work: Callable[[], object]) -> None:
+    since = time.monotonic()
+    work()
+    print(f"{what}: {time.monotonic() - since:.0f} s")
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

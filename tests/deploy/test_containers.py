@@ -1,0 +1,334 @@
+"""Images, compose file and `make up`, as far as they can be told without an engine (test_container_run has one)."""
+
+import importlib.util
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import pytest
+import yaml
+
+from pausefl.experiment.loading import load_experiment
+from pausefl.runtime.run_dir import made_run_dir
+from rigs.docker import RELEASE, asked, make
+from rigs.places import ROOT
+from rigs.waiting import wait_for
+
+DEPLOY = ROOT / "deploy"
+
+
+@pytest.fixture(scope="module")
+def compose_py() -> Iterator[ModuleType]:
+    """deploy/compose.py, which is a script of its own and in no package; it finds its neighbour as a script does."""
+    spec = importlib.util.spec_from_file_location("compose", DEPLOY / "compose.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with mock.patch.object(sys, "path", [str(DEPLOY), *sys.path]):
+        spec.loader.exec_module(module)
+        yield module
+
+
+def test_every_image_is_a_stage_of_the_dockerfile() -> None:
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    targets = {
+        service["build"]["target"]: service["image"]
+        for name in ("compose.yaml", "compose.gpu.yaml")
+        for service in yaml.safe_load((DEPLOY / name).read_text())["services"].values()
+        if "build" in service
+    }
+    assert set(targets) == {"server", "evaluator", "client", "client-cuda"} <= set(stages)
+    for target, image in targets.items():
+        assert image == f"${{IMAGE:-pausefl}}-{target}:${{VERSION:-{RELEASE}}}"
+
+
+def test_containers_can_neither_write_nor_become_more_than_they_are() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    for name in ("server", "evaluator", "client"):
+        assert services[name]["read_only"]
+    for service in services.values():
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+
+
+def test_nobody_can_log_in_to_grafana() -> None:
+    """It shows its dashboards to everybody, and its administrator's first password is known to all."""
+    settings = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["grafana"]["environment"]
+    assert settings["GF_AUTH_ANONYMOUS_ENABLED"] == "true"
+    assert "GF_AUTH_ANONYMOUS_ORG_ROLE" not in settings
+    assert settings["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert settings["GF_AUTH_BASIC_ENABLED"] == "false"
+    assert settings["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_make_up_starts_those_named_and_nobody_else(engine: dict[str, str]) -> None:
+    done = make("up", **engine)
+    assert done.returncode == 0, done.stderr
+    built, validated, started = [line for line in asked(engine).splitlines() if "server" in line]
+    assert built.endswith(" build server client")
+    assert " validate /experiment/demo.toml --set=clients.count=10 " in validated
+    assert started.endswith(" up --detach --no-deps server client")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[selection]\nm = 5\n", "selection.m = 5: must be at most clients.count = 4"),
+        ("[selection\n", "not valid TOML"),
+    ],
+)
+def test_an_experiment_that_nobody_can_play_is_said_before_anything_starts(
+    engine: dict[str, str], tmp_path: Path, text: str, message: str
+) -> None:
+    experiment = tmp_path / "mine.toml"
+    experiment.write_text(text)
+    experiment.chmod(0o644)
+    tmp_path.chmod(0o755)
+    done = make("up", **engine, EXPERIMENT=str(experiment), CLIENTS="4")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"make up: EXPERIMENT={experiment} ")
+    assert message in line
+    assert " up " not in asked(engine)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.parametrize(
+    ("clients", "rounds", "message"),
+    [
+        (4, 3, "holds the run of another experiment: clients.count is 3 there, 4 here"),
+        (
+            3,
+            3,
+            "holds a run that has played its 3 rounds; choose another directory, or give it more (experiment.rounds)",
+        ),
+        (3, 4, ""),
+    ],
+)
+def test_a_run_of_this_name_that_cannot_go_on_is_said(
+    engine: dict[str, str], tmp_path: Path, clients: int, rounds: int, message: str
+) -> None:
+    """What the server itself is told decides: what the volume holds was begun with all options of compose.yaml."""
+    options = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["server"]["command"]
+    certificates = {"ca": "ca.pem", "server-certificate": "server.pem", "server-key": "server.key"}
+    for name, file in certificates.items():
+        options = [word.replace(f"/run/secrets/{name}", f"{tmp_path}/certs/{file}") for word in options]
+    overrides = [word.removeprefix("--set=") for word in options if word.startswith("--set=")]
+    begun = [*(o for o in overrides if "${" not in o), "clients.count=3", "selection.m=2", "experiment.rounds=3"]
+    with made_run_dir(load_experiment("demo", begun), tmp_path / "volume/mine"):
+        (tmp_path / "volume/mine/summary.json").write_text('{"rounds": 3}')
+    experiment = tmp_path / "experiment/mine.toml"
+    experiment.parent.mkdir(mode=0o755)
+    listed = load_experiment("demo", ["clients.count=3", "selection.m=2", f"experiment.rounds={rounds}"]).to_toml()
+    experiment.write_text(listed)
+    experiment.chmod(0o644)
+    places = {"VOLUME": str(tmp_path / "volume"), "EXPERIMENT": str(experiment), "RUN": "mine"}
+    done = make("up", **engine, **places, CLIENTS=str(clients))
+    assert done.returncode == (2 if message else 0), done.stderr
+    if message:
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"make up: EXPERIMENT={experiment} CLIENTS={clients} RUN=mine: --run-dir ")
+        assert line.endswith(message)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_modules_beside_the_experiment_are_found_in_containers(engine: dict[str, str]) -> None:
+    """The image's own check imports the policy that the experiment names."""
+    experiment = ROOT / "examples/policy/experiment.toml"
+    done = make("up", **engine, EXPERIMENT=str(experiment))
+    assert done.returncode == 0, done.stderr
+    (validated,) = [line for line in asked(engine).splitlines() if " validate " in line]
+    assert f"--volume={experiment.parent}:/experiment:ro" in validated
+
+
+def test_every_part_of_a_run_has_the_experiments_folder(compose_py: ModuleType) -> None:
+    text = (DEPLOY / "compose.yaml").read_text("utf-8")
+    values = {name: value for name, value in compose_py.settings({"EXPERIMENT": "small_mnist"}).items() if value}
+    filled = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: str(values.get(found[1], found[2])), text)
+    services = yaml.safe_load(filled)["services"]
+    for name in ("server", "evaluator", "client"):
+        assert services[name]["volumes"][0] == f"{ROOT}/emulator/pausefl/experiment/presets:/experiment:ro"
+        assert services[name]["command"][1] == "/experiment/small_mnist.toml"
+
+
+@pytest.mark.parametrize("command", ["down", "logs", "images"])
+def test_a_run_is_ended_where_its_files_are_gone(engine: dict[str, str], command: str) -> None:
+    gone = {"EXPERIMENT": "gone.toml", "PAUSEFL_DATA": "gone", "CLIENTS": "many"}
+    done = make(command, **engine, **gone)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kept", ["mine.toml", "my_policies.py", "."])
+def test_a_folder_that_containers_could_not_read_is_said(compose_py: ModuleType, tmp_path: Path, kept: str) -> None:
+    for path in (tmp_path / "mine.toml", tmp_path / "my_policies.py"):
+        path.touch(mode=0o644)
+    tmp_path.chmod(0o755)
+    assert compose_py.settings({"EXPERIMENT": str(tmp_path / "mine.toml")})["EXPERIMENT_FOLDER"] == str(tmp_path)
+    (tmp_path / kept).chmod(0o700)
+    with pytest.raises(compose_py.Refusal, match="must be readable by all"):
+        compose_py.settings({"EXPERIMENT": str(tmp_path / "mine.toml")})
+
+
+@pytest.mark.parametrize(("extras", "torch"), [(["server"], False), (["evaluator"], True), (["client"], True)])
+def test_torch_is_where_models_are(extras: list[str], torch: bool) -> None:
+    script = [sys.executable, str(DEPLOY / "requirements.py"), str(ROOT / "pyproject.toml"), *extras]
+    printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    names = re.findall(r"^[\w-]+", printed, re.MULTILINE)
+    assert ("torch" in names) == torch
+    assert "grpcio" in names
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
+def test_the_older_compose_takes_the_files() -> None:
+    files = [f"--file={DEPLOY / name}" for name in ("compose.yaml", "compose.gpu.yaml")]
+    command = ["docker-compose", "--compatibility", *files, "config"]
+    environment = {**os.environ, "REPLICAS": "7", "CLIENT_MEMORY": "300M"}
+    read = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    client = yaml.safe_load(read)["services"]["client"]
+    assert client["deploy"]["replicas"] == 7
+    assert client["deploy"]["resources"]["limits"]["memory"] == "300M"
+    assert client["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"CLIENTS": "many"}, "CLIENTS=many: must be a number from 1"),
+        ({"PER_CONTAINER": "0"}, "PER_CONTAINER=0: must be a number from 1"),
+        ({"SERVICES": "server clients"}, "SERVICES=server clients: clients is none of server, evaluator, client, "),
+        ({"RUN": "a/b"}, "RUN=a/b: must be a name, not a path"),
+        ({"COMPOSE_PROJECT_NAME": "Mine"}, "COMPOSE_PROJECT_NAME=Mine: must be small letters, digits, - and _"),
+        ({"CERTIFICATES": "/tmp/a:b"}, "CERTIFICATES: /tmp/a:b cannot be mounted, its name must be without a colon"),
+        ({"EXPERIMENT": "no-such"}, "EXPERIMENT=no-such: is neither a file nor a preset (demo, "),
+        ({"PAUSEFL_DATA": "nowhere"}, "PAUSEFL_DATA=nowhere: is no folder"),
+        ({"DOCKER_HOST": "unix:///nowhere/docker.sock"}, "no Docker engine answers: "),
+        ({"PATH": "/nowhere"}, "no docker command here; install Docker"),
+    ],
+)
+def test_make_up_says_in_one_line_why_it_cannot(environment: dict[str, str], message: str) -> None:
+    if "DOCKER_HOST" in environment and not (shutil.which("docker") and shutil.which("docker-compose")):
+        pytest.skip("docker and docker-compose are not installed")
+    done = make("up", **environment)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("make up: ")
+    assert message in line
+
+
+def test_a_taken_port_is_said(compose_py: ModuleType) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with pytest.raises(compose_py.Refusal, match=f"GRAFANA_PORT={port}: the port is taken"):
+            compose_py.check_port("GRAFANA_PORT", port)
+    compose_py.check_port("GRAFANA_PORT", port)
+    with pytest.raises(compose_py.Refusal, match="GRAFANA_PORT=x: must be a port"):
+        compose_py.check_port("GRAFANA_PORT", "x")
+
+
+def test_too_little_memory_is_said(compose_py: ModuleType) -> None:
+    settings = compose_py.settings({"CLIENTS": "30"})
+    needed = (30 * 384 << 20) + (1 << 30) + (1 << 30)
+    compose_py.check_memory(settings, needed)
+    with pytest.raises(compose_py.Refusal, match=r"evaluator may take 14\.2 GB"):
+        compose_py.check_memory(settings, needed - 1)
+    own = {**settings, "CLIENT_MEMORY": "1K", "SERVER_MEMORY": "2M", "EVALUATOR_MEMORY": "3G"}
+    needed = (30 << 10) + (2 << 20) + (3 << 30)
+    compose_py.check_memory(own, needed)
+    with pytest.raises(compose_py.Refusal, match=r"evaluator may take 3\.2 GB"):
+        compose_py.check_memory(own, needed - 1)
+    with pytest.raises(compose_py.Refusal, match=r"CLIENTS=30: 30 containers of 0.4 GB, .* has 8.0 GB; take fewer"):
+        compose_py.check_memory(settings, 8_000_000_000)
+    shared = compose_py.settings({"CLIENTS": "30", "PER_CONTAINER": "4"})
+    assert shared["REPLICAS"] == "8"
+    compose_py.check_memory(shared, 8_000_000_000)
+    with pytest.raises(compose_py.Refusal, match="CLIENT_MEMORY=lots: must be a size"):
+        compose_py.check_memory({**settings, "CLIENT_MEMORY": "lots"}, 8_000_000_000)
+
+
+def test_too_few_processors_are_said(compose_py: ModuleType) -> None:
+    compose_py.check_processors({}, 2)
+    with pytest.raises(compose_py.Refusal, match=r"CLIENT_CPUS=1\.5: must be from 0\.01 to 1, what the engine's"):
+        compose_py.check_processors({}, 1)
+    for value in ("0", "many", "nan", "2.01"):
+        with pytest.raises(compose_py.Refusal, match=f"CLIENT_CPUS={value}: must be from"):
+            compose_py.check_processors({"CLIENT_CPUS": value}, 2)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_certificates_are_made_once_and_trusted(compose_py: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    compose_py.make_certificates(folder)
+    made = {path.name: path.read_bytes() for path in folder.iterdir()}
+    compose_py.make_certificates(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == made
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "ca.key").stat().st_mode & 0o777 == 0o600
+    assert shake_hands(folder, "server", "client", "server") == "pausefl server"
+    assert shake_hands(folder, "evaluator", "server", "evaluator") == "pausefl evaluator"
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(folder, "evaluator", "client", "server")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.parametrize("name", ["server", "evaluator", "client"])
+def test_certificates_about_to_end_are_said(compose_py: ModuleType, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "certs"
+    compose_py.make_certificates(folder)
+    compose_py.check_certificates(folder)
+    key, certificate = str(folder / f"{name}.key"), str(folder / f"{name}.pem")
+    sign = ["openssl", "req", "-x509", "-new", "-subj", "/CN=x", "-days", "1", "-key", key, "-out", certificate]
+    subprocess.run(sign, check=True)
+    soon = ["openssl", "x509", "-checkend", "86400", "-noout", "-in", certificate]
+    wait_for(lambda: subprocess.run(soon, check=False).returncode, "the last day, as certificates know whole seconds")
+    compose_py.make_certificates(folder)
+    with pytest.raises(compose_py.Refusal, match=rf"/{name}\.pem: cannot be read, or ends within a day"):
+        compose_py.check_certificates(folder)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_certificates_that_containers_could_not_read_are_said(compose_py: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    compose_py.make_certificates(folder)
+    (folder / "client.key").chmod(0o600)
+    with pytest.raises(compose_py.Refusal, match=r"CERTIFICATES: .*/client\.key must be readable by all"):
+        compose_py.check_certificates(folder)
+    (folder / "client.key").unlink()
+    with pytest.raises(compose_py.Refusal, match=r"/client\.key: is missing; put it there"):
+        compose_py.check_certificates(folder)
+
+
+def shake_hands(folder: Path, server: str, client: str, name: str) -> str:
+    """Mutual TLS in memory; the common name the client sees."""
+
+    def context(side: int, whose: str) -> ssl.SSLContext:
+        made = ssl.SSLContext(side)
+        made.load_cert_chain(folder / f"{whose}.pem", folder / f"{whose}.key")
+        made.load_verify_locations(folder / "ca.pem")
+        made.verify_mode = ssl.CERT_REQUIRED
+        return made
+
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    listens = context(ssl.PROTOCOL_TLS_SERVER, server).wrap_bio(up, down, server_side=True)
+    calls = context(ssl.PROTOCOL_TLS_CLIENT, client).wrap_bio(down, up, server_hostname=name)
+    for side in (calls, listens, calls, listens):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    certificate: Any = calls.getpeercert()
+    return next(str(value) for part in certificate["subject"] for key, value in part if key == "commonName")

@@ -1,0 +1,147 @@
+"""Dockerfile, compose file, Prometheus and Grafana agree on ports, paths and names; tested without an engine."""
+
+import json
+import re
+import tomllib
+from typing import Any
+
+import pytest
+import yaml
+
+from rigs.places import ROOT
+
+DEPLOY = ROOT / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = ("server", "evaluator", "client")
+STAGES: dict[str, str] = dict(
+    re.findall(r"(?ms)^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", (DEPLOY / "Dockerfile").read_text("utf-8"))
+)
+
+
+def options(service: str) -> dict[str, str]:
+    """What a service's command line sets: of `--set=key=value` and of `--option=value`."""
+    words = [word.removeprefix("--set=").removeprefix("--") for word in SERVICES[service]["command"]]
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def listens(service: str) -> set[int]:
+    """The ports a service listens on, by its command line."""
+    return {int(v) for k, v in options(service).items() if k.endswith((".port", ".client_port"))}
+
+
+def mounts(service: str) -> dict[str, str]:
+    """What is mounted where; variables of a source stand as they are."""
+    pairs = (re.fullmatch(r"(.+?):(/[^:]*)(?::ro)?", volume) for volume in SERVICES[service]["volumes"])
+    return {pair[2]: pair[1] for pair in pairs if pair}
+
+
+@pytest.mark.parametrize("stage", ["server", "evaluator", "client", "client-cuda"])
+def test_an_image_exposes_and_checks_the_ports_its_service_listens_on(stage: str) -> None:
+    service = stage.removesuffix("-cuda")
+    (exposed,) = re.findall(r"(?m)^EXPOSE (.*)$", STAGES[stage])
+    assert {int(port) for port in exposed.split()} == listens(service)
+    (check,) = re.findall(r"(?m)^HEALTHCHECK .*\n +CMD (\[.*\])$", STAGES[stage])
+    code = json.loads(check)[-1]
+    address = {
+        "server": "'http://127.0.0.1:{metrics.port}/healthz'",
+        "evaluator": "('127.0.0.1', {evaluation.port})",
+        "client": "'http://127.0.0.1:{metrics.client_port}/healthz'",
+    }[service]
+    assert re.sub(r"{(.*)}", lambda key: options(service)[key[1]], address) in code
+
+
+def test_no_image_runs_as_root() -> None:
+    (user,) = re.findall(r"(?m)^USER (\d+):(\d+)$", STAGES["runtime"])
+    assert "0" not in user
+    assert f"useradd --uid {user[0]} " in STAGES["runtime"]
+    dockerfile = (DEPLOY / "Dockerfile").read_text("utf-8")
+    for name in (*OURS, "client-cuda"):
+        assert f"\nFROM runtime AS {name}\n" in dockerfile
+        assert "USER" not in STAGES[name]
+
+
+def test_images_are_built_of_every_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    allowed = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    for folder in {path.split("/")[0] for path in project["tool"]["setuptools"]["package-dir"].values()}:
+        assert f"COPY {folder} {folder}\n" in STAGES["project"]
+        assert f"!{folder}" in allowed
+
+
+def test_parts_call_each_other_where_they_listen() -> None:
+    server, client = options("server"), options("client")
+    assert client["server"] == f"server:{server['server.port']}"
+    assert server["evaluation.address"] == f"evaluator:{options('evaluator')['evaluation.port']}"
+    hosts = {key: value for name in OURS for key, value in options(name).items() if key.endswith("host")}
+    assert hosts == dict.fromkeys(("server.host", "metrics.host", "evaluation.host", "metrics.client_host"), "0.0.0.0")
+
+
+def test_published_ports_are_listened_on() -> None:
+    (page,) = SERVICES["server"]["ports"]
+    assert page.endswith(f":{options('server')['metrics.port']}")
+    (prometheus,), (grafana,) = SERVICES["prometheus"]["ports"], SERVICES["grafana"]["ports"]
+    assert prometheus.endswith(":9090")
+    assert grafana.endswith(":3000")
+
+
+def test_secrets_are_given_to_those_who_read_them() -> None:
+    files = {
+        name: secret["file"].removeprefix("${CERTIFICATES:-./certs}/") for name, secret in COMPOSE["secrets"].items()
+    }
+    assert files["ca"] == "ca.pem"
+    for service in OURS:
+        tls = {key: options(service)[f"tls.{key}"] for key in ("ca", "certificate", "key")}
+        assert tls == {
+            "ca": "/run/secrets/ca",
+            "certificate": f"/run/secrets/{service}-certificate",
+            "key": f"/run/secrets/{service}-key",
+        }
+        assert [f"/run/secrets/{name}" for name in SERVICES[service]["secrets"]] == list(tls.values())
+        assert files[f"{service}-certificate"] == f"{service}.pem"
+        assert files[f"{service}-key"] == f"{service}.key"
+
+
+def test_private_keys_get_into_no_commit() -> None:
+    """Documents and `make up` have them made in these folders."""
+    assert {"/certs/", "/deploy/certs/"} <= set((ROOT / ".gitignore").read_text("utf-8").splitlines())
+
+
+def test_what_must_outlive_a_container_lies_on_a_volume() -> None:
+    assert options("server")["run-dir"].startswith("/runs/")
+    assert options("client")["ledger-dir"] == "/ledgers"
+    (made,) = re.findall(r"install --directory --owner pausefl --group pausefl (.*)", STAGES["runtime"])
+    for service, place, volume in (("server", "/runs", "runs"), ("client", "/ledgers", "ledgers")):
+        assert mounts(service)[place] == volume
+        assert volume in COMPOSE["volumes"]
+        assert place in made.split()
+
+
+def test_data_sets_are_mounted_where_the_images_look_for_them() -> None:
+    (data,) = re.findall(r"PAUSEFL_DATA=(\S+)", STAGES["runtime"])
+    assert data in mounts("evaluator")
+    assert data in mounts("client")
+
+
+def test_prometheus_scrapes_the_services_where_they_are() -> None:
+    assert mounts("prometheus")["/etc/prometheus"] == "./prometheus"
+    jobs = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text("utf-8"))["scrape_configs"]
+    server, clients = ({job["job_name"]: job for job in jobs}[f"pausefl-{who}"] for who in ("server", "clients"))
+    (target,) = server["static_configs"]
+    assert target["targets"] == [f"server:{options('server')['metrics.port']}"]
+    (found,) = clients["dns_sd_configs"]
+    assert found["names"] == ["client"]
+    assert "client" in SERVICES
+    assert found["port"] == int(options("client")["metrics.client_port"])
+
+
+def test_grafana_finds_prometheus_and_the_dashboards() -> None:
+    folder = DEPLOY / "grafana/provisioning"
+    (source,) = yaml.safe_load((folder / "datasources/prometheus.yml").read_text("utf-8"))["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert "prometheus" in SERVICES
+    (provider,) = yaml.safe_load((folder / "dashboards/pausefl.yml").read_text("utf-8"))["providers"]
+    assert mounts("grafana") == {
+        "/etc/grafana/provisioning": "./grafana/provisioning",
+        provider["options"]["path"]: "./grafana/dashboards",
+    }

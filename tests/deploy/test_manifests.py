@@ -1,0 +1,356 @@
+"""deploy/kubernetes: its parts fit each other and the command line."""
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from pausefl.cli import main
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.server_records import check_policies
+from rigs.authority import Authority
+from rigs.places import ROOT
+from rigs.waiting import wait_for
+
+KUBERNETES = ROOT / "deploy/kubernetes"
+OVERLAYS = ["laptop", "cluster", "gpu"]
+Thing = dict[str, Any]
+
+
+def render(folder: Path) -> list[Thing]:
+    """What `kubectl apply -k` would apply."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    rendered = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True)
+    return list(yaml.safe_load_all(rendered.stdout))
+
+
+@functools.cache
+def rendered(overlay: str) -> list[Thing]:
+    return render(KUBERNETES / "overlays" / overlay)
+
+
+def of_kind(things: list[Thing], *kinds: str) -> dict[str, Thing]:
+    """Things of these kinds, by their name without the project's."""
+    return {t["metadata"]["name"].removeprefix("pausefl-"): t for t in things if t["kind"] in kinds}
+
+
+def pods(things: list[Thing]) -> dict[str, Thing]:
+    """Pod templates, by who they are of."""
+    return {name: t["spec"]["template"] for name, t in of_kind(things, "StatefulSet", "Deployment").items()}
+
+
+def container(pod: Thing) -> Thing:
+    (found,) = pod["spec"]["containers"]
+    return dict(found)
+
+
+def ports(pod: Thing) -> dict[str, int]:
+    return {port["name"]: port["containerPort"] for port in container(pod)["ports"]}
+
+
+def selected(things: list[Thing], selector: Thing) -> list[Thing]:
+    """The pods that a selector means."""
+    wanted = selector.get("matchLabels", selector).items()
+    return [pod for pod in pods(things).values() if wanted <= pod["metadata"]["labels"].items()]
+
+
+@functools.cache
+def experiment(overlay: str, part: str) -> Experiment:
+    """As a pod of this part reads it."""
+    things = rendered(overlay)
+    (config,) = [t for t in things if t["kind"] == "ConfigMap" and "experiment.toml" in t["data"]]
+    overrides = [a.removeprefix("--set=") for a in container(pods(things)[part])["args"] if a.startswith("--set=")]
+    return parse_experiment(config["data"]["experiment.toml"], overrides)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_there_is_a_place_for_every_client(overlay: str) -> None:
+    things = rendered(overlay)
+    clients = of_kind(things, "StatefulSet")["clients"]
+    (count,) = [e["value"] for e in container(pods(things)["clients"])["env"] if e["name"] == "COUNT"]
+    assert clients["spec"]["replicas"] * int(count) == experiment(overlay, "server").clients.count
+
+
+@pytest.mark.parametrize("part", ["server", "evaluator", "clients"])
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_pods_command_is_one_that_there_is(overlay: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    things = rendered(overlay)
+    check_policies(experiment(overlay, part))
+    pod = container(pods(things)[part])
+    place = pod["command"].index("pausefl")
+    with pytest.raises(SystemExit):
+        main([pod["command"][place + 1], "--help"])
+    known = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+    assert {argument.partition("=")[0] for argument in pod["args"]} <= known
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_parts_call_each_other_where_they_listen(overlay: str) -> None:
+    things = rendered(overlay)
+    all_ports = {part: ports(pod) for part, pod in pods(things).items()}
+    server = experiment(overlay, "server")
+    assert server.server.port == all_ports["server"]["grpc"]
+    assert server.metrics.port == all_ports["server"]["metrics"]
+    assert experiment(overlay, "clients").metrics.client_port == all_ports["clients"]["metrics"]
+    assert experiment(overlay, "evaluator").evaluation.port == all_ports["evaluator"]["grpc"]
+    calls = [server.evaluation.address]
+    calls += [a.removeprefix("--server=") for a in container(pods(things)["clients"])["args"] if "--server=" in a]
+    services = of_kind(things, "Service")
+    for host, port in (call.split(":") for call in calls):
+        assert int(port) in [p["port"] for p in services[host.removeprefix("pausefl-")]["spec"]["ports"]]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_selectors_mean_pods_that_have_the_ports(overlay: str) -> None:
+    things = rendered(overlay)
+    for name, service in of_kind(things, "Service").items():
+        (pod,) = selected(things, service["spec"]["selector"])
+        assert {p["targetPort"] for p in service["spec"]["ports"]} <= set(ports(pod)), name
+    for name, budget in of_kind(things, "PodDisruptionBudget").items():
+        assert len(selected(things, budget["spec"]["selector"])) == 1, name
+    for name, stateful in of_kind(things, "StatefulSet").items():
+        assert stateful["spec"]["serviceName"] == f"pausefl-{name}"
+        assert of_kind(things, "Service")[name]["spec"]["clusterIP"] == "None"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_whoever_must_speak_with_each_other_may_and_nobody_else(overlay: str) -> None:
+    policies = of_kind(things := rendered(overlay), "NetworkPolicy")
+    default = policies.pop("default")["spec"]
+    assert len(selected(things, default["podSelector"])) == 3
+    assert default["policyTypes"] == ["Ingress", "Egress"]
+    assert "ingress" not in default
+    allowed: dict[str, set[tuple[str, str, str]]] = {"ingress": set(), "egress": set()}
+    for policy in policies.values():
+        (here,) = selected(things, policy["spec"]["podSelector"])
+        for way, side in (("ingress", "from"), ("egress", "to")):
+            for rule in policy["spec"].get(way, []):
+                ((kind, selector),) = rule[side][0].items()
+                peers = (
+                    ["monitoring"]
+                    if kind == "namespaceSelector"
+                    else [component(p) for p in selected(things, selector)]
+                )
+                target = here if way == "ingress" else selected(things, selector)[0]
+                assert {p["port"] for p in rule["ports"]} <= set(ports(target))
+                ends = (peers[0], component(here)) if way == "ingress" else (component(here), peers[0])
+                allowed[way] |= {(*ends, p["port"]) for p in rule["ports"]}
+    inside = {("clients", "server", "grpc"), ("server", "evaluator", "grpc")}
+    assert allowed["egress"] == inside
+    scraped = {("monitoring", "server", "metrics"), ("monitoring", "clients", "metrics")}
+    assert allowed["ingress"] == inside | scraped
+
+
+def component(pod: Thing) -> str:
+    return str(pod["metadata"]["labels"]["app.kubernetes.io/component"])
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_pod_may_more_than_it_needs(overlay: str) -> None:
+    for pod in pods(rendered(overlay)).values():
+        spec, only = pod["spec"], container(pod)
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert only["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert only["resources"]["limits"]["memory"]
+        assert only["resources"]["requests"]["cpu"]
+        assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(only)
+        (certificate,) = [v["secret"]["secretName"] for v in spec["volumes"] if "secret" in v]
+        assert certificate == f"pausefl-{component(pod)}-tls"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_must_outlive_a_pod_lies_on_a_claim_that_is_kept(overlay: str) -> None:
+    for name, mount in (("server", "/runs"), ("clients", "/ledgers")):
+        stateful = of_kind(rendered(overlay), "StatefulSet")[name]["spec"]
+        (claim,) = stateful["volumeClaimTemplates"]
+        mounts = {m["name"]: m["mountPath"] for m in container(stateful["template"])["volumeMounts"]}
+        assert mounts[claim["metadata"]["name"]] == mount
+        assert stateful["persistentVolumeClaimRetentionPolicy"] == {"whenDeleted": "Retain", "whenScaled": "Retain"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_was_spent_is_not_deleted_with_an_overlay(overlay: str) -> None:
+    """`kubectl delete -k` deletes what is rendered, and with a namespace all that is in it."""
+    assert not of_kind(rendered(overlay), "Namespace", "PersistentVolumeClaim", "Secret")
+
+
+def test_the_documented_namespace_is_the_one_of_the_overlays() -> None:
+    (named,) = re.findall(r"^kubectl apply -f deploy/kubernetes/(namespace\S+)$", documented(), re.MULTILINE)
+    namespace = yaml.safe_load((KUBERNETES / named).read_text("utf-8"))["metadata"]
+    assert namespace["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    for overlay in OVERLAYS:
+        names = {t["metadata"].get("namespace") for t in rendered(overlay) if t["kind"] != "PriorityClass"}
+        assert names == {namespace["name"]}
+
+
+def test_a_server_with_a_node_to_itself_gets_one() -> None:
+    """Clients may have come to every node first; only a pod of higher priority takes their place."""
+    things = rendered("cluster")
+    specs = {name: pod["spec"] for name, pod in pods(things).items()}
+    (term,) = specs["clients"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert [component(pod) for pod in selected(things, term["labelSelector"])] == ["server"]
+    (priority,) = [t for t in things if t["kind"] == "PriorityClass"]
+    assert specs["server"]["priorityClassName"] == priority["metadata"]["name"]
+    assert priority["value"] > 0
+    assert not priority.get("globalDefault")
+    assert priority.get("preemptionPolicy") != "Never"
+    assert "priorityClassName" not in specs["clients"]
+
+
+def documented() -> str:
+    return (KUBERNETES.parent.parent / "docs/kubernetes.md").read_text("utf-8")
+
+
+def test_the_documented_filling_of_the_volume_is_let_into_the_namespace() -> None:
+    (overrides,) = re.findall(r"--overrides='(.*?)'", documented(), re.DOTALL)
+    spec = json.loads(overrides)["spec"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "fill"}, "spec": spec}
+    kubernetes_validate.validate(pod, "1.31", strict=True)
+    (only,) = spec["containers"]
+    theirs = pods(rendered("cluster"))["clients"]
+    assert spec["securityContext"].items() <= theirs["spec"]["securityContext"].items()
+    assert {"runAsNonRoot", "runAsUser", "fsGroup", "seccompProfile"} <= set(spec["securityContext"])
+    assert only["securityContext"].items() <= container(theirs)["securityContext"].items()
+    assert {"allowPrivilegeEscalation", "capabilities"} <= set(only["securityContext"])
+    (claim,) = [volume["persistentVolumeClaim"]["claimName"] for volume in spec["volumes"]]
+    own = yaml.safe_load((KUBERNETES / "components/data/claim.yaml").read_text("utf-8"))
+    mounted = {v["name"]: v for v in theirs["spec"]["volumes"]}["data"]["persistentVolumeClaim"]["claimName"]
+    assert claim == own["metadata"]["name"] == mounted
+    waits, copies = (documented().index(text) for text in ("kubectl -n pausefl wait", "kubectl -n pausefl cp"))
+    assert documented().index("run fill") < waits < copies < documented().index("kubectl apply -k deploy/")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_prometheus_finds_the_metrics_by_annotation(overlay: str) -> None:
+    for name in ("server", "clients"):
+        pod = pods(rendered(overlay))[name]
+        notes, labels = pod["metadata"]["annotations"], pod["metadata"]["labels"]
+        assert notes["prometheus.io/scrape"] == "true"
+        assert int(notes["prometheus.io/port"]) == ports(pod)["metrics"]
+        assert labels["app.kubernetes.io/name"] == "pausefl"
+        assert labels["app.kubernetes.io/instance"] == overlay
+
+
+def test_the_operators_monitors_can_be_added_and_mean_the_same(tmp_path: Path) -> None:
+    def from_here(path: str) -> str:
+        return os.path.relpath(KUBERNETES / path, tmp_path)
+
+    own = {"resources": [from_here("overlays/laptop")], "components": [from_here("components/monitors")]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own), "utf-8")
+    things = render(tmp_path)
+    monitor, podmonitor = (of_kind(things, kind) for kind in ("ServiceMonitor", "PodMonitor"))
+    wanted = monitor["server"]["spec"]["selector"]["matchLabels"].items()
+    (service,) = [s for s in of_kind(things, "Service").values() if wanted <= s["metadata"]["labels"].items()]
+    (endpoint,) = monitor["server"]["spec"]["endpoints"]
+    assert endpoint["port"] in [p["name"] for p in service["spec"]["ports"]]
+    (pod,) = selected(things, podmonitor["clients"]["spec"]["selector"])
+    (pod_endpoint,) = podmonitor["clients"]["spec"]["podMetricsEndpoints"]
+    assert pod_endpoint["port"] in ports(pod)
+    for name, found in (("server", endpoint), ("clients", pod_endpoint)):
+        given = {r["targetLabel"]: r for r in found["relabelings"]}
+        assert given["job"]["replacement"] == f"pausefl-{name}"
+        assert given["instance"]["sourceLabels"][-1] == "__meta_kubernetes_pod_name"
+        assert "run" not in given, "processes say it themselves"
+
+
+def test_the_documented_overlay_renders(tmp_path: Path) -> None:
+    (example,) = re.findall(r"^```yaml\n(.*?)^```", documented(), re.MULTILINE | re.DOTALL)
+    example = example.replace("../..", os.path.relpath(KUBERNETES, tmp_path))
+    (tmp_path / "kustomization.yaml").write_text(example, "utf-8")
+    (tmp_path / "experiment.toml").write_text("[clients]\ncount = 300\n", "utf-8")
+    things = render(tmp_path)
+    (count,) = [e["value"] for e in container(pods(things)["clients"])["env"] if e["name"] == "COUNT"]
+    clients = of_kind(things, "StatefulSet")["clients"]["spec"]
+    assert clients["replicas"] * int(count) == 300
+    assert {pod["metadata"]["labels"]["app.kubernetes.io/instance"] for pod in pods(things).values()} == {"mine"}
+    theirs = of_kind(rendered("cluster"), "StatefulSet")["clients"]["spec"]
+    assert clients["volumeClaimTemplates"] == theirs["volumeClaimTemplates"]
+
+
+def test_modules_beside_the_experiment_are_found_in_every_pod(tmp_path: Path) -> None:
+    (example,) = re.findall(r"^```yaml\n(.*?)^```", documented(), re.MULTILINE | re.DOTALL)
+    (listed,) = re.findall(r"# and your modules: (\[.*\])", example)
+    example = example.replace("../..", os.path.relpath(KUBERNETES, tmp_path)).replace("[experiment.toml]", listed)
+    (tmp_path / "kustomization.yaml").write_text(example, "utf-8")
+    for name in ("experiment.toml", "my_policies.py"):
+        (tmp_path / name).touch()
+    things = render(tmp_path)
+    (config,) = [t for t in things if t["kind"] == "ConfigMap" and "my_policies.py" in t["data"]]
+    for pod in pods(things).values():
+        assert config["metadata"]["name"] in [v.get("configMap", {}).get("name") for v in pod["spec"]["volumes"]]
+        (mount,) = [m for m in container(pod)["volumeMounts"] if m["name"] == "experiment"]
+        assert f"{mount['mountPath']}/experiment.toml" in container(pod)["command"]
+
+
+def command(part: str, changes: dict[str, str]) -> list[str]:
+    """A pod's command with what is changed, for a model that needs no evaluator."""
+    pod = container(pods(rendered("laptop"))[part])
+    words = [*pod["command"], *pod["args"], "--set=workload.model=synthetic", "--set=experiment.rounds=20"]
+    for old, new in changes.items():
+        words = [word.replace(old, new) for word in words]
+    place = words.index("pausefl")
+    return [*words[:place], sys.executable, "-m", "pausefl", *words[place + 1 :]]
+
+
+@pytest.mark.slow
+@pytest.mark.end_to_end
+def test_the_pods_commands_make_a_run(tmp_path: Path, authority: Authority) -> None:
+    """A server and two pods of five clients, over TLS, as processes of this machine."""
+    config = next(t["data"] for t in rendered("laptop") if "experiment.toml" in t.get("data", {}))
+    (tmp_path / "experiment.toml").write_text(config["experiment.toml"], "utf-8")
+    started: list[subprocess.Popen[str]] = []
+
+    def start(part: str, name: str, port: str) -> Path:
+        home, tls = tmp_path / name, authority.certify(name, "DNS:localhost,IP:127.0.0.1,DNS:client-*")
+        home.mkdir()
+        changes = {
+            "/experiment/": f"{tmp_path}/",
+            "/scripts/": f"{KUBERNETES}/base/",
+            "/runs/$(RUN)": str(home / "runs"),
+            "/ledgers": str(home / "ledgers"),
+            **{f"/certs/{pem}": path for pem, path in (("tls.crt", tls.certificate), ("tls.key", tls.key))},
+            "/certs/ca.crt": tls.ca,
+            "port=50051": "port=0",
+            "port=9464": "port=0",
+            "port=9465": "port=0",
+            "linger_s=60.0": "linger_s=0.1",
+            "pausefl-server:50051": f"localhost:{port}",
+            "$(SLOT)": name[-1],
+            "$(COUNT)": "5",
+        }
+        pod = {**os.environ, "TMPDIR": str(home)}
+        started.append(subprocess.Popen(command(part, changes), env=pod, stdout=subprocess.PIPE, text=True))
+        return home
+
+    try:
+        server = start("server", "server", "")
+        assert started[0].stdout is not None
+        events = (json.loads(line) for line in started[0].stdout)
+        port = next(str(event["port"]) for event in events if event["kind"] == "ready")
+        hosts = [start("clients", f"clients-{slot}", port) for slot in range(2)]
+        wait_for((server / "over").exists, "the end", running=started[0])
+        assert all(process.poll() is None for process in started), "the clients stay"
+    finally:
+        for process in started:
+            process.terminate()
+            process.communicate()
+    assert json.loads((server / "runs/summary.json").read_text("utf-8"))["rounds"] == 20
+    ledgers = [sorted(path.stem for path in (home / "ledgers").glob("*.db")) for home in hosts]
+    assert ledgers == [[f"client-{k:03}" for k in slot] for slot in (range(5), range(5, 10))]

@@ -1,0 +1,310 @@
+"""Code of one's own: the documented examples in one run, where modules are found, how errors are told, objects."""
+
+import json
+import re
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+
+import pausefl
+from pausefl.experiment.delay_laws import SampledDelay
+from pausefl.experiment.delays.laws import DELAYS
+from pausefl.experiment.groups import behaviours_of
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.population.behaviours import BehaviourChain
+from pausefl.experiment.server_records import aggregation_of, optimizer_of
+from pausefl_client.training.optimizers import make_optimizer
+from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings, WrappedTrainer
+from pausefl_proto.errors import PauseflError
+from pausefl_server.model.aggregation import Aggregation, AggregationRule, RuleName
+from pausefl_server.model.global_model import GlobalModel
+from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, Optimizer
+from rigs.command import run
+from rigs.places import ROOT
+
+DOCUMENT = ROOT / "docs/extending.md"
+UPDATES = [np.random.default_rng(k).standard_normal(5, np.float32) for k in range(4)]
+WEIGHTS = np.array([1.0, 2.0, 3.0, 4.0])
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", DOCUMENT.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the documented modules, and the experiment that names them."""
+    own = tmp_path / "own"
+    own.mkdir()
+    for block in blocks("python"):
+        name = re.match(r'"""(\w+)\.py:', block)
+        assert name is not None
+        (own / f"{name[1]}.py").write_text(block, "utf-8")
+        monkeypatch.delitem(sys.modules, name[1], raising=False)
+    (own / "own.toml").write_text(f"[experiment]\nrounds = 3\n{blocks('toml')[0]}", "utf-8")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return own
+
+
+@pytest.mark.end_to_end
+@pytest.mark.slow
+def test_the_documented_examples_run_from_another_folder_and_go_on(folder: Path, tmp_path: Path) -> None:
+    small = ("--set", "latency.time_scale=0.1", "--set", "evaluation.every=1")
+    done = run("run", folder / "own.toml", "--run-dir", tmp_path / "run", *small)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["rounds"] == 3
+    assert "failures" not in summary or not summary["failures"]
+    stored = pausefl.load(tmp_path / "run/config.toml")
+    assert stored.experiment.python_path == (str(folder),)
+    assert run("run", "--resume", tmp_path / "run").returncode == 0
+
+
+# -- errors
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize(
+    ("module", "line", "change"),
+    [
+        ("my_server", "points = np.stack(updates)", "raise KeyError('no updates')"),
+        ("my_clients", "ends = np.cumsum(", "raise KeyError('no ends'); ends = np.cumsum("),
+        ("my_clients", "pull = sum(", "raise KeyError('no pull'); pull = sum("),
+    ],
+)
+@pytest.mark.slow
+def test_an_error_is_told_with_its_file_and_line(
+    folder: Path, tmp_path: Path, module: str, line: str, change: str
+) -> None:
+    path = folder / f"{module}.py"
+    source = path.read_text()
+    path.write_text(source.replace(line, change))
+    number = source[: source.index(line)].count("\n") + 1
+    done = run("run", folder / "own.toml", "--run-dir", tmp_path / "run", "--set", "latency.time_scale=0.1")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert re.search(rf"KeyError: 'no \w+' \({re.escape(str(path))}:{number}\)", last), done.stderr
+
+
+# -- what the text says
+
+
+def test_another_optimizer_of_torch_is_named_by_its_module() -> None:
+    settings = TrainingSettings(optimizer="torch.optim:Adafactor", learning_rate=0.5)
+    optimizer = make_optimizer(settings, [torch.nn.Parameter(torch.zeros(1))])
+    assert (type(optimizer).__name__, optimizer.defaults["lr"]) == ("Adafactor", 0.5)
+
+
+def test_the_documented_behaviour_changes_updates_by_draws_of_the_round(folder: Path) -> None:
+    class Honest(WrappedTrainer):
+        def __init__(self) -> None: ...
+
+        def train(self, theta: np.ndarray, *, round: int) -> TrainingOutcome:
+            return TrainingOutcome(theta + np.float32(round), loss=0.5)
+
+    behaviours = behaviours_of(pausefl.load(folder / "own.toml").groups)["forgetful-000"]
+    trainer = BehaviourChain(behaviours, seed=1, client_id="forgetful-000").trainer(Honest())
+    first, second, again = (trainer.train(np.ones(3, np.float32), round=t).update for t in (1, 2, 1))
+    assert first.dtype == np.float32
+    assert np.array_equal(first, again)
+    assert 0 < first[0] / 2 < 0.9
+    assert 0 < second[0] / 3 < 0.9
+    assert first[0] / 2 != pytest.approx(second[0] / 3)
+
+
+# -- contracts
+
+
+class Loose(AggregationRule):
+    def __init__(self, result: object) -> None:
+        self.result = result
+
+    def combine(self, updates: object, weights: object) -> np.ndarray:  # noqa: ARG002
+        return self.result  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ([1.0], "aggregation.rule: returned list; must be a float32 array of shape"),
+        (np.zeros(5), "returned float64 of shape"),
+        (np.zeros(4, np.float32), r"of shape \(4,\)"),
+        (np.full(5, np.nan, np.float32), "not finite"),
+    ],
+)
+def test_what_a_rule_returns_is_checked(result: object, message: str) -> None:
+    with pytest.raises(PauseflError, match=message):
+        Aggregation(Loose(result)).combine(UPDATES, WEIGHTS)
+
+
+@dataclass(frozen=True)
+class Stateful(Optimizer):
+    """Returns what it is made with."""
+
+    first: Any
+    returned: Any
+
+    def start(self, model_size: int) -> np.ndarray:  # noqa: ARG002
+        return self.first  # type: ignore[no-any-return]
+
+    def step(self, theta: np.ndarray, change: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: ARG002
+        return self.returned  # type: ignore[no-any-return]
+
+
+class InPlace(Optimizer):
+    """Writes where it should make something new."""
+
+    def step(self, theta: np.ndarray, change: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        theta += change
+        return theta, state
+
+
+def test_a_step_cannot_change_the_model_before_it() -> None:
+    """Clients and the evaluator may still ask for that one."""
+    before = GlobalModel.start(np.ones(5, np.float32), InPlace())
+    with pytest.raises(ValueError, match="read-only"):
+        before.updated(UPDATES, WEIGHTS, Aggregation(), InPlace())
+    assert before.theta.tolist() == [1.0] * 5
+
+
+THETA, NONE = np.ones(5, np.float32), np.empty(0, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("state", "returned"),
+    [
+        (np.zeros((2, 5), np.float32), r"float32 of shape \(2, 5\)"),
+        (np.zeros(5), r"float64 of shape \(5,\)"),
+        (np.float32(1), "float32"),
+        (None, "NoneType"),
+        ({"t": 0}, "dict"),
+    ],
+)
+def test_an_optimizers_state_that_no_file_would_give_back_is_refused(state: object, returned: str) -> None:
+    """A resumed run would otherwise be another one, or none."""
+    message = f"aggregation.optimizer: its state must be a float32 array of one dimension, .*; returned {returned}$"
+    with pytest.raises(PauseflError, match=message):
+        GlobalModel.start(THETA, Stateful(state, None))
+    optimizer = Stateful(NONE, (THETA, state))
+    with pytest.raises(PauseflError, match=message):
+        GlobalModel.start(THETA, optimizer).updated(UPDATES, WEIGHTS, Aggregation(), optimizer)
+
+
+@pytest.mark.parametrize(
+    ("stepped", "returned"), [(THETA, r"float32 of shape \(5,\)"), (None, "NoneType"), ((THETA,), "tuple")]
+)
+def test_an_optimizer_must_return_a_model_and_a_state(stepped: object, returned: str) -> None:
+    optimizer = Stateful(NONE, stepped)
+    message = f"aggregation.optimizer: its step must return the next model and state, a tuple; returned {returned}$"
+    with pytest.raises(PauseflError, match=message):
+        GlobalModel.start(THETA, optimizer).updated(UPDATES, WEIGHTS, Aggregation(), optimizer)
+
+
+def rules(folder: Path) -> list[Aggregation]:
+    named = [Aggregation(name) for name in get_args(RuleName)]
+    return [*named, aggregation_of(pausefl.load(folder / "own.toml").aggregation)]
+
+
+def test_every_rule_gives_a_fresh_vector_and_changes_nothing(folder: Path) -> None:
+    for rule in rules(folder):
+        before = [update.copy() for update in UPDATES]
+        first, second = rule.combine(UPDATES, WEIGHTS), rule.combine(UPDATES, WEIGHTS)
+        assert first.dtype == np.float32
+        assert np.array_equal(first, second)
+        assert all(np.array_equal(a, b) for a, b in zip(before, UPDATES, strict=True))
+        assert not any(np.shares_memory(first, update) for update in UPDATES)
+        alone = rule.combine(UPDATES[:1], WEIGHTS[:1])
+        np.testing.assert_allclose(alone, UPDATES[0], atol=1e-5)
+
+
+def test_every_server_optimizer_repeats_and_changes_nothing(folder: Path) -> None:
+    own = optimizer_of(pausefl.load(folder / "own.toml").aggregation.optimizer)
+    assert type(own).__name__ == "Nesterov"
+    built_in = (parse_experiment(f'[aggregation]\noptimizer = "{kind}"').aggregation for kind in SERVER_OPTIMIZERS)
+    optimizers: list[Optimizer] = [*(optimizer_of(table.optimizer) for table in built_in), own]
+    for optimizer in optimizers:
+        theta, state = np.ones(5, np.float32), optimizer.start(5)
+        kept = theta.copy(), state.copy()
+        (first, after), (second, _) = (optimizer.step(theta, UPDATES[0], state) for _ in range(2))
+        assert np.array_equal(first, second)
+        assert first.dtype == after.dtype == np.float32
+        assert np.array_equal(kept[0], theta)
+        assert np.array_equal(kept[1], state)
+        model = GlobalModel.start(theta, optimizer).updated(UPDATES, WEIGHTS, Aggregation(), optimizer)
+        assert not np.array_equal(model.theta, theta)
+
+
+def test_a_law_of_ones_own_needs_its_draws_alone() -> None:
+    class Uniform(SampledDelay):
+        def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> np.ndarray:
+            assert first_round >= 1
+            return rng.uniform(0.1, 0.3, n)
+
+    law = DELAYS.including(uniform=Uniform)["uniform"]()
+    assert law.mean_s == pytest.approx(0.2, abs=0.002)
+    assert law.mean_inverse == pytest.approx(np.log(3) / 0.2, rel=0.01)
+    assert law.minimum_s == 0
+    with pytest.raises(TypeError, match=r"abstract method.* .?sample"):
+        SampledDelay()  # type: ignore[abstract]  # what the test is about
+
+
+# -- objects
+
+
+def test_objects_are_held_by_name_and_fields(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(folder)
+    import my_server  # type: ignore[import-not-found]
+
+    from pausefl_server.selection.policies.pause import Pause
+
+    experiment = pausefl.load(
+        "demo",
+        {
+            "aggregation.rule": my_server.GeometricMedian(iterations=3),
+            "aggregation.optimizer": my_server.Nesterov,
+            "selection.policy": Pause(m=3, alpha=7.0),
+            "workload.dataset": "digits",
+        },
+    )
+    assert experiment.aggregation.rule == {"kind": "my_server:GeometricMedian", "iterations": 3}
+    assert experiment.selection.m == 3
+    assert experiment.selection.parameters("pausefl_server.selection.policies.pause:Pause")["alpha"] == 7.0
+    assert experiment.experiment.python_path == (str(folder),)
+
+
+def test_what_cannot_travel_is_refused_in_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def locked() -> None:
+        lock.acquire()
+
+    for value, message in (
+        (locked, r"workload\.model = locked: cannot be carried by value \(TypeError: cannot pickle"),
+        (object(), "object: other processes cannot be given it; give its class or a function"),
+        ("__main__:net", "workload.model = __main__:net: is no class and no function of this script or notebook"),
+    ):
+        with pytest.raises(pausefl.ConfigError, match=message):
+            pausefl.load("demo", {"workload.model": value})
+
+
+def test_python_path_is_relative_to_the_file(folder: Path) -> None:
+    path = folder.parent / "elsewhere.toml"
+    path.write_text("[experiment]\npython_path = ['own']\n[aggregation]\nrule = 'my_server:GeometricMedian'")
+    assert pausefl.load(path).experiment.python_path == (str(folder),)
+    path.write_text("[experiment]\npython_path = ['gone']")
+    gone = folder.parent / "gone"
+    with pytest.raises(pausefl.ConfigError, match=f'^experiment.python_path: "{gone}" is no folder$'):
+        pausefl.load(path)
+    path.write_text(f"[experiment]\npython_path = ['{gone}']")  # as a run of another machine has it
+    assert pausefl.load(path).experiment.python_path == (str(gone),)
+
+
+def test_parameters_of_a_built_in_rule_are_sent_to_their_table() -> None:
+    with pytest.raises(pausefl.ConfigError, match=r'= "trimmed-mean"; its parameters belong in \[aggregation\]$'):
+        pausefl.load("demo", {"aggregation.rule": {"kind": "trimmed-mean", "harmfull": 1}})

@@ -1,0 +1,355 @@
+"""Aggregation rules and server optimizers against naive references, whoever answers first."""
+
+import itertools
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.server_records import check_policies
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.wire import Vector
+from pausefl_server.model.aggregation import (
+    RULES,
+    Aggregation,
+    AggregationRule,
+    clipped,
+    inner_product,
+    krum,
+    krum_scores,
+    median,
+    multi_krum,
+    outliers,
+    sort_columns,
+    squared_distance,
+    trimmed_mean,
+    weighted_mean,
+)
+from pausefl_server.model.global_model import GlobalModel
+from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, DynamicRegularizer, Optimizer, ServerOptimizer
+from pausefl_server.selection.policies.everyone import All
+from rigs.coordinator import BUDGET, MakeRig, averaged, update_of
+
+quickly = settings(max_examples=60, deadline=None, derandomize=True)
+SIZES = st.sampled_from([1, 2, 50, 1000, 8192, 20_000, 70_000])  # one block, and more than one
+COUNTS = st.integers(1, 9)
+HARMFUL = st.integers(0, 6)
+OPTIMIZERS = ("sgd", "fedavgm", "fedadam", "fedyogi")
+
+
+def rule_of(name: str) -> Aggregation | AggregationRule:
+    """A named rule with its defaults."""
+    made: type[Aggregation | AggregationRule] = RULES[name]
+    return Aggregation(name) if made is Aggregation else made()
+
+
+def optimizer_of(name: str, **parameters: float) -> Optimizer:
+    """A named server optimizer with its defaults; `parameters` are those of `ServerOptimizer`."""
+    made: type[Optimizer] = SERVER_OPTIMIZERS[name]
+    return ServerOptimizer(name, **parameters) if made is ServerOptimizer else made()  # type: ignore[arg-type]
+
+
+def vectors(n: int, size: int, seed: int) -> list[Vector]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(size, np.float32) for _ in range(n)]
+
+
+# -- FedAvg, eq. (2)
+
+
+@quickly
+@given(st.integers(1, 20), SIZES, st.integers(0, 1000), st.data())
+def test_fedavg_is_equation_2_to_float32s_accuracy(n: int, size: int, seed: int, data: st.DataObject) -> None:
+    updates = vectors(n, size, seed)
+    weights = np.array(data.draw(st.lists(st.integers(1, 10**6), min_size=n, max_size=n)), np.float64)
+    averaged = weighted_mean(updates, weights)
+    assert averaged.dtype == np.float32
+    expected = sum(a * h.astype(np.float64) for a, h in zip(weights / weights.sum(), updates, strict=True))
+    # Each of n products and sums of values below 5 rounds by 2^-24.
+    np.testing.assert_allclose(averaged, expected, rtol=0, atol=5 * (n + 3) * 2**-23)
+
+
+def test_weights_are_shares_of_the_data() -> None:
+    updates = [np.full(3, value, np.float32) for value in (1.0, 2.0, 10.0)]
+    averaged = weighted_mean(updates, np.array([100.0, 50.0, 50.0]))
+    assert averaged.tolist() == [3.5, 3.5, 3.5]  # (1·100 + 2·50 + 10·50) / 200
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25, 1024.0])
+def test_only_the_ratios_of_the_weights_count(scale: float) -> None:
+    updates, weights = vectors(3, 100, seed=3), np.array([1.0, 2.0, 5.0])
+    assert weighted_mean(updates, scale * weights).tobytes() == weighted_mean(updates, weights).tobytes()
+
+
+def test_one_update_is_taken_whole_whatever_its_weight() -> None:
+    (update,) = vectors(1, 500, seed=5)
+    assert weighted_mean([update], np.array([7.0])).tobytes() == update.tobytes()
+
+
+def test_a_client_drawn_twice_counts_twice() -> None:
+    a, b = vectors(2, 50, seed=6)
+    np.testing.assert_allclose(weighted_mean([a, a, b], np.ones(3)), (2 * a + b) / 3, atol=1e-6)
+
+
+def test_each_update_needs_its_weight() -> None:
+    with pytest.raises(ValueError):
+        weighted_mean(vectors(3, 10, seed=9), np.ones(2))
+
+
+# -- robust rules against references without blocks
+
+
+@quickly
+@given(COUNTS, SIZES, st.integers(0, 1000))
+def test_the_median_is_the_middle_value_of_each_coordinate(n: int, size: int, seed: int) -> None:
+    updates = vectors(n, size, seed)
+    ordered = np.sort(np.stack(updates), axis=0)
+    expected = (ordered[(n - 1) // 2] + ordered[n // 2]) / np.float32(2)
+    np.testing.assert_allclose(median(updates), expected, atol=1e-7)
+
+
+@quickly
+@given(st.integers(1, 70), st.integers(0, 1000))
+def test_columns_are_sorted_as_numpy_sorts_them(n: int, seed: int) -> None:
+    rows = np.random.default_rng(seed).integers(-5, 6, (n, 300)).astype(np.float32)  # many of them equal
+    expected = np.sort(rows, axis=0)
+    sort_columns(rows)
+    assert np.array_equal(rows, expected)
+
+
+@pytest.mark.parametrize("n", [32, 33])
+def test_few_and_many_updates_have_the_same_median(n: int) -> None:
+    """Few are sorted by whole rows, many by columns."""
+    updates = vectors(n, 8192, seed=n)
+    assert np.array_equal(median(updates), np.median(np.stack(updates), axis=0))
+
+
+@quickly
+@given(COUNTS, SIZES, HARMFUL, st.integers(0, 1000))
+def test_the_trimmed_mean_leaves_out_the_extremes(n: int, size: int, harmful: int, seed: int) -> None:
+    updates = vectors(n, size, seed)
+    f = next(f for f in range(harmful, -1, -1) if n - 2 * f >= 1)
+    columns = np.stack(updates).T[:200]
+    expected = np.array([np.mean(sorted(map(float, column))[f : n - f]) for column in columns])
+    np.testing.assert_allclose(trimmed_mean(updates, harmful)[:200], expected, atol=1e-6)
+
+
+@quickly
+@given(COUNTS, st.sampled_from([1, 50, 20_000]), HARMFUL, st.integers(0, 1000))
+def test_krum_scores_are_sums_of_the_least_distances(n: int, size: int, harmful: int, seed: int) -> None:
+    updates = vectors(n, size, seed)
+    neighbours = max(1, n - harmful - 2)
+    expected = []
+    for i, one in enumerate(updates):
+        distances = sorted(float(((np.float64(one) - o) ** 2).sum()) for j, o in enumerate(updates) if j != i)
+        expected.append(sum(distances[:neighbours]))
+    assert krum_scores(updates, harmful) == pytest.approx(expected, rel=1e-9)
+    assert krum(updates, harmful).tobytes() == updates[int(np.argmin(expected))].tobytes()
+    best = np.argsort(expected, kind="stable")[: max(1, n - harmful)]
+    np.testing.assert_allclose(multi_krum(updates, harmful), np.mean([updates[i] for i in best], axis=0), atol=1e-6)
+
+
+@quickly
+@given(COUNTS, SIZES, st.none() | st.floats(0.01, 100), st.integers(0, 1000))
+def test_no_clipped_update_is_longer_than_the_bound(n: int, size: int, clip_norm: float | None, seed: int) -> None:
+    updates = [np.float32(k + 1) * u for k, u in enumerate(vectors(n, size, seed))]
+    norms = [float(np.linalg.norm(np.float64(u))) for u in updates]
+    bound = clip_norm or float(np.median(norms))
+    for before, after, norm in zip(updates, clipped(updates, clip_norm), norms, strict=True):
+        np.testing.assert_allclose(after, before * min(1.0, bound / norm), rtol=1e-5)
+
+
+@quickly
+@given(SIZES, st.integers(0, 1000))
+def test_squared_distance_is_that_of_float64(size: int, seed: int) -> None:
+    a, b = vectors(2, size, seed)
+    assert squared_distance(a, b) == pytest.approx(float(((np.float64(a) - np.float64(b)) ** 2).sum()), rel=1e-12)
+
+
+def test_an_inner_product_is_that_of_float64() -> None:
+    a, b = np.full(20_000, 1e30, np.float32), np.full(20_000, 3.0, np.float32)
+    assert inner_product(a, a) == pytest.approx(2e64)
+    assert inner_product(a, b) == pytest.approx(6e34)
+
+
+# -- what every rule keeps to
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("n", [1, 2, 3, 9])
+def test_arguments_are_left_as_they_were(rule: str, n: int) -> None:
+    """Updates that came over the wire are read-only; the result belongs to the caller."""
+    updates = vectors(n, 100, seed=8)
+    for vector in updates:
+        vector.flags.writeable = False
+    combined = rule_of(rule).combine(updates, np.arange(1.0, n + 1))
+    assert combined.dtype == np.float32
+    assert combined.shape == (100,)
+    assert not any(np.shares_memory(combined, v) for v in updates)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_agreement_is_kept(rule: str) -> None:
+    (update,) = vectors(1, 100, seed=8)
+    combined = rule_of(rule).combine([update] * 5, np.ones(5))
+    np.testing.assert_allclose(combined, update, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("value", [0.0, 3e38, -3e38])
+def test_no_value_that_the_wire_takes_makes_a_result_that_is_not_finite(rule: str, value: float) -> None:
+    update = np.full(10, value, np.float32)
+    combined = rule_of(rule).combine([update] * 4, np.ones(4))
+    np.testing.assert_allclose(combined, update, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean"])
+def test_coordinate_rules_do_not_even_depend_on_the_order(rule: str) -> None:
+    updates = vectors(4, 30, seed=2)
+    results = {Aggregation(rule).combine(p, np.ones(4)).tobytes() for p in itertools.permutations(updates)}
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum", "multi-krum"])
+@pytest.mark.parametrize("harm", [1e6, -1e6])
+def test_f_harmful_updates_of_many_do_not_move_the_result_far(rule: str, harm: float) -> None:
+    honest = [1 + 0.1 * v for v in vectors(7, 200, seed=4)]
+    harmful = [np.full(200, harm, np.float32)] * 2
+    combined = Aggregation(rule, harmful=2).combine([*harmful, *honest], np.ones(9))
+    assert np.abs(combined - 1).max() < 0.5
+    assert np.abs(Aggregation().combine([*harmful, *honest], np.ones(9)) - 1).max() > 1e5
+
+
+def test_clipping_bounds_what_one_update_can_do() -> None:
+    updates = [*vectors(4, 50, seed=4), np.full(50, 1e6, np.float32)]
+    combined = Aggregation("norm-clip", clip_norm=2.0).combine(updates, np.ones(5))
+    assert np.linalg.norm(combined) <= 2.0 + 1e-5
+
+
+# -- server optimizers
+
+
+def naive_steps(
+    kind: str, theta: npt.NDArray[np.float64], changes: list[Vector], rate: float, b1: float, b2: float, tau: float
+) -> npt.NDArray[np.float64]:
+    """Coordinate by coordinate in float64, as the papers print them."""
+    theta = theta.astype(np.float64).copy()
+    for i in range(theta.size):
+        m, v = 0.0, tau**2
+        for change in changes:
+            d = float(change[i])
+            if kind == "sgd":
+                theta[i] += rate * d
+            elif kind == "fedavgm":
+                m = b1 * m + d
+                theta[i] += rate * m
+            else:
+                m = b1 * m + (1 - b1) * d
+                v = b2 * v + (1 - b2) * d * d if kind == "fedadam" else v - (1 - b2) * d * d * np.sign(v - d * d)
+                theta[i] += rate * m / (np.sqrt(v) + tau)
+    return theta
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@quickly
+@given(seed=st.integers(0, 1000), rate=st.floats(0.01, 2), b1=st.floats(0, 0.95), b2=st.floats(0.5, 0.99))
+def test_optimizers_are_the_papers_formulas(kind: str, seed: int, rate: float, b1: float, b2: float) -> None:
+    theta, *changes = vectors(6, 10, seed)
+    optimizer = ServerOptimizer(kind, rate, b1, b2, tau=0.01)  # type: ignore[arg-type]
+    moved, state = theta, optimizer.start(theta.size)
+    assert state.size == optimizer.state_size(theta.size)
+    for change in changes:
+        moved, state = optimizer.step(moved, change, state)
+    expected = naive_steps(kind, theta.astype(np.float64), changes, rate, b1, b2, 0.01)
+    np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=1e-4)
+    assert moved.dtype == state.dtype == np.float32
+
+
+@pytest.mark.parametrize("kind", SERVER_OPTIMIZERS)
+@quickly
+@given(
+    great=st.lists(st.sampled_from([0.0, 1e-30, 1.0, 1e18, 1e19, 2e19, 1e25, 1e30]), min_size=1, max_size=6),
+    sign=st.sampled_from([-1.0, 1.0]),
+    b2=st.sampled_from([0.0, 0.5, 0.99]),
+)
+def test_no_change_that_the_wire_takes_makes_a_model_or_moments_that_are_not_finite(
+    kind: str, great: list[float], sign: float, b2: float
+) -> None:
+    optimizer = optimizer_of(kind, learning_rate=0.1, beta_2=b2)
+    theta, state = np.zeros(2, np.float32), optimizer.start(2)
+    for change in great:
+        theta, state = optimizer.step(theta, np.array([sign * change, 1.0], np.float32), state)
+        assert np.isfinite(theta).all()
+        assert np.isfinite(state).all()
+
+
+@pytest.mark.parametrize("kind", SERVER_OPTIMIZERS)
+def test_a_step_leaves_its_arguments_as_they_were(kind: str) -> None:
+    theta, change = vectors(2, 20, seed=1)
+    optimizer = optimizer_of(kind)
+    state = optimizer.start(20)
+    for vector in (theta, change, state):
+        vector.flags.writeable = False
+    moved, _ = optimizer.step(theta, change, state)
+    assert not any(np.shares_memory(moved, v) for v in (theta, change, state))
+
+
+def test_plain_averaging_adds_the_change() -> None:
+    theta, change = vectors(2, 500, seed=5)
+    moved, _ = ServerOptimizer().step(theta, change, ServerOptimizer().start(500))
+    assert moved.tobytes() == (theta + change).tobytes()
+
+
+def test_the_share_of_all_clients_is_1_at_most_where_a_late_update_comes_besides() -> None:
+    optimizer, updates = DynamicRegularizer(), vectors(2, 5, seed=1)
+    model = GlobalModel.start(np.zeros(5, np.float32), optimizer)
+    moved = model.updated(updates, np.ones(2), Aggregation(), optimizer, clients=1)
+    np.testing.assert_allclose(moved.optimizer_state, (updates[0] + updates[1]) / 2, atol=1e-6)
+    moved = model.updated(updates, np.ones(2), Aggregation(), optimizer, clients=8)
+    np.testing.assert_allclose(moved.optimizer_state, (updates[0] + updates[1]) / 8, atol=1e-6)
+    np.testing.assert_allclose(moved.theta, (updates[0] + updates[1]) * (1 / 2 + 1 / 8), atol=1e-6)
+
+
+def test_a_control_variate_follows_the_plain_mean_of_its_changes_times_the_share_of_clients() -> None:
+    updates = vectors(2, 6, seed=1)
+    model = GlobalModel.start(np.zeros(6, np.float32), ServerOptimizer(), model_size=3)
+    moved = model.updated(updates, np.array([1.0, 3.0]), Aggregation(), ServerOptimizer(), clients=8)
+    np.testing.assert_allclose(moved.theta[:3], (updates[0][:3] + 3 * updates[1][:3]) / 4, atol=1e-6)
+    np.testing.assert_allclose(moved.theta[3:], (updates[0][3:] + updates[1][3:]) / 8, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rule=mode", 'rule = "mode": .*must be one of fedavg, median'),
+        ("optimizer=lion", 'optimizer.kind = "lion": .*must be one of sgd, fedavgm'),
+        ("optimizer.tau=nan", "optimizer.tau = nan: must be above 0"),
+    ],
+)
+def test_bad_parameters_are_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^aggregation\.{message}"):
+        check_policies(parse_experiment("", [f"aggregation.{override}"]))
+
+
+def test_an_update_far_greater_than_the_rounds_median_is_an_outlier() -> None:
+    unit = np.full(4, 0.5, np.float32)  # of norm 1
+    found = outliers([unit, 2 * unit, 100 * unit], norm_limit=3.0)
+    assert found == {2: "has a norm of 100, the round's others allow 6"}
+    assert outliers([unit, 0 * unit], norm_limit=3.0) == {}
+    assert outliers([0 * unit, 0 * unit], norm_limit=3.0) == {}
+    assert outliers([], norm_limit=3.0) == {}
+
+
+async def test_an_outlier_enters_no_model_and_is_logged(rig: MakeRig) -> None:
+    async with rig(All(3), rounds=1, minimum_clients=3, aggregation=Aggregation(norm_limit=3.0)).running() as r:
+        for client_id in "ac":
+            await r.join(client_id)
+        b = await r.join("b", manual=True)
+        await b.play(1, vector=1000 * update_of("b", 1))
+        await r.played()
+        np.testing.assert_allclose(r.coordinator.theta, averaged(r.theta_0, 1, "ac"), atol=1e-6)
+        assert r.events() == [("rejected", "b")]
+        assert r.spent("b") == (1, BUDGET.spent(1))

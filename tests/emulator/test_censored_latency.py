@@ -1,0 +1,345 @@
+"""Misses as censored latencies: what is counted, what is estimated, and who rests."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.own.censoring import IgnoresMisses, bias, families
+from pausefl.experiment.delay_laws import Constant
+from pausefl.studies.simulation.engine import Setting, server_of, simulate, simulate_pause
+from pausefl_process.events import Notice, ProgressEvent
+from pausefl_proto.budget import Budget
+from pausefl_server.clients import ClientTable
+from pausefl_server.monitoring.progress import ProgressReporter
+from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.rounds.backoff import selectable_rows
+from pausefl_server.selection import Context, policy_class
+from pausefl_server.selection.latency import Recent, mean_and_count, remember
+from pausefl_server.selection.observed import seen_by_policy
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.ucb import Ucb
+from pausefl_server.state import replay
+from rigs.policies import IDS, Play, policy_of
+from rigs.settings import server_settings
+
+
+def table_of(*ids: str, tau_min_s: float | None = 0.05, examples: int = 100) -> ClientTable:
+    table = ClientTable(1, tau_min_s)
+    table.apply_events([LogEvent("joined", i, n_examples=examples) for i in ids], round=1)
+    return table
+
+
+def played(t: int, answers: dict[str, float], misses: dict[str, float] | None = None) -> RoundRecord:
+    """A round by latency: measured ones, and the bounds of censored ones."""
+    observations = tuple(Observation(i, Timing(s), s, 100, 0, 0.0, 0.0) for i, s in answers.items())
+    missed = tuple(Miss(i, "timeout", s, s) for i, s in (misses or {}).items())
+    chosen = (*answers, *(misses or {}))
+    latency_s = max((*answers.values(), *(misses or {}).values()))
+    return RoundRecord(t, 1, chosen, None, observations, (), latency_s, 0.0, 0.0, "", misses=missed)
+
+
+def mean_of(table: ClientTable, recent: Recent | None = None) -> list[float]:
+    context = Context(9, table, table.eligible(), np.random.default_rng(1))
+    mean, _ = mean_and_count(context, table.eligible(), recent)
+    return [float(value) for value in mean]
+
+
+# --- counting
+
+
+def test_a_miss_is_measured_and_bounds_the_reward_from_both_sides() -> None:
+    table = table_of("a")
+    table.apply_round(played(1, {"a": 0.1}))
+    table.apply_round(played(2, {}, {"a": 2.0}))
+    assert (table.chosen[0], table.measured[0], table.missed[0]) == (2, 2, 1)
+    lower, upper = 0.05 / 0.1 / 2, (0.05 / 0.1 + 0.05 / 2.0) / 2
+    assert mean_of(table) == pytest.approx([lower])
+    both = table.inverse_latency_sum[0] + table.censored_inverse_sum[0]
+    assert 0.05 * both / table.measured[0] == pytest.approx(upper)
+
+
+def test_a_miss_before_the_first_answer_counts_by_its_bound() -> None:
+    table = table_of("a", tau_min_s=None)
+    table.apply_round(played(1, {}, {"a": 0.25}))
+    assert table.censored_inverse_sum.tolist() == [4.0]
+
+
+@pytest.mark.parametrize(("discount", "window"), [(0.9, 0), (1.0, 5)])
+def test_a_forgetful_mean_counts_misses_too(discount: float, window: int) -> None:
+    table, recent = table_of("a"), Recent.nothing()
+    for record in (played(1, {"a": 0.1}), played(2, {}, {"a": 2.0})):
+        table.apply_round(record)
+        recent = remember(recent, seen_by_policy(record), table, discount, window)
+    weight = 1.0 if window else 0.9
+    assert mean_of(table, recent) == pytest.approx([0.5 * weight / (weight + 1)])
+
+
+@pytest.mark.parametrize(("discount", "window"), [(0.9, 0), (1.0, 5)])
+def test_a_forgetful_mean_does_not_learn_from_stops(discount: float, window: int) -> None:
+    table, recent = table_of("a", "b"), Recent.nothing()
+    stopped = played(1, {"a": 90.0}, {"b": 90.0})
+    answers = tuple(replace(o, teaches=False) for o in stopped.observations)
+    misses = tuple(replace(miss, teaches=False) for miss in stopped.misses)
+    for record in (replace(stopped, observations=answers, misses=misses), played(2, {"a": 0.1, "b": 0.2})):
+        table.apply_round(record)
+        recent = remember(recent, seen_by_policy(record), table, discount, window)
+    assert recent.weight.tolist() == [1.0, 1.0]
+    assert mean_of(table, recent) == pytest.approx([0.5, 0.25])
+
+
+@pytest.mark.parametrize(("discount", "window"), [(0.5, 0), (1.0, 2)])
+def test_a_forgetful_mean_forgets_by_rounds_and_not_by_attempts(discount: float, window: int) -> None:
+    table, recent = table_of("a", "b"), Recent.nothing()
+    attempts = [played(2, {}, {"b": 2.0})] * 3
+    for record in (played(1, {"a": 0.1}), *attempts, played(2, {"b": 0.1})):
+        table.apply_round(record)
+        recent = remember(recent, seen_by_policy(record), table, discount, window)
+    kept = 1.0 if window else 0.5
+    assert recent.weight.tolist() == [kept, 4.0]
+    assert mean_of(table, recent) == pytest.approx([0.5, 0.5 / 4])
+    record = played(3, {"b": 0.1})
+    recent = remember(recent, seen_by_policy(record), table, discount, window)
+    assert recent.weight.tolist() == ([0.0, 5.0] if window else [0.25, 3.0])
+
+
+def test_the_interval_encloses_the_uncensored_mean() -> None:
+    """Whatever decides who is censored: here the slow exchanges, at deadlines that differ."""
+    rng = np.random.default_rng(5)
+    latency_s, deadline_s = 0.05 + rng.pareto(1.2, 500) * 0.1, rng.uniform(0.1, 1.0, 500)
+    table = table_of("a")
+    for t, (s, d) in enumerate(zip(latency_s, deadline_s, strict=True), start=1):
+        table.apply_round(played(t, {"a": s}) if s < d else played(t, {}, {"a": d}))
+    uncensored = float((0.05 / latency_s).mean())
+    lower = 0.05 * table.inverse_latency_sum[0] / 500
+    upper = lower + 0.05 * table.censored_inverse_sum[0] / 500
+    assert 50 < table.missed[0] < 450
+    assert lower < uncensored < upper
+    assert mean_of(table) == pytest.approx([lower])
+
+
+# --- τ_min
+
+
+def test_a_latency_below_tau_min_is_worth_no_more_than_tau_min() -> None:
+    table = table_of("a", "b")
+    for t in (1, 2):
+        table.apply_round(played(t, {"a": 1e-6, "b": 0.1}))
+    assert mean_of(table) == pytest.approx([1.0, 0.5])
+    assert table.clamped.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize(("discount", "window"), [(0.5, 0), (1.0, 5)])
+def test_a_forgetful_mean_takes_no_latency_for_less_than_tau_min(discount: float, window: int) -> None:
+    table, recent = table_of("a"), Recent.nothing()
+    for t, latency_s in enumerate((1e-6, 0.2), start=1):
+        table.apply_round(played(t, {"a": latency_s}))
+        recent = remember(recent, seen_by_policy(played(t, {"a": latency_s})), table, discount, window)
+    assert mean_of(table, recent) == pytest.approx([(discount * 1.0 + 0.25) / (discount + 1)])
+
+
+def test_no_mean_reward_exceeds_1_once_an_estimated_tau_min_has_risen() -> None:
+    table = table_of("a", "b", "c", tau_min_s=None)
+    table.apply_round(played(1, {"a": 0.1}))
+    table.apply_round(played(2, {"b": 50.0, "c": 50.0}))
+    assert table.effective_tau_min_s == 5.0
+    assert mean_of(table) == pytest.approx([1.0, 0.1, 0.1])
+
+
+def test_a_latency_that_is_tau_min_but_for_rounding_is_not_counted_as_below_it() -> None:
+    """Clocks that have run for long tell 0.05 s by subtraction."""
+    table = table_of("a", "b")
+    table.apply_round(played(1, {"a": 0.04999999999999893, "b": 0.0499}))
+    assert table.clamped.tolist() == [0, 1]
+
+
+def test_one_impossible_latency_does_not_collapse_the_others_under_auto() -> None:
+    ids = [f"c{k}" for k in range(5)]
+    table = table_of(*ids, tau_min_s=None)
+    honest = {client_id: 0.1 * (k + 1) for k, client_id in enumerate(ids)}
+    table.apply_round(played(1, honest))
+    before = mean_of(table)
+    table.apply_round(played(2, {**honest, "c4": 1e-6}))
+    after = mean_of(table)
+    assert table.effective_tau_min_s > 0.01
+    assert all(now > 0.15 * then for now, then in zip(after, before, strict=True))
+    assert max(after) <= 1
+
+
+def test_a_twentieth_of_the_clients_does_not_set_an_estimated_tau_min() -> None:
+    ids = [f"c{k:02}" for k in range(41)]
+    table = table_of(*ids, tau_min_s=None)
+    table.apply_round(played(1, {client_id: 1e-6 if k < 2 else 0.1 + 0.001 * k for k, client_id in enumerate(ids)}))
+    assert table.effective_tau_min_s == pytest.approx(0.102)
+
+
+def test_an_estimated_tau_min_is_the_least_of_a_few_plausible_links() -> None:
+    table = table_of("a", "b", "c", tau_min_s=None)
+    assert np.isinf(table.effective_tau_min_s)
+    table.apply_round(played(1, {"a": 0.3, "b": 0.2, "c": 0.9}))
+    assert table.effective_tau_min_s == 0.2
+
+
+@pytest.mark.parametrize(
+    ("latencies_s", "tau_min_s"),
+    [
+        ([0.2, 50.0], 0.2),  # a tenth of the lower median: the upper one is the slower client's own
+        ([1e-6, 0.1, *[0.2] * 38], 0.1),  # of 40 the second, as of 41 the third
+    ],
+)
+def test_an_estimated_tau_min_takes_the_lower_of_two_quantiles(latencies_s: list[float], tau_min_s: float) -> None:
+    answers = {f"c{k:02}": latency_s for k, latency_s in enumerate(latencies_s)}
+    table = table_of(*answers, tau_min_s=None)
+    table.apply_round(played(1, answers))
+    assert table.effective_tau_min_s == tau_min_s
+
+
+@pytest.mark.parametrize(("latency_s", "notices"), [(0.01, 1), (0.2, 0)])
+def test_a_constant_that_does_not_fit_the_links_is_said_once(latency_s: float, notices: int) -> None:
+    said: list[ProgressEvent] = []
+    reporter = ProgressReporter(server_settings(8), said.append)
+    first = played(1, {"a": latency_s})
+    records = [replace(first, round=t, events=(LogEvent("joined", "a"),) if t == 1 else ()) for t in range(1, 31)]
+    replay(All(1), 1, records, reporter.round_committed, tau_min_s=0.05)
+    messages = [event.message for event in said if isinstance(event, Notice)]
+    assert len([message for message in messages if message.startswith("latency.tau_min_s = 0.05: ")]) == notices
+
+
+# --- rests
+
+
+def test_rests_double_up_to_the_cap_and_end_with_an_answer() -> None:
+    table = table_of("a", "b")
+    asked = []
+    for t in range(1, 40):
+        if 0 in selectable_rows(table, t, 1, 8):
+            asked.append(t)
+            table.apply_round(played(t, {"b": 0.1}, {"a": 2.0}))
+    assert asked == [1, 3, 6, 11, 20, 29, 38]  # rests of 1, 2, 4, 8, 8, ... rounds
+    table.apply_round(played(40, {"a": 0.1}))
+    assert selectable_rows(table, 41, 1, 8).tolist() == [0, 1]
+
+
+def test_resting_clients_are_asked_after_all_where_too_few_are_left() -> None:
+    table = table_of("a", "b", "c", "d")
+    table.apply_round(played(1, {}, {"a": 2.0, "b": 2.0, "c": 2.0}))
+    table.apply_round(played(3, {}, {"b": 2.0, "c": 2.0}))
+    table.apply_round(played(6, {}, {"c": 2.0}))
+    assert selectable_rows(table, 7, 1, 64).tolist() == [0, 1, 3]
+    assert selectable_rows(table, 4, 2, 64).tolist() == [0, 3]
+    assert selectable_rows(table, 4, 3, 64).size == 3
+    assert selectable_rows(table, 7, 4, 64).tolist() == [0, 1, 2, 3]
+    assert selectable_rows(table, 4, 9, 64).size == 4
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_resting_clients_those_are_asked_first_whose_rest_ends_first(seed: int) -> None:
+    table = ClientTable(seed)
+    table.apply_events([LogEvent("joined", i, n_examples=100) for i in "ab"], round=1)
+    table.apply_round(played(1, {"b": 0.1}, {"a": 2.0}))
+    table.apply_round(played(3, {}, {"a": 2.0, "b": 2.0}))  # a rests twice as long
+    assert selectable_rows(table, 4, 1, 64).tolist() == [1]
+
+
+def test_a_client_that_missed_an_attempt_at_a_round_is_asked_again_only_where_there_is_no_other() -> None:
+    table = table_of("a", "b")
+    table.apply_round(played(4, {}, {"a": 2.0}))
+    assert selectable_rows(table, 4, 2, 64).tolist() == [1]
+    table.apply_round(played(4, {}, {"b": 2.0}))
+    assert selectable_rows(table, 4, 2, 64).tolist() == [0, 1]
+
+
+def test_of_clients_whose_rest_ends_at_once_the_seed_says_who_is_asked() -> None:
+    """Not the order of their ids, by which one client would always be the first."""
+    recalled = set()
+    for seed in range(20):
+        table = ClientTable(seed)
+        table.apply_events([LogEvent("joined", i, n_examples=100) for i in "abc"], round=1)
+        table.apply_round(played(1, {}, dict.fromkeys("abc", 2.0)))
+        recalled |= {*selectable_rows(table, 2, 1, 8).tolist()}
+        assert selectable_rows(table, 2, 1, 8).tolist() == [table.tie_key.argmin()]
+    assert recalled == {0, 1, 2}
+
+
+def test_a_client_that_missed_hundreds_of_jobs_rests_as_long_as_ever() -> None:
+    table = table_of("a", "b")
+    table.misses_in_a_row[0], table.last_missed_round[0] = 300, 1000
+    assert [selectable_rows(table, t, 1, 8).tolist() for t in (1008, 1009)] == [[1], [0, 1]]
+
+
+def test_zero_rounds_of_rest_mean_none() -> None:
+    table = table_of("a", "b")
+    table.apply_round(played(1, {}, {"a": 2.0}))
+    assert selectable_rows(table, 2, 1, 0).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("case", ["pause", "pause R2", "pause-brute", "sa-pause", "ucb", "pause discounted"])
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_dead_client_takes_few_of_21_rounds(case: str, equal: bool) -> None:
+    """Seven clients, four a round, as in a small run: 19 of 21 where a miss tells nothing."""
+    ids = IDS[:7] if equal else IDS[6:]
+    play = Play(policy_of(case), ids, silent=[ids[3]]).rounds(21)
+    assert 1 <= play.table.chosen[play.table.row_of[ids[3]]] <= 5
+
+
+def test_without_rests_a_dead_client_is_still_not_first_choice() -> None:
+    """The estimate alone, over 400 rounds of `ucb`: exploration is all that is left."""
+    policy = policy_class("ucb")(m=2)
+    table, t = table_of("dead", "a", "b", "c"), 0
+    for t in range(1, 401):
+        context = Context(t, table, table.eligible(), np.random.default_rng(t))
+        chosen = [table.ids[row] for row in policy.select(None, context).rows]
+        answers = {i: 0.06 for i in chosen if i != "dead"}
+        table.apply_round(played(t, answers, {"dead": 2.0} if "dead" in chosen else {}))
+    assert table.chosen[table.row_of["dead"]] < 0.25 * t
+
+
+# --- heavy tails and deadlines, simulated
+
+
+@pytest.mark.parametrize("family", ["pareto", "lognormal"])
+@pytest.mark.parametrize("deadline_s", [0.25, 2.0])
+def test_the_bias_of_censoring_stays_within_its_bound(family: str, deadline_s: float) -> None:
+    laws = families()[family]
+    found = bias({client_id: laws[client_id] for client_id in (min(laws), max(laws))}, deadline_s)
+    assert found["encloses_truth"]
+    assert -found["bound"] <= found["bias"] <= 0
+    assert found["bias_of_answers_alone"] > 0
+
+
+def test_a_dead_client_costs_neither_regret_nor_waits_as_it_does_where_misses_are_ignored() -> None:
+    """Beside a genie that knows the uncensored truth, over 600 rounds with a deadline of 2 s."""
+    laws = families()["pareto, one dead"]
+    setting = Setting(laws, dict.fromkeys(laws, 100), server_of(0.05, round_timeout_s=2.0))
+    ours = simulate(Ucb(4), setting, 600)
+    ignorant = simulate(IgnoresMisses(4), replace(setting, server=replace(setting.server, rest_rounds_max=0)), 600)
+    assert ours.missed is not None
+    assert ours.chosen[-1] < 0.05 * 600
+    assert ignorant.chosen[-1] > 0.9 * 600
+    assert ours.genie_regret[-1] < 0.8 * ignorant.genie_regret[-1]
+    assert ours.total_latency_s[-1] < 0.8 * ignorant.total_latency_s[-1]
+
+
+def test_a_simulated_miss_costs_the_deadline_and_its_release() -> None:
+    ids = [f"c{k}" for k in range(3)]
+    laws = {client_id: Constant(0.1 if client_id != "c0" else 9.0) for client_id in ids}
+    setting = Setting(laws, dict.fromkeys(ids, 100), server_of(0.05, Budget(10.0, 0.1), round_timeout_s=2.0))
+    result = simulate(All(3), setting, 4)
+    assert result.total_latency_s.tolist() == [2.0, 4.0, 6.0, 8.0]
+    assert result.missed is not None
+    assert result.missed.tolist() == [4, 0, 0]
+    assert result.max_epsilon_spent[-1] == pytest.approx(Budget(10.0, 0.1).spent(4))
+
+
+def test_a_deadline_that_no_latency_passes_changes_nothing() -> None:
+    laws = {f"c{k}": Constant(0.1 * (k + 1)) for k in range(6)}
+    # The last client misses the last deadline: played one by one.
+    settings = [
+        Setting(laws, dict.fromkeys(laws, 100), server_of(0.05, round_timeout_s=d)) for d in (math.inf, 0.7, 0.55)
+    ]
+    free, bound, slow = (simulate_pause(Pause(2), setting, 50) for setting in settings)
+    np.testing.assert_array_equal(free.regret, bound.regret)
+    assert slow.missed is not None
+    assert slow.missed[-1] == slow.chosen[-1] > 0

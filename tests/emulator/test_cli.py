@@ -1,0 +1,243 @@
+"""The `pausefl` command as a user types it: what it prints, what it leaves, how it ends."""
+
+import json
+import re
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pausefl.cli import main
+from pausefl.cli.summary_table import summary_table
+from pausefl.experiment.registries import REGISTRIES
+from pausefl.experiment.toml_source import preset_names
+from pausefl.terminal_table import plain_console
+from rigs.command import PAUSEFL, run, synthetic
+from rigs.reports import summary
+
+NETEM = ("--set", "latency.injection=netem", "--set", "clients.per_process=1")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return synthetic(tmp_path, rounds=4, clients=3)
+
+
+def test_presets_are_listed_and_each_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["validate", "--list"])
+    presets, _, others = capsys.readouterr().out.partition("policies\n")
+    listed = presets.split()[1:]
+    assert listed == preset_names()
+    for registry in REGISTRIES:
+        assert re.search(rf"^  {next(iter(registry))} +built in$", others, re.MULTILINE)
+    assert {"demo", "small_mnist", "small_cifar", "large_mnist"} <= set(listed)
+    for name in listed:
+        main(["validate", name, "--set", "workload.model=synthetic"])  # whose data need not be on this machine
+        assert "[experiment]" in capsys.readouterr().out
+
+
+def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["validate", "demo", "--set", "selection.policy=random", "--set", "experiment.seed=7"])
+    printed = capsys.readouterr().out
+    again = tmp_path / "again.toml"
+    again.write_text(printed)
+    main(["validate", str(again)])
+    # What lies beside a file is found; a preset has no folder.
+    beside = f'python_path = [\n    "{tmp_path}",\n]'
+    expected, found = printed.replace("# python_path is not set", beside), capsys.readouterr().out
+    # Comments say what departs from the preset, which the file no longer names.
+    assert [line for line in found.splitlines() if line[:1] != "#"] == [
+        line for line in expected.splitlines() if line[:1] != "#"
+    ]
+    assert 'policy = "random"' in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["run"], 2, "needs either CONFIG or --resume RUN_DIR"),
+        (["run", "demo", "--resume", "nowhere"], 2, "pausefl: CONFIG and --resume RUN_DIR: cannot go together"),
+        (["compare"], 2, "pausefl: needs one of CONFIG, --runs or --resume DIR"),
+        (["run", "demo", "--run-dir", ""], 2, "argument --run-dir: is empty; name a folder; see pausefl run --help"),
+        (["run", "no-such-preset"], 2, '"no-such-preset" is neither a .toml file nor a preset; presets: demo,'),
+        (["run", "demmo"], 2, '"demmo" is neither a .toml file nor a preset; did you mean demo?'),
+        (["simulat", "demo"], 2, "simulat: no such command; did you mean simulate?; see pausefl --help"),
+        (
+            ["sweep", "demo", "--seds", "3"],
+            2,
+            "unrecognized arguments: --seds 3; did you mean --seeds?; see pausefl sweep",
+        ),
+        (["run", "demo", "other"], 2, "unrecognized arguments: other; see pausefl run --help"),
+        (["run", "demo", "-q", "-v"], 2, "argument -v/--verbose: not allowed with argument -q/--quiet"),
+        (
+            ["run", "demo", "--rounds", "9"],
+            2,
+            "--rounds 9: goes with --resume; a new run takes --set experiment.rounds",
+        ),
+        (["run", "--resume", "nowhere"], 2, "nowhere: is not a run directory"),
+        (["validate", "demo", "--set", "rounds=3"], 2, "--set rounds=3: must be table.key=value"),
+        (["validate", "demo", "--set", "experiment.rounds.x=3"], 2, "experiment.rounds.x"),
+        (["validate", "demo", "--set", "experiment.observers=['x']"], 2, 'experiment.observers: "x": must be one of'),
+        (["compare", "demo", "--policies", ","], 2, "--policies: needs at least one name"),
+        (["compare", "demo", "--policies", "pause,paus"], 2, 'selection.policy = "paus": did you mean'),
+        (["compare", "demo", "--policies", "oort"], 2, 'add privacy.disclose = ["loss"]'),
+        (
+            ["compare", "demo", "--policies", "pause", "--seeds", "2", "--set", "privacy.ledger_dir=here"],
+            2,
+            "--seeds 2: goes without privacy.ledger_dir",
+        ),
+        (["simulate", "demo", "--rounds", "0"], 2, "--rounds 0: must be at least 1"),
+        (["simulate", "demo", "--policies", ","], 2, "--policies: needs at least one name"),
+        (["bench", "sprint"], 2, 'bench "sprint": must be one of'),
+        (["bench", "selection", "--payload-bytes", "1"], 2, "bench selection: takes no --payload-bytes"),
+        (["data", "mnist9"], 2, 'workload.dataset = "mnist9": did you mean mnist'),
+        (["report", "nowhere"], 2, "nowhere"),
+        (["server", "demo", "--resume"], 2, "--resume: needs --run-dir"),
+        (["client", "demo", "--server", "127.0.0.1:1", "--client-id", "me"], 2, "client id 'me': must be one of"),
+        (["client", "demo", "--server", "127.0.0.1:1", "--slot", "x"], 2, "--slot x: must be auto or a number from 0"),
+        (["client", "demo", "--server", "127.0.0.1:1", "--slot", "30"], 2, "--slot 30: must be at most 29"),
+        (["client", "demo", "--server", "h:1", "--slot", "0", "--count", "0"], 2, "--count 0: must be at least 1"),
+        (["client", "demo", "--server", "h:1", "--client-id", "a", "--count", "2"], 2, "--count: goes with --slot"),
+        (["client", "demo", "--server", "h:1", "--slot", "0", *NETEM], 2, 'latency.injection = "netem": goes with'),
+        (["client", "--server", "localhost", "--client-id", "a"], 2, "--server localhost: must be HOST:PORT"),
+        (["client", "--server", "h:1", "--slot", "0"], 2, "--slot: needs CONFIG"),
+        (["client", "demo", "--own", "a.toml", "--server", "h:1", "--client-id", "a"], 2, "--own: goes without CONFIG"),
+        (["server", "demo", *NETEM], 2, 'latency.injection = "netem": goes with pausefl run'),
+        (["run", "--resume", "r", "--virtual"], 2, "--virtual: cannot go with --resume"),
+        (["run", "--resume", "r", "--run-dir", "other"], 2, "--run-dir: cannot go with --resume"),
+        (["compare", "--resume", "c", "--jobs", "2", "--seeds=1"], 2, "--seeds: cannot go with --resume"),
+        (["compare", "--resume", "c", "--polic", "all"], 2, "--policies: cannot go with --resume"),
+        (["compare", "--runs", "a", "b", "--set", "a.b=1"], 2, "--set: cannot go with --runs"),
+        (["compare", "demo", "--policies", "all", "--labels", "a"], 2, "--labels a: goes with --runs"),
+        (["sweep", "--resume", "s", "--set", "selection.m=1"], 2, "--set: cannot go with --resume"),
+        (["tune", "--resume", "t", "--trials", "50"], 2, "only --real-seeds, --jobs, --on, --on-option can"),
+        (["audit", ".", "--set", "privacy.eta=9"], 2, "--set: cannot go with RUN_DIR"),
+    ],
+)
+def test_bad_input_is_said_in_one_line(
+    arguments: list[str],
+    status: int,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == status
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pausefl: ")
+    assert message in line
+    assert not list(tmp_path.rglob("run.db"))
+
+
+def test_data_says_what_a_set_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["data", "digits"])
+    assert capsys.readouterr().out.startswith("digits: 1200 training, 297 validation, 300 test examples, 10 classes")
+
+
+def test_a_simulation_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["simulate", "demo", "--rounds", "200", "--run-dir", str(tmp_path / "out")])
+    said = capsys.readouterr().out
+    assert "total latency" in said
+    assert "in the genie's own objective" in said
+    assert (tmp_path / "out/simulation.png").stat().st_size > 0
+    main(["simulate", "demo", "--rounds", "20", "--set", "selection.policy=all", "--run-dir", str(tmp_path / "all")])
+    assert "no regret: " in capsys.readouterr().out
+
+
+def test_paths_are_printed_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for run_dir in ("r[alpha]/:x:", "r[/alpha]"):
+        main(["simulate", "demo", "--rounds", "20", "--run-dir", run_dir])
+        assert f"figure: {run_dir}/simulation.png\n" in capsys.readouterr().out
+
+
+def test_a_summary_shows_what_failed_as_it_was_said(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "no file [/data/x]"
+    plain_console().print(
+        summary_table(
+            summary(data=None, final_accuracy=None, stopped_because=said, failures=[{"jobs": 2, "reason": said}])
+        )
+    )
+    assert capsys.readouterr().out.count(said) == 2
+
+
+@pytest.mark.end_to_end
+@pytest.mark.slow
+def test_a_comparison_writes_its_table_and_figure(tiny: Path, tmp_path: Path) -> None:
+    done = run(
+        "compare", tiny, "--policies", "pause,random", "--seeds", "2", "--run-dir", tmp_path / "out", timeout_s=300
+    )
+    assert done.returncode == 0, done.stderr
+    runs = {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()}
+    assert runs == {"pause-seed1", "pause-seed2", "random-seed1", "random-seed2"}
+    for name in ("comparison.png", "comparison.html", "comparison.json"):
+        assert (tmp_path / "out" / name).stat().st_size > 0
+    assert "pause" in done.stdout
+    assert "report.html" in run("report", tmp_path / "out/pause-seed1", "--csv").stdout
+    assert (tmp_path / "out/pause-seed1/csv/breakdown.csv").read_text().count("\n") == 1 + 4 * 2
+
+    lost = [tmp_path / "out" / name for name in ("comparison.html", "comparison.png", "random-seed2/report.html")]
+    for path in lost:
+        path.unlink(missing_ok=True)  # a run's report is drawn when it is asked for
+    main(["report", str(tmp_path / "out")])
+    assert all(path.stat().st_size > 0 for path in lost)
+
+
+@pytest.mark.end_to_end
+def test_the_two_ends_run_alone(tiny: Path, tmp_path: Path) -> None:
+    """As containers start them: `pausefl server`, and one `pausefl client` each; the last is given no file."""
+    serve = [*PAUSEFL, "server", str(tiny), "--run-dir", str(tmp_path / "run")]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        events = (json.loads(line) for line in server.stdout)
+        port = next(event["port"] for event in events if event["kind"] == "ready")
+        clients = [
+            subprocess.Popen(
+                [*PAUSEFL, "client", *config, "--server", f"127.0.0.1:{port}", "--client-id", f"client-{k:03}"],
+                cwd=tmp_path,
+            )
+            for k, config in enumerate(([str(tiny)], [str(tiny)], []))
+        ]
+        kinds = [event["kind"] for event in events]
+        assert server.wait(60) == 0
+        assert [client.wait(30) for client in clients] == [0, 0, 0]
+    assert kinds[-1] == "finished"
+    assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] == 4
+    assert {path.name for path in (tmp_path / "ledgers").glob("*.db")} == {f"client-{k:03}.db" for k in range(3)}
+
+
+@pytest.mark.end_to_end
+def test_a_killed_server_goes_on_with_its_run(tiny: Path, tmp_path: Path) -> None:
+    """The same command again, as a container is started again; its clients, one slot of three, wait for it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = ["--set", f"server.port={port}", "--set", "workload.train_s=0.2"]
+    serve = [*PAUSEFL, "server", str(tiny), "--run-dir", str(tmp_path / "run"), "--resume", *settings]
+    join = [*PAUSEFL, "client", str(tiny), "--server", f"127.0.0.1:{port}", "--slot", "0", "--count", "3", *settings]
+    with subprocess.Popen(join, cwd=tmp_path) as client:
+        with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as killed:
+            assert killed.stdout is not None
+            assert any(json.loads(line)["kind"] == "round" for line in killed.stdout)
+            killed.kill()
+        again = subprocess.run(serve, capture_output=True, text=True, timeout=60, check=True)
+        assert client.wait(30) == 0
+    played = [event["round"] for event in map(json.loads, again.stdout.splitlines()) if event["kind"] == "round"]
+    assert played == list(range(played[0], 5))
+    assert played[0] > 1
+    other = run(*serve[len(PAUSEFL) :], "--set", "selection.m=3")
+    assert other.returncode == 2
+    assert "holds the run of another experiment" in other.stderr
+
+
+def test_a_shell_can_complete_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["completion", "bash"])
+    script = capsys.readouterr().out
+    assert "--log-json" in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0

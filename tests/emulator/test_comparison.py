@@ -1,0 +1,231 @@
+"""Several policies side by side: what is computed from their runs, and what is written."""
+
+import json
+import re
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from pausefl.results.report.comparison import as_json, as_table, compare, write_comparison
+from pausefl.results.report.comparison.figure import draw_comparison
+from pausefl.results.report.comparison.why import chosen_share, mean_latency_s
+from pausefl.results.statistics import Spread
+from pausefl_proto.errors import ConfigError
+from rigs.comparisons import rewrite_summary, write_run, write_runs
+from rigs.log import changing_log
+
+
+def test_time_to_the_common_accuracy_and_what_it_saves(tmp_path: Path) -> None:
+    comparison = compare(write_runs(tmp_path))
+    assert comparison.baseline == "random"
+    assert comparison.common_accuracy == 0.75
+    pause, random = comparison.rows
+    assert pause.time_to_common_s == Spread.of([3.0, 6.0, 9.0])
+    assert random.time_to_common_s == Spread.of([8.0, 16.0, 24.0])
+    assert pause.latency_saved is not None
+    assert pause.latency_saved.least == pause.latency_saved.greatest == 1 - 3 / 8
+    assert random.latency_saved == Spread.of([0.0] * 3)
+
+
+def test_runs_that_differ_in_more_than_their_policy_are_no_same_experiment(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path, (1, 2))
+    own = {"pause": "[selection.pause]\nalpha = 1.0\n", "random": ""}
+    for policy, of_policy in runs.items():
+        for seed, run in enumerate(of_policy, 1):
+            setting = f'[experiment]\nseed = {seed}\n[selection]\npolicy = "{policy}"\n{own[policy]}'
+            (run / "config.toml").write_text(setting)
+    same = compare(runs)
+    assert same.differences == []
+    assert "The same experiment under 2 policies" in write_comparison(same, tmp_path / "same").read_text("utf-8")
+    changed = (runs["random"][1] / "config.toml", runs["pause"][0] / "config.toml")
+    changed[0].write_text(changed[0].read_text() + '[workload]\nmodel = "cnn3"\n[metrics]\nport = 1\n')
+    changed[1].write_text(changed[1].read_text().replace("1.0", "2.0"))
+    unlike = compare(runs)
+    assert unlike.differences == as_json(unlike)["differences"] == ["selection.pause.alpha", "workload.model"]
+    page = write_comparison(unlike, tmp_path / "unlike").read_text("utf-8")
+    assert "Runs of 2 names, which differ in selection.pause.alpha, workload.model; seeds 1, 2" in page
+    assert "the runs differ in selection.pause.alpha, workload.model" in str(as_table(unlike).caption)
+
+
+def test_a_notebook_shows_the_table_of_the_page(tmp_path: Path) -> None:
+    comparison = compare(write_runs(tmp_path))
+    shown = comparison._repr_html_()
+    table = shown[: shown.index("</table>")]
+    assert table in write_comparison(comparison, tmp_path / "out").read_text("utf-8")
+    assert all(f"<td>{policy}</td>" in table for policy in ("pause", "random"))
+    assert comparison.spread_note in shown
+
+
+def test_totals_and_accuracies_are_the_summaries(tmp_path: Path) -> None:
+    pause, random = compare(write_runs(tmp_path)).rows
+    assert pause.total_latency_s == Spread.of([4.0, 8.0, 12.0])
+    assert random.final_accuracy == Spread.of([0.75] * 3)
+    assert pause.best_accuracy is not None
+    assert pause.best_accuracy.mean == pytest.approx(0.8)
+
+
+def test_suspect_rounds_are_not_forgotten(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs")
+    assert "suspect;" not in write_comparison(compare(runs), tmp_path / "sound").read_text()
+    rewrite_summary(runs["pause"][0], suspect_rounds=3)
+    comparison = compare(runs)
+    assert (spread := comparison.rows[0].suspect_rounds) is not None
+    assert spread == Spread.of([0, 0, 3])
+    assert "3 of 24 rounds are suspect" in str(as_table(comparison).caption)
+    assert "3 of 24 rounds are suspect" in write_comparison(comparison, tmp_path / "spoilt").read_text()
+
+
+def test_a_comparison_over_unequal_machines_says_so(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    for policy, cores in (("pause", 2), ("random", 4)):
+        assert "machines" not in compare(runs).warning
+        rewrite_summary(runs[policy][0], starts=[{"machine": f"{cores} cores, a processor"}])
+    assert "played on unequal machines: 2 cores, a processor; 4 cores, a processor" in compare(runs).warning
+
+
+def test_runs_of_unequal_length_are_marked_wherever_they_are_compared(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    rewrite_summary(runs["pause"][0], rounds=2)
+    with changing_log(runs["pause"][0]) as database:
+        for table in ("observations", "rounds", "events", "evaluations"):
+            database.execute(f"DELETE FROM {table} WHERE round > 2")
+    comparison = compare(runs)
+    few = "no saving is claimed: a run has 2 evaluations, fewer than 3 (evaluation.every)"
+    assert comparison.warning == f"runs have 2 to 4 rounds: their totals do not compare; {few}"
+    page = write_comparison(comparison, tmp_path)
+    for said in (str(as_table(comparison).caption), page.read_text(), str(as_json(comparison)["warning"])):
+        assert comparison.warning in said
+
+
+def test_one_seed_claims_no_saving(tmp_path: Path) -> None:
+    comparison = compare({policy: runs[:1] for policy, runs in write_runs(tmp_path).items()})
+    assert comparison.no_saving_because == "one seed"
+    assert all(row.latency_saved is None for row in comparison.rows)
+    assert all(row.time_difference_s is None for row in comparison.rows)
+    assert all(row.time_to_common_s is not None for row in comparison.rows)
+
+
+def test_a_comparison_at_the_first_models_level_claims_no_saving(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    assert compare(runs).no_saving_because == ""
+    with changing_log(runs["random"][0]) as database:
+        database.execute("UPDATE evaluations SET round = 0, accuracy = 0.75 WHERE round = 1")
+    comparison = compare(runs)
+    assert comparison.no_saving_because.startswith("75.0% is no more than the first model or the most frequent class")
+    assert all(row.latency_saved is None for row in comparison.rows)
+    assert as_json(comparison)["warning"] == f"no saving is claimed: {comparison.no_saving_because}"
+
+
+def test_a_failed_run_wins_nothing(tmp_path: Path) -> None:
+    """It reached less than the others, and so sooner than they did."""
+    runs = write_runs(tmp_path, (1, 2))
+    rewrite_summary(runs["pause"][0], outcome="failed")
+    comparison = compare(runs)
+    assert comparison.warning == "1 of 4 runs failed (pause)"
+    assert "some run failed, so there is no accuracy that all reach" in comparison._repr_html_()
+    figure = draw_comparison(comparison.runs, comparison.split, comparison.privacy, comparison.common_accuracy)
+    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert not any("common" in text or "not evaluated" in text for text in texts)
+    table = json.loads(json.dumps(as_json(comparison)))
+    assert table["common_accuracy"] is None
+    for row in table["policies"]:
+        assert [row[name] for name in ("time_to_common_s", "latency_saved", "time_difference_s")] == [None] * 3
+    page = write_comparison(comparison, tmp_path / "out").read_text("utf-8")
+    assert comparison._repr_html_().count("<td>–<br>") == 2 * 3
+    for said in (str(as_table(comparison).caption), page, table["warning"]):
+        assert comparison.warning in said
+    assert compare({"random": runs["random"]}).common_accuracy == 0.75
+
+
+def test_spread_shows_the_range_of_few_seeds_and_the_interval_of_many() -> None:
+    def text(*values: float, is_skewed: bool = False) -> tuple[str, str]:
+        spread = Spread.of(values)
+        assert spread is not None
+        return spread.text(lambda value: f"{value:.1f}", is_skewed=is_skewed)
+
+    assert text(2.0) == ("2.0", "")
+    assert text(1.0, 3.0) == ("2.0", "1.0–3.0")
+    assert text(1.0, 2.0, 3.0, 4.0, 5.0) == ("3.0", "[1.8, 4.2]")
+    assert text(1.0, 4.0, 4.5, 5.0, 5.5, is_skewed=True) == ("4.0", "4.5 (4.0–5.0)")
+    assert Spread.of([1.0, None]) is None
+
+
+def test_files_are_written_and_the_figure_is_not_blank(tmp_path: Path) -> None:
+    page = write_comparison(compare(write_runs(tmp_path)), tmp_path / "out", ["pdf"])
+    table = json.loads((page.parent / "comparison.json").read_text(encoding="utf-8"))
+    assert [row["policy"] for row in table["policies"]] == ["pause", "random"]
+    assert table["policies"][0]["time_to_common_s"]["mean"] == 6.0
+    assert (table["privacy_unit"], table["seeds"]) == ("coordinate", [1, 2, 3])
+    pixels = matplotlib.image.imread(page.parent / "comparison.png")
+    assert pixels[..., :3].var() > 1e-3
+    html = page.read_text(encoding="utf-8")
+    assert "http" not in html
+    assert "ε per coordinate" in html
+    assert "62.5" in html
+    assert "<h2>Who was chosen</h2>" not in html
+    assert not (page.parent / "groups.png").exists()
+    assert all((page.parent / f"{name}.pdf").read_bytes().startswith(b"%PDF") for name in ("comparison", "why"))
+
+
+def test_the_page_leads_to_each_report_that_is_drawn(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    assert "report.html" not in write_comparison(compare(runs), tmp_path / "none").read_text(encoding="utf-8")
+    for run_dir in (run_dir for of_policy in runs.values() for run_dir in of_policy):
+        (run_dir / "report.html").touch()
+    html = write_comparison(compare(runs), tmp_path / "out" / "deep").read_text(encoding="utf-8")
+    links = re.findall(r'href="([^"]*report.html)"', html)
+    folders = [folder for of_policy in runs.values() for folder in of_policy]
+    assert sorted((tmp_path / "out" / "deep" / link).resolve().parent for link in links) == sorted(folders)
+
+
+def test_a_comparison_shows_who_was_chosen_of_fast_and_slow_clients(tmp_path: Path) -> None:
+    runs = compare(write_runs(tmp_path)).runs
+    latency_s = mean_latency_s(runs)
+    assert list(latency_s.values()) == sorted(latency_s.values())
+    for policy, share in chosen_share(runs, list(latency_s)).items():
+        records = [record for run in runs[policy] for record in run.records]
+        assert share.sum() == pytest.approx(np.mean([len(set(r.chosen) & set(latency_s)) for r in records]))
+
+
+def test_regressions_are_compared_by_their_own_score(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    for run_dir in (*runs["pause"], *runs["random"]):
+        rewrite_summary(run_dir, metric="R²")
+    text = write_comparison(compare(runs), tmp_path / "out").read_text("utf-8")
+    assert "test R², last model (%)" in text
+    assert "accuracy" not in re.sub(r'id="[^"]*"|href="[^"]*"|clip-path="[^"]*"', "", text).lower()
+
+
+def test_a_policy_without_privacy_has_no_epsilon(tmp_path: Path) -> None:
+    runs = {
+        "pause": [write_run(tmp_path / "pause", "pause", 1)],
+        "random": [write_run(tmp_path / "random", "random", 1, unit=None)],
+    }
+    comparison = compare(runs)
+    assert [row.max_epsilon_spent is None for row in comparison.rows] == [False, True]
+    assert write_comparison(comparison, tmp_path / "out").exists()
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    pause = write_run(tmp_path / "pause", "pause", 1)
+    other_seed = write_run(tmp_path / "seed", "random", 2)
+    other_unit = write_run(tmp_path / "unit", "random", 1, unit="vector")
+    other_score = write_run(tmp_path / "score", "random", 1, metric="R²")
+    with pytest.raises(ConfigError, match=r"random was run with seeds \[2\], pause with \[1\]"):
+        compare({"pause": [pause], "random": [other_seed]})
+    with pytest.raises(ConfigError, match=r"privacy\.unit differs"):
+        compare({"pause": [pause], "random": [other_unit]})
+    with pytest.raises(ConfigError, match=f"^runs of .* scores .*: {pause} has accuracy, {other_score} has R²$"):
+        compare({"pause": [pause], "random": [other_score]})
+    with pytest.raises(ConfigError, match="at least one policy"):
+        compare({})
+
+
+def test_a_run_is_one_seed(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "pause-1", "pause", 1)
+    with pytest.raises(
+        ConfigError, match=r"^pause: runs of one name need different seeds, and these have \[1, 1\]; see"
+    ):
+        compare({"pause": [run_dir, run_dir]})

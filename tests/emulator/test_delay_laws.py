@@ -1,0 +1,313 @@
+"""Every latency law: mean, quantiles and expectations against scipy, compositions, and laws that change with time."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats as st
+from hypothesis import given
+from hypothesis import strategies as some
+from scipy import integrate
+
+from pausefl.experiment.delay_laws import (
+    Constant,
+    DayCycle,
+    Delay,
+    DelayDrift,
+    Empirical,
+    Exponential,
+    Floor,
+    Gamma,
+    LogNormal,
+    MarkovDelay,
+    Mixture,
+    NoDelay,
+    Normal,
+    Outage,
+    Pareto,
+    Recorded,
+    Scale,
+    Schedule,
+    Sum,
+    Weibull,
+    known_means,
+    published_halves,
+)
+from pausefl.experiment.delays.laws import DELAYS
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
+
+N = 100_000
+SIGMA = math.sqrt(math.log(1.25))
+LAWS: dict[str, tuple[Delay, Any]] = {
+    "normal": (Normal(0.5, 0.1), st.norm(0.5, 0.1)),
+    "lognormal": (LogNormal(0.2, 0.1), st.lognorm(SIGMA, scale=0.2 * math.exp(-(SIGMA**2) / 2))),
+    "exponential": (Exponential(0.3), st.expon(scale=0.3)),
+    "gamma": (Gamma(0.3, 4.0), st.gamma(4.0, scale=0.075)),
+    "weibull": (Weibull(0.3, 2.5), st.weibull_min(2.5, scale=0.3)),
+    "pareto": (Pareto(0.1, 3.0), st.pareto(3.0, scale=0.1)),
+    "scale": (Scale(Gamma(300.0, 4.0), 0.001), st.gamma(4.0, scale=0.075)),
+    "sum": (Sum((Exponential(0.1), Exponential(0.1), Exponential(0.1))), st.gamma(3.0, scale=0.1)),
+}
+VARYING: dict[str, Delay] = {
+    **{name: law for name, (law, _) in LAWS.items()},
+    "constant": Constant(0.2),
+    "none": NoDelay(),
+    "empirical": Recorded((0.1, 0.2, 0.4)),
+    "values": Empirical((0.1, 0.2, 0.4)),
+    "mixture": Mixture((Constant(0.1), Gamma(0.5, 3.0)), (0.75, 0.25)),
+    "floor": Floor(Normal(0.1, 0.1), 0.05),
+    "markov": MarkovDelay(Constant(0.1), Gamma(1.0, 4.0), 0.1, 0.3, path=3),
+    "schedule": Schedule((1, 5), (Constant(0.1), Exponential(0.2))),
+    "drift": DelayDrift(Exponential(0.1), (1, 11), (1.0, 2.0)),
+    "day": DayCycle(Exponential(0.1), 24, 0.5),
+    "outage": Outage(Exponential(0.1), ((3, 4),), 1.0),
+}
+
+
+def draws(law: Delay, n: int = N, first_round: int = 1) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return law.sample(generator(1, "test"), n, first_round)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_draws_have_the_mean_and_the_quantiles_of_the_law(name: str) -> None:
+    law, truth = LAWS[name]
+    sample = draws(law)
+    assert sample.mean() == pytest.approx(truth.mean(), abs=5 * truth.std() / math.sqrt(N))
+    assert law.mean_s == pytest.approx(truth.mean(), rel=1e-9)
+    for level in (0.01, 0.1, 0.5, 0.9, 0.99):
+        # A quantile's standard error is sqrt(q(1-q)/n) / density.
+        error_s = math.sqrt(level * (1 - level) / N) / truth.pdf(truth.ppf(level))
+        assert np.quantile(sample, level) == pytest.approx(truth.ppf(level), abs=5 * error_s)
+        points_error_s = error_s * math.sqrt(N / 20_000)  # some points are a sample
+        assert np.quantile(law.points(), level) == pytest.approx(truth.ppf(level), abs=5 * points_error_s)
+
+
+@pytest.mark.parametrize("name", ["lognormal", "gamma", "weibull", "pareto", "scale", "sum"])
+def test_the_mean_of_the_inverse_is_that_of_the_draws(name: str) -> None:
+    law, _ = LAWS[name]
+    assert law.mean_inverse == pytest.approx((1 / draws(law)).mean(), rel=0.02)
+
+
+@pytest.mark.parametrize("law", [Exponential(0.3), Pareto(0.1, 3.0), Floor(Normal(0.1, 0.1), 0.02), NoDelay()])
+@pytest.mark.parametrize("tau_min_s", [0.05, 0.15])
+def test_what_is_known_of_rewards_clamps_them_at_tau_min(law: Delay, tau_min_s: float) -> None:
+    _, inverses = known_means({"a": law}, tau_min_s)
+    assert inverses["a"] == pytest.approx((1 / np.maximum(draws(law), tau_min_s)).mean(), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("law", "mean_s", "mean_inverse"),
+    [
+        (Constant(0.2), 0.2, 5.0),
+        (NoDelay(), 0.0, math.inf),
+        (Normal(0.2, 0.0), 0.2, 5.0),
+        (Exponential(0.3), 0.3, math.inf),
+        (Gamma(0.3, 1.0), 0.3, math.inf),
+        (Weibull(0.3, 1.0), 0.3, math.inf),
+        (Pareto(0.1, 1.0), math.inf, 5.0),
+        (Empirical((0.1, 0.2, 0.4)), 0.7 / 3, 17.5 / 3),
+        (Empirical((0.0, 0.2)), 0.1, math.inf),
+        (Mixture((Constant(0.1), Constant(0.5)), (0.75, 0.25)), 0.2, 8.0),
+        (Mixture((Constant(0.1), NoDelay()), (1.0, 0.0)), 0.1, 10.0),
+        (Floor(Constant(0.3), 0.05), 0.3, 1 / 0.3),
+        (Floor(Pareto(0.1, 0.5), 0.2), math.inf, pytest.approx(10 / 3 * 2**-1.5 + 5 * (1 - 2**-0.5), rel=1e-3)),
+        (Sum((Constant(0.1), Constant(0.3))), 0.4, 2.5),
+        (Sum((Exponential(0.3),)), 0.3, math.inf),
+        (Scale(Constant(2.0), 0.1), 0.2, 5.0),
+        (MarkovDelay(Constant(0.1), Constant(0.5), 0.1, 0.3), 0.2, 8.0),
+    ],
+)
+def test_expectations_in_closed_form(law: Delay, mean_s: float, mean_inverse: float) -> None:
+    assert law.mean_s == pytest.approx(mean_s)
+    assert law.mean_inverse == (mean_inverse if math.isinf(law.mean_inverse) else pytest.approx(mean_inverse))
+
+
+FLOORED = [
+    Floor(Normal(mean_s, sd_s), 0.05)
+    for mean_s, sd_s in ((0.9, 0.05), (0.07, 0.05), (0.0, 0.05), (0.3, 0.0), (0.01, 0.0))
+]
+
+
+def expected(law: Floor, f: object) -> float:
+    """E[f(max(floor, X))] by integration over the normal density."""
+    assert isinstance(law.of, Normal)
+    mean_s, sd_s = law.of.mean_s, law.of.sd_s
+    if not sd_s:
+        return float(f(max(mean_s, law.floor_s)))  # type: ignore[operator]
+    normal = st.norm(mean_s, sd_s)
+    tail, _ = integrate.quad(
+        lambda x: f(x) * normal.pdf(x),  # type: ignore[operator]
+        law.floor_s,
+        max(law.floor_s, mean_s) + 10 * sd_s,
+        points=[max(law.floor_s, mean_s)],
+    )
+    return float(f(law.floor_s) * normal.cdf(law.floor_s) + tail)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("law", FLOORED)
+def test_means_are_those_of_the_floored_law(law: Floor) -> None:
+    assert law.mean_s == pytest.approx(expected(law, lambda x: x), rel=1e-4)
+    assert law.mean_inverse == pytest.approx(expected(law, lambda x: 1 / x), rel=1e-4)
+
+
+@pytest.mark.parametrize("clients", [30, 31, 300])
+def test_halves_are_the_published_ones(clients: int) -> None:
+    """mean_k = 0.05 + 0.15 (k+1)/h for k < h = ⌊K/2⌋, else 0.7 + 0.2 (k+1−h)/(K−h); sd 0.05, floor 0.05."""
+    half = clients // 2
+    fast = [0.05 + 0.15 * (k + 1) / half for k in range(half)]
+    slow = [0.7 + 0.2 * (k + 1) / (clients - half) for k in range(clients - half)]
+    laws = published_halves(clients)
+    means_s = [law.of.mean_s for law in laws]
+    assert means_s == pytest.approx(fast + slow)
+    assert laws == [Floor(Normal(mean_s, 0.05), 0.05) for mean_s in means_s]
+    assert (fast[-1], slow[-1]) == pytest.approx((0.2, 0.9))
+
+
+def test_a_floor_holds_the_mass_below_it() -> None:
+    law = Floor(Normal(0.1, 0.1), 0.05)
+    assert (draws(law) == 0.05).mean() == pytest.approx(st.norm(0.1, 0.1).cdf(0.05), abs=0.005)
+    assert law.mean_s == pytest.approx(draws(law).mean(), rel=0.01)
+    assert law.mean_inverse == pytest.approx((1 / draws(law)).mean(), rel=0.01)
+
+
+HEAVY_TAILED = some.one_of(
+    some.builds(Pareto, some.floats(0.01, 1), some.floats(1.05, 3)),
+    some.builds(LogNormal, some.floats(0.01, 1), some.floats(0.1, 20)),
+    some.builds(Weibull, some.floats(0.01, 1), some.floats(0.2, 3)),
+    some.builds(Gamma, some.floats(0.01, 1), some.floats(0.2, 3)),
+)
+
+
+@given(HEAVY_TAILED, some.floats(0, 2))
+def test_a_floor_never_lowers_the_mean(law: Delay, floor_s: float) -> None:
+    mean_s = Floor(law, floor_s).mean_s
+    assert max(law.mean_s, floor_s) <= mean_s <= law.mean_s + floor_s
+
+
+def test_the_mean_above_a_floor_is_that_of_a_heavy_tail() -> None:
+    law, floor_s = Pareto(0.1, 1.1), 0.2
+    above = 0.5**1.1
+    assert Floor(law, floor_s).mean_s == pytest.approx(floor_s * (1 - above) + above * 1.1 * floor_s / 0.1, rel=1e-6)
+
+
+def test_a_mixture_takes_its_parts_in_their_shares() -> None:
+    law = Mixture((Constant(0.1), Constant(0.2), Constant(0.3)), (0.5, 0.3, 0.2))
+    values, counts = np.unique(draws(law), return_counts=True)
+    assert values.tolist() == [0.1, 0.2, 0.3]
+    assert counts / N == pytest.approx([0.5, 0.3, 0.2], abs=0.01)
+    assert np.unique(law.points(), return_counts=True)[1] / 20_000 == pytest.approx([0.5, 0.3, 0.2], abs=0.02)
+
+
+def test_measured_values_are_drawn_equally_often() -> None:
+    law = Empirical((0.4, 0.1, 0.2))
+    values, counts = np.unique(draws(law), return_counts=True)
+    assert values.tolist() == [0.1, 0.2, 0.4]
+    assert counts / N == pytest.approx([1 / 3] * 3, abs=0.01)
+    values, counts = np.unique(law.points(), return_counts=True)
+    assert values.tolist() == [0.1, 0.2, 0.4]
+    assert counts / 20_000 == pytest.approx([1 / 3] * 3, abs=0.001)
+
+
+NEGATIVE = [  # as within a floor
+    DayCycle(Constant(-1.0), 24, 0.5),
+    DelayDrift(Constant(-1.0), (1, 11), (1.0, 2.0)),
+    DelayDrift(Normal(0.1, 0.1), (1, 11), (0.0, 1.0)),
+]
+
+
+@pytest.mark.parametrize("law", [*VARYING.values(), *NEGATIVE])
+def test_no_draw_lies_below_the_stated_minimum(law: Delay) -> None:
+    assert draws(law, 2_000).min() >= law.minimum_s
+
+
+def test_recorded_values_come_in_their_order_and_again() -> None:
+    law = Recorded((0.1, 0.2, 0.3))
+    assert draws(law, 4).tolist() == [0.1, 0.2, 0.3, 0.1]
+    assert draws(law, 3, first_round=5).tolist() == [0.2, 0.3, 0.1]
+
+
+def test_every_kind_is_under_contract() -> None:
+    assert set(VARYING) == set(DELAYS)
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_a_draw_depends_on_generator_and_round_alone(name: str) -> None:
+    law = VARYING[name]
+    for t in (1, 4, 9):
+        assert draws(law, 1, t).tolist() == draws(law, 1, t).tolist()
+
+
+def test_a_schedule_steps_at_its_rounds() -> None:
+    law = Schedule((1, 3, 6), (Constant(0.1), Constant(0.2), Constant(0.3)))
+    assert draws(law, 7).tolist() == [0.1, 0.1, 0.2, 0.2, 0.2, 0.3, 0.3]
+    assert draws(law, 2, first_round=5).tolist() == [0.2, 0.3]
+
+
+def test_a_drift_moves_in_straight_lines_and_stays() -> None:
+    law = DelayDrift(Constant(0.1), (1, 5, 7), (1.0, 3.0, 1.0))
+    assert draws(law, 9) == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3, 0.2, 0.1, 0.1, 0.1])
+
+
+def test_a_day_has_a_busy_and_a_calm_half() -> None:
+    law = DayCycle(Constant(1.0), 4, 0.5)
+    assert draws(law, 8) == pytest.approx([1.0, 1.5, 1.0, 0.5] * 2)
+    assert draws(DayCycle(Constant(1.0), 4, 0.5, phase_rounds=1.0), 1) == pytest.approx([1.5])
+
+
+def test_an_outage_adds_its_seconds_inside_its_windows() -> None:
+    law = Outage(Constant(0.1), ((2, 3), (5, 5)), 2.0)
+    assert draws(law, 6) == pytest.approx([0.1, 2.1, 2.1, 0.1, 2.1, 0.1])
+
+
+@pytest.mark.parametrize("law", [VARYING[name] for name in ("schedule", "drift", "day", "outage")])
+@pytest.mark.parametrize("wrap", [lambda law: law, lambda law: Sum((Constant(0.1), law)), lambda law: Floor(law, 0.2)])
+def test_what_changes_with_the_round_has_no_expectation(law: Delay, wrap: Callable[[Delay], Delay]) -> None:
+    with pytest.raises(ConfigError, match="changes with the round"):
+        _ = wrap(law).mean_s
+    with pytest.raises(ConfigError, match="changes with the round"):
+        _ = wrap(law).mean_inverse
+
+
+probabilities = some.floats(0.01, 1.0)
+
+
+@given(to_bad=probabilities, to_good=probabilities, path=some.integers(0, 2**63 - 1))
+def test_the_state_of_a_round_is_that_of_the_chain_step_by_step(to_bad: float, to_good: float, path: int) -> None:
+    law = MarkovDelay(Constant(0.0), Constant(1.0), to_bad, to_good, path)
+    u = np.random.Generator(np.random.PCG64(path)).random(60)
+    bad = [u[0] < to_bad / (to_bad + to_good)]
+    for x in u[1:]:
+        bad.append(x < 1 - to_good if bad[-1] else x < to_bad)
+    assert law.is_bad(60).tolist() == bad
+    # A later round asked alone is the same round.
+    assert [bool(draws(law, 1, t)[0]) for t in (1, 17, 60)] == [bad[0], bad[16], bad[59]]
+
+
+def test_a_chain_dwells_in_its_states_as_long_as_it_should() -> None:
+    bad = MarkovDelay(Constant(0.0), Constant(1.0), 0.05, 0.2, path=7).is_bad(200_000)
+    assert bad.mean() == pytest.approx(0.2, abs=0.01)
+    starts = np.flatnonzero(bad[1:] & ~bad[:-1])
+    assert bad.sum() / len(starts) == pytest.approx(5.0, rel=0.05)  # 1 / to_good rounds a time
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Empirical(()), "must hold at least one value"),
+        (lambda: Sum(()), "must hold at least one law"),
+        (lambda: Mixture((Constant(0.1),), (0.9,)), r"weights = \[0.9\]: must sum to 1, not 0.9"),
+        (lambda: Mixture((Constant(0.1),), (0.5, 0.5)), r"must be as many as the laws in of \(1\)"),
+        (lambda: Schedule((1, 1), (NoDelay(), NoDelay())), r"rounds = \[1, 1\]: must begin with 1 and ascend"),
+        (lambda: Schedule((2,), (NoDelay(),)), "must begin with 1"),
+        (lambda: DelayDrift(NoDelay(), (1, 2), (1.0,)), r"must be as many as there are factors \(1\)"),
+        (lambda: Outage(NoDelay(), ((5, 4),), 1.0), r"windows = \[\[5, 4\]\]"),
+        (lambda: Outage(NoDelay(), ((1, 4), (4, 6)), 1.0), "ascending, apart"),
+        (lambda: Outage(NoDelay(), (), 1.0), "must be .first, last. rounds from 1 on"),
+    ],
+)
+def test_impossible_parameters_are_refused_by_name(make: Callable[[], Delay], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

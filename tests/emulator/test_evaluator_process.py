@@ -1,0 +1,226 @@
+"""The evaluator as a process of its own: started by a server or by hand, lost, and found again."""
+
+import asyncio
+import dataclasses
+import json
+import multiprocessing
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.loading import parse_experiment
+from pausefl.runtime.evaluator.plan import evaluator_plan
+from pausefl.runtime.evaluator.process import find_evaluator, serve_evaluator
+from pausefl_proto.errors import ConfigError, EvaluatorStuck
+from pausefl_proto.wire import Vector
+from pausefl_server.storage.store import Store
+from rigs.authority import Authority
+from rigs.ports import free_port
+
+# `pausefl`, which says at its end whether it came to need torch.
+SCRIPT = """
+import json, sys
+from pausefl.cli import main
+try:
+    main()
+finally:
+    print(json.dumps({"kind": "ended", "torch": "torch" in sys.modules}), flush=True)
+"""
+PAUSEFL = [sys.executable, "-c", SCRIPT]
+
+LEARNING = """
+[experiment]
+rounds = 1000000
+[clients]
+count = 1
+connect_timeout_s = 60.0
+[selection]
+policy = "random"
+m = 1
+[privacy]
+enabled = false
+[latency.delay]
+kind = "none"
+[workload]
+max_steps = 1
+[evaluation]
+every = 20
+subset = 100
+"""
+
+
+class Process:
+    """A `pausefl` command, and the events it prints."""
+
+    def __init__(self, folder: Path, *arguments: object) -> None:
+        command = [*PAUSEFL, *map(str, arguments)]
+        self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def event(self, kind: str, containing: str = "") -> dict[str, Any]:
+        """The next event of this kind whose message contains the text."""
+        while (event := self._events.get(timeout=60)) is not None:
+            if event["kind"] == kind and containing in event.get("message", ""):
+                return event
+        raise AssertionError(f"it ended without {kind} {containing!r}")
+
+    def left(self) -> list[dict[str, Any]]:
+        """All events to come, until it has ended."""
+        return list(iter(lambda: self._events.get(timeout=60), None))
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self._events.put(json.loads(line))
+        self._events.put(None)
+
+
+@pytest.fixture
+def start(tmp_path: Path, authority: Authority) -> Iterator[Callable[..., Process]]:
+    """Starts `pausefl COMMAND learning.toml ...` with a certificate; everything started is gone afterwards."""
+    (tmp_path / "learning.toml").write_text(LEARNING)
+    started: list[Process] = []
+
+    def begin(command: str, *arguments: object) -> Process:
+        files = dataclasses.asdict(authority.certify(command))
+        tls = [f"--set=tls.{name}={path}" for name, path in files.items()]
+        started.append(Process(tmp_path, command, "learning.toml", *tls, *arguments))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.process.kill()
+        process.process.wait()
+
+
+def serve(experiment: Experiment) -> None:
+    """Serve an experiment's evaluator, as the command does."""
+    serve_evaluator(evaluator_plan(experiment), lambda _: pytest.fail("it serves"))
+
+
+def test_a_machine_without_torch_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"torch: not installed; pip install .pausefl\[evaluator\]"):
+        serve(parse_experiment(LEARNING))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "evaluation.port={taken}",
+            "evaluation.port = {taken}: cannot listen on 127.0.0.1:{taken} (Address already in use)",
+        ),
+        ("workload.model=synthetic", 'workload.model = "synthetic": learns nothing that an evaluator could evaluate'),
+        ("evaluation.host=0.0.0.0", 'evaluation.host = "0.0.0.0": other machines can reach it; set [tls] with a ca'),
+        ("tls.ca=ca.pem", 'tls.ca = "ca.pem": a side that listens needs tls.certificate and tls.key as well'),
+    ],
+)
+def test_what_keeps_an_evaluator_from_serving(override: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "nice", lambda _: 0)  # this process has tests to run
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        experiment = parse_experiment(LEARNING, [override.format(taken=port)])
+        with pytest.raises(ConfigError) as error:
+            serve(experiment)
+    assert str(error.value).startswith(message.format(taken=port))
+
+
+@pytest.mark.end_to_end
+async def test_the_servers_own_evaluator_is_started_again() -> None:
+    plan = evaluator_plan(parse_experiment(LEARNING, ["evaluation.answer_timeout_s=20.0"]))
+    async with asyncio.timeout(60), find_evaluator(plan, print) as evaluator:
+        theta_0 = (await evaluator.initial()).theta_0
+        before = await evaluator.evaluate(theta_0, subset=True, patient=False)
+        (process,) = multiprocessing.active_children()
+        process.kill()
+        process.join()
+        assert await evaluator.evaluate(theta_0, subset=True, patient=False) == before
+    assert not multiprocessing.active_children()
+
+
+@asynccontextmanager
+async def stopped_evaluator(answer_s: float) -> AsyncIterator[tuple[Any, Vector, Any]]:
+    """A server's own evaluator, θ_0, and the evaluator's process, which is there and does nothing."""
+    plan = evaluator_plan(parse_experiment(LEARNING, {"evaluation.answer_timeout_s": answer_s}))
+    async with asyncio.timeout(60), find_evaluator(plan, print) as evaluator:
+        theta_0 = (await evaluator.initial()).theta_0
+        (process,) = multiprocessing.active_children()
+        os.kill(process.pid or 0, signal.SIGSTOP)
+        yield evaluator, theta_0, process
+
+
+@pytest.mark.slow
+@pytest.mark.end_to_end
+async def test_the_servers_own_evaluator_is_ended_where_it_does_not_answer() -> None:
+    """It may be stuck; the next evaluation starts another."""
+    async with stopped_evaluator(answer_s=4.0) as (evaluator, theta_0, _):
+        with pytest.raises(EvaluatorStuck, match=r"evaluation\.answer_timeout_s = 4: the evaluator took longer"):
+            await evaluator.evaluate(theta_0, subset=True, patient=True)
+        assert not multiprocessing.active_children()
+        assert len((await evaluator.evaluate(theta_0, subset=True, patient=True)).evaluations) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.end_to_end
+async def test_the_servers_own_evaluator_is_started_again_for_the_last_model() -> None:
+    """It is killed while it evaluates, and the model is not lost with it."""
+    async with stopped_evaluator(answer_s=20.0) as (evaluator, theta_0, process):
+        asked = asyncio.ensure_future(evaluator.evaluate(theta_0, subset=True, patient=True))
+        done, _ = await asyncio.wait([asked], timeout=0.2)
+        assert not done
+        process.kill()
+        assert len(await asked) == 2
+
+
+@pytest.mark.end_to_end
+@pytest.mark.slow
+def test_a_run_outlives_its_evaluator(start: Callable[..., Process], tmp_path: Path) -> None:
+    """The server is there first; the evaluator comes, is killed by kill -9, and comes again. All with mutual TLS."""
+    port = free_port()
+    server = start("server", "--run-dir", "run", "--set", f"evaluation.address=localhost:{port}")
+    server.event("notice", f"waiting up to 60 s for the evaluator at localhost:{port}")
+    evaluator = start("evaluator", "--set", f"evaluation.port={port}", "--set", "evaluation.metrics_port=0")
+    with urllib.request.urlopen(evaluator.event("metrics")["url"], timeout=10) as scraped:
+        told = scraped.read()
+    assert b"process_resident_memory_bytes" in told
+    assert b"pausefl_certificate_remaining_seconds" in told
+    address = f"127.0.0.1:{server.event('ready')['port']}"
+    client = start("client", "--server", address, "--client-id", "client-000")
+    assert server.event("evaluation")["accuracy"] >= 0
+    os.kill(evaluator.process.pid, signal.SIGKILL)
+    server.event("notice", "accuracy is missing until the evaluator is back")
+    lost_after = server.event("round")["round"]
+    while server.event("round")["round"] < lost_after + 50:
+        pass
+    again = start("evaluator", "--set", f"evaluation.port={port}")
+    server.event("notice", "the evaluator is back")
+    os.kill(server.process.pid, signal.SIGTERM)
+    *last, ended = server.left()
+    assert not [event for event in last if event["kind"] == "notice"]
+    assert ended == {"kind": "ended", "torch": False}
+    assert server.process.wait(60) == 130
+    assert client.process.wait(60) == 0
+    os.kill(again.process.pid, signal.SIGTERM)
+    assert again.process.wait(60) == 0
+    assert json.loads((tmp_path / "run/summary.json").read_text())["final_accuracy"] > 0
+    store = Store(tmp_path / "run/run.db")
+    evaluated = {t for t, _ in store.evaluations()}
+    store.close()
+    assert set(range(20, max(evaluated), 20)) - evaluated, "some rounds went without"

@@ -1,0 +1,360 @@
+"""The evaluator as a service: θ_0 and evaluations over real gRPC, and what happens when it is not there."""
+
+import asyncio
+import shutil
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from pausefl.certificates import make_certificates
+from pausefl.runtime.evaluator import transport
+from pausefl.runtime.evaluator.initial import Evaluated, InitialModel, ModelRest, StoredTensor
+from pausefl.runtime.evaluator.transport import EvaluatorServer, RemoteEvaluator
+from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck
+from pausefl_proto.tls import Tls
+from pausefl_proto.v1 import evaluation_pb2 as pb
+from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, TensorSpec, Vector
+from pausefl_server.monitoring.observer import RunObserver
+from pausefl_server.records import Evaluation, Split
+from pausefl_server.rounds.evaluation import Evaluate, EvaluatorActor
+from pausefl_server.storage.checkpoint import Checkpoint
+from pausefl_server.storage.store import Store
+from pausefl_server.storage.store_actor import StoreActor
+from rigs.authority import Authority
+from rigs.ports import free_port
+
+WORKLOAD = '{"seed": 1}'
+BIG = MAX_FRAME_BYTES // 4 * 5 // 2  # two frames and a half
+REST = ModelRest(
+    (StoredTensor("mask", "BOOL", (2, 1), b"\1\0"), StoredTensor("table", "I64", (BIG // 2,), bytes(BIG * 4))),
+    {"again": "a"},
+    Manifest((TensorSpec("running_mean", (1,)),)),
+)
+
+
+class Summing:
+    """An evaluator whose result is the model's first value and its sum."""
+
+    def __init__(self, size: int = 3) -> None:
+        manifest = Manifest((TensorSpec("a", (1,)), TensorSpec("b", (size - 1,))))
+        self.initial = InitialModel(manifest, np.arange(size, dtype=np.float32), REST)
+
+    def evaluate(self, theta: Vector, splits: Sequence[Split], *, subset: bool) -> Evaluated:
+        first = float(theta[0])
+        rated = (Evaluation(split, subset, theta.size, first, float(theta.sum()), "first value") for split in splits)
+        return Evaluated(tuple(rated), theta[:1] + 1)
+
+
+class Stuck(Summing):
+    """One that begins an evaluation and does not end it before it is `freed`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.freed = threading.Event(), threading.Event()
+
+    def evaluate(self, theta: Vector, splits: Sequence[Split], *, subset: bool) -> Evaluated:
+        self.begun.set()
+        self.freed.wait()
+        return super().evaluate(theta, splits, subset=subset)
+
+
+@asynccontextmanager
+async def serving(
+    port: int = 0, size: int = 3, tls: Tls | None = None, evaluator: Summing | None = None
+) -> AsyncIterator[str]:
+    """An evaluator's address."""
+    server = EvaluatorServer(evaluator or Summing(size), WORKLOAD, tls)
+    try:
+        yield f"127.0.0.1:{await server.start('127.0.0.1', port)}"
+    finally:
+        await server.stop()
+
+
+class Said(list[str]):
+    """What a person was told."""
+
+    def __init__(self) -> None:
+        self.anything = asyncio.Event()
+
+    def __call__(self, message: str) -> None:
+        self.append(message)
+        self.anything.set()
+
+
+@asynccontextmanager
+async def asking(
+    address: str,
+    workload: str = WORKLOAD,
+    tls: Tls | None = None,
+    patience_s: float = 20.0,
+    said: Said | None = None,
+    answer_s: float = 20.0,
+) -> AsyncIterator[RemoteEvaluator]:
+    remote = RemoteEvaluator(address, workload, tls, patience_s, answer_s, Said() if said is None else said)
+    try:
+        async with asyncio.timeout(30):
+            yield remote
+    finally:
+        await remote.close()
+
+
+# -- the line
+
+
+@pytest.mark.parametrize("size", [3, BIG])
+async def test_the_first_model_and_evaluations_of_later_ones(size: int) -> None:
+    async with serving(size=size) as address, asking(address) as remote:
+        manifest, theta_0, rest = await remote.initial()
+        assert (manifest, theta_0.size, rest) == (Summing(size).initial.manifest, size, REST)
+        assert np.array_equal(theta_0, Summing(size).initial.theta_0)
+        theta = np.full(size, 0.5, np.float32)
+        for subset in (True, False):
+            expected = [Evaluation(split, subset, size, 0.5, size / 2) for split in ("validation", "test")]
+            evaluations, statistics = await remote.evaluate(theta, subset=subset, patient=False)
+            assert list(evaluations) == expected
+            assert statistics == [1.5]
+            assert {e.metric for e in evaluations} == {"first value"}
+
+
+async def test_both_sides_must_mean_the_same_workload() -> None:
+    async with serving() as address, asking(address, '{"seed": 2}') as remote:
+        told = rf'evaluation\.address = "{address}": the evaluator there evaluates \{{"seed": 1\}}, .* \{{"seed": 2\}}'
+        with pytest.raises(ConfigError, match=told):
+            await remote.initial()
+        with pytest.raises(EvaluatorLost, match=r'evaluates ."seed": 1'):
+            await remote.evaluate(np.zeros(3, np.float32), subset=True, patient=False)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"\xff\xff\xff",
+        b"",
+        pb.ModelPart(
+            evaluate=pb.Evaluate(subject=pb.Subject(protocol_version=PROTOCOL_VERSION + 1))
+        ).SerializeToString(),
+        pb.ModelPart(
+            evaluate=pb.Evaluate(subject=pb.Subject(protocol_version=PROTOCOL_VERSION, workload=WORKLOAD))
+        ).SerializeToString(),
+    ],
+    ids=["bytes", "nothing", "another version", "no model"],
+)
+async def test_what_is_no_model_is_refused_and_the_next_is_evaluated(part: bytes) -> None:
+    async with serving() as address, asking(address) as remote:
+        async with grpc.aio.insecure_channel(address) as channel:
+            evaluate: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(
+                "/pausefl.v1.Evaluator/Evaluate"
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await evaluate(iter([part]))
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        with pytest.raises(EvaluatorLost, match="announces 8 bytes, the model has 12"):
+            await remote.evaluate(np.zeros(2, np.float32), subset=True, patient=False)
+        assert len((await remote.evaluate(np.zeros(3, np.float32), subset=True, patient=False)).evaluations) == 2
+
+
+async def test_the_line_speaks_tls(authority: Authority, stranger: Authority) -> None:
+    async with serving(tls=authority.certify("evaluator")) as address:
+        async with asking(address, tls=authority.certify("server")) as remote:
+            assert (await remote.initial()).manifest.size == 3
+        async with asking(address, tls=Tls(ca=stranger.ca)) as remote:
+            with pytest.raises(ConfigError, match=r"tls\.ca = .* does not vouch"):
+                await remote.initial()
+
+
+async def test_a_server_takes_up_renewed_certificates(
+    authority: Authority, stranger: Authority, tmp_path: Path
+) -> None:
+    """It showed those that it began with, and its accuracy was missing for good once the evaluator had others."""
+    mine = Tls(*(str(tmp_path / name) for name in ("tls.crt", "tls.key", "ca.crt")))
+    theta = np.ones(3, np.float32)
+
+    def renew(files: Tls) -> None:
+        for name in ("certificate", "key", "ca"):
+            shutil.copy(getattr(files, name), getattr(mine, name))
+
+    renew(authority.certify("server"))
+    async with AsyncExitStack() as first:
+        address = await first.enter_async_context(serving(tls=authority.certify("evaluator")))
+        async with asking(address, tls=mine) as remote:
+            await remote.evaluate(theta, subset=True, patient=False)
+            await first.aclose()
+            async with serving(int(address.rpartition(":")[2]), tls=stranger.certify("evaluator")):
+                with pytest.raises(EvaluatorLost):
+                    await remote.evaluate(theta, subset=True, patient=False)
+                renew(stranger.certify("server"))
+                assert await remote.evaluate(theta, subset=True, patient=False)
+
+
+async def test_a_certificate_for_clients_alone_evaluates_nothing(tmp_path: Path) -> None:
+    """Of the hundreds who hold one, none is to learn what models do, nor to keep the evaluator busy."""
+    make_certificates(tmp_path, ["127.0.0.1"], ["client-000"])
+    server, client = (
+        Tls(f"{tmp_path}/{name}.pem", f"{tmp_path}/{name}.key", f"{tmp_path}/ca.pem")
+        for name in ("server", "clients/client-000")
+    )
+    async with serving(tls=server) as address:
+        async with asking(address, tls=client) as remote:
+            with pytest.raises(ConfigError, match=r"the evaluator there serves servers, .* is a client's$"):
+                await remote.initial()
+            with pytest.raises(EvaluatorLost, match=r"serves servers"):
+                await remote.evaluate(np.zeros(3, np.float32), subset=True, patient=False)
+        async with asking(address, tls=server) as remote:
+            assert (await remote.initial()).manifest.size == 3
+
+
+async def test_only_so_many_models_wait_for_an_evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is held in memory meanwhile."""
+    monkeypatch.setattr(transport, "_MOST_CALLS", 1)
+    monkeypatch.setattr(transport, "_ASK_AGAIN_S", 0.01)
+    theta, stuck, said = np.zeros(3, np.float32), Stuck(), Said()
+    async with serving(evaluator=stuck) as address, asking(address) as one, asking(address, said=said) as other:
+        first = asyncio.ensure_future(one.evaluate(theta, subset=True, patient=False))
+        await asyncio.to_thread(stuck.begun.wait)
+        with pytest.raises(EvaluatorLost, match=r"has 1 of 1 models to evaluate"):
+            await other.evaluate(theta, subset=True, patient=False)
+        assert not said
+        last = asyncio.ensure_future(other.evaluate(theta, subset=True, patient=True))
+        await said.anything.wait()
+        stuck.freed.set()
+        assert [len(await evaluated) for evaluated in (first, last)] == [2, 2]
+
+
+async def test_calls_that_are_given_up_leave_no_model_behind() -> None:
+    theta, stuck = np.zeros(3, np.float32), Stuck()
+    server = EvaluatorServer(stuck, WORKLOAD, None)
+    try:
+        address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+        async with asking(address, answer_s=0.2) as remote:
+            for _ in range(3):
+                with pytest.raises(EvaluatorStuck):
+                    await remote.evaluate(theta, subset=True, patient=False)
+            assert server._thread._work_queue.qsize() == 0
+        stuck.freed.set()
+        async with asking(address) as remote:
+            assert len((await remote.evaluate(theta, subset=True, patient=False)).evaluations) == 2
+    finally:
+        await server.stop()
+
+
+async def test_an_evaluator_that_stays_full_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_MOST_CALLS", 0)
+    monkeypatch.setattr(transport, "_ASK_AGAIN_S", 0.01)
+    async with serving() as address, asking(address, patience_s=0.05) as remote:
+        with pytest.raises(EvaluatorLost, match=r"the evaluator there has 0 of 0 models to evaluate already$"):
+            await remote.initial()
+
+
+# -- when nobody is there
+
+
+async def test_an_evaluator_that_comes_up_late_is_waited_for() -> None:
+    port, said = free_port(), Said()
+    async with asking(f"127.0.0.1:{port}", said=said) as remote:
+        asked = asyncio.ensure_future(remote.initial())
+        await said.anything.wait()
+        assert said[0].startswith(f"waiting up to 20 s for the evaluator at 127.0.0.1:{port}: ")
+        assert not asked.done()
+        async with serving(port):
+            assert (await asked)[0].size == 3
+
+
+async def test_an_evaluator_that_never_comes_up_ends_the_wait() -> None:
+    async with asking("127.0.0.1:1", patience_s=0.1) as remote:
+        with pytest.raises(
+            EvaluatorLost, match=r'evaluation\.address = "127\.0\.0\.1:1": no evaluator answers \(.*refused'
+        ):
+            await remote.initial()
+
+
+async def test_only_the_patient_wait_for_an_evaluator_that_is_lost() -> None:
+    theta, said = np.zeros(3, np.float32), Said()
+    async with serving() as address:
+        pass
+    async with asking(address, said=said) as remote:
+        with pytest.raises(EvaluatorLost, match=f"the evaluator at {address} does not answer"):
+            await remote.evaluate(theta, subset=True, patient=False)
+        assert not said
+        asked = asyncio.ensure_future(remote.evaluate(theta, subset=False, patient=True))
+        await said.anything.wait()
+        async with serving(int(address.rpartition(":")[2])):
+            assert len(await asked) == 2
+            assert len((await remote.evaluate(theta, subset=True, patient=False)).evaluations) == 2
+
+
+@pytest.mark.realtime  # its second answer has 0.2 s, too
+@pytest.mark.parametrize("patient", [False, True])
+async def test_an_evaluator_that_is_there_and_does_not_answer_is_lost(patient: bool) -> None:
+    """Keepalive finds nothing wrong with it."""
+    theta, stuck = np.zeros(3, np.float32), Stuck()
+    async with serving(evaluator=stuck) as address, asking(address, answer_s=0.2) as remote:
+        with pytest.raises(EvaluatorLost, match=r"evaluation\.answer_timeout_s = 0\.2: the evaluator took longer"):
+            await remote.evaluate(theta, subset=True, patient=patient)
+        stuck.freed.set()
+        assert len((await remote.evaluate(theta, subset=True, patient=False)).evaluations) == 2
+
+
+async def test_models_that_wait_for_a_stuck_evaluator_are_not_evaluated(tmp_path: Path) -> None:
+    """Each would take as long, and the run's end would wait for them all; who asks has an answer."""
+    asked, is_stuck = list[float](), asyncio.Event()
+
+    async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
+        asked.append(float(theta[0]))
+        await is_stuck.wait()
+        raise EvaluatorStuck("no answer")
+
+    store, checkpoint = Store(tmp_path / "run.db"), Checkpoint(tmp_path / "checkpoints")
+    keeper = StoreActor(store, checkpoint)
+    evaluator = EvaluatorActor(evaluate, keeper, RunObserver())
+    async with asyncio.TaskGroup() as group:
+        for actor in (keeper, evaluator):
+            group.create_task(actor.run())
+        for t in range(1, 6):
+            evaluator.consider(t, np.array([t], np.float32))
+        last = group.create_task(evaluator.ask(Evaluate(9, np.array([9], np.float32), subset=True)))
+        await asyncio.sleep(0)
+        is_stuck.set()
+        assert await last == ()
+        evaluator.stop()
+        keeper.stop()
+    assert asked == [1, 9]
+    checkpoint.close()
+    store.close()
+
+
+async def test_a_round_without_its_evaluation_is_reported_once(tmp_path: Path) -> None:
+    is_there, told = True, list[str]()
+
+    async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
+        if not is_there:
+            raise EvaluatorLost("nobody answers")
+        return (Evaluation("validation", subset, 1, float(theta[0]), 0.0),)
+
+    class Listener(RunObserver):
+        def noticed(self, message: str, topic: str = "") -> None:  # noqa: ARG002
+            told.append(message)
+
+    store, checkpoint = Store(tmp_path / "run.db"), Checkpoint(tmp_path / "checkpoints")
+    keeper = StoreActor(store, checkpoint)
+    evaluator = EvaluatorActor(evaluate, keeper, Listener())
+    async with asyncio.TaskGroup() as group:
+        for actor in (keeper, evaluator):
+            group.create_task(actor.run())
+        for t, is_there in enumerate((True, False, False, True, False, True), 1):
+            theta = np.array([t / 10], np.float32)
+            assert len(await evaluator.ask(Evaluate(t, theta, subset=True))) == is_there
+        evaluator.stop()
+        keeper.stop()
+    assert [t for t, _ in store.evaluations()] == [1, 4, 6]
+    assert evaluator.best is not None
+    assert evaluator.best.round == 6
+    lost = "accuracy is missing until the evaluator is back: nobody answers"
+    found = "the evaluator is back: accuracy goes on with round"
+    assert told == [lost, f"{found} 4", lost, f"{found} 6"]
+    checkpoint.close()
+    store.close()

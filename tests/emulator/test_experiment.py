@@ -1,0 +1,503 @@
+"""An experiment's file: every mistake is one line that names the key and what is allowed; what is right comes back."""
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pytest
+import tomli_w
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import Parameter
+
+from pausefl.experiment.client_records import (
+    budget_of,
+    mechanism_of,
+    method_of,
+    partitioner_of,
+    schedule_of,
+)
+from pausefl.experiment.delays.laws import DELAYS, EXCHANGE_DELAYS
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.groups import behaviours_of, drift_laws_of, presence_of
+from pausefl.experiment.in_force import config_toml
+from pausefl.experiment.loading import load_experiment, parse_experiment
+from pausefl.experiment.population.availability import AVAILABILITIES
+from pausefl.experiment.population.behaviours import BEHAVIOURS
+from pausefl.experiment.population.simulated_drifts import DRIFTS
+from pausefl.experiment.server_records import aggregation_of, check_policies, optimizer_of, selected_policy
+from pausefl.experiment.toml_source import preset_names
+from pausefl.experiment.validation import build
+from pausefl.runtime.client.plan import client_plan
+from pausefl_client.data.datasets import DATASETS
+from pausefl_client.data.partition import PARTITIONERS
+from pausefl_client.registries import (
+    OPTIMIZER_DEFAULTS,
+    OPTIMIZERS,
+    SCHEDULE_DEFAULTS,
+    SCHEDULES,
+    TRAINING_DEFAULTS,
+    TRAINING_METHODS,
+)
+from pausefl_client.training.optimizers import LearningRates, make_optimizer
+from pausefl_proto.errors import ConfigError
+from pausefl_server.model.aggregation import RuleName
+from pausefl_server.model.optimizers import SERVER_OPTIMIZERS
+from pausefl_server.selection import POLICIES
+
+
+def parse(*overrides: str, text: str = "") -> Experiment:
+    """An experiment whose policies have been looked at too, as every command does it."""
+    experiment = parse_experiment(text, overrides)
+    check_policies(experiment)
+    return experiment
+
+
+# (override, what the message must begin with, what it must say is allowed)
+MISTAKES = [
+    # steps without rounds
+    (
+        'asynchronous.staleness={kind = "hinge", slope = 0.0}',
+        "asynchronous.staleness.slope = 0.0",
+        "above 0",
+    ),
+    ("asynchronous.staleness=linear", 'asynchronous.staleness = "linear"', "polynomial, constant, hinge"),
+    # unknown keys, with a hint where one is close
+    ("clint.count=4", "clint: unknown key", "did you mean clients?"),
+    (
+        "a.b=4",
+        "a: unknown key",
+        "clients, evaluation, experiment, host, latency, metrics, privacy, selection, server",
+    ),
+    ("experiment.roundz=3", "experiment.roundz: unknown key", "did you mean rounds?"),
+    (
+        "clients.zzz=3",
+        "clients.zzz: unknown key",
+        "connect_timeout_s, count, examples_max, groups, ids, minimum, per_process",
+    ),
+    ("latency.delay.flor_s=1.0", "latency.delay.flor_s: unknown key", "did you mean floor_s?"),
+    ("selection.mm=3", "selection.mm: unknown key", "did you mean m?"),
+    ("selection.pause=3", "selection.pause: unknown key", "m, over_selection, policy"),
+    ("selection.pause.gama=1.0", "selection.pause.gama: unknown key", "did you mean gamma?"),
+    ("selection.pause.zzzzz=1.0", "selection.pause.zzzzz: unknown key", "known keys: alpha, gamma, beta, zeta"),
+    ("selection.pause.m=3", "selection.pause.m: unknown key", "selection.m"),
+    # types are strict
+    ("experiment.rounds=many", "experiment.rounds = 'many'", "valid integer"),
+    ("experiment.rounds=2.5", "experiment.rounds = 2.5", "valid integer"),
+    ('experiment.rounds="3"', "experiment.rounds = '3'", "valid integer"),
+    ("experiment.rounds=[1, 2]", "experiment.rounds = [1, 2]", "valid integer"),
+    ("experiment.rounds=2026-01-01", "experiment.rounds = '2026-01-01'", "valid integer"),
+    ("experiment.rounds.x=3", "experiment.rounds = {'x': 3}", "valid integer"),
+    ("selection.m=true", "selection.m = True", "valid integer"),
+    ("selection.policy=3", "selection.policy = 3", "valid string"),
+    ("metrics.enabled=1", "metrics.enabled = 1", "true or false"),
+    ("latency.delay=none", "latency.delay = 'none'", "a table"),
+    ("privacy.disclose=loss", "privacy.disclose = 'loss'", "a list"),
+    ("selection.pause.alpha=x", "selection.pause.alpha = 'x'", "valid number"),
+    ("tls.ca=3", "tls.ca = 3", "valid string"),
+    # what goes together
+    ("evaluation.address=evaluator", 'evaluation.address = "evaluator"', "HOST:PORT"),
+    ("evaluation.address=:50052", 'evaluation.address = ":50052"', "HOST:PORT"),
+    ("tls.key=a.key", 'tls.key = "a.key"', "needs tls.certificate as well"),
+    # ranges
+    ("experiment.rounds=0", "experiment.rounds = 0", "at least 1"),
+    ("clients.minimum=31", "clients.minimum = 31", "at most clients.count = 30"),
+    ("selection.m=31", "selection.m = 31", "at most clients.count = 30"),
+    ("clients.count=3", "selection.m = 5", "at most clients.count = 3"),
+    ("selection.m=-1", "selection.m = -1", "at least 1"),
+    ("selection.pause.beta=0.5", "selection.pause.beta = 0.5", "above 1"),
+    ("privacy.epsilon_budget=nan", "privacy.epsilon_budget = nan", "above 0"),
+    ("privacy.epsilon_budget=inf", "privacy.epsilon_budget = inf", "finite number"),
+    ("privacy.clip=0.0", "privacy.clip = 0.0", "at least 1e-20"),
+    ("latency.time_scale=0.0", "latency.time_scale = 0.0", "at least 1e-06"),
+    ("latency.time_scale=inf", "latency.time_scale = inf", "finite number"),
+    ("latency.tau_min_s=0.0", "latency.tau_min_s = 0.0", "above 0 or 'auto'"),
+    ("latency.tau_min_s=least", "latency.tau_min_s = 'least'", "valid number or 'auto'"),
+    ("latency.delay.floor_s=nan", "latency.delay.floor_s = nan", "finite number"),
+    ("workload.learning_rate=nan", "workload.learning_rate = nan", "above 0"),
+    ("workload.model_bytes=5", "workload.model_bytes = 5", "multiple of 4"),
+    ("server.port=65536", "server.port = 65536", "at most 65535"),
+    # choices
+    ("privacy.unit=scalar", "privacy.unit = 'scalar'", "'coordinate' or 'vector'"),
+    ('privacy.disclose=["lossy"]', "privacy.disclose.0 = 'lossy'", "'loss'"),
+    ("latency.signal=rtt", "latency.signal = 'rtt'", "'round_trip' or 'communication'"),
+    ("latency.delay.kind=some", 'latency.delay.kind = "some"', "one of none, constant, normal"),
+    ("workload.partition=x", 'workload.partition = "x"', "must be one of iid"),
+    ("workload.optimizer=x", 'workload.optimizer = "x"', "must be one of adam, sgd, adamw"),
+    ("workload.device=gpu", "workload.device = 'gpu'", "'auto', 'cpu' or 'cuda'"),
+    ("selection.policy=pauze", 'selection.policy = "pauze"', "did you mean pause"),
+    ("selection.policy=zzz", 'selection.policy = "zzz"', "pause, pause-brute, sa-pause, genie"),
+    ("selection.puase.alpha=1.0", "selection.puase", "did you mean pause"),
+    ("selection.policy=no.such:Policy", 'selection.policy = "no.such:Policy"', "No module named"),
+    (
+        "selection.pause={reward='R2', clusters={client-000=0, client-zzz=1}}",
+        "selection.pause.clusters.client-zzz",
+        "must be the id of a client, such as client-000",
+    ),
+    ("selection.pause.clusters={client-000=-2}", "selection.pause.clusters.client-000 = -2", "must be at least 0"),
+    ("selection.sa-pause={reward='R2', phi_g='json:loads'}", "selection.sa-pause.phi_g = 'json:loads'", "must be"),
+    ("selection.policy=json:JSONDecoder", 'selection.policy = "json:JSONDecoder"', "must be a subclass"),
+    # what would take all memory
+    ("clients.count=1_000_001", "clients.count = 1000001", "must be at most 1000000"),
+    ("workload.model_bytes=4294967300", "workload.model_bytes = 4294967300", "must be at most"),
+    # what is not an override at all
+    ("experiment=3", "--set experiment=3", "must be table.key=value"),
+    ("experiment.rounds", "--set experiment.rounds", "must be table.key=value"),
+    ("=3", "--set =3", "must be table.key=value"),
+    (".rounds=3", "--set .rounds=3", "must be table.key=value"),
+    ("experiment.=3", "--set experiment.=3", "must be table.key=value"),
+]
+
+
+@pytest.mark.parametrize(("override", "names", "allows"), MISTAKES)
+def test_a_mistake_is_one_line_that_names_the_key_and_what_is_allowed(override: str, names: str, allows: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(override)
+    message = str(caught.value)
+    assert message.startswith(names)
+    assert allows in message.removeprefix(names)
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("experiment = 3", "experiment = 3: must be a table"),
+        ("rounds = 3", "rounds: unknown key; known keys: admission, aggregation, asynchronous, clients,"),
+        ("[[clients]]\ncount = 1", "clients = "),
+        ("[experiment]\nrounds = 3\nrounds = 4", "the experiment: not valid TOML"),
+        ("[experiment", "the experiment: not valid TOML"),
+        ("[selection.pause.deep]\nx = 1", "selection.pause.deep: unknown key"),
+    ],
+)
+def test_a_file_of_the_wrong_form_is_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text=text)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_policy_that_needs_what_clients_do_not_disclose_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r'selection\.policy = "oort" needs .* loss: add privacy\.disclose = \["loss"\]'
+    ):
+        parse("selection.policy=oort")
+    assert parse("selection.policy=oort", 'privacy.disclose=["loss"]').selection.policy == "oort"
+    assert parse("selection.policy=oort", "privacy.enabled=false").selection.policy == "oort"
+
+
+def test_brute_force_is_refused_where_there_are_too_many_sets() -> None:
+    with pytest.raises(ConfigError, match=r'selection\.policy = "pause-brute": there are 155,117,520 sets of 15 of 30'):
+        parse("selection.policy=pause-brute", "selection.m=15")
+    assert selected_policy(parse("selection.policy=pause-brute").selection).m == 5
+
+
+def test_brute_force_is_bounded_by_how_many_clients_there_are_at_once() -> None:
+    """Thirty in all, but ten in the first rounds, and twenty others after them."""
+    groups = "[clients.groups.early]\ncount = 10\nleave_round = 5\n[clients.groups.late]\ncount = 20\njoin_round = {}\n"
+    chosen = "selection.policy=pause-brute", "selection.m=10"
+    assert selected_policy(parse(*chosen, text=groups.format(5)).selection).m == 10
+    with pytest.raises(ConfigError, match="30,045,015 sets of 10 of 30"):
+        parse(*chosen, text=groups.format(4))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["asynchronous.buffer=11"], "asynchronous.buffer = 11: must be at most asynchronous.concurrency = 10"),
+        (["asynchronous.concurrency=31"], "asynchronous.concurrency = 31: must be at most clients.count = 30"),
+        (["asynchronous.staleness_max=0"], "asynchronous.staleness_max = 0: must be at least 1 unless"),
+        (["selection.policy=fed-ts"], 'selection.policy = "fed-ts": chooses or judges rounds as a whole'),
+        (["selection.policy=clustered"], 'selection.policy = "clustered": chooses or judges rounds as a whole'),
+        (["workload.training=scaffold"], 'workload.training = "scaffold": its server\'s part needs rounds'),
+        (["server.quorum=0.5"], "server.quorum = 0.5: goes with rounds alone"),
+        (["server.late=buffer"], 'server.late = "buffer": goes with rounds alone'),
+    ],
+)
+def test_what_needs_rounds_is_refused_in_an_asynchronous_run(overrides: list[str], says: str) -> None:
+    assert not parse(*overrides).is_asynchronous
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        parse("server.mode=asynchronous", *overrides)
+
+
+def test_overrides_come_after_the_file_and_the_last_one_wins() -> None:
+    text = "[experiment]\nrounds = 3\nseed = 9\n[selection.pause]\nalpha = 2.0"
+    experiment = parse("experiment.rounds=4", "experiment.rounds=5", "selection.pause.gamma=7.0", text=text)
+    assert (experiment.experiment.rounds, experiment.experiment.seed) == (5, 9)
+    assert experiment.selection.parameters("pause") == {"alpha": 2.0, "gamma": 7.0}
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("selection.policy=random", "random"),
+        ('selection.policy="random"', "random"),
+        (" selection.policy = random ", "random"),
+        ("workload.dataset=package.module:factory", "package.module:factory"),
+        ("server.host=a=b", "a=b"),
+        ("latency.tau_min_s=auto", "auto"),
+        ("latency.tau_min_s=1", 1.0),
+        ("latency.tau_min_s=1e-3", 0.001),
+        ("privacy.enabled=false", False),
+        ('privacy.disclose=["loss"]', ("loss",)),
+    ],
+)
+def test_an_override_is_a_toml_value_or_plain_text(override: str, value: Any) -> None:
+    table, _, key = override.partition("=")[0].strip().partition(".")
+    found = getattr(getattr(parse_experiment("", [override]), table), key)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_name_that_stands_for_no_data_set_is_refused_also_where_nothing_is_learned() -> None:
+    with pytest.raises(ConfigError, match=r"workload\.dataset"):
+        parse_experiment("", ["workload.dataset=mnst", "workload.model=synthetic"])
+    assert parse_experiment("", ["selection.policy=random", "workload.model=synthetic"]).title == "random on synthetic"
+
+
+# -- presets and files
+
+
+# What a kind must be given, by name.
+GIVEN: dict[str, Any] = {
+    "of": {"kind": "exponential", "mean_s": 0.1}, "good": {"kind": "none"}, "bad": {"kind": "none"},
+    "rounds": [1], "factors": [2.0], "windows": [[2, 3]], "values_s": [0.1], "weights": [1.0], "milestones": [2],
+}  # fmt: skip
+LISTED = {"sum", "mixture", "schedule"}  # kinds whose `of` is a list
+OF_A_FILE = {"empirical", "trace"}
+# The learning rate is a key of its own, a schedule's last epoch the run's; the others only say how to compute.
+NOT_IN_FORCE = {"lr", "last_epoch", "foreach", "maximize", "capturable", "differentiable", "fused", "_rows"}
+
+
+def defaults_of(kind: str, code: Callable[..., Any] | None) -> dict[str, Any]:
+    """What a kind takes unless said, as its code has it; without what versions of torch refuse that may be there."""
+    parameters = inspect.signature(code).parameters.values() if code else ()
+    refused = {"decoupled_weight_decay"} if kind == "adam" else set[str]()
+    found = {p.name: p.default for p in parameters if p.default not in (p.empty, None)}
+    return {name: value for name, value in found.items() if name not in NOT_IN_FORCE | refused}
+
+
+def documents() -> Iterator[Any]:
+    """A document for each kind that an experiment can name, with what must be given of it alone."""
+    places: list[tuple[Mapping[str, Any], Callable[[Any], dict[str, Any]]]] = [
+        (EXCHANGE_DELAYS, lambda table: {"latency": {"delay": table}}),
+        (DELAYS, lambda table: {"workload": {"training_time": table}}),
+        (BEHAVIOURS, lambda table: {"clients": {"groups": {"a": {"count": 9, "behaviours": [table]}}}}),
+        (AVAILABILITIES, lambda table: {"clients": {"groups": {"a": {"count": 9, "availability": table}}}}),
+        (DRIFTS, lambda table: {"clients": {"groups": {"a": {"count": 9, "drift": table}}}}),
+        (PARTITIONERS, lambda table: {"workload": {"partition": table}}),
+        (TRAINING_METHODS, lambda table: {"workload": {"training": table}}),
+        (SCHEDULES, lambda table: {"workload": {"schedule": table}}),
+        (OPTIMIZERS, lambda table: {"workload": {"optimizer": table["kind"]}}),
+        (POLICIES, lambda table: {"selection": {"policy": table["kind"]}}),
+        (dict.fromkeys(get_args(RuleName)), lambda table: {"aggregation": {"rule": table["kind"]}}),
+        (SERVER_OPTIMIZERS, lambda table: {"aggregation": {"optimizer": table}}),
+    ]
+    for kinds, document in places:
+        for kind in sorted(kinds.keys() - OF_A_FILE):
+            yield pytest.param(kinds, kind, document, id=f"{getattr(kinds, 'kind', 'rules')}-{kind}")
+
+
+@pytest.mark.parametrize(("kinds", "kind", "document"), list(documents()))
+def test_a_config_holds_every_value_in_force(
+    kinds: Mapping[str, Any], kind: str, document: Callable[[Any], dict[str, Any]]
+) -> None:
+    table: dict[str, Any] = {"kind": kind, **({"floor_s": 0.0} if kind == "normal" else {})}
+    needed = inspect.signature(kinds[kind]).parameters.values() if kinds[kind] else ()
+    for parameter in needed:
+        if parameter.default is parameter.empty and parameter.name not in {"optimizer", "params", "m"}:
+            whole = "int" in str(parameter.annotation) or parameter.name in {"step_size", "T_max", "T_0"}
+            given = GIVEN.get(parameter.name, 2 if whole else 0.5)
+            table[parameter.name] = [given] if parameter.name == "of" and kind in LISTED else given
+    said = document(table)
+    if kind == "feddyn":
+        said = {"workload": {"training": {"kind": kind, "alpha": 0.1}}, "aggregation": {"optimizer": {"kind": kind}}}
+    experiment = parse_experiment(tomli_w.dumps(said))
+    assert_config_is_in_force(experiment)
+    text = config_toml(experiment)
+    assert [name for name in defaults_of(kind, kinds[kind]) if name not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("kinds", "listed"),
+    [(OPTIMIZERS, OPTIMIZER_DEFAULTS), (SCHEDULES, SCHEDULE_DEFAULTS), (TRAINING_METHODS, TRAINING_DEFAULTS)],
+)
+def test_listed_defaults_are_those_of_the_code(kinds: Mapping[str, Any], listed: Mapping[str, Any]) -> None:
+    for kind in kinds:
+        code = {k: list(v) if isinstance(v, tuple) else v for k, v in defaults_of(kind, kinds[kind]).items()}
+        assert listed.get(kind, {}) == code, kind
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_survives_being_written_down_with_all_its_defaults(name: str, tmp_path: Path) -> None:
+    experiment = load_experiment(name)
+    check_policies(experiment)
+    written = tmp_path / "config.toml"
+    written.write_text(experiment.to_toml())
+    assert load_experiment(str(written)) == experiment
+    assert_config_is_in_force(experiment)
+
+
+def assert_config_is_in_force(experiment: Experiment) -> None:
+    """Resolved again, the config of a run gives the same records, and names the same values."""
+    text = config_toml(experiment)
+    again = parse_experiment(text)
+    assert config_toml(again) == text
+    for resolved in (
+        lambda e: selected_policy(e.selection),
+        lambda e: repr(client_plan(e).links),
+        lambda e: repr(client_plan(e).training.training_times),
+        lambda e: aggregation_of(e.aggregation),
+        lambda e: optimizer_of(e.aggregation.optimizer),
+        lambda e: partitioner_of(e.workload),
+        lambda e: repr([behaviours_of(e.groups)]),
+        lambda e: repr([presence_of(e.groups, 9, 1)]),
+        lambda e: repr(drift_laws_of(e.groups)) if all(g.drift for g in e.groups.values()) else "",
+        lambda e: vars(method_of(e.workload)),
+        lambda e: json.dumps(make_optimizer(e.workload, [Parameter(torch.zeros(1))]).defaults),
+        lambda e: [LearningRates(e.workload).at(t) for t in (1, 4)] if e.workload.schedule else [],
+    ):
+        assert resolved(again) == resolved(experiment)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "experiment": st.fixed_dictionaries({}, optional={"rounds": st.integers(1, 10**6), "seed": st.integers(0)}),
+            "selection": st.fixed_dictionaries(
+                {"policy": st.sampled_from(sorted(POLICIES)), "m": st.integers(1, 30)},
+                optional={"pause": st.fixed_dictionaries({}, optional={"alpha": st.floats(0, 1e6)})},
+            ),
+            "latency": st.fixed_dictionaries(
+                {},
+                optional={
+                    "tau_min_s": st.just("auto") | st.floats(1e-6, 10),
+                    "time_scale": st.floats(1e-6, 1e3),
+                    "delay": st.fixed_dictionaries({"kind": st.sampled_from(["none", "halves"])}),
+                },
+            ),
+            "workload": st.fixed_dictionaries({"dataset": st.sampled_from(sorted(DATASETS))}),
+            "server": st.fixed_dictionaries({"host": st.text(max_size=20)}),
+        },
+    )
+)
+def test_any_experiment_survives_being_written_down(document: dict[str, Any]) -> None:
+    experiment = parse_experiment(tomli_w.dumps(document))
+    assert parse_experiment(experiment.to_toml()) == experiment
+
+
+def test_a_name_that_is_neither_file_nor_preset_lists_the_presets(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'"demmo" is neither a \.toml file nor a preset; did you mean demo'):
+        load_experiment("demmo")
+    with pytest.raises(ConfigError, match="is neither"):
+        load_experiment(str(tmp_path))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.toml"
+    with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read"):
+        load_experiment(str(missing))
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"binary\.toml: cannot be read"):
+        load_experiment(str(binary))
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(ConfigError, match=r"folder\.toml: cannot be read"):
+        load_experiment(str(tmp_path / "folder.toml"))
+
+
+# -- what it means
+
+
+@pytest.mark.parametrize(("count", "last"), [(1, "client-000"), (1000, "client-999"), (1001, "client-1000")])
+def test_client_ids_sort_as_they_count(count: int, last: str) -> None:
+    ids = parse(f"clients.count={count}", "selection.m=1").client_ids
+    assert ids[-1] == last
+    assert ids == sorted(ids)
+    assert len(set(ids)) == count
+
+
+def test_round_1_waits_for_everybody_unless_told_otherwise() -> None:
+    assert parse().minimum_clients == 30
+    assert parse("clients.minimum=7").minimum_clients == 7
+
+
+def test_tau_min_is_a_number_or_the_least_latency_seen() -> None:
+    assert parse("latency.tau_min_s=0.25").tau_min_s == 0.25
+    assert parse("latency.tau_min_s=auto").tau_min_s is None
+
+
+def test_privacy_is_all_or_nothing() -> None:
+    on, off = parse(), parse("privacy.enabled=false")
+    assert budget_of(on.privacy) is not None
+    assert mechanism_of(on.privacy) is not None
+    assert schedule_of(on.privacy)
+    assert (budget_of(off.privacy), mechanism_of(off.privacy), schedule_of(off.privacy)) == (None, None, "")
+
+
+@pytest.mark.parametrize(
+    "override", ["privacy.epsilon_budget=9.0", "privacy.eta=0.5", "privacy.unit=vector", "privacy.clip=0.5"]
+)
+def test_what_changes_the_privacy_changes_what_both_ends_compare(override: str) -> None:
+    assert schedule_of(parse(override).privacy) != schedule_of(parse().privacy)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_every_policy_takes_m_and_its_own_table(name: str) -> None:
+    policy = selected_policy(parse("selection.m=3", f"selection.policy={name}", "privacy.enabled=false").selection)
+    assert type(policy) is POLICIES[name]
+    assert policy.m == 3
+
+
+# -- records from tables
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A record as policies are."""
+
+    m: int
+    strength: float = 1.0
+    mode: Literal["soft", "hard"] = "soft"
+    name: str = ""
+    steps: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.strength < 0:
+            raise ValueError(f"strength = {self.strength}: must be at least 0")
+
+
+def test_a_record_is_built_from_a_table() -> None:
+    values = {"m": 3, "strength": 2, "mode": "hard", "name": "x", "steps": [1, 2]}
+    assert build(Knob, "knob", values) == Knob(3, 2.0, "hard", "x", (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"strength": "2"}, "knob.strength = '2': must be a valid number"),
+        ({"strength": True}, "knob.strength = True: must be a valid number"),
+        ({"strength": -1.0}, "knob.strength = -1.0: must be at least 0"),
+        ({"m": 2.0}, "knob.m = 2.0: must be a valid integer"),
+        ({"m": "3"}, "knob.m = '3': must be a valid integer"),
+        ({"mode": "Soft"}, "knob.mode = 'Soft': must be 'soft' or 'hard'"),
+        ({"name": 3}, "knob.name = 3: must be a valid string"),
+        ({"steps": 3}, "knob.steps = 3: must be a list"),
+        ({"steps": [1.5]}, "knob.steps.0 = 1.5: must be a valid integer"),
+        ({"strenght": 1.0}, "knob.strenght: unknown key; did you mean strength?"),
+        ({"zzz": 1.0}, "knob.zzz: unknown key; known keys: strength, mode, name, steps"),
+    ],
+)
+def test_a_record_takes_nothing_it_does_not_know(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(Knob, "knob", {"m": 1} | values)
+    assert str(caught.value) == message
+
+
+# -- docs/workloads.md

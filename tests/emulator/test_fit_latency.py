@@ -1,0 +1,397 @@
+"""Latency laws fitted to measurements: families are found again, and what is written runs."""
+
+import gzip
+import pickle
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pausefl
+from pausefl.experiment.delay_laws import (
+    Constant,
+    Delay,
+    Empirical,
+    Exponential,
+    Gamma,
+    LogNormal,
+    MarkovDelay,
+    Mixture,
+    Normal,
+    Pareto,
+    Weibull,
+)
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.measured.censoring import kaplan_meier
+from pausefl.studies.offline.fitting import LEAST_VALUES, fit_law
+from pausefl.studies.offline.latencies import ClientLatencies
+from pausefl.studies.offline.plots import draw_fit, greatest_distance
+from pausefl_proto.errors import ConfigError
+from rigs.command import run
+from rigs.links import delays_of
+
+N = 2000
+
+
+def drawn(law: Delay, n: int = N, seed: int = 0) -> ClientLatencies:
+    return ClientLatencies(law.sample(np.random.default_rng(seed), n), np.arange(1, n + 1))
+
+
+mean_s = st.floats(0.05, 5.0)
+LAWS = st.one_of(
+    st.builds(lambda m, v: LogNormal(m, m * v), mean_s, st.floats(0.3, 1.2)),
+    st.builds(Exponential, mean_s),
+    st.builds(Gamma, mean_s, st.floats(0.5, 6.0)),
+    st.builds(Weibull, mean_s, st.floats(0.6, 3.0)),
+    st.builds(Pareto, mean_s, st.floats(2.5, 6.0)),
+    st.builds(lambda m, v: Normal(m, m * v), mean_s, st.floats(0.02, 0.15)),
+)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(LAWS, st.integers(0, 1000))
+def test_a_law_drawn_from_a_family_is_found_again(law: Delay, seed: int) -> None:
+    """The law fitted to 2000 draws is nowhere further from the true one than 0.05, and its mean within 10 %."""
+    fitted = fit_law(drawn(law, seed=seed)).law
+    assert greatest_distance(law.points(), np.sort(fitted.points())) < 0.05
+    assert fitted.mean_s == pytest.approx(law.mean_s, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("law", "kind"),
+    [
+        (LogNormal(0.2, 0.15), "lognormal"),
+        (Gamma(0.3, 3.0), "gamma"),
+        (Weibull(0.3, 2.5), "weibull"),
+        (Pareto(0.1, 2.5), "pareto"),
+        (Normal(0.5, 0.05), "normal"),
+        (Exponential(0.3), "exponential"),
+        (Constant(0.25), "constant"),
+        (Mixture((Normal(0.2, 0.01), Normal(0.9, 0.02)), (0.5, 0.5)), "values"),
+    ],
+)
+def test_the_family_itself_is_found(law: Delay, kind: str) -> None:
+    assert fit_law(drawn(law)).table["kind"] == kind
+
+
+def test_few_values_are_their_own_law() -> None:
+    few = drawn(Exponential(0.3), LEAST_VALUES - 1)
+    fitted = fit_law(few)
+    assert fitted.table["kind"] == "values"
+    assert isinstance(fitted.law, Empirical)
+    assert fitted.law.values_s == pytest.approx(np.sort(few.seconds), rel=1e-5)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_link_with_two_states_keeps_them(every: int) -> None:
+    """Also where only some rounds were observed."""
+    law = MarkovDelay(LogNormal(0.1, 0.02), LogNormal(0.6, 0.15), 0.05, 0.15, path=3)
+    whole = drawn(law, 4000)
+    kept = np.random.default_rng(1).random(4000) < 1 / every
+    latencies = ClientLatencies(whole.seconds[kept], whole.round[kept])
+    fitted = fit_law(latencies).law
+    assert isinstance(fitted, MarkovDelay)
+    assert fitted.good.mean_s == pytest.approx(0.1, rel=0.05)
+    assert fitted.bad.mean_s == pytest.approx(0.6, rel=0.1)
+    assert fitted.to_bad == pytest.approx(0.05, rel=0.4)
+    assert fitted.to_good == pytest.approx(0.15, rel=0.4)
+
+
+def test_independent_latencies_get_no_memory() -> None:
+    kinds = [fit_law(drawn(LogNormal(0.2, 0.1), 300, seed)).table["kind"] for seed in range(20)]
+    assert "markov" not in kinds
+
+
+def cut(law: Delay, others: Delay, n: int) -> ClientLatencies:
+    """Latencies of rounds that end when another client answers."""
+    rng = np.random.default_rng(6)
+    seconds, ends_s = law.sample(rng, n), others.sample(rng, n)
+    came = seconds <= ends_s
+    return ClientLatencies(seconds[came], np.flatnonzero(came) + 1, ends_s[~came])
+
+
+@pytest.mark.parametrize(
+    ("law", "kind"),
+    [
+        (LogNormal(0.5, 0.2), "lognormal"),
+        (Gamma(0.5, 3.0), "gamma"),
+        (Weibull(0.5, 2.5), "weibull"),
+        (Normal(0.5, 0.1), "normal"),
+        (Exponential(0.5), "weibull"),  # with a shape of 1.0
+        (Pareto(0.3, 4.0), "pareto"),
+    ],
+)
+def test_a_slow_client_that_is_seldom_waited_for_keeps_its_law(law: Delay, kind: str) -> None:
+    """Two fifths of its answers and more are not waited for, the slow ones rather than the fast ones."""
+    latencies = cut(law, LogNormal(0.45, 0.25), N)
+    assert len(latencies.bounds_s) > 0.4 * N
+    fitted = fit_law(latencies)
+    assert fitted.table["kind"] == kind
+    assert fitted.law.mean_s == pytest.approx(law.mean_s, rel=0.05)
+
+
+@pytest.mark.parametrize("n", [15, 300])
+def test_values_stand_for_those_that_were_not_waited_for(n: int) -> None:
+    latencies = cut(Mixture((Normal(0.2, 0.01), Normal(0.9, 0.02)), (0.5, 0.5)), LogNormal(0.8, 0.4), n)
+    fitted = fit_law(latencies)
+    assert fitted.table["kind"] == "values"
+    assert fitted.law.mean_s == pytest.approx(0.55, rel=0.15)
+    assert fitted.law.mean_s > latencies.seconds.mean() + 0.1
+
+
+def test_a_lower_bound_hands_its_share_to_what_is_later() -> None:
+    points, shares = kaplan_meier(np.array([3.0, 1.0]), np.array([2.0, 4.0]))
+    assert points.tolist() == [1.0, 3.0, 4.0]
+    assert shares == pytest.approx([1 / 4, 3 / 8, 3 / 8])
+    never = ClientLatencies(np.empty(0), np.empty(0, np.int64), np.array([0.5, 0.7]))
+    assert fit_law(never).table == {"kind": "values", "values_s": [0.5, 0.7]}
+
+
+def test_a_run_gives_the_bounds_of_those_it_did_not_wait_for(tmp_path: Path) -> None:
+    changes = {"experiment.rounds": 20, "experiment.clock": "virtual", "clients.count": 6, "selection.policy": "random"}
+    over = {"selection.m": 2, "selection.over_selection": 1.0, "workload.model": "synthetic"}
+    played = pausefl.run(pausefl.load("demo", changes | over), tmp_path / "run", progress=False)
+    fit = pausefl.fit_latency(tmp_path / "run")
+    assert sum(len(of.bounds_s) for of in fit.latencies.values()) == played.summary["unneeded_jobs"] == 40
+    slowest = max(fit.latencies, key=lambda name: len(fit.latencies[name].bounds_s))
+    note = f"{len(fit.latencies[slowest].bounds_s)} lower bounds): few of its exchanges were waited for"
+    assert note in fit.to_toml()
+    assert draw_fit(fit).axes
+
+
+@pytest.mark.parametrize(("signal", "timeout_s"), [("round_trip", 5.0), ("communication", 0.5)])
+def test_a_deadline_stays_as_long_as_it_was_beside_the_latencies(signal: str, timeout_s: float, tmp_path: Path) -> None:
+    """It is in real seconds, and whole round trips are fitted at another time scale than they were played at."""
+    changes = {"experiment.rounds": 6, "experiment.clock": "virtual", "clients.count": 3, "selection.policy": "all"}
+    scaled = {"latency.time_scale": 0.1, "latency.signal": signal, "server.round_timeout_s": 0.5}
+    law = {"latency.delay": {"kind": "lognormal", "mean_s": 2.0, "sd_s": 0.2}, "workload.model": "synthetic"}
+    experiment = pausefl.load("demo", {"selection.m": 2, "evaluation.every": 0} | changes | scaled | law)
+    played = pausefl.run(experiment, tmp_path / "run", progress=False).summary
+    fitted = pausefl.fit_latency(tmp_path / "run").experiment
+    assert fitted.round_timeout_s == timeout_s
+    again = pausefl.run(fitted, tmp_path / "again", progress=False).summary
+    assert (played["rounds"], played["missed_jobs"]) == (again["rounds"], again["missed_jobs"]) == (6, {})
+
+
+# -- files
+
+
+def fleet(folder: Path, rows: int = 60) -> Path:
+    rng = np.random.default_rng(0)
+    lines = ["client,time,seconds"]
+    for name, law in (("phone, red", LogNormal(0.2, 0.1)), ("watch", Gamma(0.8, 3.0)), ("hub", Constant(0.05))):
+        lines += [f'"{name}",{t},{s}' for t, s in enumerate(law.sample(rng, rows))]
+    path = folder / "fleet.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_what_is_written_is_the_experiment_that_was_fitted(tmp_path: Path) -> None:
+    fit = pausefl.fit_latency(fleet(tmp_path))
+    text = fit.to_toml()
+    again = parse_experiment(text)
+    laws = {fit.client_ids[name]: fitted.law for name, fitted in fit.laws.items()}
+    assert delays_of(again) == laws == delays_of(fit.experiment)
+    assert "# phone-red is 'phone, red': " in text
+    assert fit.client_ids == {"phone, red": "phone-red", "watch": "watch", "hub": "hub"}
+    assert again.client_ids == ["phone-red", "watch", "hub"]
+    assert len(draw_fit(fit).axes) == 3
+
+
+def test_rows_are_taken_in_the_order_of_their_times(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.csv"
+    path.write_text("time,seconds,client\n3,0.3,a\n1,0.1,a\n2,0.2,a\n")
+    assert list(pausefl.fit_latency(path).latencies["a"].seconds) == [0.1, 0.2, 0.3]
+
+
+@pytest.mark.parametrize(("unit", "seconds"), [("ms", 0.231), ("s", 231.0)])
+def test_a_file_in_milliseconds_is_taken_as_such(unit: Literal["s", "ms"], seconds: float, tmp_path: Path) -> None:
+    path = tmp_path / "fleet.csv"
+    path.write_text("client,time,seconds\na,1,231\n")
+    assert list(pausefl.fit_latency(path, unit=unit).latencies["a"].seconds) == pytest.approx([seconds])
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "is empty"),
+        (
+            "client,ms\na,1\n",
+            'column "seconds": there is no such column (it has: client, ms); say which: --column NAME',
+        ),
+        ("device,seconds\na,1\n", "(it has: device, seconds); say which: --client-column NAME"),
+        ("client,time,seconds,seconds\na,1,1,1\n", 'column "seconds": there are 2 columns of that name'),
+        ("client,time,seconds\na,1,1,5\n", "line 2 has 4 values and the header 3 names; decimals need a point"),
+        ('{"status": "success"}', "is no CSV file; add --format prometheus"),
+        ("PING a (1.2.3.4)", "is no CSV file; add --format ping"),
+        ("client,time,seconds\n", "holds no latencies"),
+        ("client,time,seconds\na,1,fast\n", 'line 2 has "fast" for seconds: must be a number above 0'),
+        ("client,time,seconds\na,1,0.1\na,2,-1\n", 'line 3 has "-1" for seconds'),
+        (
+            "client,time,seconds\na,1,0.1\na,2\n",
+            "line 3 has nothing for seconds: must be a number above 0; if its probe was lost, add --lost '' and",
+        ),
+        ("client,time,seconds\na,1,timeout\n", "if its probe was lost, add --lost timeout and --timeout-s 5.0"),
+        ("client,time,seconds\na,noon,0.1\n", 'line 2 has "noon" for time: must be a number or an ISO 8601 date'),
+        ("client,time,seconds\n,1,0.1\n", "line 2 does not say whose latency it is"),
+        (
+            "client,time,seconds\na,1,231\nb,1,812\n",
+            "its median is 521.5, which looks like milliseconds; add --unit ms, or --unit s if they are seconds",
+        ),
+    ],
+)
+def test_a_bad_file_is_one_line(text: str, line: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        pausefl.fit_latency(path)
+    assert line in str(error.value)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "line"),
+    [
+        ('[{"prb_id": 1,\n  "result" 2}]', "ripe-atlas", "(line 2, column 12: Expecting ':' delimiter)"),
+        ("[]\n{", "ripe-atlas", "(line 2, column 2: Expecting property name"),
+        ('{\n "status": "success"}', "iperf3", '(no "start" where one was due); try --format prometheus'),
+        ("client,seconds\na,1\n", "prometheus", "(line 1, column 1: Expecting value); try --format csv"),
+        ("[1764201601.1] 64 bytes", "csv", "is no CSV file; add --format ping"),
+    ],
+)
+def test_a_file_of_another_format_says_where_it_departs_and_what_it_looks_like(
+    text: str, form: str, line: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bad").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        pausefl.fit_latency(tmp_path / "bad", format=form)
+    assert line in str(error.value)
+
+
+def test_a_filter_that_no_row_passes_says_what_its_column_has(tmp_path: Path) -> None:
+    (tmp_path / "fleet.csv").write_text("client,seconds,state\na,1,ok\na,2,lost\n")
+    with pytest.raises(ConfigError, match=r"no row passes --filter state=good \(there is: lost, ok\)"):
+        pausefl.fit_latency(tmp_path / "fleet.csv", filter=("state=good",))
+
+
+def test_ping_needs_no_times_and_of_a_small_fleet_half_is_chosen(tmp_path: Path) -> None:
+    replies = [
+        f"64 bytes from 10.0.0.{host}: icmp_seq={i} ttl=9 time={host}.{i} ms\n" for host in (1, 2) for i in (1, 2)
+    ]
+    (tmp_path / "ping.log").write_text("".join(replies))
+    fit = pausefl.fit_latency(tmp_path / "ping.log", format="ping")
+    assert {name: of.seconds.tolist() for name, of in fit.latencies.items()} == {
+        "10.0.0.1": pytest.approx([0.0011, 0.0012]), "10.0.0.2": pytest.approx([0.0021, 0.0022])
+    }  # fmt: skip
+    assert fit.experiment.selection.m == 1
+
+
+@pytest.mark.slow
+def test_the_command_prints_what_validate_and_run_take_and_a_run_can_be_fitted_again(tmp_path: Path) -> None:
+    done = run("fit-latency", fleet(tmp_path), "--figure", tmp_path / "fit.png")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "fit.png").stat().st_size > 0
+    (tmp_path / "latency.toml").write_text(done.stdout)
+    assert run("validate", tmp_path / "latency.toml").returncode == 0
+    overrides = {"experiment.rounds": 4, "clients.per_process": 3, "selection.policy": "random", "selection.m": 1}
+    played = pausefl.run(pausefl.load(tmp_path / "latency.toml", overrides), tmp_path / "run", progress=False)
+    assert played.summary["rounds"] == 4
+    refitted = pausefl.fit_latency(tmp_path / "run").experiment
+    assert refitted.selection == played_selection(tmp_path)
+    assert set(delays_of(refitted)) == {"phone-red", "watch", "hub"}
+
+
+def played_selection(folder: Path) -> object:
+    return parse_experiment((folder / "run/config.toml").read_text()).selection
+
+
+def test_values_lie_where_they_were_measured(tmp_path: Path) -> None:
+    """A law that is the data themselves does not lie beside them for its six digits."""
+    path = tmp_path / "fleet.csv"
+    path.write_text("client,time,seconds\na,1,0.08707592589\na,2,0.09073598673\nb,1,0.3\n")
+    figure = draw_fit(pausefl.fit_latency(path))
+    assert [axes.get_title("left") for axes in figure.axes] == ["a: values, 0.00 apart", "b: constant, 0.00 apart"]
+    measured = [axes.lines[0] for axes in figure.axes]
+    assert [line.get_drawstyle() for line in measured] == ["steps-post", "steps-post"]
+    assert np.asarray(measured[0].get_xydata()).tolist() == [[0.0870759, 0.0], [0.0870759, 0.5], [0.090736, 1.0]]
+    assert np.asarray(measured[1].get_xydata()).tolist() == [[0.3, 0.0], [0.3, 1.0]]
+
+
+PING = """PING hub (10.0.0.1) 56(84) bytes of data.
+[1767225600.100000] 64 bytes from hub (10.0.0.1): icmp_seq=1 ttl=57 time=11.6 ms
+[1767225603.100000] 64 bytes from hub (10.0.0.1): icmp_seq=4 ttl=57 time=12.6 ms
+--- hub ping statistics ---
+"""
+ATLAS = """[{"fw": 5080, "type": "ping", "prb_id": 6001, "timestamp": 1767225600, "dst_name": "example.org",
+ "result": [{"rtt": 11.6}, {"x": "*"}, {"rtt": 12.6}, {"rtt": 12.7, "dup": 1}]}]"""
+IPERF = """{"start": {"connected": [{"socket": 5, "remote_host": "10.0.0.1", "remote_port": 5201}],
+ "timestamp": {"timesecs": 1767225600}}, "intervals": [
+ {"streams": [{"socket": 5, "start": 0, "end": 1.0, "rtt": 11600}]},
+ {"streams": [{"socket": 5, "start": 1.0, "end": 2.0, "rtt": 12600}]}], "end": {}}"""
+PROMETHEUS = """{"status": "success", "data": {"resultType": "matrix", "result": [
+ {"metric": {"__name__": "probe_duration_seconds", "instance": "10.0.0.1"},
+ "values": [[1767225600, "0.0116"], [1767225660, "0.0126"]]}]}}"""
+K6 = """metric_name,timestamp,metric_value,check,error,method,name,proto,status,url
+http_reqs,1767225600,1.000000,,,GET,hub,HTTP/1.1,200,http://hub/
+http_req_duration,1767225600,11.6,,,GET,hub,HTTP/1.1,200,http://hub/
+http_req_duration,1767225601,12.6,,,GET,hub,HTTP/1.1,200,http://hub/
+"""
+LOCUST = """Timestamp,User Count,Type,Name,Requests/s,Failures/s,50%,66%
+1767225600,1,GET,/a,0.0,0.0,N/A,N/A
+1767225601,1,GET,/a,1.0,0.0,11.6,12
+1767225602,1,GET,/a,1.0,0.0,12.6,13
+"""
+NDT = """date,client_IP,a_TestTime,a_MeanThroughputMbps,a_MinRTT
+2026-01-01,10.0.0.1,2026-01-01 00:00:00.500000 UTC,93.1,11.6
+2026-01-01,10.0.0.1,2026-01-01 00:01:00 UTC,90.2,12.6
+"""
+WONDER = """"source","destination","timestamp","min","avg","max","mdev"
+"10","57","2026-01-01 00:00:00","11.1","11.6","12.0","0.2"
+"10","58","2026-01-01 00:00:01","12.1","12.6","13.0","0.2"
+"""
+DEVICES = pickle.dumps({1: {"computation": 11.6, "communication": 5647.6}})
+GERMAN = "Client;Time;Seconds\n\nhub;2026-01-01T00:00:00Z;0,0116\nhub;2026-01-01T00:01:00+00:00;0,0126\n"
+PUBLISHED: dict[str, tuple[str | bytes, str, dict[str, Any]]] = {
+    "ping": (PING, "hub", {"timeout_s": 2.0}),
+    "ripe-atlas": (ATLAS, "6001", {"timeout_s": 2.0}),
+    "iperf3": (IPERF, "10.0.0.1", {}),
+    "prometheus": (PROMETHEUS, "10.0.0.1", {}),
+    "k6": (K6, "hub", {}),
+    "locust": (LOCUST, "/a", {}),
+    "ndt": (NDT, "10.0.0.1", {}),
+    "wondernetwork": (WONDER, "10", {}),
+    "fedscale": (DEVICES, "1", {}),
+    "csv": (GERMAN.encode("utf-16"), "hub", {}),
+    "csv, compressed": (gzip.compress(GERMAN.encode()), "hub", {}),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_latencies_are_read_as_they_are_published(name: str, tmp_path: Path) -> None:
+    written, client, options = PUBLISHED[name]
+    path = tmp_path / "published"
+    path.write_bytes(written if isinstance(written, bytes) else written.encode())
+    form = name.partition(",")[0]
+    fit = pausefl.fit_latency(path, format=form, **options)
+    found = fit.latencies[client]
+    assert found.seconds == pytest.approx([0.0116] if name == "fedscale" else [0.0116, 0.0126])
+    lost = {"ping": 2, "ripe-atlas": 1}.get(name, 0)
+    assert found.bounds_s.tolist() == [2.0] * lost
+    assert fit.experiment.client_ids == [client.strip("/").replace("/", "-")]
+    keys = {"kind": "empirical", "file": str(path), "format": form, "client_column": None} | options
+    table = {key: value for key, value in keys.items() if value is not None}
+    if form == "csv":
+        table["client_column"] = "client"
+    (law,) = delays_of(pausefl.load("demo", {"clients.count": 1, "selection.m": 1, "latency.delay": table})).values()
+    assert isinstance(law, Empirical)
+    assert max(law.values_s) == pytest.approx(2.0 if lost else max(found.seconds))
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "devices").write_bytes(pickle.dumps({1: Path("/")}))
+    with pytest.raises(ConfigError, match=r"is no pickle of plain values \(holds pathlib"):
+        pausefl.fit_latency(tmp_path / "devices", format="fedscale")

@@ -1,0 +1,379 @@
+"""Which model a resumed run goes on with: its last, the one before, or one that was kept. Nothing happens silently."""
+
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl.results.reading import CLIENTS, open_database, read_columns
+from pausefl.results.tally import RunTally
+from pausefl_client.privacy.ledger import ReleaseKey
+from pausefl_client.privacy.release import Releaser
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.wire import Vector, digest
+from pausefl_server.model.optimizers import Optimizer, ServerOptimizer
+from pausefl_server.records import LogEvent, Miss
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.service import RunResult
+from pausefl_server.storage import checkpoint as checkpoints
+from pausefl_server.storage import store as stores
+from pausefl_server.storage.checkpoint import Checkpoint
+from pausefl_server.storage.restore import cost
+from pausefl_server.storage.seals import digest_of_table
+from pausefl_server.storage.store import Store
+from rigs.connections import opened_connections
+from rigs.coordinator import CoordinatorRig
+from rigs.federation import BUDGET, PRIVATE, SIZE, clients, federation, log_of, private
+from rigs.log import observation, record
+
+ADAM = ServerOptimizer("fedadam", learning_rate=0.1)
+
+
+async def play(folder: Path, rounds: int, **changes: Any) -> tuple[RunResult, list[str]]:
+    """Begin or go on with the run in `folder` until it has so many rounds; its result, and what it said."""
+    privacy = {c: private(folder / "ledgers", c) for c in "ab"}
+    settings = {"privacy": PRIVATE, "optimizer": ADAM, "checkpoint_every": 2, "minimum_clients": 2} | changes
+    try:
+        async with federation(folder, All(1), rounds=rounds, **settings) as run, clients() as some:
+            for c in "ab":
+                some.start(c, await run.port, privacy=privacy[c])
+            result = await run.finished()
+    finally:
+        for p in privacy.values():
+            p.ledger.close()
+    said = [run.events.get_nowait() for _ in range(run.events.qsize())]
+    return result, [event["message"] for event in said if event["kind"] == "notice"]
+
+
+async def refused(folder: Path, **changes: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        async with federation(folder, All(1), rounds=9, privacy=PRIVATE, optimizer=ADAM, **changes) as run:
+            await run.finished()
+    return str(error.value)
+
+
+def tear(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / "checkpoints" / name
+        path.write_bytes(path.read_bytes()[:-4])
+
+
+@pytest.mark.parametrize("loss", ["torn", "gone"])
+async def test_rounds_whose_models_are_lost_are_not_taken_back_silently(tmp_path: Path, loss: str) -> None:
+    await play(tmp_path, 5, checkpoint_every=3)
+    if loss == "torn":
+        tear(tmp_path, "slot-0.f32", "slot-1.f32")
+    else:
+        shutil.rmtree(tmp_path / "checkpoints")
+    before = [r.round for r in log_of(tmp_path)]
+    line = await refused(tmp_path)
+    left = "3, 0" if loss == "torn" else "0"
+    assert "the models of rounds 4 and 5, which the log ends with, are missing or damaged" in line
+    assert f"--back-to ROUND, one of {left} (going back to round" in line
+    assert [r.round for r in log_of(tmp_path)] == before
+
+
+async def test_going_back_says_its_cost_and_keeps_what_was_spent(tmp_path: Path) -> None:
+    before, _ = await play(tmp_path, 5)
+    tear(tmp_path, "slot-0.f32", "slot-1.f32")
+    after, said = await play(tmp_path, 6, back_to=2)
+    most = BUDGET.spent(5) - BUDGET.spent(2)
+    assert any(
+        f"going back to round 2 plays rounds 3 to 5 again: the epsilon spent since, up to {most:.4g} by a client and"
+        f" {2 * most:.4g} by all, stays spent" in line
+        for line in said
+    )
+    records = log_of(tmp_path)
+    assert [(r.round, r.attempt) for r in records] == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2), (6, 1)]
+    assert [o.participation for r in records for o in r.observations if o.client_id == "a"] == [1, 2, 6, 7, 8, 9]
+    assert after.state.table.epsilon_spent.tolist() == [BUDGET.spent(9)] * 2
+    assert before.state.table.epsilon_spent.tolist() == [BUDGET.spent(5)] * 2
+
+
+@pytest.mark.parametrize("back_to", [0, 2])
+def test_what_clients_came_with_is_known_after_their_hellos_were_taken_back(tmp_path: Path, back_to: int) -> None:
+    """They come again with what this run has spent, which no earlier one has; going back twice changes nothing."""
+    store = Store(tmp_path / "run.db")
+    write_rounds(store, 4, spent_before=3)
+    for _ in range(2):
+        store.go_back_to(back_to)
+        store.save_late_events(back_to + 1, [*store.late_events(), *(came(c, 9) for c in "ab")])
+    assert store.first_hellos() == {"a": (0, 0.0), "b": (3, BUDGET.spent(3))}
+    before = {client_id: released for client_id, (released, _) in store.first_hellos().items()}
+    log, late = store.log(), store.late_events()
+    assert RunTally(log, late_events=late, released_before=before).had_spent
+    assert not RunTally(log, late_events=late, released_before=before | {"b": 0}).had_spent
+    store.close()
+    with open_database(tmp_path) as database:
+        clients = read_columns(database, CLIENTS)
+    assert dict(zip(clients["client_id"], clients["spent_before"], strict=True)) == {"a": 0.0, "b": BUDGET.spent(3)}
+
+
+def test_the_cost_of_going_back_counts_what_answered_nothing(tmp_path: Path) -> None:
+    """b's late release, and what it came with."""
+    store = Store(tmp_path / "run.db")
+    write_rounds(store, 4, spent_before=3)
+    store.save_late_events(5, [LogEvent("reconciled", "b", "late", epsilon_spent=BUDGET.spent(8), released=8)])
+    spent = [BUDGET.spent(4) - BUDGET.spent(2), BUDGET.spent(8) - BUDGET.spent(5)]
+    assert f"up to {max(spent):.4g} by a client and {sum(spent):.4g} by all" in cost(store, 2)
+    spent = [BUDGET.spent(4), BUDGET.spent(8) - BUDGET.spent(3)]
+    assert f"up to {max(spent):.4g} by a client and {sum(spent):.4g} by all" in cost(store, 0)
+    store.go_back_to(0)
+    came_again = [*store.late_events(), came("a", 4), came("b", 8)]
+    store.save_late_events(1, came_again)
+    answers = observation("a", participation=5, epsilon=BUDGET.epsilon(5), epsilon_spent=BUDGET.spent(5))
+    store.commit_round(record(1, answers, events=tuple(came_again)))
+    spent[0] = BUDGET.spent(5)
+    assert f"up to {max(spent):.4g} by a client and {sum(spent):.4g} by all" in cost(store, 0)
+    store.close()
+
+
+def test_a_release_that_is_told_of_late_makes_going_back_no_dearer(tmp_path: Path) -> None:
+    """a's first release comes after the answer with its second one."""
+    store = Store(tmp_path / "run.db")
+    write_rounds(store, 2, spent_before=0)
+    late = LogEvent("reconciled", "a", "late", epsilon_spent=BUDGET.spent(1), released=1)
+    answer = observation("a", participation=3, epsilon=BUDGET.epsilon(3), epsilon_spent=BUDGET.spent(3))
+    store.commit_round(record(3, events=(late,)))
+    store.commit_round(record(4, answer))
+    assert f"up to {BUDGET.epsilon(3):.4g} by a client and {BUDGET.epsilon(3):.4g} by all" in cost(store, 3)
+    store.close()
+
+
+def test_going_back_keeps_comings_and_goings_in_order(tmp_path: Path) -> None:
+    """a left before the attempt that failed, and came back after it."""
+    store = Store(tmp_path / "run.db")
+    store.commit_round(record(1, events=(came("a", 0), came("b", 0))))
+    store.save_failed_attempt(record(2, events=(LogEvent("left", "a"),), chosen=("b",)))
+    store.save_late_events(2, [came("a", 0)])
+    store.go_back_to(1)
+    assert [event.kind for event in store.late_events()] == ["left", "joined"]
+    store.close()
+
+
+def test_what_a_client_came_with_is_what_its_first_hello_said(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run.db")
+    for t, released in ((1, 2), (2, 3)):
+        store.commit_round(record(t, events=(came("a", released),)))
+    store.go_back_to(0)
+    assert store.first_hellos() == {"a": (2, BUDGET.spent(2))}
+    store.close()
+
+
+async def test_what_a_client_came_with_is_known_after_a_restart_before_its_first_round(tmp_path: Path) -> None:
+    """It comes again with a release of this run, which no earlier one has made."""
+    store = Store(tmp_path / "run.db")
+    store.save_late_events(1, [came("a", 0), came("b", 3)])
+    store.close()
+    privacy = private(tmp_path / "ledgers", "a")
+    Releaser(privacy).release(np.ones(SIZE, np.float32), ReleaseKey("another-run", 1, 1, ""))
+    privacy.ledger.close()
+    await play(tmp_path, 1)
+    store = Store(tmp_path / "run.db")
+    assert [e.released for e in store.rounds()[0].events if (e.kind, e.client_id) == ("joined", "a")] == [1]
+    assert store.first_hellos() == {"a": (0, 0.0), "b": (3, BUDGET.spent(3))}
+    store.close()
+
+
+@pytest.mark.parametrize("rounds", [2, 20])
+def test_going_back_seals_the_table_of_facts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
+    """It has a fact for each round taken back: sealed after each of them, a long run would take an hour."""
+    sealed: list[str] = []
+
+    def digested(database: sqlite3.Connection, table: str) -> str:
+        sealed.append(table)
+        return digest_of_table(database, table)
+
+    store = Store(tmp_path / "run.db")
+    write_rounds(store, rounds, spent_before=0)
+    monkeypatch.setattr(stores, "digest_of_table", digested)
+    store.go_back_to(0)
+    store.close()
+    assert sealed.count("meta") == 2, "of what clients came with first, and of the attempts that come next"
+    Store(tmp_path / "run.db").close()  # which verifies what is sealed
+
+
+def test_going_back_forgets_what_the_optimizer_learnt_since(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run.db")
+    for t in (1, 2):
+        store.commit_round(record(t), optimizer_state=model(t))
+    store.go_back_to(1)
+    first = store.optimizer_state(1)
+    assert first is not None
+    assert first.tolist() == model(1).tolist()
+    assert store.optimizer_state(2) is None
+    store.close()
+    Store(tmp_path / "run.db").close()  # which verifies what is sealed
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_going_back_tells_in_order_what_its_rounds_did_and_may_have_cost(tmp_path: Path, is_private: bool) -> None:
+    """A failed attempt at round 2, the round itself, which b did not answer, and what came after it."""
+    store = Store(tmp_path / "run.db")
+    store.commit_round(record(1, events=(came("a", 0), came("b", 0))))
+    missed = {"chosen": ("b",), "misses": (Miss("b", "timeout", 1.0, 1.0),)}
+    store.save_failed_attempt(record(2, events=(LogEvent("left", "a"),), **missed))
+    answer = observation("a", participation=int(is_private), epsilon_spent=0.5)
+    store.commit_round(record(2, answer, attempt=2, events=(came("a", 0),), misses=missed["misses"]))
+    store.save_late_events(3, [LogEvent("retired", "a")])
+    store.go_back_to(1, is_private=is_private)
+    told = [(event.kind, event.client_id) for event in store.late_events()]
+    unsettled, spent = ([("unsettled", "b")], [("reconciled", "a")]) if is_private else ([], [])
+    assert told == [("left", "a"), *unsettled, ("joined", "a"), *unsettled, *spent, ("retired", "a")]
+    store.close()
+
+
+def came(client_id: str, released: int) -> LogEvent:
+    return LogEvent("joined", client_id, n_examples=10, epsilon_spent=BUDGET.spent(released), released=released)
+
+
+def write_rounds(store: Store, rounds: int, spent_before: int) -> None:
+    """Rounds that a and b answer, of whom b comes with some releases."""
+    for t in range(1, rounds + 1):
+        events = (came("a", 0), came("b", spent_before)) if t == 1 else ()
+        answers = [
+            observation(c, participation=i, epsilon=BUDGET.epsilon(i), epsilon_spent=BUDGET.spent(i))
+            for c, i in (("a", t), ("b", spent_before + t))
+        ]
+        store.commit_round(record(t, *answers, events=events))
+
+
+async def test_a_run_goes_back_with_its_optimizer(tmp_path: Path) -> None:
+    """Without noise, rounds that are played again are the same but for their attempt."""
+    plain = {"privacy": None}
+    async with (
+        federation(tmp_path / "one", All(1), rounds=5, optimizer=ADAM, minimum_clients=1) as run,
+        clients() as some,
+    ):
+        some.start("a", await run.port)
+        whole = await run.finished()
+    for rounds, more in ((5, {}), (5, {"back_to": 2})):
+        settings = {"optimizer": ADAM, "checkpoint_every": 2, "minimum_clients": 1, **plain, **more}
+        async with federation(tmp_path / "two", All(1), rounds=rounds, **settings) as run, clients() as some:
+            some.start("a", await run.port)
+            again = await run.finished()
+    assert [r.attempt for r in log_of(tmp_path / "two")] == [1, 1, 2, 2, 2]
+    assert again.theta.tobytes() == whole.theta.tobytes()
+
+
+class OneLongStep(Optimizer):
+    """Changes its state in place, and has none after round 2."""
+
+    def start(self, model_size: int) -> Vector:
+        return np.ones(model_size, np.float32)
+
+    def step(self, theta: Vector, change: Vector, state: Vector) -> tuple[Vector, Vector]:
+        if not state.size:
+            return theta + change, state
+        state += 1
+        return theta + change * state, state if state[0] < 3 else state[:0]
+
+
+@pytest.mark.parametrize("stopped", [1, 3])
+async def test_a_resumed_run_has_the_state_that_its_optimizer_left(tmp_path: Path, stopped: int) -> None:
+    """Also where that is none any more."""
+    models = []
+    for folder, rounds in (("whole", 5), ("resumed", stopped), ("resumed", 5)):
+        settings: dict[str, Any] = {"rounds": rounds, "optimizer": OneLongStep(), "minimum_clients": 1}
+        async with federation(tmp_path / folder, All(1), **settings) as run, clients() as some:
+            some.start("a", await run.port)
+            models.append((await run.finished()).theta)
+    assert models[0].tobytes() == models[2].tobytes()
+
+
+async def test_going_back_needs_a_round_with_a_model(tmp_path: Path) -> None:
+    await play(tmp_path, 5, checkpoint_every=3)
+    assert "--back-to 9: must be a round from 0 to 5" in await refused(tmp_path, back_to=9)
+    assert "--back-to 2: its model is not there; those of rounds 5, 4, 3, 0 are" in await refused(tmp_path, back_to=2)
+
+
+@pytest.mark.slow
+async def test_a_crash_after_going_back_goes_on_from_there(tmp_path: Path) -> None:
+    await play(tmp_path, 5)
+    async with federation(tmp_path, All(1), rounds=2, privacy=PRIVATE, optimizer=ADAM, back_to=2) as run:
+        await run.finished()
+    assert [r.round for r in log_of(tmp_path)] == [1, 2]
+    await play(tmp_path, 3)
+    assert [(r.round, r.attempt) for r in log_of(tmp_path)] == [(1, 1), (2, 1), (3, 2)]
+
+
+async def test_a_disk_that_cannot_be_written_at_a_resume_is_one_line_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await play(tmp_path, 2)
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").write_text("no folder")
+    opened = opened_connections(monkeypatch)
+    with pytest.raises(PauseflError, match=rf"run directory {tmp_path}: cannot be read and written \(.*\)"):
+        await play(tmp_path, 3)
+    assert opened
+    for connection in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+            connection.execute("SELECT 1")
+
+
+def model(value: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.full(1000, value, np.float32)
+
+
+def test_kept_models_come_back_whole_or_not_at_all(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.keep(25, model(1.0), model(2.0))
+    checkpoint.keep(50, model(3.0), None)
+    assert checkpoint.kept() == [25, 50]
+    theta, state = checkpoint.load_kept(25, digest(model(1.0))) or (None, None)
+    assert theta is not None
+    assert state is not None
+    assert (theta.tolist(), state.tolist()) == (model(1.0).tolist(), model(2.0).tolist())
+    assert checkpoint.load_kept(50, digest(model(1.0))) is None
+    path = tmp_path / "round-00000025.f32"
+    data = path.read_bytes()
+    for torn in (b"", data[:10], data[:-1], data[:5000] + bytes([data[5000] ^ 1]) + data[5001:]):
+        path.write_bytes(torn)
+        assert checkpoint.load_kept(25, digest(model(1.0))) is None
+    checkpoint.close()
+
+
+@pytest.mark.parametrize(("bytes_max", "kept"), [(3 * 4100, [100, 125, 150]), (1, [125, 150])])
+def test_the_oldest_kept_models_make_room_and_the_last_two_stay_however_great_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_max: int, kept: list[int]
+) -> None:
+    monkeypatch.setattr(checkpoints, "KEPT_BYTES_MAX", bytes_max)
+    checkpoint = Checkpoint(tmp_path)
+    for t in range(25, 151, 25):
+        checkpoint.keep(t, model(t), None)
+    assert checkpoint.kept() == kept
+    checkpoint.close()
+
+
+async def test_a_client_that_came_later_is_a_newcomer_again_and_stays_charged(tmp_path: Path) -> None:
+    """Until it comes, its row is not there; what it has spent waits, and counts."""
+    async with CoordinatorRig(tmp_path, rounds=4, minimum_clients=1, policy=All(1)).running() as r:
+        a = await r.join("a", manual=True)
+        for t in range(1, 5):
+            await a.next_job()
+            if t == 2:
+                b = await r.join("b", released=5)
+            await a.answer(t)
+        await r.played()
+        assert r.coordinator.state.table.joined_round.tolist() == [1, 3]
+    store = Store(tmp_path / "run.db")
+    store.go_back_to(0)
+    store.close()
+    async with CoordinatorRig(tmp_path, rounds=3, minimum_clients=1, policy=All(1)).running() as r:
+        a = await r.join("a", manual=True, released=a.released)
+        for t in (1, 2, 3):
+            job = await a.next_job()
+            assert r.coordinator.state.table.ids == (["a"] if t < 3 else ["a", "b"])
+            tally = RunTally(r.store.log(), late_events=r.store.late_events())
+            if t == 2:
+                assert tally.unanswered.releases_at_most(r.coordinator.state.table, BUDGET)["b"] == b.released == 7
+                await r.join("b", released=b.released)
+            await a.answer(t, attempt=job.attempt)
+        await r.played()
+        table = r.coordinator.state.table
+        assert table.joined_round.tolist() == [1, 3]
+        assert table.released.tolist() == [7, 8]

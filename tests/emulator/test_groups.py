@@ -1,0 +1,304 @@
+"""Groups of clients: what an experiment says about them, the trainers that come of it, and who is there when."""
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl.cli import parser
+from pausefl.cli.arguments import parse
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.groups import presence_of
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.population.availability import (
+    Always,
+    Cycle,
+    GroupPresence,
+    MarkovAvailability,
+    Presence,
+    Trace,
+)
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.process import make_trainers
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
+from rigs.links import delays_of
+
+THREE = """
+[selection]
+m = 2
+[clients.groups.plain]
+count = 2
+[clients.groups.flipped]
+count = 2
+behaviours = [{ kind = "label-flip" }]
+[clients.groups.noisy]
+count = 1
+behaviours = [{ kind = "local-epochs", choices = [3] }, { kind = "gaussian-update", scale = 2.0 }]
+"""
+
+
+def three(more: str = "", *overrides: str) -> Experiment:
+    return parse_experiment(THREE + more, overrides)
+
+
+def test_without_groups_clients_are_called_as_ever() -> None:
+    experiment = parse_experiment("clients.count = 12")
+    assert experiment.client_ids == [f"client-{k:03}" for k in range(12)]
+    assert parse_experiment("clients.count = 1001").client_ids[0] == "client-0000"
+
+
+def test_groups_name_and_count_their_clients() -> None:
+    experiment = three()
+    assert experiment.client_ids == ["plain-000", "plain-001", "flipped-000", "flipped-001", "noisy-000"]
+    assert experiment.clients.count == experiment.minimum_clients == 5
+    assert set(delays_of(experiment)) == set(experiment.client_ids)
+    assert parse_experiment(experiment.to_toml()) == experiment
+
+
+def test_trainers_behave_as_their_group_does() -> None:
+    same = 'workload.examples = 500\nworkload.optimizer = "sgd"'
+    experiment = parse_experiment(same + THREE)
+    honest = parse_experiment(same + "\nclients.count = 5\nselection.m = 2")
+    trainers = make_trainers(client_plan(experiment).training, experiment.client_ids)
+    plain = make_trainers(client_plan(honest).training, honest.client_ids)
+    assert trainers["plain-001"].label_counts == plain["client-001"].label_counts
+    counts, flipped = (t.label_counts for t in (plain["client-002"], trainers["flipped-000"]))
+    assert [flipped[f"label_{(c + 1) % 10}"] for c in range(10)] == [counts[f"label_{c}"] for c in range(10)]
+    theta = np.zeros(plain["client-004"].manifest.size, np.float32)
+    noise, update = (t.train(theta, round=1).update for t in (trainers["noisy-000"], plain["client-004"]))
+    assert np.linalg.norm(noise) > 2 * np.linalg.norm(update)  # three epochs take it further than one
+    assert abs(np.corrcoef(noise, update)[0, 1]) < 0.1
+
+
+def test_a_synthetic_model_has_behaviours_too() -> None:
+    experiment = three('[workload]\nmodel = "synthetic"\nmodel_bytes = 4000')
+    trainers = make_trainers(client_plan(experiment).training, ["plain-000", "noisy-000"])
+    theta = np.zeros(1000, np.float32)
+    norms = [float(np.linalg.norm(t.train(theta, round=1).update)) for t in trainers.values()]
+    assert norms[1] == pytest.approx(2 * norms[0], rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("clients.count=30", r"clients\.count = 30: its groups add up to 5"),
+        ("selection.m=6", r"selection\.m = 6: must be at most clients\.count = 5"),
+        ("clients.groups.plain.count=0", r"clients\.groups\.plain\.count = 0"),
+        ("clients.groups.plain.cuont=1", r"clients\.groups\.plain\.cuont: unknown key; did you mean count"),
+        ('clients.groups={"a/b" = { count = 5 }}', r"clients\.groups: 'a/b' is no name; letters, digits, - and _"),
+        ("clients.groups.new={join_round=3}", r"clients\.groups\.new\.count: is missing"),
+        ('clients.groups.plain.availability={kind="trace"}', r"groups\.plain\.availability\.path: is missing"),
+        ('clients.groups.plain.behaviours=[{kind=["a"]}]', r"behaviours\.0\.kind = \['a'\]: must be one of"),
+        ("clients.groups.plain.availability={kind={a=1}}", r"availability\.kind = {'a': 1}: must be one of"),
+        ('clients.groups.plain.drift={kind=["x"]}', r"drift\.kind = \['x'\]: must be one of"),
+        ('clients.groups.plain.behaviours=[{kind="honest", x=1}]', r"behaviours\.0\.x: unknown key; known keys: kind"),
+        ("clients.groups.plain.availability={on_rounds=1}", r"availability\.on_rounds: unknown key; known keys: kind"),
+        ("workload.examples=4", r"workload\.examples = 4: must be at least clients\.count = 5, one for each"),
+        (
+            'clients.groups.plain.behaviours=[{kind="lazy"}]',
+            r"plain\.behaviours\.0\.kind = \"lazy\": must be one of",
+        ),
+        ("clients.groups.plain.behaviours=[{}]", r"plain\.behaviours\.0\.kind: is missing; must be one of honest,"),
+        (
+            'clients.groups.plain.behaviours=[{kind="dropout", p=0.1}]',
+            r"clients\.groups\.plain\.behaviours\.0\.p: unknown key; known keys: kind, probability",
+        ),
+        (
+            'clients.groups.plain.behaviours=[{kind="honest"}, {kind="dropout", probability=1.5}]',
+            r"clients\.groups\.plain\.behaviours\.1\.probability = 1\.5: must be at most 1",
+        ),
+        ("clients.groups.plain.join_round=0", r"clients\.groups\.plain\.join_round = 0"),
+        ("clients.groups.plain.leave_round=1", r"clients\.groups\.plain\.leave_round = 1"),
+        ("clients.groups.plain.leave=quietly", r"plain\.leave = 'quietly': must be 'stop' or 'kill'"),
+        (
+            "clients.groups.plain={count=2, join_round=7, leave_round=7}",
+            r"plain\.leave_round = 7: must be after its join_round = 7",
+        ),
+        ('clients.groups.plain.availability={kind="often"}', r"availability\.kind = \"often\": must be one of always"),
+        (
+            'clients.groups.plain.availability={kind="cycle", on_rounds=1, off_rounds=0}',
+            r"clients\.groups\.plain\.availability\.off_rounds = 0: must be at least 1",
+        ),
+        (
+            'clients.groups.plain.availability={kind="trace", path="no/such.csv"}',
+            r'availability\.path = ".*/no/such.csv": cannot be read \(No such file or directory\)',
+        ),
+    ],
+)
+def test_bad_groups_are_one_line(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        three("", override)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_group_that_is_all_there_is_never_there_first() -> None:
+    with pytest.raises(ConfigError, match=r"clients\.groups: no client is there in round 1"):
+        client_plan(parse_experiment("[clients.groups.late]\ncount = 3\njoin_round = 2\n[selection]\nm = 2"))
+
+
+@pytest.mark.parametrize("command", ["validate", "run"])
+def test_a_round_without_any_client_is_refused(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "gap.toml"
+    file.write_text(
+        "experiment.rounds = 6\nclients.count = 4\nselection.m = 2\n"
+        "clients.groups.early = { count = 2, leave_round = 3 }\nclients.groups.late = { count = 2, join_round = 5 }\n"
+    )
+    arguments = [command, str(file), *(["--run-dir", str(tmp_path / "run")] if command == "run" else [])]
+    options = parse(parser(), arguments)
+    with pytest.raises(ConfigError, match=r"clients\.groups: no client is there in round 3, before which a run would"):
+        options.command(options)
+    assert not (tmp_path / "run").exists()
+
+
+# -- presence
+
+
+def on(availability: object, rounds: int = 12, client_id: str = "a") -> list[int]:
+    drawn: list[int] = availability.on(client_id, rounds, generator(1, "availability", client_id)).tolist()  # type: ignore[attr-defined]
+    return [int(is_on) for is_on in drawn]
+
+
+def test_clients_are_there_when_their_availability_says(tmp_path: Path) -> None:
+    assert on(Always(), 3) == [1, 1, 1]
+    assert on(Cycle(3, 2), 8) == [1, 1, 1, 0, 0, 1, 1, 1]
+    assert on(MarkovAvailability(0.0, 1.0)) == [1] * 12
+    assert on(MarkovAvailability(1.0, 1.0), 5) == [1, 0, 1, 0, 1]
+    (tmp_path / "trace.csv").write_text("client_id,round,on\na,5,1\na,3,0\nb,1,0\n")
+    trace = Trace(str(tmp_path / "trace.csv"))
+    assert on(trace, 6) == [1, 1, 0, 0, 1, 1]
+    assert on(trace, 3, "b") == [0, 0, 0]
+    assert on(trace, 3, "c") == [1, 1, 1]
+
+
+class Returning:
+    """An availability of one's own that returns the same object for every client."""
+
+    def __init__(self, on: object) -> None:
+        self.returned = on
+
+    def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> Any:
+        del client_id, rounds, rng
+        return self.returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "NoneType"),
+        ([True, True, True], "list"),
+        (np.ones(3, np.int64), "int64 of shape (3,)"),
+        (np.ones(2, np.bool_), "bool of shape (2,)"),
+    ],
+)
+def test_what_an_availability_returns_is_checked(returned: object, said: str) -> None:
+    wrong = f"clients.groups: {__name__}:Returning.on: must return a bool array of shape (3,); returned {said}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(wrong)}$"):
+        Presence.of_groups([GroupPresence(("a",), 1, None, Returning(returned))], 3, 1)
+
+
+def test_an_array_that_an_availability_keeps_stays_as_it_is() -> None:
+    kept = Returning(np.ones(3, np.bool_))
+    groups = [GroupPresence(("late",), 3, None, kept), GroupPresence(("early",), 1, None, kept)]
+    assert Presence.of_groups(groups, 3, 1).table.tolist() == [[False, True], [False, True], [True, True]]
+
+
+def test_a_trace_of_seconds_and_one_of_fedscale_say_the_same_by_rounds(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("client_id,time_s,on\n7,0,0\n7,25.5,1\n7,40,0\n")
+    (tmp_path / "trace.pkl").write_bytes(pickle.dumps({7: {"active": [25.5], "inactive": [0, 40], "duration": 90}}))
+    for name in ("trace.csv", "trace.pkl"):
+        assert on(Trace(str(tmp_path / name), round_s=10.0), 6, "7") == [0, 0, 1, 1, 0, 0]
+    (tmp_path / "trace.csv").write_text("client_id,time_s,on\n7,-1,0\n")
+    with pytest.raises(ValueError, match=r"line 2 is not client_id, time_s \(from 0\), on"):
+        Trace(str(tmp_path / "trace.csv"), round_s=10.0)
+    (tmp_path / "trace.pkl").write_bytes(pickle.dumps({7: tmp_path}))
+    with pytest.raises(ValueError, match=r"is no trace of FedScale \(ValueError: is no pickle of plain values"):
+        Trace(str(tmp_path / "trace.pkl"), round_s=10.0)
+
+
+def test_a_trace_is_read_once_for_all_clients(tmp_path: Path) -> None:
+    """Read for each of a thousand clients, it took minutes before round 1."""
+    (tmp_path / "trace.csv").write_text("client_id,round,on\na,3,0\n")
+    trace = Trace(str(tmp_path / "trace.csv"))
+    (tmp_path / "trace.csv").unlink()
+    assert trace.named == {"a"}
+    assert on(trace, 3) == [1, 1, 0]
+
+
+def test_a_markov_chain_is_on_as_long_as_its_probabilities_say() -> None:
+    """Share p/(p + q) with p = 0.2 the way back and q = 0.1 the way out; clients differ, a client repeats."""
+    chain = MarkovAvailability(0.1, 0.2)
+    assert np.mean(on(chain, 20_000)) == pytest.approx(2 / 3, abs=0.03)
+    assert on(chain, 50) == on(chain, 50)
+    assert on(chain, 50) != on(chain, 50, "b")
+
+
+@pytest.mark.parametrize("line", ["a,x,1", "a,0,1", "a,3,2", "a"])
+def test_a_trace_with_a_bad_line_names_it(tmp_path: Path, line: str) -> None:
+    (tmp_path / "trace.csv").write_text(f"client_id,round,on\na,1,1\n{line}\n")
+    with pytest.raises(ValueError, match=r"trace\.csv.*: line 3 is not client_id, round \(from 1\), on"):
+        Trace(str(tmp_path / "trace.csv"))
+
+
+@pytest.mark.parametrize("line", ["2,0", "2,0,"])
+def test_a_line_of_a_trace_that_names_no_client_is_a_bad_one(tmp_path: Path, line: str) -> None:
+    (tmp_path / "trace.csv").write_text(f"round,on,client_id\n1,1,a\n{line}\n")
+    with pytest.raises(ValueError, match=r"trace\.csv.*: line 3 is not client_id, round \(from 1\), on"):
+        Trace(str(tmp_path / "trace.csv"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"must begin with a line of the columns client_id,round,on"),
+        ("client,round,on\n", r"must begin with a line of the columns"),
+        ("client_id,round,on\n" + "x" * 200_000 + ",1,0\n", r"cannot be read \(field larger than field limit"),
+        ("client_id,round,on\nplane-000,1,0\n", r"names plane-000, which is no client of this experiment"),
+        ("client_id,round,on\nnoisy-000,1,0\n", r"names none of plain-000 to plain-001"),
+    ],
+)
+def test_a_trace_that_says_nothing_of_its_group_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "trace.csv").write_text(text)
+    with pytest.raises(ConfigError, match=rf'plain\.availability\.path = ".*trace\.csv": {message}') as caught:
+        three("", f'clients.groups.plain.availability={{kind="trace", path="{tmp_path / "trace.csv"}"}}')
+    assert "\n" not in str(caught.value)
+
+
+def test_measured_data_are_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on elsewhere reads what it began with."""
+    (tmp_path / "trace.csv").write_text("client_id,round,on\nplain-001,2,0\n")
+    (tmp_path / "rtt.csv").write_text("rtt_s\n0.1\n")
+    monkeypatch.chdir(tmp_path)
+    here = three(
+        "",
+        'clients.groups.plain.availability={kind="trace", path="trace.csv"}',
+        'latency.delay={kind="sum", of=[{kind="empirical", file="rtt.csv", column="rtt_s"}]}',
+    )
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert parse_experiment(here.to_toml()) == here
+    assert delays_of(here)["plain-000"].mean_s == pytest.approx(0.1)
+
+
+def test_who_is_there_is_a_function_of_the_round() -> None:
+    experiment = three(
+        "[experiment]\nrounds = 9",
+        "clients.groups.flipped.join_round=4",
+        "clients.groups.noisy.leave_round=6",
+        'clients.groups.plain.availability={kind="cycle", on_rounds=2, off_rounds=1}',
+    )
+    presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
+    assert presence is not None
+    names = [sorted({i.split("-")[0] for i in presence.at(t)}) for t in (1, 3, 4, 6, 9)]
+    assert names == [["noisy", "plain"], ["noisy"], ["flipped", "noisy", "plain"], ["flipped"], ["flipped"]]
+    assert presence.at(10) == presence.at(9)
+    assert parse_experiment(experiment.to_toml()) == experiment
+    assert presence_of(three().groups, 10, 1) is None
+    with pytest.raises(ConfigError, match="no client is there in round 1"):
+        Presence(("a",), np.zeros((3, 1), np.bool_))
+
+
+# -- docs/behaviours.md and docs/aggregation.md

@@ -1,0 +1,326 @@
+"""The [latency] table: laws from TOML, groups, two ways, parameters drawn per client, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pausefl.experiment.delay_laws import (
+    Constant,
+    Exponential,
+    Floor,
+    Gamma,
+    MarkovDelay,
+    Normal,
+    Sum,
+    published_halves,
+)
+from pausefl.experiment.delays.laws import DELAYS
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.links import processes_of
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.server_records import check_policies
+from pausefl.runtime.client.links import make_links
+from pausefl_proto.errors import ConfigError
+from rigs.links import delays_of, links_of
+
+FOUR = "[clients]\ncount = 4\n[selection]\nm = 2\n"
+
+
+def experiment(latency: str) -> Experiment:
+    return parse_experiment(FOUR + latency)
+
+
+def made_links(parsed: Experiment, ids: list[str] | None = None, seed: int = 1):  # type: ignore[no-untyped-def]
+    return make_links(parsed.latency, links_of(parsed), ids or parsed.client_ids, seed)
+
+
+def test_without_a_word_the_published_halves_hold() -> None:
+    laws = list(delays_of(experiment("")).values())
+    means_s = [law.of.mean_s for law in laws if isinstance(law, Floor)]
+    assert means_s == pytest.approx([0.125, 0.2, 0.8, 0.9])
+    assert laws == [Floor(Normal(mean_s, 0.05), 0.05) for mean_s in means_s]
+
+
+def test_ten_thousand_links_are_planned_one_by_one() -> None:
+    """Planning all of them anew for each would take half an hour."""
+    laws = list(delays_of(parse_experiment("[clients]\ncount = 10_000")).values())
+    assert laws == published_halves(10_000)
+
+
+TABLES = {
+    "none": "",
+    "constant": "value_s = 0.1",
+    "normal": "mean_s = 0.1\nsd_s = 0.1\nfloor_s = 0.0",
+    "lognormal": "mean_s = 0.1\nsd_s = 0.1",
+    "exponential": "mean_s = 0.1",
+    "gamma": "mean_s = 0.1\nshape = 2",
+    "weibull": "scale_s = 0.1\nshape = 0.7",
+    "pareto": "minimum_s = 0.1\nshape = 2.5",
+    "empirical": 'file = "FILE"\ncolumn = "rtt_s"',
+    "values": "values_s = [0.1, 0.3, 0.2]",
+    "sum": 'of = [{kind = "constant", value_s = 0.1}, {kind = "exponential", mean_s = 0.1}]',
+    "mixture": 'of = [{kind = "constant", value_s = 0.1}, {kind = "none"}]\nweights = [0.9, 0.1]',
+    "floor": 'of = {kind = "normal", mean_s = 0.1, sd_s = 1}\nfloor_s = 0.05',
+    "scale": 'of = {kind = "exponential", mean_s = 100}\nfactor = 0.001',
+    "schedule": 'rounds = [1, 20]\nof = [{kind = "none"}, {kind = "constant", value_s = 0.1}]',
+    "drift": 'of = {kind = "exponential", mean_s = 0.1}\nrounds = [1, 100]\nfactors = [1, 2]',
+    "day": 'of = {kind = "exponential", mean_s = 0.1}\nperiod_rounds = 24\namplitude = 0.5',
+    "outage": 'of = {kind = "none"}\nwindows = [[10, 12], [30, 31]]\nextra_s = 5.0',
+    "markov": 'good = {kind = "none"}\nbad = {kind = "constant", value_s = 1.0}\nto_bad = 0.1\nto_good = 0.5',
+}
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    path = tmp_path / "rtt.csv"
+    path.write_text("probe,rtt_s\n1,0.1\n2,0.3\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", DELAYS)
+def test_every_kind_can_be_written_and_survives_its_own_toml(kind: str, measured: Path) -> None:
+    table = TABLES[kind].replace("FILE", str(measured))
+    parsed = experiment(f'[latency.delay]\nkind = "{kind}"\n{table}\n')
+    again = parse_experiment(parsed.to_toml())
+    assert again == parsed
+    assert delays_of(again) == delays_of(parsed)
+    delays = [link.draw(12) for link in made_links(parsed).values()]
+    assert all(d.down_s + d.up_s >= 0 for d in delays)
+
+
+def test_a_number_may_be_drawn_once_per_client() -> None:
+    parsed = experiment(
+        '[latency.delay]\nkind = "gamma"\nshape = 2\nmean_s = {kind = "lognormal", mean_s = 0.2, sd_s = 0.1}\n'
+    )
+    means_s = [law.mean_s for law in delays_of(parsed).values()]
+    assert len(set(means_s)) == 4
+    assert means_s == [law.mean_s for law in delays_of(parsed).values()]
+    assert all(isinstance(law, Gamma) for law in delays_of(parsed).values())
+    many = parse_experiment(
+        '[clients]\ncount = 1000\n[latency.delay]\nkind = "exponential"\n'
+        'mean_s = {kind = "lognormal", mean_s = 0.2, sd_s = 0.1}\n'
+    )
+    means = np.array([law.mean_s for law in delays_of(many).values()])
+    assert means.mean() == pytest.approx(0.2, abs=5 * 0.1 / 1000**0.5)
+
+
+def test_chains_of_different_clients_walk_apart() -> None:
+    laws = delays_of(experiment(f'[latency.delay]\nkind = "markov"\n{TABLES["markov"]}\n')).values()
+    assert len({law.path for law in laws if isinstance(law, MarkovDelay)}) == 4
+
+
+def test_both_ways_are_drawn_apart() -> None:
+    parsed = experiment(
+        '[latency.down]\nkind = "exponential"\nmean_s = 0.1\n[latency.up]\nkind = "exponential"\nmean_s = 0.4\n'
+    )
+    link = made_links(parsed)["client-000"]
+    ways = np.array([(d.down_s, d.up_s) for d in map(link.draw, range(1, 2001))])
+    assert ways.mean(axis=0) == pytest.approx([0.1, 0.4], rel=0.1)
+    assert abs(np.corrcoef(ways.T)[0, 1]) < 0.1
+    assert delays_of(parsed)["client-000"] == Sum((Exponential(0.1), Exponential(0.4)))
+    only_up = made_links(experiment('[latency.up]\nkind = "constant"\nvalue_s = 0.4\n'))["client-000"]
+    assert only_up.draw(1).down_s == 0
+    assert only_up.draw(1).up_s == 0.4
+
+
+def test_draws_depend_on_seed_client_and_round_alone() -> None:
+    parsed = experiment('[latency.delay]\nkind = "exponential"\nmean_s = 0.1\n')
+    forwards = [made_links(parsed)["client-001"].draw(t) for t in range(1, 20)]
+    backwards = [made_links(parsed, ["client-001"])["client-001"].draw(t) for t in range(19, 0, -1)]
+    assert forwards == backwards[::-1]
+    assert forwards != [made_links(parsed)["client-002"].draw(t) for t in range(1, 20)]
+    assert forwards != [made_links(parsed, seed=2)["client-001"].draw(t) for t in range(1, 20)]
+
+
+def test_a_whole_exchange_is_split_and_scaled() -> None:
+    parsed = experiment(
+        '[latency]\ndown_share = 0.25\ntime_scale = 0.1\n[latency.delay]\nkind = "constant"\nvalue_s = 4\n'
+    )
+    delays = made_links(parsed)["client-000"].draw(1)
+    assert (delays.down_s, delays.up_s) == pytest.approx((0.1, 0.3))
+
+
+def test_groups_have_laws_and_bandwidths_of_their_own() -> None:
+    plans = links_of(
+        experiment(
+            '[latency.delay]\nkind = "constant"\nvalue_s = 0.1\n[latency.bandwidth]\nup_bytes_per_s = 1000\n'
+            '[[latency.groups]]\nclients = "client-000..client-001"\ndelay = {kind = "constant", value_s = 0.5}\n'
+            '[[latency.groups]]\nclients = ["client-003"]\nbandwidth = {up_bytes_per_s = 50}\n'
+        )
+    )
+    assert [plan.delay for plan in plans.values()] == [Constant(0.5), Constant(0.5), Constant(0.1), Constant(0.1)]
+    assert [plan.bandwidth.up_bytes_per_s for plan in plans.values()] == [1000, 1000, 1000, 50]
+
+
+ACCESS_POINTS = (
+    '[[latency.access_points]]\nclients = "client-000..client-001"\ndown_bytes_per_s = 100\n'
+    '[[latency.access_points]]\nclients = ["client-003"]\nup_bytes_per_s = 100\n'
+)
+
+
+def test_clients_behind_one_access_point_share_its_buckets_and_a_process() -> None:
+    parsed = experiment(ACCESS_POINTS)
+    assert processes_of(links_of(parsed), 1) == [["client-002"], ["client-000", "client-001"], ["client-003"]]
+    links = made_links(parsed)
+    assert links["client-000"].down[0] is links["client-001"].down[0]
+    assert links["client-000"].up == ()
+    assert links["client-002"].down == links["client-002"].up == ()
+    with pytest.raises(ConfigError, match=r"latency.access_points.0: client-001 must run in the same process"):
+        made_links(parsed, ["client-000"])
+
+
+def test_without_access_points_processes_are_filled_in_order() -> None:
+    plans = links_of(experiment(""))
+    assert processes_of(plans, 3) == [["client-000", "client-001", "client-002"], ["client-003"]]
+
+
+REFUSED = {
+    '[latency.delay]\nkind = "gaussian"': r"latency.delay.kind = \"gaussian\": must be one of none, constant, normal",
+    "[latency.delay]\nvalue_s = 1": "latency.delay.value_s: unknown key; known keys: kind, floor_s, sd_s",
+    '[latency.delay]\nkind = "constant"': "latency.delay.value_s: is missing",
+    '[latency.delay]\nkind = "constant"\nvalue_s = "1"': "latency.delay.value_s = '1': must be a valid number",
+    '[latency.delay]\nkind = "exponential"\nmean = 1': "latency.delay.mean: unknown key; did you mean mean_s",
+    '[latency.delay]\nkind = "constant"\nvalue_s = -1': "latency.delay: can draw a negative delay; floor_s",
+    '[latency.delay]\nkind = "normal"\nmean_s = 9\nsd_s = 1': "latency.delay: can draw a negative delay; floor_s",
+    '[latency.up]\nkind = "normal"\nmean_s = 9\nsd_s = 1': "latency.up: can draw a negative delay",
+    '[latency.delay]\nkind = "sum"\nof = [{kind = "none"}, {kind = "pareto", minimum_s = 0.1, shape = 0}]': (
+        "latency.delay.of.1.shape = 0: must be above 0"
+    ),
+    '[latency.delay]\nkind = "sum"\nof = 3': "latency.delay.of = 3: must be a list of tables",
+    '[latency.delay]\nkind = "floor"\nof = 3\nfloor_s = 0.1': "latency.delay.of = 3: must be a table such as",
+    '[latency.delay]\nkind = "sum"\nof = [{kind = "halves"}]': 'latency.delay.of.0.kind = "halves": .*must be one of',
+    '[latency.delay]\nkind = "mixture"\nweights = [0.5]\nof = [{kind = "none"}]': (
+        r"latency.delay.weights = \[0.5\]: must sum to 1"
+    ),
+    '[latency.delay]\nkind = "schedule"\nrounds = [1, 9, 5]\nof = [{kind="none"}, {kind="none"}, {kind="none"}]': (
+        r"latency.delay.rounds = \[1, 9, 5\]: must begin with 1 and ascend"
+    ),
+    '[latency.delay]\nkind = "markov"\npath = 3': "latency.delay.path: unknown key",
+    '[latency.delay]\nkind = "exponential"\nmean_s = {kind = "gaussian"}': (
+        'latency.delay.mean_s.kind = "gaussian": must be one of none, constant'
+    ),
+    '[latency.delay]\nkind = "exponential"\nmean_s = {kind = "constant", valu_s = 1}': (
+        "latency.delay.mean_s.valu_s: unknown key; did you mean value_s"
+    ),
+    '[latency.delay]\nkind = "exponential"\nmean_s = {kind = "constant", value_s = -1}': (
+        "latency.delay.mean_s = -1.0: must be a finite number, above 0"
+    ),
+    '[[latency.groups]]\nclients = "client-000"\ndelay = {kind = "halves"}': (
+        'latency.groups.0.delay.kind = "halves": .*must be one of none, constant'
+    ),
+    '[latency.delay]\nkind = "halves"\n[latency.up]\nkind = "none"': "latency.delay: a whole exchange's delay goes",
+    '[[latency.groups]]\nclients = "client-000..client-009"': 'latency.groups.0.clients = "client-000..client-009"',
+    '[[latency.groups]]\nclients = "client-000"\nlaw = 1': "latency.groups.0.law: unknown key; known keys: bandwidth,",
+    '[[latency.groups]]\nclients = "client-000"\n[[latency.groups]]\nclients = "client-000..client-001"': (
+        "latency.groups.1.clients: client-000 is in two of them"
+    ),
+    '[[latency.groups]]\nclients = "client-000"\ndelay = {kind = "gamma", mean_s = 1, shape = -1}': (
+        "latency.groups.0.delay.shape = -1: must be"
+    ),
+    '[[latency.groups]]\nclients = "client-000"\nup = {kind = "constant", value_s = 1}': (
+        r"latency.groups.0.down: is missing; \[latency\] has one law for a whole exchange"
+    ),
+    '[[latency.groups]]\nclients = "client-000"\ndelay = {}': "latency.groups.0.delay.kind: is missing; must be one",
+    '[[latency.groups]]\nclients = []\ndelay = {kind = "none"}': r"latency.groups.0.clients = \[\]: must name at least",
+    '[[latency.groups]]\nclients = "client-003..client-001"': (
+        'latency.groups.0.clients = "client-003..client-001": the first of a range'
+    ),
+    '[[latency.access_points]]\nclients = "client-001"': "latency.access_points.0: needs down_bytes_per_s",
+    '[latency.delay]\nkind = "lognormal"\nmean_s = 0.1\nsd_s = 1e200': "latency.delay: draws delays too great",
+    '[latency.delay]\nkind = "weibull"\nscale_s = 0.1\nshape = 1e-3': "latency.delay: draws delays too great",
+    '[latency]\ninjection = "netem"\ndelay = {kind = "pareto", minimum_s = 0.1, shape = 0.5}': (
+        'latency.injection = "netem": needs laws with a finite mean'
+    ),
+    f'[latency]\ninjection = "netem"\n[latency.delay]\nkind = "day"\n{TABLES["day"]}': (
+        'a law of kind = "day" changes with the round'
+    ),
+    "[latency.bandwidth]\ndown_bytes_per_s = 0": "latency.bandwidth.down_bytes_per_s = 0: must be above 0",
+    "[latency.bandwidth]\nrate = 1": "latency.bandwidth.rate: unknown key; known keys: burst_bytes, down_bytes_per_s",
+    '[latency]\nmode = "total"\ntime_scale = 0.5': 'latency.mode = "total": the drawn time is the whole round trip',
+    '[latency]\nmode = "total"\nsignal = "communication"': 'latency.mode = "total": the drawn time is the whole',
+    '[latency]\nmode = "total"\n' + ACCESS_POINTS: 'latency.mode = "total": .* goes without bandwidth',
+}
+
+
+@pytest.mark.parametrize("toml", REFUSED)
+def test_bad_input_is_one_line_that_names_the_key(toml: str) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[toml]) as refused:
+        experiment(toml + "\n")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "message"),
+    [
+        ("rtt_s\n0.1\n\n", "rtt", r'rtt.csv": column "rtt": there is no such column \(it has: rtt_s\)'),
+        ("id,rtt_s\n1,0.1\n2,\n", "rtt_s", 'delay.file = ".*rtt.csv": line 3 has nothing for rtt_s: must be a number'),
+        ("id,rtt_s\n1,0.1\n2\n", "rtt_s", "line 3 has nothing for"),
+        ('rtt_s\n"0.1\n0.2"\n', "rtt_s", r'line 3 has "0.1\\n0.2" for rtt_s'),
+        ("rtt_s\n0.1\nfast\n", "rtt_s", 'line 3 has "fast" for rtt_s'),
+        ("rtt_s\n0.1\n-0.1\n", "rtt_s", 'line 3 has "-0.1" for rtt_s'),
+        ("rtt_s\nnan\n", "rtt_s", 'line 2 has "nan" for rtt_s'),
+        ("rtt_s\n", "rtt_s", "holds no values"),
+    ],
+)
+def test_a_csv_with_holes_is_refused_by_line(text: str, column: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "rtt.csv").write_text(text)
+    table = f'[latency.delay]\nkind = "empirical"\nfile = "{tmp_path / "rtt.csv"}"\ncolumn = "{column}"\n'
+    with pytest.raises(ConfigError, match=message):
+        experiment(table)
+
+
+def test_a_csv_may_have_blank_lines_and_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "rtt.csv").write_bytes(b"\xef\xbb\xbfrtt_s\r\n0.1\r\n0.3\r\n\r\n")
+    table = f'[latency.delay]\nkind = "empirical"\nfile = "{tmp_path / "rtt.csv"}"\ncolumn = "rtt_s"\n'
+    (law, *_) = delays_of(experiment(table)).values()
+    assert law.mean_s == pytest.approx(0.2)
+
+
+def test_a_group_takes_what_it_does_not_say_from_the_others() -> None:
+    parsed = experiment(
+        """
+        [latency.down]
+        kind = "constant"
+        value_s = 0.3
+        [latency.up]
+        kind = "constant"
+        value_s = 0.1
+        [latency.bandwidth]
+        down_bytes_per_s = 100
+        burst_bytes = 7
+        [[latency.groups]]
+        clients = "client-000"
+        up = { kind = "constant", value_s = 0.8 }
+        bandwidth = { up_bytes_per_s = 50 }
+        """
+    )
+    own, other = made_links(parsed)["client-000"].draw(1), made_links(parsed)["client-001"].draw(1)
+    assert (own.down_s, own.up_s) == (0.3, 0.8)
+    assert (other.down_s, other.up_s) == (0.3, 0.1)
+    again = parse_experiment(parsed.to_toml())
+    for links in (links_of(parsed), links_of(again)):
+        bandwidth = links["client-000"].bandwidth
+        assert (bandwidth.down_bytes_per_s, bandwidth.up_bytes_per_s, bandwidth.burst_bytes) == (100, 50, 7)
+
+
+def test_an_access_point_is_within_one_group_of_clients() -> None:
+    groups = "[clients.groups.a]\ncount = 2\n[clients.groups.b]\ncount = 2\n[selection]\nm = 2\n"
+    point = '[[latency.access_points]]\nclients = ["{}", "{}"]\nup_bytes_per_s = 1000\n'
+    parse_experiment(groups + point.format("a-000", "a-001"))
+    with pytest.raises(ConfigError, match=r"latency.access_points.0.clients: a-001 and b-000 are of different"):
+        parse_experiment(groups + point.format("a-001", "b-000"))
+
+
+@pytest.mark.parametrize("kind", ["schedule", "drift", "day", "outage"])
+def test_what_has_no_mean_is_not_told_to_a_policy(kind: str) -> None:
+    parsed = experiment(f'[selection.genie]\n[latency.delay]\nkind = "{kind}"\n{TABLES[kind]}\n')
+    check_policies(parsed)
+    told = parse_experiment(parsed.to_toml(), ["selection.policy=genie"])
+    with pytest.raises(ConfigError, match=f'a law of kind = "{kind}" changes with the round, so it has no mean'):
+        check_policies(told)
+
+
+def test_a_csv_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'latency.delay.file = ".*/no.csv": cannot be read'):
+        experiment('[latency.delay]\nkind = "empirical"\nfile = "no.csv"\ncolumn = "rtt_s"\n')

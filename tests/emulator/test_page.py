@@ -1,0 +1,208 @@
+"""The live page: its frames, over real HTTP."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from pausefl.experiment.loading import load_experiment
+from pausefl_server.model.staleness import Asynchronous
+from pausefl_server.monitoring.page import READERS_MAX, ROWS_MAX, frame
+from pausefl_server.monitoring.snapshot import PARTS
+from pausefl_server.monitoring.telemetry import Telemetry
+from pausefl_server.records import Evaluation
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.state import replay
+from rigs.page import BUDGET, INFO, PRIVATE, get, next_frame, record, served
+
+MakeTelemetry = Callable[..., Telemetry]
+
+
+def test_a_frame_before_round_1_says_who_is_awaited(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(PRIVATE, info=INFO, minimum_clients=30)
+    for connected in (1, 2, 3):
+        telemetry.arrived("a", connected, 0)
+    shown = frame(telemetry.now, telemetry.settings)
+    assert (shown["status"], shown["connected"], shown["minimum"]) == ("waiting for clients", 3, 30)
+    assert (shown["round"], shown["rounds"], shown["last"]) == (0, 10, None)
+    assert shown["clients"] == {"total": 0, "shown_max": ROWS_MAX, "rows": []}
+    assert (shown["run"]["policy"], shown["unit"], shown["budget"], shown["private"]) == (
+        "pause",
+        "coordinate",
+        10.0,
+        True,
+    )
+    json.dumps(shown, allow_nan=False)
+
+
+def test_a_frame_shows_curves_parts_and_doubts(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(PRIVATE, info=INFO)
+    rounds = [
+        record(1, ["a", "b"], elapsed_s=2.5),
+        record(2, ["a", "b"], suspect=("clients steal_share",), elapsed_s=5.0),
+    ]
+    replay(All(2), 1, rounds, telemetry.round_committed)
+    telemetry.evaluated(2, Evaluation("test", subset=True, n_examples=9, accuracy=0.75, loss=1.0))
+    telemetry.evaluated(2, Evaluation("test", subset=False, n_examples=99, accuracy=0.8, loss=1.0))
+    shown = frame(telemetry.now, telemetry.settings)
+    json.dumps(shown, allow_nan=False)
+    assert shown["accuracy"] == {"test": [[2, 4.0, 5.0, 0.75]]}
+    assert shown["evaluations"] == {"test": {"round": 2, "accuracy": 0.8}}
+    assert shown["metric"] == "accuracy"
+    assert [point[:3] for point in shown["leakage"]] == [[1, 2.0, 2.5], [2, 4.0, 5.0]]
+    assert shown["latency"] == [[1, 2.0, 2.5, 2.0, 1.5, 0.5], [2, 4.0, 5.0, 2.0, 1.5, 0.5]]
+    assert (shown["signal"], shown["time_scale"]) == ("round trip", 1.0)
+    assert shown["leakage"][1][3] == pytest.approx(BUDGET.spent(3), rel=1e-5)
+    assert shown["leakage"][1][4] < shown["leakage"][1][3]
+    (slow, fast) = shown["last"]["exchanges"]
+    assert (slow["client"], fast["client"]) == ("b", "a")
+    assert dict(zip(shown["parts"], slow["parts"], strict=True)) == dict.fromkeys(PARTS, 0.0) | {
+        "train": 0.5,
+        "propagation": 1.5,
+    }
+    (doubt,) = shown["doubts"]
+    assert doubt["rounds"] == 1
+    assert doubt["advice"].startswith("client hosts, steal_share: the hypervisor")
+
+
+@pytest.mark.parametrize(("is_asynchronous", "staleness"), [(False, None), (True, 1.5)])
+def test_a_frame_shows_who_is_at_work_and_how_stale_updates_are(
+    make_telemetry: MakeTelemetry, is_asynchronous: bool, staleness: float | None
+) -> None:
+    telemetry = make_telemetry(PRIVATE, is_asynchronous=is_asynchronous, asynchronous=Asynchronous(concurrency=2))
+    played = record(1, ["a", "b"], elapsed_s=4.0)
+    jobs = [replace(o, came_back_s=k, staleness=k) for k, o in enumerate(played.observations, start=1)]
+    replay(All(2), 1, [replace(played, observations=tuple(jobs))], telemetry.round_committed)
+    shown = frame(telemetry.now, telemetry.settings)
+    assert (shown["elapsed_s"], shown["at_work"], shown["places"]) == (4.0, 0.75, 2)
+    assert (shown["idle"], shown["staleness"]) == (1 - 0.75 / 2, staleness)
+    assert {row["id"]: row["idle"] for row in shown["clients"]["rows"]} == {"a": 0.75, "b": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("model", "every", "said"),
+    [("mlp", 5, "Nothing yet."), ("mlp", 0, "at the end alone"), ("synthetic", 5, "the model is synthetic")],
+)
+def test_where_there_is_no_accuracy_a_frame_says_why(
+    make_telemetry: MakeTelemetry, model: str, every: int, said: str
+) -> None:
+    telemetry = make_telemetry(None, info=replace(INFO, model=model), evaluation_every=every)
+    assert said in frame(telemetry.now, telemetry.settings)["no_accuracy"]
+
+
+def test_a_frame_names_the_clients_behind_a_suspect_round(make_telemetry: MakeTelemetry) -> None:
+    telemetry, names = make_telemetry(PRIVATE), ["a", "b", "c", "d", "e"]
+    played = record(1, names, suspect=("clients steal_share", "server loop_lag_s"))
+    robbed = [o if o.client_id == "c" else replace(o, suspect=("clients steal_share",)) for o in played.observations]
+    replay(All(5), 1, [replace(played, observations=tuple(robbed))], telemetry.round_committed)
+    suspect = frame(telemetry.now, telemetry.settings)["last"]["suspect"]
+    assert suspect == ["clients steal_share (a, b, d and 1 more)", "server loop_lag_s"]
+
+
+def test_of_a_large_fleet_the_first_hundred_by_either_order_are_shown(make_telemetry: MakeTelemetry) -> None:
+    telemetry, names = make_telemetry(PRIVATE), [f"c{k:04}" for k in range(1000)]
+    replay(All(1000), 1, [record(1, names)], telemetry.round_committed)
+    shown = frame(telemetry.now, telemetry.settings)
+    assert shown["clients"]["total"] == 1000
+    ids = [row["id"] for row in shown["clients"]["rows"]]
+    assert ids == names[:ROWS_MAX] + names[-ROWS_MAX:]
+    assert len(shown["last"]["exchanges"]) == ROWS_MAX
+    assert shown["last"]["exchanges"][0]["client"] == names[-1]
+
+
+def test_a_run_without_privacy_shows_no_epsilon(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(None)
+    replay(All(2), 1, [record(1, ["a", "b"])], telemetry.round_committed)
+    shown = frame(telemetry.now, telemetry.settings)
+    assert (shown["unit"], shown["budget"], shown["leakage"], shown["private"]) == (None, None, [], False)
+
+
+# -- over HTTP
+
+
+def test_everything_comes_from_this_server_and_nothing_is_inline(make_telemetry: MakeTelemetry) -> None:
+    with served(make_telemetry(PRIVATE)) as (_, address):
+        pages = {path: get(address, path) for path in ("/", "/page.js", "/page.css")}
+        texts = {path: page.read().decode() for path, page in pages.items()}
+    kinds = [page.headers["Content-Type"].split(";")[0] for page in pages.values()]
+    assert kinds == ["text/html", "text/javascript", "text/css"]
+    policy = pages["/"].headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for text in texts.values():
+        assert "https:" not in text
+        assert "http:" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "innerHTML" not in texts["/page.js"]
+    assert "style=" not in texts["/"]
+
+
+def test_a_reader_is_shown_what_is_there_then_what_changes_then_the_end(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(PRIVATE)
+    with served(telemetry) as (page, address):
+        stream = get(address, "/events")
+        assert stream.headers["Content-Type"] == "text/event-stream"
+        assert (next_frame(stream) or {})["round"] == 0
+        state = replay(All(2), 1, [record(1, ["a", "b"])], telemetry.round_committed)
+        assert (next_frame(stream) or {})["round"] == 1
+        telemetry.finished(state, "all rounds done", ())
+        page.close()
+        assert (next_frame(stream) or {})["status"] == "finished: all rounds done"
+        assert next_frame(stream) is None
+
+
+def test_whoever_comes_late_or_back_is_shown_the_whole_run(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(PRIVATE)
+    replay(All(2), 1, [record(t, ["a", "b"]) for t in (1, 2, 3)], telemetry.round_committed)
+    with served(telemetry) as (_, address):
+        for _ in range(2):
+            stream = get(address, "/events")
+            assert len((next_frame(stream) or {})["leakage"]) == 3
+            stream.close()
+
+
+def test_a_reader_that_takes_nothing_holds_nobody_up(make_telemetry: MakeTelemetry) -> None:
+    """Frames of a large fleet fill its socket; others read on, rounds are told, and the server closes in time."""
+    telemetry, names = make_telemetry(PRIVATE), [f"c{k:04}" for k in range(400)]
+    with served(telemetry) as (_, address):
+        asleep, awake = get(address, "/events"), get(address, "/events")
+        state = replay(All(400), 1, [record(1, names)], telemetry.round_committed)
+        assert (next_frame(awake) or {})["round"] in {0, 1}
+        telemetry.finished(state, "all rounds done", ())
+        while (shown := next_frame(awake)) is not None and not shown["status"].startswith("finished"):
+            pass
+        assert shown is not None
+    asleep.close()
+
+
+def test_readers_are_bounded_and_leave_their_seats(make_telemetry: MakeTelemetry) -> None:
+    with served(make_telemetry(PRIVATE)) as (page, address):
+        readers = [get(address, "/events") for _ in range(READERS_MAX)]
+        assert get(address, "/events").status == 503
+        assert get(address, "/").status == 200
+        page.close()
+        for reader in readers:
+            while next_frame(reader) is not None:
+                pass
+    with served(make_telemetry(PRIVATE)) as (page, address):
+        page.close()
+        for _ in range(READERS_MAX + 1):
+            stream = get(address, "/events")
+            assert stream.status == 200
+            while next_frame(stream) is not None:
+                pass
+
+
+@pytest.mark.parametrize(
+    ("host", "page", "is_there"),
+    [
+        ("127.0.0.1", "auto", True),
+        ("localhost", "auto", True),
+        ("0.0.0.0", "auto", False),
+        ("0.0.0.0", "on", True),
+        ("127.0.0.1", "off", False),
+    ],
+)
+def test_the_page_is_there_by_itself_only_on_loopback(host: str, page: str, is_there: bool) -> None:
+    metrics = load_experiment("demo", [f"metrics.host={host}", f"metrics.page={page}"]).metrics
+    assert metrics.has_page is is_there

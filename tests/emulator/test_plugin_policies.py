@@ -1,0 +1,310 @@
+"""Policies of one's own: what they may return, how they are named, and the documented examples."""
+
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl.cli import main
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.server_records import selected_policy
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_server.selection import Inspection, Policy, Selection, checked, policy_class
+from pausefl_server.selection.policies.fastest import Fastest
+from pausefl_server.selection.policies.genie import Genie
+from pausefl_server.selection.policies.oort import Oort
+from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.pow_d import PowD
+from pausefl_server.selection.policies.sa_pause import SaPause
+from pausefl_server.selection.validation import checked_inspection
+from rigs.command import synthetic
+from rigs.places import ROOT
+from rigs.policies import (
+    M,
+    Play,
+    context_of,
+    every_policy,
+    policy_of,
+)
+
+DOCUMENT = ROOT / "docs" / "selection.md"
+
+
+# --- what is returned
+
+
+def selection_of(rows: Any, weights: Any = None, **details: Any) -> Selection:
+    return Selection(
+        np.array(rows, np.int64) if isinstance(rows, list) else rows,
+        np.array(weights) if isinstance(weights, list) else weights,
+        details,
+    )
+
+
+PAIR = np.array([0, 1])
+
+
+@every_policy
+def test_what_a_policy_chooses_can_be_played(case: str) -> None:
+    play = Play(policy_of(case))
+    play.table.retired[2] = True
+    for t in range(1, 13):
+        context = context_of(play.table, t)
+        selection = play.policy.select(play.state, context)
+        assert checked(selection, context) is selection
+        play.one_round()
+
+
+def test_rows_come_in_any_order_and_more_than_once_with_weights() -> None:
+    context = context_of(Play(Pause(M)).table, 1)
+    for selection in (selection_of([5, 0, 12]), selection_of([3, 0, 3], [0.25, 0.5, 0.25]), selection_of([7], size=2)):
+        assert checked(selection, context) is selection
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        (None, "a NoneType: must be a pausefl_server.selection.Selection"),
+        ([0, 1], "a list: must be a pausefl_server.selection.Selection"),
+        (Selection([0, 1]), "rows of type list: must be an int64 array of one row or more"),  # type: ignore[arg-type]
+        (selection_of([]), "rows of shape (0,) and type int64: must be"),
+        (selection_of([[0, 1]]), "rows of shape (1, 2) and type int64: must be"),
+        (selection_of(np.array([0.0, 1.0])), "rows of shape (2,) and type float64: must be"),
+        (selection_of(np.ones(13, np.bool_)), "rows of shape (13,) and type bool: must be"),
+        (selection_of([-1, 0]), "row -1: must be one of context.eligible"),
+        (selection_of([0, 99]), "row 99: must be one of context.eligible"),
+        (selection_of([1, 2, 3]), "row 2: must be one of context.eligible"),
+        (selection_of([0, 1, 0]), "row 0 twice: must have weights for that"),
+        (selection_of([0, 1], 0.5), "weights of type float: must be a float64 array of one for each of 2 rows"),
+        (selection_of([0, 1], [1]), "weights of shape (1,) and type int64: must be"),
+        (selection_of([0, 1], [0.5]), "weights of shape (1,) and type float64: must be"),
+        (selection_of([0, 1], [0.5, 0.0]), "weights that are not all finite and above 0"),
+        (selection_of([0, 1], [0.5, np.nan]), "weights that are not all finite and above 0"),
+        (selection_of([0, 1], [0.5, np.inf]), "weights that are not all finite and above 0"),
+        (selection_of([0, 1], size=np.int64(2)), "details with size of type int64: must be a float"),
+        (selection_of([0, 1], size="two"), "details with size of type str: must be a float"),
+        (selection_of([0, 1], size=math.nan), "details with size = nan: must be finite"),
+        (selection_of([0, 1], size=-math.inf), "details with size = -inf: must be finite"),
+        (Selection(PAIR, details={3: 1.0}), "details with a name of type int: must be a text"),  # type: ignore[dict-item]
+        (Selection(PAIR, details=[1.0]), "details of type list: must be a dict of numbers by name"),  # type: ignore[arg-type]
+        (Selection(PAIR, details=None), "details of type NoneType: must be a dict"),  # type: ignore[arg-type]
+        (Selection(PAIR, cluster_penalty_s=math.nan), "cluster_penalty_s = nan: must be finite"),
+        (Selection(PAIR, cluster_penalty_s="3"), "cluster_penalty_s of type str: must be a float"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_played_is_one_clear_line(selection: Any, message: str) -> None:
+    play = Play(Pause(M))
+    play.table.retired[2] = True
+    with pytest.raises(PauseflError, match=re.escape(f"selection.policy: in round 3 it chose {message}")) as caught:
+        checked(selection, context_of(play.table, 3))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_policy_cannot_change_which_rows_are_eligible() -> None:
+    """A choice is compared with them."""
+    rows = np.arange(13)
+    context = context_of(Play(Pause(M)).table, 1, eligible=rows)
+    with pytest.raises(ValueError, match="read-only"):
+        context.rng.shuffle(context.eligible)
+    assert rows.flags.writeable
+
+
+BOTH = np.ones(2, np.bool_)
+
+
+@pytest.mark.parametrize(
+    ("inspection", "message"),
+    [
+        ({}, "a dict: must be a pausefl_server.selection.Inspection, or None"),
+        (Inspection(None, BOTH), "statistics of type NoneType: must be a list of dicts, one for each update"),  # type: ignore[arg-type]
+        (Inspection([{}], BOTH), "1 statistics: must be one for each of 2 updates"),
+        (Inspection([{}, None], BOTH), "statistics of type NoneType: must be a dict of numbers by name"),  # type: ignore[list-item]
+        (Inspection([{}, {"a": math.nan}], BOTH), "statistics with a = nan: must be finite"),
+        (Inspection([{"a": "x"}, {}], BOTH), "statistics with a of type str: must be a float"),  # type: ignore[dict-item]
+        (Inspection([{"a": np.float32(2)}, {}], BOTH), "statistics with a of type float32: must be"),  # type: ignore[dict-item]
+        (Inspection([{}, {}], BOTH[:1]), "admitted of shape (1,) and type bool: must be a bool array of one for"),
+        (Inspection([{}, {}], [True, True]), "admitted of type list: must be a bool array"),  # type: ignore[arg-type]
+        (Inspection([{}, {}], PAIR), "admitted of shape (2,) and type int64: must be a bool array"),
+    ],
+)
+def test_what_a_policy_finds_in_updates_is_checked(inspection: Any, message: str) -> None:
+    with pytest.raises(PauseflError, match=re.escape(f"selection.policy: in round 3 its inspect returned {message}")):
+        checked_inspection(inspection, 2, 3)
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("class Mine(", "SyntaxError: '\\(' was never closed"),
+        ("raise RuntimeError('no\\nlicence')", "RuntimeError: no licence"),
+        ("raise KeyError", "KeyError"),
+        ("raise SystemExit('bye')", "SystemExit: bye"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_clear_line(
+    source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it raises, and whether it was to hold a policy or a Φ."""
+    (tmp_path / "mine_alone.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, ask in (("selection.policy", policy_class), ("phi_g", lambda name: SaPause(M, phi_g=name))):
+        with pytest.raises(
+            (ConfigError, ValueError), match=f"{name} = ['\"]mine_alone:Mine['\"]: .*{message}"
+        ) as caught:
+            ask("mine_alone:Mine")
+        assert "\n" not in str(caught.value)
+
+
+MISMADE = """
+from dataclasses import dataclass
+from pausefl_server.selection import Policy
+
+@dataclass(frozen=True)
+class Mismade(Policy):
+    slack: int = 1
+
+    def __post_init__(self):
+        raise {error}
+
+    def select(self, state, context):
+        raise NotImplementedError
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ('ValueError("bad")', ": ValueError: bad (FILE:10)"),
+        ('ValueError("slack = 1: must be 2")', ".slack = 1: must be 2"),
+        ("AssertionError", ": AssertionError (FILE:10)"),
+        ('KeyError("gone")', ": KeyError: 'gone' (FILE:10)"),
+        ("SystemExit(3)", ": SystemExit: 3 (FILE:10)"),
+    ],
+)
+def test_a_policy_that_cannot_be_made_says_where_unless_it_names_a_key(
+    error: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mismade.py"
+    file.write_text(MISMADE.format(error=error))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mismade", raising=False)
+    experiment = parse_experiment("", ["selection.policy=mismade:Mismade"])
+    with pytest.raises(ConfigError) as refused:
+        selected_policy(experiment.selection)
+    assert str(refused.value) == 'selection."mismade:Mismade"' + said.replace("FILE", str(file))
+
+
+WITH_INIT = """
+from pausefl_server.selection import Policy
+
+class WithInit(Policy):
+    def __init__(self, m, alpha=1.0):
+        self.alpha = alpha
+
+    def select(self, state, context):
+        raise NotImplementedError
+
+class Heir(WithInit):
+    pass
+"""
+
+
+@pytest.mark.parametrize("name", ["with_init:WithInit", "with_init:Heir"])
+def test_a_policy_whose_own_init_would_not_be_called_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "with_init.py").write_text(WITH_INIT)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "with_init", raising=False)
+    experiment = parse_experiment("", {"selection.policy": name})
+    with pytest.raises(ConfigError, match=f'^selection.policy = "{name}": has an __init__ of its own; a policy'):
+        selected_policy(experiment.selection)
+
+
+EXITING = """
+from dataclasses import dataclass
+from pausefl_server.selection import Policy
+
+@dataclass(frozen=True)
+class Exiting(Policy):
+    def select(self, state, context):
+        raise SystemExit(3)
+"""
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("command", [["simulate", "--rounds", "5"], ["run", "--virtual"]])
+def test_a_policy_that_would_exit_is_one_line_with_its_place(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "exiting.py").write_text(EXITING)
+    monkeypatch.syspath_prepend(tmp_path)
+    arguments = [*command, str(synthetic(tmp_path)), "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--set", "selection.policy=exiting:Exiting"])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"pausefl: SystemExit: 3 ({tmp_path / 'exiting.py'}:8)\n"
+
+
+def test_policies_say_what_clients_must_disclose() -> None:
+    assert Oort(5).disclosures == PowD(5).disclosures == {"loss"}
+    assert SaPause(5, phi_g="label_diversity").disclosures == {"labels"}
+    assert SaPause(5).disclosures == Pause(5).disclosures == frozenset()
+
+
+@pytest.mark.parametrize("policy", [Fastest, Genie])
+def test_an_oracle_is_asked_for(policy: type[Policy]) -> None:
+    assert policy(M).needs_oracle
+    play = Play(Pause(M))
+    with pytest.raises(ValueError, match="needs the true mean latencies"):
+        policy(M).select(None, context_of(play.table, 1, oracle=None))
+
+
+# --- the examples of docs/selection.md
+
+
+def example(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save the Python block that starts with this file name where it can be imported."""
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
+    (block,) = [block for block in blocks if block.startswith(f'"""{name}.py:')]
+    (folder / f"{name}.py").write_text(block, "utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_the_documented_policy_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example("my_policies", tmp_path, monkeypatch)
+    experiment = parse_experiment(
+        """
+        [selection]
+        policy = "my_policies:EqualTurns"
+        m = 4
+        [selection."my_policies:EqualTurns"]
+        slack = 2
+        [clients]
+        count = 13
+        """
+    )
+    play = Play(selected_policy(experiment.selection)).rounds(13)
+    assert np.ptp(play.table.chosen) <= 2
+    with pytest.raises(ConfigError, match="slack = 0: must be at least 1"):
+        wrong = parse_experiment('selection."my_policies:EqualTurns".slack = 0')
+        selected_policy(wrong.selection, "my_policies:EqualTurns")
+
+
+def test_the_documented_phi_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example("my_phi", tmp_path, monkeypatch)
+
+    def spreads(policy: Policy) -> list[float]:
+        play = Play(policy).rounds(20)
+        return [float(np.std(play.table.n_examples[play.table.rows(r.chosen)])) for r in play.records[4:]]
+
+    phi = SaPause(M, phi_g="my_phi:size_spread", neighbourhood="swap", gamma=0.0, steps=500)
+    assert min(spreads(phi)) > 1.2 * np.mean(spreads(Pause(M)))

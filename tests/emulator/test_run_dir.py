@@ -1,0 +1,346 @@
+"""A run directory belongs to one run, one configuration and one process at a time."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pausefl.cli import main
+from pausefl.experiment.in_force import in_force
+from pausefl.experiment.loading import parse_experiment
+from pausefl.runtime import run_dir as run_dir_module
+from pausefl.runtime.run_dir import made_run_dir, new_run_dir, resume_command, stored_experiment
+from pausefl_audit.audit import check_ledgers
+from pausefl_client.privacy.ledger import verified_spend
+from pausefl_proto.errors import ConfigError
+from rigs.command import PAUSEFL, command_line, query
+from rigs.waiting import wait_for
+
+pytestmark = pytest.mark.end_to_end
+
+SYNTHETIC = """
+[experiment]
+rounds = {rounds}
+[clients]
+count = 3
+[selection]
+policy = "random"
+m = 2
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+train_s = {train_s}
+[metrics]
+enabled = false
+"""
+
+
+def config_in(folder: Path, rounds: int = 3, train_s: float = 0.0) -> Path:
+    path = folder / "synthetic.toml"
+    path.write_text(SYNTHETIC.format(rounds=rounds, train_s=train_s))
+    return path
+
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """The one line with which a command is refused."""
+
+    def run(*arguments: object) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        assert ended.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory whose run was killed after some rounds."""
+    folder = tmp_path_factory.mktemp("killed")
+    with subprocess.Popen(
+        [*PAUSEFL, "run", config_in(folder, rounds=100_000), "--run-dir", folder / "run"],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        log = folder / "run/server.log"
+        wait_for(lambda: log.exists() and '"round": 3' in log.read_text(), "some rounds", running=process)
+        os.killpg(process.pid, signal.SIGKILL)
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(b""), "config.toml: is empty; restore"),
+        (lambda path: path.unlink(), "config.toml: cannot be read (No such file or directory); restore"),
+        (lambda path: path.write_text(path.read_text().replace("m = 2", "m = 1")), "config.toml: was changed since"),
+    ],
+    ids=["empty", "missing", "changed"],
+)
+def test_a_run_goes_on_with_no_other_configuration(
+    killed: Path, tmp_path: Path, refused: Refused, damage: Callable[[Path], object], message: str
+) -> None:
+    run_dir = shutil.copytree(killed, tmp_path / "run")
+    damage(run_dir / "config.toml")
+    for arguments in (
+        ("run", "--resume", run_dir),
+        ("server", config_in(tmp_path, rounds=100_000), "--resume", "--run-dir", run_dir),
+    ):
+        assert message in refused(*arguments)
+    for name in ("run.db", "server.log", "ledgers/client-000.db"):
+        assert (run_dir / name).read_bytes() == (killed / name).read_bytes()
+
+
+@pytest.fixture
+def served(tmp_path: Path, background: Start) -> Path:
+    """The directory of a run that `pausefl server` began, and that waits for clients on other machines."""
+    run_dir = tmp_path / "run"
+    server = background("server", config_in(tmp_path), "--run-dir", run_dir)
+    wait_for(lambda: b'"ready"' in (tmp_path / "output").read_bytes(), "the server", running=server)
+    server.kill()
+    server.wait()
+    return run_dir
+
+
+def test_a_run_of_clients_elsewhere_is_not_gone_on_with_by_clients_made_here(
+    served: Path, tmp_path: Path, refused: Refused
+) -> None:
+    """They would take the ids of those that are away, and spend again what these have spent."""
+    go_on = f"pausefl server CONFIG --resume --run-dir {served}"
+    line = refused("run", "--resume", served, "--rounds", 9)
+    assert line.startswith(f"pausefl: {served}: was served to clients elsewhere")
+    assert line.endswith(f"go on with: {go_on}")
+    assert stored_experiment(served).experiment.rounds == 3
+    for command in ("run", "server"):
+        line = refused(command, config_in(tmp_path), "--run-dir", served)
+        assert line.endswith(f"holds a run; choose another folder, or go on with it: {go_on}")
+
+
+def test_a_run_goes_on_with_the_command_that_began_it(killed: Path, tmp_path: Path, refused: Refused) -> None:
+    line = refused("server", config_in(tmp_path), "--run-dir", killed)
+    assert line.endswith(f"or go on with it: pausefl run --resume {killed}")
+
+
+def test_a_server_that_could_not_start_leaves_a_run_where_it_was(
+    killed: Path, tmp_path: Path, refused: Refused
+) -> None:
+    run_dir, config = shutil.copytree(killed, tmp_path / "run"), config_in(tmp_path, rounds=100_000)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = f"server.port={taken.getsockname()[1]}"
+        assert "Address already in use" in refused("server", config, "--resume", "--run-dir", run_dir, "--set", port)
+    assert resume_command(run_dir) == f"pausefl run --resume {run_dir}"
+
+
+def test_the_configuration_is_written_once(tmp_path: Path) -> None:
+    experiment = parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0))
+    with made_run_dir(experiment, tmp_path / "run"):
+        before = (tmp_path / "run/config.toml").stat()
+    with made_run_dir(stored_experiment(tmp_path / "run"), tmp_path / "run", resume=True):
+        after = (tmp_path / "run/config.toml").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_two_processes_never_use_one_run_directory(tmp_path: Path, background: Start, refused: Refused) -> None:
+    config = config_in(tmp_path, rounds=100_000, train_s=0.05)
+    first = background("run", config, "--run-dir", tmp_path / "run")
+    log = tmp_path / "run/server.log"
+    wait_for(lambda: log.exists() and '"kind": "round"' in log.read_text(), "a round", running=first)
+    for arguments in (
+        ("run", "--resume", tmp_path / "run"),
+        ("server", config, "--resume", "--run-dir", tmp_path / "run"),
+    ):
+        assert f"run directory {tmp_path / 'run'}: another process is using it" in refused(*arguments)
+    first.send_signal(signal.SIGINT)
+    assert first.wait(60) == 130
+    assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] > 0
+
+
+def test_the_server_keeps_the_lock_when_the_process_that_started_it_is_gone(
+    tmp_path: Path, background: Start, refused: Refused
+) -> None:
+    first = background("run", config_in(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
+    log = tmp_path / "run/server.log"
+    wait_for(lambda: log.exists() and '"kind": "round"' in log.read_text(), "a round", running=first)
+    (server,) = (p for p in psutil.Process(first.pid).children() if "spawn_main" in command_line(p))
+    server.suspend()
+    first.kill()
+    first.wait()
+    try:
+        assert "another process is using it" in refused("run", "--resume", tmp_path / "run")
+    finally:
+        server.kill()
+
+
+def test_a_stopped_run_names_every_epsilon_spent(tmp_path: Path, background: Start) -> None:
+    """Clients are at work when SIGTERM comes; what they charge stands in the log and counts in the summary."""
+    process = background("run", config_in(tmp_path, rounds=100_000, train_s=0.2), "--run-dir", tmp_path / "run")
+    log = tmp_path / "run/server.log"
+    wait_for(lambda: log.exists() and '"kind": "round"' in log.read_text(), "a round", running=process)
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    ledgers = [verified_spend(path)[1] for path in (tmp_path / "run/ledgers").glob("*.db")]
+    assert max(ledgers) <= json.loads((tmp_path / "run/summary.json").read_text())["max_epsilon_spent"]
+    assert "count more" not in check_ledgers(tmp_path / "run")
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", str(config_in(tmp_path)), "--run-dir", str(tmp_path / "run")])
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files_in(tmp_path / "run")}
+    printed = capsys.readouterr().out
+    main(["run", "--resume", str(tmp_path / "run")])
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files_in(tmp_path / "run")} == before
+    assert "3 with 3 clients, 2 a round; all rounds done" in capsys.readouterr().out
+    assert "all rounds done" in printed
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_given_more_rounds(tmp_path: Path) -> None:
+    """It goes on as a run of so many rounds would have, and is bound to the new number from then on."""
+    run_dir, whole = tmp_path / "run", tmp_path / "whole"
+    main(["run", str(config_in(tmp_path)), "--run-dir", str(run_dir)])
+    main(["run", "--resume", str(run_dir), "--rounds", "6"])
+    main(["run", str(config_in(tmp_path, rounds=6)), "--run-dir", str(whole)])
+    assert stored_experiment(run_dir) == stored_experiment(whole)
+    assert json.loads((run_dir / "summary.json").read_text())["rounds"] == 6
+    chosen = "SELECT round, chosen FROM rounds ORDER BY round"
+    assert query(run_dir, chosen) == query(whole, chosen)
+
+
+def test_an_extension_that_was_cut_short_leaves_a_run_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorter, longer = (parse_experiment(SYNTHETIC.format(rounds=rounds, train_s=0.0)) for rounds in (3, 9))
+    with made_run_dir(shorter, tmp_path / "run"):
+        pass
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_dir_module, "write_durably", die)
+        with pytest.raises(KeyboardInterrupt), made_run_dir(longer, tmp_path / "run", resume=True):
+            pass
+    assert in_force(stored_experiment(tmp_path / "run")) == in_force(shorter)
+    with made_run_dir(longer, tmp_path / "run", resume=True):
+        assert in_force(stored_experiment(tmp_path / "run")) == in_force(longer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": 2}, "experiment.rounds = 2: the run in .* goes to 3 already, give it more"),
+        (
+            {"rounds": 9, "train_s": 1.0},
+            "run: holds the run of another experiment: workload.train_s is 0.0 there, 1.0 here$",
+        ),
+    ],
+)
+def test_nothing_but_more_rounds_extends_a_run(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with made_run_dir(parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0)), tmp_path / "run"):
+        pass
+    other = parse_experiment(SYNTHETIC.format(**{"rounds": 3, "train_s": 0.0, **changes}))
+    with pytest.raises(ConfigError, match=message), made_run_dir(other, tmp_path / "run", resume=True):
+        pass
+
+
+def test_the_keys_in_which_a_run_differs_are_named(tmp_path: Path) -> None:
+    began = SYNTHETIC.format(rounds=3, train_s=0.0)
+    with made_run_dir(parse_experiment(began + "[selection.pause]\nalpha = 10.0\n"), tmp_path / "run"):
+        pass
+    other = parse_experiment(began.replace("m = 2", "m = 1"), {"aggregation.optimizer": "fedadam"})
+    with pytest.raises(ConfigError) as refused, made_run_dir(other, tmp_path / "run", resume=True):
+        pass
+    assert str(refused.value).partition("another experiment: ")[2] == (
+        'aggregation.optimizer.kind is "sgd" there, "fedadam" here;'
+        " selection.m is 2 there, 1 here;"
+        " selection.pause.alpha is 10.0 there, not set here"
+    )
+
+
+def test_a_run_goes_on_elsewhere(tmp_path: Path) -> None:
+    """At another address, under renewed certificates, with other patience: none of it changes what is played."""
+    began = parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0))
+    with made_run_dir(began, tmp_path / "run"):
+        pass
+    elsewhere = {
+        "server.host": "0.0.0.0",
+        "server.port": 50051,
+        "server.insecure": True,
+        "evaluation.address": "evaluator:50052",
+        "evaluation.answer_timeout_s": 5.0,
+        "evaluation.connect_timeout_s": 5.0,
+        "evaluation.host": "0.0.0.0",
+        "evaluation.insecure": True,
+        "evaluation.port": 50052,
+        "clients.connect_timeout_s": 5.0,
+        "metrics.enabled": True,
+        "metrics.port": 9464,
+        "tls.ca": "new/ca.pem",
+        "tls.certificate": "new/server.pem",
+        "tls.key": "new/server.key",
+        "admission.tokens": "new/tokens.txt",
+        "admission.token": "new/token",
+        "admission.clients": ["client-000", "client-001"],
+    }
+    moved = parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0), elsewhere)
+    with made_run_dir(moved, tmp_path / "run", resume=True):
+        assert in_force(stored_experiment(tmp_path / "run")) == in_force(began)
+
+
+def test_commands_that_start_in_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda _: "20260101-120000")
+    folders = [new_run_dir("demo", None) for _ in range(3)]
+    assert [folder.name.removeprefix("demo-20260101-120000") for folder in folders] == ["", "-2", "-3"]
+    assert all(folder.is_dir() for folder in folders)
+
+
+def test_a_command_that_is_refused_leaves_no_default_folder(tmp_path: Path) -> None:
+    arguments = ["compare", "demo", "--policies", "paus"]
+    assert subprocess.run([*PAUSEFL, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, check=False).returncode == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Every file but SQLite's own of a database that a reader left open."""
+    return sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.endswith(("-wal", "-shm")))
+
+
+def test_input_that_is_refused_takes_nothing_away_that_was_not_made_for_it(tmp_path: Path) -> None:
+    """Also what was put there while the run was tried."""
+    experiment = parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0))
+
+    def refuse() -> None:
+        (tmp_path / "run/notes.txt").write_text("keep me")
+        raise ConfigError("bad input")
+
+    with pytest.raises(ConfigError, match="bad input"), made_run_dir(experiment, tmp_path / "run"):
+        refuse()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_a_second_run_leaves_the_first_ones_directory_alone(tmp_path: Path, background: Start) -> None:
+    """Both begin at once, so neither sees a log of the other when it looks for one."""
+    config = config_in(tmp_path, rounds=5)
+    both = [background("run", config, "--run-dir", tmp_path / "run") for _ in range(2)]
+    assert sorted(process.wait(120) for process in both) == [0, 2]
+    assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] == 5

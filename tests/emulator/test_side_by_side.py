@@ -1,0 +1,290 @@
+"""Runs of a campaign as jobs of an executor: as if played alone, repeated where they are lost, ended together."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from multiprocessing import forkserver
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import psutil
+import pytest
+
+import pausefl
+from pausefl.cli import main
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.toml_source import read_source
+from pausefl.outcomes import RunInterrupted
+from pausefl.runtime.fleet import SILENT
+from pausefl.runtime.run import run_experiment
+from pausefl.studies.campaign import CampaignInterrupted, Plan, Planned, begin, is_finished
+from pausefl.studies.executors import _LOST_AFTER_LOOKS, _SlurmExecutor, side_by_side
+from pausefl.studies.job import Job
+from pausefl.studies.playing import OneByOne, OnExecutor
+from pausefl.studies.sweep import run_sweep
+from pausefl_proto.errors import ConfigError
+from rigs.command import rounds_in
+from rigs.waiting import wait_for
+
+SMALL: dict[str, Sequence[Any]] = {
+    "experiment.clock": ["virtual"],
+    "experiment.rounds": [3],
+    "clients.count": [4],
+    "selection.m": [1, 2],
+    "workload.model": ["synthetic"],
+    "privacy.enabled": [False],
+}
+FIGURES = ("seed", "selection.m", "total_latency_s", "rounds")
+
+
+def experiment(*overrides: str) -> Experiment:
+    settings = ["experiment.clock=virtual", "experiment.rounds=3", "clients.count=4", "selection.m=2"]
+    return load_experiment("demo", [*settings, "workload.model=synthetic", "privacy.enabled=false", *overrides])
+
+
+def quiet(_: str) -> None:
+    """Say nothing."""
+
+
+@contextmanager
+def dask_workers() -> Iterator[Executor]:
+    """Dask with two worker processes."""
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster,  # type: ignore[no-untyped-call]
+        Client(cluster) as client,  # type: ignore[no-untyped-call]
+    ):
+        yield client.get_executor(pure=False)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Dask's own
+@pytest.mark.parametrize(
+    "opened",
+    [lambda: ThreadPoolExecutor(2), lambda: ProcessPoolExecutor(2), dask_workers],
+    ids=["threads", "processes", "dask"],
+)
+def test_runs_of_any_executor_are_those_played_alone(opened: Callable[[], Any], tmp_path: Path) -> None:
+    with opened() as executor:
+        together = pausefl.sweep(experiment(), SMALL, folder=tmp_path / "two", progress=False, executor=executor)
+    alone = run_sweep(experiment().to_toml(), SMALL, 1, tmp_path / "one", OneByOne(lambda _: nullcontext(SILENT)))
+    assert [[row[key] for key in FIGURES] for row in together.rows] == [
+        [row[key] for key in FIGURES] for row in alone.rows
+    ]
+    assert {path.name for path in (tmp_path / "two").iterdir()} == {path.name for path in (tmp_path / "one").iterdir()}
+
+
+def test_each_run_is_told_with_how_many_are_left(tmp_path: Path) -> None:
+    said: list[str] = []
+    run_sweep(read_source("demo"), SMALL, 1, tmp_path, side_by_side(2, said.append))
+    first, second, _ = said  # then figures are drawn
+    assert sorted(line.partition(":")[0] for line in (first, second)) == ["m=1-seed1", "m=2-seed1"]
+    assert re.search(r"\(1 of 2, about \d+ (s|min) left\)$", first)
+    assert second.endswith("(2 of 2)")
+
+
+def test_a_run_that_fails_is_told_and_keeps_no_other_from_being_played(tmp_path: Path) -> None:
+    broken = experiment("workload.model=nowhere:model", "workload.dataset=digits")
+    runs = [Planned("broken", broken), Planned("sound", experiment())]
+    missing = side_by_side(1, quiet).play(runs, tmp_path)
+    assert list(missing) == ["broken"]
+    assert "nowhere" in str(missing["broken"])
+    assert is_finished(tmp_path / "sound")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--jobs", "2"], '--jobs 2: needs experiment.clock = "virtual"'),
+        (["--jobs", "0", "--virtual"], "--jobs 0: must be at least 1"),
+        (["--on", "elsewhere"], "--on elsewhere: must be local, slurm or dask=ADDRESS"),
+        (["--on", "slurm", "--virtual"], "--on slurm: there is no sbatch here"),
+        (["--on", "dask=127.0.0.1:1", "--virtual"], "--on dask=127.0.0.1:1: no Dask scheduler answers there"),
+        (["--on", "dask=127.0.0.1:1", "--jobs", "2"], "--jobs 2: how many runs are played at a time, --on dask="),
+        (["--on-option", "mem=1"], "--on-option mem=1: goes with --on slurm or --on dask=ADDRESS"),
+        (["--on", "slurm", "--on-option", "mem"], "--on-option mem: must be KEY=VALUE"),
+    ],
+)
+def test_what_cannot_be_played_so_is_one_line_and_leaves_nothing(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin/sbatch").parent.mkdir()
+    if "mem" in words:
+        (tmp_path / "bin/sbatch").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr("pausefl.studies.executors._ANSWERS_WITHIN_S", 0.5)
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "demo", "--policies", "random", "--run-dir", str(tmp_path / "c"), *words])
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"pausefl: {said}")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "c").exists()
+
+
+class Elsewhere(Executor):
+    """Another machine, as far as the player knows; its job is changed on the way."""
+
+    def __init__(self, **changes: object) -> None:
+        self._changes = changes
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        for name, value in self._changes.items():
+            object.__setattr__(fn, name, value)
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"version": "0.1"}, "the campaign is of 0.1"),
+        ({"folder": Path("/nowhere")}, r"^/nowhere: is not there on .*; choose a folder that is shared"),
+    ],
+)
+def test_a_machine_that_cannot_play_is_told_before_anything_is_played(
+    changes: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        pausefl.sweep(experiment(), SMALL, folder=tmp_path, progress=False, executor=Elsewhere(**changes))
+    assert [path.name for path in tmp_path.iterdir()] == ["campaign.json"]
+
+
+def test_a_run_elsewhere_is_brought_back_whole_when_it_is_interrupted_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(tmp_path, Plan("sweep", "", {}))
+    play, places = run_experiment, list[Path]()
+
+    def interrupted_once(experiment: Experiment, run_dir: Path, *more: Any, **options: Any) -> dict[str, Any]:
+        places.append(run_dir.parent)
+        if len(places) == 2:
+            assert rounds_in(run_dir), "what the first job has brought back"
+            return play(experiment, run_dir, *more, **options)
+        with ThreadPoolExecutor(1) as beside:
+            beside.submit(wait_for, lambda: rounds_in(run_dir), "rounds").add_done_callback(lambda _: stop.set())
+            return play(experiment, run_dir, *more, **{**options, "stop": stop})
+
+    monkeypatch.setattr("pausefl.studies.job.run_experiment", interrupted_once)
+    stop, said = Event(), list[str]()
+    player = OnExecutor(lambda *_: nullcontext(Elsewhere()), said.append, is_elsewhere=True)
+    assert not player.play([Planned("run", experiment("experiment.rounds=400"))], tmp_path)
+    assert said == ["run: interrupted; it goes on in another job", "run: completed (1 of 1)"]
+    assert len(places) == 2
+    assert not any(place.exists() or place == tmp_path for place in places)
+    assert {path.name for path in tmp_path.iterdir()} == {"campaign.json", "run"}
+    assert pausefl.open(tmp_path / "run").summary["rounds"] == 400
+
+
+def test_a_second_interrupt_while_a_run_is_brought_back_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(tmp_path, Plan("sweep", "", {}))
+    rename = Path.rename
+
+    def interrupted(_: Experiment, run_dir: Path, *__: Any, **___: Any) -> dict[str, Any]:
+        run_dir.mkdir(exist_ok=True)
+        (run_dir / "played").touch()
+        raise KeyboardInterrupt
+
+    def impatient(path: Path, to: Path) -> Path:
+        renamed = rename(path, to)
+        signal.raise_signal(signal.SIGINT)
+        return renamed
+
+    monkeypatch.setattr("pausefl.studies.job.run_experiment", interrupted)
+    (tmp_path / "run").mkdir()  # brought back before
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", impatient)
+        outcome = Job(experiment().to_toml(), tmp_path, "run", is_elsewhere=True)()
+    assert isinstance(outcome, RunInterrupted)
+    assert (tmp_path / "run/played").exists()
+
+
+@pytest.mark.end_to_end
+def test_an_interrupt_ends_all_and_says_how_to_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    words = ["compare", "demo", "--policies", "random,fastest", "--jobs", "2", "--run-dir", str(folder)]
+    # Rounds without end: no run can finish before the signal.
+    words += ["--virtual", "--set", "experiment.rounds=1000000", "--set", "workload.model=synthetic"]
+    command = [sys.executable, "-m", "pausefl", *words]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        run_dirs = [folder / f"{policy}-seed1" for policy in ("random", "fastest")]
+        wait_for(lambda: all(rounds_in(run_dir) for run_dir in run_dirs), "both runs", running=process)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"interrupted after 0 of 2 runs were finished; go on with: pausefl compare --resume {folder} --jobs 2" in err
+    assert not any(is_finished(run_dir) for run_dir in run_dirs)
+    assert all((run_dir / "summary.json").exists() for run_dir in run_dirs)  # each ended in order
+
+
+def test_after_an_interrupt_no_other_run_is_begun(tmp_path: Path) -> None:
+    runs = [Planned("first", experiment()), Planned("second", experiment("experiment.rounds=100000"))]
+    missing = side_by_side(1, lambda _: signal.raise_signal(signal.SIGINT)).play(runs, tmp_path)
+    assert isinstance(missing["second"], CampaignInterrupted)
+    assert str(missing["second"]) == "interrupted after 1 of 2 runs were finished"
+    assert not is_finished(tmp_path / "second")
+
+
+def test_a_run_whose_process_was_killed_goes_on(tmp_path: Path) -> None:
+    said: list[str] = []
+    run = Planned("long", experiment("experiment.rounds=400"))
+
+    with ThreadPoolExecutor(1) as beside:
+        killed = beside.submit(_kill_once, tmp_path / "long")
+        assert not side_by_side(1, said.append).play([run], tmp_path)
+        assert killed.result() < 400
+    assert said[0].startswith("long: the server ended unexpectedly (exit code -9)")
+    assert said[-1].startswith("long: completed (1 of 1")
+    assert rounds_in(tmp_path / "long") == 400
+
+
+def _kill_once(run_dir: Path) -> int:
+    """Kill the process that plays a run, and return how many rounds it had played."""
+    wait_for(lambda: rounds_in(run_dir), "rounds")
+    server: Any = forkserver._forkserver
+    for process in psutil.Process(server._forkserver_pid).children():
+        process.kill()
+    return rounds_in(run_dir)
+
+
+def test_jobs_of_slurm_are_not_lost_while_it_does_not_answer_nor_where_a_result_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitit = pytest.importorskip("submitit")
+    looks, done = tmp_path / "looks", tmp_path / "done"
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\necho look >> {looks}\nexit 1\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("pausefl.studies.executors._LOOKS_EVERY_S", 0.02)
+
+    class Unreadable:
+        def __reduce__(self) -> tuple[type, tuple[str]]:
+            return int, ("no number",)
+
+    def work(done: Path) -> Unreadable:
+        import time
+
+        while not done.exists():
+            time.sleep(0.05)
+        return Unreadable()
+
+    with _SlurmExecutor(submitit.LocalExecutor(tmp_path / "jobs")) as executor:
+        future = executor.submit(work, done)
+        wait_for(lambda: looks.exists() and len(looks.read_text().split()) > 2 * _LOST_AFTER_LOOKS, "looks")
+        assert not future.done()
+        done.touch()
+        wait_for(lambda: [*(tmp_path / "jobs").glob("*_result.pkl")], "the result")
+        (tmp_path / "squeue").write_text("#!/bin/sh\n")
+        assert "no number" in str(future.exception(30))

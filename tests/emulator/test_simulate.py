@@ -1,0 +1,346 @@
+"""Policies against latency laws alone: what is counted, that it is right, and what run_simulation leaves behind."""
+
+import csv
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl.bench import selection
+from pausefl.experiment.delay_laws import Constant, NoDelay, published_halves
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.server_records import selected_policy
+from pausefl.studies.simulation import kernel
+from pausefl.studies.simulation.engine import (
+    Setting,
+    genie_of,
+    least_gap,
+    regret_bound,
+    server_of,
+    simulate,
+    simulate_pause,
+)
+from pausefl.studies.simulation.growth import growth_fits
+from pausefl.studies.simulation.outputs import in_words, run_simulation, setting_of, weights_in_words
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_server.search import kernels
+from pausefl_server.selection import Context, Policy, Selection, policy_class
+from pausefl_server.selection.policies.genie import Genie
+from pausefl_server.selection.policies.oort import Oort
+from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.pow_d import PowD
+from pausefl_server.selection.policies.sa_pause import SaPause
+from pausefl_server.selection.policies.ucb import Ucb
+from rigs.simulations import CONFIG
+
+BUDGET = Budget(100.0, 0.04)
+
+
+def published(clients: int, seed: int = 1, budget: Budget | None = BUDGET) -> Setting:
+    ids = [f"client-{k:02}" for k in range(clients)]
+    laws = dict(zip(ids, published_halves(clients), strict=True))
+    return Setting(laws, {i: 100 + k % 3 for k, i in enumerate(ids)}, server_of(0.05, budget, seed))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("policy", "budget"),
+    [
+        (Pause(4), Budget(100.0, 0.04)),
+        (Pause(3, alpha=5.0, gamma=0.5, beta=1.5, zeta=3.0), Budget(10.0, 0.2)),
+        (Pause(1, alpha=0.0, gamma=0.0), None),
+    ],
+)
+def test_compiled_rounds_are_the_policy_called_round_by_round(policy: Pause, budget: Budget | None, seed: int) -> None:
+    setting = published(10, seed, budget)
+    plain, compiled = simulate(policy, setting, 250), simulate_pause(policy, setting, 250)
+    assert plain.client_ids == compiled.client_ids
+    for name in ("round", "regret", "genie_regret", "reward", "total_latency_s", "max_epsilon_spent", "chosen"):
+        np.testing.assert_allclose(getattr(plain, name), getattr(compiled, name), rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def test_the_compiled_rounds_change_with_the_kernels_compiled_into_them() -> None:
+    """Else numba would go on with the old ones from its cache: put the new digest there."""
+    source = Path(kernels.__file__).read_bytes()
+    assert hashlib.sha256(source).hexdigest() == kernel.KERNELS_SHA256
+
+
+@pytest.mark.parametrize("play", [simulate, simulate_pause])
+def test_latencies_of_0_count_as_equally_fast_as_tau_min(play: Any) -> None:
+    """As in a run, where a reward is τ_min/max(τ, τ_min)."""
+    at_once, at_tau_min = (
+        play(Pause(2), Setting(dict.fromkeys("abcd", law), dict.fromkeys("abcd", 100), server_of(0.05)), 50)
+        for law in (NoDelay(), Constant(0.05))
+    )
+    assert at_once.total_latency_s[-1] == 0.0
+    for name in ("reward", "regret", "genie_regret", "chosen"):
+        np.testing.assert_array_equal(getattr(at_once, name), getattr(at_tau_min, name), err_msg=name)
+
+
+def test_other_policies_are_not_compiled() -> None:
+    for policy in (Pause(4, reward="R2"), Pause(4, window=5), Genie(4), Pause(11)):
+        with pytest.raises(ValueError, match="is compiled"):
+            simulate_pause(policy, published(10), 10)
+    with pytest.raises(ValueError, match="is compiled"):
+        simulate_pause(Pause(4), published(10, budget=Budget(100.0, 0.5, epsilon_floor=1.0)), 10)
+
+
+def test_clients_retire_at_the_floor_of_their_budget() -> None:
+    budget = Budget(100.0, 0.5, epsilon_floor=5.0)
+    result = simulate(Pause(4), published(10, budget=budget), 100)
+    assert budget.participations == 5
+    assert result.chosen.max() == 5
+    assert (result.chosen < 5).sum() < 4, "fewer than m are left"
+    assert result.round[-1] < 20
+
+
+def test_the_genie_has_no_regret_against_itself() -> None:
+    result = simulate(Genie(4), published(10), 100)
+    assert np.abs(result.regret).max() == 0
+    assert np.abs(result.genie_regret).max() == 0
+
+
+@pytest.mark.parametrize("name", ["pause", "sa-pause", "random", "ucb", "fastest"])
+def test_regret_in_the_genies_own_objective_never_falls(name: str) -> None:
+    result = simulate(policy_class(name)(m=4), published(10), 120)
+    assert (np.diff(result.genie_regret) > -1e-9).all()
+    assert result.chosen.sum() == 4 * 120
+
+
+def test_all_has_no_regret_but_a_latency_and_a_leakage() -> None:
+    """Sets of another size than m cannot be compared with the genie's."""
+    result = simulate(policy_class("all")(m=4), published(10), 30)
+    assert np.isnan(result.regret).all()
+    assert result.chosen.tolist() == [30] * 10
+    assert result.max_epsilon_spent[-1] == pytest.approx(Budget(100.0, 0.04).spent(30))
+    assert result.total_latency_s[-1] > 30 * 0.7
+
+
+def test_every_policy_meets_the_same_latencies() -> None:
+    """What fastest sees is what all sees of the same clients."""
+    setting = published(4)
+    everyone = simulate(policy_class("all")(m=1), setting, 20)
+    four = simulate(policy_class("random")(m=4), setting, 20)
+    assert everyone.total_latency_s.tolist() == four.total_latency_s.tolist()
+
+
+def test_a_longer_run_starts_as_a_shorter_one() -> None:
+    short, long = simulate_pause(Pause(4), published(10), 300), simulate_pause(Pause(4), published(10), 5000)
+    assert long.round[-1] == 5000
+    common = np.intersect1d(short.round, long.round)
+    assert common[-1] > 50
+    for result in (short, long):
+        at = np.isin(result.round, common)
+        np.testing.assert_allclose(result.regret[at], short.regret[np.isin(short.round, common)])
+
+
+def test_r2_counts_its_latency_term_apart() -> None:
+    policy = Pause(4, reward="R2", clusters=2, rho=0.0, delta_tau_s=0.1)
+    with_term = simulate(policy, published(10), 40)
+    without = simulate(Pause(4, reward="R2", clusters=2, rho=0.0), published(10), 40)
+    assert with_term.total_latency_s[-1] == without.total_latency_s[-1]
+    assert with_term.cluster_penalty_s >= 0.1 * 2 * 40 - 1e-9
+    assert without.cluster_penalty_s == 0
+
+
+def test_the_genie_weighs_as_the_policy_does() -> None:
+    genie = genie_of(Pause(4, alpha=3.0, gamma=2.0, beta=1.5, reward="R2", clusters=7, rho=0.4))
+    assert genie == Genie(4, alpha=3.0, gamma=2.0, beta=1.5, reward="R2", clusters=7, rho=0.4)
+    assert genie_of(policy_class("random")(m=4)) == Genie(4)
+    assert genie_of(Ucb(4, zeta=2.0)) == Genie(4, alpha=0.0, gamma=0.0, zeta=2.0)
+    assert genie_of(SaPause(4, alpha=3.0)) == Genie(4, alpha=3.0)
+    assert genie_of(SaPause(4, phi_p="math:pow")) is None
+
+
+def test_ucb_is_pause_with_nothing_but_latency_to_weigh() -> None:
+    ucb, pause = simulate(Ucb(4), published(10), 60), simulate(Pause(4, alpha=0.0, gamma=0.0), published(10), 60)
+    for field in dataclasses.fields(ucb):
+        np.testing.assert_array_equal(getattr(ucb, field.name), getattr(pause, field.name), err_msg=field.name)
+
+
+@pytest.mark.parametrize(
+    ("policy", "needed"),
+    [(Oort(4), "loss"), (PowD(4), "loss"), (SaPause(4, phi_g="label_diversity"), "labels")],
+)
+def test_a_policy_that_lives_on_what_clients_disclose_is_not_simulated(policy: Policy, needed: str) -> None:
+    with pytest.raises(ConfigError, match=f"selection.policy: {type(policy).__name__} needs .* their {needed}, which"):
+        simulate(policy, published(10), 5)
+
+
+def spread(context: Context, rows: Any) -> Any:
+    """A Φ of one's own."""
+    return lambda positions: float(np.ptp(rows[positions]))
+
+
+def test_with_a_phi_of_ones_own_there_is_no_regret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The genie's means are not what such a policy strives for."""
+    monkeypatch.setattr("math.spread", spread, raising=False)
+    text = (
+        CONFIG.format(policy="sa-pause", partition="iid") + '[selection.sa-pause]\nphi_p = "math:spread"\nsteps = 20\n'
+    )
+    summary = run_simulation(parse_experiment(text), 20, tmp_path / "out")
+    assert [summary[name] for name in ("reward", "regret", "genie_regret", "genie")] == [None] * 4
+    assert summary["bound_17"] == {}
+    assert summary["total_latency_s"] > 0
+    assert list(in_words(summary))[-1].startswith("no regret: it takes rounds of m clients")
+
+
+@pytest.mark.parametrize("policy", ["random", "pause"])
+@pytest.mark.parametrize(
+    ("time_scale", "timeout_s", "deadline_s"), [(0.1, 0.5, 5.0), (4.0, 2.0, 0.5), (0.1, "auto", 600.0)]
+)
+def test_the_deadline_is_in_real_seconds_and_the_latencies_are_not(
+    policy: str, time_scale: float, timeout_s: float | str, deadline_s: float
+) -> None:
+    """All answer just below the deadline and miss just above it; "auto" waits 60 real seconds for unknown clients."""
+    for delay_s, missed in ((0.9 * deadline_s, 0), (1.1 * deadline_s, 3 * 30)):
+        text = CONFIG.format(policy=policy, partition="iid").replace("[experiment]", "[experiment]\nrounds = 30")
+        text += f"[server]\nrest_rounds_max = 0\nround_timeout_s = {json.dumps(timeout_s)}\n"
+        text += f"[latency]\ntime_scale = {time_scale}\n[latency.delay]\nkind = 'constant'\nvalue_s = {delay_s}\n"
+        experiment = parse_experiment(text)
+        setting = setting_of(experiment)
+        result = simulate(selected_policy(experiment.selection), setting, 30)
+        assert (0 if result.missed is None else result.missed.sum()) == missed
+
+
+def test_no_client_counts_for_more_of_the_data_than_in_a_run() -> None:
+    """PAUSE's g weighs clients by their share of the data, `aggregation.weight_share_max` at most."""
+    shares = []
+    for share_max in (1.0, 0.2):
+        text = CONFIG.format(policy="pause", partition="iid") + f"[aggregation]\nweight_share_max = {share_max}\n"
+        setting = setting_of(parse_experiment(text, {"clients.examples_max": 10_000}))
+        examples = dict.fromkeys(setting.laws, 100) | {min(setting.laws): 2000}
+        setting = dataclasses.replace(setting, examples=examples)
+        shares.append(simulate(Pause(3, gamma=0.0), setting, 60).chosen[0] / 180)
+    assert shares[1] < 0.9 * shares[0]
+
+
+def test_what_cannot_be_played_is_not_simulated() -> None:
+    for rows in ([-1, 0], [0, 0, 1], [99], []):
+        with pytest.raises(PauseflError, match=r"selection\.policy: in round 1 it chose row"):
+            simulate(Fixed(4, rows=tuple(rows)), published(10), 5)
+
+
+def test_pause_learns_who_is_slow() -> None:
+    """With latency alone to weigh, the fast half is chosen far more often, and regret bends."""
+    result = simulate_pause(Pause(2, alpha=0.0, gamma=0.0), published(8), 40_000)
+    assert result.chosen[:4].sum() > 4 * result.chosen[4:].sum()
+    fits = growth_fits(result.round, result.genie_regret)
+    assert fits["ln n"]["r_squared"] > max(fits["sqrt n"]["r_squared"], fits["n"]["r_squared"])
+
+
+def test_the_bound_is_equation_17() -> None:
+    laws = {"a": Constant(0.1), "b": Constant(0.5)}
+    setting = Setting(laws, {"a": 1, "b": 1}, server_of(0.05))
+    mu_gap = 0.05 / 0.1 - 0.05 / 0.5
+    greatest = mu_gap + 2 * 3.0 + 2.0
+    expected = 2 * (greatest + 0.4) * (4 * 2 * math.log(1000) / 0.4**2 + 1 + 2 * math.pi**2 / 3)
+    bound = regret_bound(setting, Pause(1, alpha=3.0, gamma=2.0), np.array([1000]), least_gap(np.array([0.5, 0.1])))
+    assert bound[0] == pytest.approx(expected)
+
+
+def test_under_r2_the_bound_allows_for_the_cluster_term() -> None:
+    r1, r2 = Pause(3, alpha=3.0), Pause(3, alpha=3.0, reward="R2", clusters=2, rho=0.5)
+    setting, n = published(10), np.array([1, 1000])
+    per_client = regret_bound(setting, r1, n, 0.4) / (0.4 + greatest_gap(setting) + 2 * 3.0 + 5.0)
+    assert regret_bound(setting, r2, n, 0.4) - regret_bound(setting, r1, n, 0.4) == pytest.approx(
+        3.0 * 0.5 * 2 * per_client
+    )
+
+
+def greatest_gap(setting: Setting) -> float:
+    mu = 0.05 * np.array(list(setting.oracle.mean_inverse_latency.values()))
+    return float(np.ptp(mu))
+
+
+@pytest.mark.parametrize(("name", "shape"), [("ln n", np.log), ("sqrt n", np.sqrt), ("n", np.asarray)])
+def test_a_growth_is_recognised(name: str, shape: Any) -> None:
+    n = np.arange(1, 2000)
+    fits = growth_fits(n, 3.0 + 2.0 * shape(n.astype(np.float64)))
+    assert fits[name]["b"] == pytest.approx(2.0)
+    assert fits[name]["r_squared"] == pytest.approx(1.0)
+    assert all(fit["r_squared"] < 1 - 1e-6 for other, fit in fits.items() if other != name)
+
+
+def test_a_regret_without_fits_has_no_brackets() -> None:
+    fits = {"regret": {}, "genie_regret": {"n": {"r_squared": 0.5}}}
+    regrets = {"regret": 0.4, "genie_regret": 0.4, "genie": {}, "growth_fits": fits}
+    *_, realised, genie, note = in_words(
+        {"mode": "synchronous", "total_latency_s": 1.0, "privacy_unit": None, **regrets}
+    )
+    assert "0.4 with the latencies as drawn" in realised
+    assert "R²" not in realised
+    assert genie.endswith("of mean latencies (never below 0); n: R² 0.5000")
+    assert note.startswith("R²: how well a + b ln n")
+
+
+@dataclass(frozen=True)
+class Fixed(Policy):
+    """Always the same rows, whatever they are."""
+
+    rows: tuple[int, ...] = (0,)
+
+    def select(self, *_: Any) -> Selection:
+        return Selection(np.array(self.rows, np.int64))
+
+
+def test_a_simulation_says_what_its_genie_weighs(tmp_path: Path) -> None:
+    for policy, changes, genie in (
+        ("random", [], {"alpha": 100.0, "gamma": 5.0, "beta": 2.0, "zeta": 1.0, "reward": "R1"}),
+        ("ucb", ["selection.ucb.zeta=3.0"], {"alpha": 0.0, "gamma": 0.0, "beta": 2.0, "zeta": 3.0, "reward": "R1"}),
+        (
+            "pause",
+            ["selection.pause={alpha=7.0, reward='R2', rho=0.5}"],
+            {"alpha": 7.0, "gamma": 5.0, "beta": 2.0, "zeta": 1.0, "reward": "R2", "rho": 0.5, "clusters": 6},
+        ),
+    ):
+        experiment = parse_experiment(CONFIG.format(policy=policy, partition="iid"), changes)
+        summary = run_simulation(experiment, 10, tmp_path / policy)
+        assert summary["genie"] == genie
+        assert f"alpha = {genie['alpha']}, gamma = {genie['gamma']}, beta" in " ".join(in_words(summary))
+    assert weights_in_words({"alpha": 7.0, "clusters": {"a": 0}}) == "alpha = 7.0, clusters = by client"
+
+
+@pytest.mark.parametrize(("policy", "partition"), [("pause", "iid"), ("random", "dominant-label"), ("all", "iid")])
+def test_run_simulation_leaves_tables_and_a_figure(policy: str, partition: str, tmp_path: Path) -> None:
+    experiment = parse_experiment(CONFIG.format(policy=policy, partition=partition))
+    summary = run_simulation(experiment, 60, tmp_path / "out")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "selections.csv",
+        "simulation.csv",
+        "simulation.json",
+        "simulation.pdf",
+        "simulation.png",
+    ]
+    assert json.loads((tmp_path / "out" / "simulation.json").read_text()) == summary
+    assert (summary["policy"], summary["rounds"], summary["clients"], summary["seed"]) == (policy, 60, 8, 3)
+    assert (summary["regret"] is None) == (policy == "all")
+    with (tmp_path / "out" / "simulation.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert int(rows[-1]["round"]) == 60
+    assert float(rows[-1]["total_latency_s"]) == summary["total_latency_s"]
+    with (tmp_path / "out" / "selections.csv").open() as file:
+        counts = {row["client_id"]: int(row["chosen"]) for row in csv.DictReader(file)}
+    assert sum(counts.values()) == 60 * (8 if policy == "all" else 3)
+
+
+def test_an_experiment_is_simulated_with_its_own_data_sizes() -> None:
+    sizes = setting_of(parse_experiment(CONFIG.format(policy="pause", partition="dominant-label"))).examples
+    assert sum(sizes.values()) == 800
+    assert len(set(sizes.values())) > 4
+    equal = setting_of(parse_experiment(CONFIG.format(policy="pause", partition="iid"))).examples
+    assert set(equal.values()) == {100}
+
+
+def test_the_benchmark_times_usual_and_hard_states() -> None:
+    case = next(selection.cases())
+    assert (case["name"], case["case"]) == ("selection", "R1 exact, 300 / 15")
+    assert 0 < case["median_s"] <= case["p99_s"]
+    assert case["worst_s"] > 0

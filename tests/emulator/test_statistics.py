@@ -1,0 +1,235 @@
+"""Intervals over seeds: they hold the mean, pairs are antisymmetric, and censored seeds only ever add time."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from pausefl.results.statistics import (
+    FEWEST_SEEDS,
+    Interval,
+    Spread,
+    mean_band,
+    mean_interval,
+    paired_difference,
+    saving_in_words,
+)
+from pausefl_proto.arrays import FloatArray
+from pausefl_reproduce.waits import (
+    Waits,
+    common_horizon_s,
+    first_reached,
+    restricted_difference,
+    restricted_mean,
+    smoothed,
+)
+from pausefl_tune.front import relative_difference
+
+few = settings(max_examples=40, deadline=None)  # the machine may be busy
+NUMBERS = st.floats(-1e3, 1e3)
+SECONDS = st.floats(0.1, 1e3)
+PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=FEWEST_SEEDS, max_size=12)
+FOLLOWED = st.lists(st.tuples(SECONDS, st.booleans()), min_size=FEWEST_SEEDS, max_size=12)
+
+
+def waits(followed: list[tuple[float, bool]]) -> Waits:
+    return Waits(np.array([seconds for seconds, _ in followed]), np.array([hit for _, hit in followed], dtype=bool))
+
+
+@few
+@given(st.lists(NUMBERS, min_size=FEWEST_SEEDS, max_size=12))
+def test_an_interval_holds_its_mean_and_lies_in_the_range(values: list[float]) -> None:
+    found = mean_interval(values)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= found.mean <= found.high
+    assert min(values) - 1e-9 <= found.low
+    assert found.high <= max(values) + 1e-9
+
+
+@pytest.mark.parametrize("n_seeds", range(1, FEWEST_SEEDS))
+def test_few_seeds_have_no_interval(n_seeds: int) -> None:
+    found = mean_interval(np.arange(n_seeds, dtype=float))
+    assert (found.low, found.high, found.n_seeds) == (None, None, n_seeds)
+    assert mean_band(np.zeros((n_seeds, 3))) is None
+
+
+def test_an_interval_is_scipys() -> None:
+    values = np.random.default_rng(1).normal(5.0, 2.0, 12)
+    ours = mean_interval(values)
+    theirs = stats.bootstrap((values,), np.mean, method="percentile", n_resamples=20_000, rng=2).confidence_interval
+    assert ours.low == pytest.approx(theirs.low, abs=0.05)
+    assert ours.high == pytest.approx(theirs.high, abs=0.05)
+
+
+def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    """With ten seeds a percentile interval of the mean is known to be somewhat narrow: about 90 % instead of 95 %."""
+    draws = np.random.default_rng(3).normal(0.0, 1.0, (300, 10))
+    found = [mean_interval(values) for values in draws]
+    covered = np.mean([each.low <= 0 <= each.high for each in found if each.low is not None and each.high is not None])
+    assert 0.85 < covered < 0.97
+
+
+ACCURACIES = [
+    *(83.8, 85.3, 86.9, 83.6, 87.4, 84.1, 88.2, 86.7, 86.3, 82.4, 61.3, 68.5),
+    *(86.5, 87.6, 70.0, 73.5, 83.0, 85.8, 82.8, 86.8, 86.6, 84.6, 87.1, 85.9),
+]
+"""Test accuracies in % of `small_mnist` without privacy after 200 rounds, whose seeds fall in two modes."""
+
+
+@pytest.mark.parametrize(("n_seeds", "stated"), [(10, 0.83), (5, 0.60)])
+def test_an_interval_of_skewed_accuracies_covers_less_often_as_stated(n_seeds: int, stated: float) -> None:
+    """The shares that docs/results.md states."""
+    draws = np.random.default_rng(1).choice(ACCURACIES, (2000, n_seeds))
+    found = [mean_interval(values) for values in draws]
+    held = [each.low <= np.mean(ACCURACIES) <= each.high for each in found if each.low and each.high]
+    assert len(held) == 2000
+    assert np.mean(held) == pytest.approx(stated, abs=0.02)
+
+
+@few
+@given(PAIRS)
+def test_a_paired_difference_is_antisymmetric(pairs: list[tuple[float, float]]) -> None:
+    first, second = zip(*pairs, strict=True)
+    there, back = paired_difference(first, second), paired_difference(second, first)
+    assert there.difference.mean == pytest.approx(-back.difference.mean)
+    assert there.difference.low is not None
+    assert back.difference.high is not None
+    assert there.difference.low == pytest.approx(-back.difference.high, abs=1e-6)
+    assert there.win_rate + back.win_rate == pytest.approx(1.0)
+
+
+def test_pairs_need_equal_seeds() -> None:
+    with pytest.raises(ValueError, match="3 values cannot be paired with 2"):
+        paired_difference([1.0, 2.0, 3.0], [1.0, 2.0])
+
+
+def test_pairing_removes_what_both_seeds_share() -> None:
+    shared = np.array([0.0, 100.0, 200.0, 300.0, 400.0])
+    found = paired_difference(shared, shared + 1.0)
+    assert (found.difference.low, found.difference.high) == (-1.0, -1.0)
+    assert found.win_rate == 1.0
+
+
+@few
+@given(FOLLOWED, st.floats(1.0, 2e3))
+def test_a_restricted_mean_is_the_area_under_scipys_curve(followed: list[tuple[float, bool]], horizon_s: float) -> None:
+    seeds = waits(followed)
+    sample = stats.CensoredData(uncensored=seeds.seconds[seeds.reached], right=seeds.seconds[~seeds.reached])
+    curve = stats.ecdf(sample).sf
+    edges = np.unique(np.concatenate([[0.0, horizon_s], seeds.seconds[seeds.seconds < horizon_s]]))
+    area = float(np.sum(curve.evaluate(edges[:-1]) * np.diff(edges)))
+    assert restricted_mean(seeds, horizon_s).mean == pytest.approx(area)
+
+
+@few
+@given(FOLLOWED, st.integers(0, 11), st.floats(1.0, 2e3))
+def test_to_censor_a_seed_never_shortens_the_wait(
+    followed: list[tuple[float, bool]], which: int, horizon_s: float
+) -> None:
+    which %= len(followed)
+    censored = [(s, hit and i != which) for i, (s, hit) in enumerate(followed)]
+    before, after = (restricted_mean(waits(each), horizon_s).mean for each in (followed, censored))
+    assert after >= before - 1e-9
+
+
+@few
+@given(FOLLOWED)
+def test_without_censored_seeds_it_is_the_plain_mean(followed: list[tuple[float, bool]]) -> None:
+    seeds = waits([(s, True) for s, _ in followed])
+    assert common_horizon_s([seeds]) == np.inf
+    assert restricted_mean(seeds, np.inf).mean == pytest.approx(seeds.seconds.mean())
+    assert restricted_mean(seeds, np.inf).high == pytest.approx(mean_interval(seeds.seconds).high)
+
+
+@few
+@given(FOLLOWED, FOLLOWED)
+def test_a_difference_of_waits_is_antisymmetric(one: list[tuple[float, bool]], other: list[tuple[float, bool]]) -> None:
+    n = min(len(one), len(other))
+    first, second = waits(one[:n]), waits(other[:n])
+    horizon_s = common_horizon_s([first, second])
+    there, back = (restricted_difference(a, b, horizon_s) for a, b in ((first, second), (second, first)))
+    assert there.difference.mean == pytest.approx(-back.difference.mean)
+    assert there.win_rate + back.win_rate == pytest.approx(1.0)
+
+
+def test_a_censored_pair_is_no_win_unless_it_is_known_to_be_later() -> None:
+    first, second = (
+        waits([(10.0, True)] * 5),
+        waits([(20.0, False), (5.0, False), (8.0, True), (10.0, True), (30, True)]),
+    )
+    assert restricted_difference(first, second, np.inf).win_rate == pytest.approx((1 + 0.5 + 0 + 0.5 + 1) / 5)
+
+
+def test_no_pair_is_won_after_the_horizon() -> None:
+    first, second = waits([(9.0, True)] * 5), waits([(10.0, True)] * 5)
+    assert [restricted_difference(first, second, horizon_s).win_rate for horizon_s in (8.0, 9.5)] == [0.5, 1.0]
+
+
+def test_restricted_means_compare_as_far_as_all_with_censored_seeds_were_followed() -> None:
+    long, short = waits([(10.0, False), (20.0, True)]), waits([(5.0, False), (8.0, True)])
+    assert common_horizon_s([long, short, waits([(1.0, True)])]) == 8.0
+
+
+def test_the_first_evaluation_that_reaches_an_accuracy_counts_and_the_last_censors() -> None:
+    times = [np.array([1.0, 2.0, 3.0])] * 2
+    found = first_reached(times, [np.array([0.1, 0.5, 0.4]), np.array([0.1, 0.2, 0.3])], 0.5)
+    assert found.seconds.tolist() == [2.0, 3.0]
+    assert found.reached.tolist() == [True, False]
+
+
+def test_smoothing_averages_the_last_rounds() -> None:
+    rounds = np.array([0.0, 5.0, 10.0, 15.0])
+    assert smoothed(rounds, np.array([1.0, 2.0, 4.0, 6.0]), 10).tolist() == [1.0, 1.5, 3.0, 5.0]
+    assert smoothed(rounds, np.array([1.0, 2.0, 4.0, 6.0]), 1).tolist() == [1.0, 2.0, 4.0, 6.0]
+
+
+def test_a_band_is_the_interval_of_each_point() -> None:
+    curves = np.random.default_rng(1).normal(size=(6, 3))
+    band = mean_band(curves)
+    assert band is not None
+    for i, (mean, low, high) in enumerate(zip(*band, strict=True)):
+        point = mean_interval(curves[:, i])
+        assert (mean, low, high) == (pytest.approx(point.mean), pytest.approx(point.low), pytest.approx(point.high))
+
+
+def share_of(first: list[float] | FloatArray, second: list[float] | FloatArray) -> Interval:
+    found = relative_difference(first, second)
+    assert found is not None
+    return found
+
+
+@few
+@given(st.lists(st.floats(0.1, 1e3), min_size=FEWEST_SEEDS, max_size=12), st.floats(0.1, 10))
+def test_a_relative_difference_is_paired(values: list[float], factor: float) -> None:
+    found = share_of(factor * np.array(values), np.array(values))
+    assert (found.mean, found.low, found.high) == pytest.approx([factor - 1] * 3), "no seed says otherwise"
+
+
+def test_a_relative_difference_spreads_as_its_pairs_do() -> None:
+    found = share_of([8.0, 21.0, 24.0, 35.0, 50.0], [10.0, 20.0, 30.0, 40.0, 50.0])
+    assert found.low is not None
+    assert found.high is not None
+    assert found.mean == pytest.approx(138 / 150 - 1)
+    assert found.low < found.mean < found.high
+    assert share_of([8.0], [10.0]).low is None
+
+
+@pytest.mark.parametrize("second", [[0.0] * 6, [1e-17, 0.0, 3e-17, 0.0, 0.0, 0.0]])
+def test_nothing_is_compared_with_a_mean_of_0(second: list[float]) -> None:
+    for first in ([1.0] * 6, [0.0] * 6):
+        assert relative_difference(first, second) is None
+
+
+def test_a_mean_that_may_be_0_has_a_share_without_an_interval() -> None:
+    found = share_of([1.0] * 5, [0.0, 0.0, 0.0, 0.0, 5.0])
+    assert (found.mean, found.low, found.high) == (0.0, None, None)
+
+
+@pytest.mark.parametrize(("saved", "unclear"), [((-0.1, 0.3), True), ((0.1, 0.3), False), ((-0.3, -0.1), False)])
+def test_a_saving_whose_interval_holds_0_is_no_saving(saved: tuple[float, float], unclear: bool) -> None:
+    spread = Spread.of(saved * 5)
+    assert spread is not None
+    found = saving_in_words("pause", "random", spread, " until 90 %")
+    assert found.endswith(" until 90 %: no difference is shown") == unclear

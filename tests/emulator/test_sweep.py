@@ -1,0 +1,275 @@
+"""Sweeps and resumed campaigns: what a grid spans, what is written, and that finished runs are not repeated."""
+
+import csv
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl.cli import parser
+from pausefl.experiment.toml_source import read_source
+from pausefl.results.report.sweep import caveats, draw_sweep
+from pausefl.studies.campaign import CampaignInterrupted, Plan, begin, is_finished, read_plan
+from pausefl.studies.playing import OneByOne
+from pausefl.studies.redrawing import report_folder
+from pausefl.studies.sweep import parse_grid, resume_sweep, run_sweep
+from pausefl_proto.errors import ConfigError
+
+BASE: dict[str, Sequence[Any]] = {
+    "experiment.rounds": [2],
+    "clients.count": [4],
+    "workload.model": ["synthetic"],
+    "latency.time_scale": [0.01],
+}
+
+
+class Quiet:
+    """A view that counts the runs it is opened for."""
+
+    def __init__(self) -> None:
+        self.titles: list[str] = []
+
+    def __call__(self, title: str) -> Any:
+        self.titles.append(title)
+        return nullcontext(self)
+
+    def show(self, event: Any) -> None:
+        """Ignore the event."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "grid"),
+    [
+        (["selection.pause.alpha=1,10,100"], {"selection.pause.alpha": [1, 10, 100]}),
+        (
+            ["selection.policy=pause,random", "selection.m=2"],
+            {"selection.policy": ["pause", "random"], "selection.m": [2]},
+        ),
+        (['privacy.disclose=["loss", "labels"]'], {"privacy.disclose": [["loss", "labels"]]}),
+        (
+            ['workload.partition=iid,{kind="shards",per_client=2}, "shards"'],
+            {"workload.partition": ["iid", {"kind": "shards", "per_client": 2}, "shards"]},
+        ),
+        (['privacy.disclose=[],["loss", "labels"]'], {"privacy.disclose": [[], ["loss", "labels"]]}),
+        (['a.b="x, \\"y",\'z, "\',it\'s,[["}",1]]'], {"a.b": ['x, "y', 'z, "', "it's", [["}", 1]]]}),
+    ],
+)
+def test_a_grid_is_read_from_settings(settings: list[str], grid: dict[str, list[Any]]) -> None:
+    assert parse_grid(settings) == grid
+
+
+def test_virtual_holds_for_every_run_of_a_sweep() -> None:
+    options = parser().parse_args(["sweep", "demo", "--virtual", "--set", "selection.m=1,2"])
+    assert parse_grid(options.grid) == {"experiment.clock": ["virtual"], "selection.m": [1, 2]}
+
+
+@pytest.mark.parametrize("setting", ["selection.m", "=1", "selection.m="])
+def test_a_setting_without_key_or_value_is_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be table\.key=value"):
+        parse_grid([setting])
+
+
+def test_a_key_that_is_set_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"selection\.m is set twice; list all its values in one --set$"):
+        parse_grid(["selection.m=1", "selection.m=2"])
+    with pytest.raises(ConfigError, match=r'selection\."mine:Policy"\.a is set twice'):
+        parse_grid(["selection.mine:Policy.a=1", 'selection."mine:Policy".a=2'])
+
+
+def test_listed_seeds_beside_a_number_of_seeds_are_refused(tmp_path: Path) -> None:
+    """A run would have two seeds in its row, and the second seed of one would be the first of another."""
+    grid = {**BASE, "experiment.seed": [1, 2]}
+    with pytest.raises(ConfigError, match=r"seed: lists 2 seeds beside --seeds 2; leave one of the two out$"):
+        run_sweep(read_source("demo"), grid, 2, tmp_path / "s", OneByOne(Quiet()))
+
+
+@pytest.mark.parametrize("values", [[1, 10, 1], [1, 1.0]])
+def test_a_value_that_stands_twice_is_refused(values: list[float], tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^--set selection.pause.alpha: 1 and 1(\.0)? are the same; name each value once"
+    ):
+        run_sweep(read_source("demo"), {**BASE, "selection.pause.alpha": values}, 1, tmp_path / "s", OneByOne(Quiet()))
+
+
+def test_a_point_that_is_no_experiment_is_refused_before_any_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"selection\.m = 5"):
+        run_sweep(read_source("demo"), {**BASE, "selection.m": [2, 5]}, 1, tmp_path / "s", OneByOne(Quiet()))
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path) -> None:
+    folder, view = tmp_path / "sweep", Quiet()
+    sweep = run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, folder, OneByOne(view))
+    assert len(view.titles) == len(sweep.rows) == 2
+    with (folder / "sweep.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["selection.m"] for row in rows] == ["1", "2"]
+    assert all(float(row["total_latency_s"]) > 0 for row in rows)
+    assert (folder / "sweep.png").stat().st_size > 10_000
+
+    lost = folder / rows[1]["run_dir"]
+    shutil.rmtree(lost)
+    assert not is_finished(lost)
+    again = Quiet()
+    assert len(resume_sweep(folder, OneByOne(again)).rows) == 2
+    assert again.titles == ["m=2-seed1 (2 of 2)"]
+    assert is_finished(lost)
+    assert not (lost / "report.html").exists()  # it is drawn when it is asked for
+
+    written = (folder / "sweep.csv").read_bytes()
+    for path in (folder / "sweep.csv", folder / "sweep.png"):
+        path.unlink()
+    assert report_folder(folder, csv=False)[-2:] == [folder / "sweep.csv", folder / "sweep.png"]
+    assert (folder / "sweep.csv").read_bytes() == written
+    assert (folder / "sweep.png").exists()
+    assert (lost / "report.html").exists()
+    shutil.rmtree(lost)
+    report_folder(folder, csv=False)
+    with (folder / "sweep.csv").open(encoding="utf-8") as file:
+        assert [(row["outcome"], row["stopped_because"]) for row in csv.DictReader(file)][1] == (
+            *("missing", "not finished"),
+        )
+    shutil.rmtree(folder / rows[0]["run_dir"])
+    with pytest.raises(ConfigError, match=r"none of its 2 runs is finished; go on with: pausefl sweep --resume"):
+        report_folder(folder, csv=False)
+
+
+def test_a_point_that_the_data_refuse_is_a_row_of_the_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    grid = {
+        **BASE,
+        "experiment.clock": ["virtual"],
+        "workload.model": ["mlp"],
+        "clients.count": [3, 4000],
+        "selection.m": [1],
+    }
+    sweep = run_sweep(read_source("demo"), grid, 1, tmp_path / "s", OneByOne(Quiet()))
+    assert [row["outcome"] for row in sweep.rows] == ["completed", "missing"]
+    assert sweep.rows[1]["stopped_because"].startswith("clients.count = 4000: must be from 1 to the 1200")
+    assert "count=4000-seed1 cannot be played: clients.count" in caplog.text
+    with pytest.raises(ConfigError, match="4000"):
+        run_sweep(read_source("demo"), {**grid, "clients.count": [4000]}, 1, tmp_path / "none", OneByOne(Quiet()))
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "rounds", "note"),
+    [
+        ("budgets_spent", 8, "1 of 2 runs ended early; runs have 8 to 12 rounds: their totals do not compare"),
+        ("failed", 8, "1 of 2 runs ended early; runs have 8 to 12 rounds: their totals do not compare"),
+        ("failed", 12, ""),  # in its last round
+        ("completed", 8, ""),  # as was asked for: experiment.rounds is varied
+    ],
+)
+def test_totals_of_runs_that_ended_early_are_warned_of(outcome: str, rounds: int, note: str) -> None:
+    whole = {
+        "key": "a",
+        "seed": 1,
+        "total_latency_s": 3.0,
+        "max_epsilon_spent": 1.0,
+        "rounds": 12,
+        "outcome": "completed",
+    }
+    rows = [whole, {**whole, "key": "b", "rounds": rounds, "outcome": outcome}]
+    one_seed = "; ".join(filter(None, [note, "one seed: differences may be chance"]))
+    assert draw_sweep(rows, ["key"]).get_supxlabel().replace("\n", " ") == caveats(rows) == one_seed
+    again = [{**row, "seed": 2} for row in rows]
+    assert caveats([*rows, *again]) == note.replace("1 of 2", "2 of 4")
+    bars = "means over 2 seeds; bars: the range from the least to the greatest seed"
+    assert draw_sweep([*rows, *again], ["key"]).get_supxlabel().replace("\n", " ").startswith(bars)
+
+
+@pytest.mark.parametrize(
+    ("units", "title", "values"),
+    [
+        (("coordinate", "coordinate"), "greatest ε per coordinate", [2.0, 3.0]),
+        (("vector", None), "greatest ε of the whole upload vector", [2.0, np.nan]),
+        (("coordinate", "vector"), "greatest ε of the whole upload vector\n(privacy.unit differs)", [200.0, 3.0]),
+    ],
+)
+def test_leakage_is_drawn_in_one_unit_which_it_names(
+    units: Sequence[str | None], title: str, values: list[float]
+) -> None:
+    rows = [
+        {
+            "key": key,
+            "total_latency_s": 1.0,
+            "privacy_unit": unit,
+            "max_epsilon_spent": unit and spent,
+            "vector_epsilon_max": unit and (100 * spent if unit == "coordinate" else spent),
+        }
+        for key, unit, spent in zip("ab", units, (2.0, 3.0), strict=True)
+    ]
+    _, leakage = draw_sweep(rows, ["key"]).axes
+    assert leakage.get_title(loc="left") == title
+    np.testing.assert_array_equal(np.asarray(leakage.lines[0].get_ydata()), values)
+
+
+def test_an_interrupted_campaign_begins_no_further_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = []
+
+    def interrupted(_: object, run_dir: Path, *more: object, **options: object) -> dict[str, Any]:
+        played.append(run_dir.name)
+        return {"outcome": "interrupted"}
+
+    monkeypatch.setattr("pausefl.studies.playing.run_experiment", interrupted)
+    with pytest.raises(CampaignInterrupted, match=r"go on with: pausefl sweep --resume .*/s$"):
+        run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, tmp_path / "s", OneByOne(Quiet()))
+    assert played == ["m=1-seed1"]
+
+
+def test_a_run_of_a_long_value_has_a_name_that_a_folder_can_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins as the value does, is another one for another value, and is found again."""
+    played = []
+
+    def made(_: object, run_dir: Path, *more: object, **options: object) -> dict[str, Any]:
+        run_dir.mkdir(exist_ok=True)
+        played.append(run_dir.name)
+        return {"outcome": "interrupted" if len(played) % 2 == 0 else "completed"}
+
+    monkeypatch.setattr("pausefl.studies.playing.run_experiment", made)
+    monkeypatch.setattr("pausefl.studies.sweep.read_summary", lambda _: {"total_latency_s": 1.0, "rounds": 2})
+    laws = [{"kind": "values", "values_s": [0.125 + k / 1000 for k in range(100)] + [last]} for last in (1.0, 2.0)]
+    grid = {**BASE, "selection.m": [2], "latency.delay": laws}
+    with pytest.raises(CampaignInterrupted, match="interrupted in run 2 of 2"):
+        run_sweep(read_source("demo"), grid, 1, tmp_path / "s", OneByOne(Quiet()))
+    with pytest.raises(CampaignInterrupted, match="interrupted in run 2 of 2"):
+        resume_sweep(tmp_path / "s", OneByOne(Quiet()))
+    assert len(set(played)) == 2
+    assert played[:2] == played[2:]
+    assert all(re.fullmatch(r"delay=-kind-values-values_s-0\.125-.{66}-[0-9a-f]{12}-seed1", name) for name in played)
+
+
+def test_only_a_campaign_of_the_same_command_can_go_on(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no interrupted pausefl sweep"):
+        read_plan(tmp_path, "sweep")
+    begin(tmp_path, Plan("compare", "", {}))
+    with pytest.raises(ConfigError, match="was begun by pausefl compare"):
+        read_plan(tmp_path, "sweep")
+
+
+def test_a_sweep_whose_runs_would_share_a_ledger_is_refused(tmp_path: Path) -> None:
+    shared = {**BASE, "selection.m": [2], "privacy.ledger_dir": [str(tmp_path / "ledgers")]}
+    for grid, seeds in ({**shared, "selection.m": [1, 2]}, 1), (shared, 2):
+        with pytest.raises(ConfigError, match=r"privacy\.ledger_dir, whose budgets"):
+            run_sweep(read_source("demo"), grid, seeds, tmp_path / "s", OneByOne(Quiet()))
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_grid_of_too_many_runs_is_refused_before_any_is_made(tmp_path: Path) -> None:
+    grid = {f"selection.pause.{key}": range(1, 10_001) for key in ("alpha", "gamma", "zeta")}
+    with pytest.raises(ConfigError, match=r"^--set: 1000000000000 settings of 2 seeds each are more than 10000 runs$"):
+        run_sweep(read_source("demo"), grid, 2, tmp_path / "s", OneByOne(Quiet()))
+
+
+def test_a_sweep_in_which_nothing_varies_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing varies; name a key and its values"):
+        run_sweep(read_source("demo"), {}, 1, tmp_path / "out", OneByOne(lambda _: nullcontext()))  # type: ignore[arg-type,return-value] # is never shown
+    assert not (tmp_path / "out").exists()

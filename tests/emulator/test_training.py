@@ -1,0 +1,277 @@
+"""Local training: what a round computes, and what it costs a forked client process."""
+
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from pausefl.bench.images import random_images
+from pausefl_client.data.datasets import Examples, load_dataset
+from pausefl_client.training import torch_trainer
+from pausefl_client.training.method import TrainingMethod
+from pausefl_client.training.methods.fedprox import FedProx
+from pausefl_client.training.model_vector import ModelVector
+from pausefl_client.training.models import build_model
+from pausefl_client.training.synthetic import SyntheticTrainer
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device
+from pausefl_client.training.trainer import TrainingSettings
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.connections.reported_values import statistics_of
+
+CPU = torch.device("cpu")
+DIGITS = load_dataset("digits", seed=1)
+EXAMPLES = DIGITS.train.take(np.arange(90))
+
+
+def make_trainer(
+    settings: TrainingSettings,
+    *,
+    examples: Examples = EXAMPLES,
+    seed: int = 1,
+    client_id: str = "c1",
+    method: TrainingMethod | None = None,
+) -> TorchTrainer:
+    model = build_model("mlp", DIGITS.input_shape, 10, seed)
+    return TorchTrainer(model, LocalData(examples), settings, device=CPU, seed=seed, client_id=client_id, method=method)
+
+
+THETA = ModelVector(build_model("mlp", DIGITS.input_shape, 10, 1)).values()
+SGD = TrainingSettings("sgd", learning_rate=0.1, batch_size=20, epochs=1, max_steps=None)
+ADAM = TrainingSettings("adam", learning_rate=0.01, batch_size=20, epochs=1, max_steps=100)
+
+
+@pytest.mark.parametrize(("classes", "counted"), [(1024, 1024), (1025, 0)])
+def test_label_counts_of_any_data_set_are_taken_by_the_server(classes: int, counted: int) -> None:
+    data = LocalData(EXAMPLES, classes)
+    model = build_model("mlp", DIGITS.input_shape, 10, 1)
+    trainer = TorchTrainer(model, data, SGD, device=CPU, seed=1, client_id="c1")
+    result = pb.Result()
+    result.statistics.update(trainer.label_counts)
+    found = statistics_of(result)
+    assert len(found) == counted
+    assert list(found) == sorted(found)
+
+
+def test_one_step_over_all_examples_is_the_gradient() -> None:
+    settings = TrainingSettings("sgd", learning_rate=0.1, batch_size=len(EXAMPLES), epochs=1, max_steps=None)
+    outcome = make_trainer(settings).train(THETA, round=1)
+    model = build_model("mlp", DIGITS.input_shape, 10, 1)
+    ModelVector(model).fill(THETA)
+    loss = functional.cross_entropy(
+        model(torch.from_numpy(EXAMPLES.inputs / np.float32(127.5) - 1)), torch.from_numpy(EXAMPLES.labels)
+    )
+    gradient = torch.autograd.grad(loss, list(model.parameters()))
+    expected = -0.1 * torch.cat([part.flatten() for part in gradient]).numpy()
+    assert outcome.loss == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert outcome.update.dtype == np.float32
+    np.testing.assert_allclose(outcome.update, expected, atol=1e-7)
+
+
+def test_how_many_batches_are_gathered_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = TrainingSettings("adam", 0.01, batch_size=20, epochs=3, max_steps=12)
+    all_at_once = make_trainer(settings).train(THETA, round=1)
+    monkeypatch.setattr(torch_trainer, "gathered_bytes", lambda _: 1)
+    one_by_one = make_trainer(settings).train(THETA, round=1)
+    assert np.array_equal(all_at_once.update, one_by_one.update)
+    assert all_at_once.loss == one_by_one.loss
+
+
+def test_images_with_channels_last_train_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for rounding, here a thousandth of the largest change."""
+    monkeypatch.setattr(torch_trainer, "gathered_bytes", lambda _: 1)
+    model = build_model("fedts_cifar", (3, 32, 32), 10, 1)
+    theta, examples = ModelVector(model).values(), random_images(1, "test", 40, (3, 32, 32))
+    trainer = TorchTrainer(model, LocalData(examples), SGD, device=CPU, seed=1, client_id="c1")
+    seen: list[torch.Tensor] = []
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    update = trainer.train(theta, round=1).update
+    assert all(inputs.is_contiguous(memory_format=torch.channels_last) for inputs in seen)
+    other = build_model("fedts_cifar", (3, 32, 32), 10, 1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=SGD.learning_rate)
+    rng = generator(1, "batches", "c1", 1)
+    rng.integers(2**63)
+    for rows in rng.permutation(40).reshape(2, 20):
+        inputs = normalise(torch.from_numpy(examples.inputs[rows]))
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(other(inputs), torch.from_numpy(examples.labels[rows]))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    np.testing.assert_allclose(update, ModelVector(other).values() - theta, atol=1e-3 * np.abs(update).max())
+
+
+def test_training_leaves_nothing_behind_for_devices_not_in_use() -> None:
+    trainer, before = make_trainer(SGD), len(torch.cuda._queued_calls)
+    for t in (1, 2):
+        trainer.train(THETA, round=t)
+    assert len(torch.cuda._queued_calls) == before
+
+
+def test_an_update_depends_on_seed_client_and_round_alone() -> None:
+    update = make_trainer(ADAM).train(THETA, round=3).update
+    torch.rand(7)
+    assert np.array_equal(update, make_trainer(ADAM).train(THETA, round=3).update)
+    assert not np.array_equal(update, make_trainer(ADAM).train(THETA, round=4).update)
+    assert not np.array_equal(update, make_trainer(ADAM, client_id="c2").train(THETA, round=3).update)
+
+
+def test_a_new_thread_trains_as_one_that_has_computed_before() -> None:
+    """In a new one MKL shared the first products, of batches of 10, among all cores, and summed in another order."""
+    torch.set_num_threads(1)  # of this thread, as clients have it
+    theta, examples = generator(1, "theta").normal(0, 0.2, THETA.size).astype(np.float32), EXAMPLES.take(np.arange(10))
+    here = make_trainer(SGD, examples=examples).train(theta, round=1)
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(make_trainer(SGD, examples=examples).train, theta, round=1).result()
+    assert np.array_equal(here.update, there.update)
+
+
+def test_fedprox_adds_the_gradient_of_the_distance_to_the_rounds_model() -> None:
+    """Two steps over all examples by hand: the first is at the anchor, the second is pulled back by μ(w − θ)."""
+    mu, plain = 3.0, TrainingSettings("sgd", 0.1, len(EXAMPLES), 2, None)
+    one = TrainingSettings("sgd", 0.1, len(EXAMPLES), 1, None)
+    first = make_trainer(one).train(THETA, round=1).update
+    expected = make_trainer(plain).train(THETA, round=1).update - np.float32(0.1 * mu) * first
+    trainer = make_trainer(plain, method=FedProx(mu))
+    trainer.train(THETA + 1, round=1)  # the anchor is this round's model, not an earlier one's
+    np.testing.assert_allclose(trainer.train(THETA, round=1).update, expected, atol=1e-6)
+
+
+def test_adam_remembers_the_rounds_before_and_sgd_does_not() -> None:
+    for settings, remembers in ((ADAM, True), (SGD, False)):
+        fresh, used = make_trainer(settings), make_trainer(settings)
+        used.train(THETA, round=1)
+        same = np.array_equal(fresh.train(THETA, round=2).update, used.train(THETA, round=2).update)
+        assert same is not remembers
+
+
+def test_ten_rounds_halve_the_loss() -> None:
+    trainer, theta, losses = make_trainer(ADAM), THETA, []
+    for round_number in range(1, 11):
+        outcome = trainer.train(theta, round=round_number)
+        theta = theta + outcome.update
+        losses.append(outcome.loss)
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("epochs", "max_steps", "steps"), [(1, None, 5), (1, 100, 5), (1, 3, 3), (3, None, 15), (2, 7, 7), (1, 1, 1)]
+)
+def test_a_round_has_the_steps_of_its_epochs_up_to_max_steps(epochs: int, max_steps: int | None, steps: int) -> None:
+    trainer = make_trainer(TrainingSettings("sgd", 0.1, 20, epochs, max_steps))
+    batches = list(trainer.drawn(1)[1])
+    assert len(batches) == steps
+    assert all(len(batch) in (20, 10) for batch in batches)
+
+
+def test_every_epoch_sees_every_example_once_in_a_new_order() -> None:
+    batches = list(make_trainer(TrainingSettings("sgd", 0.1, 20, 2, None)).drawn(1)[1])
+    first, second = torch.cat(batches[:5]), torch.cat(batches[5:])
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(90))
+    assert not torch.equal(first, second)
+
+
+def test_theta_is_left_as_it_is() -> None:
+    theta = THETA.copy()
+    theta.flags.writeable = False
+    make_trainer(ADAM).train(theta, round=1)
+    assert np.array_equal(theta, THETA)
+
+
+def test_images_are_normalised_and_features_are_not() -> None:
+    assert normalise(torch.tensor([0, 255], dtype=torch.uint8)).tolist() == [-1.0, 1.0]
+    assert normalise(torch.tensor([0.0, 255.0])).tolist() == [0.0, 255.0]
+
+
+def test_features_train_too() -> None:
+    features = Examples((EXAMPLES.inputs / 255).astype(np.float32), EXAMPLES.labels)
+    assert np.isfinite(make_trainer(SGD, examples=features).train(THETA, round=1).update).all()
+
+
+def test_a_device_is_the_one_named_or_cuda_where_there_is_one() -> None:
+    assert resolve_device("cpu") == CPU
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ConfigError, match=r'workload\.device = "tpu": must be'):
+        resolve_device("tpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so it is not missing")
+def test_missing_cuda_is_named() -> None:
+    with pytest.raises(ConfigError, match=r'workload\.device = "cuda": torch finds no CUDA device'):
+        resolve_device("cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_trains_as_the_cpu_does() -> None:
+    model = build_model("mlp", DIGITS.input_shape, 10, 1)
+    trainer = TorchTrainer(model, LocalData(EXAMPLES), SGD, device=torch.device("cuda"), seed=1, client_id="c1")
+    expected = make_trainer(SGD).train(THETA, round=1)
+    np.testing.assert_allclose(trainer.train(THETA, round=1).update, expected.update, atol=1e-5)
+
+
+def test_a_synthetic_update_differs_by_client_and_round() -> None:
+    theta = np.zeros(1000, np.float32)
+    trainer = SyntheticTrainer(1000, seed=1, client_id="c1")
+    update = trainer.train(theta, round=1).update
+    assert update.dtype == np.float32
+    assert update.size == trainer.manifest.size == 1000
+    assert np.array_equal(update, SyntheticTrainer(1000, seed=1, client_id="c1").train(theta, round=1).update)
+    assert not np.array_equal(update, trainer.train(theta, round=2).update)
+    assert not np.array_equal(update, SyntheticTrainer(1000, seed=1, client_id="c2").train(theta, round=1).update)
+    with pytest.raises(ValueError, match="999 values"):
+        trainer.train(theta[1:], round=1)
+
+
+def run_python(script: str) -> str:
+    """Standard output of a script in a process of its own; its failure fails the test."""
+    environment = [sys.executable, "-W", "error::UserWarning", "-c", textwrap.dedent(script)]
+    finished = subprocess.run(environment, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def test_a_synthetic_client_needs_no_torch() -> None:
+    script = """
+        import sys
+        import pausefl_client.training.synthetic, pausefl_client.privacy.mechanism
+        import pausefl_client.data.partition, pausefl_client.data.datasets
+        print("torch" in sys.modules)
+    """
+    assert run_python(script).strip() == "False"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_client_forked_from_a_warm_parent_trains_cheaply() -> None:
+    script = """
+        import gc, os, sys
+        import numpy as np, torch
+        from pausefl_client.data.datasets import Examples
+        from pausefl_client.training.model_vector import ModelVector
+        from pausefl_client.training.models import build_model
+        from pausefl_client.training.trainer import TrainingSettings
+        from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, warm_up
+
+        warm_up()
+        gc.freeze()
+        loaded = len(sys.modules)
+        if os.fork() > 0:
+            sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+        rng = np.random.default_rng(1)
+        data = LocalData(Examples(rng.integers(0, 256, (1334, 3, 32, 32), np.uint8), rng.integers(0, 10, 1334)))
+        model = build_model("cnn3", (3, 32, 32), 10, 1)
+        trainer = TorchTrainer(
+            model, data, TrainingSettings(max_steps=8), device=torch.device("cpu"), seed=1, client_id="c1"
+        )
+        trainer.train(ModelVector(model).values(), round=1)
+        lines = open("/proc/self/smaps_rollup").read().splitlines()
+        own_kb = sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+        print(len(sys.modules) - loaded, own_kb / 1024)
+    """
+    new_modules, own_mb = run_python(script).split()
+    assert int(new_modules) < 40
+    assert float(own_mb) < 50

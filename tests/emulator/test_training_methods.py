@@ -1,0 +1,366 @@
+"""Ways to train: any optimizer and schedule of torch, tasks besides classification, and methods with a memory."""
+
+import re
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pausefl.experiment.client_records import method_of
+from pausefl.experiment.loading import parse_experiment
+from pausefl.runtime.evaluator.model import Evaluator
+from pausefl_client.data.datasets import Dataset, Examples, load_dataset
+from pausefl_client.data.partition import PARTITIONERS, partition
+from pausefl_client.data.tasks import LearningTask
+from pausefl_client.registries import OPTIMIZERS, SCHEDULES, TRAINING_METHODS
+from pausefl_client.training.method import Batch, TrainingMethod
+from pausefl_client.training.model_vector import ModelVector
+from pausefl_client.training.models import build_model
+from pausefl_client.training.optimizers import LearningRates
+from pausefl_client.training.tasks import Classification, Regression
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
+from pausefl_client.training.trainer import TrainingSettings
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.wire import Vector
+
+CPU = torch.device("cpu")
+torch.set_num_threads(1)  # as clients have it
+DIGITS = load_dataset("digits", seed=1)
+EXAMPLES = DIGITS.train.take(np.arange(90))
+
+
+def network() -> nn.Module:
+    """With normalisation, which FedBN needs."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def trainer_of(settings: TrainingSettings, method: TrainingMethod | None = None) -> TorchTrainer:
+    return TorchTrainer(network(), LocalData(EXAMPLES), settings, device=CPU, seed=1, client_id="a", method=method)
+
+
+def theta_of(trainer: TorchTrainer) -> Vector:
+    """The network's values, and zeros for a control variate."""
+    theta = ModelVector(network()).values()
+    return np.pad(theta, (0, trainer.manifest.size - theta.size))
+
+
+def updates(trainer: TorchTrainer, rounds: int, first: int = 1) -> list[Vector]:
+    theta = theta_of(trainer)
+    return [trainer.train(theta, round=t).update for t in range(first, first + rounds)]
+
+
+# -- optimizers and schedules
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_trains_and_goes_on_after_a_restart(name: str) -> None:
+    settings = TrainingSettings(name, learning_rate=0.01, optimizer_options={"weight_decay": 0.01})
+    if name == "rprop":
+        settings = TrainingSettings(name, learning_rate=0.01)
+    whole = updates(trainer_of(settings), 3)
+    assert all(np.isfinite(update).all() and update.any() for update in whole)
+    first = trainer_of(settings)
+    updates(first, 2)
+    restarted = trainer_of(settings)
+    restarted.restore(first.state())
+    assert np.array_equal(updates(restarted, 1, first=3)[0], whole[2])
+
+
+def test_momentum_and_weight_decay_change_what_is_learned() -> None:
+    plain = TrainingSettings("sgd", 0.05)
+    found = [
+        updates(trainer_of(TrainingSettings("sgd", 0.05, optimizer_options=options)), 1)[0]
+        for options in ({"momentum": 0.9}, {"weight_decay": 0.1})
+    ]
+    assert not any(np.array_equal(update, updates(trainer_of(plain), 1)[0]) for update in found)
+
+
+PARAMETERS: Mapping[str, dict[str, Any]] = {
+    "constant": {"factor": 0.5, "total_iters": 2},
+    "linear": {"start_factor": 1.0, "end_factor": 0.1, "total_iters": 10},
+    "step": {"step_size": 2, "gamma": 0.5},
+    "multi-step": {"milestones": [2, 5], "gamma": 0.1},
+    "exponential": {"gamma": 0.5},
+    "polynomial": {"total_iters": 10},
+    "cosine": {"T_max": 10},
+    "warm-restarts": {"T_0": 4},
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_every_schedule_depends_on_the_round_alone(kind: str) -> None:
+    settings = TrainingSettings("sgd", 0.1, schedule={"kind": kind, **PARAMETERS[kind]})
+    rates = [LearningRates(settings).at(t) for t in range(1, 9)]
+    assert len(set(rates)) > 1
+    assert LearningRates(settings).at(8) == rates[7]
+    jumped = trainer_of(settings)
+    updates(trainer_of(settings), 7)
+    assert np.array_equal(updates(jumped, 1, first=8)[0], updates(trainer_of(settings), 8)[7])
+
+
+def test_a_schedule_is_that_of_torch() -> None:
+    rates = LearningRates(TrainingSettings("adamw", 0.1, schedule={"kind": "step", "step_size": 2, "gamma": 0.5}))
+    assert [rates.at(t) for t in (1, 2, 3, 5)] == pytest.approx([0.1, 0.1, 0.05, 0.025])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": "adamx"}, 'workload.optimizer = "adamx": did you mean'),
+        ({"optimizer": "torch.nn:Linear"}, "must be a subclass of torch.optim.Optimizer"),
+        ({"optimizer_options": {"momentun": 0.9}}, "workload.optimizer_options: TypeError: .*'momentun'"),
+        ({"optimizer": "sgd", "optimizer_options": {"momentum": -1.0}}, "workload.optimizer_options: ValueError: .*-1"),
+        ({"schedule": {"kind": "cosin"}}, 'workload.schedule.kind = "cosin": did you mean cosine'),
+        ({"schedule": {"T_max": 3}}, 'workload.schedule.kind = "": must be one of constant, linear'),
+        ({"schedule": {"kind": "cosine", "T_max": 0}}, "workload.schedule: its first step failed: ZeroDivisionError"),
+        ({"schedule": {"kind": "cosine", "t_max": 3}}, "workload.schedule: TypeError: .*'t_max'"),
+        (
+            {"schedule": {"kind": "cosine", "T_max": 1, "eta_min": -0.5}},
+            "workload.schedule: the learning rate of round 2 is -0.5: must be finite and at least 0$",
+        ),
+        ({"schedule": {"kind": "torch:is_tensor"}}, 'kind = "torch:is_tensor": must return a .*; returned bool$'),
+    ],
+)
+def test_a_wrong_setting_is_one_line(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        trainer_of(TrainingSettings(**settings))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_learning_rate_that_no_round_can_have_is_told_with_its_round() -> None:
+    rates = LearningRates(TrainingSettings("sgd", 0.1, schedule={"kind": "cosine", "T_max": 4, "eta_min": -0.09}))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"learning rate of round 4 is -0\.06.*: must be finite and at least 0$"):
+            rates.at(5)
+    assert rates.at(1) == 0.1
+
+
+# -- methods
+
+
+class Drifting(TrainingMethod):
+    """A memory of its own, as SCAFFOLD and FedDyn have: a correction that grows with every round."""
+
+    def __init__(self, rate: float = 0.1) -> None:
+        self.rate = rate
+        self.correction: dict[str, torch.Tensor] = {}
+        self.start: dict[str, torch.Tensor] = {}
+
+    def begin_round(self, model: nn.Module, round: int) -> None:
+        assert round >= 1
+        self.start = {name: value.detach().clone() for name, value in model.named_parameters()}
+
+    def change_gradients(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if name in self.correction:
+                assert parameter.grad is not None
+                parameter.grad.add_(self.correction[name])
+
+    def end_round(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            moved = parameter.detach() - self.start[name]
+            self.correction[name] = self.correction.get(name, torch.zeros_like(moved)) + self.rate * moved
+
+    def state(self) -> Mapping[str, Any]:
+        return {"correction": self.correction} if self.correction else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.correction = dict(state.get("correction", {}))
+
+
+METHODS: Mapping[str, dict[str, Any]] = {name: {} for name in TRAINING_METHODS} | {
+    "fedprox": {"mu": 0.5},
+    "feddyn": {"alpha": 0.1},
+    "moon": {"mu": 1.0},
+    "own_methods:Drifting": {"rate": 0.2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _this_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "own_methods", sys.modules[__name__])
+
+
+def made(kind: str) -> TrainingMethod:
+    found: TrainingMethod = TRAINING_METHODS.find(kind, "workload.training")(**METHODS[kind])
+    return found
+
+
+@pytest.mark.parametrize("kind", METHODS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_every_method_repeats_goes_on_after_a_restart_and_begins_anew(kind: str, optimizer: str) -> None:
+    settings = TrainingSettings(optimizer, 0.05)
+    whole = updates(trainer_of(settings, made(kind)), 4)
+    first = trainer_of(settings, made(kind))
+    assert all(np.array_equal(a, b) for a, b in zip(updates(first, 2), whole, strict=False))
+    restarted = trainer_of(settings, made(kind))
+    restarted.restore(first.state())
+    assert all(np.array_equal(a, b) for a, b in zip(updates(restarted, 2, first=3), whole[2:], strict=True))
+    restarted.restore(b"")
+    assert np.array_equal(updates(restarted, 1)[0], whole[0])
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_every_method_leaves_theta_alone_and_learns(kind: str) -> None:
+    trainer = trainer_of(TrainingSettings(), made(kind))
+    theta, losses = theta_of(trainer), []
+    theta.flags.writeable = False
+    for t in range(1, 8):
+        outcome = trainer.train(theta, round=t)
+        theta = theta + outcome.update
+        losses.append(outcome.loss)
+    assert losses[-1] < losses[0]
+
+
+def test_a_method_of_ones_own_replaces_loss_optimizer_and_loop() -> None:
+    class Halved(TrainingMethod):
+        def optimizer(self, model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+            return torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
+
+        def loss(self, model: nn.Module, batch: Batch, task: LearningTask) -> torch.Tensor:
+            return super().loss(model, batch, task) / 2
+
+    one_step = TrainingSettings("sgd", 0.1, batch_size=len(EXAMPLES))
+    (halved,), (plain,) = updates(trainer_of(one_step, Halved()), 1), updates(trainer_of(one_step), 1)
+    np.testing.assert_allclose(2 * halved, plain, atol=1e-6)
+
+
+class Returning(TrainingMethod):
+    """Returns these in place of what it should."""
+
+    def __init__(self, **returned: object) -> None:
+        for name, value in returned.items():
+            setattr(self, name, lambda *_, value=value: value)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ({"loss": None}, r"Returning.loss, .* must return a scalar tensor to differentiate; returned NoneType"),
+        ({"loss": torch.ones(3)}, r"Returning.loss, .* returned one of shape \(3,\)"),
+        ({"loss": torch.ones(())}, r"Returning.loss, .* returned one that depends on no parameter of the model"),
+        ({"local_steps": None}, r"Returning.local_steps must return a list of tensors, .*; returned NoneType"),
+        ({"local_steps": []}, r"Returning.local_steps must return a list of tensors, .*; returned an empty list"),
+        ({"local_steps": [0.5]}, r"Returning.local_steps must return a list of tensors, .*; returned a list of others"),
+        ({"state": None}, r"Returning.state\(\) must return a dict; returned NoneType"),
+        ({"state": {"x": [object()]}}, r"state\(\) may hold tensors, numbers, texts, lists and dicts; it holds object"),
+        ({"state": {"x": np.float64(1)}}, r"state\(\) may hold .*; it holds float64"),
+    ],
+)
+def test_what_a_method_should_return_is_said_in_one_line(returned: dict[str, object], message: str) -> None:
+    trainer = trainer_of(TrainingSettings("sgd"), Returning(**returned))
+    with pytest.raises(ConfigError, match=rf"^workload.training: .*{message}$") as raised:
+        trainer.train(theta_of(trainer), round=1)
+        trainer.state()
+    assert "\n" not in str(raised.value)
+
+
+def test_what_a_method_may_remember_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"a": torch.ones(2), "b": [1, 0.5, "x", None, True, (b"y",)], "c": {1: OrderedDict(d={2})}}
+    kept: list[Mapping[str, Any]] = []
+    trainer = trainer_of(TrainingSettings("sgd"), Returning(state=state))
+    saved = trainer.state()
+    monkeypatch.setattr(trainer.method, "restore", kept.append)
+    trainer.restore(saved)
+    assert str(kept[0]) == str(state)
+
+
+def test_an_experiment_names_its_method() -> None:
+    experiment = parse_experiment('[workload]\ntraining = { kind = "own_methods:Drifting", rate = 0.3 }')
+    first, second = method_of(experiment.workload), method_of(experiment.workload)
+    assert isinstance(first, Drifting)
+    assert first.rate == 0.3
+    assert first is not second  # each client has its own
+    assert type(method_of(parse_experiment("[workload]\nproximal_mu = 0.5").workload)).__name__ == "FedProx"
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ('training = "plane"', 'workload.training = "plane": did you mean plain'),
+        ('training = { kind = "fedprx" }', 'workload.training.kind = "fedprx": did you mean fedprox'),
+        ("training = { mu = 1.0 }", "workload.training.kind: is missing"),
+        ('training = { kind = "fedprox" }', "workload.training.mu: is missing"),
+        ('training = { kind = "fedprox", mu = -1.0 }', "workload.training.mu = -1.0: must be"),
+        ('training = { kind = "fedprox", nu = 1.0 }', "workload.training.nu: unknown key"),
+        ('training = "torch.nn:Linear"', "must be a subclass of pausefl_client.training.method.TrainingMethod"),
+        ('training = "fedprox"\nproximal_mu = 1.0', "workload.proximal_mu: goes with"),
+        ('model = "resnet18"', 'workload.model = "resnet18": must be one of mlp'),
+        ('dataset = "cifar100"', 'workload.dataset = "cifar100": did you mean cifar10'),
+    ],
+)
+def test_a_wrong_name_is_one_line(toml: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        method_of(parse_experiment(f"[workload]\n{toml}").workload)
+    assert "\n" not in str(caught.value)
+
+
+# -- tasks
+
+
+def test_tokens_are_classified_one_by_one_and_padding_does_not_count() -> None:
+    outputs = torch.tensor([[[9.0, 0.0], [0.0, 9.0], [0.0, 9.0]]])
+    targets = torch.tensor([[0, 0, -1]])
+    task = Classification()
+    assert task.score(outputs, targets).tolist() == [1.0, 0.0]
+    assert float(task.loss(outputs, targets)) == pytest.approx(4.5, abs=1e-3)
+
+
+def test_a_regression_is_scored_by_the_share_of_the_variance_explained() -> None:
+    targets = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    task = Regression(variance=float(targets.var(correction=0)))
+    assert float(task.score(targets[:, None], targets).mean()) == 1
+    assert float(task.score(torch.full((4, 1), 1.5), targets).mean()) == pytest.approx(0, abs=1e-6)
+    assert float(task.loss(targets[:, None] + 2, targets)) == 4
+    with pytest.raises(ValueError, match="variance = 0"):
+        Regression(0.0)
+
+
+def regression_set(seed: int) -> Dataset:
+    rng = np.random.default_rng(seed)
+    inputs = rng.standard_normal((300, 4), np.float32)
+    examples = Examples(inputs, (inputs @ np.array([1, -2, 3, 0.5], np.float32)).astype(np.float32))
+    train, validation, test = (examples.take(rows) for rows in np.split(np.arange(300), [200, 250]))
+    return Dataset("plane", train, validation, test, classes=1, task=Regression(14.0))
+
+
+def test_a_regression_is_trained_and_evaluated() -> None:
+    evaluator = Evaluator("own_methods:regression_set", "mlp", seed=1)
+    settings = TrainingSettings("adam", 0.02, epochs=40, max_steps=None)
+    evaluator.rehearse(settings)
+    data = regression_set(1)
+    trainer = TorchTrainer(
+        build_model("mlp", (4,), 1, 1),
+        LocalData(data.train, task=data.task),
+        settings,
+        device=CPU,
+        seed=1,
+        client_id="a",
+    )
+    assert trainer.label_counts == {}
+    before = evaluator.evaluate(evaluator.initial.theta_0, ["test"], subset=False).evaluations[0]
+    after = evaluator.evaluate(
+        evaluator.initial.theta_0 + trainer.train(evaluator.initial.theta_0, round=1).update, ["test"], subset=False
+    ).evaluations[0]
+    assert before.metric == "R²"
+    assert before.accuracy < 0.3
+    assert 0.8 < after.accuracy <= 1
+    assert after.loss < before.loss
+
+
+def test_targets_without_a_task_or_classes_are_refused_in_one_line() -> None:
+    data = regression_set(1)
+    with pytest.raises(ConfigError, match="needs a task"):
+        Dataset("plane", data.train, data.validation, data.test, classes=1)
+    for kind in PARTITIONERS:
+        if kind == "iid":
+            assert len(partition(PARTITIONERS[kind](), data.train.labels, clients=5, classes=1, seed=1)) == 5
+        elif kind != "by-client":
+            with pytest.raises(ConfigError, match="deals out by class"):
+                partition(PARTITIONERS[kind](), data.train.labels, clients=5, classes=1, seed=1)

@@ -1,0 +1,369 @@
+"""Jobs that a client may have charged although it never says so: the bound on its releases counts them."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pausefl.results.accounting import UnansweredJobs
+from pausefl.results.tally import RunTally
+from pausefl_server.clients import ClientTable
+from pausefl_server.records import EventKind, LogEvent, Miss, Observation, RoundRecord, Timing, unsettled
+from pausefl_server.rounds.messages import JobWithdrawn, Lost, Pinged, Refusal, Shutdown, Update
+from pausefl_server.rounds.pending_events import PendingEvents
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.state import replay
+from pausefl_server.storage.store import Store
+from rigs.coordinator import BUDGET, CoordinatorRig, FakePeer, MakeRig
+from rigs.log import record
+
+
+async def both_at_work(rig: CoordinatorRig, released: int = 10) -> tuple[FakePeer, FakePeer]:
+    """a and b with the job of round 1; b has made so many releases before."""
+    a, b = await rig.join("a", manual=True), await rig.join("b", manual=True, released=released)
+    for peer in (a, b):
+        await peer.next_job()
+    return a, b
+
+
+async def back_at_work(rig: CoordinatorRig, b: FakePeer) -> FakePeer:
+    """b on a new stream with the job that it had, after the one before has broken."""
+    await rig.lose(b)
+    back = await rig.join("b", manual=True, released=10)
+    await back.next_job()
+    return back
+
+
+async def play_two_rounds(rig: CoordinatorRig, answer: type[Update | Refusal | JobWithdrawn] | None) -> FakePeer:
+    """b loses its stream in round 1, in which it answers or not, and comes back, unchanged, in round 2."""
+    a, b = await both_at_work(rig, released=4)
+    if answer is Update:
+        await b.answer(1)
+    elif answer is Refusal:
+        await rig.coordinator.tell(Refusal("b", 1, 1, "refused", "out of memory"))
+    elif answer is JobWithdrawn:
+        await rig.coordinator.tell(JobWithdrawn("b", 1, 1))
+    b.stop()
+    await rig.coordinator.tell(Lost(b, "its connection broke", may_return=False))
+    await a.answer(1)
+    await a.next_job()
+    back = await rig.join("b", manual=True, released=b.released)
+    await a.answer(2)
+    await rig.played()
+    return back
+
+
+def most_releases(rig: CoordinatorRig) -> int:
+    tally = RunTally(rig.store.log(), late_events=rig.store.late_events())
+    return max(tally.unanswered.releases_at_most(rig.coordinator.state.table, BUDGET).values())
+
+
+async def test_a_client_that_returns_may_still_charge_the_job_it_had(rig: MakeRig) -> None:
+    """Its hello does not count the release that its thread is about to charge, and no answer will tell of it."""
+    async with rig(All(1), rounds=2).running() as r:
+        back = await play_two_rounds(r, answer=None)
+        assert back.withdrawn == [(1, 1)]
+        assert r.spent("b")[0] == 4
+        assert most_releases(r) == 5
+
+
+@pytest.mark.parametrize(("answer", "released"), [(Update, 5), (Refusal, 4), (JobWithdrawn, 4)])
+async def test_a_client_that_returns_owes_nothing_for_a_job_it_has_answered(
+    rig: MakeRig, answer: type[Update | Refusal | JobWithdrawn], released: int
+) -> None:
+    async with rig(All(1), rounds=2).running() as r:
+        back = await play_two_rounds(r, answer)
+        assert back.withdrawn == []
+        assert r.spent("b")[0] == most_releases(r) == released
+
+
+async def test_without_privacy_no_job_is_charged(rig: MakeRig) -> None:
+    async with rig(All(1), rounds=2, privacy=None).running() as r:
+        await play_two_rounds(r, answer=None)
+        assert ("unsettled", "b") not in r.events()
+
+
+def test_a_kill_leaves_the_job_owed_that_was_out(rig: MakeRig) -> None:
+    """That of the attempt after the one that failed."""
+    r = rig(All(1), rounds=2)
+    failed = record(1, events=(LogEvent("joined", "b", n_examples=10),), chosen=("b",))
+    r.store.save_late_events(1, failed.events)
+    r.store.save_failed_attempt(failed)
+    owed = [event.detail for event in r.restored().late_events if event.kind == "unsettled"]
+    r.close()
+    assert owed == ["may have released for attempt 2 at round 1"]
+
+
+def test_a_job_is_owed_once_however_often_its_client_returns() -> None:
+    joined, owed = LogEvent("joined", "b"), LogEvent("unsettled", "b", "may have released for round 1")
+    pending, other = PendingEvents(), LogEvent("reconciled", "b", released=4)
+    for event in (joined, owed, other, joined, owed):
+        pending.add(event)
+    assert pending.waiting() == (joined, other, owed)
+    pending.add(LogEvent("unsettled", "b", "may have released for round 2"))
+    assert len(pending.waiting()) == 4
+
+
+# --- what a client says of one job does not settle another
+
+
+async def test_a_late_update_settles_its_own_job_alone(rig: MakeRig) -> None:
+    """It comes while the next job is out, which its client charges as well."""
+    async with rig(All(2), rounds=3, quorum=0.5).running() as r:
+        a, b = await both_at_work(r)
+        await a.answer(1)
+        for t in (2, 3):
+            for peer in (a, b):
+                await peer.next_job()
+            await b.answer(t - 1)
+            await a.answer(t)
+        b.release()
+        await r.played()
+        assert r.spent("b")[0] == 12
+        assert most_releases(r) == b.released == 13
+
+
+async def test_a_hello_within_a_round_does_not_settle_the_rounds_job(rig: MakeRig) -> None:
+    async with rig(All(2), rounds=1, round_timeout_s=0.5).running() as r:
+        a, b = await both_at_work(r)
+        back = await back_at_work(r, b)
+        back.release()
+        await a.answer(1)
+        await r.played()
+        assert most_releases(r) == back.released == 11
+
+
+async def test_a_later_hello_settles_what_was_owed_before_it(rig: MakeRig) -> None:
+    async with rig(All(2), rounds=2, round_timeout_s=0.5).running() as r:
+        a, b = await both_at_work(r)
+        back = await back_at_work(r, b)
+        await a.answer(1)
+        await a.next_job()
+        await back.answer(1)
+        await back.next_job()
+        await r.lose(back)
+        again = await r.join("b", manual=True, released=11)
+        await again.play(2)
+        await a.answer(2)
+        await r.played()
+        assert r.spent("b")[0] == most_releases(r) == again.released == 12
+
+
+async def test_a_client_given_up_before_the_run_is_stopped_may_have_charged(rig: MakeRig) -> None:
+    async with rig(All(2), rounds=5, rejoin_timeout_s=0.0, round_timeout_s=30.0).running() as r:
+        a, b = await both_at_work(r)
+        b.release()
+        b.stop()
+        lost = Lost(b, "its connection broke", may_return=False)
+        for message in (lost, Pinged("a", 0.1), Shutdown("stopped by SIGTERM")):
+            await r.coordinator.ask(message)
+        await a.answer(1)
+        await r.played()
+        assert most_releases(r) == b.released == 11
+
+
+@pytest.mark.parametrize("answer_first", [True, False])
+async def test_a_client_that_is_not_waited_for_as_the_run_is_stopped_may_have_charged(
+    rig: MakeRig, answer_first: bool
+) -> None:
+    async with rig(All(2), rounds=5, quorum=0.5).running() as r:
+        a, b = await both_at_work(r)
+        b.release()
+        messages: list[Update | Shutdown] = [a.update(1, a.release()), Shutdown("stopped by SIGTERM")]
+        for message in messages if answer_first else reversed(messages):
+            r.coordinator.offer(message)
+        await r.played()
+        assert most_releases(r) == b.released == 11
+
+
+KINDS = st.sampled_from(["joined", "left", "reconciled", "unsettled", "withdrawn"])
+
+
+@given(st.lists(st.tuples(KINDS, st.sampled_from("ab"), st.integers(0, 2)), max_size=20), st.integers(0, 3))
+def test_merged_events_settle_what_they_would_settle_one_by_one(
+    kinds: list[tuple[EventKind, str, int]], missed: int
+) -> None:
+    released = Counter[str]()
+    events = []
+    for number, (kind, client_id, more) in enumerate(kinds):
+        released[client_id] += more
+        events.append(LogEvent(kind, client_id, f"event {number}", released=released[client_id]))
+    table = ClientTable(seed=1)
+    table.apply_events([LogEvent("joined", c, n_examples=1) for c in "ab"], 1)
+    table.apply_events(events, 2)
+
+    def bound(told: Sequence[LogEvent]) -> int:
+        jobs = UnansweredJobs()
+        jobs.settle([LogEvent("unsettled", "b")] * missed)
+        jobs.settle(told)
+        return max(jobs.releases_at_most(table, BUDGET).values())
+
+    assert bound(PendingEvents(events).waiting()) == bound(events)
+
+
+def test_a_job_that_is_dropped_twice_pays_for_no_other() -> None:
+    table, jobs = ClientTable(), UnansweredJobs()
+    table.apply_events([LogEvent("joined", "b", n_examples=1)], 1)
+    jobs.settle([LogEvent("withdrawn", "b"), LogEvent("unsettled", "b")])
+    assert jobs.releases_at_most(table, BUDGET) == {"b": 1}
+
+
+# --- servers that are killed, or go back
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_a_client_may_have_charged_the_job_it_had_when_the_server_was_killed(
+    tmp_path: Path, comes_back: bool
+) -> None:
+    async with CoordinatorRig(tmp_path, rounds=3).running() as killed:
+        a, b = await killed.join("a", manual=True), await killed.join("b", manual=True, released=10)
+        for peer in (a, b):
+            await peer.play(1)
+        for peer in (a, b):
+            await peer.next_job()
+        b.release()
+    for _ in range(2):  # and nothing more, however often the run is begun again
+        async with CoordinatorRig(tmp_path, All(1), rounds=2, minimum_clients=1).running() as r:
+            if r.coordinator.state.round < 2:
+                again = await r.join_and_work("a", released=a.released)
+                if comes_back:
+                    await r.join("b", manual=True, released=b.released)
+                await again.answer(2)
+            await r.played()
+            assert r.spent("b")[0] == (12 if comes_back else 11)
+            assert most_releases(r) == b.released == 12
+
+
+async def test_a_client_may_have_charged_its_first_job_when_the_server_was_killed_before_a_round_was_played(
+    tmp_path: Path,
+) -> None:
+    """It never comes back: the log alone knows that it was there."""
+    async with CoordinatorRig(tmp_path).running() as killed:
+        _, b = await both_at_work(killed)
+        b.release()
+    async with CoordinatorRig(tmp_path, All(1), rounds=1, minimum_clients=1).running() as r:
+        await r.join("a")
+        await r.played()
+        assert most_releases(r) == b.released == 11
+
+
+async def test_a_client_may_have_charged_the_first_job_after_it_came_back_when_the_server_was_killed(
+    tmp_path: Path,
+) -> None:
+    """It had left before the last commit: the log is to know of its return before it is given a job."""
+    async with CoordinatorRig(tmp_path, rounds=3, rejoin_timeout_s=0.0).running() as killed:
+        a, b = await both_at_work(killed)
+        await b.answer(1)
+        await killed.lose(b)
+        await a.answer(1)
+        await a.next_job()
+        await killed.lose(a)
+        await killed.until_noticed("in attempt 1 at round 2")
+        back = await killed.join("b", manual=True, released=b.released)
+        await back.next_job()
+        back.release()
+    async with CoordinatorRig(tmp_path, All(1), rounds=2, minimum_clients=1).running() as r:
+        await r.join("c")
+        await r.played()
+        assert most_releases(r) == back.released == 12
+
+
+async def test_a_client_that_came_later_may_have_charged_when_a_killed_server_goes_back(tmp_path: Path) -> None:
+    async with CoordinatorRig(tmp_path, rounds=9, minimum_clients=1).running() as killed:
+        a = await killed.join("a", manual=True)
+        await a.next_job()
+        b = await killed.join("b", manual=True, released=10)
+        await a.answer(1)
+        for peer in (a, b):
+            await peer.play(2)
+        await b.next_job()
+        b.release()
+    store = Store(tmp_path / "run.db")
+    store.go_back_to(1)
+    store.close()
+    async with CoordinatorRig(tmp_path, All(1), rounds=2, minimum_clients=1).running() as r:
+        await r.join("a", released=a.released)
+        await r.played()
+        assert most_releases(r) == b.released == 12
+
+
+async def test_a_run_that_ended_in_order_owes_nothing_when_it_is_begun_again(tmp_path: Path) -> None:
+    for rounds in (2, 2):
+        async with CoordinatorRig(tmp_path, rounds=rounds).running() as r:
+            if r.coordinator.state.round < rounds:
+                for client_id in "ab":
+                    await r.join(client_id)
+            await r.played()
+            assert most_releases(r) == 2
+
+
+async def test_only_who_is_new_is_logged_before_the_job(rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a write to the disk, while a round waits."""
+    saved, save = list[tuple[int, bool]](), Store.save_late_events
+
+    def counted(store: Store, round: int, events: Sequence[LogEvent], *, is_end: bool) -> None:
+        saved.append((round, is_end))
+        save(store, round, events, is_end=is_end)
+
+    monkeypatch.setattr(Store, "save_late_events", counted)
+    async with rig(All(2), rounds=2).running() as r:
+        a, b = await both_at_work(r, released=0)
+        await r.lose(b)
+        back = await r.join_and_work("b")
+        for number in (1, 2):
+            for peer in (a, back):
+                await peer.answer(number)
+            if number == 1:
+                await a.next_job()
+                await back.next_job()
+        await r.played()
+    assert saved == [(1, False), (3, True)]
+
+
+async def test_a_start_that_fails_before_a_job_is_out_charges_no_one(tmp_path: Path) -> None:
+    async with CoordinatorRig(tmp_path, rounds=2).running() as r:
+        for client_id in "ab":
+            await r.join(client_id)
+        await r.played()
+    async with CoordinatorRig(tmp_path, rounds=3).running():
+        pass
+    async with CoordinatorRig(tmp_path, All(1), rounds=3, minimum_clients=1).running() as r:
+        await r.join("a", released=2)
+        await r.played()
+        assert RunTally(r.store.log()).unanswered.releases_at_most(r.coordinator.state.table, BUDGET) == {
+            "a": 3,
+            "b": 2,
+        }
+
+
+def test_rounds_taken_back_keep_what_their_misses_may_have_cost(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run.db")
+    joined = LogEvent("joined", "a", n_examples=10), LogEvent("joined", "b", n_examples=10, released=10)
+    for t in (1, 2, 3):
+        release = BUDGET.epsilon(t), BUDGET.spent(t)
+        observations = (Observation("a", Timing(1.0), 1.0, 10, t, *release),)
+        misses = (Miss("b", "timeout", 1.0, 1.0),)
+        events = joined if t == 1 else ()
+        store.commit_round(RoundRecord(t, 1, ("a", "b"), None, observations, events, 1.0, 1.0, 0.0, "", misses=misses))
+
+    def most() -> int:
+        state = replay(All(2), 1, store.rounds())
+        state.before_round(state.round + 1, store.late_events())
+        tally = RunTally(store.log(), late_events=store.late_events())
+        return max(tally.unanswered.releases_at_most(state.table, BUDGET).values())
+
+    assert most() == 13
+    for back_to in (2, 1):
+        store.go_back_to(back_to)
+        assert most() == 13
+    store.close()
+
+
+def test_a_message_that_tells_of_several_releases_settles_as_many_jobs() -> None:
+    jobs = UnansweredJobs()
+    jobs.settle([unsettled("a", t, 1) for t in (1, 2, 3)])
+    jobs.settle([LogEvent("reconciled", "a", released=2, epsilon_spent=BUDGET.spent(2))])
+    assert jobs.releases_at_most(ClientTable(), BUDGET) == {"a": 3}

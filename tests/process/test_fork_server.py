@@ -1,0 +1,195 @@
+"""Processes are started though the fork server is killed at that very instant."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from pausefl.experiment.loading import parse_experiment
+from pausefl.runtime.fleet import SILENT, Fleet
+from pausefl.runtime.forks import forked_client, forked_run
+from pausefl.runtime.plan import plan_of
+from pausefl.runtime.processes.forking import ForkedProcess, forget_fork_server
+from pausefl.runtime.processes.lifetime import begin_to_import, start
+from pausefl_proto.errors import ConfigError, PauseflError
+from rigs.waiting import wait_for
+
+
+def tell_masked(told: "Connection[Any, Any]") -> None:
+    """Tell which signals wait for this process to take them."""
+    told.send(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+
+class KilledWhenAsked:
+    """Stops the fork server before each of the first requests, and kills it when it has them."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+        self._ask = forkserver.connect_to_new_process
+
+    def __call__(self, fds: list[int]) -> tuple[int, int]:
+        if self.left == 0:
+            return self._ask(fds)
+        self.left -= 1
+        forkserver.ensure_running()
+        pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        os.kill(pid, signal.SIGSTOP)
+        ends = self._ask(fds)
+        os.kill(pid, signal.SIGKILL)
+        return ends
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_is_started_leaves_signals_to_all_processes_to_who_started_it(method: str) -> None:
+    """From the first instant: it may import for seconds before it can set a handler."""
+    context: Any = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=tell_masked, args=(theirs,))
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # which has inherited what held for this one
+    start(process)
+    assert ours.recv() == {signal.SIGINT, signal.SIGHUP, signal.SIGUSR2}
+    process.join()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+def test_a_fork_server_killed_while_it_is_asked_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = KilledWhenAsked(2)
+    monkeypatch.setattr(forkserver, "connect_to_new_process", killed)
+    process = multiprocessing.get_context("forkserver").Process(target=os.getpid)
+    start(process)
+    process.join()
+    assert (killed.left, process.exitcode) == (0, 0)
+
+
+def test_a_fork_server_that_ends_every_time_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkserver, "connect_to_new_process", KilledWhenAsked(99))
+    process = multiprocessing.get_context("forkserver").Process(target=os.getpid, name="pausefl-client-000")
+    with pytest.raises(PauseflError, match="pausefl-client-000: the fork server ended 5 times"):
+        start(process)
+
+
+def test_what_lies_in_the_working_directory_is_not_imported(tmp_path: Path) -> None:
+    """As little as by the command itself, whose path does not begin with that directory."""
+    (tmp_path / "decimal.py").write_text("raise SystemExit('mine')")
+    settings = ["experiment.rounds=2", "workload.model=synthetic", "privacy.enabled=false"]
+    words = ["run", "demo", "--virtual", "--run-dir", "r", *(word for each in settings for word in ("--set", each))]
+    command = [str(Path(sys.executable).with_name("pausefl")), *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "r/summary.json").exists()
+
+
+def test_what_cannot_be_imported_ends_no_fork_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_library.py").write_text("raise AttributeError('of another version')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    forget_fork_server()
+    assert told_after(["broken_library"]) == []
+
+
+def test_a_forked_process_forks_by_a_server_of_its_own() -> None:
+    """It inherits what its parent noted of its own server."""
+    assert told_after([]) == []
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=tell_forked, args=(theirs,))
+    child.start()
+    assert ours.recv() == []
+    child.join()
+
+
+def test_a_folder_too_long_for_a_socket_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs on the virtual clock do without the fork server there."""
+    long = tmp_path / ("t" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    assert isinstance(forked_run("run", os.sync, needs_torch=False), SpawnProcess)
+    with pytest.raises(ConfigError, match=r"TMPDIR = .*tttt: for a socket, 70 bytes at most"):
+        start(forked_client("client", os.sync, needs_torch=False))
+
+
+def test_forked_processes_draw_their_own_from_numpys_shared_generator() -> None:
+    """A user's code may draw from it without a seed."""
+    drawn = []
+    for _ in range(2):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        process = ForkedProcess("drawing", ["numpy"], tell_draw, [theirs])
+        start(process)
+        drawn.append(ours.recv())
+        process.join()
+    assert len(set(drawn)) == 2
+
+
+def told_after(imports: list[str]) -> list[int]:
+    """What a forked process tells of the signals that it holds back besides those sent to all processes."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = ForkedProcess("telling", imports, tell_masked, [theirs])
+    start(process)
+    theirs.close()
+    told: set[int] = ours.recv()
+    process.join()
+    return sorted(told - {signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
+
+
+def tell_forked(told: "Connection[Any, Any]") -> None:
+    told.send(told_after([]))
+
+
+def tell_draw(told: "Connection[Any, Any]") -> None:
+    told.send(float(np.random.rand()))  # noqa: NPY002 - it is what users may do
+
+
+@pytest.mark.parametrize("refusal", [BlockingIOError(11, "no process more"), BrokenPipeError(32, "it has ended")])
+def test_a_run_whose_server_cannot_be_started_ends_with_the_reason(
+    refusal: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr("pausefl.runtime.fleet.start", refuse)
+    experiment = parse_experiment("[workload]\nmodel = 'synthetic'\n[privacy]\nenabled = false\n")
+    with pytest.raises(type(refusal), match=refusal.strerror):
+        Fleet(plan_of(experiment, "run"), tmp_path).run(SILENT)
+
+
+def test_a_fork_server_whose_folder_is_gone_is_begun_anew() -> None:
+    """As where all old things in the folder for temporary files are removed."""
+    assert told_after([]) == []
+    shutil.rmtree(Path(forkserver._forkserver._forkserver_address).parent)  # type: ignore[attr-defined]
+    assert told_after([]) == []
+
+
+def test_a_fork_server_that_was_given_up_is_waited_for() -> None:
+    assert told_after([]) == []
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    forget_fork_server()
+    wait_for(lambda: not psutil.pid_exists(pid), "the end of the server that was given up")
+
+
+def test_threads_that_begin_a_fork_server_at_once_leave_the_environment_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    forget_fork_server()
+    barrier = threading.Barrier(4)
+
+    def begin() -> None:
+        barrier.wait()
+        begin_to_import([])
+
+    threads = [threading.Thread(target=begin) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "PYTHONSAFEPATH" not in os.environ

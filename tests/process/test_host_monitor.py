@@ -1,0 +1,311 @@
+"""Honesty about the host: stalls, late timers and stolen time are seen, and rounds they spoil are marked."""
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pausefl_client.jobs import Work, result_of
+from pausefl_client.privacy.release import Released
+from pausefl_process.host_monitor import HostMonitor, HostReport, Peaks, StealMeter
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.connections.reported_values import host_of, still_before_of
+from pausefl_server.host_limits import ADVICE, HostLimits, advice
+from pausefl_server.monitoring.metrics import make_registry
+from pausefl_server.monitoring.telemetry import Telemetry
+from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.selection.policies.uniform import Random
+from pausefl_server.settings import MetricsSettings
+from pausefl_server.state import replay
+from pausefl_server.storage.store import Store
+
+STALL_S = 0.4
+TOLERANCE_S = 0.15
+"""A stall is seen from the next probe on, 50 ms later at most; the rest is for a busy machine."""
+FINE = HostReport()
+TIMING = Timing(0.5, 0.01, 0.1, 0.02, 0.15, 0.003, 0.1, 0.02, framing_s=0.001, server_wait_s=0.004)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - a probe is an event of another thread
+            await asyncio.sleep(0.01)
+
+
+async def probed(monitor: HostMonitor, count: int) -> None:
+    await until(lambda: monitor.n_probes >= count)
+
+
+@pytest.mark.realtime
+async def test_a_blocked_event_loop_is_seen_as_lag() -> None:
+    with closing(HostMonitor()) as monitor, monitor.watching():
+        began_s = time.monotonic()
+        time.sleep(STALL_S)  # noqa: ASYNC251 - what this is about
+        report = monitor.report(began_s, STALL_S / 2)
+        assert STALL_S - TOLERANCE_S < report.loop_lag_s < STALL_S + TOLERANCE_S, "not answered yet"
+        assert 0 < report.compute_share <= 0.5
+        await until(lambda: monitor.n_probes > 0)
+        assert STALL_S - TOLERANCE_S < monitor.report(began_s, 0.0).loop_lag_s < STALL_S + TOLERANCE_S
+        later_s = time.monotonic() + 1.0
+        assert monitor.report(later_s, 0.0).loop_lag_s < TOLERANCE_S, "an older stall is not this window's"
+
+
+@pytest.mark.realtime
+async def test_a_free_event_loop_lags_little() -> None:
+    with closing(HostMonitor()) as monitor, monitor.watching():
+        began_s, reports = time.monotonic(), []
+        for count in range(1, 11):
+            await probed(monitor, count)
+            reports.append(monitor.report(time.monotonic(), 0.0).loop_lag_s)
+        reports.sort()
+        assert reports[5] < 0.02
+        assert monitor.report(began_s, 0.0).timer_overshoot_s > 0
+
+
+@pytest.mark.realtime
+def test_a_stop_is_on_record_from_the_moment_it_is_over() -> None:
+    """Also where the event loop works before its monitor's thread has a turn, and for windows that begin after it."""
+    program = """
+import asyncio, json, time
+from contextlib import closing
+from dataclasses import asdict
+from pausefl_process.host_monitor import HostMonitor
+async def main():
+    with closing(HostMonitor()) as monitor, monitor.watching():
+        for _ in range(3):
+            await asyncio.sleep(0.2)
+            began_s = before_s = monitor.clock()
+            print("watching", flush=True)
+            while (now_s := time.monotonic()) - before_s < 0.3:
+                before_s = now_s
+                await asyncio.sleep(0.005)
+            resumed_s = monitor.clock()
+            while time.monotonic() < resumed_s + 0.03:
+                pass
+            report = monitor.report(began_s, 0.0)
+            print(json.dumps([report.stopped_s, report.timer_overshoot_s, monitor.report(resumed_s, 0.0).stopped_s]))
+asyncio.run(main())
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as said:
+        for _ in range(3):
+            assert said.readline() == "watching\n"
+            os.kill(process.pid, signal.SIGSTOP)
+            time.sleep(STALL_S)
+            os.kill(process.pid, signal.SIGCONT)
+            stopped_s, overshoot_s, after_s = json.loads(said.readline())
+            assert STALL_S - TOLERANCE_S < stopped_s < STALL_S + TOLERANCE_S
+            assert overshoot_s > STALL_S - TOLERANCE_S
+            assert after_s == 0.0
+    assert process.wait(10) == 0
+
+
+class Suspended:
+    """Two clocks of a process whose machine sleeps, or that is stopped, when a test says so."""
+
+    def __init__(self) -> None:
+        self.stopped_s = self.slept_s = 0.0
+
+    def awake_s(self) -> float:
+        return time.monotonic() + self.stopped_s
+
+    def real_s(self) -> float:
+        return self.awake_s() + self.slept_s
+
+
+@pytest.mark.parametrize("how", ["stopped", "suspended"])
+async def test_a_stop_and_a_sleep_belong_to_the_windows_that_they_lie_in(how: str) -> None:
+    clocks = Suspended()
+    with closing(HostMonitor(clocks.awake_s, clocks.real_s)) as monitor, monitor.watching():
+        await probed(monitor, 1)
+        began_s = monitor.clock()
+        clocks.stopped_s, clocks.slept_s = (90.0, 0.0) if how == "stopped" else (0.0, 90.0)
+        after_s = monitor.clock()
+        within, after = monitor.report(began_s, 0.0), monitor.report(after_s, 0.0)
+        assert getattr(within, f"{how}_s") == pytest.approx(90.0, abs=0.2)
+        assert within.stood_still_s == getattr(within, f"{how}_s"), "either a stop or a sleep"
+        assert after.stood_still_s == 0.0
+        assert monitor.stood_still_s(began_s, after_s) == within.stood_still_s
+        assert monitor.stood_still_s(after_s, monitor.clock()) == 0.0
+
+
+@pytest.mark.realtime
+async def test_a_thread_that_keeps_the_interpreter_to_itself_is_load_and_no_stop() -> None:
+    with closing(HostMonitor()) as monitor, monitor.watching():
+        began_s = monitor.clock()
+        while monitor.clock() - began_s < 2 * STALL_S:
+            sum(range(10_000_000))  # without a turn for other threads
+        report = monitor.report(began_s, 0.0)
+        assert report.timer_overshoot_s > 0.05
+        assert report.stopped_s == 0.0
+
+
+@given(st.lists(st.integers(0, 9), max_size=30), st.integers(-1, 31))
+def test_peaks_are_the_greatest_since_then(values: list[int], since: int) -> None:
+    peaks = Peaks()
+    for at, value in enumerate(values):
+        peaks.add(at, value)
+    assert peaks.since(since) == max(values[max(since, 0) :], default=0)
+
+
+async def test_the_event_loop_is_left_alone_while_nobody_watches_but_stops_are_seen() -> None:
+    clocks = Suspended()
+    with closing(HostMonitor(clocks.awake_s, clocks.real_s)) as monitor:
+        with monitor.watching():
+            await until(lambda: monitor.n_probes > 0)
+        clocks.stopped_s = 2.0  # longer than it lingers
+        stopped_s, n_probes = monitor.report(0.0, 0.0).stopped_s, monitor.n_probes
+        assert stopped_s == pytest.approx(2.0, abs=0.2)
+        clocks.stopped_s = 4.0
+        assert monitor.report(0.0, 0.0).stopped_s == pytest.approx(4.0, abs=0.4)
+        assert monitor.n_probes <= n_probes + 1, "at most one was under way"
+
+
+def test_steal_is_a_share_of_all_ticks_of_the_last_second(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 50 800 0 0 0 50 7 0\ncpu0 ...\n")
+    meter = StealMeter(stat)
+    assert meter.share(10.0) == 0.0
+    stat.write_text("cpu  150 0 50 820 0 0 0 80 7 0\ncpu0 ...\n")
+    assert meter.share(10.9) == 0.0, "not a second yet"
+    assert meter.share(11.0) == 30 / 100
+    stat.write_text("cpu  250 0 50 820 0 0 0 80 7 0\ncpu0 ...\n")
+    assert meter.share(12.5) == 0.0
+    assert StealMeter(tmp_path / "none").share(0.0) == 0.0
+
+
+def test_steal_stays_as_it_was_while_it_cannot_be_read(tmp_path: Path) -> None:
+    """An error here would end the thread of the monitor: the probe it had begun would count as lag for ever."""
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 50 800 0 0 0 50 7 0\n")
+    meter = StealMeter(stat)
+    assert meter.share(10.0) == 0.0
+    stat.unlink()
+    assert meter.share(11.0) == 0.0
+    stat.write_text("cpu  150 0 50 820 0 0 0 80 7 0\n")
+    assert meter.share(12.0) == 30 / 100
+
+
+def test_each_limit_is_a_doubt_of_its_own_with_advice() -> None:
+    limits = HostLimits()
+    assert limits.of_server(FINE) == limits.of_client(FINE, "round_trip") == []
+    for name in ADVICE:
+        bad = HostReport(**{name: 0.9})
+        assert limits.of_server(bad) == [f"server {name}"]
+        assert limits.of_client(bad, "round_trip") == [f"clients {name}"]
+        assert limits.teaches(limits.of_server(bad)) == (name not in ("stopped_s", "suspended_s"))
+        assert advice(f"clients {name}").startswith(f"client hosts, {name}: ")
+
+
+def test_what_clients_compute_spoils_no_communication_time() -> None:
+    busy = HostReport(compute_share=0.9)
+    assert HostLimits().of_client(busy, "communication") == []
+    assert HostLimits().of_server(busy) == ["server compute_share"]
+
+
+def test_work_within_a_drawn_total_is_no_doubt_and_advice_fits_its_host() -> None:
+    """Total mode takes neither another signal nor a time scale: to say so would help nobody."""
+    busy = HostReport(compute_share=0.9)
+    assert HostLimits().of_client(busy, "round_trip", total_delays=True) == []
+    assert "choose fewer clients" in advice("server compute_share")
+    assert "time_scale" not in advice("server compute_share")
+    assert 'latency.signal = "communication"' in advice("clients compute_share")
+
+
+def record() -> RoundRecord:
+    doubts, theirs = ("clients loop_lag_s", "clients stopped_s"), HostReport(0.1, 0.2, 0.3, 0.4, 0.5, 0.0)
+    seen = Observation(*("c", TIMING, 0.5, 1, 0, 0.0, 0.0, 4000, 4100), host=theirs, suspect=doubts, teaches=False)
+    joined = (LogEvent("joined", "c", n_examples=1),)
+    return RoundRecord(
+        *(1, 1, ("c",), None, (seen,), joined, 0.5, 1.0, 1e-4, "digest"),
+        host=HostReport(0.01, 0.02, 0.03, 0.04),
+        suspect=doubts,
+    )
+
+
+def test_the_server_reads_what_a_clients_host_said() -> None:
+    said = HostReport(0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    work = Work(Released(np.zeros(1, np.float32), "digest", None), loss=None)
+    result = result_of(pb.Job(round=1), work, pb.Timing(), pb.Vector(), pb.Host(**asdict(said), still_before_s=0.7))
+    assert (host_of(result), still_before_of(result)) == (said, 0.7)
+
+
+def test_the_log_keeps_what_hosts_and_clocks_said(tmp_path: Path) -> None:
+    with closing(Store(tmp_path / "run.db")) as store:
+        store.commit_round(record())
+        assert store.rounds() == [record()]
+    with closing(sqlite3.connect(tmp_path / "run.db")) as database:
+        hosts = database.execute("SELECT * FROM hosts ORDER BY client_id").fetchall()
+        assert hosts == [(1, None, 0.01, 0.02, 0.03, 0.04, 0.0, 0.0), (1, "c", 0.1, 0.2, 0.3, 0.4, 0.5, 0.0)]
+        doubts = [(1, "clients loop_lag_s"), (1, "clients stopped_s")]
+        assert database.execute("SELECT * FROM suspect_rounds").fetchall() == doubts
+        doubted = database.execute("SELECT * FROM suspect_observations").fetchall()
+        assert doubted == [(1, "c", "clients loop_lag_s", 0), (1, "c", "clients stopped_s", 0)]
+        (exchange_s,) = database.execute("SELECT exchange_s FROM breakdown").fetchone()
+        assert exchange_s == pytest.approx(0.505)
+
+
+def test_the_parts_in_the_metrics_add_up_to_the_exchange(make_telemetry: Callable[..., Telemetry]) -> None:
+    telemetry = make_telemetry(None)
+    telemetry.round_committed(record(), replay(Random(m=1), 0, [record()]))
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in make_registry(telemetry, MetricsSettings()).collect()
+        for sample in family.samples
+    }
+    parts = [value for key, value in samples.items() if key[0] == "pausefl_exchange_part_seconds_sum"]
+    assert len(parts) == 11
+    assert sum(parts) == pytest.approx(TIMING.exchange_s)
+    assert samples["pausefl_exchange_part_seconds_sum", "propagation"] == pytest.approx(TIMING.propagation_s)
+    assert samples["pausefl_client_down_bytes_total", "c"] == 4000
+    assert samples["pausefl_client_up_bytes_total", "c"] == 4100
+    assert samples["pausefl_suspect_rounds_total", "clients loop_lag_s"] == 1
+    assert samples["pausefl_suspect_observations_total",] == 1
+    assert samples["pausefl_host_loop_lag_seconds", "server"] == 0.01
+    assert samples["pausefl_host_compute_ratio", "clients"] == 0.4
+    buckets = {
+        float(key[2]): n for key, n in samples.items() if key[:2] == ("pausefl_exchange_part_seconds_bucket", "train")
+    }
+    assert buckets == {bound: bound >= TIMING.train_s for bound in buckets}
+    assert min(buckets) < 0.005
+    assert sorted(buckets)[-2] > 300.0
+
+
+@pytest.mark.end_to_end
+def test_a_run_accounts_for_every_exchange_and_marks_what_it_doubts(tmp_path: Path) -> None:
+    overrides = (
+        *("clients.count=3", "selection.m=2", "experiment.rounds=8", "workload.model=synthetic"),
+        *("latency.time_scale=0.05", "host.compute_share=0.0001"),
+    )
+    sets = [word for override in overrides for word in ("--set", override)]
+    command = (sys.executable, "-m", "pausefl", "run", "demo", "--run-dir", str(tmp_path / "run"), *sets)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["suspect_rounds"] == 8
+    assert summary["suspect_because"]["server compute_share"]["rounds"] == 8
+    assert "round 1 is suspect: the server, compute_share" in (tmp_path / "run/server.log").read_text()
+    parts = "download_s, injected_down_s, queue_s, train_s, privatise_s, injected_up_s, upload_s, propagation_s"
+    with closing(sqlite3.connect(tmp_path / "run/run.db")) as database:
+        query = f"SELECT exchange_s, round_trip_s, framing_s, server_wait_s, {parts} FROM breakdown"
+        rows = np.array(database.execute(query).fetchall())
+    exchange_s, round_trip_s, framing_s, server_wait_s, *inside_s = rows.T
+    np.testing.assert_allclose(np.sum(inside_s, axis=0), round_trip_s, atol=1e-12)
+    np.testing.assert_allclose(framing_s + round_trip_s + server_wait_s, exchange_s, atol=1e-12)
+    assert (framing_s > 0).all()
+    assert (server_wait_s > 0).all()
+    assert (inside_s[-1] > -1e-3).all(), "the residual"

@@ -1,0 +1,298 @@
+"""Vectors survive the wire whole; whatever else arrives is a WireError, never a wrong vector or another exception."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pausefl_proto.errors import DamageError, WireError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import (
+    MAX_FRAME_BYTES,
+    MAX_MESSAGE_BYTES,
+    Assembler,
+    Manifest,
+    TensorSpec,
+    Vector,
+    cut,
+    decode,
+    digest,
+    pack,
+    pack_job,
+    unpack,
+)
+
+FRAME = MAX_FRAME_BYTES // 4
+SIZES = [0, 1, 2, 31, 32, 4095, 4096, FRAME - 1, FRAME, FRAME + 1, 2 * FRAME - 1, 2 * FRAME, 2 * FRAME + 1, 3 * FRAME]
+FLOATS = st.floats(-float(np.float32(1e30)), float(np.float32(1e30)), width=32)
+VECTORS = hnp.arrays(np.float32, st.integers(0, 300), elements=FLOATS)
+
+
+def random_vector(size: int, seed: int = 1) -> Vector:
+    return np.random.default_rng(seed).standard_normal(size, np.float32)
+
+
+def frames_of(vector: Vector) -> tuple[pb.Vector, list[memoryview]]:
+    return cut(vector, digest(vector))
+
+
+def assemble(header: pb.Vector, frames: Sequence[bytes | memoryview], size: int) -> Vector:
+    """What a receiver that waits for the announced frames makes of these."""
+    assembler = Assembler(header, size)
+    for index, frame in enumerate(frames):
+        assembler.add(index, memoryview(frame))
+    return assembler.finish(check_finite=True)
+
+
+def through_the_wire(messages: Sequence[bytes], size: int) -> Vector:
+    """What a client makes of a job's messages."""
+    assembler: Assembler | None = None
+    for data in messages:
+        rest, payload = unpack(data)
+        message = pb.ServerMessage.FromString(rest)
+        if message.WhichOneof("kind") == "job":
+            assembler = Assembler(message.job.model, size)
+        assert assembler is not None
+        assembler.add(message.frame.index, payload)
+    assert assembler is not None
+    assert assembler.complete
+    return assembler.finish(check_finite=True)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_vector_of_any_size_survives(size: int) -> None:
+    vector = random_vector(size)
+    messages = pack_job(1, 1, vector, digest(vector))
+    assert all(len(message) <= MAX_MESSAGE_BYTES for message in messages)
+    assert len(messages) == max(1, -(-size // FRAME))
+    assert through_the_wire(messages, size).tobytes() == vector.tobytes()
+
+
+@given(VECTORS)
+def test_any_finite_values_survive_bit_by_bit(vector: Vector) -> None:
+    received = through_the_wire(pack_job(3, 2, vector, digest(vector)), vector.size)
+    assert received.dtype == np.float32
+    assert received.tobytes() == vector.tobytes()
+
+
+@pytest.mark.parametrize("size", [1, 5000, FRAME, FRAME + 1])
+def test_what_arrived_cannot_be_changed_by_mistake(size: int) -> None:
+    vector = random_vector(size)
+    received = through_the_wire(pack_job(1, 1, vector, digest(vector)), size)
+    assert not received.flags.writeable
+    assert received.flags.aligned
+
+
+def test_strided_and_big_endian_vectors_travel_as_their_values() -> None:
+    values = random_vector(1000)
+    strided, swapped = np.repeat(values, 2)[::2], values.astype(">f4")
+    for odd in (strided, swapped):
+        assert digest(odd) == digest(values)
+        header, frames = cut(odd, digest(odd))
+        assert assemble(header, frames, 1000).tobytes() == values.tobytes()
+
+
+def test_frames_are_views_and_nothing_is_copied() -> None:
+    vector = random_vector(FRAME + 10)
+    _, frames = frames_of(vector)
+    assert all(np.shares_memory(np.frombuffer(frame, np.float32), vector) for frame in frames)
+
+
+@given(st.data())
+def test_one_flipped_bit_is_found(data: st.DataObject) -> None:
+    vector = random_vector(data.draw(st.integers(1, 500)))
+    header, frames = frames_of(vector)
+    damaged = bytearray(frames[0])
+    bit = data.draw(st.integers(0, len(damaged) * 8 - 1))
+    damaged[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(WireError, match="checksum"):
+        assemble(header, [bytes(damaged)], vector.size)
+
+
+@pytest.mark.parametrize("text", ["", "0", "not hexadecimal", digest(random_vector(10)).upper()])
+def test_a_checksum_that_is_none_is_refused(text: str) -> None:
+    header, frames = cut(random_vector(10), text)
+    with pytest.raises(WireError, match="checksum"):
+        assemble(header, frames, 10)
+
+
+@given(st.permutations(range(4)).filter(lambda order: order != [0, 1, 2, 3]))
+def test_frames_out_of_order_are_refused(order: list[int]) -> None:
+    header, frames = frames_of(random_vector(3 * FRAME + 5))
+    assembler = Assembler(header, 3 * FRAME + 5)
+    with pytest.raises(WireError, match="was due"):
+        for index in order:
+            assembler.add(index, frames[index])
+
+
+def test_frames_of_the_right_number_in_each_others_place_are_refused() -> None:
+    header, frames = frames_of(random_vector(2 * FRAME))
+    with pytest.raises(WireError, match="checksum"):
+        assemble(header, frames[::-1], 2 * FRAME)
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+def test_missing_frames_are_no_vector(missing: int) -> None:
+    size = FRAME + 5
+    header, frames = frames_of(random_vector(size))
+    assembler = Assembler(header, size)
+    for index, frame in enumerate(frames[: 2 - missing]):
+        assembler.add(index, frame)
+    assert not assembler.complete
+    with pytest.raises(WireError):
+        assembler.finish(check_finite=True)
+
+
+def test_a_checksum_of_nothing_does_not_make_missing_frames_a_vector() -> None:
+    header, _ = cut(random_vector(1), digest(random_vector(0)))
+    with pytest.raises(WireError):
+        Assembler(header, 1).finish(check_finite=True)
+
+
+@pytest.mark.parametrize("size", [3, FRAME + 3])
+def test_a_frame_too_many_is_refused(size: int) -> None:
+    header, frames = frames_of(random_vector(size))
+    with pytest.raises(WireError, match="was due"):
+        assemble(header, [*frames, frames[0]], size)
+
+
+@pytest.mark.parametrize("frame", [0, 1])
+@pytest.mark.parametrize("change", [-4, -1, 1, 4])
+def test_a_frame_of_the_wrong_length_is_refused(frame: int, change: int) -> None:
+    header, frames = frames_of(random_vector(FRAME + 50))
+    lengths: list[bytes | memoryview] = list(frames)
+    lengths[frame] = (bytes(frames[frame]) + b"\0" * 4)[: len(frames[frame]) + change]
+    with pytest.raises(WireError, match=f"frame {frame} has"):
+        assemble(header, lengths, FRAME + 50)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 25, FRAME, FRAME + 1]))
+def test_a_header_that_announces_anything_else_is_refused(size_bytes: int, n_frames: int, size: int) -> None:
+    header = pb.Vector(size_bytes=size_bytes, frames=n_frames)
+    if (size_bytes, n_frames) != (4 * size, max(1, -(-size // FRAME))):
+        with pytest.raises(WireError, match="announces"):
+            Assembler(header, size)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e31, -1e31])
+@pytest.mark.parametrize("place", [0, -1])
+def test_values_that_are_not_finite_or_too_great_are_refused_when_asked(value: float, place: int) -> None:
+    vector = random_vector(FRAME + 1)
+    vector[place] = value
+    header, frames = frames_of(vector)
+    with pytest.raises(WireError, match="not finite"):
+        assemble(header, frames, vector.size)
+    assembler = Assembler(header, vector.size)
+    for index, frame in enumerate(frames):
+        assembler.add(index, frame)
+    assert assembler.finish(check_finite=False).tobytes() == vector.tobytes()
+
+
+TENSORS = st.lists(
+    st.builds(TensorSpec, st.text(max_size=8), st.lists(st.integers(1, 5), max_size=3).map(tuple)), max_size=4
+)
+MANIFESTS = st.builds(lambda tensors, constants: Manifest(tuple(tensors), constants), TENSORS, st.text(max_size=8))
+
+
+@given(MANIFESTS)
+def test_a_manifest_survives_and_its_size_is_that_of_its_tensors(manifest: Manifest) -> None:
+    message = pb.Manifest.FromString(manifest.to_message().SerializeToString())
+    assert Manifest.from_message(message) == manifest
+    assert manifest.size == sum(int(np.prod(t.shape)) for t in manifest.tensors)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "", "Float32"])
+def test_only_float32_travels(dtype: str) -> None:
+    message = pb.Manifest(tensors=[pb.Tensor(name="w", shape=[2], dtype=dtype)])
+    with pytest.raises(WireError, match="only float32"):
+        Manifest.from_message(message)
+
+
+def test_splitting_gives_views_by_name_in_shape() -> None:
+    manifest = Manifest((TensorSpec("w", (2, 3)), TensorSpec("b", (3,)), TensorSpec("s", ())))
+    vector = np.arange(10, dtype=np.float32)
+    parts = manifest.split(vector)
+    assert {name: part.tolist() for name, part in parts.items()} == {
+        "w": [[0, 1, 2], [3, 4, 5]],
+        "b": [6, 7, 8],
+        "s": 9,
+    }
+    assert all(np.shares_memory(part, vector) for part in parts.values())
+
+
+@given(st.binary(max_size=300), st.integers(0, 2**32 - 1))
+def test_payload_and_message_come_apart_as_they_were_put_together(payload: bytes, round: int) -> None:
+    message = pb.ClientMessage(result=pb.Result(round=round, reason="why"))
+    rest, found = unpack(pack(message, memoryview(payload)))
+    assert bytes(found) == payload
+    assert pb.ClientMessage.FromString(rest) == message
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 127, 128, 16_383, 16_384, MAX_FRAME_BYTES])
+def test_what_is_packed_is_protobuf_for_everybody_else(n_bytes: int) -> None:
+    message = pb.ClientMessage(frame=pb.Frame(index=7))
+    known = pb.ClientMessage.FromString(pack(message, memoryview(bytes(n_bytes))))
+    assert known.frame.index == 7
+    assert known.payload == bytes(n_bytes)
+
+
+def test_a_checksum_of_0_is_a_checksum() -> None:
+    message = pb.ClientMessage(pong=pb.Pong(nonce=3), checksum=0)
+    with pytest.raises(DamageError, match="does not match its checksum"):
+        decode(pb.ClientMessage, message.SerializeToString())
+
+
+def test_a_message_without_payload_is_left_as_it_is() -> None:
+    data = pb.ClientMessage(pong=pb.Pong(nonce=3)).SerializeToString()
+    rest, payload = unpack(data)
+    assert (rest, bytes(payload)) == (data, b"")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x7a",
+        b"\x7a\x05abc",
+        b"\x7a\x80",
+        b"\x7a\x80\x80\x80\x80\x80\x80",
+        b"\x7a\xff\xff\xff\xff\x7f",
+        b"\x7a\x80\x01",
+    ],
+)
+def test_a_payload_that_ends_before_its_length_is_refused(data: bytes) -> None:
+    with pytest.raises(WireError):
+        unpack(data)
+
+
+@settings(max_examples=300)
+@given(st.one_of(st.binary(max_size=200), st.binary(max_size=60).map(lambda tail: b"\x7a" + tail)))
+def test_arbitrary_bytes_become_a_message_or_a_known_error(data: bytes) -> None:
+    try:
+        rest, payload = unpack(data)
+        pb.ClientMessage.FromString(rest)
+    except (WireError, DecodeError):
+        return
+    assert len(rest) + len(payload) <= len(data)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_damaged_upload_never_becomes_another_vector(data: st.DataObject) -> None:
+    """Overwrite, cut or lengthen the bytes of a whole upload anywhere: header, length, payload."""
+    vector = random_vector(20)
+    header, frames = frames_of(vector)
+    sound = pack(pb.ClientMessage(result=pb.Result(round=1, update=header)), frames[0])
+    damaged = bytearray(sound)
+    place = data.draw(st.integers(0, len(sound)))
+    damaged[place : place + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    try:
+        rest, payload = unpack(bytes(damaged))
+        message = pb.ClientMessage.FromString(rest)
+        received = assemble(message.result.update, [payload], 20)
+    except (WireError, DecodeError):
+        return
+    assert received.tobytes() == vector.tobytes()

@@ -1,0 +1,84 @@
+"""Run directories of two policies, written by hand: four rounds each, with groups of clients where asked for."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.storage.store import Store
+
+ACCURACIES = {"pause": (0.2, 0.6, 0.8, 0.7), "random": (0.1, 0.3, 0.6, 0.75)}
+
+
+ROUND_S = {"pause": 1.0, "random": 2.0}
+
+
+def write_run(
+    path: Path, policy: str, seed: int, unit: str | None = "coordinate", tested: bool = True, **changes: object
+) -> Path:
+    """Four rounds of one client; with seed s every round takes s times as long. `changes` are of the summary."""
+    path.mkdir(parents=True)
+    log, latency_s = Store(path / "run.db"), ROUND_S[policy] * seed
+    for number, accuracy in enumerate(ACCURACIES[policy], start=1):
+        seen = Observation("<a>", Timing(latency_s), latency_s, 10, number, 0.5, 0.5 * number)
+        events = (LogEvent("joined", "<a>"),) if number == 1 else ()
+        log.commit_round(RoundRecord(number, 1, ("<a>",), None, (seen,), events, latency_s, number, 1e-4, "digest"))
+        if tested:
+            log.save_evaluations(number, [Evaluation("test", True, 100, accuracy, 1.0)])
+    log.close()
+    summary = {
+        "policy": policy, "policy_parameters": {}, "seed": seed, "rounds": 4, "clients": 1, "m": 1, "model_size": 10,
+        "final_accuracy": ACCURACIES[policy][-1], "best_accuracy": max(ACCURACIES[policy]), "wall_clock_s": 4.0,
+        "total_latency_s": 4 * latency_s, "latency_signal": "round_trip", "time_scale": 1.0, "timing_error_s": None,
+        "privacy_unit": unit, "epsilon_budget": 40.0, "max_epsilon_spent": 2.0, "vector_epsilon_max": 20.0,
+        "private": True, "noise": "laplace", "delta": 1e-5, "epsilon_at_delta": None, "epsilon_floor": 0.0,
+        "failed_attempts": 0, "unneeded_jobs": 0, "withdrawn_jobs": 0, "late_updates": 0, "merged_updates": 0,
+        "budget_per": "run", "measured_latency_s": 4 * latency_s, "censored_rounds": 0, "missed_jobs": {},
+        "tau_min_s": 0.05, "clamped_latencies": 0, "capped": {},
+        "disclosed": [], "selection_s_median": 1e-4, "rejected_updates": 0,
+        "suspect_rounds": 0, "suspect_because": {}, "stopped_because": "all rounds done",
+        "outcome": "completed", "failures": [],
+    }  # fmt: skip
+    (path / "summary.json").write_text(json.dumps(summary | changes))
+    (path / "config.toml").write_text("")
+    return path
+
+
+def rewrite_summary(run_dir: Path, **changes: object) -> None:
+    path = run_dir / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}), "utf-8")
+
+
+def write_runs(folder: Path, seeds: Sequence[int] = (1, 2, 3)) -> Mapping[str, Sequence[Path]]:
+    return {policy: [write_run(folder / f"{policy}-{s}", policy, s) for s in seeds] for policy in ACCURACIES}
+
+
+GROUPS = {"original": ("original-000",), "relevant": ("relevant-000", "relevant-001"), "poisoned": ("poisoned-000",)}
+
+
+def write_grouped_run(path: Path, policy: str, seed: int, evaluated: Sequence[int] = (1, 2, 3, 4)) -> Path:
+    """The same with groups, of which two join before round 2: `pause` then chooses relevant-000 only until round 4."""
+    write_run(path, policy, seed)
+    (path / "run.db").unlink()
+    log = Store(path / "run.db")
+    for number in range(1, 5):
+        joins = {1: ["original"], 2: ["relevant", "poisoned"]}.get(number, [])
+        events = tuple(LogEvent("joined", client_id) for group in joins for client_id in GROUPS[group])
+        if number in evaluated:
+            log.save_evaluations(number, [Evaluation("test", True, 100, ACCURACIES[policy][number - 1], 1.0)])
+        chosen: tuple[str, ...] = ("original-000",) if number == 1 else ("relevant-000",)
+        if number == 4 or (policy == "random" and number > 1):
+            chosen = ("relevant-000", "poisoned-000")
+        log.commit_round(RoundRecord(number, 1, chosen, None, (), events, 1.0, number, 1e-4, "digest"))
+    log.close()
+    roles = {"original": "", "relevant": 'role = "relevant"\n', "poisoned": 'role = "irrelevant"\n'}
+    tables = (f"[clients.groups.{name}]\ncount = {len(ids)}\n{roles[name]}" for name, ids in GROUPS.items())
+    (path / "config.toml").write_text("".join(tables))
+    return path
+
+
+def grouped_runs(folder: Path, evaluated: Sequence[int] = (1, 2, 3, 4)) -> Mapping[str, Sequence[Path]]:
+    return {
+        policy: [write_grouped_run(folder / f"{policy}-{s}", policy, s, evaluated) for s in (1, 2)]
+        for policy in ACCURACIES
+    }

@@ -1,0 +1,96 @@
+"""Hosts of a fleet: a network namespace each, on one bridge with the server's, or all of them this machine itself."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+SERVER_NAME = "server.fleet"
+_BRIDGE, _NET = "pausefl-day", "10.78.0"
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+class Hosts:
+    """Where the clients run, and how their links are cut."""
+
+    server_address = "127.0.0.1"
+    server_name = "localhost"
+
+    def command(self, number: int, command: Sequence[str]) -> list[str]:  # noqa: ARG002 - of a namespace
+        """The command, run at the host of this number."""
+        return list(command)
+
+    def cut(self, number: int, *, is_cut: bool) -> bool:  # noqa: ARG002
+        """Cut a host's link, or mend it; False where there is none to cut."""
+        return False
+
+    def move_server(self) -> None:
+        """Give the server another address under the same name, where it has one of its own."""
+
+
+class Namespaces(Hosts):
+    """A namespace for each host; the server is on the bridge."""
+
+    server_name = SERVER_NAME
+
+    def __init__(self, count: int) -> None:
+        self.server_address = f"{_NET}.1"
+        self._names = [f"pausefl-day-{number}" for number in range(count)]
+
+    def make(self) -> None:
+        ip("link", "add", _BRIDGE, "type", "bridge")
+        ip("address", "add", f"{_NET}.1/24", "dev", _BRIDGE)
+        ip("link", "set", _BRIDGE, "up")
+        for number, name in enumerate(self._names):
+            ip("netns", "add", name)
+            ip("link", "add", f"pfday{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("link", "set", f"pfday{number}", "master", _BRIDGE, "up")
+            ip("-n", name, "address", "add", f"{_NET}.{number + 10}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "eth0", "up")
+        self._resolve()
+
+    def take_down(self) -> None:
+        for name in self._names:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+            shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
+        subprocess.run(["ip", "link", "delete", _BRIDGE], check=False, capture_output=True)
+
+    def command(self, number: int, command: Sequence[str]) -> list[str]:
+        return ["ip", "netns", "exec", self._names[number], *command]
+
+    def cut(self, number: int, *, is_cut: bool) -> bool:
+        ip("link", "set", f"pfday{number}", "down" if is_cut else "up")
+        return True
+
+    def move_server(self) -> None:
+        self.server_address = f"{_NET}.2"
+        ip("address", "add", f"{self.server_address}/24", "dev", _BRIDGE)
+        self._resolve()
+
+    def _resolve(self) -> None:
+        """What the server's name means in each namespace, whose /etc/hosts this file is."""
+        for name in self._names:
+            folder = Path("/etc/netns", name)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "hosts").write_text(f"127.0.0.1 localhost\n{self.server_address} {SERVER_NAME}\n")
+
+
+@contextmanager
+def hosts_of(count: int) -> Iterator[Hosts]:
+    """Namespaces for root with `ip`, else this machine."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        yield Hosts()
+        return
+    made = Namespaces(count)
+    made.take_down()
+    try:
+        made.make()
+        yield made
+    finally:
+        made.take_down()

@@ -1,0 +1,150 @@
+"""Models as people bring them, and a short run or a trainer of each."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pausefl.experiment.loading import parse_experiment
+from pausefl.runtime.plan import plan_of
+from pausefl.runtime.virtual.process import play_virtually
+from pausefl_client.data.datasets import Dataset, Examples, load_dataset
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
+from pausefl_client.training.trainer import TrainingSettings
+
+DIGITS = load_dataset("digits", seed=1)
+
+
+RUN = {
+    "experiment.clock": "virtual",
+    "experiment.rounds": 2,
+    "metrics.enabled": False,
+    "clients.count": 4,
+    "selection.m": 2,
+    "latency.signal": "communication",
+    "latency.delay": {"kind": "constant", "value_s": 0.1},
+    "workload.step_s": 0.001,
+    "workload.max_steps": 3,
+}
+
+
+Shape = tuple[int, ...]
+
+
+class Attention(nn.Module):
+    """Self-attention among the 8 rows of a digit, with a mask as a buffer."""
+
+    def __init__(self, mask: torch.Tensor, classes: int) -> None:
+        super().__init__()
+        self.mask: torch.Tensor
+        self.register_buffer("mask", mask)
+        self.query = nn.Linear(8, 16)
+        self.out = nn.Linear(128, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.query(x.view(-1, 8, 8))
+        mixed: torch.Tensor = self.out(functional.scaled_dot_product_attention(h, h, h, attn_mask=self.mask).flatten(1))
+        return mixed
+
+
+def bool_mask(shape: Shape, classes: int) -> nn.Module:
+    return Attention(torch.ones(8, 8).tril().bool(), classes)
+
+
+def inf_mask(shape: Shape, classes: int) -> nn.Module:
+    return Attention(torch.full((8, 8), -math.inf).triu(1), classes)
+
+
+class Positions(nn.Module):
+    """Position ids as an integer buffer, a table in half precision, and a parameter that no pass uses."""
+
+    def __init__(self, size: int, classes: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(size, 4)
+        self.register_buffer("position_ids", torch.arange(size))
+        self.register_buffer("table", torch.linspace(0, 1, 3).bfloat16())
+        self.unused = nn.Parameter(torch.ones(5))
+        self.out = nn.Linear(size, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.out(x.flatten(1) + self.embed(self.position_ids).mean(-1))
+        return scores
+
+
+def int_buffer(shape: Shape, classes: int) -> nn.Module:
+    return Positions(math.prod(shape), classes)
+
+
+def frozen_backbone(shape: Shape, classes: int) -> nn.Module:
+    backbone = nn.Linear(math.prod(shape), 64).requires_grad_(False)
+    return nn.Sequential(nn.Flatten(), backbone, nn.ReLU(), nn.Linear(64, classes))
+
+
+def tied_layers(shape: Shape, classes: int) -> nn.Module:
+    first, second = nn.Linear(64, 64), nn.Linear(64, 64)
+    second.weight = first.weight
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), nn.Linear(64, classes))
+
+
+class Mixed(nn.Module):
+    """Parameters of three dtypes."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.low, self.high = nn.Linear(64, 16).bfloat16(), nn.Linear(16, 16).double()
+        self.out = nn.Linear(16, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.out(self.high(self.low(x.flatten(1).bfloat16()).double()).float())
+        return scores
+
+
+def mixed_dtypes(shape: Shape, classes: int) -> nn.Module:
+    return Mixed(classes)
+
+
+def batch_norm(shape: Shape, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, classes))
+
+
+class Bag(nn.Module):
+    """The mean of embedded words, whose gradients are sparse."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 8, sparse=True)
+        self.out = nn.Linear(8, classes)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.out(self.embed(tokens).mean(1))
+        return scores
+
+
+def sparse_embedding(shape: Shape, classes: int) -> nn.Module:
+    return Bag(classes)
+
+
+def tokens(seed: int) -> Dataset:
+    rng = np.random.default_rng(1)
+    inputs, labels = rng.integers(1, 50, (300, 8)).astype(np.int32), rng.integers(0, 3, 300)
+    train, validation, test = (Examples(inputs[s], labels[s]) for s in (slice(200), slice(200, 250), slice(250, 300)))
+    return Dataset("tokens", train, validation, test, classes=3)
+
+
+def played(folder: Path, model: str, **changes: Any) -> dict[str, Any]:
+    """The summary of a run of a model of this module."""
+    experiment = parse_experiment("", {**RUN, "workload.model": f"own:{model}", **changes})
+    folder.mkdir(exist_ok=True)
+    play_virtually(plan_of(experiment, folder.name), folder, lambda _: None)
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
+
+
+def trainer_of(model: nn.Module, settings: TrainingSettings, examples: Examples | None = None) -> TorchTrainer:
+    data = LocalData(examples or DIGITS.train.take(np.arange(40)), 10)
+    return TorchTrainer(model, data, settings, device=torch.device("cpu"), seed=1, client_id="a")

@@ -1,0 +1,392 @@
+"""Asynchronous steps against plain numpy: a coordinator with its real log, and clients that answer when they are told.
+
+Each test is one sentence of FedBuff (Nguyen et al., 2022) or FedAsync (Xie et al., 2019) as `model.staleness` has them.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl_proto.wire import Vector
+from pausefl_server.model.optimizers import ServerOptimizer
+from pausefl_server.model.staleness import (
+    Asynchronous,
+    ConstantStaleness,
+    HingeStaleness,
+    PolynomialStaleness,
+    StalenessRule,
+)
+from pausefl_server.records import RoundRecord
+from pausefl_server.release_checks import Release
+from pausefl_server.rounds.messages import Refusal
+from pausefl_server.selection.policies.uniform import Random
+from pausefl_server.settings import PrivacySettings
+from rigs.coordinator import BUDGET, EXAMPLES, PRIVATE, CoordinatorRig, FakePeer, MakeRig, update_of
+
+
+class Play:
+    """A run whose clients answer in the order that a test says; each answers the job that it has."""
+
+    def __init__(self, rig: CoordinatorRig) -> None:
+        self.rig = rig
+        self.jobs: dict[str, tuple[int, int]] = {}
+        self.peers: dict[str, FakePeer] = {}
+        self.records: list[RoundRecord] = []
+        self.events: list[tuple[str, str]] = []
+
+    async def handed_out(self, count: int) -> list[str]:
+        """Wait for so many jobs to come to clients; returns whose, by id."""
+        came = []
+        for _ in range(count):
+            async with asyncio.timeout(20):
+                peer = await self.rig.asked.get()
+            job = await peer.next_job()
+            self.jobs[peer.client_id] = job.round, job.attempt
+            came.append(peer.client_id)
+        return sorted(came)
+
+    async def answer(self, client_id: str) -> None:
+        """Have a client answer its job by `update_of(client_id, its round)`."""
+        round_, attempt = self.jobs.pop(client_id)
+        await self.peers[client_id].answer(round_, attempt=attempt)
+
+
+@asynccontextmanager
+async def playing(rig: MakeRig, clients: str, steps: Asynchronous, **changes: Any) -> AsyncIterator[Play]:
+    """A run with these clients, all there, which answer as the block says; it is played to its end."""
+    settings = {"rounds": 2, "minimum_clients": len(clients), "privacy": None, **changes}
+    made = rig(Random(steps.concurrency), is_asynchronous=True, asynchronous=steps, **settings)
+    async with made.running() as r:
+        play = Play(r)
+        for client_id in clients:
+            play.peers[client_id] = await r.join(client_id, manual=True)
+        yield play
+        await r.played()
+        play.records, play.events = r.store.rounds(), r.events()
+
+
+def theta(play: Play) -> Vector:
+    return play.rig.coordinator.theta
+
+
+def test_staleness_weights_are_those_of_the_papers() -> None:
+    rules: list[tuple[StalenessRule, list[float]]] = [
+        (PolynomialStaleness(), [1, 1 / math.sqrt(2), 1 / math.sqrt(10)]),
+        (ConstantStaleness(), [1, 1, 1]),
+        (HingeStaleness(), [1, 1, 1 / (10 * (9 - 4) + 1)]),
+    ]
+    for rule, weights in rules:
+        assert [rule.weight(tau) for tau in (0, 1, 9)] == pytest.approx(weights)
+
+
+async def test_with_k_c_and_all_clients_alike_it_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
+    """In whatever order they answer: no client is given the same version twice, and a sum has one order."""
+    final = []
+    for order in ("abcd", "dbca", None):
+        changes: dict[str, Any] = {"rounds": 3, "minimum_clients": 4}
+        if order:
+            changes |= {"is_asynchronous": True, "asynchronous": Asynchronous(concurrency=4, buffer=4)}
+        (folder := tmp_path / str(order)).mkdir()
+        async with CoordinatorRig(folder, Random(4), **changes).running() as r:
+            play = Play(r)
+            for client_id in "abcd":
+                play.peers[client_id] = await r.join(client_id, manual=True)
+            for _ in range(3):
+                assert await play.handed_out(4) == [*"abcd"]
+                for client_id in order or "cabd":
+                    await play.answer(client_id)
+            await r.played()
+            final.append([record.model_digest for record in r.store.rounds()])
+    assert final[0] == final[1] == final[2]
+
+
+async def test_a_sequence_of_one_client_is_plain_descent(rig: MakeRig) -> None:
+    async with playing(rig, "a", Asynchronous(concurrency=1, buffer=1), rounds=4) as play:
+        for _ in range(4):
+            assert await play.handed_out(1) == ["a"]
+            await play.answer("a")
+    expected = play.rig.theta_0
+    for number in range(1, 5):
+        expected = expected + update_of("a", number)
+    assert np.array_equal(theta(play), expected)
+
+
+@pytest.mark.parametrize("rule", ["fedbuff", "fedasync"])
+async def test_a_lone_stale_update_enters_as_printed_and_the_rules_differ_by_the_way_of_the_model(
+    rig: MakeRig, rule: str
+) -> None:
+    """Without staleness FedAsync's α is FedBuff's η_g; with it, they differ by α s(τ) (θ downloaded − θ)."""
+    alpha, s = np.float32(0.5), np.float32(1 / math.sqrt(2))
+    steps = Asynchronous(concurrency=2, buffer=1, rule=rule, alpha=0.5)  # type: ignore[arg-type]
+    optimizer = ServerOptimizer(learning_rate=1.0 if rule == "fedasync" else 0.5)
+    async with playing(rig, "ab", steps, optimizer=optimizer) as play:
+        assert await play.handed_out(2) == ["a", "b"]
+        await play.answer("a")
+        assert await play.handed_out(1) == ["a"]
+        await play.answer("b")
+    downloaded = play.rig.theta_0
+    first = downloaded + alpha * update_of("a", 1)
+    if rule == "fedbuff":
+        second = first + alpha * s * update_of("b", 1)
+    else:
+        mixing = alpha * s
+        second = (1 - mixing) * first + mixing * (downloaded + update_of("b", 1))
+    np.testing.assert_allclose(theta(play), second, rtol=1e-6)
+    assert [(o.client_id, o.staleness) for r in play.records for o in r.observations] == [("a", 0), ("b", 1)]
+
+
+@pytest.mark.parametrize(("normaliser", "factor"), [("plain", 1 / math.sqrt(2)), ("discounted", 1.0)])
+async def test_equally_stale_updates_are_damped_by_the_plain_normaliser_alone(
+    rig: MakeRig, normaliser: str, factor: float
+) -> None:
+    steps = Asynchronous(concurrency=4, buffer=2, normaliser=normaliser)  # type: ignore[arg-type]
+    async with playing(rig, "abcd", steps) as play:
+        await play.handed_out(4)
+        for client_id in "dacb":
+            await play.answer(client_id)
+    weights, (c, b) = np.array([60.0, 30.0]), (update_of("c", 1), update_of("b", 1))
+    first = (10 * update_of("a", 1) + 100 * update_of("d", 1)) / 110
+    second = factor * (weights[0] * c + weights[1] * b) / weights.sum()
+    np.testing.assert_allclose(theta(play), play.rig.theta_0 + first + second, rtol=1e-5)
+    weighed = {o.client_id: o.weight for o in play.records[1].observations}
+    assert weighed == pytest.approx({"b": factor / 3, "c": factor * 2 / 3})
+
+
+@pytest.mark.parametrize("order", ["abc", "cab", "bca"])
+async def test_a_step_is_taken_at_every_kth_arrival_and_its_sum_is_the_same_in_every_order(
+    rig: MakeRig, order: str
+) -> None:
+    async with playing(rig, "abcd", Asynchronous(concurrency=4, buffer=3), rounds=1) as play:
+        await play.handed_out(4)
+        for client_id in order:
+            assert play.rig.coordinator.state.round == 0
+            await play.answer(client_id)
+    (record,) = play.records
+    assert [o.client_id for o in record.observations] == [*"abc"]
+    expected = np.float32(0.1) * update_of("a", 1)
+    for client_id, share in (("b", 0.3), ("c", 0.6)):
+        expected = expected + np.float32(share) * update_of(client_id, 1)
+    assert np.array_equal(theta(play), play.rig.theta_0 + expected)
+
+
+async def test_arrivals_beyond_the_kth_make_the_next_step_and_staleness_counts_from_the_download(rig: MakeRig) -> None:
+    """Not from the last upload, nor for an idle client, which gets the newest model: it never turns stale."""
+    async with playing(rig, "abc", Asynchronous(concurrency=2, buffer=1), rounds=5) as play:
+        first = await play.handed_out(2)
+        (idle,) = {*"abc"} - {*first}
+        quick, slow = first
+        await play.answer(quick)
+        assert len(play.jobs) == 1
+        for number in range(2, 5):
+            (came,) = await play.handed_out(1)
+            assert play.jobs[came] == (number, 1)
+            await play.answer(came)
+        await play.handed_out(1)
+        await play.answer(slow)
+    told = [(o.client_id, o.staleness) for record in play.records for o in record.observations]
+    assert told[0] == (quick, 0)
+    assert all(staleness == 0 for _, staleness in told[:4])
+    assert told[4] == (slow, 4)
+    assert (idle, 0) in told
+
+
+async def test_at_most_c_clients_are_at_work_and_each_free_place_is_given_at_once(rig: MakeRig) -> None:
+    async with playing(rig, "abcd", Asynchronous(concurrency=2, buffer=2), rounds=2) as play:
+        first = await play.handed_out(2)
+        await play.answer(first[0])
+        (third,) = await play.handed_out(1)
+        assert third not in first, "whose update waits for its step is idle until then"
+        assert len(play.jobs) == 2
+        await play.answer(third)
+        await play.handed_out(1)
+        for client_id in [*play.jobs]:
+            await play.answer(client_id)
+    assert [len(record.observations) for record in play.records] == [2, 2]
+
+
+async def test_a_client_whose_model_is_too_old_is_a_miss_and_its_update_is_charged_and_dropped(rig: MakeRig) -> None:
+    steps = Asynchronous(concurrency=2, buffer=1, staleness_max=1)
+    async with playing(rig, "ab", steps, rounds=4, privacy=PRIVATE) as play:
+        await play.handed_out(2)
+        late = play.jobs["b"]
+        for _ in range(3):
+            await play.answer("a")
+            await play.handed_out(1)
+        await play.peers["b"].answer(late[0], attempt=late[1])
+        await play.answer("a")
+    misses = [(r.round, m.client_id, m.kind) for r in play.records for m in r.misses]
+    assert misses == [(3, "b", "timeout")]
+    assert play.peers["b"].withdrawn[0] == (1, 1)
+    assert ("late", "b") in play.events
+    assert play.rig.spent("b") == (1, BUDGET.spent(1))
+
+
+async def test_a_budget_that_ends_retires_a_client_in_the_middle_of_a_step(rig: MakeRig) -> None:
+    async with playing(rig, "abc", Asynchronous(concurrency=1, buffer=2), rounds=1, privacy=PRIVATE) as play:
+        (spent,) = await play.handed_out(1)
+        await play.rig.coordinator.tell(Refusal(spent, *play.jobs.pop(spent), "exhausted", "no budget is left"))
+        for _ in range(2):
+            (other,) = await play.handed_out(1)
+            assert other != spent
+            await play.answer(other)
+    (record,) = play.records
+    assert {o.client_id for o in record.observations} == {*"abc"} - {spent}
+    assert ("retired", spent) in play.events
+
+
+async def test_a_run_ends_with_its_budgets_and_what_its_clients_spent_is_what_the_log_has(rig: MakeRig) -> None:
+    budget = replace(BUDGET, epsilon_floor=BUDGET.epsilon(3))  # three releases each
+    privacy, steps = PrivacySettings(budget, "coordinate", "agreed"), Asynchronous(concurrency=3, buffer=2)
+    made = rig(Random(3), is_asynchronous=True, asynchronous=steps, rounds=50, minimum_clients=4, privacy=privacy)
+    async with made.running() as r:
+        for client_id in "abcd":
+            await r.join(client_id)
+        await r.played()
+    assert r.coordinator.outcome == "budgets_spent"
+    spent = {peer.client_id: (peer.released, budget.spent(peer.released)) for peer in r.peers}
+    assert {client_id: r.spent(client_id) for client_id in "abcd"} == spent
+    assert sum(released <= 3 for released, _ in spent.values()) == 4
+
+
+async def test_answers_to_steps_that_never_were_enter_no_model_and_are_charged(rig: MakeRig) -> None:
+    async with playing(rig, "ab", Asynchronous(concurrency=2, buffer=2), rounds=1, privacy=PRIVATE) as play:
+        await play.handed_out(2)
+        for job in ((2, 1), (0, 1), (1, 2), (2**32 - 1, 1)):
+            await play.peers["a"].answer(job[0], attempt=job[1])
+        for client_id in "ab":
+            await play.answer(client_id)
+    assert np.array_equal(
+        theta(play),
+        play.rig.theta_0 + (np.float32(0.25) * update_of("a", 1) + np.float32(0.75) * update_of("b", 1)),
+    )
+    assert play.rig.rejected() == 4
+    assert play.rig.spent("a") == (5, BUDGET.spent(5))
+
+
+async def test_fewer_updates_make_a_step_where_no_client_is_at_work_and_none_can_be_asked(rig: MakeRig) -> None:
+    async with playing(rig, "abc", Asynchronous(concurrency=3, buffer=3), rounds=1) as play:
+        await play.handed_out(3)
+        await play.rig.coordinator.tell(Refusal("a", *play.jobs.pop("a"), "refused", "it has no data"))
+        for client_id in "bc":
+            await play.answer(client_id)
+    (record,) = play.records
+    assert [o.client_id for o in record.observations] == ["b", "c"]
+    assert [(miss.client_id, miss.kind) for miss in record.misses] == [("a", "refused")]
+
+
+@pytest.mark.parametrize("rule", ["fedbuff", "fedasync"])
+async def test_after_a_kill_buffered_and_travelling_updates_are_asked_for_again_under_their_keys(
+    tmp_path: Path, rule: str
+) -> None:
+    steps = Asynchronous(concurrency=3, buffer=2, rule=rule, alpha=0.5)  # type: ignore[arg-type]
+    changes: dict[str, Any] = {"is_asynchronous": True, "asynchronous": steps, "rounds": 2, "minimum_clients": 4}
+    async with CoordinatorRig(tmp_path, Random(3), **changes).running() as r:
+        before = Play(r)
+        for client_id in "abcd":
+            before.peers[client_id] = await r.join(client_id, manual=True)
+        first, second, travelling = await before.handed_out(3)
+        await before.answer(first)
+        (buffered,) = await before.handed_out(1)
+        await before.answer(second)  # the first step
+        await before.handed_out(1)
+        keys = dict(before.jobs)
+        await before.answer(buffered)  # waits for the second step when the server dies
+        await before.handed_out(1)
+        keys |= before.jobs
+    async with CoordinatorRig(tmp_path, Random(3), **changes).running() as r:
+        after = Play(r)
+        for client_id in "abcd":
+            released = before.peers[client_id].released
+            after.peers[client_id] = await r.join(client_id, manual=True, released=released)
+        assert await after.handed_out(4) == [*"abcd"]
+        assert after.jobs == keys
+        bytes_again = Release(1, BUDGET.epsilon(1), BUDGET.spent(1))
+        await after.peers[buffered].answer(keys[buffered][0], bytes_again, attempt=keys[buffered][1])
+        await after.answer(travelling)
+        await r.played()
+        one, two = r.store.rounds()
+        assert [(o.client_id, o.participation, o.staleness) for o in two.observations] == [
+            (client_id, 1, 1) for client_id in sorted([buffered, travelling])
+        ]
+        assert {o.client_id for o in one.observations} == {first, second}
+    alpha, way = (0.5, 1.0) if rule == "fedasync" else (1.0, 0.0)
+    expected = r.theta_0.astype(np.float64)
+    for pair, s in (((first, second), 1.0), ((buffered, travelling), 1 / math.sqrt(2))):
+        weights = [EXAMPLES[client_id] for client_id in pair]
+        mean = np.average([update_of(client_id, 1) for client_id in pair], axis=0, weights=weights)
+        expected = expected + alpha * s * (mean + way * (r.theta_0 - expected))
+    np.testing.assert_allclose(r.coordinator.theta, expected, rtol=1e-5)
+
+
+def few_steps(concurrency: int, rounds: int, **of_steps: Any) -> dict[str, Any]:
+    """Settings of a run with as many clients as are at work at once."""
+    steps = Asynchronous(concurrency=concurrency, **of_steps)
+    return {"is_asynchronous": True, "asynchronous": steps, "rounds": rounds, "minimum_clients": concurrency}
+
+
+async def begun(r: CoordinatorRig, client_ids: str) -> Play:
+    """A run whose clients all have their first job."""
+    play = Play(r)
+    for client_id in client_ids:
+        play.peers[client_id] = await r.join(client_id, manual=True)
+    await play.handed_out(len(client_ids))
+    return play
+
+
+async def resumed(before: Play, r: CoordinatorRig) -> Play:
+    """The clients of a run that was killed, which come back with their ledgers."""
+    after = Play(r)
+    for client_id, peer in before.peers.items():
+        after.peers[client_id] = await r.join(client_id, manual=True, released=peer.released)
+    return after
+
+
+async def test_a_kill_in_the_first_step_forgets_neither_its_jobs_nor_that_they_were_handed_out(tmp_path: Path) -> None:
+    changes = few_steps(3, 1, buffer=2)
+    async with CoordinatorRig(tmp_path, Random(3), **changes).running() as r:
+        before = await begun(r, "abc")
+    async with CoordinatorRig(tmp_path, Random(3), **changes).running() as r:
+        after = await resumed(before, r)
+        assert await after.handed_out(3) == [*"abc"]
+        assert after.jobs == before.jobs
+        for client_id in "ab":
+            await after.answer(client_id)
+        await r.played()
+        assert r.coordinator.state.table.chosen.tolist() == [1, 1, 1]
+
+
+async def test_a_client_whose_model_grew_too_old_before_a_kill_is_a_miss_after_it(tmp_path: Path) -> None:
+    changes = few_steps(2, 3, buffer=1, staleness_max=1)
+    async with CoordinatorRig(tmp_path, Random(2), **changes).running() as r:
+        before = await begun(r, "ab")
+        for _ in range(2):
+            await before.answer("a")
+            await before.handed_out(1)
+    async with CoordinatorRig(tmp_path, Random(2), **changes).running() as r:
+        after = await resumed(before, r)
+        await after.handed_out(2)
+        await after.answer("a")
+        await r.played()
+        assert after.peers["b"].withdrawn[0] == (1, 1)
+        assert [(miss.client_id, miss.kind) for miss in r.store.rounds()[-1].misses] == [("b", "timeout")]
+
+
+async def test_a_kill_after_the_last_step_keeps_in_mind_who_may_have_charged_a_job(tmp_path: Path) -> None:
+    changes = few_steps(2, 1, buffer=1)
+    async with CoordinatorRig(tmp_path, Random(2), **changes).running() as r:
+        play = await begun(r, "ab")
+        committed = asyncio.Event()
+        r.on_shown = lambda _: committed.set() if r.store.rounds() else None
+        await play.answer("a")
+        async with asyncio.timeout(20):
+            await committed.wait()  # and then the run waits for what becomes of the other job
+    async with CoordinatorRig(tmp_path, Random(2), **changes).running() as r:
+        await r.played()
+        assert ("unsettled", "b") in r.events()

@@ -1,0 +1,376 @@
+"""One client as the server sees it: exact timings, and nothing it sends gets past the checks or ends its actor."""
+
+import asyncio
+import math
+import re
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import DamageError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack_job, unpack
+from pausefl_server.model.norm_bound import NormBound
+from pausefl_server.release_checks import Release
+from pausefl_server.rounds.messages import Acknowledge, Dismiss, Refusal, Update, Withdraw
+from rigs.client_actor import ClientActorRig, upload, vector
+
+BIG = MAX_FRAME_BYTES // 4 + 100
+
+
+def told_client(data: bytes) -> pb.ServerMessage:
+    return pb.ServerMessage.FromString(unpack(data)[0])
+
+
+async def test_the_round_trip_runs_from_the_first_frame_handed_over_to_the_last_received() -> None:
+    rig = ClientActorRig(BIG)
+    rig.stream.write_s = 0.25  # each of the model's two frames takes so long to hand over
+    timing = pb.Timing(
+        download_s=0.25,
+        injected_down_s=0.5,
+        queue_s=0.125,
+        train_s=2.0,
+        privatise_s=0.0625,
+        injected_up_s=1.0,
+        drawn_down_s=0.5,
+        drawn_up_s=1.0,
+    )
+    release = pb.Release(participation=3, epsilon=0.5, epsilon_spent=1.5)
+    messages = upload(vector(BIG), timing=timing, release=release, loss=0.75)
+    async with rig.at_work():
+        rig.stream.give(messages[0], after_s=4.0)
+        rig.stream.give(messages[1], after_s=0.5)
+        update = await rig.told()
+    assert isinstance(update, Update)
+    t = update.timing
+    assert (t.round_trip_s, t.upload_s) == (0.25 + 0.25 + 4.0 + 0.5, 0.5)
+    assert (t.download_s, t.injected_down_s, t.queue_s) == (0.25, 0.5, 0.125)
+    assert (t.train_s, t.privatise_s, t.injected_up_s) == (2.0, 0.0625, 1.0)
+    assert (t.device_s, t.communication_s, t.propagation_s) == (2.1875, 2.8125, 0.5625)
+    assert (update.drawn_down_s, update.drawn_up_s, update.loss) == (0.5, 1.0, 0.75)
+    assert (update.client_id, update.round, update.attempt) == ("client-1", 1, 1)
+    assert update.release == Release(3, 0.5, 1.5)
+    assert update.vector.tobytes() == vector(BIG).tobytes()
+
+
+async def test_bytes_are_counted_as_they_travel_in_both_directions() -> None:
+    rig, messages = ClientActorRig(BIG), upload(vector(BIG))
+    model = np.zeros(BIG, np.float32)
+    async with rig.at_work():
+        for data in messages:
+            rig.stream.give(data)
+        update = await rig.told()
+    assert update.bytes_down == sum(map(len, pack_job(1, 1, model, digest(model))))
+    assert update.bytes_up == sum(map(len, messages))
+
+
+async def test_time_between_jobs_belongs_to_no_exchange() -> None:
+    rig = ClientActorRig()
+    async with rig.running():
+        for t in (1, 2):
+            rig.clock.advance(100.0)
+            await rig.dispatch(round=t)
+            rig.stream.give(upload(vector(5), round=t)[0], after_s=0.5)
+            assert (await rig.told()).timing.round_trip_s == 0.5
+
+
+async def test_it_says_what_the_coordinator_wants_said_in_order() -> None:
+    rig = ClientActorRig()
+    async with rig.running():
+        await rig.actor.tell(Acknowledge(4, 2))
+        await rig.dispatch(round=5)
+        await rig.actor.ask(Dismiss("come back", final=False))
+        said = [told_client(await rig.stream.heard_bytes()) for _ in range(3)]
+        assert rig.actor.stopped
+    assert (said[0].ack.round, said[0].ack.attempt) == (4, 2)
+    assert said[1].job.round == 5
+    assert (said[2].goodbye.reason, said[2].goodbye.final) == ("come back", False)
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (None, "its stream ended"),
+        (pb.ClientMessage(goodbye=pb.Goodbye(reason="battery low")).SerializeToString(), "battery low"),
+    ],
+)
+async def test_why_a_client_left_is_known(last: bytes | None, reason: str) -> None:
+    rig = ClientActorRig()
+    async with rig.running():
+        rig.stream.give(last)
+        assert rig.reason is not None
+        assert await rig.reason == reason
+
+
+async def test_a_client_that_cannot_says_so_and_is_not_counted_as_wrong() -> None:
+    rig = ClientActorRig()
+    async with rig.running():
+        for t, status in enumerate((pb.STATUS_FAILED, pb.STATUS_BUDGET_EXHAUSTED), start=1):
+            await rig.dispatch(round=t)
+            result = pb.Result(round=t, attempt=1, status=status, reason="sorry")
+            rig.stream.give(pb.ClientMessage(result=result).SerializeToString())
+            refusal = await rig.refused()
+            kind = "exhausted" if status == pb.STATUS_BUDGET_EXHAUSTED else "refused"
+            assert (refusal.round, refusal.reason, refusal.kind) == (t, "sorry", kind)
+        await rig.accepts_the_next_job()
+
+
+@pytest.mark.parametrize(("afforded", "is_believed"), [(3, True), (4, False), (None, False)])
+async def test_a_budget_is_spent_only_where_its_schedule_bears_it_out(afforded: int | None, is_believed: bool) -> None:
+    """Two releases at hello, and one that may have been under way: three at most, when its first job comes."""
+    budget = Budget(10.0, 0.1)
+    rig = ClientActorRig(budget=Budget(10.0, 0.1, budget.epsilon(afforded)) if afforded else budget)
+    async with rig.at_work():
+        result = pb.Result(round=1, attempt=1, status=pb.STATUS_BUDGET_EXHAUSTED, reason="spent")
+        rig.stream.give(pb.ClientMessage(result=result).SerializeToString())
+        refusal = await rig.refused()
+        assert refusal.kind == ("exhausted" if is_believed else "rejected")
+        assert ("affords more" in refusal.reason) == (not is_believed)
+        await rig.accepts_the_next_job()
+
+
+def test_a_budget_is_spent_where_its_floor_or_its_noise_allows_no_more() -> None:
+    budget = Budget(10.0, 0.1)
+    assert [budget.may_be_spent(n) for n in (0, 200, 210, 1000)] == [False, False, True, True]
+    with_floor = Budget(10.0, 0.1, budget.epsilon(3))
+    assert [with_floor.may_be_spent(n) for n in (1, 2, 3, 4)] == [False, False, True, True]
+
+
+# -- what is rejected: (what it sends instead of a sound answer, the reason given)
+
+NOT_FINITE = [math.nan, math.inf, -math.inf]
+IMPOSSIBLE = [*NOT_FINITE, -1.0, 1.7e308]  # in seconds; sums of the last one would be infinite
+
+
+def with_value(value: float) -> Vector:
+    damaged = vector(5)
+    damaged[3] = value
+    return damaged
+
+
+def wrong_checksum() -> bytes:
+    header, _ = cut(vector(5), digest(with_value(0.0)))
+    return upload(vector(5), update=header)[0]
+
+
+def timed(**parts: float) -> bytes:
+    return upload(vector(5), timing=pb.Timing(**parts))[0]
+
+
+DAMAGED = {
+    "too small": (upload(vector(4))[0], "announces 16 bytes, the model has 20"),
+    "too large": (upload(vector(6))[0], "announces 24 bytes, the model has 20"),
+    "nothing announced": (upload(vector(5), update=pb.Vector())[0], "announces 0 bytes"),
+    "payload missing": (unpack(upload(vector(5))[0])[0], "frame 0 has 0 bytes"),
+    "wrong checksum": (wrong_checksum(), "checksum does not match"),
+    "another round": (upload(vector(5), round=2)[0], "answered round 2 attempt 1, which it was not asked for"),
+    "another attempt": (upload(vector(5), attempt=2)[0], "answered round 1 attempt 2, which it was not asked for"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+async def test_a_damaged_answer_is_asked_for_again_by_the_same_job(what: str) -> None:
+    data, _ = DAMAGED[what]
+    rig = ClientActorRig()
+    async with rig.at_work():
+        job = await rig.stream.heard_bytes()
+        rig.stream.give(data, after_s=1.0)
+        assert await rig.stream.heard_bytes() == job
+        rig.stream.give(upload(vector(5))[0], after_s=1.0)
+        update = await rig.told()
+        assert isinstance(update, Update)
+        # The clock of an exchange never starts again; what came before the second hand-over is no link's doing.
+        assert (update.timing.round_trip_s, update.bytes_down) == (2.0, 2 * len(job))
+        assert (update.timing.reconnect_s, update.timing.propagation_s) == (1.0, 1.0)
+        assert update.timing.server_wait_s == 0.0
+    assert rig.coordinator.told.empty()
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+async def test_an_answer_that_is_always_damaged_is_rejected_in_the_end(what: str) -> None:
+    data, reason = DAMAGED[what]
+    rig = ClientActorRig()
+    async with rig.at_work():
+        for _ in range(4):
+            await rig.stream.heard_bytes()
+            rig.stream.give(data)
+        refusal = await rig.refused()
+        assert (refusal.round, refusal.kind) == (1, "rejected")
+        assert reason in refusal.reason
+        await rig.accepts_the_next_job()
+
+
+REJECTED = {
+    "more releases than can be": (
+        upload(vector(5), release=pb.Release(participation=5, epsilon=1.0, epsilon_spent=5.0))[0],
+        "counts 5 releases, at most 4 are possible since its hello",
+    ),
+    **{f"{value} in it": (upload(with_value(value))[0], "not finite") for value in NOT_FINITE},
+    **{f"a duration of {v}": (timed(queue_s=v), "queue_s = ") for v in (*IMPOSSIBLE, 1e8)},
+    **{f"a drawn delay of {v}": (timed(drawn_up_s=v), "drawn_up_s = ") for v in (*IMPOSSIBLE, 1e8)},
+    **{f"a host's lag of {v}": (upload(vector(5), host=pb.Host(loop_lag_s=v))[0], "loop_lag_s = ") for v in IMPOSSIBLE},
+    "parts beyond the whole": (timed(train_s=1.0, download_s=1.5), "1.5 s longer than the whole exchange"),
+    **{f"a statistic of {v}": (upload(vector(5), statistics={"label_0": v})[0], "label_0") for v in (math.nan, 1e308)},
+}
+
+
+@pytest.mark.parametrize("what", REJECTED)
+async def test_a_wrong_answer_is_rejected_with_a_reason_and_the_actor_goes_on(what: str) -> None:
+    data, reason = REJECTED[what]
+    rig = ClientActorRig()
+    async with rig.at_work():
+        rig.stream.give(data, after_s=1.0)
+        refusal = await rig.refused()
+        assert (refusal.client_id, refusal.kind) == ("client-1", "rejected")
+        assert refusal.release == Release(), "what cannot be is not believed"
+        assert reason in refusal.reason
+        await rig.accepts_the_next_job()
+    assert rig.coordinator.told.empty()
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0])
+async def test_an_epsilon_from_which_no_noise_follows_is_left_to_the_coordinator(epsilon: float) -> None:
+    rig = ClientActorRig(norm_bound=NormBound("vector", 1.0))
+    async with rig.at_work():
+        rig.stream.give(upload(vector(5), release=pb.Release(participation=3, epsilon=epsilon))[0])
+        update = await rig.told()
+        assert isinstance(update, Update)
+        assert update.release.epsilon == epsilon
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [upload(vector(5), round=3, attempt=2, timing=pb.Timing(train_s=-1.0))[0]],
+        [upload(vector(6), round=3, attempt=2)[0]] * 4,
+        [upload(vector(5), round=3, attempt=2)[0]] * 2,
+    ],
+    ids=["a bad timing", "always damaged", "once more"],
+)
+async def test_a_rejection_names_the_attempt_that_was_answered(sent: list[bytes]) -> None:
+    """Of another attempt, it would leave the round waiting until its deadline."""
+    rig = ClientActorRig()
+    async with rig.running():
+        await rig.dispatch(round=3, attempt=2)
+        for data in sent:
+            rig.stream.give(data)
+        while not isinstance(refusal := await rig.told(), Refusal):
+            pass
+    assert (refusal.round, refusal.attempt, refusal.kind) == (3, 2, "rejected")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\xff\xff\xff", "no message"),
+        (b"\x7a\xff", "no message"),
+        (b"", "unexpected message"),
+        (pb.ClientMessage(hello=pb.Hello(client_id="client-1")).SerializeToString(), "unexpected message (hello)"),
+    ],
+)
+async def test_what_makes_no_sense_ends_the_stream(data: bytes, reason: str) -> None:
+    rig = ClientActorRig()
+    rig.stream.give(data)
+    with pytest.raises(DamageError, match=re.escape(reason)):
+        await rig.actor.listen()
+
+
+async def test_an_update_that_no_job_asked_for_is_rejected() -> None:
+    rig = ClientActorRig()
+    async with rig.running():
+        rig.stream.give(upload(vector(5))[0])
+        assert "which it was not asked for" in (await rig.refused()).reason
+        await rig.accepts_the_next_job()
+
+
+@pytest.mark.parametrize(("whole_s", "train_s"), [(1.0, 1.0005), (600.002, 600.03), (86_400.0, 86_460.0)])
+async def test_parts_may_exceed_the_whole_by_what_two_clocks_disagree(whole_s: float, train_s: float) -> None:
+    """Two clocks are read at different instants, and one may be slewed: by 500 millionths, and drift of its own."""
+    rig = ClientActorRig()
+    async with rig.at_work():
+        rig.stream.give(timed(train_s=train_s), after_s=whole_s)
+        update = await rig.told()
+        assert isinstance(update, Update)
+        assert update.timing.train_s == train_s
+
+
+async def test_parts_exceed_the_whole_by_no_more_than_two_clocks_can_disagree() -> None:
+    rig = ClientActorRig()
+    async with rig.at_work():
+        rig.stream.give(timed(train_s=601.0), after_s=600.0)
+        assert "s longer than the whole exchange" in (await rig.refused()).reason
+
+
+async def test_the_same_answer_twice_is_rejected_the_second_time() -> None:
+    rig = ClientActorRig()
+    async with rig.at_work():
+        for _ in range(2):
+            rig.stream.give(upload(vector(5), release=pb.Release(participation=1, epsilon=2.0, epsilon_spent=2.0))[0])
+        assert isinstance(await rig.told(), Update)
+        refusal = await rig.refused()
+    assert refusal.kind == "rejected"
+    assert refusal.release == Release(1, 2.0, 2.0)  # spent all the same
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+async def test_a_job_that_was_answered_cannot_be_dropped_unpaid_as_well(is_late: bool) -> None:
+    rig = ClientActorRig()
+    withdrawn = pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN)
+    async with rig.at_work():
+        for is_before in (True, False):
+            if is_before == is_late:
+                assert rig.actor.offer(Withdraw(1, 1))
+            if is_before:
+                rig.stream.give(upload(vector(5))[0])
+                assert isinstance(await rig.told(), Update)
+        rig.stream.give(pb.ClientMessage(result=withdrawn).SerializeToString())
+        refusal = await rig.refused()
+        assert (refusal.kind, refusal.round) == ("rejected", 1)
+        await rig.accepts_the_next_job()
+
+
+async def test_a_late_answer_to_an_earlier_round_leaves_the_job_at_hand_alone() -> None:
+    rig = ClientActorRig()
+    async with rig.running():
+        await rig.dispatch(round=1)
+        await rig.dispatch(round=2)
+        rig.stream.give(upload(vector(5), round=1)[0])
+        rig.stream.give(upload(vector(5), round=2)[0])
+        assert (await rig.refused()).round == 1
+        update = await rig.told()
+    assert isinstance(update, Update)
+    assert update.round == 2
+
+
+@pytest.mark.parametrize("loss", [*NOT_FINITE, 1.7e308, -1.7e308])
+async def test_a_loss_that_is_no_number_is_as_good_as_none(loss: float) -> None:
+    """A training that diverged; its clipped update may still be sound."""
+    rig = ClientActorRig()
+    async with rig.at_work():
+        rig.stream.give(upload(vector(5), loss=loss)[0])
+        update = await rig.told()
+    assert isinstance(update, Update)
+    assert update.loss is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.binary(max_size=60), max_size=8))
+def test_arbitrary_bytes_end_the_stream_or_leave_it_alone(messages: list[bytes]) -> None:
+    async def scenario() -> None:
+        rig = ClientActorRig()
+        running = asyncio.ensure_future(rig.coordinator.run())
+        writing = asyncio.ensure_future(rig.actor.run())
+        await rig.dispatch()
+        for data in (*messages, None):
+            rig.stream.give(data)
+        with suppress(DamageError):
+            await rig.actor.listen()
+        rig.actor.stop()
+        rig.coordinator.stop()
+        await asyncio.gather(running, writing)
+
+    asyncio.run(scenario())

@@ -1,0 +1,381 @@
+"""The round loop with fake clients and a real log: what is committed, what is charged, and how a run ends."""
+
+import asyncio
+import math
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl_process.events import RoundCommitted, WaitingForClients
+from pausefl_proto.arrays import IntArray
+from pausefl_proto.errors import PauseflError
+from pausefl_proto.wire import Vector
+from pausefl_server.clients import ClientTable
+from pausefl_server.model.aggregation import Aggregation
+from pausefl_server.model.optimizers import ServerOptimizer
+from pausefl_server.records import LogEvent, Timing
+from pausefl_server.release_checks import Release
+from pausefl_server.rounds.messages import Dismiss, Lost, Pinged, Refusal, Shutdown
+from pausefl_server.selection.base import Context, Inspection, Policy, Selection
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.uniform import Random
+from rigs.coordinator import BUDGET, SIZE, CoordinatorRig, MakeRig, averaged, digests_of_models, latency_of, update_of
+
+# -- whole rounds
+
+
+async def test_rounds_are_averaged_by_data_size_committed_and_acknowledged(rig: MakeRig) -> None:
+    async with rig(rounds=4, minimum_clients=3).running() as r:
+        peers = [await r.join(c) for c in "cab"]
+        await r.played()
+        theta = r.theta_0
+        for record in r.store.rounds():
+            theta = averaged(theta, record.round, "abc")
+        np.testing.assert_allclose(r.coordinator.theta, theta, atol=1e-5)
+        loaded = r.checkpoint.load(4, r.store.rounds()[-1].model_digest)
+        assert loaded is not None
+        assert loaded.tobytes() == r.coordinator.theta.tobytes()
+        assert [record.chosen for record in r.store.rounds()] == [("a", "b", "c")] * 4
+        assert r.coordinator.stopped_because == "all rounds done"
+        # A job acknowledges all before it; after the last round it is said.
+        assert [p.acknowledged for p in peers] == [[4]] * 3
+        assert [p.dismissed for p in peers] == [Dismiss("all rounds done", final=True)] * 3
+
+
+async def test_an_observation_says_what_was_measured(rig: MakeRig) -> None:
+    async with rig(rounds=1).running() as r:
+        await r.join("a", released=4)
+        await r.join("b")
+        await r.played()
+        (record,) = r.store.rounds()
+        a, b = record.observations
+        assert (a.client_id, a.participation, a.epsilon) == ("a", 5, BUDGET.epsilon(5))
+        assert (b.client_id, b.participation, b.epsilon_spent) == ("b", 1, BUDGET.spent(1))
+        assert (a.n_examples, a.bytes_down, a.bytes_up, a.timing.train_s) == (10, 100, 50, 0.125)
+        assert record.round_latency_s == max(latency_of(c, 1) for c in "ab") == r.coordinator.state.total_latency_s
+
+
+@pytest.mark.parametrize(("signal", "latency_s"), [("round_trip", 0.125 + 3.5), ("communication", 3.5)])
+async def test_the_policys_signal_is_latency_at_the_emulated_scale(rig: MakeRig, signal: str, latency_s: float) -> None:
+    async with rig(rounds=1, minimum_clients=1, signal=signal, time_scale=0.25).running() as r:
+        peer = await r.join("a", manual=True)
+        await peer.play(1, timing=Timing(1.0, train_s=0.125))
+        await r.played()
+        assert r.store.rounds()[0].observations[0].latency_s == latency_s
+
+
+@dataclass(frozen=True)
+class Suspicious(All):
+    """Writes down each update's first value and lets nobody but "a" and "c" into the model."""
+
+    def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:
+        admitted = np.array([table.ids[row] in "ac" for row in rows])
+        return Inspection([{"first": float(update[0])} for update in updates], admitted)
+
+
+async def test_a_policy_sees_the_updates_and_may_keep_one_out_of_the_model(rig: MakeRig) -> None:
+    async with rig(Suspicious(2), rounds=1, minimum_clients=3).running() as r:
+        for c in "cba":
+            await r.join(c)
+        await r.played()
+        (record,) = r.store.rounds()
+        np.testing.assert_allclose(r.coordinator.theta, averaged(r.theta_0, 1, "ac"), atol=1e-6)
+        found = {o.client_id: o.statistics for o in record.observations}
+        assert found == {c: {"first": float(update_of(c, 1)[0])} for c in "abc"}
+        assert r.spent("b") == (1, BUDGET.spent(1))  # it was released all the same
+
+
+@dataclass(frozen=True)
+class Careless(All):
+    """Divides by a norm of 0."""
+
+    def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:  # noqa: ARG002
+        return Inspection([{"cosine": math.nan} for _ in updates], np.ones(len(rows), np.bool_))
+
+
+async def test_a_policy_that_finds_no_number_ends_the_run_before_it_is_written(rig: MakeRig) -> None:
+    async with rig(Careless(2), rounds=1, minimum_clients=1).running() as r:
+        await r.join("a")
+        with pytest.raises(PauseflError, match=r"^selection\.policy: in round 1 its inspect returned statistics with"):
+            await r.played()
+        assert r.store.rounds() == []
+
+
+@dataclass(frozen=True)
+class Unprepared(All):
+    """Cannot load what it needs."""
+
+    def warm_up(self) -> None:
+        raise RuntimeError("no such search")
+
+
+async def test_a_policy_that_cannot_warm_up_ends_the_run_at_once(rig: MakeRig) -> None:
+    began_s = time.monotonic()
+    async with rig(Unprepared(2), connect_timeout_s=5.0).running() as r:
+        with pytest.raises(RuntimeError, match="no such search"):
+            await r.played()
+        assert time.monotonic() - began_s < 5, "the event loop was busy with a wait that nothing could end"
+
+
+@dataclass(frozen=True)
+class Wild(Policy):
+    """Chooses a row that nobody has."""
+
+    def select(self, *_: Any) -> Selection:
+        return Selection(np.array([0, 99]))
+
+
+async def test_a_policy_that_chooses_what_cannot_be_played_ends_the_run_in_one_line(rig: MakeRig) -> None:
+    async with rig(Wild(2)).running() as r:
+        peers = [await r.join(c) for c in "ab"]
+        with pytest.raises(
+            PauseflError, match=r"^selection\.policy: in round 1 it chose row 99: must be one of [^\n]*$"
+        ):
+            await r.played()
+        assert all(peer.jobs.empty() for peer in peers)
+        assert r.store.rounds() == []
+
+
+async def test_rule_and_optimizer_make_the_model_and_the_state_is_committed(rig: MakeRig) -> None:
+    momentum = ServerOptimizer("fedavgm", learning_rate=0.5)
+    changes = {"rounds": 3, "minimum_clients": 3, "aggregation": Aggregation("median"), "optimizer": momentum}
+    async with rig(**changes).running() as r:
+        for c in "bca":
+            await r.join(c)
+        await r.played()
+        theta, m = r.theta_0.astype(np.float64), np.zeros(SIZE)
+        for t in (1, 2, 3):
+            m = 0.9 * m + np.median([update_of(c, t) for c in "abc"], axis=0)
+            theta += 0.5 * m
+        np.testing.assert_allclose(r.coordinator.theta, theta, atol=1e-5)
+        state = r.store.optimizer_state(3)
+        assert state is not None
+        np.testing.assert_allclose(state, m, atol=1e-5)
+
+
+async def test_whoever_answers_first_the_model_is_the_same(tmp_path: Path) -> None:
+    digests = []
+    for order in ("abc", "cba", "bca"):
+        folder = tmp_path / order
+        folder.mkdir()
+        async with CoordinatorRig(folder, rounds=1, minimum_clients=3).running() as r:
+            peers = {c: await r.join(c, manual=True) for c in "abc"}
+            for peer in peers.values():
+                await peer.next_job()
+            for c in order:
+                await peers[c].answer(1)
+            await r.played()
+            digests += digests_of_models(r.store.rounds())
+    assert len(set(digests)) == 1
+
+
+async def test_the_same_seed_chooses_the_same_clients_whatever_order_they_came_in(tmp_path: Path) -> None:
+    chosen = []
+    for order in ("abcd", "dcab"):
+        folder = tmp_path / order
+        folder.mkdir()
+        async with CoordinatorRig(folder, Random(2), rounds=10, minimum_clients=4).running() as r:
+            for c in order:
+                await r.join(c)
+            await r.played()
+            chosen.append([record.chosen for record in r.store.rounds()])
+    assert chosen[0] == chosen[1]
+    assert len(set(chosen[0])) > 1
+
+
+@dataclass(frozen=True)
+class Twice(Policy):
+    """The first client twice and the second once, weighed by hand."""
+
+    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+        return Selection(np.array([0, 0, 1]), np.full(3, 1 / 3), {"energy": 2.5}, cluster_penalty_s=0.375)
+
+
+async def test_a_client_drawn_twice_trains_once_and_counts_twice(rig: MakeRig) -> None:
+    async with rig(Twice(3), rounds=1).running() as r:
+        a, b = await r.join("a"), await r.join("b")
+        await r.played()
+        assert (a.jobs.qsize(), b.jobs.qsize()) == (1, 1)
+        (record,) = r.store.rounds()
+        assert (record.chosen, len(record.observations)) == (("a", "a", "b"), 2)
+        assert (record.details, record.cluster_penalty_s) == ({"energy": 2.5}, 0.375)
+        expected = r.theta_0 + (2 * update_of("a", 1) + update_of("b", 1)) / 3
+        np.testing.assert_allclose(r.coordinator.theta, expected, atol=1e-6)
+        assert r.coordinator.state.table.chosen.tolist() == [2, 1]
+
+
+async def test_without_privacy_nothing_is_spent(rig: MakeRig) -> None:
+    async with rig(Pause(2), privacy=None).running() as r:
+        for c in "ab":
+            await r.join(c)
+        await r.played()
+        assert all(o.participation == 0 == o.epsilon_spent for t in r.store.rounds() for o in t.observations)
+        assert r.spent("a") == (0, 0.0)
+
+
+async def test_every_client_gets_the_same_bytes(rig: MakeRig) -> None:
+    async with rig(rounds=1).running() as r:
+        peers = [await r.join(c) for c in "ab"]
+        await r.played()
+        one, other = [await p.next_job() for p in peers]
+        assert one.messages is other.messages
+
+
+# -- budgets
+
+
+async def test_a_client_that_has_spent_its_budget_retires(rig: MakeRig) -> None:
+    async with rig(All(1), rounds=3).running() as r:
+        await r.join("a")
+        await r.join_and_work("b")
+        await r.coordinator.tell(Refusal("b", 1, 1, "exhausted", "the budget is spent"))
+        await r.played()
+        assert [t.chosen for t in r.store.rounds()] == [("a", "b"), ("a",), ("a",)]
+        assert r.events() == [("retired", "b")]
+
+
+async def test_a_run_ends_when_nobody_has_budget_left(rig: MakeRig) -> None:
+    async with rig(All(1), rounds=100, connect_timeout_s=0.05).running() as r:
+        for c in "ab":
+            await r.join(c, manual=True)
+        for p in r.peers:
+            await p.next_job()
+            await r.coordinator.tell(Refusal(p.client_id, 1, 1, "exhausted", "spent"))
+        await r.played()
+        assert "budget" in r.coordinator.stopped_because
+        assert r.coordinator.state.table.retired.all()
+
+
+# -- the end
+
+
+async def test_a_shutdown_gives_the_round_up_and_keeps_what_it_cost(rig: MakeRig) -> None:
+    async with rig(rounds=10).running() as r:
+        a, b = await r.join("a", manual=True), await r.join("b", manual=True)
+        for p in (a, b):
+            await p.play(1)
+        for p in (a, b):
+            await p.next_job()
+        await a.answer(2)
+        await r.coordinator.ask(Shutdown("stopped by SIGINT"))
+        await r.played()
+        assert [t.round for t in r.store.rounds()] == [1]
+        assert r.coordinator.stopped_because == "stopped by SIGINT"
+        assert r.spent("a") == (2, BUDGET.spent(2))  # of which one was not used
+        assert r.spent("b") == (1, BUDGET.spent(1))
+        late = r.store.late_events()
+        assert [(e.kind, e.client_id, e.released) for e in late] == [("reconciled", "a", 2), ("unsettled", "b", 0)]
+        assert b.dismissed == Dismiss("stopped by SIGINT", final=True)
+
+
+async def test_a_client_that_answers_soon_after_a_shutdown_owes_nothing(rig: MakeRig) -> None:
+    async with rig(rounds=10).running() as r:
+        a, b = await r.join("a", manual=True), await r.join("b", manual=True)
+        await b.next_job()
+        await a.answer(1)
+        await r.coordinator.ask(Shutdown("stopped by SIGINT"))
+        await r.coordinator.ask(Pinged("a", 0.25))  # answered once the round is given up
+        await b.answer(1)
+        await r.played()
+        assert [r.spent(client_id) for client_id in "ab"] == [(1, BUDGET.spent(1))] * 2
+        assert not any(kind == "unsettled" for kind, _ in r.events())
+
+
+async def test_a_ping_is_of_the_round_that_is_played(rig: MakeRig, tmp_path: Path) -> None:
+    async with rig(rounds=2).running() as r:
+        peers = [await r.join(client_id, manual=True) for client_id in "ab"]
+        for number in (1, 2):
+            for peer in peers:
+                await peer.next_job()
+            if number == 2:
+                await r.coordinator.ask(Pinged("a", 0.25))
+            for peer in peers:
+                await peer.answer(number)
+        await r.played()
+    with closing(sqlite3.connect(tmp_path / "run.db")) as database:
+        assert database.execute("SELECT round, client_id, ping_s FROM pings").fetchall() == [(2, "a", 0.25)]
+
+
+async def test_a_shutdown_before_the_first_round_keeps_who_had_joined(rig: MakeRig) -> None:
+    async with rig(minimum_clients=2).running() as r:
+        await r.join("a")
+        await r.coordinator.ask(Shutdown("stopped by SIGTERM"))
+        await r.played()
+        assert r.store.rounds() == []
+        assert [(e.kind, e.client_id) for e in r.store.late_events()] == [("joined", "a")]
+
+
+async def test_after_the_end_nobody_is_left_waiting(rig: MakeRig) -> None:
+    async with rig(rounds=1).running() as r:
+        for c in "ab":
+            await r.join(c)
+        await r.played()
+        with pytest.raises(PauseflError):
+            await r.join("c")
+        assert all(isinstance(e, LogEvent) for e in r.store.late_events())
+
+
+async def test_a_round_is_told_also_where_no_client_is_left_for_the_next(rig: MakeRig) -> None:
+    """All that waits for the next job is done before the server waits for clients."""
+    told = asyncio.Event()
+    async with rig(All(1), rounds=2, minimum_clients=1, connect_timeout_s=3600.0).running() as r:
+        r.on_shown = lambda event: told.set() if isinstance(event, RoundCommitted) else None
+        a = await r.join_and_work("a")
+        r.coordinator.offer(a.update(1, a.release()))
+        r.coordinator.offer(Lost(a, "it said goodbye", may_return=False))
+        async with asyncio.timeout(20):
+            await told.wait()
+        assert r.telemetry.now.round == 1
+
+
+async def test_a_round_is_told_to_whoever_watches(rig: MakeRig) -> None:
+    async with rig(rounds=1).running() as r:
+        for c in "ab":
+            await r.join(c)
+        await r.played()
+    waiting = [e.connected for e in r.shown_of(WaitingForClients)]
+    assert waiting == [0, 1, 2]
+    (shown,) = r.shown_of(RoundCommitted)
+    assert (shown.round, shown.rounds, shown.chosen, shown.connected) == (1, 1, ("a", "b"), 2)
+    assert shown.max_epsilon_spent == BUDGET.spent(1)
+
+
+async def test_a_refusal_of_an_earlier_round_ends_no_wait(rig: MakeRig) -> None:
+    async with rig(rounds=2, round_timeout_s=0.5).running() as r:
+        await r.join("a")
+        b = await r.join_and_work("b")
+        await b.next_job()  # of round 2: round 1 went without it
+        r.coordinator.offer(Refusal("b", 1, 1, "refused", "out of memory"))
+        r.coordinator.offer(b.update(2, b.release()))
+        await r.played()
+        assert [o.client_id for o in r.store.rounds()[1].observations] == ["a", "b"]
+
+
+async def test_a_release_that_no_schedule_has_is_not_believed_of_an_answer_that_is_rejected(rig: MakeRig) -> None:
+    async with rig(rounds=1).running() as r:
+        a, b = await r.join("a", manual=True), await r.join("b", manual=True)
+        await a.next_job()
+        r.coordinator.offer(Refusal("b", 1, 1, "rejected", "not finite", Release(50, 1.0, 9.0)))
+        await a.answer(1)
+        await b.next_job()
+        await r.played()
+        assert r.spent("b") == (0, 0.0)
+        assert [(miss.client_id, miss.kind) for miss in r.store.rounds()[0].misses] == [("b", "rejected")]
+
+
+async def test_who_leaves_a_round_that_is_given_up_has_left(rig: MakeRig) -> None:
+    async with rig(rounds=1, privacy=None).running() as r:
+        await r.join("a", manual=True)
+        b = await r.join_and_work("b")
+        await r.lose(b)
+        await r.coordinator.tell(Shutdown("enough"))
+        await r.played()
+        assert [event.kind for event in r.store.late_events() if event.client_id == "b"] == ["joined", "left"]

@@ -1,0 +1,95 @@
+"""Clients that were let in and then flood: what they cost a round, and how often they may come back to do so."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import pytest
+
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.connections.answer_limits import AnswerLimits
+from pausefl_server.connections.client_actor import ClientActor
+from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
+from pausefl_server.rounds.messages import Lost
+from pausefl_server.selection.policies.everyone import All
+from rigs.client_actor import ClientActorRig
+from rigs.coordinator import MakeRig
+from rigs.federation import answer_of, clients, federation, hello, log_of, raw_stream, take_a_job
+
+PONG = pb.ClientMessage(pong=pb.Pong(nonce=9)).SerializeToString()
+
+
+@pytest.mark.parametrize("breaks", [0, 4])
+async def test_a_client_that_may_not_return_or_breaks_again_and_again_is_not_waited_for(
+    rig: MakeRig, breaks: int
+) -> None:
+    async with rig(rounds=1, round_timeout_s=60.0, rejoin_timeout_s=60.0).running() as r:
+        await r.join("a")
+        b = await r.join("b", manual=True)
+        for _ in range(breaks):
+            await b.next_job()
+            await r.lose(b)
+            b = await r.join("b", manual=True)
+        await b.next_job()
+        b.stop()
+        await r.coordinator.tell(Lost(b, "once too often", may_return=breaks > 0))
+        await r.played()
+        (miss,) = r.store.rounds()[0].misses
+        assert (miss.client_id, miss.kind) == ("b", "lost")
+
+
+@pytest.mark.parametrize("way", ["floods", "says goodbye"])
+async def test_a_round_goes_on_without_a_client_that(way: str, tmp_path: Path) -> None:
+    """Neither the round's timeout nor that for coming back is waited for."""
+    patience = {"round_timeout_s": 60.0, "rejoin_timeout_s": 60.0, "connect_timeout_s": 20.0}
+    async with federation(tmp_path / "run", All(2), minimum_clients=2, rounds=1, **patience) as run, clients() as some:
+        some.start("a", await run.port)
+        async with raw_stream(await run.port) as call:
+            await take_a_job(call)
+            if way == "floods":
+                with suppress(grpc.aio.AioRpcError):  # it may be cut off in the midst of it
+                    for _ in range(75):
+                        await call.write(PONG)
+                    await call.read()
+            else:
+                await call.write(pb.ClientMessage(goodbye=pb.Goodbye(reason="enough")).SerializeToString())
+                await call.read()
+        await run.finished()
+    (record,) = log_of(tmp_path / "run")
+    assert [miss.client_id for miss in record.misses] == ["raw"]
+
+
+async def test_a_fresh_stream_brings_no_fresh_allowance() -> None:
+    rig = ClientActorRig()
+    rate_limit = ClientRateLimit(rig.clock)
+    with pytest.raises(AbuseError, match="sent more messages than it was asked for"):
+        for _ in range(100):
+            actor = ClientActor(
+                "client-1", rig.stream, rig.coordinator, AnswerLimits(5), rig.watch, rate_limit=rate_limit
+            )
+            for message in (PONG, PONG, None):
+                rig.stream.give(message)
+            await actor.listen()
+
+
+async def test_a_client_may_come_back_every_second_for_ever() -> None:
+    rig = ClientActorRig()
+    rate_limit = ClientRateLimit(rig.clock)
+    for _ in range(1000):
+        rate_limit.count_hello()
+        rig.clock.advance(1.0)
+
+
+async def test_a_client_that_comes_and_goes_all_the_time_has_to_rest(tmp_path: Path) -> None:
+    async with federation(tmp_path / "run", All(2), minimum_clients=2, connect_timeout_s=60.0) as run:
+        visits = 1
+        while "rests for" not in await _visit(await run.port):
+            visits += 1
+    assert 30 < visits < 300
+
+
+async def _visit(port: int) -> str:
+    """Say hello and leave; the reason of a goodbye, empty for a welcome."""
+    async with raw_stream(port) as call:
+        await call.write(hello())
+        return (await answer_of(call)).goodbye.reason

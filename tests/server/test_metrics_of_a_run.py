@@ -1,0 +1,135 @@
+"""What metrics show as a run goes on: without privacy, at its end, resumed, and with many clients."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pausefl_server.monitoring.snapshot import Curve
+from pausefl_server.monitoring.telemetry import Telemetry
+from pausefl_server.records import Evaluation, LogEvent, RoundRecord
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.settings import PrivacySettings
+from pausefl_server.state import RunState, replay
+from rigs.telemetry import BUDGET, SIZE, TAU_MIN_S, commit, observation, play, private, records, registry_of
+
+MakeTelemetry = Callable[..., Telemetry]
+
+
+def test_where_the_unit_is_the_vector_it_stands_once(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(private("vector"), SIZE)
+    play(telemetry)
+    value = registry_of(telemetry).get_sample_value
+    assert value("pausefl_epsilon_budget", {"unit": "vector"}) == 10.0
+    assert value("pausefl_epsilon_budget", {"unit": "coordinate"}) is None
+
+
+def test_without_privacy_no_epsilon_is_shown(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(None, SIZE)
+    play(telemetry, private=False)
+    registry = registry_of(telemetry)
+    about_epsilon = [m for m in registry.collect() if "epsilon" in m.name]
+    assert about_epsilon
+    assert all(not m.samples for m in about_epsilon)
+    assert registry.get_sample_value("pausefl_private") == 0
+    assert registry.get_sample_value("pausefl_round") == 3
+
+
+def test_noise_that_can_be_drawn_again_is_not_called_private(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(PrivacySettings(BUDGET, "coordinate", "agreed", reproducible_noise=True), SIZE)
+    assert registry_of(telemetry).get_sample_value("pausefl_private") == 0
+
+
+def test_when_a_run_is_over_nobody_is_expected_any_more(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(private(), clients=3)
+    telemetry.kept()
+    value = registry_of(telemetry).get_sample_value
+    assert (value("pausefl_finished"), value("pausefl_expected_clients")) == (1, 0)
+
+
+def test_two_servers_in_one_process_do_not_share_their_metrics(make_telemetry: MakeTelemetry) -> None:
+    one, other = make_telemetry(private()), make_telemetry(private())
+    one.rejected("client a was refused")
+    assert registry_of(other).get_sample_value("pausefl_rejected_updates_total") == 0
+
+
+def test_a_resumed_run_tells_at_once_what_its_log_knows(make_telemetry: MakeTelemetry) -> None:
+    """All but who is connected now, what was refused, and when."""
+    gone_on, left_alone = make_telemetry(private(), SIZE), make_telemetry(private(), SIZE)
+    evaluation = Evaluation("test", subset=True, n_examples=100, accuracy=0.75, loss=1.0)
+    replay(All(2), 1, records(), gone_on.replayed, tau_min_s=TAU_MIN_S)
+    gone_on.resumed([(3, evaluation)], budgets_end=40)
+    commit(left_alone)
+    left_alone.evaluated(3, evaluation)
+    assert samples_of(registry_of(gone_on)) == samples_of(registry_of(left_alone))
+    assert gone_on.now.leakage.points.tolist() == left_alone.now.leakage.points.tolist()
+    assert gone_on.now.status.startswith("waiting")
+
+
+def test_the_first_model_took_no_latency(make_telemetry: MakeTelemetry) -> None:
+    """A run that ended before its first round has evaluated it, and goes on."""
+    telemetry = make_telemetry(private(), SIZE)
+    replay(All(2), 1, records(), telemetry.replayed, tau_min_s=TAU_MIN_S)
+    telemetry.resumed([(0, Evaluation("test", True, 100, 0.125, 2.0))], budgets_end=None)
+    assert telemetry.now.accuracy["test"].points.tolist() == [[0, 0, 0, 0.125]]
+
+
+def samples_of(registry: CollectorRegistry) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {(s.name, frozenset(s.labels.items())): s.value for m in registry.collect() for s in m.samples}
+
+
+def test_with_many_clients_only_those_that_matter_most_have_series(make_telemetry: MakeTelemetry) -> None:
+    """Ten clients, number k with latency k and, in the other order, ε: the two slowest and the two that leaked most."""
+    telemetry, names = make_telemetry(private()), [f"c{k}" for k in range(10)]
+    joins = tuple(LogEvent("joined", name, n_examples=1) for name in names)
+    seen = tuple(observation(name, 10 - k, 1.0 + k) for k, name in enumerate(names))
+    record = RoundRecord(1, 1, tuple(names), None, seen, joins, 1.0, 1.0, 0.003, "")
+    replay(All(10), 1, [record], telemetry.round_committed)
+
+    def shown(**limits: int) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for metric in registry_of(telemetry, **limits).collect():
+            for sample in metric.samples:
+                if "client" in sample.labels:
+                    found.setdefault(metric.name, set()).add(sample.labels["client"])
+        return found
+
+    everybody = shown(client_series_max=10, client_series_top=2)
+    assert set(map(frozenset, everybody.values())) == {frozenset(names)}
+    few = shown(client_series_max=9, client_series_top=2)
+    assert few.keys() == everybody.keys() >= {"pausefl_client_latency_seconds", "pausefl_client_epsilon_next"}
+    assert set(map(frozenset, few.values())) == {frozenset({"c8", "c9", "c0", "c1"})}
+    value = registry_of(telemetry, client_series_max=0).get_sample_value
+    assert value("pausefl_clients_latency_seconds", {"quantile": "0"}) == 2.0
+    assert value("pausefl_clients_latency_seconds", {"quantile": "1"}) == 20.0
+    spent = [BUDGET.spent(i) for i in range(1, 11)]
+    labels = {"quantile": "0.5", "unit": "coordinate"}
+    assert value("pausefl_clients_epsilon_spent", labels) == pytest.approx((spent[4] + spent[5]) / 2)
+
+
+def test_a_picture_once_taken_never_changes(make_telemetry: MakeTelemetry) -> None:
+    """Other threads read it without a lock while rounds go on."""
+    telemetry, pictures, scrapes = make_telemetry(private()), [], []
+
+    def take(record: RoundRecord, state: RunState) -> None:
+        telemetry.round_committed(record, state)
+        pictures.append(telemetry.now)
+        scrapes.append(samples_of(registry_of(telemetry)))
+
+    replay(All(2), 1, records(), take)
+    telemetry.pinged(0, 0.1)
+    for picture, scrape in zip(pictures, scrapes, strict=True):
+        telemetry.now = picture
+        assert samples_of(registry_of(telemetry)) == scrape
+    assert scrapes[0] != scrapes[1]
+
+
+def test_a_long_run_keeps_a_curve_of_bounded_length() -> None:
+    curve = Curve.empty(2)
+    for t in range(1, 10_001):
+        curve = curve.add(t, 2 * t)
+    assert 256 < len(curve.points) <= 512
+    assert (np.diff(curve.points[:, 0]) == curve.stride).all()
+    assert curve.points[0].tolist() == [1, 2]
+    assert 10_000 - curve.points[-1, 0] < curve.stride

@@ -1,0 +1,170 @@
+"""Idle round-trip probes: a bounded number, everybody in turn, never of a client at work, never shown to a policy."""
+
+import asyncio
+import dataclasses
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl_process.host_monitor import HostWatch
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import digest, pack_job
+from pausefl_server.actor import Actor
+from pausefl_server.connections.answer_limits import AnswerLimits
+from pausefl_server.connections.client_actor import ClientActor
+from pausefl_server.pings import PingSchedule
+from pausefl_server.records import Observation, RoundRecord
+from pausefl_server.rounds.messages import Dispatch, Pinged, SendPing, Update
+from rigs.client_actor import ClientActorRig, upload, vector
+
+
+def test_everybody_is_pinged_in_turn_at_the_rate_asked_for() -> None:
+    schedule = PingSchedule(4.0)
+    for client_id in "abc":
+        schedule.join(client_id)
+    assert schedule.take_due(0.0, ()) == []
+    assert schedule.take_due(0.5, ()) == ["a", "b"]
+    assert schedule.take_due(0.6, ()) == []
+    assert schedule.take_due(0.75, ()) == ["c"]
+    assert sum(len(schedule.take_due(1.0 + 0.01 * i, ())) for i in range(1000)) == pytest.approx(40, abs=1)
+
+
+def test_a_long_pause_earns_no_more_than_a_seconds_worth() -> None:
+    schedule = PingSchedule(2.0)
+    for client_id in "abcdef":
+        schedule.join(client_id)
+    schedule.take_due(0.0, ())
+    assert schedule.take_due(3600.0, ()) == ["a", "b"]
+
+
+def test_the_busy_stay_first_in_line_and_the_gone_are_not_pinged() -> None:
+    schedule = PingSchedule(1.0)
+    for client_id in "abc":
+        schedule.join(client_id)
+    schedule.take_due(0.0, ())
+    assert schedule.take_due(1.0, {"a"}) == ["b"]
+    schedule.leave("c")
+    assert schedule.take_due(2.0, ()) == ["a"]
+    assert schedule.take_due(3.0, {"a", "b"}) == []
+    assert schedule.take_due(4.0, ()) == ["b"]
+
+
+def test_a_rate_of_none_pings_nobody() -> None:
+    schedule = PingSchedule(0.0)
+    schedule.join("a")
+    assert [schedule.take_due(t, ()) for t in (0.0, 1e6)] == [[], []]
+
+
+def test_no_policy_can_see_a_ping() -> None:
+    seen = {field.name for record in (RoundRecord, Observation) for field in dataclasses.fields(record)}
+    assert not any("ping" in name for name in seen)
+
+
+class Stream:
+    """A client's stream, whose messages a test plays."""
+
+    def __init__(self) -> None:
+        self.to_client: asyncio.Queue[bytes] = asyncio.Queue()
+        self.from_client: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    async def read(self) -> bytes | None:
+        return await self.from_client.get()
+
+    async def write(self, message: bytes) -> None:
+        self.to_client.put_nowait(message)
+
+    async def heard(self) -> pb.ServerMessage:
+        async with asyncio.timeout(10):
+            return pb.ServerMessage.FromString(await self.to_client.get())
+
+    def answer(self, nonce: int) -> None:
+        self.from_client.put_nowait(pb.ClientMessage(pong=pb.Pong(nonce=nonce)).SerializeToString())
+
+
+class Listener(Actor[Any]):
+    """Stands in for the coordinator."""
+
+    def __init__(self) -> None:
+        super().__init__("listener")
+        self.heard: list[Any] = []
+
+    async def receive(self, message: Any) -> None:
+        self.heard.append(message)
+
+
+async def test_a_ping_is_timed_and_one_that_a_job_overtook_is_not() -> None:
+    now_s, stream, listener = 0.0, Stream(), Listener()
+    actor = ClientActor("a", stream, listener, AnswerLimits(1), HostWatch(lambda: now_s))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(listener.run())
+        group.create_task(actor.run())
+        listening = group.create_task(actor.listen())
+        await actor.tell(SendPing())
+        nonce = (await stream.heard()).ping.nonce
+        now_s = 0.25
+        stream.answer(nonce + 1)  # an answer to nothing that was asked
+        stream.answer(nonce)
+        await actor.tell(SendPing())
+        nonce = (await stream.heard()).ping.nonce
+        theta = np.zeros(1, np.float32)
+        await actor.tell(Dispatch(1, 1, pack_job(1, 1, theta, digest(theta)), 0.0, now_s))
+        assert (await stream.heard()).WhichOneof("kind") == "job"
+        stream.answer(nonce)
+        await actor.tell(SendPing())  # at work: not sent
+        stream.from_client.put_nowait(None)
+        await listening
+        assert stream.to_client.empty()
+        assert listener.heard == [Pinged("a", 0.25)]
+        actor.stop()
+        listener.stop()
+
+
+async def test_pongs_that_no_ping_asked_for_are_taken_in_silence() -> None:
+    rig = ClientActorRig()
+    async with rig.running():
+        for nonce in (0, 1):
+            rig.stream.give(pb.ClientMessage(pong=pb.Pong(nonce=nonce)).SerializeToString())
+        rig.stream.give(None)
+        assert rig.reason is not None
+        await rig.reason
+    assert rig.coordinator.told.empty()
+
+
+async def test_a_ping_is_answered_once() -> None:
+    rig = ClientActorRig()
+    async with rig.running():
+        for round_ in (1, 2):
+            await rig.actor.ask(SendPing())
+            nonce = pb.ServerMessage.FromString(await rig.stream.heard_bytes()).ping.nonce
+            for answered in (nonce + 1, nonce, nonce):
+                rig.stream.give(pb.ClientMessage(pong=pb.Pong(nonce=answered)).SerializeToString(), after_s=0.25)
+            assert await rig.told() == Pinged("client-1", 0.5)
+            await rig.dispatch(round=round_)
+            await rig.stream.heard_bytes()
+            rig.stream.give(upload(vector(5), round=round_)[0])
+            assert isinstance(await rig.told(), Update)
+    assert rig.coordinator.told.empty()
+
+
+@pytest.mark.end_to_end
+def test_clients_that_were_not_chosen_have_a_baseline(tmp_path: Path) -> None:
+    overrides = [
+        *("clients.count=4", "selection.m=1", "experiment.rounds=12", "workload.model=synthetic"),
+        *("latency.time_scale=0.2", "server.pings_per_s=50.0"),
+    ]
+    sets = [word for override in overrides for word in ("--set", override)]
+    command = (sys.executable, "-m", "pausefl", "run", "demo", "--run-dir", str(tmp_path / "run"), *sets)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    with closing(sqlite3.connect(tmp_path / "run/run.db")) as database:
+        baseline = database.execute("SELECT client_id, pings, ping_min_s FROM ping_baseline").fetchall()
+        (wall_clock_s,) = database.execute("SELECT max(wall_clock_s) FROM rounds").fetchone()
+    assert {client_id for client_id, *_ in baseline} == {f"client-{k:03}" for k in range(4)}
+    assert sum(pings for _, pings, _ in baseline) <= 50 * (wall_clock_s + 1)
+    assert all(0 < ping_s < 0.05 for *_, ping_s in baseline)

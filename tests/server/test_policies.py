@@ -1,0 +1,218 @@
+"""What every policy must do, whatever its idea."""
+
+import copy
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl_server.clients import ClientTable
+from pausefl_server.records import LogEvent
+from pausefl_server.selection import Oracle, Policy
+from pausefl_server.selection.observed import seen_by_policy
+from pausefl_server.selection.policies.brute import PauseBrute
+from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.sa_pause import SaPause
+from rigs.policies import (
+    CASES,
+    IDS,
+    M,
+    Play,
+    context_of,
+    every_policy,
+    joined,
+    policy_of,
+    unchanged,
+    unseen_first,
+)
+
+# --- the contract
+
+
+@every_policy
+def test_a_selection_is_m_eligible_rows(case: str) -> None:
+    play = Play(policy_of(case))
+    play.table.retired[2] = True
+    play.table.connected[5] = False
+    for _ in range(12):
+        selection = policy_of(case).select(play.state, context_of(play.table, len(play.records) + 1))
+        assert selection.rows.dtype == np.int64
+        assert np.isin(selection.rows, play.table.eligible()).all()
+        assert (np.diff(selection.rows) >= 0).all()
+        assert len(selection.rows) == (len(play.table.eligible()) if case == "all" else M)
+        if selection.weights is None:
+            assert len(np.unique(selection.rows)) == len(selection.rows)
+        else:
+            assert selection.weights.sum() == pytest.approx(1.0)
+            assert selection.weights.shape == selection.rows.shape
+        assert all(np.isfinite(value) for value in selection.details.values())
+        play.one_round()
+
+
+@every_policy
+@pytest.mark.parametrize("eligible", [1, M])
+def test_with_too_few_eligible_all_of_them_are_taken(case: str, eligible: int) -> None:
+    play = Play(policy_of(case), IDS[:eligible]).rounds(3)
+    assert [set(record.chosen) for record in play.records] == [set(IDS[:eligible])] * 3
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "fed-ts guarded"])  # which refuses m = 1
+def test_one_client_a_round(case: str) -> None:
+    play = Play(policy_of(case, m=1)).rounds(30)
+    assert all(len(record.chosen) == (len(IDS) if case == "all" else 1) for record in play.records)
+
+
+@every_policy
+def test_select_and_observe_change_nothing_they_are_given(case: str) -> None:
+    play = Play(policy_of(case)).rounds(6)
+    for _ in range(3):
+        table, state = copy.deepcopy(play.table), copy.deepcopy(play.state)
+        play.policy.select(play.state, context_of(play.table, len(play.records) + 1))
+        assert unchanged(table, play.table)
+        assert unchanged(state, play.state)
+        held = play.state
+        record = play.one_round()
+        assert unchanged(state, held)
+        table = copy.deepcopy(play.table)
+        play.policy.observe(held, seen_by_policy(record), play.table)
+        assert unchanged(table, play.table)
+
+
+@every_policy
+def test_the_same_seed_and_round_give_the_same_answer(case: str) -> None:
+    first, second = Play(policy_of(case)).rounds(10), Play(policy_of(case)).rounds(10)
+    assert [r.chosen for r in first.records] == [r.chosen for r in second.records]
+
+
+@every_policy
+def test_a_resumed_policy_equals_an_uninterrupted_one(case: str) -> None:
+    """Replaying the log gives the table and the state back; the rounds after it are the same."""
+    play = Play(policy_of(case)).rounds(9)
+    resumed = Play(policy_of(case))
+    for record in play.records:
+        resumed.table.apply_round(record)
+        resumed.state = resumed.policy.observe(resumed.state, seen_by_policy(record), resumed.table)
+        resumed.records.append(record)
+    assert unchanged(play.table, resumed.table)
+    assert unchanged(play.state, resumed.state)
+    play.rounds(6)
+    resumed.rounds(6)
+    assert [r.chosen for r in play.records] == [r.chosen for r in resumed.records]
+
+
+@every_policy
+def test_how_rows_are_numbered_does_not_matter(case: str) -> None:
+    """Rows numbered backwards: the same clients are chosen, ties included."""
+    play, mirrored = Play(policy_of(case)), Play(policy_of(case), ids=())
+    mirrored.events = play.events
+    for event in reversed(joined(IDS)):
+        mirrored.table.apply_events([event], round=1)
+    assert mirrored.table.ids == list(reversed(play.table.ids))
+    for _ in range(12):
+        assert sorted(play.one_round().chosen) == sorted(mirrored.one_round().chosen)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "fastest"])
+def test_every_client_is_tried(case: str) -> None:
+    play = Play(policy_of(case)).rounds(60)
+    assert (play.table.chosen > 0).all()
+
+
+@every_policy
+def test_a_round_in_which_nobody_answers_is_survived(case: str) -> None:
+    play = Play(policy_of(case), silent=IDS).rounds(12)
+    assert all(record.chosen for record in play.records)
+
+
+@every_policy
+def test_a_policy_chooses_without_a_privacy_budget(case: str) -> None:
+    play = Play(policy_of(case)).rounds(5)
+    selection = play.policy.select(play.state, context_of(play.table, 6, epsilon_budget=None))
+    assert len(selection.rows) >= M
+
+
+@every_policy
+def test_tau_min_may_be_estimated(case: str) -> None:
+    play = Play(policy_of(case), tau_min_s=None)
+    for _ in range(8):
+        assert len(play.one_round().chosen) >= M
+
+
+@pytest.mark.parametrize("case", ["pause", "pause R2", "pause-brute", "sa-pause", "ucb", "fastest"])
+def test_no_client_is_favoured_among_equals(case: str) -> None:
+    """Which of 13 equal clients go first depends on the seed, all being possible."""
+    firsts: Counter[str] = Counter()
+    equal = Oracle(dict.fromkeys(IDS, 1.0), dict.fromkeys(IDS, 1.0))
+    for seed in range(100):
+        table = ClientTable(seed=seed)
+        table.apply_events([LogEvent("joined", i, n_examples=100) for i in IDS], round=1)
+        selection = policy_of(case).select(None, context_of(table, 1, seed, oracle=equal))
+        firsts.update(table.ids[row] for row in selection.rows)
+    # Binomial with mean 31 and standard deviation under 5.
+    assert set(firsts) == set(IDS)
+    assert max(firsts.values()) < 60
+
+
+@every_policy
+def test_parameters_are_frozen_and_m_is_checked(case: str) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        policy_of(case).m = 7  # type: ignore[misc]
+    with pytest.raises(ValueError, match="m = 0: must be at least 1"):
+        policy_of(case, m=0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "parameters", "message"),
+    [
+        (Pause, {"clusters": {"a": 1, "b": -2}}, "clusters.b = -2: must be at least 0"),
+        (Pause, {"rho": -0.1}, "rho = -0.1: must be"),
+        (Pause, {"rho": [0.3, 0.1]}, "rho = \\[0.3, 0.1\\]: must be .* non-decreasing"),
+        (Pause, {"rho": []}, "rho = \\[\\]: must be"),
+        (Pause, {"window": 5, "discount": 0.9}, "window = 5: must be 0 where discount is not 1"),
+        (PauseBrute, {"rho": [0.1, 0.2]}, "rho = \\[0.1, 0.2\\]: must be a number"),
+        (SaPause, {"time_cap_s": 0.0}, "time_cap_s = 0.0: must be above 0"),
+        (SaPause, {"phi_g": "median"}, "phi_g = 'median': must be"),
+        (
+            SaPause,
+            {"phi_p": "no_such_module:phi"},
+            "phi_p = 'no_such_module:phi': ModuleNotFoundError: No module named",
+        ),
+        (SaPause, {"phi_p": "math:pi"}, "phi_p = 'math:pi': must be callable as factory\\(context, rows\\)"),
+        (SaPause, {"phi_g": "json:loads"}, "phi_g = 'json:loads': must be callable as factory\\(context, rows\\)"),
+        (SaPause, {"phi_g": "math:pow", "reward": "R2"}, 'phi_g = \'math:pow\': must be "mean" under reward = "R2"'),
+    ],
+)
+def test_bad_parameters_are_named(policy: type[Policy], parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        policy(m=5, **parameters)
+
+
+# --- unseen clients (docs/papers.md, decision 5)
+
+
+@unseen_first
+def test_everyone_is_seen_once_in_the_first_rounds(case: str) -> None:
+    """13 clients, 4 a round: the fourth round takes the last unseen one and fills up."""
+    play = Play(policy_of(case)).rounds(3)
+    assert sorted(play.table.chosen.tolist()) == [0] + [1] * 12
+    last = IDS[int(play.table.chosen.argmin())]
+    assert last in play.one_round().chosen
+
+
+@unseen_first
+def test_a_newcomer_is_tried_at_once(case: str) -> None:
+    play = Play(policy_of(case), IDS[:10]).rounds(8)
+    play.table.apply_events(joined([IDS[12]]), round=9)
+    assert IDS[12] in play.one_round().chosen
+    play.rounds(3)
+
+
+@unseen_first
+def test_a_client_that_never_answers_is_chosen_seldom(case: str) -> None:
+    """Its misses are measurements: a finite index, and rests of 1, 2, 4, ... rounds."""
+    play = Play(policy_of(case), silent=[IDS[0]]).rounds(21)
+    row = play.table.row_of[IDS[0]]
+    assert (play.table.chosen > 0).all()
+    assert play.table.measured[row] == play.table.missed[row] == play.table.chosen[row] <= 5

@@ -1,0 +1,406 @@
+"""run.db: every field comes back, what is taken back keeps its ε, views add up."""
+
+import asyncio
+import dataclasses
+import math
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pausefl_process.host_monitor import HostReport
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.wire import digest
+from pausefl_server.actor import ActorStopped
+from pausefl_server.host_limits import DOUBTS
+from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.storage.checkpoint import Checkpoint
+from pausefl_server.storage.seals import SCHEMA_VERSION
+from pausefl_server.storage.store import Store
+from pausefl_server.storage.store_actor import CommitRound, SaveEvaluations, SaveLateEvents, StoreActor
+from rigs.connections import opened_connections
+from rigs.log import fresh_store, observation, query, record, theta
+
+FINITE = st.floats(allow_nan=False)
+COUNTS = st.integers(0, 2**63 - 1)
+NAMES = st.text(max_size=20)
+NUMBERS = st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3)
+
+
+def records_of(cls: type[Any], **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """A record whose every field is drawn: a field nobody thought of here is an error."""
+    assert set(fields) == {f.name for f in dataclasses.fields(cls)}
+    return st.builds(cls, **fields)
+
+
+TIMINGS = records_of(Timing, **{f.name: FINITE for f in dataclasses.fields(Timing)})
+HOSTS = records_of(HostReport, **{f.name: FINITE for f in dataclasses.fields(HostReport)})
+OBSERVATIONS = records_of(
+    Observation,
+    client_id=NAMES,
+    timing=TIMINGS,
+    latency_s=FINITE,
+    n_examples=COUNTS,
+    participation=COUNTS,
+    epsilon=FINITE,
+    epsilon_spent=FINITE,
+    bytes_down=COUNTS,
+    bytes_up=COUNTS,
+    drawn_down_s=FINITE,
+    drawn_up_s=FINITE,
+    suspect=st.lists(st.sampled_from(DOUBTS), max_size=3).map(tuple),
+    teaches=st.booleans(),
+    loss=st.none() | FINITE,
+    host=HOSTS,
+    staleness=COUNTS,
+    weight=FINITE,
+    handed_out_s=FINITE,
+    came_back_s=FINITE,
+    statistics=NUMBERS,
+)
+EVENTS = records_of(
+    LogEvent,
+    kind=st.sampled_from(["joined", "left", "missed", "rejected", "reconciled", "retired", "capped"]),
+    client_id=NAMES,
+    detail=st.text(max_size=40),
+    n_examples=COUNTS,
+    epsilon_spent=FINITE,
+    released=COUNTS,
+    count=COUNTS,
+    job_round=COUNTS,
+    job_attempt=COUNTS,
+)
+MISSES = st.builds(Miss, NAMES, st.just("timeout"), FINITE, FINITE, NAMES, st.booleans())
+RECORDS = records_of(
+    RoundRecord,
+    round=st.integers(1, 2**62),
+    attempt=st.integers(1, 2**62),
+    chosen=st.lists(NAMES, max_size=5).map(tuple),
+    weights=st.none() | st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=5).map(tuple),
+    observations=st.lists(OBSERVATIONS, max_size=4, unique_by=lambda o: o.client_id).map(
+        # SQLite orders text by its UTF-8 bytes, which is Python's order of code points.
+        lambda found: tuple(sorted(found, key=lambda o: o.client_id))
+    ),
+    events=st.lists(EVENTS, max_size=5).map(tuple),
+    misses=st.lists(MISSES, max_size=1).map(tuple),
+    round_latency_s=FINITE,
+    wall_clock_s=FINITE,
+    selection_s=FINITE,
+    model_digest=NAMES,
+    details=NUMBERS,
+    cluster_penalty_s=FINITE,
+    host=HOSTS,
+    suspect=st.lists(NAMES, max_size=3).map(tuple),
+    deadline_s=FINITE,
+    elapsed_s=FINITE,
+    failed_attempts=st.just(()),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(RECORDS, max_size=3, unique_by=lambda r: r.round))
+def test_every_field_of_every_record_comes_back(records: list[RoundRecord]) -> None:
+    with fresh_store() as (store, path):
+        for r in records:
+            store.commit_round(r)
+        in_order = sorted(records, key=lambda r: r.round)
+        assert store.rounds() == in_order
+        store.close()
+        again = Store(path)
+        assert again.rounds() == in_order
+        again.close()
+
+
+@given(st.lists(st.tuples(st.sampled_from(["validation", "test"]), st.booleans(), COUNTS, FINITE, FINITE), max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_the_last_opinion_on_a_split_stays(rows: list[tuple[Any, ...]]) -> None:
+    evaluations = [Evaluation(*row) for row in rows]
+    with fresh_store() as (store, _):
+        for e in evaluations:
+            store.save_evaluations(3, [e])
+        last = {(e.split, e.subset): e for e in evaluations}
+        assert {(e.split, e.subset): e for _, e in store.evaluations()} == last
+        assert len(store.evaluations()) == len(last)
+
+
+def test_a_commit_is_whole_or_not_at_all() -> None:
+    with fresh_store() as (store, _):
+        store.commit_round(record(1, observation("a")))
+        with pytest.raises(sqlite3.IntegrityError):
+            store.commit_round(record(2, observation("a"), observation("a"), events=(LogEvent("joined", "a"),)))
+        assert [r.round for r in store.rounds()] == [1]
+        assert store.late_events() == []
+
+
+def test_events_after_the_last_round_wait_for_the_next_one() -> None:
+    before, late, more = LogEvent("joined", "a"), LogEvent("left", "a", "gone"), LogEvent("joined", "b")
+    with fresh_store() as (store, _):
+        store.commit_round(record(1, events=(before,)))
+        store.save_late_events(2, [late])
+        assert store.late_events() == [late]
+        store.save_late_events(2, [late, more])
+        assert store.late_events() == [late, more]
+        store.commit_round(record(2, events=(late, more)))
+        assert store.late_events() == []
+        assert [r.events for r in store.rounds()] == [(before,), (late, more)]
+
+
+def test_a_round_taken_back_is_gone_but_what_was_spent_is_not() -> None:
+    with fresh_store() as (store, _):
+        store.commit_round(record(1, observation("a", participation=1, epsilon=4.0, epsilon_spent=4.0)))
+        store.commit_round(
+            record(
+                2,
+                observation("a", participation=2, epsilon=2.0, epsilon_spent=6.0),
+                observation("b", participation=0),
+                events=(LogEvent("joined", "b"),),
+            )
+        )
+        store.save_evaluations(2, [Evaluation("test", True, 10, 0.5, 1.0)])
+        store.go_back_to(1)
+        assert [r.round for r in store.rounds()] == [1]
+        assert store.evaluations() == []
+        (reconciled,) = store.late_events()  # b is to join anew
+        assert (reconciled.kind, reconciled.client_id) == ("reconciled", "a")
+        assert (reconciled.epsilon_spent, reconciled.released) == (6.0, 2)
+
+
+def test_events_of_several_rounds_taken_back_stay_in_order() -> None:
+    with fresh_store() as (store, _):
+        for t, client_id in enumerate("abc", start=1):
+            store.commit_round(record(t, events=(LogEvent("missed", client_id),)))
+        store.go_back_to(0)
+        assert [e.client_id for e in store.late_events()] == ["a", "b", "c"]
+
+
+def test_clients_that_came_in_rounds_taken_back_are_to_come_anew() -> None:
+    """Else all would have come in the next round. Those that were there before come and go as they did."""
+    with fresh_store() as (store, path):
+        came = {1: ("a", "b"), 3: ("c", "a"), 4: ("d",)}
+        for t in range(1, 5):
+            joined = tuple(LogEvent("joined", client_id) for client_id in came.get(t, ()))
+            observed = observation("a"), observation("c", participation=t)
+            store.commit_round(record(t, *observed, events=joined))
+        store.save_late_events(5, [LogEvent("left", "d"), LogEvent("left", "b")], is_end=True)
+        store.go_back_to(2)
+        kept = [(e.kind, e.client_id) for e in store.late_events()]
+        assert kept == [
+            ("joined", "a"),
+            *[("reconciled", "c")] * 2,
+            ("left", "b"),
+        ]
+        store.close()
+        Store(path).close()  # which verifies the seals
+
+
+def test_events_of_rounds_taken_back_wait_until_a_round_knows_of_them() -> None:
+    """A crash before all of them are played again: they are not read once more as what nobody knows of."""
+    with fresh_store() as (store, path):
+        for t, client_id in enumerate("abcd", start=1):
+            store.commit_round(record(t, observation(client_id), events=(LogEvent("missed", client_id),)))
+        store.save_late_events(5, [LogEvent("missed", "d")])
+        store.go_back_to(1)
+        events = tuple(store.late_events())
+        assert [(e.kind, e.client_id) for e in events] == [
+            *(("missed", c) for c in "bcd"),
+            ("missed", "d"),
+        ]
+        store.commit_round(record(2, observation("a"), attempt=2, events=events))
+        assert store.late_events() == []
+        store.close()
+        again = Store(path)  # which verifies the seals
+        assert again.late_events() == []
+        again.close()
+
+
+def test_facts_about_a_run_are_kept() -> None:
+    with fresh_store() as (store, path):
+        assert store.meta("colour") is None
+        store.set_meta("colour", "red")
+        store.set_meta("colour", "blue")
+        store.close()
+        again = Store(path)
+        assert again.meta("colour") == "blue"
+        again.close()
+
+
+def test_what_is_committed_survives_a_crash_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """WAL with synchronous = FULL (2): the log is synced at every commit. Only the store's own connection can tell."""
+    opened = opened_connections(monkeypatch)
+    with fresh_store() as (_, path):
+        own = opened[0]
+        assert query(path, "PRAGMA journal_mode") == [("wal",)]
+        assert own.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+@pytest.mark.parametrize("version", ["0", str(SCHEMA_VERSION + 1), "new", None])
+def test_another_schema_version_is_refused(tmp_path: Path, version: str | None) -> None:
+    Store(tmp_path / "run.db").close()
+    db = sqlite3.connect(tmp_path / "run.db")
+    db.execute("DELETE FROM meta WHERE key = 'schema_version'")
+    if version is not None:
+        db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (version,))
+    db.commit()
+    db.close()
+    with pytest.raises(ConfigError, match=rf"run\.db: has schema_version {version}, .* reads {SCHEMA_VERSION}"):
+        Store(tmp_path / "run.db")
+
+
+@pytest.mark.parametrize("content", [b"no database at all", b"\0" * 5000])
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.db").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"run\.db"):
+        Store(tmp_path / "run.db")
+
+
+def test_a_file_left_empty_by_a_crash_is_begun_afresh(tmp_path: Path) -> None:
+    (tmp_path / "run.db").touch()
+    store = Store(tmp_path / "run.db")
+    store.commit_round(record(1))
+    assert len(store.rounds()) == 1
+    store.close()
+
+
+# -- views
+
+
+def test_the_breakdown_adds_up() -> None:
+    timing = Timing(6.0, 0.25, 0.5, 0.125, 1.0, 0.0625, 0.75, 0.5, reconnect_s=2.0)
+    with fresh_store() as (store, path):
+        store.commit_round(record(1, observation("a", timing=timing, drawn_down_s=0.5, drawn_up_s=0.75)))
+        ((device_s, communication_s, propagation_s, drawn_s),) = query(
+            path, "SELECT device_s, communication_s, propagation_s, drawn_s FROM breakdown"
+        )
+    assert device_s == timing.device_s == 1.1875
+    assert communication_s == timing.communication_s == 4.8125
+    assert propagation_s == timing.propagation_s == 0.8125
+    assert drawn_s == 1.25
+
+
+def test_latency_runs_up_over_the_rounds() -> None:
+    with fresh_store() as (store, path):
+        for t, latency_s in enumerate((0.5, 0.25, 1.0), start=1):
+            store.commit_round(record(t, round_latency_s=latency_s, cluster_penalty_s=0.125))
+        rows = query(path, "SELECT round, round_latency_s, total_latency_s, cluster_penalty_s FROM round_latency")
+    assert rows == [(1, 0.5, 0.5, 0.125), (2, 0.25, 0.75, 0.125), (3, 1.0, 1.75, 0.125)]
+
+
+def test_leakage_lists_private_releases_alone() -> None:
+    with fresh_store() as (store, path):
+        private = observation("a", participation=3, epsilon=0.5, epsilon_spent=2.5)
+        store.commit_round(record(1, private, observation("b")))
+        assert query(path, "SELECT * FROM leakage") == [(1, "a", 3, 0.5, 2.5)]
+
+
+def test_the_greatest_leakage_never_falls_and_knows_of_rounds_without_answers() -> None:
+    def spent(client_id: str, epsilon: float) -> Observation:
+        return observation(client_id, participation=1, epsilon=epsilon, epsilon_spent=epsilon)
+
+    with fresh_store() as (store, path):
+        store.commit_round(record(1))
+        store.commit_round(record(2, spent("a", 3.0), spent("b", 5.0)))
+        store.commit_round(record(3, spent("a", 4.0)))
+        store.commit_round(record(4))
+        store.commit_round(record(5, spent("a", 6.0)))
+        rows = query(path, "SELECT round, max_epsilon_spent FROM greatest_leakage ORDER BY round")
+    assert rows == [(1, 0.0), (2, 5.0), (3, 5.0), (4, 5.0), (5, 6.0)]
+
+
+def test_selections_count_a_client_drawn_twice_twice() -> None:
+    with fresh_store() as (store, path):
+        store.commit_round(record(1, chosen=("a", "a", "b")))
+        store.commit_round(record(2, chosen=('quote"d', "a")))
+        assert dict(query(path, "SELECT * FROM selections")) == {"a": 3, "b": 1, 'quote"d': 1}
+        rows = query(path, "SELECT * FROM choices ORDER BY round, client_id")
+    assert rows == [(1, "a", 2), (1, "b", 1), (2, "a", 1), (2, 'quote"d', 1)]
+
+
+def test_a_client_joins_once_and_its_statistics_have_names() -> None:
+    with fresh_store() as (store, path):
+        store.commit_round(record(1, events=(LogEvent("joined", "a"),)))
+        seen = observation("a", statistics={"drift": 0.25, "norm": 2.0})
+        store.commit_round(record(2, seen, events=(LogEvent("joined", "b"), LogEvent("left", "a"))))
+        store.commit_round(record(3, events=(LogEvent("joined", "a"),)))
+        joins = query(path, "SELECT * FROM joins ORDER BY client_id")
+        statistics = query(path, "SELECT * FROM statistics ORDER BY name")
+    assert joins == [("a", 1), ("b", 2)]
+    assert statistics == [(2, "a", "drift", 0.25), (2, "a", "norm", 2.0)]
+
+
+def test_accuracy_stands_beside_the_latency_it_took() -> None:
+    with fresh_store() as (store, path):
+        for t in (1, 2):
+            store.commit_round(record(t, round_latency_s=0.5))
+        store.save_evaluations(0, [Evaluation("test", True, 100, 0.1, 2.3)])
+        store.save_evaluations(2, [Evaluation("test", True, 100, 0.75, math.inf)])
+        rows = query(path, "SELECT round, accuracy, loss, total_latency_s FROM accuracy ORDER BY round")
+    assert rows == [(0, 0.1, 2.3, None), (2, 0.75, math.inf, 1.0)]
+
+
+def test_the_name_of_a_tasks_score_is_kept() -> None:
+    with fresh_store() as (store, path):
+        store.save_evaluations(2, [Evaluation("test", True, 100, 0.75, 1.0, "R²")])
+        assert [e.metric for _, e in store.evaluations()] == ["R²"]
+        assert query(path, "SELECT value FROM meta WHERE key = 'metric'") == [("R²",)]
+
+
+# -- the server optimizer's state
+
+
+def test_the_optimizers_state_of_the_last_two_rounds_is_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run.db")
+    for t in range(1, 5):
+        store.commit_round(record(t), optimizer_state=theta(t, 6))
+    for t in (3, 4):
+        state = store.optimizer_state(t)
+        assert state is not None
+        assert state.tobytes() == theta(t, 6).tobytes()
+    assert store.optimizer_state(2) is None
+    store.close()
+
+
+def test_an_optimizer_without_state_keeps_none(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run.db")
+    store.commit_round(record(1), optimizer_state=theta(0, 0))
+    assert store.optimizer_state(1) is None
+    store.close()
+
+
+# -- the actor
+@pytest.fixture
+def actor(tmp_path: Path) -> Iterator[tuple[StoreActor, Store, Checkpoint]]:
+    store, checkpoint = Store(tmp_path / "run.db"), Checkpoint(tmp_path / "checkpoints")
+    yield StoreActor(store, checkpoint), store, checkpoint
+    checkpoint.close()
+    store.close()
+
+
+async def test_what_was_asked_is_on_disk_when_the_answer_comes(actor: tuple[StoreActor, Store, Checkpoint]) -> None:
+    store_actor, store, checkpoint = actor
+    committed = record(1, observation("a"), model_digest=digest(theta(1.0)))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(store_actor.run())
+        await store_actor.ask(CommitRound(committed, theta(1.0)))
+        assert store.rounds() == [committed]
+        assert checkpoint.load(1, digest(theta(1.0))) is not None
+        await store_actor.ask(SaveEvaluations(1, (Evaluation("test", False, 10, 0.5, 1.0),)))
+        assert store.evaluations() == [(1, Evaluation("test", False, 10, 0.5, 1.0))]
+        await store_actor.ask(SaveLateEvents(2, (LogEvent("left", "a"),)))
+        assert store.late_events() == [LogEvent("left", "a")]
+        store_actor.stop()
+    with pytest.raises(ActorStopped):
+        await store_actor.ask(SaveLateEvents(2, ()))
+
+
+async def test_a_disk_that_takes_nothing_is_an_error_with_a_reason(actor: tuple[StoreActor, Store, Checkpoint]) -> None:
+    store_actor, store, _ = actor
+    store.close()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(store_actor.run())
+        with pytest.raises(PauseflError, match="log cannot be written"):
+            await store_actor.ask(CommitRound(record(1), theta(1.0)))
+        store_actor.stop()

@@ -1,0 +1,297 @@
+"""A run's log that is not what was written is found when it is opened, in one line, and left as it is."""
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pausefl_process.databases import open_read_only
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_server.records import Evaluation, LogEvent
+from pausefl_server.storage.checkpoint import Checkpoint
+from pausefl_server.storage.store import Store
+from pausefl_server.storage.store_actor import CommitRound, StoreActor
+from rigs.places import TESTS
+from rigs.rounds import ROUNDS, commit, record
+
+COMMITTER = """
+import sys
+from pathlib import Path
+from rigs.rounds import commit, record
+from pausefl_server.storage.store import Store
+store = Store(Path(sys.argv[1]))
+for t in range(1, 10**6):
+    store.commit_round(record(t))
+    print(t, flush=True)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A log that was closed."""
+    store = Store(tmp_path / "run.db")
+    commit(store)
+    store.close()
+    return tmp_path / "run.db"
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """A log whose writer was killed after ten rounds at least, most of them in its -wal."""
+    here = f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMITTER, tmp_path / "run.db"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": here},
+    ) as writer:
+        assert writer.stdout is not None
+        for _ in range(10):
+            assert writer.stdout.readline()
+        writer.send_signal(signal.SIGKILL)
+    return tmp_path / "run.db"
+
+
+def refusal(path: Path) -> str:
+    """Why a log is refused, in one line; it is left as it is."""
+    before = files(path)
+    with pytest.raises(ConfigError) as refused:
+        Store(path).close()
+    assert files(path) == before
+    (line,) = str(refused.value).splitlines()
+    assert str(path) in line
+    return line
+
+
+def files(path: Path) -> dict[str, bytes]:
+    """The log's files with their contents, without what any reader leaves: an empty -wal, and shared memory."""
+    found = {file.name: file.read_bytes() for file in path.parent.glob("run.db*") if not file.name.endswith("-shm")}
+    return {name: data for name, data in found.items() if data}
+
+
+def contents(path: Path) -> dict[str, list[tuple[object, ...]]]:
+    """All rows but the idle pings, which nothing is replayed from."""
+    database = sqlite3.connect(path)
+    try:
+        names = [name for (name,) in database.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        return {name: database.execute(f"SELECT * FROM {name}").fetchall() for name in names if name != "pings"}
+    finally:
+        database.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_flipped_bits_are_found_or_change_nothing(path: Path, seed: int) -> None:
+    before, rng = contents(path), random.Random(seed)
+    data = bytearray(path.read_bytes())
+    for _ in range(rng.choice((1, 1, 1, 40))):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+    try:
+        Store(path).close()
+    except ConfigError:
+        return
+    assert contents(path) == before
+
+
+@pytest.mark.parametrize("follows", ["a round", "a failed attempt"])
+def test_what_the_next_attempt_will_have_to_know_is_sealed_as_well(tmp_path: Path, follows: str) -> None:
+    path, later = tmp_path / "run.db", [LogEvent("reconciled", "a", released=7)]
+    store = Store(path)
+    if follows == "a round":
+        store.commit_round(record(1), later_events=later)
+    else:
+        store.commit_round(record(1))
+        store.save_failed_attempt(replace(record(2), observations=()), later_events=later)
+    assert store.late_events() == later
+    store.close()
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE events SET released = 0 WHERE attempt = 0")
+    assert "round 2 is not what was written" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ("UPDATE observations SET epsilon_spent = 0.5 WHERE round = 7 AND client_id = 'b'", "round 7"),
+        ("UPDATE events SET released = 0 WHERE round = 9", "round 9"),
+        ("DELETE FROM events WHERE round = 11", "round 11"),
+        ("UPDATE rounds SET model_digest = 'other' WHERE round = 10", "round 10"),
+        ("DELETE FROM rounds WHERE round = 10", "round 10"),
+        ("UPDATE evaluations SET accuracy = 1.0 WHERE round = 2", "evaluations 2"),
+        ("DELETE FROM evaluations WHERE round = 3", "evaluations 3"),
+        ("INSERT INTO evaluations VALUES (99, 'test', 1, 100, 1.0, 0.0)", "evaluations 99"),
+        ("UPDATE optimizer_states SET state = zeroblob(200) WHERE round = 10", "optimizer_states"),
+        ("UPDATE meta SET value = '0' WHERE key LIKE 'attempt%'", "meta"),
+        ("DELETE FROM seals WHERE subject = 'round 5'", "round 5"),
+    ],
+)
+def test_a_changed_row_is_named(path: Path, change: str, found: str) -> None:
+    store = Store(path)
+    store.set_meta("attempt of round 99", "2")
+    store.close()
+    database = sqlite3.connect(path)
+    assert database.execute(change).rowcount > 0
+    database.commit()
+    database.close()
+    assert f"({found} is not what was written); restore it from a copy" in refusal(path)
+
+
+def test_a_new_evaluation_neither_reads_nor_seals_those_of_other_rounds(path: Path) -> None:
+    store = Store(path)
+    database = sqlite3.connect(path)
+    database.execute("UPDATE evaluations SET accuracy = 1.0 WHERE round = 2")
+    database.commit()
+    database.close()
+    store.save_evaluations(11, [Evaluation("test", True, 100, 0.5, 1.0)])
+    store.close()
+    assert "evaluations 2 is not what was written" in refusal(path)
+
+
+def test_half_a_log_is_refused(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert "cannot be used as a run's log" in refusal(path)
+
+
+def test_a_log_whose_writer_was_killed_is_whole(killed: Path) -> None:
+    store = Store(killed)
+    assert [r.round for r in store.rounds()] == list(range(1, len(store.rounds()) + 1))
+    assert len(store.rounds()) >= 10
+    store.close()
+
+
+@pytest.mark.parametrize("where", [0.1, 0.5, 0.9])
+def test_a_flipped_bit_in_the_write_ahead_log_is_missed_commits(killed: Path, where: float) -> None:
+    """SQLite takes the log to end there, and would go on as if the commits behind it had never been."""
+    wal = killed.with_name("run.db-wal")
+    data = bytearray(wal.read_bytes())
+    data[int(where * len(data))] ^= 1
+    wal.write_bytes(data)
+    assert "commits, which stood in run.db-wal, are lost" in refusal(killed)
+
+
+def test_a_log_without_its_write_ahead_log_is_missed_commits(killed: Path) -> None:
+    killed.with_name("run.db-wal").unlink()
+    assert "are lost" in refusal(killed)
+
+
+def test_a_copy_of_an_earlier_round_takes_the_place_of_all_files(path: Path) -> None:
+    shutil.copy(path, path.with_name("copy"))
+    store = Store(path)
+    rounds = range(ROUNDS + 1, 4 * ROUNDS)
+    with closing(open_read_only(path)) as reader:  # so that the -wal stays
+        reader.execute("SELECT * FROM meta").fetchone()
+        for t in rounds:
+            store.commit_round(record(t))
+        store.close()
+    shutil.copy(path.with_name("copy"), path)
+    path.with_name("run.db-wal").unlink()
+    said = refusal(path)
+    assert said.endswith("restore it from a copy, and delete run.db-wal and run.db-head unless they are the copy's")
+    path.with_name("run.db-head").unlink()
+    store = Store(path)
+    assert len(store.rounds()) == ROUNDS
+    store.close()
+
+
+def test_what_sqlite_finds_amiss_is_said_in_one_line(path: Path) -> None:
+    """A copy of an earlier round was put beside a later write-ahead log."""
+    with closing(sqlite3.connect(path)) as database:
+        (page,) = database.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'pings'").fetchone()
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+    data = bytearray(path.read_bytes())
+    data[(page - 1) * size] = 0
+    path.write_bytes(data)
+    assert "in database main" in refusal(path)
+
+
+def test_a_log_that_was_read_while_it_was_closed_misses_its_write_ahead_log(path: Path) -> None:
+    """SQLite leaves it, since the reader needs it, and nothing but the count tells what stands in it."""
+    store = Store(path)
+    with closing(open_read_only(path)) as reader:
+        reader.execute("SELECT * FROM meta").fetchone()
+        store.commit_round(record(ROUNDS + 1))
+        store.close()
+    shutil.copytree(path.parent, path.parent / "whole")
+    path.with_name("run.db-wal").unlink()
+    assert "its last 1 commits, which stood in run.db-wal, are lost" in refusal(path)
+    store = Store(path.parent / "whole" / "run.db")
+    assert len(store.rounds()) == ROUNDS + 1
+    store.close()
+    assert [file.name for file in (path.parent / "whole").iterdir()] == ["run.db"]
+
+
+def test_a_closed_log_is_one_file(path: Path) -> None:
+    assert [file.name for file in path.parent.iterdir()] == ["run.db"]
+    shutil.copy(path, path.with_name("copy.db"))
+    Store(path.with_name("copy.db")).close()
+
+
+def play_killed(program: str, path: Path) -> None:
+    """Run a program that kills itself."""
+    done = subprocess.run([sys.executable, "-c", program, path], cwd=TESTS, check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_a_log_that_was_killed_before_its_first_commit_is_begun_anew(tmp_path: Path) -> None:
+    play_killed(
+        """
+import os, sys
+from pathlib import Path
+from pausefl_server.storage.store import Store
+Store._seal_table = lambda *_: os.kill(os.getpid(), 9)
+Store(Path(sys.argv[1]))
+""",
+        tmp_path / "run.db",
+    )
+    store = Store(tmp_path / "run.db")
+    commit(store)
+    store.close()
+    Store(tmp_path / "run.db").close()
+
+
+def test_what_a_kill_left_unfinished_in_the_file_is_undone(tmp_path: Path) -> None:
+    """SQLite writes no journal once a log is there; it does while it is begun."""
+    play_killed(
+        """
+import os, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA cache_size = 1")
+db.execute("BEGIN IMMEDIATE")
+db.execute("CREATE TABLE begun (text)")
+db.executemany("INSERT INTO begun VALUES (?)", [("x" * 200,)] * 2000)
+os.kill(os.getpid(), 9)
+""",
+        tmp_path / "run.db",
+    )
+    assert (tmp_path / "run.db-journal").stat().st_size > 0
+    store = Store(tmp_path / "run.db")
+    commit(store)
+    store.close()
+
+
+@pytest.mark.parametrize("loss", ["deleted", "moved", "replaced"])
+async def test_a_log_that_was_taken_away_takes_no_further_round(tmp_path: Path, loss: str) -> None:
+    """SQLite would go on writing to it, and the whole run would be lost at its end."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
+    store.commit_round(record(1))
+    if loss == "deleted":
+        shutil.rmtree(folder)
+    else:
+        folder.rename(tmp_path / "elsewhere")
+    if loss == "replaced":
+        folder.mkdir()
+        Store(folder / "run.db").close()
+    with pytest.raises(PauseflError, match=r"run's log cannot be written: .*deleted, moved or replaced.*run\.db"):
+        await StoreActor(store, checkpoint).receive(CommitRound(record(2), np.zeros(1, np.float32)))
+    store.close()
+    checkpoint.close()

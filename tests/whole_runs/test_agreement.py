@@ -1,0 +1,200 @@
+"""Server and clients agree on the experiment: differences are refused by name; what a client takes from a server."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.toml_source import own_document
+from pausefl.runtime.client.agreement import accepted, agreement_of, offer_of
+from pausefl.runtime.client.connecting import fetch_experiment
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.process import run_clients_over_grpc
+from pausefl_proto.errors import ConfigError, PauseflError, WireError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import PROTOCOL_VERSION
+from pausefl_server.clients import ClientTable
+from pausefl_server.rounds.admission import check_hello
+from rigs.federation import SIZE, federation, log_of
+from rigs.settings import server_settings
+
+TWO = f"""
+[clients]
+count = 2
+connect_timeout_s = 5.0
+[selection]
+m = 2
+[privacy]
+enabled = false
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+model_bytes = {4 * SIZE}
+"""
+NO_PRIVACY = {"privacy": {"enabled": False}}
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ("workload.learning_rate=0.1", "workload.learning_rate is 0.1 at the client, 0.01 in the run"),
+        ("workload.epochs=3", "workload.epochs is 3 at the client, 1 in the run"),
+        ("workload.dataset=mnist", 'workload.dataset is "mnist" at the client, "digits" in the run'),
+        ("clients.count=3", "clients.count is 3 at the client, 2 in the run"),
+        ("experiment.seed=7", "experiment.seed is 7 at the client, 1 in the run"),
+        ("latency.time_scale=0.5", "latency.time_scale is 0.5 at the client, 1.0 in the run"),
+    ],
+)
+async def test_a_client_with_another_experiment_is_refused_with_the_key(other: str, named: str, tmp_path: Path) -> None:
+    theirs = parse_experiment(TWO, [other])
+    async with federation(tmp_path, agreement=agreement_of(parse_experiment(TWO))) as run:
+        with pytest.raises(PauseflError, match=f"refuses client-000: the experiments differ: {named}"):
+            async with asyncio.timeout(30):
+                address = f"127.0.0.1:{await run.port}"
+                await run_clients_over_grpc(client_plan(theirs), ["client-000"], address, tmp_path / "ledgers")
+
+
+@pytest.mark.parametrize("key", ["partition", "training"])
+def test_a_kind_alone_is_the_table_of_that_kind(key: str) -> None:
+    kind = getattr(parse_experiment(TWO).workload, key)
+    written = parse_experiment(TWO, [f'workload.{key}={{kind="{kind}"}}'])
+    assert agreement_of(written) == agreement_of(parse_experiment(TWO))
+
+
+def test_of_long_values_the_part_that_differs_is_told() -> None:
+    run_has = {"latency.devices": "0.5, " * 60 + "0.7" + ", 0.5" * 60}
+    theirs = {"latency.devices": run_has["latency.devices"].replace("0.7", "0.9")}
+    hello = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id="a", n_examples=1, agreement=theirs)
+    settings = server_settings(SIZE, privacy=None, agreement=run_has)
+    with pytest.raises(WireError) as refused:
+        check_hello(hello, settings, ClientTable(1), ())
+    assert len(str(refused.value)) < 400
+    theirs_shown, ours_shown = str(refused.value).split(" at the client, ")
+    assert ("0.9" in theirs_shown, "0.7" in ours_shown) == (True, True)
+    assert "latency.devices is ...5, 0.5" in theirs_shown
+
+
+def test_of_many_keys_that_differ_four_are_told() -> None:
+    run_has = {f"workload.{key}": "1" for key in "abcde"}
+    theirs = dict.fromkeys(run_has, "2")
+    hello = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id="a", n_examples=1, agreement=theirs)
+    with pytest.raises(WireError) as refused:
+        check_hello(hello, server_settings(SIZE, privacy=None, agreement=run_has), ClientTable(1), ())
+    assert [key for key in run_has if key in str(refused.value)] == [f"workload.{key}" for key in "abcd"]
+
+
+def test_what_is_a_clients_own_need_not_agree() -> None:
+    ours = agreement_of(parse_experiment(TWO))
+    own = ["workload.device=cpu", "clients.trainers=2", "experiment.rounds=7", "server.dead_after_s=3"]
+    assert agreement_of(parse_experiment(TWO, [*own, 'workload.partition={kind="iid"}'])) == ours
+
+
+async def test_a_client_without_a_file_takes_the_experiment_from_its_server(tmp_path: Path) -> None:
+    experiment = parse_experiment(TWO, ["workload.learning_rate=0.5"])
+    agreed: dict[str, Any] = {"agreement": agreement_of(experiment), "offer": offer_of(experiment)}
+    async with federation(tmp_path, rounds=3, **agreed) as run:
+        address = f"127.0.0.1:{await run.port}"
+        taken = [await asyncio.to_thread(fetch_experiment, address, client_id, NO_PRIVACY) for client_id in ("a", "b")]
+        assert taken[0].workload == experiment.workload
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            for client_id, own in zip(experiment.client_ids, taken, strict=True):
+                group.create_task(run_clients_over_grpc(client_plan(own), [client_id], address, tmp_path / "ledgers"))
+        await run.finished()
+    assert {o.client_id for record in log_of(tmp_path) for o in record.observations} == set(experiment.client_ids)
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [{"epsilon_budget": 1e6}, {"enabled": False}, {"clip": 5.0}, {"reproducible_noise": True}, {"eta": 0.5}],
+)
+def test_no_server_weakens_a_clients_privacy(privacy: dict[str, Any]) -> None:
+    """A client that states nothing has the defaults; the run's other privacy is named, with what would agree to it."""
+    ((key, value),) = privacy.items()
+    offer = offer_of(parse_experiment(TWO, {"privacy.enabled": True, f"privacy.{key}": value}))
+    with pytest.raises(ConfigError, match=rf"privacy\.{key} is .* to agree: --set privacy\.{key}={json.dumps(value)}"):
+        accepted(offer, {})
+    assert getattr(accepted(offer, {"privacy": privacy}).privacy, key) == value
+
+
+def test_a_client_takes_its_own_part_alone() -> None:
+    greedy = {
+        **json.loads(offer_of(parse_experiment(TWO))),
+        "privacy": {"enabled": False},
+        "tls": {"ca": "/etc/passwd"},
+        "metrics": {"client_port": 0, "client_host": "0.0.0.0"},
+    }
+    greedy["workload"] |= {"device": "cuda"}
+    greedy["clients"] |= {"trainers": 64}
+    experiment = accepted(json.dumps(greedy), NO_PRIVACY)
+    assert (experiment.tls.ca, experiment.metrics.client_port) == ("", -1)
+    assert (experiment.workload.device, experiment.clients.trainers) == ("auto", 1)
+
+
+def test_a_clients_own_keys_win() -> None:
+    own = {**NO_PRIVACY, "workload": {"learning_rate": 0.9, "device": "cpu"}}
+    experiment = accepted(offer_of(parse_experiment(TWO)), own)
+    assert (experiment.workload.learning_rate, experiment.workload.device) == (0.9, "cpu")
+    assert experiment.workload.model == "synthetic"
+
+
+@pytest.mark.parametrize(
+    ("offered", "named"),
+    [
+        ({"workload": {"dataset": "os:system"}}, 'workload.dataset = "os:system"'),
+        ({"workload": {"model": "theirs:make"}}, 'workload.model = "theirs:make"'),
+        ({"latency": {"delay": {"kind": "empirical", "file": "ledger.csv"}}}, 'latency.delay.file = "ledger.csv"'),
+        ({"clients": {"groups": {"a": {"count": 1, "behaviours": [{"kind": "x:Y"}]}}}}, 'behaviours.kind = "x:Y"'),
+    ],
+)
+def test_a_client_takes_no_code_and_no_files_from_a_server(offered: Mapping[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named + ": is code or a file"):
+        accepted(json.dumps(offered), NO_PRIVACY)
+
+
+def test_a_client_may_name_the_code_itself() -> None:
+    offer = json.dumps({"workload": {"model": "theirs:make", "epochs": 2}, **NO_PRIVACY})
+    experiment = accepted(offer, {**NO_PRIVACY, "workload": {"model": "mine:make"}})
+    assert (experiment.workload.model, experiment.workload.epochs) == ("mine:make", 2)
+
+
+@pytest.mark.parametrize("offer", ["", "[]", "{", '"text"', "[" * 200_000, '{"workload": {"\\n": "\\u001b[2J"}}'])
+def test_what_is_no_offer_is_refused(offer: str) -> None:
+    with pytest.raises(ConfigError, match="offers no experiment"):
+        accepted(offer, {})
+
+
+@pytest.mark.parametrize(
+    ("offer", "named"),
+    [
+        ('{"workload": {"epochs": "many"}}', "workload.epochs = 'many'"),
+        ('{"privacy": {"clip": -1}}', "privacy that this client does not understand"),
+    ],
+)
+def test_a_senseless_offer_is_one_line(offer: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        accepted(offer, {})
+
+
+def test_what_a_client_decides_is_read_from_file_and_options(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text('[workload]\ndevice = "cpu"\n[privacy]\nenabled = true\n')
+    own = own_document(str(file), ["privacy.enabled=false"])
+    assert own == {
+        "experiment": {"python_path": [str(tmp_path)]},
+        "workload": {"device": "cpu"},
+        "privacy": {"enabled": False},
+    }
+
+
+def test_privacy_is_compared_before_what_takes_time_by_the_number_of_clients() -> None:
+    """An offer of a million clients kept the client busy for minutes, and then differed in privacy."""
+    offer = json.dumps({"clients": {"count": 10**6, "unknown": 1}, "privacy": {"epsilon_budget": 7.0}})
+    with pytest.raises(ConfigError, match="privacy is the client's to decide"):
+        accepted(offer, {})
+    with pytest.raises(ConfigError, match=r"clients\.count = 1000001"):
+        accepted(json.dumps({"clients": {"count": 10**6 + 1}, "privacy": {"enabled": False}}), NO_PRIVACY)

@@ -1,0 +1,377 @@
+"""Both ends over real gRPC on loopback: what breaks, and what an interrupt leaves."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from pausefl_client.session_settings import StreamToServer
+from pausefl_client.training.synthetic import SyntheticTrainer
+from pausefl_client.training.trainer import TrainingOutcome
+from pausefl_client.transport import connect
+from pausefl_proto.errors import EvaluatorLost
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import PROTOCOL_VERSION, Vector, unpack
+from pausefl_server.actor import Actor, ActorStopped
+from pausefl_server.connections.answer_limits import AnswerLimits
+from pausefl_server.connections.stream_handler import ClientStreamHandler
+from pausefl_server.connections.transport import FederationServer
+from pausefl_server.records import Evaluation
+from pausefl_server.rounds.coordinator import Coordinator
+from pausefl_server.rounds.messages import Lost, Register, Shutdown
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.service import Endpoints, RunOutputs, serve
+from rigs.federation import (
+    BIG,
+    PRIVATE,
+    SIZE,
+    Federation,
+    answer_of,
+    clients,
+    errors_in,
+    federation,
+    hello,
+    log_of,
+    network_settings,
+    private,
+    raw_stream,
+    take_a_job,
+)
+
+# -- what breaks
+
+
+class Proxy:
+    """A TCP relay between client and server whose connections can be cut."""
+
+    def __init__(self, port: int) -> None:
+        self._to_port = port
+        self._writers: list[asyncio.StreamWriter] = []
+        self._relays: set[asyncio.Task[None]] = set()
+        self.connections = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[int]:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            self.cut()
+            for relay in tuple(self._relays):
+                relay.cancel()
+            await asyncio.gather(*self._relays, return_exceptions=True)
+
+    def cut(self) -> None:
+        """Reset every connection, as a network that breaks does."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._to_port)
+        self.connections += 1
+        self._writers += [writer, there_writer]
+        for source, sink in ((reader, there_writer), (there_reader, writer)):
+            relay = asyncio.ensure_future(self._relay(source, sink))
+            self._relays.add(relay)
+            relay.add_done_callback(self._relays.discard)
+
+    @staticmethod
+    async def _relay(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(1 << 16):
+                sink.write(data)
+                await sink.drain()
+        sink.close()
+
+
+class RecordingStream:
+    """A client's stream that notes what it uploads, and calls `on_frame` before every frame after the first."""
+
+    def __init__(self, stream: StreamToServer, uploads: list[tuple[int, str]], on_frame: Callable[[], None]) -> None:
+        self._stream = stream
+        self._uploads = uploads
+        self._on_frame = on_frame
+
+    async def read(self) -> bytes | None:
+        return await self._stream.read()
+
+    async def write(self, message: bytes) -> None:
+        said = pb.ClientMessage.FromString(unpack(message)[0])
+        if said.WhichOneof("kind") == "result":
+            self._uploads.append((said.result.round, said.result.update.digest))
+        elif said.WhichOneof("kind") == "frame":
+            self._on_frame()
+        await self._stream.write(message)
+
+
+async def test_an_upload_cut_off_is_sent_again_byte_by_byte_and_charged_once(tmp_path: Path) -> None:
+    uploads: list[tuple[int, str]] = []
+    cuts = iter([True])
+
+    async with federation(tmp_path / "run", size=BIG, rounds=2, privacy=PRIVATE) as run, clients() as some:
+        proxy = Proxy(await run.port)
+        async with proxy.running() as port:
+
+            def cut_once() -> None:
+                if next(cuts, False):
+                    proxy.cut()
+
+            @asynccontextmanager
+            async def unreliable() -> AsyncIterator[StreamToServer]:
+                async with connect(f"127.0.0.1:{port}") as stream:
+                    yield RecordingStream(stream, uploads, cut_once)
+
+            privacy = {c: private(tmp_path, c) for c in ("a", "b")}
+            some.start("a", await run.port, BIG, privacy["a"])
+            some.start("b", port, BIG, privacy["b"], unreliable)
+            result = await run.finished()
+    assert proxy.connections == 2
+    assert [t for t, _ in uploads] == [1, 1, 2]
+    assert uploads[0] == uploads[1] != uploads[2]
+    records = log_of(tmp_path / "run")
+    assert [[o.client_id for o in r.observations] for r in records] == [["a", "b"]] * 2
+    assert [(e.kind, e.client_id) for r in records for e in r.events if e.kind != "joined"] == [("left", "b")]
+    assert privacy["b"].ledger.released == 2
+    assert result.state.table.released.tolist() == [2, 2]
+
+
+class CutWhileTraining(SyntheticTrainer):
+    """Has its connection cut when it begins to train, and goes on."""
+
+    def __init__(self, cut: Callable[[], None], train_s: float) -> None:
+        super().__init__(SIZE, seed=1, client_id="b")
+        self._loop, self._cut, self._sleep_s = asyncio.get_running_loop(), cut, train_s
+
+    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+        self._loop.call_soon_threadsafe(self._cut)
+        time.sleep(self._sleep_s)  # the work
+        return super().train(theta, round=round)
+
+
+async def test_a_stream_lost_while_a_client_trains_does_not_make_it_look_faster(tmp_path: Path) -> None:
+    train_s = 0.5
+    async with federation(tmp_path / "run", rounds=1) as run, clients() as some:
+        proxy = Proxy(await run.port)
+        async with proxy.running() as port:
+            some.start("a", await run.port)
+            some.start("b", port, trainer=CutWhileTraining(proxy.cut, train_s))
+            await run.finished()
+    assert proxy.connections == 2
+    (record,) = log_of(tmp_path / "run")
+    timing = {o.client_id: o.timing for o in record.observations}["b"]
+    assert timing.round_trip_s >= train_s
+    assert 0 < timing.reconnect_s < timing.round_trip_s
+    assert record.round_latency_s >= train_s
+    assert {o.client_id: o.timing.reconnect_s for o in record.observations}["a"] == 0
+
+
+class SlowCoordinator(Actor[Any]):
+    """Takes its time with a hello."""
+
+    def __init__(self) -> None:
+        super().__init__("coordinator")
+        self.registered, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.lost: asyncio.Queue[Lost] = asyncio.Queue()
+
+    async def receive(self, message: Any) -> Any:
+        if isinstance(message, Register):
+            self.registered.set()
+            await self.may_answer.wait()
+            return pb.Welcome(protocol_version=PROTOCOL_VERSION)
+        if isinstance(message, Lost):
+            self.lost.put_nowait(message)
+        return None
+
+
+async def test_a_client_that_vanishes_between_hello_and_welcome_is_lost_like_any_other() -> None:
+    """Or its name would stay taken for ever."""
+    coordinator = SlowCoordinator()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(coordinator.run())
+        server = FederationServer(ClientStreamHandler(coordinator, AnswerLimits(SIZE)))  # type: ignore[arg-type]
+        port = await server.start("127.0.0.1", 0)
+        async with raw_stream(port) as call:
+            await call.write(hello("shy"))
+            await asyncio.wait_for(coordinator.registered.wait(), 20)
+        coordinator.may_answer.set()
+        lost = await asyncio.wait_for(coordinator.lost.get(), 20)
+        assert lost.peer.client_id == "shy"
+        await server.stop(0)
+        coordinator.stop()
+
+
+class GatedTrainer(SyntheticTrainer):
+    """Trains when it is let."""
+
+    def __init__(self, client_id: str) -> None:
+        super().__init__(SIZE, seed=1, client_id=client_id)
+        self.asked, self.gate = threading.Event(), threading.Event()
+
+    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+        self.asked.set()
+        assert self.gate.wait(20)
+        return super().train(theta, round=round)
+
+
+async def test_an_interrupt_while_clients_train_dismisses_them_and_logs_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with federation(tmp_path, minimum_clients=1) as run, clients() as some:
+        trainer = GatedTrainer("a")
+        goodbye = some.start("a", await run.port, trainer=trainer)
+        assert await asyncio.to_thread(trainer.asked.wait, 20)
+        signal.raise_signal(signal.SIGINT)
+        result = await run.finished()
+        assert await goodbye == "stopped by SIGINT"
+        trainer.gate.set()
+    assert result.stopped_because == "stopped by SIGINT"
+    assert errors_in(caplog) == []
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_an_evaluator_that_is_lost_is_waited_for_at_the_end_of_a_whole_run(tmp_path: Path, stopped: bool) -> None:
+    asked = []
+
+    async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
+        asked.append((subset, patient))
+        raise EvaluatorLost("nobody answers")
+
+    async with federation(tmp_path, evaluate=evaluate, evaluation_every=1) as run, clients() as some:
+        port = await run.port
+        if stopped:
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            for c in ("a", "b"):
+                some.start(c, port)
+        result = await run.finished()
+    assert result.final_evaluations == result.best_evaluations == ()
+    assert asked == [*([] if stopped else [(True, False)] * 2 + [(True, True)]), (False, False)]
+
+
+async def test_a_second_kind_of_signal_does_not_break_off_the_last_evaluation(tmp_path: Path) -> None:
+    """One Ctrl-C: SIGINT from the terminal, SIGTERM from whoever started the server."""
+
+    async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
+        if not subset:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(0)
+        return (Evaluation("test", subset, 10, 0.5, 1.0),)
+
+    async with federation(tmp_path, evaluate=evaluate) as run:
+        await run.port
+        signal.raise_signal(signal.SIGINT)
+        result = await run.finished()
+    assert result.stopped_because == "stopped by SIGINT"
+    assert [e.accuracy for e in result.final_evaluations] == [0.5]
+
+
+async def test_a_signal_that_meets_a_coordinator_at_its_end_breaks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not stopped when the signal comes, and has when it would hear of it."""
+
+    async def stop_first(coordinator: Coordinator, message: Shutdown) -> None:
+        await Actor.tell(coordinator, message)
+        raise ActorStopped("coordinator has stopped")
+
+    monkeypatch.setattr(Coordinator, "tell", stop_first)
+    async with federation(tmp_path) as run:
+        await run.port
+        signal.raise_signal(signal.SIGINT)
+        result = await run.finished()
+    assert result.stopped_because == "stopped by SIGINT"
+
+
+async def test_an_answer_to_a_server_that_has_just_ended_hurts_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client does not read its goodbye before it has answered."""
+    async with federation(tmp_path, minimum_clients=1) as run, raw_stream(await run.port) as call:
+        await take_a_job(call)
+        signal.raise_signal(signal.SIGINT)
+        goodbye = (await answer_of(call)).goodbye
+        result = pb.Result(round=1, attempt=1, status=pb.STATUS_FAILED, reason="too late")
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(pb.ClientMessage(result=result).SerializeToString())
+        await run.finished()
+    assert (goodbye.reason, goodbye.final) == ("stopped by SIGINT", True)
+    assert errors_in(caplog) == []
+
+
+async def test_a_client_waits_for_a_server_that_is_not_there_yet(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    attempts = asyncio.Event()
+
+    @asynccontextmanager
+    async def early() -> AsyncIterator[StreamToServer]:
+        try:
+            async with connect(f"127.0.0.1:{port}") as stream:
+                yield stream
+        finally:
+            attempts.set()
+
+    run = Federation()
+    async with clients() as some:
+        goodbye = some.start("a", port, connecting=early)
+        await asyncio.wait_for(attempts.wait(), 20)
+        endpoints = Endpoints("127.0.0.1", port)
+        await serve(
+            network_settings(minimum_clients=1),
+            All(1),
+            np.zeros(SIZE, np.float32),
+            None,
+            endpoints,
+            tmp_path,
+            run.tell,
+            RunOutputs(lambda _: None),
+        )
+        assert await goodbye == "all rounds done"
+
+
+async def test_a_stream_that_is_over_says_so_to_whoever_reads_or_writes() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with connect(f"127.0.0.1:{port}") as stream:
+        with pytest.raises(OSError):
+            await stream.read()
+        with pytest.raises(OSError):
+            await stream.write(b"too late")
+        with pytest.raises(OSError):
+            await stream.read()
+
+
+async def test_a_client_that_comes_and_goes_does_not_hold_rounds_up(tmp_path: Path) -> None:
+    """Its stream breaks at each upload, and it is back at once; each round ends at its deadline."""
+
+    class Flapping(SyntheticTrainer):
+        def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+            loop.call_soon_threadsafe(proxy.cut)
+            return super().train(theta, round=round)
+
+    loop, timeout_s = asyncio.get_running_loop(), 0.5
+    settings = {"rounds": 3, "round_timeout_s": timeout_s, "rejoin_timeout_s": 5.0, "rest_rounds_max": 0}
+    async with federation(tmp_path / "run", All(2), **settings) as run, clients(threads=2) as some:
+        proxy = Proxy(await run.port)
+        async with proxy.running() as port:
+            some.start("a", await run.port)
+            some.start("b", port, trainer=Flapping(SIZE, seed=1, client_id="b", train_s=30.0))
+            await run.finished()
+    records = log_of(tmp_path / "run")
+    assert proxy.connections >= 3
+    assert all(timeout_s <= record.round_latency_s < 5 * timeout_s for record in records)
+    assert [record.deadline_s for record in records] == [timeout_s] * 3

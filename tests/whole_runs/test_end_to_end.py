@@ -1,0 +1,285 @@
+"""The whole path with real processes: `pausefl run` on digits, and what must hold when things go wrong."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rigs import log
+from rigs.command import command_line, query, rounds_in, run, synthetic
+from rigs.waiting import wait_for
+
+pytestmark = pytest.mark.end_to_end
+
+
+@pytest.mark.slow
+def test_digits_are_learnt_over_the_network(tmp_path: Path) -> None:
+    done = run(
+        *("run", "demo", "--run-dir", tmp_path / "run"),
+        *("--set", "clients.count=6", "--set", "selection.m=3", "--set", "experiment.rounds=12"),
+        *("--set", "latency.time_scale=0.02", "--set", "evaluation.every=4"),
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["rounds"] == 12
+    assert summary["final_accuracy"] > 0.5
+    assert summary["data"] == "digits, examples: 1,200 with the clients, 297 for validation, 300 to test on"
+    assert summary["data"] in (tmp_path / "run/report.html").read_text("utf-8")
+    assert summary["privacy_unit"] == "coordinate"
+    assert summary["vector_epsilon_max"] == pytest.approx(summary["max_epsilon_spent"] * summary["model_size"])
+    for name in ("config.toml", "run.db", "model.safetensors", "report.html", "server.log", "clients.log"):
+        assert (tmp_path / "run" / name).stat().st_size > 0, name
+    rows = query(
+        tmp_path / "run", "SELECT round_trip_s, device_s, communication_s, drawn_s, propagation_s FROM breakdown"
+    )
+    assert len(rows) == 36
+    for round_trip_s, device_s, communication_s, drawn_s, propagation_s in rows:
+        assert 0 < device_s < round_trip_s
+        assert communication_s >= drawn_s
+        assert propagation_s > -0.001
+    assert {c for (c,) in query(tmp_path / "run", "SELECT DISTINCT client_id FROM selections")} == {
+        f"client-{k:03}" for k in range(6)
+    }
+    accuracies = query(
+        tmp_path / "run", "SELECT round, accuracy FROM accuracy WHERE split = 'test' AND subset ORDER BY 1"
+    )
+    assert [r for r, _ in accuracies] == [4, 8, 12]
+
+
+def test_both_ledgers_tell_the_same(tmp_path: Path) -> None:
+    done = run("run", synthetic(tmp_path), "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    mirrored = dict(query(tmp_path / "run", "SELECT client_id, max(epsilon_spent) FROM leakage GROUP BY 1"))
+    assert len(mirrored) == 4
+    for client_id, spent in mirrored.items():
+        spending = "SELECT count(*), sum(epsilon), max(epsilon_spent) FROM releases"
+        ((count, total, last),) = log.query(tmp_path / f"run/ledgers/{client_id}.db", spending)
+        assert last == spent
+        assert total == pytest.approx(spent)
+        chosen = query(tmp_path / "run", f"SELECT times_chosen FROM selections WHERE client_id = '{client_id}'")
+        assert chosen == [(count,)]
+
+
+@pytest.mark.slow
+def test_what_a_policy_finds_in_the_updates_is_in_the_log(tmp_path: Path) -> None:
+    config = synthetic(tmp_path, m=3)
+    done = run("run", config, "--set", "selection.policy=fed-ts", "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    drifts = [json.loads(str(s))["drift"] for (s,) in query(tmp_path / "run", "SELECT statistics FROM observations")]
+    assert len(drifts) == 30
+    assert min(drifts) > 0
+    weights = {w for (w,) in query(tmp_path / "run", "SELECT weights FROM rounds")}
+    assert [json.loads(str(w)) for w in weights] == [[1 / 3] * 3]
+
+
+@pytest.mark.slow
+def test_rounds_of_stopped_clients_are_suspect(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Clients stopped by SIGSTOP, as a suspended machine would be, tell so themselves."""
+    late = "SELECT count(*) FROM suspect_rounds WHERE reason = 'clients timer_overshoot_s'"
+    process = background(
+        *("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run"),
+        *("--set", "host.timer_overshoot_s=0.25", "--set", "selection.policy=all"),
+    )
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 5, "five rounds")
+    stopped = _clients(process)
+    assert len(stopped) == 4
+    for client in stopped:
+        client.suspend()
+    rounds = rounds_in(tmp_path / "run")
+    time.sleep(0.5)
+    for client in stopped:
+        client.resume()
+    wait_for(lambda: rounds_in(tmp_path / "run") > rounds + 2, "further rounds")
+    assert query(tmp_path / "run", late)[0][0] >= 1
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) == 130
+
+
+COMING_AND_GOING = """
+[experiment]
+rounds = 12
+[clients]
+connect_timeout_s = 30.0
+[clients.groups.original]
+count = 2
+[clients.groups.late]
+count = 2
+join_round = 4
+leave_round = 9
+[clients.groups.victim]
+count = 1
+join_round = 3
+leave_round = 7
+leave = "kill"
+[clients.groups.fickle]
+count = 2
+availability = { kind = "markov", leave_probability = 0.4, return_probability = 0.5 }
+[selection]
+policy = "all"
+m = 1
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+"""
+
+
+@pytest.mark.slow
+def test_groups_join_and_leave_when_they_should(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Who is chosen by `all` is who is there; killed in the middle and resumed as well."""
+    from pausefl.experiment.groups import presence_of
+    from pausefl.experiment.loading import parse_experiment
+
+    (tmp_path / "groups.toml").write_text(COMING_AND_GOING)
+    experiment = parse_experiment(COMING_AND_GOING)
+    presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
+    assert presence is not None
+    expected = [(t, sorted(presence.at(t))) for t in range(1, 13)]
+    process = background("run", tmp_path / "groups.toml", "--run-dir", tmp_path / "run")
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 5, "five rounds")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    resumed = run("run", "--resume", tmp_path / "run")
+    assert resumed.returncode == 0, resumed.stderr
+    whole = run("run", tmp_path / "groups.toml", "--run-dir", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    for name in ("run", "whole"):
+        rounds = query(tmp_path / name, "SELECT round, chosen FROM rounds ORDER BY round")
+        assert [(t, sorted(json.loads(str(chosen)))) for t, chosen in rounds] == expected
+    log = (tmp_path / "whole/server.log").read_text()
+    assert "client late-000 joined" in log
+    assert "client victim-000 left" in log
+    assert "did not come or go" not in log
+
+
+CATCHING = """
+import math
+import os
+import time
+from pathlib import Path
+
+from torch import nn
+
+FOLDER = Path({folder!r})
+
+
+class Model(nn.Linear):
+    def forward(self, x):
+        if self.training and (FOLDER / "armed").exists():
+            try:
+                (FOLDER / "caught").touch(exist_ok=False)
+            except FileExistsError:
+                return super().forward(x.flatten(1))
+            (FOLDER / "pid").write_text(str(os.getpid()))
+            while not (FOLDER / "go").exists():
+                time.sleep(0.01)
+        return super().forward(x.flatten(1))
+
+
+def make(input_shape, classes):
+    return Model(math.prod(input_shape), classes)
+"""
+
+
+@pytest.mark.slow
+def test_a_stopped_client_is_measured_not_repeated(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No delay is drawn; a process stopped for half a second while it trains takes at least that long.
+
+    Its own model holds it in the middle of a training step until it is stopped, so the stop falls into one round
+    however busy the machine is.
+    """
+    (tmp_path / "catching.py").write_text(CATCHING.format(folder=str(tmp_path)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    process = background(
+        *("run", "demo", "--run-dir", tmp_path / "run", "--set", "workload.model=catching:make"),
+        *("--set", "clients.count=2", "--set", "selection.m=2", "--set", "experiment.rounds=100000"),
+        *("--set", "latency.delay.kind=none", "--set", "privacy.enabled=false", "--set", "selection.policy=all"),
+        *("--set", "latency.signal=round_trip", "--set", "latency.time_scale=1.0"),
+    )
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 1, "round 1", running=process)
+    (tmp_path / "armed").touch()
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "a training step", running=process)
+    t = rounds_in(tmp_path / "run") + 1  # the round that waits for this client
+    victim = psutil.Process(int((tmp_path / "pid").read_text()))
+    victim.suspend()
+    wait_for(lambda: victim.status() == psutil.STATUS_STOPPED, "the client to stop")
+    (tmp_path / "go").touch()
+    time.sleep(0.5)  # the half second that must be seen
+    assert rounds_in(tmp_path / "run") == t - 1
+    victim.resume()
+    wait_for(lambda: rounds_in(tmp_path / "run") >= t, "the round's end", running=process)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130
+    rows = query(tmp_path / "run", f"SELECT round_trip_s, drawn_s FROM breakdown WHERE round = {t}")
+    assert len(rows) == 2  # each client answered once
+    assert all(drawn_s == 0 for _, drawn_s in rows)
+    ((latency_s, attempt),) = query(tmp_path / "run", f"SELECT round_latency_s, attempt FROM rounds WHERE round = {t}")
+    assert attempt == 1  # the first one was the last
+    assert latency_s == pytest.approx(max(float(str(r[0])) for r in rows), abs=1e-9)
+    assert float(str(latency_s)) >= 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "experiment.roundz=3"], r"experiment\.roundz: unknown key; did you mean rounds\?"),
+        (["--set", "experiment.rounds=many"], r"experiment\.rounds = 'many': must be a valid integer"),
+        (["--set", "selection.m=31"], r"selection\.m = 31: must be at most clients\.count = 30"),
+        (["--set", "selection.policy=pauze"], r'selection\.policy = "pauze": did you mean'),
+        (["--set", "workload.dataset=mnist9"], r'workload\.dataset = "mnist9": did you mean mnist\?'),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = run("run", "demo", "--run-dir", tmp_path / "run", *arguments)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pausefl: ")
+    assert re.search(message, line), line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_what_was_refused_leaves_only_what_was_there(tmp_path: Path) -> None:
+    """Nor does it stand in the way of the next try."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("keep me")
+    config = synthetic(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for command in ("server", "run"):
+            for run_dir in ("mine", "a/b/c"):
+                done = run(command, config, "--run-dir", tmp_path / run_dir, "--set", f"server.port={port}")
+                assert done.returncode == 2
+                (line,) = done.stderr.splitlines()
+                assert line.startswith(
+                    f"pausefl: server.port = {port}: cannot listen on 127.0.0.1:{port} (Address already in use)"
+                )
+                assert sorted(tmp_path.rglob("*")) == before
+    assert run("run", config, "--run-dir", tmp_path / "mine").returncode == 0
+    assert (tmp_path / "mine/notes.txt").read_text() == "keep me"
+    refused = run("run", config, "--run-dir", tmp_path / "mine")
+    assert "holds a run; choose another" in refused.stderr
+    assert (tmp_path / "mine/run.db").exists()
+
+
+def _clients(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    """The forked client processes: children of the fork server, which shares their command line."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    return [p for p in family if "forkserver" in command_line(p) and p.ppid() != process.pid]

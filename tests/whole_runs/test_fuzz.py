@@ -1,0 +1,117 @@
+"""The fuzz in short, `make fuzz` being its long form, and the messages that once did harm."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from fuzz.against_client import ClientFuzz
+from fuzz.against_server import Plan, ServerFuzz
+from fuzz.half_messages import HalfMessages
+from fuzz.http2 import ATTACKS
+from fuzz.malformed import WAYS, malformed
+from fuzz.server_run import ServerRun
+from fuzz.summary import MEMORY_TIMES_BASE, disk_bound_bytes, failures, memory_bound_bytes
+from pausefl_proto.errors import DamageError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.connections.hello_limits import MOST_WAITING
+from rigs.client_actor import ClientActorRig
+from rigs.places import TESTS
+from rigs.session import SessionRig
+
+CORPUS = TESTS / "fuzz/corpus"
+MESSAGES = 3_000
+
+
+def corpus(folder: str) -> pytest.MarkDecorator:
+    """Each message kept there, by name."""
+    files = sorted((CORPUS / folder).glob("*.bin"))
+    assert files
+    return pytest.mark.parametrize("data", [pytest.param(file.read_bytes(), id=file.stem) for file in files])
+
+
+@corpus("to_server")
+async def test_what_once_harmed_a_server_is_told_in_short(data: bytes) -> None:
+    rig = ClientActorRig()
+    running = [asyncio.ensure_future(actor.run()) for actor in (rig.coordinator, rig.actor)]
+    await rig.dispatch()
+    for message in (data, None):
+        rig.stream.give(message)
+    (ended,) = await asyncio.gather(rig.actor.listen(), return_exceptions=True)
+    assert isinstance(ended, str | DamageError)
+    for actor in (rig.actor, rig.coordinator):
+        actor.stop()
+    await asyncio.gather(*running)
+    reasons = [rig.coordinator.told.get_nowait().reason for _ in range(rig.coordinator.told.qsize())]
+    for text in (str(ended), *reasons):
+        assert len(text) <= 200
+        assert text.isprintable()
+
+
+@corpus("to_client")
+async def test_what_once_harmed_a_client_costs_it_its_stream_alone(data: bytes) -> None:
+    rig = SessionRig()
+    async with rig.welcomed() as stream:
+        stream.give(data)
+        again = await rig.server.welcome()
+        again.give_job(rig.model)
+        assert (await again.upload())[0].status == pb.STATUS_OK
+
+
+def test_a_seed_decides_every_byte() -> None:
+    def made(seed: int) -> list[object]:
+        rng = random.Random(seed)
+        result = pb.ClientMessage(result=pb.Result(round=1, update=pb.Vector(size_bytes=20)))
+        return [[malformed(result, bytes(20), rng) for _ in range(500)], [ATTACKS[name](rng) for name in ATTACKS]]
+
+    first = made(1)
+    assert first == made(1) != made(2)
+    assert {name for name, _ in first[0]} == set(WAYS)  # type: ignore[attr-defined]
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("mode", ["rounds", "asynchronous"])
+async def test_a_server_plays_on_under_malformed_messages(tmp_path: Path, mode: str) -> None:
+    plan = Plan(MESSAGES, seed=2, insiders=40, mode=mode, warm_up_s=0.5, quiet_s=1.5, fuzz_s=20.0)
+    fuzz = ServerFuzz(plan, print)
+    await fuzz.run(tmp_path)
+    found = fuzz.summary()
+    assert found["messages"] >= MESSAGES
+    assert (found["tracebacks"], found["exit_status"]) == (0, 130)
+    assert set(found["sent"]) == {"HTTP/2 and below", "instead of a hello", "after the welcome"}
+    assert found["peak_rss_bytes"] <= memory_bound_bytes(found)
+    assert found["disk_bytes"] <= disk_bound_bytes(found)
+
+
+@pytest.mark.end_to_end
+async def test_clients_survive_malformed_messages_and_count_right(tmp_path: Path) -> None:
+    fuzz = ClientFuzz(MESSAGES, 2, print)
+    await fuzz.run(tmp_path)
+    found = fuzz.summary()
+    assert found["survives"]
+    assert (found["tracebacks"], found["wrong_in_ledgers"]) == (0, 0)
+    assert found["releases"] > 0
+    assert found["peak_rss_bytes"] <= MEMORY_TIMES_BASE * found["base_rss_bytes"]
+
+
+@pytest.mark.end_to_end
+async def test_unfinished_hellos_of_strangers_take_bounded_memory(tmp_path: Path) -> None:
+    """About 1.1 MB for each of the streams that may wait, of which gRPC has two copies for a moment."""
+    with ServerRun(tmp_path, hostile=500) as run:
+        base_bytes = run.footprint().rss_bytes
+        async with HalfMessages(run.port, connections=1, streams=400, message_bytes=1_100_000) as strangers:
+            async with asyncio.timeout(120):
+                while strangers.sent_bytes < 300e6:  # noqa: ASYNC110 - it has no event for that
+                    await asyncio.sleep(0.1)
+            peak_bytes = run.footprint().peak_rss_bytes
+    assert peak_bytes - base_bytes < 1.5 * MOST_WAITING * 1_100_000 + 50e6
+
+
+def test_a_summary_that_breaks_its_bounds_is_told() -> None:
+    server = {"messages": 10, "pace": 0.7, "tracebacks": 1, "exit_status": 1, "base_rss_bytes": 1}
+    client = {"wrong_in_ledgers": 1, "sound_jobs": 10, "sound_jobs_answered": 1, "base_rss_bytes": 1}
+    told = failures(
+        {"server": {**server, "disk_bytes": 10**9, "peak_rss_bytes": 1000}, "client": {**client, "peak_rss_bytes": 2}}
+    )
+    assert len(told) == 10

@@ -1,0 +1,164 @@
+"""Real runs that are interrupted or killed: what is saved, what is left, and how they go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pausefl_process.ending import ask_to_end
+from rigs.command import is_alive, query, rounds_in, run, synthetic
+from rigs.waiting import wait_for
+
+pytestmark = pytest.mark.end_to_end
+
+
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_the_first_interrupt_saves_everything(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], number: signal.Signals, clock: str
+) -> None:
+    options = "--run-dir", tmp_path / "run", "--set", f"experiment.clock={clock}"
+    process = background("run", synthetic(tmp_path, rounds=100_000), *options)
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 5, "five rounds")
+    os.kill(process.pid, number)
+    assert process.wait(30) == 130
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["stopped_because"] == f"stopped by {number.name}"
+    assert summary["rounds"] == rounds_in(tmp_path / "run") >= 5
+    assert (tmp_path / "run/report.html").exists() == (number == signal.SIGINT)
+
+
+def test_a_server_that_has_ended_is_asked_in_vain() -> None:
+    """A signal may come while the fleet ends what is left."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    ask_to_end(ended.pid, signal.SIGINT)
+
+
+def test_the_second_interrupt_ends_it_at_once(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    process = background("run", synthetic(tmp_path, rounds=5, train_s=60.0), "--run-dir", tmp_path / "run")
+    wait_for(lambda: len(list((tmp_path / "run/ledgers").glob("*.db"))) == 4, "four clients")
+    group = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGINT)
+    wait_for(lambda: b"finishing" in (tmp_path / "output").read_bytes(), "the first interrupt to be taken")
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(10) == 130
+    wait_for(lambda: not any(is_alive(child) for child in group), "every process to end", 10)
+
+
+@pytest.mark.timeout(400)  # it starts four fleets
+@pytest.mark.slow
+def test_an_interrupted_comparison_keeps_what_is_finished_and_goes_on(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Ctrl-C goes to every process. No further run begins, the table has what is finished, --resume repeats none."""
+    config, folder = synthetic(tmp_path, rounds=30, clients=2, m=1, train_s=0.05), tmp_path / "compared"
+    process = background("compare", config, "--policies", "random,all,ucb", "--run-dir", folder)
+    wait_for(lambda: rounds_in(folder / "all-seed1") >= 2, "the second run", 120, running=process)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130
+    assert f"go on with: pausefl compare --resume {folder}".encode() in (tmp_path / "output").read_bytes()
+    assert (folder / "comparison.json").exists()
+    assert not (folder / "ucb-seed1").exists()
+    first = (folder / "random-seed1/summary.json").read_bytes()
+    assert json.loads(first)["rounds"] == 30
+
+    resumed = run("compare", "--resume", folder, timeout_s=240)
+    assert resumed.returncode == 0, resumed.stderr
+    assert (folder / "random-seed1/summary.json").read_bytes() == first
+    assert [rounds_in(folder / f"{policy}-seed1") for policy in ("all", "ucb")] == [30, 30]
+    assert "runs have" not in json.loads((folder / "comparison.json").read_text())["warning"]
+
+
+def test_one_interrupt_ends_the_lingering_after_a_run(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """From the terminal it goes to every process, and the server hears of it from its parent as well."""
+    config, linger = synthetic(tmp_path), ["--set", "metrics.linger_s=3600"]
+    process = background("run", config, "--run-dir", tmp_path / "run", *linger)
+    wait_for((tmp_path / "run/summary.json").exists, "the results")
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) == 0
+    assert json.loads((tmp_path / "run/summary.json").read_text())["stopped_because"] == "all rounds done"
+    assert (tmp_path / "run/report.html").exists()
+
+
+def test_nothing_outlives_a_killed_parent(tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]) -> None:
+    process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 2, "two rounds")
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 5
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(is_alive(child) for child in family), "every process to end", 20)
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_is_resumed_to_the_same_selections(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Kill -9 in the middle, resume, and compare with a run that was left alone."""
+    config = synthetic(tmp_path, rounds=300)
+    arguments = ("--set", "selection.policy=random")
+    process = background("run", config, *arguments, "--run-dir", tmp_path / "run")
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 20, "twenty rounds")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert rounds_in(tmp_path / "run") < 300
+    resumed = run("run", "--resume", tmp_path / "run")
+    assert resumed.returncode == 0, resumed.stderr
+    whole = run("run", config, *arguments, "--run-dir", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    chosen = "SELECT round, chosen FROM rounds ORDER BY round"
+    assert query(tmp_path / "run", chosen) == query(tmp_path / "whole", chosen)
+    spent = "SELECT client_id, max(participation) FROM leakage GROUP BY 1"
+    ours, theirs = dict(query(tmp_path / "run", spent)), dict(query(tmp_path / "whole", spent))
+    # A release that was under way when everything died is charged, and never handed back.
+    assert all(theirs[c] <= ours[c] <= theirs[c] + 2 for c in theirs)
+
+
+@pytest.mark.slow
+def test_the_server_optimizer_goes_on_where_it_was(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Killed and resumed, the model is bit-equal to that of a run left alone: momentum and rule included."""
+    config = synthetic(tmp_path, rounds=200)
+    arguments = [
+        *("--set", "selection.policy=random", "--set", "privacy.enabled=false", "--set", "selection.m=3"),
+        *("--set", "aggregation.rule=median", "--set", "aggregation.optimizer.kind=fedyogi"),
+    ]
+    process = background("run", config, *arguments, "--run-dir", tmp_path / "run")
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 20, "twenty rounds")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert rounds_in(tmp_path / "run") < 200
+    for options in (("--resume", tmp_path / "run"), (config, *arguments, "--run-dir", tmp_path / "whole")):
+        done = run("run", *options)
+        assert done.returncode == 0, done.stderr
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "whole")]
+    assert models[0] == models[1]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_while_it_plays_rounds_again_has_not_ended(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Its summary was of the rounds that were taken back."""
+    folder = tmp_path / "run"
+    assert run("run", synthetic(tmp_path, rounds=2, clients=2, m=1, train_s=1.0), "--run-dir", folder).returncode == 0
+    process = background("run", "--resume", folder, "--back-to", 1)
+    wait_for(lambda: rounds_in(folder) == 1, "the last round to be taken back", running=process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (folder / "summary.json").exists()
+    assert run("run", "--resume", folder).returncode == 0
+    assert query(folder, "SELECT round, attempt FROM rounds ORDER BY round") == [(1, 1), (2, 2)]
+    assert json.loads((folder / "summary.json").read_text())["rounds"] == 2

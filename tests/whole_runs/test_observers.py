@@ -1,0 +1,251 @@
+"""Observers are told of a run's progress; those that fail, or take their time, cost the run nothing."""
+
+import asyncio
+import json
+import re
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pausefl
+from pausefl.runtime.observers import Observed, Observer, load_observers, observed
+from pausefl.runtime.observers.figures import figures
+from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent, RollCall, RoundCommitted, from_line
+from rigs.command import run, synthetic
+from rigs.waiting import wait_for
+
+SETTINGS = {"experiment": {"rounds": 3}}
+MODULE = """
+import pausefl
+
+
+class Noting(pausefl.Observer):
+    def begin(self, run_dir, settings):
+        self.path = run_dir / "noted.txt"
+
+    def on_event(self, event):
+        with self.path.open("a") as file:
+            print(event.kind, file=file)
+
+
+class Failing(pausefl.Observer):
+    def on_event(self, event):
+        raise LookupError("no such thing")
+"""
+
+
+def a_round(number: int) -> RoundCommitted:
+    return RoundCommitted(
+        *(number, 3, ("a",), 0.5, 0.5 * number, 1.0, 10.0, "vector", None, 1, 0, 2.0, 0.001, (), 0),
+    )
+
+
+class Recorder(Observer):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def begin(self, run_dir: Path, settings: Mapping[str, Mapping[str, Any]]) -> None:
+        self.told.append((run_dir.name, settings["experiment"]["rounds"]))
+
+    def on_event(self, event: ProgressEvent) -> None:
+        self.told.append(event)
+
+    def end(self) -> None:
+        self.told.append("end")
+
+
+class Stuck(Recorder):
+    """Takes for ever over its first event."""
+
+    def on_event(self, event: ProgressEvent) -> None:
+        del event
+        threading.Event().wait()
+
+
+class Failing(Recorder):
+    """Fails at the second event."""
+
+    error: BaseException = ValueError("no second\nround")
+
+    def on_event(self, event: ProgressEvent) -> None:
+        super().on_event(event)
+        if isinstance(event, RollCall) and event.round == 2:
+            raise self.error
+
+
+class Exiting(Failing):
+    """Would end its process at the second event."""
+
+    error = SystemExit(2)
+
+
+class Cancelled(Failing):
+    """Was cancelled at the second event, in an event loop of its own."""
+
+    error = asyncio.CancelledError()
+
+
+class Homeless(Observer):
+    def begin(self, run_dir: Path, settings: Mapping[str, Mapping[str, Any]]) -> None:
+        raise ValueError(f"nowhere in {run_dir.name} for {settings['experiment']['rounds']} rounds")
+
+
+class Deaf(Observer):
+    def begin(self, run_dir: Path) -> None:  # type: ignore[override] # on purpose
+        pass
+
+
+def unmakeable() -> Observer:
+    raise LookupError("no such thing")
+
+
+def test_every_observer_is_told_everything_in_order(tmp_path: Path) -> None:
+    shown: list[ProgressEvent] = []
+    both = Recorder(), Recorder()
+    with Observed(shown.append, both, tmp_path, SETTINGS) as seen:
+        for number in range(3):
+            seen.show(RollCall(number))
+    events = [RollCall(number) for number in range(3)]
+    assert shown == events
+    assert [each.told for each in both] == [[(tmp_path.name, 3), *events, "end"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("failing", "said"),
+    [
+        (Failing(), "Failing failed and is told nothing more: ValueError: no second round"),
+        (Exiting(), "Exiting failed and is told nothing more: SystemExit: 2"),
+        (Cancelled(), "Cancelled failed and is told nothing more: CancelledError"),
+    ],
+)
+def test_one_that_fails_is_told_nothing_more_and_complained_of_once(
+    failing: Failing, said: str, tmp_path: Path
+) -> None:
+    shown: list[ProgressEvent] = []
+    other = Recorder()
+    with Observed(shown.append, [failing, other], tmp_path, SETTINGS) as seen:
+        for number in range(1, 5):
+            seen.show(RollCall(number))
+    assert failing.told[-1] == RollCall(2)
+    assert other.told[-2:] == [RollCall(4), "end"]
+    (notice,) = (event.message for event in shown if isinstance(event, Notice))
+    assert re.fullmatch(rf"observer {said} \(.*test_observers\.py:\d+\)", notice)
+
+
+def test_one_that_takes_for_ever_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observed, "_END_WITHIN_S", 0.5)
+    shown: list[ProgressEvent] = []
+    stuck, other = Stuck(), Recorder()
+    with Observed(shown.append, [stuck, other], tmp_path, SETTINGS) as seen:
+        for number in range(1000):
+            seen.show(RollCall(number))
+        assert len(shown) == 1000
+        wait_for(lambda: other.told[-1] == RollCall(999), "the other observer to hear of all")
+    assert other.told[-1] == "end"
+    assert shown[1000:] == [Notice("observer Stuck is not done 0.5 s after the end, and is left alone")]
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("tensorbord", 'experiment.observers: "tensorbord": did you mean tensorboard?'),
+        ("nothing", 'must be one of mlflow, tensorboard, or "module:name"'),
+        ("no_such_module:Noting", "cannot be imported (ModuleNotFoundError: No module named 'no_such_module')"),
+        ("test_observers:unmakeable", '"test_observers:unmakeable": cannot be made: LookupError: no such thing ('),
+        (
+            "test_observers:Deaf",
+            'experiment.observers: "test_observers:Deaf": its `begin` must take (run_dir, settings);',
+        ),
+        ("builtins:dict", 'experiment.observers: "builtins:dict": makes no pausefl.Observer'),
+    ],
+)
+def test_what_is_no_observer_is_refused_in_one_line(name: str, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "test_observers", sys.modules[__name__])
+    with pytest.raises(pausefl.ConfigError) as refused:
+        load_observers([name])
+    assert complaint in str(refused.value)
+
+
+def test_an_observer_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pausefl.extras.find_spec", lambda _: None)
+    with pytest.raises(pausefl.ConfigError) as refused:
+        load_observers(["mlflow"])
+    assert str(refused.value) == 'mlflow: not installed; pip install "pausefl[mlflow]"'
+
+
+def test_a_regression_is_not_shown_as_a_classification() -> None:
+    event = ModelEvaluated(3, "test", 0.75, None, metric="R² (mean)")
+    assert figures(event) == {"R² _mean_/test": (3, 0.75)}
+
+
+def test_tensorboard_gets_a_scalar_a_figure(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    with Observed(lambda _: None, load_observers(["tensorboard"]), tmp_path, SETTINGS) as seen:
+        seen.show(a_round(1))
+        seen.show(ModelEvaluated(1, "test", 0.75, None))
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    data = file.read_bytes()
+    assert b"accuracy/test" in data
+    assert b"total_latency_s" in data
+    assert b"loss/test" not in data
+
+
+def test_mlflow_gets_parameters_metrics_and_the_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # its databases need more packages
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
+    with Observed(lambda _: None, load_observers(["mlflow"]), tmp_path, SETTINGS) as seen:
+        seen.show(a_round(1))
+        seen.show(a_round(2))
+    client = mlflow.MlflowClient()
+    (found,) = client.search_runs([client.get_experiment_by_name("pausefl").experiment_id])
+    assert found.data.params == {"experiment.rounds": "3"}
+    history = client.get_metric_history(found.info.run_id, "total_latency_s")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 0.5), (2, 1.0)]
+    assert found.info.status == "FAILED"  # it never said how it ended
+
+
+@pytest.mark.slow
+@pytest.mark.end_to_end
+def test_a_run_has_the_observers_it_names_and_prints_its_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "watching.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    observers = 'experiment.observers=["watching:Noting", "watching:Failing"]'
+    done = run("run", synthetic(tmp_path), "--run-dir", tmp_path / "run", "--json", "--set", observers)
+    assert done.returncode == 0, done.stderr
+    events = [from_line(line) for line in done.stdout.splitlines()]
+    shown = [event.kind for event in events if not isinstance(event, Notice)]
+    assert shown.pop() == "preparing"  # the report, once the run and its observers have ended
+    assert [kind for kind in (tmp_path / "run/noted.txt").read_text().split() if kind != "notice"] == shown
+    assert {"metrics", "waiting", "round", "finished"} <= set(shown)
+    complaints = [e.message for e in events if isinstance(e, Notice) and "observer" in e.message]
+    place = f"{tmp_path / 'watching.py'}:16"
+    assert complaints == [f"observer Failing failed and is told nothing more: LookupError: no such thing ({place})"]
+    assert "report:" in done.stderr
+    assert json.loads((tmp_path / "run/summary.json").read_text())["outcome"] == "completed"
+
+
+@pytest.mark.end_to_end
+def test_the_log_of_a_run_that_shows_nothing_tells_of_an_observer_that_failed(tmp_path: Path) -> None:
+    """It was told to the display alone, and several runs at a time have none."""
+    experiment = pausefl.load(synthetic(tmp_path, rounds=3), {"experiment.clock": "virtual"})
+    pausefl.run(experiment, tmp_path / "run", progress=False, observers=[Homeless()])
+    log = (tmp_path / "run/server.log").read_text("utf-8")
+    assert "WARNING observer Homeless failed and is told nothing more: ValueError: nowhere in run for 3 rounds (" in log
+
+
+@pytest.mark.end_to_end
+def test_a_quiet_run_prints_its_result_alone(tmp_path: Path) -> None:
+    done = run("run", synthetic(tmp_path, rounds=3), "--run-dir", tmp_path / "run", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert "round 1/3" not in done.stdout
+    assert "all rounds done" in done.stdout
+    assert "live page" not in done.stdout + done.stderr

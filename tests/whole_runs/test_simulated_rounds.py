@@ -1,0 +1,164 @@
+"""When a simulated round ends, and what it takes: as a run's do on the virtual clock."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pausefl
+from pausefl.experiment.delay_laws import Constant, Schedule, published_halves
+from pausefl.experiment.server_records import selected_policy
+from pausefl.runtime.plan import plan_of
+from pausefl.runtime.virtual.process import play_virtually
+from pausefl.studies.simulation.engine import Setting, is_compiled, server_of, simulate, simulate_pause
+from pausefl.studies.simulation.outputs import setting_of
+from pausefl_proto.budget import Budget
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.pause import Pause
+from rigs.federation import log_of
+
+ROUNDS = 6
+# Every client takes as long in every round, in a run and in a simulation: only when rounds end is compared.
+STEADY = {
+    "experiment.rounds": ROUNDS,
+    "experiment.clock": "virtual",
+    "metrics.enabled": False,
+    "privacy.enabled": False,
+    "clients.count": 6,
+    "selection.policy": "all",
+    "selection.m": 3,
+    "workload.model": "synthetic",
+    "latency.signal": "round_trip",
+    "latency.time_scale": 1.0,
+    "latency.delay": {"kind": "constant", "value_s": {"kind": "lognormal", "mean_s": 0.8, "sd_s": 0.6}},
+}
+TRAINED = {"workload.training_time": {"kind": "constant", "value_s": {"kind": "lognormal", "mean_s": 1.0, "sd_s": 1.0}}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="all are waited for"),
+        pytest.param({"selection.over_selection": 0.5}, id="over-selection"),
+        pytest.param({"server.quorum": 0.5}, id="quorum"),
+        pytest.param({"selection.over_selection": 0.5, "server.quorum": 0.7}, id="both"),
+        pytest.param({"server.round_timeout_s": 1.0}, id="deadline"),
+        pytest.param({"server.round_timeout_s": 1.0, "server.quorum": 0.5}, id="deadline and quorum"),
+        pytest.param(TRAINED, id="training"),
+        pytest.param({**TRAINED, "latency.time_scale": 0.25, "server.quorum": 0.7}, id="training, scaled"),
+        pytest.param({**TRAINED, "latency.signal": "communication", "server.quorum": 0.7}, id="communication"),
+        pytest.param({**TRAINED, "latency.mode": "total", "server.quorum": 0.5}, id="total"),
+        pytest.param({"workload.train_s": 0.4}, id="synthetic training"),
+    ],
+)
+def test_a_simulated_round_ends_as_a_runs(changes: Mapping[str, Any], tmp_path: Path) -> None:
+    experiment = pausefl.load("demo", {**STEADY, "server.rest_rounds_max": 0, **changes})
+    play_virtually(plan_of(experiment, "run"), tmp_path, lambda _: None)
+    run_s = np.cumsum([record.round_latency_s for record in log_of(tmp_path)])
+    result = simulate(selected_policy(experiment.selection), setting_of(experiment), ROUNDS)
+    assert result.total_latency_s == pytest.approx(run_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("over_selection", [0.0, 0.25])
+def test_budgets_end_a_simulation_in_the_round_in_which_they_end_a_run(over_selection: float, tmp_path: Path) -> None:
+    """Once fewer clients may release than a round takes, not when the last of them has retired."""
+    budgets = {
+        "experiment.rounds": 40,
+        "privacy.eta": 0.5,
+        "privacy.epsilon_budget": 100.0,
+        "privacy.epsilon_floor": 1.5,  # seven releases
+        "selection.policy": "pause",
+        "selection.m": 4,
+        "selection.over_selection": over_selection,
+    }
+    experiment = pausefl.load("demo", {**STEADY, "privacy.enabled": True, **budgets})
+    play_virtually(plan_of(experiment, "run"), tmp_path, lambda _: None)
+    result = simulate(selected_policy(experiment.selection), setting_of(experiment), 40)
+    assert result.round[-1] == len(log_of(tmp_path)) < 40
+    assert result.chosen.min() < 7, "some could still release"
+
+
+def test_stated_steps_take_their_time(tmp_path: Path) -> None:
+    """However many a client's examples need, `workload.max_steps` at most."""
+    steps = {"workload.model": "mlp", "workload.examples": 600, "workload.epochs": 1, "workload.step_s": 0.1}
+    setting, most = (
+        setting_of(pausefl.load("demo", {**STEADY, **steps, "workload.max_steps": limit})) for limit in (100, 3)
+    )
+    assert {c: law.mean_s for c, law in setting.training.items()} == pytest.approx(
+        {c: 0.1 * -(-n // 20) for c, n in setting.examples.items()}
+    )
+    assert [law.mean_s for law in most.training.values()] == pytest.approx([0.3] * 6)
+
+
+def steady(**changes: Any) -> Setting:
+    """Four clients that take 1, 2, 3 and 4 s."""
+    ids = [f"client-{k}" for k in range(4)]
+    laws = {client_id: Constant(k + 1.0) for k, client_id in enumerate(ids)}
+    setting = Setting(laws, dict.fromkeys(ids, 100), server_of(0.05, Budget(100.0, 0.04)))
+    of_setting = {name: changes.pop(name) for name in ("training", "mode") if name in changes}
+    return dataclasses.replace(setting, server=dataclasses.replace(setting.server, **changes), **of_setting)
+
+
+def test_clients_that_are_not_needed_are_charged_and_neither_rest_nor_miss() -> None:
+    result = simulate(All(4), steady(quorum=0.5), 10)
+    assert result.total_latency_s.tolist() == pytest.approx([2.0 * t for t in range(1, 11)])
+    assert result.chosen.tolist() == [10] * 4, "nobody rests"
+    assert result.missed is None
+    assert result.max_epsilon_spent[-1] == pytest.approx(Budget(100.0, 0.04).spent(10))
+
+
+@pytest.mark.parametrize("deadline_s", [2.5, 3.0])
+def test_after_the_deadline_nobody_is_unneeded(deadline_s: float) -> None:
+    """An answer that comes just then is too late, as on the server."""
+    result = simulate(All(4), steady(quorum=0.75, round_timeout_s=deadline_s, rest_rounds_max=0), 10)
+    assert result.total_latency_s[-1] == pytest.approx(10 * deadline_s)
+    assert result.missed is not None
+    assert result.missed.tolist() == [0, 0, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("changes", "came_s", "latency_s"),
+    [
+        ({}, [5.0, 6.0, 7.0, 8.0], [2.0, 3.0, 4.0, 5.0]),
+        ({"signal": "communication"}, [5.0, 6.0, 7.0, 8.0], [1.0, 2.0, 3.0, 4.0]),
+        ({"mode": "total"}, [4.0, 5.0, 6.0, 7.0], [1.0, 2.0, 3.0, 4.0]),
+        ({"mode": "total", "signal": "communication"}, [4.0, 5.0, 6.0, 7.0], [0.0, 1.0, 2.0, 3.0]),
+    ],
+)
+def test_training_of_a_second_takes_four_of_delays_of_a_quarter(
+    changes: dict[str, Any], came_s: list[float], latency_s: list[float]
+) -> None:
+    setting = steady(time_scale=0.25, **changes)
+    ((came, latency),) = dataclasses.replace(setting, training=dict.fromkeys(setting.laws, Constant(1.0))).answers_s(1)
+    assert (came[0].tolist(), latency[0].tolist()) == (came_s, latency_s)
+
+
+def test_a_derived_deadline_is_one_of_real_seconds() -> None:
+    """Three times the 5 s that the slow client took in round 1: 30 s of delays that pass in half the time."""
+    setting = steady(round_timeout_s=None, time_scale=0.5)
+    laws = {**setting.laws, "client-3": Schedule((1, 2), (Constant(10.0), Constant(45.0)))}
+    result = simulate(All(4), dataclasses.replace(setting, laws=laws), 2, with_regret=False)
+    assert result.total_latency_s.tolist() == [10.0, 10.0 + 30.0]
+    assert result.missed is not None
+    assert result.missed.tolist() == [0, 0, 0, 1]
+    assert setting.least_wait_s == 10.0 / 0.5
+
+
+def test_a_policy_learns_from_those_in_time_alone() -> None:
+    """One that needs three of five waits less, though all five are as before."""
+    ids = [f"client-{k:02}" for k in range(10)]
+    laws, examples = dict(zip(ids, published_halves(10), strict=True)), dict.fromkeys(ids, 100)
+    settings = [Setting(laws, examples, server_of(0.05, spare=n)) for n in (0, 2)]
+    plain, spared = (simulate(Pause(5), setting, 200, with_regret=False) for setting in settings)
+    assert spared.total_latency_s[-1] < 0.9 * plain.total_latency_s[-1]
+
+
+@pytest.mark.parametrize("changes", [{"spare": 1}, {"quorum": 0.5}, {"training": {"client-0": Constant(1.0)}}])
+def test_rounds_that_end_early_or_train_are_not_compiled(changes: dict[str, Any]) -> None:
+    assert is_compiled(Pause(2), steady())
+    assert not is_compiled(Pause(2), steady(**changes))
+    with pytest.raises(ValueError, match="is compiled"):
+        simulate_pause(Pause(2), steady(**changes), 5)

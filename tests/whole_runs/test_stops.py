@@ -1,0 +1,58 @@
+"""What stops and sleeps of real processes touched is marked, and nothing else; the virtual clock knows none."""
+
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from rigs.waiting import wait_for
+from stops.play import play, stops
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.realtime]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler to make a machine seem to sleep")
+async def test_what_a_stop_or_a_sleep_touched_is_marked_and_nothing_else(tmp_path: Path) -> None:
+    """One of each of the server, of a client and of both at once; `python tests/stops` plays a hundred."""
+    *struck, total = await play(stops(6, seed=1, shortest_s=0.4, longest_s=2.0), 1, tmp_path, is_patient=True)
+    assert sum(stop["touched"] for stop in struck) >= 3
+    assert [stop for stop in struck if stop["missed"]] == []
+    assert (total["wrongly marked"], total["rejected"]) == ([], 0)
+
+
+def test_a_stop_leaves_no_mark_on_the_virtual_clock(tmp_path: Path) -> None:
+    sets = ("workload.model=synthetic", "clients.count=4", "selection.m=2", "experiment.rounds=2000")
+    options = [word for key in sets for word in ("--set", key)]
+    command = (
+        sys.executable,
+        "-m",
+        "pausefl",
+        "run",
+        "demo",
+        "--virtual",
+        "--run-dir",
+        str(tmp_path / "run"),
+        *options,
+    )
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    for rounds in (0, 100):
+        wait_for(lambda: count(tmp_path, "rounds") > rounds, "a round", running=run)  # noqa: B023 - called at once
+        run.send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        run.send_signal(signal.SIGCONT)
+    _, errors = run.communicate(timeout=120)
+    assert run.returncode == 0, errors
+    assert count(tmp_path, "rounds") == 2000
+    assert [count(tmp_path, view) for view in ("suspect_rounds", "suspect_observations")] == [0, 0]
+
+
+def count(folder: Path, view: str) -> int:
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{folder}/run/run.db?mode=ro", uri=True)) as database:
+        return int(database.execute(f"SELECT count(*) FROM {view}").fetchone()[0])
+    return 0

@@ -1,0 +1,433 @@
+"""Whole runs on the virtual clock: exact, repeatable, and as they would be on the real one."""
+
+import itertools
+import json
+import math
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import psutil
+import pytest
+
+import pausefl
+from benchmarks.own.twin import changed_choices, compared, median_residual_s
+from pausefl.runtime.client.plan import TrainingPlan, client_plan
+from pausefl.runtime.plan import plan_of
+from pausefl.runtime.run import run_experiment
+from pausefl.runtime.run_dir import SHARED_STEPS
+from pausefl.runtime.virtual import steps
+from pausefl.runtime.virtual.process import play_virtually
+from pausefl.studies.campaign import Plan, begin
+from pausefl_process.events import ProgressEvent, RoundCommitted
+from pausefl_server.records import RoundRecord
+from rigs.command import rounds_in
+from rigs.disks import full_disk
+from rigs.federation import log_of
+from rigs.waiting import wait_for
+
+SYNTHETIC = {
+    "experiment.rounds": 12,
+    "clients.count": 6,
+    "selection.m": 3,
+    "workload.model": "synthetic",
+    "latency.time_scale": 1.0,
+    "privacy.reproducible_noise": True,
+}
+TRAINING = {
+    "experiment.rounds": 6,
+    "clients.count": 5,
+    "selection.m": 2,
+    "workload.epochs": 1,
+    "workload.max_steps": 3,
+    "workload.step_s": 0.25,
+    "privacy.reproducible_noise": True,
+}
+
+ASYNCHRONOUS = {"server.mode": "asynchronous", "asynchronous.concurrency": 3, "asynchronous.buffer": 2}
+
+
+def play(folder: Path, overrides: Mapping[str, Any]) -> list[RoundRecord]:
+    """The log of the demo, played on the virtual clock in this process."""
+    experiment = pausefl.load("demo", {"experiment.clock": "virtual", "metrics.enabled": False, **overrides})
+    folder.mkdir(exist_ok=True)
+    play_virtually(plan_of(experiment, folder.name), folder, _ignore)
+    return log_of(folder)
+
+
+def _ignore(_: ProgressEvent) -> None:
+    pass
+
+
+def tables(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """All of a run's log but what names this very run."""
+    with closing(sqlite3.connect(folder / "run.db")) as database:
+        names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {n: database.execute(f"SELECT * FROM {n}").fetchall() for n in names if n not in ("meta", "seals")}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(SYNTHETIC, id="synthetic"),
+        pytest.param(TRAINING, id="training"),
+        pytest.param({**TRAINING, "selection.policy": "sa-pause"}, id="sa-pause"),
+        pytest.param({**TRAINING, "clients.batched": "on", "selection.m": 3}, id="batched"),
+        pytest.param({**TRAINING, "selection.over_selection": 0.5, "server.late": "buffer"}, id="over-selection"),
+        pytest.param({**TRAINING, **ASYNCHRONOUS}, id="asynchronous"),
+    ],
+)
+def test_the_same_seed_gives_the_same_log_twice(overrides: dict[str, Any], tmp_path: Path) -> None:
+    play(tmp_path / "one", overrides)
+    play(tmp_path / "other", overrides)
+    assert tables(tmp_path / "one") == tables(tmp_path / "other")
+    assert tables(tmp_path / "one")["rounds"]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+def test_a_run_that_goes_on_is_to_the_last_digit_the_one_that_was_not_interrupted(scale: float, tmp_path: Path) -> None:
+    """Its clock began at 0 again, where differences of times are rounded otherwise."""
+    overrides = {**SYNTHETIC, "latency.time_scale": scale}
+    for rounds in (5, 12):
+        play(tmp_path / "twice", {**overrides, "experiment.rounds": rounds})
+    whole, twice = play(tmp_path / "whole", overrides), log_of(tmp_path / "twice")
+    assert [replace(record, events=()) for record in twice] == [replace(record, events=()) for record in whole]
+
+
+@pytest.mark.slow
+@pytest.mark.end_to_end
+def test_an_interrupted_private_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """The jobs of an open round were charged, so that the policy chose others when the round was played again."""
+    experiment = pausefl.load("demo", {"experiment.clock": "virtual", **SYNTHETIC, "experiment.rounds": 60})
+    for name, ends in (("whole", ()), ("cut", (5, 17))):
+        for end in (*ends, 60):
+            stop = Event()
+            view = _Stopping(stop, end)
+            run_experiment(experiment, tmp_path / name, view, resume=True, has_report=False, stop=stop)
+    logs = [[replace(record, events=()) for record in log_of(tmp_path / name)] for name in ("whole", "cut")]
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.end_to_end
+def test_a_scheduler_that_asks_all_processes_of_a_run_to_end_is_heard_once(
+    background: Callable[..., "subprocess.Popen[bytes]"], tmp_path: Path
+) -> None:
+    """The process that plays was asked by its parent as well, and took that for a second signal, which ends at once."""
+    keys = {"experiment.rounds": 1_000_000, "workload.model": "synthetic"}
+    words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+    process = background("run", "demo", "--virtual", *words, "--run-dir", tmp_path / "run")
+    wait_for(lambda: rounds_in(tmp_path / "run"), "rounds", running=process)
+    others = psutil.Process(process.pid).children(recursive=True)
+    for one in others:
+        one.send_signal(signal.SIGUSR2)  # as Slurm does before a job's time is over
+    for one in (psutil.Process(process.pid), *others):
+        one.terminate()
+    process.wait(60)
+    assert json.loads((tmp_path / "run/summary.json").read_text("utf-8"))["outcome"] == "interrupted"
+
+
+@dataclass
+class _Stopping:
+    """Ends a run some time after so many rounds."""
+
+    stop: Event
+    rounds: int
+
+    def show(self, event: ProgressEvent) -> None:
+        if isinstance(event, RoundCommitted) and event.round >= self.rounds:
+            self.stop.set()
+
+
+def test_an_exchange_takes_what_was_drawn_and_stated_and_nothing_else(tmp_path: Path) -> None:
+    rounds = play(tmp_path / "run", {**TRAINING, "latency.signal": "round_trip", "latency.time_scale": 1.0})
+    for observation in (o for record in rounds for o in record.observations):
+        drawn_s = observation.drawn_down_s + observation.drawn_up_s
+        assert observation.latency_s == pytest.approx(drawn_s + 3 * 0.25, abs=1e-6)
+        assert observation.timing.train_s == pytest.approx(3 * 0.25, abs=1e-6)
+    ends_s = [record.wall_clock_s for record in rounds]
+    begins_s = [0.0, *ends_s[:-1]]
+    for record, begin_s, end_s in zip(rounds, begins_s, ends_s, strict=True):
+        assert end_s - begin_s == pytest.approx(record.round_latency_s, abs=1e-6)
+
+
+def test_with_equal_delays_steps_are_taken_when_a_queue_of_c_servers_is_done(tmp_path: Path) -> None:
+    """C jobs begin at once and each takes d; the n-th arrival is at d ceil(n/C), and every K-th makes a step."""
+    delay = {"kind": "constant", "value_s": 0.25}
+    overrides = {"latency.delay": delay, "latency.tau_min_s": 0.1, "privacy.enabled": False, **ASYNCHRONOUS}
+    steps = play(tmp_path / "run", {**SYNTHETIC, **overrides, "selection.policy": "random"})
+    taken_s = [0.25 * math.ceil(2 * n / 3) for n in range(1, 13)]
+    assert [step.elapsed_s for step in steps] == pytest.approx(taken_s, abs=1e-6)
+    summary = json.loads((tmp_path / "run/summary.json").read_text("utf-8"))
+    assert summary["elapsed_s"] == pytest.approx(taken_s[-1])
+    assert summary["clients_at_work"] == pytest.approx(3.0)
+    assert summary["idle_share"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_training_takes_the_time_of_its_law(tmp_path: Path) -> None:
+    law = {"kind": "constant", "value_s": 1.25}
+    rounds = play(tmp_path / "run", {**SYNTHETIC, "workload.training_time": law})
+    trained_s = [o.timing.train_s for record in rounds for o in record.observations]
+    assert trained_s == pytest.approx([1.25] * len(trained_s), abs=1e-6)
+
+
+def test_a_slow_device_is_slow_in_virtual_time_too(tmp_path: Path) -> None:
+    groups = {"slow": {"count": 3, "behaviours": [{"kind": "slow-device", "factor": 4.0}]}, "quick": {"count": 3}}
+    rounds = play(
+        tmp_path / "run",
+        {**SYNTHETIC, "clients.groups": groups, "workload.train_s": 0.5, "selection.policy": "all", "selection.m": 6},
+    )
+    for observation in (o for record in rounds for o in record.observations):
+        expected_s = 2.0 if observation.client_id.startswith("slow") else 0.5
+        assert observation.timing.train_s == pytest.approx(expected_s, abs=1e-6)
+
+
+def test_a_round_ends_at_its_deadline(tmp_path: Path) -> None:
+    """One client trains for an hour; the others' rounds last as long as the deadline, exactly."""
+    groups = {"late": {"count": 1, "behaviours": [{"kind": "slow-device", "factor": 36_000.0}]}, "quick": {"count": 2}}
+    overrides = {
+        **SYNTHETIC,
+        "experiment.rounds": 2,
+        "clients.count": 3,
+        "clients.groups": groups,
+        "workload.train_s": 0.1,
+        "selection.policy": "all",
+        "server.round_timeout_s": 20.0,
+        "server.rest_rounds_max": 0,
+    }
+    rounds = play(tmp_path / "run", overrides)
+    assert [[miss.client_id for miss in record.misses] for record in rounds] == [["late-000"], ["late-000"]]
+    assert [record.round_latency_s for record in rounds] == [pytest.approx(20.0)] * 2
+    assert rounds[-1].wall_clock_s == pytest.approx(40.0)
+
+
+def test_a_job_withdrawn_while_it_trains_is_not_charged(tmp_path: Path) -> None:
+    """Over-selection: the slowest of three is not needed, and is told so long before its training ends."""
+    groups = {"late": {"count": 1, "behaviours": [{"kind": "slow-device", "factor": 1000.0}]}, "quick": {"count": 2}}
+    overrides = {
+        **SYNTHETIC,
+        "experiment.rounds": 4,
+        "clients.count": 3,
+        "clients.groups": groups,
+        "workload.train_s": 0.1,
+        "selection.policy": "random",
+        "selection.m": 2,
+        "selection.over_selection": 0.5,
+    }
+    rounds = play(tmp_path / "run", overrides)
+    assert {len(record.observations) for record in rounds} == {2}
+    with closing(sqlite3.connect(next((tmp_path / "run/ledgers").glob("late-000*.db")))) as ledger:
+        assert ledger.execute("SELECT count(*) FROM releases").fetchone() == (0,)
+
+
+def test_clients_come_and_go_with_the_rounds(tmp_path: Path) -> None:
+    groups = {
+        "here": {"count": 2},
+        "later": {"count": 2, "join_round": 4},
+        "gone": {"count": 2, "leave_round": 6, "leave": "kill"},
+    }
+    overrides = {**SYNTHETIC, "clients.groups": groups, "selection.policy": "all", "clients.minimum": 2}
+    rounds = play(tmp_path / "run", overrides)
+    seen = [{c.partition("-")[0] for c in record.chosen} for record in rounds]
+    assert seen == [{"here", "gone"}] * 3 + [{"here", "gone", "later"}] * 2 + [{"here", "later"}] * 7
+
+
+@pytest.mark.slow
+def test_a_client_that_is_away_when_the_run_ends_does_not_make_it_fail(tmp_path: Path) -> None:
+    """Its last updates were rejected so often that it rests; when it comes back no server listens."""
+    groups = {"clients.groups.honest.count": 2, "clients.groups.loud.count": 1}
+    loud = {"clients.groups.loud.behaviours": [{"kind": "scaled-update", "factor": 3e38}]}
+    open_run = {"clients.count": 3, "privacy.enabled": False, "latency.delay.kind": "none", "experiment.rounds": 9}
+    log = play(tmp_path / "run", {**SYNTHETIC, **groups, **loud, **open_run})
+    assert len(log) == 9
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["outcome"], summary["rejected_updates"]) == ("completed", 9)
+
+
+def test_a_run_in_a_process_of_its_own_is_the_same(tmp_path: Path) -> None:
+    overrides = {"experiment.clock": "virtual", **TRAINING, "workload.optimizer": "sgd"}
+    run = pausefl.run(pausefl.load("demo", overrides), tmp_path / "run", progress=False)
+    assert run.summary["clock"] == "virtual"
+    assert run.summary["rounds"] == TRAINING["experiment.rounds"]
+    assert run.summary["final_accuracy"] is not None
+    assert "virtual seconds" in (tmp_path / "run/report.html").read_text("utf-8")
+    assert play(tmp_path / "again", overrides) == log_of(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.end_to_end
+def test_the_real_clock_plays_the_same_rounds(tmp_path: Path) -> None:
+    """Joins, departures, a job that misses its deadline, over-selection: the same clients, the same misses."""
+    groups = {
+        "here": {"count": 3},
+        "later": {"count": 1, "join_round": 3},
+        "gone": {"count": 1, "leave_round": 4},
+        "late": {"count": 1, "behaviours": [{"kind": "slow-device", "factor": 1000.0}]},
+    }
+    overrides = {
+        **SYNTHETIC,
+        "experiment.rounds": 5,
+        "metrics.enabled": False,
+        "clients.groups": groups,
+        "clients.minimum": 5,
+        "selection.policy": "random",
+        "workload.train_s": 0.02,
+        "latency.time_scale": 0.01,
+        "server.round_timeout_s": 5.0,
+        "server.rest_rounds_max": 0,
+    }
+    virtual = play(tmp_path / "virtual", overrides)
+    pausefl.run(pausefl.load("demo", overrides), tmp_path / "real", progress=False)
+    real = log_of(tmp_path / "real")
+    assert [record.chosen for record in real] == [record.chosen for record in virtual]
+    missed = [[miss.client_id for miss in record.misses] for record in virtual]
+    assert [[miss.client_id for miss in record.misses] for record in real] == missed
+    assert ["late-000"] in missed
+    assert compared(real, virtual, 0.0)["same_sets"] == 5
+
+
+def test_a_log_is_its_own_twin(tmp_path: Path) -> None:
+    rounds = play(tmp_path / "run", SYNTHETIC)
+    found = compared(rounds, rounds, 0.0)
+    assert found["same_sets"] == found["rounds"] == 12
+    assert found["exchanges"] == sum(len(record.observations) for record in rounds)
+    assert found["residual_p100_ms"] == 0
+    assert sum(found[f"{part}_ms"] for part in ("wire", "queue", "train", "privatise", "link")) == 0
+
+
+def test_virtual_latencies_change_no_choice_of_a_virtual_log(tmp_path: Path) -> None:
+    overrides = {
+        **SYNTHETIC,
+        "experiment.clock": "virtual",
+        "latency.signal": "round_trip",
+        "selection.policy": "pause",
+    }
+    rounds = play(tmp_path / "run", overrides)
+    experiment = pausefl.load("demo", overrides)
+    assert changed_choices(experiment, rounds, rounds) == {"changed_choices": 0, "changed_gap_max": 0.0}
+
+    slowed = [
+        replace(record, observations=tuple(replace(o, drawn_up_s=10.0 * i) for i, o in enumerate(record.observations)))
+        for record in rounds
+    ]
+    found = changed_choices(experiment, slowed, rounds)
+    assert found["changed_choices"] > 0
+    assert found["changed_gap_max"] > 0
+
+
+def test_the_error_of_a_latency_leaves_out_what_an_undelayed_exchange_takes(tmp_path: Path) -> None:
+    rounds = play(tmp_path / "run", SYNTHETIC)
+    slower = [
+        replace(
+            record,
+            observations=tuple(
+                replace(o, timing=replace(o.timing, round_trip_s=o.timing.round_trip_s + 0.25))
+                for o in record.observations
+            ),
+        )
+        for record in rounds
+    ]
+    assert median_residual_s(slower, rounds) == pytest.approx(0.25)
+    found = compared(slower, rounds, 0.2)
+    assert found["residual_p50_ms"] == pytest.approx(250)
+    assert found["error_p50_ms"] == pytest.approx(50)
+
+
+def test_a_step_that_is_not_stated_is_measured_once(tmp_path: Path) -> None:
+    overrides = {key: value for key, value in TRAINING.items() if key != "workload.step_s"}
+    rounds = play(tmp_path / "run", {**overrides, "experiment.rounds": 2})
+    (step_s,) = {round(o.timing.train_s / 3, 9) for record in rounds for o in record.observations}
+    assert (tmp_path / "run/step.json").read_text("utf-8") == f'{{"step_s": {step_s}}}\n'
+    play(tmp_path / "run", {**overrides, "experiment.rounds": 3})
+    later = log_of(tmp_path / "run")[-1]
+    assert {round(o.timing.train_s / 3, 9) for o in later.observations} == {step_s}
+
+
+CHANGED_STEPS: dict[str, dict[str, Any]] = {
+    "large batches": {"workload.batch_size": 64},
+    "fedprox": {"workload.proximal_mu": 0.1},
+    "another optimizer": {"workload.optimizer_options": {"weight_decay": 0.1}},
+}
+
+
+def unstated(changes: dict[str, Any]) -> TrainingPlan:
+    """The plan of an experiment that does not say what a step takes."""
+    overrides = {key: value for key, value in TRAINING.items() if key != "workload.step_s"}
+    return client_plan(pausefl.load("demo", {"experiment.clock": "virtual", **overrides, **changes})).training
+
+
+@pytest.fixture
+def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A campaign's folder, in which steps are measured one after the other as 1 s, 2 s and so on."""
+    measured = itertools.count(1.0)
+    monkeypatch.setattr(steps, "_measured_step_s", lambda _: next(measured))
+    begin(tmp_path, Plan("compare", "", {}))
+    return tmp_path
+
+
+def test_the_runs_of_a_campaign_that_train_alike_have_the_same_step(campaign: Path) -> None:
+    """Also where their folders lie one deeper."""
+    found = {}
+    for name, changes in {"one": {}, "runs/other": {"experiment.seed": 2}, **CHANGED_STEPS}.items():
+        (campaign / name).mkdir(parents=True)
+        found[name] = steps.with_step_time(unstated(changes), campaign / name).workload.step_s
+    assert found == {"one": 1, "runs/other": 1, "large batches": 2, "fedprox": 3, "another optimizer": 4}
+
+
+def test_a_shared_step_survives_a_disk_that_takes_no_other(campaign: Path) -> None:
+    """The file was written over: torn, it ended every later run of the campaign."""
+    for name in ("one", "large"):
+        (campaign / name).mkdir()
+    assert steps.with_step_time(unstated({}), campaign / "one").workload.step_s == 1
+    shared = campaign / SHARED_STEPS
+    before = shared.read_text("utf-8")
+    with full_disk(len(before) + 10), pytest.raises(OSError, match="File too large"):
+        steps.with_step_time(unstated(CHANGED_STEPS["large batches"]), campaign / "large")
+    assert shared.read_text("utf-8") == before
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        {"kind": "local-epochs", "choices": [40]},
+        {"kind": "slow-device", "factor": 40.0},
+        {"kind": "dropout", "probability": 1.0},
+    ],
+)
+def test_a_step_is_that_of_an_honest_device(behaviour: dict[str, Any], tmp_path: Path) -> None:
+    """The first client's behaviours change its own rounds, not the step that all devices have."""
+    groups = {"first": {"count": 1, "behaviours": [behaviour]}, "plain": {"count": 4}}
+    overrides = {key: value for key, value in TRAINING.items() if key != "workload.step_s"}
+    overrides["workload.max_steps"] = 1000
+    steps_s = []
+    for name, changes in (("with", {"clients.groups": groups}), ("without", {})):
+        play(tmp_path / name, {**overrides, "experiment.rounds": 1, **changes})
+        steps_s.append(json.loads((tmp_path / name / "step.json").read_text("utf-8"))["step_s"])
+    assert steps_s[0] < 10 * steps_s[1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"latency.injection": "netem", "clients.per_process": 1}, 'goes without latency.injection = "netem"'),
+        ({"metrics.client_port": 0}, "goes without metrics.client_port = 0"),
+        ({"evaluation.address": "there:1"}, 'goes without evaluation.address = "there:1"'),
+        ({"tls.certificate": "a.pem", "tls.key": "a.key"}, 'goes without tls.certificate = "a.pem"'),
+        ({"tls.ca": "ca.pem"}, 'goes without tls.ca = "ca.pem"'),
+        ({"tls.ca": "ca.pem", "admission.by_certificate": True}, 'goes without tls.ca = "ca.pem"'),
+        ({"admission.tokens": "tokens.txt"}, 'goes without admission.tokens = "tokens.txt"'),
+        ({"workload.step_s": 1.0, "workload.training_time": {"kind": "constant", "value_s": 1.0}}, "states the same"),
+        ({"workload.training_time": {"kind": "normal", "mean_s": 0.0, "sd_s": 1.0}}, "workload.training_time"),
+        ({"workload.model": "synthetic", "workload.step_s": 1.0}, "takes no steps"),
+    ],
+)
+def test_what_the_virtual_clock_cannot_play_is_refused_in_one_line(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(pausefl.ConfigError) as caught:
+        pausefl.load("demo", {"experiment.clock": "virtual", **overrides})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,135 @@
+"""The benchmarks against other systems: what is played and measured, and the tables of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from benchmarks import tables
+from benchmarks.environments import SYSTEMS
+from benchmarks.measuring import PlayError, play
+from benchmarks.plan import CELLS, TRAINING, Turn, Window, turns
+from benchmarks.results import Results
+from benchmarks.small_mnist import write_data
+from benchmarks.systems.local_training import LocalTraining, accuracy, first_model
+from benchmarks.systems.pausefl_itself import experiment_of
+from benchmarks.systems.task import Task
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.torch_trainers import make_torch_trainers
+from pausefl_proto.errors import ConfigError
+from rigs.command import command_line
+
+SHORT = Window(warm_up=1, warm_up_s=0.0, seconds=0.1, rounds_min=2, within_s=60.0)
+CELL = "10 clients, 4 kB"
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("name", ["sockets", "pausefl"])
+def test_a_play_is_measured_and_leaves_no_process_behind(name: str) -> None:
+    found = play(SYSTEMS[name], Task(clients=3, per_round=2, model_bytes=4000), SHORT)
+    assert found["rounds"] >= 2
+    assert 0 < found["round_s"] < 10
+    assert found["cpu_s"] >= 0
+    assert found["peak_rss_bytes"] > found["pss_bytes"] > 4 * 5_000_000, "server and three clients at least"
+    assert [p for p in psutil.Process().children(recursive=True) if "benchmarks.systems" in command_line(p)] == []
+
+
+def test_the_training_beside_pausefl_takes_the_same_steps(tmp_path: Path) -> None:
+    """With one batch a round nothing is left to chance: the same net, data, optimizer and its state."""
+    overrides = ["workload.dataset=digits", "workload.examples=300", "clients.count=10", "workload.batch_size=100"]
+    write_data(tmp_path, overrides)
+    task = Task(10, 5, 0, data=str(tmp_path), seed=7)  # split and first model stay the preset's
+    plan = client_plan(experiment_of(task)).training
+    (ours,) = make_torch_trainers(plan, plan.client_ids[:1]).values()
+    theirs, theta = LocalTraining(task, 0), first_model(task)
+    for played in (1, 2):
+        trained, examples = theirs.train(theta)
+        assert examples == ours.n_examples == 30
+        np.testing.assert_allclose(trained, theta + ours.train(theta, round=played).update, rtol=1e-4, atol=1e-6)
+        theta = trained
+    assert 0 < accuracy(task, theta) < 1
+
+
+def test_a_system_that_does_not_play_is_told_with_what_it_printed() -> None:
+    with pytest.raises(PlayError, match=r"(?s)sockets: ended with 1.*ValueError"):
+        play(SYSTEMS["sockets"], Task(clients=1, per_round=2, model_bytes=4), SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.end_to_end
+def test_the_accuracy_of_quick_rounds_is_heard(tmp_path: Path) -> None:
+    """Not every end of them is told, and the accuracy may come before the next that is."""
+    write_data(tmp_path, ["workload.dataset=digits", "workload.examples=60", "clients.count=2", "selection.m=1"])
+    task = Task(clients=2, per_round=1, model_bytes=0, rated_round=7, data=str(tmp_path))
+    found = play(SYSTEMS["sockets"], task, SHORT)
+    assert found["rounds"] >= 7
+    assert 0 < found["accuracy"] < 1
+
+
+@pytest.mark.end_to_end
+def test_a_play_that_goes_on_too_long_is_ended() -> None:
+    endless = Task(clients=2, per_round=1, model_bytes=4000, rated_round=10**9)
+    with pytest.raises(PlayError, match="sockets: too slow"):
+        play(SYSTEMS["sockets"], endless, replace(SHORT, within_s=5.0))
+
+
+def test_every_repetition_plays_each_cell_with_pausefl_and_others_and_another_first() -> None:
+    due = list(turns(list(CELLS), 3))
+    for name in CELLS:
+        of_cell = [[turn.system for turn in due if (turn.cell.name, turn.repetition) == (name, k)] for k in (1, 2, 3)]
+        assert all({"pausefl", "flower-1.17", "sockets"} <= set(systems) for systems in of_cell)
+        assert len({systems[0] for systems in of_cell}) > 1
+    assert {turn.system for turn in due} == set(SYSTEMS)
+    assert {turn.cell.name for turn in due if turn.repetition > 3} == {TRAINING}
+
+
+def turn_of(repetition: int, system: str = "pausefl", cell: str = CELL) -> Turn:
+    return Turn(CELLS[cell], repetition, system, SHORT)
+
+
+def found_of(round_s: float, **more: float) -> dict[str, float]:
+    return {
+        "rounds": 300,
+        "round_s": round_s,
+        "cpu_s": 0.5,
+        "others": 0.02,
+        "peak_rss_bytes": 3e8,
+        "pss_bytes": 1e8,
+        **more,
+    }
+
+
+def test_results_go_on_and_a_cell_can_be_played_anew(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    results = Results.opened(path, anew=[])
+    results.add(turn_of(1), found_of(0.003))
+    results.add(turn_of(1, cell=TRAINING), found_of(0.01))
+    assert Results.opened(path, anew=[]).has(turn_of(1))
+    assert not Results.opened(path, anew=[]).has(turn_of(2))
+    anew = Results.opened(path, anew=[CELL])
+    assert (anew.has(turn_of(1)), anew.has(turn_of(1, cell=TRAINING))) == (False, True)
+
+
+def test_results_of_another_machine_are_not_mixed_with_this_ones(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    Results.opened(path, anew=[]).add(turn_of(1), found_of(0.003))
+    path.write_text(path.read_text("utf-8").replace('"cores": ', '"cores": 9'), "utf-8")
+    with pytest.raises(ConfigError, match="another machine"):
+        Results.opened(path, anew=[])
+    assert not Results.opened(path, anew=[CELL]).has(turn_of(1))
+
+
+def test_ratios_compare_plays_of_the_same_repetition() -> None:
+    plays = [
+        (1, "pausefl", 0.002),
+        (1, "sockets", 0.001),
+        (2, "pausefl", 0.004),
+        (2, "sockets", 0.001),
+        (3, "sockets", 9),
+    ]
+    lines = [{"cell": CELL, "repetition": k, "system": system, **found_of(s)} for k, system, s in plays]
+    text = tables.ratio_table([{}, *lines])
+    assert "| 10 clients, 4 kB | 0.38 (0.25–0.50) | 2.5 | 4.0 |" in text
+    assert "3.00 ms" in tables.round_table([{}, *lines])

@@ -1,0 +1,106 @@
+"""The wheel and a package that adds a policy, installed by pip outside the repository (more: `make test-package`)."""
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import zipfile
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from rigs.command import synthetic
+from rigs.package import copied_sources, pip, source_files
+from rigs.waiting import wait_for
+
+PACKAGES = ("pausefl", "pausefl_client", "pausefl_process", "pausefl_proto", "pausefl_server")
+PLUGINS = ("examples/plugin/", *(f"plugins/pausefl-{name}/" for name in ("tune", "reproduce", "audit")))
+# With what is in the environment already: nothing is fetched.
+OFFLINE = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet")
+
+pytestmark = pytest.mark.end_to_end
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip(sys.executable, "wheel", *OFFLINE, "--wheel-dir", folder, copied_sources(folder / "source"))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel, and beside it a package that adds a policy and the plug-ins."""
+    folder = tmp_path_factory.mktemp("installed")
+    sources = tmp_path_factory.mktemp("plugins")
+    plugins = [copied_sources(sources, each) for each in PLUGINS]
+    for what in (wheel, *plugins):
+        pip(sys.executable, "install", *OFFLINE, "--target", folder, what)
+    return folder
+
+
+def command(installed: Path, cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """`pausefl` as installed there, with the libraries of the tests' own environment."""
+    return subprocess.run(
+        [sys.executable, "-m", "pausefl", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel: Path) -> None:
+    sources = {name.partition("/")[2] for name in source_files()}
+    wanted = {name for name in sources if name.partition("/")[0] in PACKAGES}
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert held == wanted
+    for ending in ("presets/demo.toml", ".html", ".css", ".js", ".sql", ".proto", ".pyi", "py.typed", "digits.csv.gz"):
+        assert any(name.endswith(ending) for name in held), ending
+
+
+def test_the_installed_command_is_the_wheels(installed: Path, tmp_path: Path) -> None:
+    code = "import pausefl, pausefl_server; print(pausefl.__file__, pausefl_server.__file__)"
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, check=True)
+    assert found.stdout.decode().count(str(installed)) == 2
+    listed = command(installed, tmp_path, "validate", "--list")
+    assert listed.returncode == 0, listed.stderr
+    assert "  demo\n" in listed.stdout
+
+
+def test_an_installed_package_adds_a_policy_that_plays(installed: Path, tmp_path: Path) -> None:
+    listed = command(installed, tmp_path, "validate", "--list").stdout
+    assert re.search(r"^  equal-turns +package pausefl-equal-turns 0\.1\.0$", listed, re.MULTILINE)
+    experiment = synthetic(tmp_path, rounds=6, clients=4, m=2)
+    settings = ("--set", "selection.policy=equal-turns", "--run-dir", tmp_path / "run")
+    done = command(installed, tmp_path, "run", experiment, *settings)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text("utf-8"))
+    assert (summary["policy"], summary["rounds"]) == ("equal-turns", 6)
+
+
+def test_a_search_that_was_killed_goes_on_by_the_installed_package(installed: Path, tmp_path: Path) -> None:
+    experiment, few = synthetic(tmp_path, rounds=6, clients=4, m=2), ("--trials", "20", "--seeds", "1")
+    words = ("-m", "pausefl", "tune", experiment, *few, "--fresh-seeds", "2", "--run-dir", "found")
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    with subprocess.Popen([sys.executable, *map(str, words)], cwd=tmp_path, env=environment) as search:
+        wait_for(lambda: n_tried(tmp_path / "found/study.db") > 2, "three trials", running=search)
+        search.kill()
+    resumed = command(installed, tmp_path, "tune", "--resume", "found")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "Pareto front on fresh seeds 2 to 3" in resumed.stdout
+    assert n_tried(tmp_path / "found/study.db") == 20
+
+
+def n_tried(study: Path) -> int:
+    """How many trials of a study have ended."""
+    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(f"file:{study}?mode=ro", uri=True)) as database:
+        query = "SELECT count(*) FROM trials WHERE state IN ('COMPLETE', 'PRUNED')"
+        return int(database.execute(query).fetchone()[0])
+    return 0
