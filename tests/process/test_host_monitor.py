@@ -146,9 +146,10 @@ async def test_a_stop_and_a_sleep_belong_to_the_windows_that_they_lie_in(how: st
 @pytest.mark.realtime
 async def test_a_thread_that_keeps_the_interpreter_to_itself_is_load_and_no_stop() -> None:
     with closing(HostMonitor()) as monitor, monitor.watching():
+        await probed(monitor, 1)  # its thread has begun, else there is nobody who waits for a turn
         began_s = monitor.clock()
         while monitor.clock() - began_s < 2 * STALL_S:
-            sum(range(10_000_000))  # without a turn for other threads
+            sum(range(30_000_000))  # without a turn for other threads
         report = monitor.report(began_s, 0.0)
         assert report.timer_overshoot_s > 0.05
         assert report.stopped_s == 0.0
