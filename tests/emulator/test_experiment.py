@@ -129,7 +129,7 @@ MISTAKES = [
     ("latency.delay.kind=some", 'latency.delay.kind = "some"', "one of none, constant, normal"),
     ("workload.partition=x", 'workload.partition = "x"', "must be one of iid"),
     ("workload.optimizer=x", 'workload.optimizer = "x"', "must be one of adam, sgd, adamw"),
-    ("workload.device=gpu", "workload.device = 'gpu'", "'auto', 'cpu' or 'cuda'"),
+    ("workload.device=gpu", "workload.device = 'gpu'", "'auto', 'cpu' or 'cuda' or 'cuda:N'"),
     ("selection.policy=pauze", 'selection.policy = "pauze"', "did you mean pause"),
     ("selection.policy=zzz", 'selection.policy = "zzz"', "pause, pause-brute, sa-pause, genie"),
     ("selection.puase.alpha=1.0", "selection.puase", "did you mean pause"),

@@ -18,7 +18,7 @@ from pausefl_client.training.methods.fedprox import FedProx
 from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.models import build_model
 from pausefl_client.training.synthetic import SyntheticTrainer
-from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, dealt_device, normalise, resolve_device
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
@@ -196,14 +196,20 @@ def test_features_train_too() -> None:
 def test_a_device_is_the_one_named_or_cuda_where_there_is_one() -> None:
     assert resolve_device("cpu") == CPU
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    with pytest.raises(ConfigError, match=r'workload\.device = "tpu": must be'):
-        resolve_device("tpu")
 
 
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so it is not missing")
-def test_missing_cuda_is_named() -> None:
-    with pytest.raises(ConfigError, match=r'workload\.device = "cuda": torch finds no CUDA device'):
-        resolve_device("cuda")
+def test_missing_cuda_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f'workload\\.device = "{name}": torch finds no CUDA device'):
+        resolve_device(name)
+
+
+def test_client_processes_take_turns_on_the_devices_of_their_machine() -> None:
+    assert [dealt_device("auto", process, 3) for process in range(5)] == [0, 1, 2, 0, 1]
+    assert {dealt_device("cuda:1", process, 2) for process in range(5)} == {1}
+    with pytest.raises(ConfigError, match=r'workload\.device = "cuda:7": torch finds 2 CUDA devices, from cuda:0 on'):
+        dealt_device("cuda:7", 0, 2)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

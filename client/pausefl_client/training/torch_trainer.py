@@ -258,18 +258,30 @@ def use_one_thread() -> None:
 
 
 def resolve_device(name: str) -> torch.device:
-    """ "auto" (CUDA when present, else the CPU), "cpu" or "cuda"; ConfigError for anything else, or CUDA not there.
+    """ "auto" (CUDA when present, else the CPU), "cpu", "cuda" or "cuda:N"; ConfigError for a device not there.
 
     Asks the CUDA driver, so it must not be called in a process that is yet to fork.
     """
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(
-            f'workload.device = "{name}": must be "auto", "cpu" or "cuda" (CUDA_VISIBLE_DEVICES chooses which)'
-        )
     cuda = name != "cpu" and torch.cuda.is_available()
+    if ":" in name:
+        return torch.device("cuda", dealt_device(name, 0, torch.cuda.device_count() if cuda else 0))
     if name == "cuda" and not cuda:
         raise ConfigError('workload.device = "cuda": torch finds no CUDA device')
     return torch.device("cuda" if cuda else "cpu")
+
+
+def dealt_device(name: str, process: int, count: int) -> int:
+    """Which of a machine's `count` CUDA devices its client process of this number uses: they take turns.
+
+    "cuda:N" names one for all of them; ConfigError where that is not there.
+    """
+    _, _, number = name.partition(":")
+    if not number:
+        return process % count
+    if int(number) >= count:
+        found = f"{count} CUDA devices, from cuda:0 on" if count else "no CUDA device"
+        raise ConfigError(f'workload.device = "{name}": torch finds {found}')
+    return int(number)
 
 
 def warm_up() -> None:

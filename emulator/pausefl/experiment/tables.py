@@ -199,8 +199,9 @@ class Workload(TrainingSettings, _Subject):
 
     proximal_mu: NonNegative = 0.0
     """FedProx: μ, the weight of the distance to the round's model in a client's loss. 0 switches it off."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where clients train. "auto" takes a CUDA device where there is one."""
+    device: Literal["auto", "cpu", "cuda"] | Annotated[str, Field(pattern=r"^cuda:[0-9]+$")] = "auto"
+    """Where clients train. "auto" takes CUDA devices where there are some, and client processes take turns on them.
+    "cuda:N" is one of them, "cuda" any."""
     model_bytes: Annotated[int, Ge(4), Le(1 << 32), MultipleOf(4)] = 4096
     """Model "synthetic": the size of its vector."""
     train_s: NonNegative = 0.0

@@ -86,6 +86,7 @@ _WORDS = {
     "a valid array": "a list",
     "a valid list": "a list",
     "a valid boolean": "true or false",
+    "string should match pattern '^cuda:[0-9]+$'": "'cuda:N'",
 }
 
 

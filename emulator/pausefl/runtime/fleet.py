@@ -96,6 +96,7 @@ class OneAtATime:
 class _ClientProcess:
     """A client process to be."""
 
+    number: int
     plan: ProcessPlan
     process: ForkServerProcess | None = None
     roll_calls: "Connection[Any, Any] | None" = None
@@ -149,7 +150,7 @@ class Fleet:
         self._plan = plan
         self._is_virtual = plan.is_virtual
         self._is_served = not (plan.is_virtual or plan.processes)
-        self._client_processes = [_ClientProcess(process) for process in plan.processes]
+        self._client_processes = [_ClientProcess(*numbered) for numbered in enumerate(plan.processes)]
         self._lock = lock
         self._back_to = back_to
         self._run_dir = run_dir
@@ -294,7 +295,8 @@ class Fleet:
             client_ids, torch = client.plan.client_ids, self._needs_torch
             name = f"pausefl-{client_ids[0]}"
             metrics = self._targets.expect(name) if self._targets else None
-            arguments = (self._plan.clients, client_ids, self._address, self._run_dir, theirs, metrics)
+            clients = replace(self._plan.clients, process=client.number)
+            arguments = (clients, client_ids, self._address, self._run_dir, theirs, metrics)
             client.process = forked_client(name, run_client_process, *arguments, needs_torch=torch)
             start(client.process)
             client.starts_at_s = time.monotonic()

@@ -1,7 +1,7 @@
 """The part of an experiment for client processes: small records, made where processes are started."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pausefl.experiment.client_records import budget_of, mechanism_of, with_statistics
@@ -14,6 +14,7 @@ from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.population.behaviours import Behaviour
 from pausefl.experiment.tables import Metrics, Workload
 from pausefl.runtime.client.agreement import agreement_of
+from pausefl.runtime.processes.resources import own_device
 from pausefl_client.privacy.ledger import Life
 from pausefl_client.privacy.mechanism import Mechanism
 from pausefl_client.privacy.release import schedule_key
@@ -116,6 +117,19 @@ class ClientPlan:
     give_up_after_s: float
     run_id: str = ""
     """The one run that clients which outlive runs are to take part in now; empty: whichever their server plays."""
+    process: int | None = None
+    """The number of a client process on its machine, over whose devices they are dealt; None: as clients are."""
+
+    def on_own_device(self, client_ids: Sequence[str]) -> "ClientPlan":
+        """The plan in the process of these clients, which sees one CUDA device at most from now on (`own_device`)."""
+        training, privacy, process = self.training, self.privacy, self.process
+        if training.workload.model == "synthetic":
+            return self
+        if process is None:
+            process = training.client_ids.index(client_ids[0]) // len(client_ids)
+        device = own_device(training.workload.device, process)
+        training = replace(training, workload=replace(training.workload, device=device))
+        return replace(self, training=training, privacy=privacy and replace(privacy, device=device))
 
 
 def client_plan(experiment: Experiment) -> ClientPlan:

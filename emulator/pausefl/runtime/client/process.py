@@ -25,7 +25,7 @@ from pausefl.runtime.client.privacy import open_privacies
 from pausefl.runtime.processes.lifetime import die_with_parent, ignore_interrupts
 from pausefl.runtime.processes.log_file import write_output_to
 from pausefl.runtime.processes.logs import is_verbose, set_up_log
-from pausefl.runtime.processes.resources import allow_many_files, keep_freed_memory, use_no_gpu
+from pausefl.runtime.processes.resources import allow_many_files, keep_freed_memory, own_device
 from pausefl.runtime.processes.waits import run_telling_waits
 from pausefl_client.answered_job import AnsweredJob, OnAnswered
 from pausefl_client.link import SPIN_S
@@ -164,6 +164,7 @@ async def run_clients(
     for client_id in client_ids:
         if client_id not in known:
             raise ConfigError(f"client id {client_id!r}: must be one of {known[0]} to {known[-1]} (clients.count)")
+    plan = plan.on_own_device(client_ids)
     batched = _batched_host(plan.training)
     trainers, sessions = make_trainers(plan.training, client_ids, batched), dict[str, ClientSession]()
     links = make_links(plan.latency, plan.links, client_ids, plan.latency_seed, platform.spin_s)
@@ -215,7 +216,7 @@ def make_trainers(
             for c in client_ids
         }
     if w.device == "cpu":
-        use_no_gpu()
+        own_device(w.device, 0)
     # Clients with a synthetic model never import torch.
     from pausefl.runtime.client.torch_trainers import make_torch_trainers
 

@@ -1,11 +1,12 @@
 """The part of an experiment for an evaluator, and for the server that asks it."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pausefl.experiment.client_records import with_statistics
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.tables import EvaluationTable, Workload
+from pausefl.runtime.processes.resources import own_device
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 
@@ -31,6 +32,10 @@ class EvaluatorPlan:
         seeds = {"seed": self.seed, "split": self.split_seed}
         subset = self.evaluation.subset
         return json.dumps({**subject, "statistics": self.workload.statistics, **seeds, "subset": subset})
+
+    def on_own_device(self) -> "EvaluatorPlan":
+        """The plan in the evaluator's process, which sees one CUDA device at most from now on (`own_device`)."""
+        return replace(self, workload=replace(self.workload, device=own_device(self.workload.device, 0)))
 
 
 def evaluator_plan(experiment: Experiment) -> EvaluatorPlan:

@@ -20,7 +20,6 @@ from pausefl.runtime.evaluator.plan import EvaluatorPlan
 from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator
 from pausefl.runtime.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl.runtime.processes.lifetime import die_with_parent, ignore_interrupts, start
-from pausefl.runtime.processes.resources import use_no_gpu
 from pausefl.runtime.processes.waits import run_telling_waits
 from pausefl_process.ending import DRAIN_S, asking_to_end, end_within
 from pausefl_process.events import Failed, MetricsServed, ProgressEvent, Ready, Report
@@ -155,9 +154,7 @@ def _run_own(plan: EvaluatorPlan, events: "Connection[Any, Any]") -> None:
 
 async def _serve(plan: EvaluatorPlan, report: Report, ended_by: Sequence[signal.Signals] = ()) -> None:
     """Make the evaluator, listen, and serve until one of the signals comes."""
-    if plan.workload.device == "cpu":
-        use_no_gpu()
-    evaluator = rehearsed_evaluator(plan)
+    evaluator = rehearsed_evaluator(plan.on_own_device())
     os.nice(_NICENESS)  # not before: no round begins without the first model
     server, ended = EvaluatorServer(evaluator, plan.subject, plan.tls), asyncio.Event()
 

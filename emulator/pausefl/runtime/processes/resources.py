@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import resource
+from functools import cache
 
 from pausefl_proto.errors import ConfigError
 
@@ -54,9 +55,22 @@ def collect_seldom() -> None:
     gc.set_threshold(_NEW_OBJECTS)
 
 
-def use_no_gpu() -> None:
-    """Hide all CUDA devices from this process, which must not have asked for them yet.
+@cache  # what is hidden cannot be counted again
+def own_device(name: str, process: int) -> str:
+    """What `workload.device` is called in this process, from which all other CUDA devices are hidden from now on.
 
-    A step of torch's Adam on a processor asks a device that it sees for its stream, and so begins to use it.
+    It must not have asked for them yet. It so has one context: a step of torch's Adam on a processor already begins to
+    use a device that it sees. `process` is the number of this process on its machine, as in `dealt_device`.
     """
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if name == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        return name
+    import torch  # which processes that train nothing do without
+
+    from pausefl_client.training.torch_trainer import dealt_device
+
+    if count := torch.cuda.device_count():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[dealt_device(name, process, count)]
+        return name.partition(":")[0]
+    return name

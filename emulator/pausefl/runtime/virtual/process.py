@@ -98,8 +98,9 @@ def play_virtually(plan: RunPlan, run_dir: Path, report: Report, back_to: int | 
 
 
 async def _play(plan: RunPlan, run_dir: Path, report: Report, back_to: int | None, workers: Workers) -> RunResult:
-    training = with_step_time(plan.clients.training, run_dir)
-    clients = replace(plan.clients, training=with_batching(training, plan.server.policy.m, run_dir, report))
+    clients = plan.clients.on_own_device(plan.clients.training.client_ids)
+    training = with_step_time(clients.training, run_dir)
+    clients = replace(clients, training=with_batching(training, plan.server.policy.m, run_dir, report))
     rendezvous, clock = _Rendezvous(), asyncio.get_running_loop().time
 
     def hear(event: ProgressEvent) -> None:
@@ -135,7 +136,7 @@ async def _run_clients_once_listening(
 async def _evaluator(plan: EvaluatorPlan, say: Callable[[str], None]) -> AsyncIterator["_LocalEvaluator"]:
     """As `pausefl.runtime.server.process.Evaluators`: here, at once."""
     del say
-    yield _LocalEvaluator(rehearsed_evaluator(plan))
+    yield _LocalEvaluator(rehearsed_evaluator(plan.on_own_device()))
 
 
 class _LocalEvaluator:
