@@ -47,8 +47,7 @@ async def test_the_log_says_that_a_client_lost_its_server_and_found_it(caplog: p
     async with rig.running():
         (await rig.server.welcome()).give(OSError("reset"))
         again = await rig.server.welcome()
-        again.give_job(rig.model)
-        await again.upload()
+        await again.ask(rig.model)
     assert said(caplog) == [
         "client-007: no connection to the server (reset); trying for up to 60 s",
         "client-007: connected",
@@ -64,8 +63,7 @@ async def test_a_client_that_stays_outlasts_a_day_of_silence(caplog: pytest.LogC
             await asyncio.sleep(0)
         rig.server.unreachable = False
         stream = await rig.server.welcome()
-        stream.give_job(rig.model)
-        await stream.upload()
+        await stream.ask(rig.model)
     assert said(caplog) == [
         "client-007: no connection to the server (nobody answers); trying until it is back",
         "client-007: connected",

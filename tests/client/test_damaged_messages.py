@@ -34,8 +34,7 @@ async def test_what_arrives_damaged_is_asked_for_again_on_a_fresh_stream(what: s
     async with rig.welcomed() as stream:
         stream.give(DAMAGES[what](rig))
         again = await rig.server.welcome()
-        again.give_job(rig.model)
-        assert (await again.upload())[0].status == pb.STATUS_OK
+        assert (await again.ask(rig.model))[0].status == pb.STATUS_OK
     assert stream.is_silent()
     assert rig.trainer.rounds == [1]
 
@@ -60,8 +59,7 @@ async def test_damage_found_after_the_stream_has_ended_is_forgotten(caplog: pyte
         again = await rig.server.welcome()
         executor.run_all()
         executor.is_late = False
-        again.give_job(rig.model)
-        assert (await again.upload())[0].status == pb.STATUS_OK
+        assert (await again.ask(rig.model))[0].status == pb.STATUS_OK
         gc.collect()
     assert not [record for record in caplog.records if "never retrieved" in record.message]
 

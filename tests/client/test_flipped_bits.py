@@ -68,8 +68,7 @@ async def test_no_flipped_bit_makes_a_message_a_dismissal(name: str, bit: int) -
     async with rig.welcomed() as stream:
         stream.give(flipped(encode(MESSAGES[name]), bit))
         again = await rig.server.welcome()
-        again.give_job(rig.model)
-        assert (await again.upload())[0].status == pb.STATUS_OK
+        assert (await again.ask(rig.model))[0].status == pb.STATUS_OK
 
 
 @contextlib.asynccontextmanager

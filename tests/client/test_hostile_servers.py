@@ -33,13 +33,11 @@ async def test_a_session_keeps_few_models_of_jobs_it_cannot_answer_yet() -> None
 async def test_a_name_of_a_run_that_would_fill_the_ledger_is_not_taken() -> None:
     rig = SessionRig()
     async with rig.running() as session:
-        stream = await rig.server.accept()
-        await stream.heard()
-        stream.say(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="run" * 101))
-        stream = await rig.server.accept()
-        await stream.heard()
-        rig.clock.advance(100.0)
-        stream.say(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="run" * 101))
+        for after_s in (0.0, 100.0):
+            stream = await rig.server.accept()
+            await stream.heard()
+            rig.clock.advance(after_s)
+            stream.say(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="run" * 101))
         with pytest.raises(PauseflError, match="cannot be reached: its name of the run has 303 characters"):
             await session
 
@@ -54,8 +52,7 @@ async def test_a_round_that_no_run_reaches_is_refused_before_anything_is_drawn(r
 
     rig = SessionRig(delays=draw)
     async with rig.welcomed() as stream:
-        stream.give_job(rig.model, round=round_)
-        refusal = (await stream.heard()).result
+        refusal = await stream.refusal(rig.model, round_)
     assert (refusal.status, refusal.reason) == (pb.STATUS_FAILED, f"round {round_}: must be from 1 to 1000000")
     assert not drawn
     assert not rig.trainer.rounds
@@ -66,8 +63,7 @@ async def test_a_reason_that_is_no_unicode_is_told_as_far_as_it_is(caplog: pytes
     rig = SessionRig()
     rig.trainer.fails_in = {1: ValueError("bad \udcff byte")}
     async with rig.welcomed() as stream:
-        stream.give_job(rig.model, round=1)
-        assert "bad ? byte" in (await stream.heard()).result.reason
+        assert "bad ? byte" in (await stream.refusal(rig.model)).reason
 
 
 async def test_a_session_whose_worker_is_dead_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

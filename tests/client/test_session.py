@@ -27,8 +27,7 @@ from rigs.session import BUDGET, SCHEDULE, InlineExecutor, SessionRig, private
 
 
 async def test_a_hello_says_who_it_is_and_what_it_has_spent(tmp_path: Path) -> None:
-    clock = Clock()
-    rig = SessionRig(privacy=private(tmp_path, clock), clock=clock)
+    rig = SessionRig(ledger_in=tmp_path)
     async with rig.running():
         hello = (await (await rig.server.accept()).heard()).hello
     assert (hello.protocol_version, hello.client_id, hello.n_examples) == (PROTOCOL_VERSION, "client-007", 42)
@@ -52,8 +51,7 @@ async def test_every_part_of_an_exchange_is_timed_where_it_happens(tmp_path: Pat
         clock=clock,
     )
     async with rig.welcomed() as stream:
-        stream.give_job(rig.model, schedule=SCHEDULE, gap_s=0.5)
-        result, _ = await stream.upload()
+        result, _ = await stream.ask(rig.model, schedule=SCHEDULE, gap_s=0.5)
     t = result.timing
     assert (t.download_s, t.queue_s, t.train_s, t.privatise_s) == (0.5, 0.25, 2.0, 0.125)
     assert (t.injected_down_s, t.injected_up_s, t.drawn_down_s, t.drawn_up_s) == (0.0, 0.0, 0.0, 0.0)
@@ -75,8 +73,7 @@ async def test_stops_before_a_job_are_told_back_to_when_the_last_one_came() -> N
     rig.session._host = replace(rig.session._host, monitor=AlwaysStill())
     async with rig.welcomed() as stream:
         for round_, before_s in ((1, 0.0), (2, 2.0), (3, 2.0)):
-            stream.give_job(rig.model, round=round_)
-            result, _ = await stream.upload()
+            result, _ = await stream.ask(rig.model, round=round_)
             assert result.host.still_before_s == before_s
 
 
@@ -85,8 +82,7 @@ async def test_injected_delays_are_reported_as_measured_and_as_drawn() -> None:
     rig = SessionRig(delays=lambda t: Delays(t * 2**-10, t * 2**-11))
     async with rig.welcomed() as stream:
         time_passes = asyncio.ensure_future(let_time_pass(rig.clock, tick_s))
-        stream.give_job(rig.model, round=1)
-        timing = (await stream.upload())[0].timing
+        timing = (await stream.ask(rig.model, round=1))[0].timing
         time_passes.cancel()
     assert (timing.drawn_down_s, timing.drawn_up_s) == (2**-10, 2**-11)
     assert 2**-10 <= timing.injected_down_s <= 2**-10 + 4 * tick_s
@@ -103,8 +99,7 @@ async def let_time_pass(clock: Clock, tick_s: float) -> None:
 async def test_an_update_of_any_size_arrives_whole(size: int) -> None:
     rig = SessionRig(size=size)
     async with rig.welcomed() as stream:
-        stream.give_job(rig.model, round=3)
-        result, update = await stream.upload()
+        result, update = await stream.ask(rig.model, round=3)
     assert (result.round, result.attempt, result.status) == (3, 1, pb.STATUS_OK)
     assert update == np.random.default_rng(1).standard_normal(size, np.float32).tobytes()
     assert not result.HasField("release")
@@ -114,8 +109,7 @@ async def test_an_update_of_any_size_arrives_whole(size: int) -> None:
 async def test_a_loss_is_told_only_by_a_client_that_discloses_it(told_to: bool) -> None:
     rig = SessionRig(discloses_loss=told_to)
     async with rig.welcomed() as stream:
-        stream.give_job(rig.model)
-        result, _ = await stream.upload()
+        result, _ = await stream.ask(rig.model)
     assert (result.HasField("loss"), result.loss) == (told_to, 0.25 if told_to else 0.0)
 
 
@@ -144,30 +138,24 @@ async def test_jobs_that_came_while_it_worked_are_answered_in_order() -> None:
 
 
 async def test_asked_again_after_a_broken_line_it_sends_the_same_bytes_and_charges_once(tmp_path: Path) -> None:
-    clock = Clock()
-    privacy = private(tmp_path, clock)
-    rig = SessionRig(privacy=privacy, clock=clock)
+    rig = SessionRig(ledger_in=tmp_path)
     async with rig.welcomed() as first:
-        first.give_job(rig.model, schedule=SCHEDULE)
-        result, update = await first.upload()
+        result, update = await first.ask(rig.model, schedule=SCHEDULE)
         first.give(OSError("the line broke"))
         second = await rig.server.welcome()
-        second.give_job(rig.model, schedule=SCHEDULE)
-        again, same = await second.upload()
+        again, same = await second.ask(rig.model, schedule=SCHEDULE)
     assert same == update
     assert again.update == result.update
     assert again.release == result.release
     assert (result.release.participation, result.release.epsilon) == (1, BUDGET.epsilon(1))
-    assert (privacy.ledger.released, rig.trainer.rounds) == (1, [1])
+    assert (rig.ledger.released, rig.trainer.rounds) == (1, [1])
     # The work belongs to the exchange before.
     assert (again.timing.train_s, again.timing.privatise_s) == (0.0, 0.0)
     assert [job.status for job in rig.answered] == ["ok", "resent"]
 
 
 async def test_a_line_that_breaks_in_the_middle_of_an_upload_costs_nothing_more(tmp_path: Path) -> None:
-    clock = Clock()
-    privacy = private(tmp_path, clock)
-    rig = SessionRig(size=MAX_FRAME_BYTES // 2 + 7, privacy=privacy, clock=clock)
+    rig = SessionRig(size=MAX_FRAME_BYTES // 2 + 7, ledger_in=tmp_path)
     async with rig.welcomed() as first:
         first.writes_until_break = 2  # the header with frame 0, and frame 1; frame 2 is lost
         first.give_job(rig.model, schedule=SCHEDULE)
@@ -175,40 +163,34 @@ async def test_a_line_that_breaks_in_the_middle_of_an_upload_costs_nothing_more(
         await first.heard_bytes()
         first.give(OSError("the line broke"))
         second = await rig.server.welcome()
-        second.give_job(rig.model, schedule=SCHEDULE)
-        again, _ = await second.upload()  # which checks every byte against the digest
+        again, _ = await second.ask(rig.model, schedule=SCHEDULE)  # which checks every byte against the digest
     assert again.update == lost.update
-    assert privacy.ledger.released == 1
+    assert rig.ledger.released == 1
 
 
 async def test_a_line_that_breaks_while_it_trains_does_not_train_twice(tmp_path: Path) -> None:
-    clock = Clock()
-    privacy = private(tmp_path, clock)
     with ThreadPoolExecutor(1) as executor:
-        rig = SessionRig(privacy=privacy, clock=clock, executor=executor)
+        rig = SessionRig(ledger_in=tmp_path, executor=executor)
         rig.trainer.gate.clear()
         async with rig.welcomed() as first:
             first.give_job(rig.model, schedule=SCHEDULE)
-            first.say(ping=pb.Ping(nonce=1))
-            await first.heard()  # so the job was taken before the line breaks
+            await first.all_read()  # so the job was taken before the line breaks
             first.give(None)
             second = await rig.server.welcome()
             second.give_job(rig.model, schedule=SCHEDULE)
             rig.trainer.gate.set()
             result, _ = await second.upload()
     assert result.status == pb.STATUS_OK
-    assert (rig.trainer.rounds, privacy.ledger.released) == ([1], 1)
+    assert (rig.trainer.rounds, rig.ledger.released) == ([1], 1)
 
 
 @pytest.mark.parametrize(("round", "attempt"), [(1, 1), (2, 1), (1, 2), (0, 0)])
 async def test_an_update_is_forgotten_once_it_is_acknowledged(round: int, attempt: int) -> None:
     rig = SessionRig()
     async with rig.welcomed() as stream:
-        stream.give_job(rig.model)
-        _, update = await stream.upload()
+        _, update = await stream.ask(rig.model)
         stream.say(ack=pb.Ack(round=round, attempt=attempt))
-        stream.give_job(rig.model)
-        is_forgotten = (await stream.upload())[1] != update
+        is_forgotten = (await stream.ask(rig.model))[1] != update
     assert is_forgotten == ((round, attempt) == (1, 1))
     assert rig.trainer.rounds == [1] * (1 + is_forgotten)
 
@@ -216,80 +198,55 @@ async def test_an_update_is_forgotten_once_it_is_acknowledged(round: int, attemp
 async def test_a_later_rounds_job_acknowledges_the_rounds_before() -> None:
     rig = SessionRig()
     async with rig.welcomed() as stream:
-        uploads = []
-        for t in (1, 2, 1):
-            stream.give_job(rig.model, round=t)
-            uploads.append((await stream.upload())[1])
+        uploads = [(await stream.ask(rig.model, round=t))[1] for t in (1, 2, 1)]
     assert len(set(uploads)) == 3
     assert rig.trainer.rounds == [1, 2, 1]
 
 
 async def test_another_model_for_the_same_round_is_another_key(tmp_path: Path) -> None:
-    clock = Clock()
-    privacy = private(tmp_path, clock)
-    rig = SessionRig(privacy=privacy, clock=clock)
+    rig = SessionRig(ledger_in=tmp_path)
     async with rig.welcomed() as stream:
-        stream.give_job(rig.model, schedule=SCHEDULE)
-        await stream.upload()
-        stream.give_job(rig.model + 1, schedule=SCHEDULE)
-        result, _ = await stream.upload()
-    assert result.release.participation == privacy.ledger.released == 2
+        await stream.ask(rig.model, schedule=SCHEDULE)
+        result, _ = await stream.ask(rig.model + 1, schedule=SCHEDULE)
+    assert result.release.participation == rig.ledger.released == 2
 
 
 async def test_a_spent_budget_is_said_and_the_client_stays(tmp_path: Path) -> None:
-    clock = Clock()
-    rig = SessionRig(
-        privacy=private(tmp_path, clock, Budget(10.0, 0.5, epsilon_floor=Budget(10.0, 0.5).epsilon(1))), clock=clock
-    )
+    rig = SessionRig(privacy=private(tmp_path, Clock(), Budget(10.0, 0.5, epsilon_floor=BUDGET.epsilon(1))))
     async with rig.welcomed() as stream:
-        stream.give_job(rig.model, round=1, schedule=SCHEDULE)
-        assert (await stream.upload())[0].status == pb.STATUS_OK
-        stream.give_job(rig.model, round=2, schedule=SCHEDULE)
-        refusal = (await stream.heard()).result
+        assert (await stream.ask(rig.model, round=1, schedule=SCHEDULE))[0].status == pb.STATUS_OK
+        refusal = await stream.refusal(rig.model, 2, SCHEDULE)
         assert (refusal.round, refusal.status) == (2, pb.STATUS_BUDGET_EXHAUSTED)
         assert refusal.reason == "its privacy budget allows no further release"
         assert rig.answered[1:] == [AnsweredJob("budget_exhausted", round=2, client_id="client-007")]
-        stream.say(ping=pb.Ping(nonce=5))
-        assert (await stream.heard()).pong.nonce == 5
+        await stream.all_read()
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        PauseflError("no data left"),
-        ValueError("a bug in someone's model"),
-        OSError("disk"),
-        StopIteration("at its end"),
-    ],
+    "error", [PauseflError("no data left"), ValueError("a bug"), OSError("disk"), StopIteration("at its end")]
 )
 async def test_a_trainer_that_fails_fails_its_job_and_not_the_client(error: Exception) -> None:
     rig = SessionRig()
     rig.trainer.fails_in = {1: error}
     async with rig.welcomed() as stream:
-        stream.give_job(rig.model, round=1)
-        refusal = (await stream.heard()).result
+        refusal = await stream.refusal(rig.model)
         assert (refusal.round, refusal.status) == (1, pb.STATUS_FAILED)
         assert str(error) in refusal.reason
-        stream.give_job(rig.model, round=2)
-        assert (await stream.upload())[0].round == 2
+        assert (await stream.ask(rig.model, round=2))[0].round == 2
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 async def test_an_update_that_is_not_finite_is_refused_before_the_charge(
     value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = Clock()
-    privacy = private(tmp_path, clock)
-    rig = SessionRig(privacy=privacy, clock=clock)
+    rig = SessionRig(ledger_in=tmp_path)
     rig.trainer.first_value = {1: value}
     async with rig.welcomed() as stream:
-        stream.give_job(rig.model, round=1, schedule=SCHEDULE)
-        refusal = (await stream.heard()).result
+        refusal = await stream.refusal(rig.model, 1, SCHEDULE)
         assert (refusal.round, refusal.status) == (1, pb.STATUS_FAILED)
         assert refusal.reason == "it failed at the job; its own log says why"
-        assert privacy.ledger.released == 0
-        stream.give_job(rig.model, round=2, schedule=SCHEDULE)
-        assert (await stream.upload())[0].release.participation == 1
+        assert rig.ledger.released == 0
+        assert (await stream.ask(rig.model, round=2, schedule=SCHEDULE))[0].release.participation == 1
     assert [job.status for job in rig.answered] == ["not_finite", "ok"]
     assert "client-007: round 1 failed: its update holds values that are not finite" in caplog.text
 
@@ -303,13 +260,11 @@ async def test_a_link_that_fails_fails_its_job_and_not_the_client(error: BaseExc
 
     rig = SessionRig(delays=draw)
     async with rig.welcomed() as stream:
-        stream.give_job(rig.model, round=1)
-        refusal = (await stream.heard()).result
+        refusal = await stream.refusal(rig.model)
         assert (refusal.round, refusal.status) == (1, pb.STATUS_FAILED)
         said = f"{type(error).__name__}: {error}"
         assert re.fullmatch(rf"{said} \(.*test_session\.py:\d+\)", refusal.reason)
-        stream.give_job(rig.model, round=2)
-        assert (await stream.upload())[0].round == 2
+        assert (await stream.ask(rig.model, round=2))[0].round == 2
 
 
 @pytest.mark.parametrize("how", ["goodbye", "closed", "broken"])
@@ -318,13 +273,10 @@ async def test_it_comes_back_until_it_is_dismissed(how: str) -> None:
     async with rig.running() as task:
         for _ in range(3):
             stream = await rig.server.welcome()
-            match how:
-                case "goodbye":
-                    stream.say(goodbye=pb.Goodbye(reason="restarting", final=False))
-                case "closed":
-                    stream.give(None)
-                case "broken":
-                    stream.give(OSError("reset"))
+            if how == "goodbye":
+                stream.say(goodbye=pb.Goodbye(reason="restarting", final=False))
+            else:
+                stream.give(None if how == "closed" else OSError("reset"))
         (await rig.server.welcome()).say(goodbye=pb.Goodbye(reason="enough", final=True))
         assert await asyncio.wait_for(task, 20) == "enough"
     assert rig.server.closed == 4
@@ -352,8 +304,7 @@ async def test_a_server_that_is_not_ready_or_not_understood_is_asked_again(answe
         stream = await rig.server.accept()
         stream.give(answer)
         second = await rig.server.welcome()
-        second.give_job(rig.model)
-        assert (await second.upload())[0].status == pb.STATUS_OK
+        assert (await second.ask(rig.model))[0].status == pb.STATUS_OK
 
 
 @pytest.mark.parametrize("how", ["closed", "broken"])

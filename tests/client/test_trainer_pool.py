@@ -44,8 +44,7 @@ async def test_clients_that_share_a_process_wait_for_their_stated_times_side_by_
         async with slow.running(), fast.running():
             (await slow.server.welcome()).give_job(slow.model, 1)
             stream = await fast.server.welcome()
-            stream.give_job(fast.model, 1)
-            assert (await stream.upload())[0].round == 1
+            assert (await stream.ask(fast.model, 1))[0].round == 1
 
 
 @pytest.mark.parametrize("trainers", [1, 3])

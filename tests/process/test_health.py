@@ -65,8 +65,7 @@ async def test_a_server_is_ready_while_it_plays_rounds(tmp_path: Path) -> None:
         base = await base_of(run)
         await told(f"{base}/readyz", (503, "waiting for clients (0 connected)"))
         await told(f"{base}/healthz", (200, "ok"))
-        for name in ("a", "b"):
-            some.start(name, await run.port)
+        some.start_all("ab", await run.port)
         await told(f"{base}/readyz", (200, "ok"))
         signal.raise_signal(signal.SIGTERM)
         await told(f"{base}/readyz", (503, "the run was asked to end"))
@@ -95,8 +94,7 @@ async def test_a_server_whose_store_does_not_write_is_not_healthy(
     monkeypatch.setattr("pausefl_server.storage.checkpoint.Checkpoint.sync", lambda *_: stuck.wait(30))
     async with federation(tmp_path, All(1), metrics=MetricsSettings(linger_s=0.0)) as run, clients() as some:
         base = await base_of(run)
-        for name in ("a", "b"):
-            some.start(name, await run.port)
+        some.start_all("ab", await run.port)
         await told(f"{base}/healthz", (503, "a write takes 0 s so far"))
         stuck.set()
         await run.finished()

@@ -14,6 +14,7 @@ from pausefl_proto.wire import Vector, cut, digest, pack, pack_job
 from pausefl_server.actor import Actor
 from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.client_actor import ClientActor
+from pausefl_server.connections.rate_limit import ClientRateLimit
 from pausefl_server.model.norm_bound import NormBound
 from pausefl_server.rounds.messages import Dispatch, Refusal, Update
 from rigs.clock import Clock
@@ -40,9 +41,14 @@ class ClientActorRig:
         self.watch = HostWatch(self.clock)
         self.stream = FakeStream(self.clock)
         self.coordinator = FakeCoordinator()
-        limits = AnswerLimits(size, norm_bound, budget=budget)
-        self.actor = ClientActor("client-1", self.stream, self.coordinator, limits, self.watch, released=2)
+        self._limits = AnswerLimits(size, norm_bound, budget=budget)
+        self.actor = self.actor_of()
         self.reason: asyncio.Task[str] | None = None
+
+    def actor_of(self, rate_limit: ClientRateLimit | None = None) -> ClientActor:
+        """An actor for one stream of the client."""
+        parts = self.stream, self.coordinator, self._limits, self.watch
+        return ClientActor("client-1", *parts, released=2, rate_limit=rate_limit)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["ClientActorRig"]:
@@ -80,14 +86,25 @@ class ClientActorRig:
         assert isinstance(message, Refusal), message
         return message
 
+    async def updated(self) -> Update:
+        message = await self.told()
+        assert isinstance(message, Update), message
+        return message
+
+    def say(self, **kind: Any) -> None:
+        """Let the client say this."""
+        self.stream.give(pb.ClientMessage(**kind).SerializeToString())
+
+    def answer(self, round: int = 1, after_s: float = 0.0, **fields: Any) -> None:
+        """Let the client send a sound update, but for these fields of its result."""
+        for number, data in enumerate(upload(vector(self.size), round, **fields)):
+            self.stream.give(data, 0.0 if number else after_s)
+
     async def accepts_the_next_job(self) -> None:
         """Whatever came before, the actor is alive and a sound answer is taken."""
         await self.dispatch(round=77)
-        for data in upload(vector(self.size), round=77):
-            self.stream.give(data)
-        message = await self.told()
-        assert isinstance(message, Update), message
-        assert message.round == 77
+        self.answer(77)
+        assert (await self.updated()).round == 77
 
 
 def vector(size: int) -> Vector:

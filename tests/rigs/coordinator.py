@@ -216,6 +216,10 @@ class CoordinatorRig:
         await self.register(peer)
         return peer
 
+    async def join_all(self, client_ids: str, **options: Any) -> list[FakePeer]:
+        """Several clients, whose ids have a letter each."""
+        return [await self.join(client_id, **options) for client_id in client_ids]
+
     async def join_and_work(self, client_id: str, **options: Any) -> FakePeer:
         """A client that has its first job, which the test answers."""
         peer = await self.join(client_id, manual=True, **options)

@@ -141,6 +141,10 @@ class Clients:
         )
         return self._group.create_task(session.run())
 
+    def start_all(self, client_ids: str, port: int, size: int = SIZE) -> "list[asyncio.Task[str]]":
+        """Several clients, whose ids have a letter each."""
+        return [self.start(client_id, port, size) for client_id in client_ids]
+
 
 @asynccontextmanager
 async def clients(threads: int = 1) -> AsyncIterator[Clients]:

@@ -14,7 +14,7 @@ import numpy as np
 from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.data.holdings import synthetic_holding
 from pausefl_client.link import DrawDelays, Link, no_delays
-from pausefl_client.privacy.ledger import ReleaseKey
+from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession
@@ -106,6 +106,25 @@ class ServerEnd(FakeStream):
         for i, data in enumerate(pack_job(round, 1, model, digest(model), schedule)):
             self.give(data, gap_s if i else 0.0)
 
+    async def ask(
+        self, model: Vector, round: int = 1, schedule: str = "", gap_s: float = 0.0
+    ) -> tuple[pb.Result, bytes]:
+        """Give a job; its result and all bytes of its update."""
+        self.give_job(model, round, schedule, gap_s)
+        return await self.upload()
+
+    async def refusal(self, model: Vector, round: int = 1, schedule: str = "") -> pb.Result:
+        """Give a job; its result, which has no update."""
+        self.give_job(model, round, schedule)
+        result = (await self.heard()).result
+        assert not result.HasField("update"), result
+        return result
+
+    async def all_read(self) -> None:
+        """Wait until the client has read all that was said."""
+        self.say(ping=pb.Ping(nonce=5))
+        assert (await self.heard()).pong.nonce == 5
+
     async def heard(self) -> pb.ClientMessage:
         """The client's next message, without its payload."""
         return pb.ClientMessage.FromString(unpack(await self.heard_bytes())[0])
@@ -165,7 +184,7 @@ class FakeServer:
 
 
 class SessionRig:
-    """A session with everything around it faked but the ledger."""
+    """A session with everything around it faked but the ledger, which lies in `ledger_in`."""
 
     def __init__(
         self,
@@ -173,6 +192,7 @@ class SessionRig:
         size: int = 6,
         train_s: float = 0.0,
         privacy: ReleasePrivacy | None = None,
+        ledger_in: Path | None = None,
         delays: DrawDelays = no_delays,
         executor: Executor | None = None,
         clock: Clock | None = None,
@@ -181,6 +201,9 @@ class SessionRig:
         run_id: str = "",
     ) -> None:
         self.clock = clock or Clock()
+        if ledger_in:
+            privacy = private(ledger_in, self.clock)
+        self.privacy = privacy
         self.server = FakeServer(self.clock)
         self.trainer = FakeTrainer(self.clock, size, train_s)
         self.model = np.arange(size, dtype=np.float32)
@@ -201,6 +224,12 @@ class SessionRig:
             self.server.connect,
             HostResources(executor, self.clock, on_answered=self.answered.append),
         )
+
+    @property
+    def ledger(self) -> Ledger:
+        """Of a private session."""
+        assert self.privacy is not None
+        return self.privacy.ledger
 
     def state_time(self, duration_s: float) -> None:
         """Let training take so long, from now on."""

@@ -58,15 +58,20 @@ class Play:
         await self.peers[client_id].answer(round_, attempt=attempt)
 
 
+async def joined(r: CoordinatorRig, client_ids: str) -> Play:
+    """A run whose clients are all there."""
+    play = Play(r)
+    play.peers = {peer.client_id: peer for peer in await r.join_all(client_ids, manual=True)}
+    return play
+
+
 @asynccontextmanager
 async def playing(rig: MakeRig, clients: str, steps: Asynchronous, **changes: Any) -> AsyncIterator[Play]:
     """A run with these clients, all there, which answer as the block says; it is played to its end."""
     settings = {"rounds": 2, "minimum_clients": len(clients), "privacy": None, **changes}
     made = rig(Random(steps.concurrency), is_asynchronous=True, asynchronous=steps, **settings)
     async with made.running() as r:
-        play = Play(r)
-        for client_id in clients:
-            play.peers[client_id] = await r.join(client_id, manual=True)
+        play = await joined(r, clients)
         yield play
         await r.played()
         play.records, play.events = r.store.rounds(), r.events()
@@ -76,14 +81,16 @@ def theta(play: Play) -> Vector:
     return play.rig.coordinator.theta
 
 
-def test_staleness_weights_are_those_of_the_papers() -> None:
-    rules: list[tuple[StalenessRule, list[float]]] = [
+@pytest.mark.parametrize(
+    ("rule", "weights"),
+    [
         (PolynomialStaleness(), [1, 1 / math.sqrt(2), 1 / math.sqrt(10)]),
         (ConstantStaleness(), [1, 1, 1]),
         (HingeStaleness(), [1, 1, 1 / (10 * (9 - 4) + 1)]),
-    ]
-    for rule, weights in rules:
-        assert [rule.weight(tau) for tau in (0, 1, 9)] == pytest.approx(weights)
+    ],
+)
+def test_staleness_weights_are_those_of_the_papers(rule: StalenessRule, weights: list[float]) -> None:
+    assert [rule.weight(tau) for tau in (0, 1, 9)] == pytest.approx(weights)
 
 
 async def test_with_k_c_and_all_clients_alike_it_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
@@ -95,9 +102,7 @@ async def test_with_k_c_and_all_clients_alike_it_is_fedavg_bit_for_bit(tmp_path:
             changes |= {"is_asynchronous": True, "asynchronous": Asynchronous(concurrency=4, buffer=4)}
         (folder := tmp_path / str(order)).mkdir()
         async with CoordinatorRig(folder, Random(4), **changes).running() as r:
-            play = Play(r)
-            for client_id in "abcd":
-                play.peers[client_id] = await r.join(client_id, manual=True)
+            play = await joined(r, "abcd")
             for _ in range(3):
                 assert await play.handed_out(4) == [*"abcd"]
                 for client_id in order or "cabd":
@@ -246,8 +251,7 @@ async def test_a_run_ends_with_its_budgets_and_what_its_clients_spent_is_what_th
     privacy, steps = PrivacySettings(budget, "coordinate", "agreed"), Asynchronous(concurrency=3, buffer=2)
     made = rig(Random(3), is_asynchronous=True, asynchronous=steps, rounds=50, minimum_clients=4, privacy=privacy)
     async with made.running() as r:
-        for client_id in "abcd":
-            await r.join(client_id)
+        await r.join_all("abcd")
         await r.played()
     assert r.coordinator.outcome == "budgets_spent"
     spent = {peer.client_id: (peer.released, budget.spent(peer.released)) for peer in r.peers}
@@ -285,12 +289,9 @@ async def test_fewer_updates_make_a_step_where_no_client_is_at_work_and_none_can
 async def test_after_a_kill_buffered_and_travelling_updates_are_asked_for_again_under_their_keys(
     tmp_path: Path, rule: str
 ) -> None:
-    steps = Asynchronous(concurrency=3, buffer=2, rule=rule, alpha=0.5)  # type: ignore[arg-type]
-    changes: dict[str, Any] = {"is_asynchronous": True, "asynchronous": steps, "rounds": 2, "minimum_clients": 4}
+    changes = few_steps(3, 2, buffer=2, rule=rule, alpha=0.5) | {"minimum_clients": 4}
     async with CoordinatorRig(tmp_path, Random(3), **changes).running() as r:
-        before = Play(r)
-        for client_id in "abcd":
-            before.peers[client_id] = await r.join(client_id, manual=True)
+        before = await joined(r, "abcd")
         first, second, travelling = await before.handed_out(3)
         await before.answer(first)
         (buffered,) = await before.handed_out(1)
@@ -301,10 +302,7 @@ async def test_after_a_kill_buffered_and_travelling_updates_are_asked_for_again_
         await before.handed_out(1)
         keys |= before.jobs
     async with CoordinatorRig(tmp_path, Random(3), **changes).running() as r:
-        after = Play(r)
-        for client_id in "abcd":
-            released = before.peers[client_id].released
-            after.peers[client_id] = await r.join(client_id, manual=True, released=released)
+        after = await resumed(before, r)
         assert await after.handed_out(4) == [*"abcd"]
         assert after.jobs == keys
         bytes_again = Release(1, BUDGET.epsilon(1), BUDGET.spent(1))
@@ -333,9 +331,7 @@ def few_steps(concurrency: int, rounds: int, **of_steps: Any) -> dict[str, Any]:
 
 async def begun(r: CoordinatorRig, client_ids: str) -> Play:
     """A run whose clients all have their first job."""
-    play = Play(r)
-    for client_id in client_ids:
-        play.peers[client_id] = await r.join(client_id, manual=True)
+    play = await joined(r, client_ids)
     await play.handed_out(len(client_ids))
     return play
 

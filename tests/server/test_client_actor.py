@@ -16,7 +16,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack_job, unpack
 from pausefl_server.model.norm_bound import NormBound
 from pausefl_server.release_checks import Release
-from pausefl_server.rounds.messages import Acknowledge, Dismiss, Refusal, Update, Withdraw
+from pausefl_server.rounds.messages import Acknowledge, Dismiss, Refusal, Withdraw
 from rigs.client_actor import ClientActorRig, upload, vector
 
 BIG = MAX_FRAME_BYTES // 4 + 100
@@ -44,8 +44,7 @@ async def test_the_round_trip_runs_from_the_first_frame_handed_over_to_the_last_
     async with rig.at_work():
         rig.stream.give(messages[0], after_s=4.0)
         rig.stream.give(messages[1], after_s=0.5)
-        update = await rig.told()
-    assert isinstance(update, Update)
+        update = await rig.updated()
     t = update.timing
     assert (t.round_trip_s, t.upload_s) == (0.25 + 0.25 + 4.0 + 0.5, 0.5)
     assert (t.download_s, t.injected_down_s, t.queue_s) == (0.25, 0.5, 0.125)
@@ -61,9 +60,8 @@ async def test_bytes_are_counted_as_they_travel_in_both_directions() -> None:
     rig, messages = ClientActorRig(BIG), upload(vector(BIG))
     model = np.zeros(BIG, np.float32)
     async with rig.at_work():
-        for data in messages:
-            rig.stream.give(data)
-        update = await rig.told()
+        rig.answer()
+        update = await rig.updated()
     assert update.bytes_down == sum(map(len, pack_job(1, 1, model, digest(model))))
     assert update.bytes_up == sum(map(len, messages))
 
@@ -74,8 +72,8 @@ async def test_time_between_jobs_belongs_to_no_exchange() -> None:
         for t in (1, 2):
             rig.clock.advance(100.0)
             await rig.dispatch(round=t)
-            rig.stream.give(upload(vector(5), round=t)[0], after_s=0.5)
-            assert (await rig.told()).timing.round_trip_s == 0.5
+            rig.answer(t, after_s=0.5)
+            assert (await rig.updated()).timing.round_trip_s == 0.5
 
 
 async def test_it_says_what_the_coordinator_wants_said_in_order() -> None:
@@ -111,8 +109,7 @@ async def test_a_client_that_cannot_says_so_and_is_not_counted_as_wrong() -> Non
     async with rig.running():
         for t, status in enumerate((pb.STATUS_FAILED, pb.STATUS_BUDGET_EXHAUSTED), start=1):
             await rig.dispatch(round=t)
-            result = pb.Result(round=t, attempt=1, status=status, reason="sorry")
-            rig.stream.give(pb.ClientMessage(result=result).SerializeToString())
+            rig.say(result=pb.Result(round=t, attempt=1, status=status, reason="sorry"))
             refusal = await rig.refused()
             kind = "exhausted" if status == pb.STATUS_BUDGET_EXHAUSTED else "refused"
             assert (refusal.round, refusal.reason, refusal.kind) == (t, "sorry", kind)
@@ -125,8 +122,7 @@ async def test_a_budget_is_spent_only_where_its_schedule_bears_it_out(afforded: 
     budget = Budget(10.0, 0.1)
     rig = ClientActorRig(budget=Budget(10.0, 0.1, budget.epsilon(afforded)) if afforded else budget)
     async with rig.at_work():
-        result = pb.Result(round=1, attempt=1, status=pb.STATUS_BUDGET_EXHAUSTED, reason="spent")
-        rig.stream.give(pb.ClientMessage(result=result).SerializeToString())
+        rig.say(result=pb.Result(round=1, attempt=1, status=pb.STATUS_BUDGET_EXHAUSTED, reason="spent"))
         refusal = await rig.refused()
         assert refusal.kind == ("exhausted" if is_believed else "rejected")
         assert ("affords more" in refusal.reason) == (not is_believed)
@@ -180,9 +176,8 @@ async def test_a_damaged_answer_is_asked_for_again_by_the_same_job(what: str) ->
         job = await rig.stream.heard_bytes()
         rig.stream.give(data, after_s=1.0)
         assert await rig.stream.heard_bytes() == job
-        rig.stream.give(upload(vector(5))[0], after_s=1.0)
-        update = await rig.told()
-        assert isinstance(update, Update)
+        rig.answer(after_s=1.0)
+        update = await rig.updated()
         # The clock of an exchange never starts again; what came before the second hand-over is no link's doing.
         assert (update.timing.round_trip_s, update.bytes_down) == (2.0, 2 * len(job))
         assert (update.timing.reconnect_s, update.timing.propagation_s) == (1.0, 1.0)
@@ -236,28 +231,21 @@ async def test_a_wrong_answer_is_rejected_with_a_reason_and_the_actor_goes_on(wh
 async def test_an_epsilon_from_which_no_noise_follows_is_left_to_the_coordinator(epsilon: float) -> None:
     rig = ClientActorRig(norm_bound=NormBound("vector", 1.0))
     async with rig.at_work():
-        rig.stream.give(upload(vector(5), release=pb.Release(participation=3, epsilon=epsilon))[0])
-        update = await rig.told()
-        assert isinstance(update, Update)
+        rig.answer(release=pb.Release(participation=3, epsilon=epsilon))
+        update = await rig.updated()
         assert update.release.epsilon == epsilon
 
 
 @pytest.mark.parametrize(
-    "sent",
-    [
-        [upload(vector(5), round=3, attempt=2, timing=pb.Timing(train_s=-1.0))[0]],
-        [upload(vector(6), round=3, attempt=2)[0]] * 4,
-        [upload(vector(5), round=3, attempt=2)[0]] * 2,
-    ],
-    ids=["a bad timing", "always damaged", "once more"],
+    ("times", "size", "train_s"), [(1, 5, -1.0), (4, 6, 0.0), (2, 5, 0.0)], ids=["a bad timing", "damaged", "once more"]
 )
-async def test_a_rejection_names_the_attempt_that_was_answered(sent: list[bytes]) -> None:
+async def test_a_rejection_names_the_attempt_that_was_answered(times: int, size: int, train_s: float) -> None:
     """Of another attempt, it would leave the round waiting until its deadline."""
     rig = ClientActorRig()
     async with rig.running():
         await rig.dispatch(round=3, attempt=2)
-        for data in sent:
-            rig.stream.give(data)
+        for _ in range(times):
+            rig.stream.give(upload(vector(size), round=3, attempt=2, timing=pb.Timing(train_s=train_s))[0])
         while not isinstance(refusal := await rig.told(), Refusal):
             pass
     assert (refusal.round, refusal.attempt, refusal.kind) == (3, 2, "rejected")
@@ -282,35 +270,34 @@ async def test_what_makes_no_sense_ends_the_stream(data: bytes, reason: str) -> 
 async def test_an_update_that_no_job_asked_for_is_rejected() -> None:
     rig = ClientActorRig()
     async with rig.running():
-        rig.stream.give(upload(vector(5))[0])
+        rig.answer()
         assert "which it was not asked for" in (await rig.refused()).reason
         await rig.accepts_the_next_job()
 
 
-@pytest.mark.parametrize(("whole_s", "train_s"), [(1.0, 1.0005), (600.002, 600.03), (86_400.0, 86_460.0)])
-async def test_parts_may_exceed_the_whole_by_what_two_clocks_disagree(whole_s: float, train_s: float) -> None:
+@pytest.mark.parametrize(
+    ("whole_s", "train_s", "is_taken"),
+    [(1.0, 1.0005, True), (600.002, 600.03, True), (86_400.0, 86_460.0, True), (600.0, 601.0, False)],
+)
+async def test_parts_exceed_the_whole_by_no_more_than_two_clocks_can_disagree(
+    whole_s: float, train_s: float, is_taken: bool
+) -> None:
     """Two clocks are read at different instants, and one may be slewed: by 500 millionths, and drift of its own."""
     rig = ClientActorRig()
     async with rig.at_work():
-        rig.stream.give(timed(train_s=train_s), after_s=whole_s)
-        update = await rig.told()
-        assert isinstance(update, Update)
-        assert update.timing.train_s == train_s
-
-
-async def test_parts_exceed_the_whole_by_no_more_than_two_clocks_can_disagree() -> None:
-    rig = ClientActorRig()
-    async with rig.at_work():
-        rig.stream.give(timed(train_s=601.0), after_s=600.0)
-        assert "s longer than the whole exchange" in (await rig.refused()).reason
+        rig.answer(after_s=whole_s, timing=pb.Timing(train_s=train_s))
+        if is_taken:
+            assert (await rig.updated()).timing.train_s == train_s
+        else:
+            assert "s longer than the whole exchange" in (await rig.refused()).reason
 
 
 async def test_the_same_answer_twice_is_rejected_the_second_time() -> None:
     rig = ClientActorRig()
     async with rig.at_work():
         for _ in range(2):
-            rig.stream.give(upload(vector(5), release=pb.Release(participation=1, epsilon=2.0, epsilon_spent=2.0))[0])
-        assert isinstance(await rig.told(), Update)
+            rig.answer(release=pb.Release(participation=1, epsilon=2.0, epsilon_spent=2.0))
+        await rig.updated()
         refusal = await rig.refused()
     assert refusal.kind == "rejected"
     assert refusal.release == Release(1, 2.0, 2.0)  # spent all the same
@@ -319,15 +306,14 @@ async def test_the_same_answer_twice_is_rejected_the_second_time() -> None:
 @pytest.mark.parametrize("is_late", [True, False])
 async def test_a_job_that_was_answered_cannot_be_dropped_unpaid_as_well(is_late: bool) -> None:
     rig = ClientActorRig()
-    withdrawn = pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN)
     async with rig.at_work():
         for is_before in (True, False):
             if is_before == is_late:
                 assert rig.actor.offer(Withdraw(1, 1))
             if is_before:
-                rig.stream.give(upload(vector(5))[0])
-                assert isinstance(await rig.told(), Update)
-        rig.stream.give(pb.ClientMessage(result=withdrawn).SerializeToString())
+                rig.answer()
+                await rig.updated()
+        rig.say(result=pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN))
         refusal = await rig.refused()
         assert (refusal.kind, refusal.round) == ("rejected", 1)
         await rig.accepts_the_next_job()
@@ -336,14 +322,12 @@ async def test_a_job_that_was_answered_cannot_be_dropped_unpaid_as_well(is_late:
 async def test_a_late_answer_to_an_earlier_round_leaves_the_job_at_hand_alone() -> None:
     rig = ClientActorRig()
     async with rig.running():
-        await rig.dispatch(round=1)
-        await rig.dispatch(round=2)
-        rig.stream.give(upload(vector(5), round=1)[0])
-        rig.stream.give(upload(vector(5), round=2)[0])
+        for round_ in (1, 2):
+            await rig.dispatch(round_)
+        for round_ in (1, 2):
+            rig.answer(round_)
         assert (await rig.refused()).round == 1
-        update = await rig.told()
-    assert isinstance(update, Update)
-    assert update.round == 2
+        assert (await rig.updated()).round == 2
 
 
 @pytest.mark.parametrize("loss", [*NOT_FINITE, 1.7e308, -1.7e308])
@@ -351,10 +335,8 @@ async def test_a_loss_that_is_no_number_is_as_good_as_none(loss: float) -> None:
     """A training that diverged; its clipped update may still be sound."""
     rig = ClientActorRig()
     async with rig.at_work():
-        rig.stream.give(upload(vector(5), loss=loss)[0])
-        update = await rig.told()
-    assert isinstance(update, Update)
-    assert update.loss is None
+        rig.answer(loss=loss)
+        assert (await rig.updated()).loss is None
 
 
 @settings(max_examples=40, deadline=None)

@@ -34,7 +34,7 @@ from rigs.coordinator import BUDGET, SIZE, CoordinatorRig, MakeRig, averaged, di
 
 async def test_rounds_are_averaged_by_data_size_committed_and_acknowledged(rig: MakeRig) -> None:
     async with rig(rounds=4, minimum_clients=3).running() as r:
-        peers = [await r.join(c) for c in "cab"]
+        peers = await r.join_all("cab")
         await r.played()
         theta = r.theta_0
         for record in r.store.rounds():
@@ -83,8 +83,7 @@ class Suspicious(All):
 
 async def test_a_policy_sees_the_updates_and_may_keep_one_out_of_the_model(rig: MakeRig) -> None:
     async with rig(Suspicious(2), rounds=1, minimum_clients=3).running() as r:
-        for c in "cba":
-            await r.join(c)
+        await r.join_all("cba")
         await r.played()
         (record,) = r.store.rounds()
         np.testing.assert_allclose(r.coordinator.theta, averaged(r.theta_0, 1, "ac"), atol=1e-6)
@@ -135,7 +134,7 @@ class Wild(Policy):
 
 async def test_a_policy_that_chooses_what_cannot_be_played_ends_the_run_in_one_line(rig: MakeRig) -> None:
     async with rig(Wild(2)).running() as r:
-        peers = [await r.join(c) for c in "ab"]
+        peers = await r.join_all("ab")
         with pytest.raises(
             PauseflError, match=r"^selection\.policy: in round 1 it chose row 99: must be one of [^\n]*$"
         ):
@@ -148,8 +147,7 @@ async def test_rule_and_optimizer_make_the_model_and_the_state_is_committed(rig:
     momentum = ServerOptimizer("fedavgm", learning_rate=0.5)
     changes = {"rounds": 3, "minimum_clients": 3, "aggregation": Aggregation("median"), "optimizer": momentum}
     async with rig(**changes).running() as r:
-        for c in "bca":
-            await r.join(c)
+        await r.join_all("bca")
         await r.played()
         theta, m = r.theta_0.astype(np.float64), np.zeros(SIZE)
         for t in (1, 2, 3):
@@ -214,8 +212,7 @@ async def test_a_client_drawn_twice_trains_once_and_counts_twice(rig: MakeRig) -
 
 async def test_without_privacy_nothing_is_spent(rig: MakeRig) -> None:
     async with rig(Pause(2), privacy=None).running() as r:
-        for c in "ab":
-            await r.join(c)
+        await r.join_all("ab")
         await r.played()
         assert all(o.participation == 0 == o.epsilon_spent for t in r.store.rounds() for o in t.observations)
         assert r.spent("a") == (0, 0.0)
@@ -223,7 +220,7 @@ async def test_without_privacy_nothing_is_spent(rig: MakeRig) -> None:
 
 async def test_every_client_gets_the_same_bytes(rig: MakeRig) -> None:
     async with rig(rounds=1).running() as r:
-        peers = [await r.join(c) for c in "ab"]
+        peers = await r.join_all("ab")
         await r.played()
         one, other = [await p.next_job() for p in peers]
         assert one.messages is other.messages
@@ -244,8 +241,7 @@ async def test_a_client_that_has_spent_its_budget_retires(rig: MakeRig) -> None:
 
 async def test_a_run_ends_when_nobody_has_budget_left(rig: MakeRig) -> None:
     async with rig(All(1), rounds=100, connect_timeout_s=0.05).running() as r:
-        for c in "ab":
-            await r.join(c, manual=True)
+        await r.join_all("ab", manual=True)
         for p in r.peers:
             await p.next_job()
             await r.coordinator.tell(Refusal(p.client_id, 1, 1, "exhausted", "spent"))
@@ -291,7 +287,7 @@ async def test_a_client_that_answers_soon_after_a_shutdown_owes_nothing(rig: Mak
 
 async def test_a_ping_is_of_the_round_that_is_played(rig: MakeRig, tmp_path: Path) -> None:
     async with rig(rounds=2).running() as r:
-        peers = [await r.join(client_id, manual=True) for client_id in "ab"]
+        peers = await r.join_all("ab", manual=True)
         for number in (1, 2):
             for peer in peers:
                 await peer.next_job()
@@ -315,8 +311,7 @@ async def test_a_shutdown_before_the_first_round_keeps_who_had_joined(rig: MakeR
 
 async def test_after_the_end_nobody_is_left_waiting(rig: MakeRig) -> None:
     async with rig(rounds=1).running() as r:
-        for c in "ab":
-            await r.join(c)
+        await r.join_all("ab")
         await r.played()
         with pytest.raises(PauseflError):
             await r.join("c")
@@ -338,8 +333,7 @@ async def test_a_round_is_told_also_where_no_client_is_left_for_the_next(rig: Ma
 
 async def test_a_round_is_told_to_whoever_watches(rig: MakeRig) -> None:
     async with rig(rounds=1).running() as r:
-        for c in "ab":
-            await r.join(c)
+        await r.join_all("ab")
         await r.played()
     waiting = [e.connected for e in r.shown_of(WaitingForClients)]
     assert waiting == [0, 1, 2]

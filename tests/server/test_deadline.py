@@ -104,15 +104,13 @@ def test_a_wait_that_ends_late_goes_on_once_for_as_long_as_it_was_late_and_no_lo
 
 async def test_a_round_without_a_fixed_timeout_waits_as_long_as_the_rule_says(rig: MakeRig) -> None:
     async with rig(rounds=2, round_timeout_s=None).running() as r:
-        await r.join("a")
-        await r.join("b")
+        await r.join_all("ab")
         await r.played()
         assert [record.deadline_s for record in r.store.rounds()] == [UNSEEN_S, LEAST_S]
 
 
 async def test_a_fixed_timeout_is_the_deadline_that_the_log_has(rig: MakeRig) -> None:
     async with rig(rounds=1, round_timeout_s=7.5).running() as r:
-        await r.join("a")
-        await r.join("b")
+        await r.join_all("ab")
         await r.played()
         assert [record.deadline_s for record in r.store.rounds()] == [7.5]

@@ -7,8 +7,6 @@ import grpc
 import pytest
 
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.answer_limits import AnswerLimits
-from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.rounds.messages import Lost
 from pausefl_server.selection.policies.everyone import All
@@ -64,12 +62,9 @@ async def test_a_fresh_stream_brings_no_fresh_allowance() -> None:
     rate_limit = ClientRateLimit(rig.clock)
     with pytest.raises(AbuseError, match="sent more messages than it was asked for"):
         for _ in range(100):
-            actor = ClientActor(
-                "client-1", rig.stream, rig.coordinator, AnswerLimits(5), rig.watch, rate_limit=rate_limit
-            )
             for message in (PONG, PONG, None):
                 rig.stream.give(message)
-            await actor.listen()
+            await rig.actor_of(rate_limit).listen()
 
 
 async def test_a_client_may_come_back_every_second_for_ever() -> None:

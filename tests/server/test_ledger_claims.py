@@ -11,8 +11,7 @@ async def test_what_a_stranger_claimed_keeps_the_ids_holder_neither_out_nor_poor
     async with rig(rounds=1).running() as r:
         stranger = await r.join("b", manual=True, released=2500)
         await r.lose(stranger)
-        await r.join("a")
-        await r.join("b")
+        await r.join_all("ab")
         await r.played()
         assert [o.client_id for o in r.store.rounds()[0].observations] == ["a", "b"]
         assert r.spent("b") == (1, BUDGET.spent(1))

@@ -34,7 +34,7 @@ async def test_a_reason_for_giving_no_update_is_cut() -> None:
     async with ClientActorRig().running() as rig:
         await rig.dispatch()
         result = pb.Result(round=1, attempt=1, status=pb.STATUS_FAILED, reason="\x1b[2J out of memory" * 50_000)
-        rig.stream.give(pb.ClientMessage(result=result).SerializeToString())
+        rig.say(result=result)
         assert is_short_and_clean((await rig.refused()).reason)
 
 
@@ -93,8 +93,7 @@ async def test_a_clients_own_reason_for_giving_no_update_is_cut() -> None:
     rig = SessionRig()
     rig.trainer.fails_in = {1: PauseflError(COMMANDS)}
     async with rig.welcomed() as stream:
-        stream.give_job(rig.model)
-        refusal = (await stream.heard()).result
+        refusal = await stream.refusal(rig.model)
     assert refusal.status == pb.STATUS_FAILED
     assert is_short_and_clean(refusal.reason, LONGEST_AT_A_CLIENT)
 
@@ -104,15 +103,12 @@ DETAILS = COMMANDS[:3000]  # what fits into gRPC's trailers
 
 class _Aborting(grpc.GenericRpcHandler):
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        async def abort(_: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, DETAILS)
-
-        async def abort_stream(_: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+        async def abort(_: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, DETAILS)
 
         if details.method.endswith("Offer"):
             return grpc.unary_unary_rpc_method_handler(abort)
-        return grpc.stream_stream_rpc_method_handler(abort_stream)
+        return grpc.stream_stream_rpc_method_handler(abort)
 
 
 @contextlib.asynccontextmanager

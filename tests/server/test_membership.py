@@ -155,8 +155,7 @@ async def test_who_comes_between_rounds_is_in_the_log_before_its_first_job(rig: 
 async def test_who_does_not_come_as_expected_is_waited_for_once(rig: MakeRig) -> None:
     settings = {"rounds": 3, "connect_timeout_s": 0.2, "expected": lambda t: frozenset("abz" if t > 1 else "ab")}
     async with rig(**settings).running() as r:
-        await r.join("a")
-        await r.join("b")
+        await r.join_all("ab")
         await r.played()
         assert [t.chosen for t in r.store.rounds()] == [("a", "b")] * 3
         (said,) = [e.message for e in r.shown_of(Notice) if "as expected" in e.message]

@@ -58,8 +58,7 @@ async def test_the_end_can_be_scraped_once_results_are_written(tmp_path: Path) -
     kept: list[RunResult] = []
     metrics = MetricsSettings(linger_s=LONG_S)
     async with federation(tmp_path, All(2), metrics=metrics, keep=kept.append) as run, clients() as some:
-        for name in ("a", "b"):
-            some.start(name, await run.port)
+        some.start_all("ab", await run.port)
         url = (await run.event("metrics"))["url"]
         samples = await asyncio.to_thread(scrape, url)
         assert [result.state.round for result in kept] == [3]
@@ -82,7 +81,6 @@ async def test_an_end_is_not_in_order_before_results_are_written(tmp_path: Path)
 
     metrics = MetricsSettings(linger_s=LONG_S)
     async with federation(tmp_path, All(2), metrics=metrics, keep=fail) as run, clients() as some:
-        for name in ("a", "b"):
-            some.start(name, await run.port)
+        some.start_all("ab", await run.port)
         with pytest.raises(OSError, match="no space"):
             await run.finished()

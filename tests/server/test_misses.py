@@ -28,8 +28,7 @@ async def test_a_late_update_is_taken_once_and_of_the_latest_jobs_alone() -> Non
         await r.dispatch(round=71)
         for t in (70, 70, 1):
             r.stream.give(upload(vector(5), round=t)[0])
-        update = await r.told()
-        assert isinstance(update, Update)
+        update = await r.updated()
         assert update.round == 70
         assert [(await r.refused()).round for _ in range(2)] == [70, 1]
 
@@ -129,8 +128,7 @@ async def test_coming_back_does_not_move_the_deadline(rig: MakeRig) -> None:
 
 async def test_a_resting_client_is_left_out_until_its_rest_is_over(rig: MakeRig) -> None:
     async with rig(rounds=8, round_timeout_s=0.05, policy=Pause(1), minimum_clients=3).running() as r:
-        for client_id in "ab":
-            await r.join(client_id)
+        await r.join_all("ab")
         silent = await r.join("c", manual=True)
         await r.played()
         asked = [t.round for record in r.store.rounds() for t in record.attempts if "c" in t.chosen]

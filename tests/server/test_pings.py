@@ -1,27 +1,17 @@
 """Idle round-trip probes: a bounded number, everybody in turn, never of a client at work, never shown to a policy."""
 
-import asyncio
-import dataclasses
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from pausefl_process.host_monitor import HostWatch
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import digest, pack_job
-from pausefl_server.actor import Actor
-from pausefl_server.connections.answer_limits import AnswerLimits
-from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.pings import PingSchedule
-from pausefl_server.records import Observation, RoundRecord
-from pausefl_server.rounds.messages import Dispatch, Pinged, SendPing, Update
-from rigs.client_actor import ClientActorRig, upload, vector
+from pausefl_server.rounds.messages import Pinged, SendPing
+from rigs.client_actor import ClientActorRig
 
 
 def test_everybody_is_pinged_in_turn_at_the_rate_asked_for() -> None:
@@ -61,78 +51,33 @@ def test_a_rate_of_none_pings_nobody() -> None:
     assert [schedule.take_due(t, ()) for t in (0.0, 1e6)] == [[], []]
 
 
-def test_no_policy_can_see_a_ping() -> None:
-    seen = {field.name for record in (RoundRecord, Observation) for field in dataclasses.fields(record)}
-    assert not any("ping" in name for name in seen)
-
-
-class Stream:
-    """A client's stream, whose messages a test plays."""
-
-    def __init__(self) -> None:
-        self.to_client: asyncio.Queue[bytes] = asyncio.Queue()
-        self.from_client: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    async def read(self) -> bytes | None:
-        return await self.from_client.get()
-
-    async def write(self, message: bytes) -> None:
-        self.to_client.put_nowait(message)
-
-    async def heard(self) -> pb.ServerMessage:
-        async with asyncio.timeout(10):
-            return pb.ServerMessage.FromString(await self.to_client.get())
-
-    def answer(self, nonce: int) -> None:
-        self.from_client.put_nowait(pb.ClientMessage(pong=pb.Pong(nonce=nonce)).SerializeToString())
-
-
-class Listener(Actor[Any]):
-    """Stands in for the coordinator."""
-
-    def __init__(self) -> None:
-        super().__init__("listener")
-        self.heard: list[Any] = []
-
-    async def receive(self, message: Any) -> None:
-        self.heard.append(message)
-
-
 async def test_a_ping_is_timed_and_one_that_a_job_overtook_is_not() -> None:
-    now_s, stream, listener = 0.0, Stream(), Listener()
-    actor = ClientActor("a", stream, listener, AnswerLimits(1), HostWatch(lambda: now_s))
-    async with asyncio.TaskGroup() as group:
-        group.create_task(listener.run())
-        group.create_task(actor.run())
-        listening = group.create_task(actor.listen())
-        await actor.tell(SendPing())
-        nonce = (await stream.heard()).ping.nonce
-        now_s = 0.25
-        stream.answer(nonce + 1)  # an answer to nothing that was asked
-        stream.answer(nonce)
-        await actor.tell(SendPing())
-        nonce = (await stream.heard()).ping.nonce
-        theta = np.zeros(1, np.float32)
-        await actor.tell(Dispatch(1, 1, pack_job(1, 1, theta, digest(theta)), 0.0, now_s))
-        assert (await stream.heard()).WhichOneof("kind") == "job"
-        stream.answer(nonce)
-        await actor.tell(SendPing())  # at work: not sent
-        stream.from_client.put_nowait(None)
-        await listening
-        assert stream.to_client.empty()
-        assert listener.heard == [Pinged("a", 0.25)]
-        actor.stop()
-        listener.stop()
+    rig = ClientActorRig(size=1)
+
+    async def pinged() -> int:
+        await rig.actor.tell(SendPing())
+        return pb.ServerMessage.FromString(await rig.stream.heard_bytes()).ping.nonce
+
+    async with rig.running():
+        nonce = await pinged()
+        rig.clock.advance(0.25)
+        rig.say(pong=pb.Pong(nonce=nonce + 1))  # an answer to nothing that was asked
+        rig.say(pong=pb.Pong(nonce=nonce))
+        nonce = await pinged()
+        await rig.dispatch()
+        await rig.stream.heard_bytes()
+        rig.say(pong=pb.Pong(nonce=nonce))
+        await rig.actor.ask(SendPing())  # at work: not sent
+    assert rig.stream.is_silent()
+    assert await rig.told() == Pinged("client-1", 0.25)
+    assert rig.coordinator.told.empty()
 
 
 async def test_pongs_that_no_ping_asked_for_are_taken_in_silence() -> None:
     rig = ClientActorRig()
     async with rig.running():
         for nonce in (0, 1):
-            rig.stream.give(pb.ClientMessage(pong=pb.Pong(nonce=nonce)).SerializeToString())
-        rig.stream.give(None)
-        assert rig.reason is not None
-        await rig.reason
+            rig.say(pong=pb.Pong(nonce=nonce))
     assert rig.coordinator.told.empty()
 
 
@@ -147,8 +92,8 @@ async def test_a_ping_is_answered_once() -> None:
             assert await rig.told() == Pinged("client-1", 0.5)
             await rig.dispatch(round=round_)
             await rig.stream.heard_bytes()
-            rig.stream.give(upload(vector(5), round=round_)[0])
-            assert isinstance(await rig.told(), Update)
+            rig.answer(round_)
+            await rig.updated()
     assert rig.coordinator.told.empty()
 
 

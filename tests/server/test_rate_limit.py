@@ -7,10 +7,8 @@ import pytest
 
 from pausefl_proto.errors import DamageError, TryLaterError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.answer_limits import AnswerLimits
-from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
-from rigs.client_actor import ClientActorRig, upload, vector
+from rigs.client_actor import ClientActorRig
 from rigs.clock import Clock
 
 
@@ -18,10 +16,9 @@ async def test_a_client_whose_streams_always_end_in_garbage_has_to_rest() -> Non
     rig = ClientActorRig()
     rate_limit = ClientRateLimit(rig.clock)
     for _ in range(9):
-        actor = ClientActor("client-1", rig.stream, rig.coordinator, AnswerLimits(5), rig.watch, rate_limit=rate_limit)
         rig.stream.give(b"\xff\xff\xff")
         with pytest.raises((DamageError, AbuseError)) as caught:
-            await actor.listen()
+            await rig.actor_of(rate_limit).listen()
     assert caught.type is AbuseError
 
 
@@ -30,11 +27,10 @@ async def test_a_client_that_sends_too_much_that_is_rejected_rests_longer_each_t
     running = asyncio.ensure_future(rig.coordinator.run())
     rate_limit, rests_s = ClientRateLimit(rig.clock), []
     for _ in range(12):
-        actor = ClientActor("client-1", rig.stream, rig.coordinator, AnswerLimits(5), rig.watch, rate_limit=rate_limit)
         for _ in range(9):
-            rig.stream.give(upload(vector(5))[0])
+            rig.answer()
         with pytest.raises(AbuseError, match="which it was not asked for now, once too often: rests for"):
-            await actor.listen()
+            await rig.actor_of(rate_limit).listen()
         rests_s.append(rest_of(rate_limit, rig.clock))
     rig.coordinator.stop()
     await running
@@ -56,7 +52,7 @@ def rest_of(rate_limit: ClientRateLimit, clock: Clock) -> int:
 async def test_a_client_that_sends_more_than_it_was_asked_for_has_to_rest() -> None:
     rig = ClientActorRig()
     for _ in range(65):
-        rig.stream.give(pb.ClientMessage(pong=pb.Pong(nonce=9)).SerializeToString())
+        rig.say(pong=pb.Pong(nonce=9))
     with pytest.raises(AbuseError, match="sent more messages than it was asked for"):
         await rig.actor.listen()
 

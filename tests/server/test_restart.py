@@ -86,8 +86,7 @@ async def test_a_torn_model_costs_its_round_and_no_epsilon_is_forgotten(tmp_path
 async def test_who_was_there_before_a_restart_is_not_taken_to_be_there(tmp_path: Path) -> None:
     """Also if it joined after the last round of the log."""
     async with federation(tmp_path, minimum_clients=3) as run, clients() as some:
-        for c in ("a", "b"):
-            some.start(c, await run.port)
+        some.start_all("ab", await run.port)
         for _ in range(3):
             await run.event("waiting")
         signal.raise_signal(signal.SIGINT)

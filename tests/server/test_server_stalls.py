@@ -13,7 +13,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.evaluation import waiting_models_max
-from pausefl_server.rounds.messages import Pinged, Update
+from pausefl_server.rounds.messages import Pinged
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.coordinator import CoordinatorRig, MakeRig
 
@@ -34,8 +34,7 @@ async def test_answers_that_wait_when_the_deadline_has_passed_are_taken(rig: Mak
 
     async with rig(rounds=2, round_timeout_s=0.2).running() as r:
         r.on_shown = stall
-        for c in "ab":
-            await r.join(c)
+        await r.join_all("ab")
         await r.played()
         assert [(record.attempt, record.misses) for record in r.store.rounds()] == [(1, ()), (1, ())]
 
@@ -43,7 +42,7 @@ async def test_answers_that_wait_when_the_deadline_has_passed_are_taken(rig: Mak
 async def test_answers_that_come_once_the_server_goes_on_are_taken(rig: MakeRig) -> None:
     """As of a process that was stopped: what clients sent meanwhile is still in its sockets."""
     async with rig(rounds=1, round_timeout_s=0.2, minimum_clients=3).running() as r:
-        a, b, c = [await r.join(c, manual=True) for c in "abc"]
+        a, b, c = await r.join_all("abc", manual=True)
         for peer in (a, b, c):
             await peer.next_job()
         await until_it_listens(r)
@@ -76,8 +75,7 @@ async def test_an_evaluator_that_is_too_slow_delays_no_round(rig: MakeRig) -> No
         raise EvaluatorLost("the run is over")
 
     async with rig(rounds=5, round_timeout_s=5.0, evaluation_every=1, evaluate=evaluate).running() as r:
-        for c in "ab":
-            await r.join(c)
+        await r.join_all("ab")
         await r.played()
         assert [(record.attempt, record.misses) for record in r.store.rounds()] == [(1, ())] * 5
         notices = [event.message for event in r.shown_of(Notice)]
@@ -101,8 +99,7 @@ async def test_no_honest_client_is_rejected_because_the_server_slept(
         if round_trip_s is None:
             assert "0.5 s longer than the whole exchange" in (await rig.refused()).reason
         else:
-            update = await rig.told()
-            assert isinstance(update, Update)
+            update = await rig.updated()
             assert update.timing.round_trip_s == pytest.approx(round_trip_s)
             assert update.server_host.suspended_s == 4.0
 
@@ -116,6 +113,5 @@ async def test_the_last_frame_tells_how_the_host_kept_time_during_the_upload() -
         _, frames = cut(vector_, digest(vector_))
         frame = pb.Frame(index=1, host=pb.Host(loop_lag_s=0.5, stopped_s=3.0, still_before_s=2.0))
         rig.stream.give(pack(pb.ClientMessage(frame=frame), frames[1]))
-        update = await rig.told()
-        assert isinstance(update, Update)
+        update = await rig.updated()
         assert (update.host, update.still_before_s) == (HostReport(loop_lag_s=0.5, stopped_s=3.0), 2.0)

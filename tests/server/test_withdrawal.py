@@ -19,14 +19,13 @@ from pausefl_client.training.withdrawal import Withdrawn
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, digest, pack_job
 from pausefl_server.release_checks import Release
-from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, SendPing, Update, Withdraw
+from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, SendPing, Withdraw
 from pausefl_server.selection.policies.everyone import All
 from rigs.client_actor import ClientActorRig, upload, vector
-from rigs.clock import Clock
 from rigs.coordinator import MakeRig
 from rigs.federation import BIG, PRIVATE, SIZE, clients, federation, log_of
 from rigs.federation import private as ledger_of
-from rigs.session import SCHEDULE, ServerEnd, SessionRig, private
+from rigs.session import SCHEDULE, ServerEnd, SessionRig
 
 
 def withdraw(stream: ServerEnd, round: int) -> None:
@@ -80,67 +79,56 @@ async def test_a_guard_that_is_cancelled_is_no_withdrawal() -> None:
 
 
 async def test_a_job_that_waits_for_another_is_dropped_unpaid(tmp_path: Path) -> None:
-    clock = Clock()
-    privacy = private(tmp_path, clock)
     with ThreadPoolExecutor(1) as executor:
-        rig = SessionRig(privacy=privacy, executor=executor, clock=clock)
+        rig = SessionRig(ledger_in=tmp_path, executor=executor)
         rig.trainer.gate.clear()
         async with rig.welcomed() as stream:
             for t in (1, 2, 3):
                 stream.give_job(rig.model, t, SCHEDULE)
             withdraw(stream, 2)
-            stream.say(ping=pb.Ping(nonce=5))
-            assert (await stream.heard()).pong.nonce == 5  # all of that has been read
+            await stream.all_read()
             rig.trainer.gate.set()
-            assert [await answer(stream) for _ in range(3)] == [
-                (1, pb.STATUS_OK),
-                (2, pb.STATUS_WITHDRAWN),
-                (3, pb.STATUS_OK),
-            ]
+            answers = dict([await answer(stream) for _ in range(3)])
+    assert answers == {1: pb.STATUS_OK, 2: pb.STATUS_WITHDRAWN, 3: pb.STATUS_OK}
     assert rig.trainer.rounds == [1, 3]
-    assert privacy.ledger.released == 2
+    assert rig.ledger.released == 2
 
 
 async def test_a_job_that_is_held_by_the_link_is_dropped_at_once(tmp_path: Path) -> None:
-    privacy = private(tmp_path, Clock())
-    rig = SessionRig(privacy=privacy, delays=lambda _: Delays(down_s=3600.0))
+    rig = SessionRig(ledger_in=tmp_path, delays=lambda _: Delays(down_s=3600.0))
     async with rig.welcomed() as stream:
         stream.give_job(rig.model, 1, SCHEDULE)
         withdraw(stream, 1)
         assert await answer(stream) == (1, pb.STATUS_WITHDRAWN)
-    assert (rig.trainer.rounds, privacy.ledger.released) == ([], 0)
+    assert (rig.trainer.rounds, rig.ledger.released) == ([], 0)
 
 
 async def test_a_job_whose_model_has_not_come_whole_is_dropped(tmp_path: Path) -> None:
-    privacy = private(tmp_path, Clock())
-    rig = SessionRig(size=BIG, privacy=privacy)
+    rig = SessionRig(size=BIG, ledger_in=tmp_path)
     async with rig.welcomed() as stream:
         stream.give(pack_job(1, 1, rig.model, digest(rig.model), SCHEDULE)[0])
         withdraw(stream, 1)
         assert await answer(stream) == (1, pb.STATUS_WITHDRAWN)
         stream.give_job(rig.model, 2, SCHEDULE)
         assert await answer(stream) == (2, pb.STATUS_OK)
-    assert (rig.trainer.rounds, privacy.ledger.released) == ([2], 1)
+    assert (rig.trainer.rounds, rig.ledger.released) == ([2], 1)
 
 
 async def test_training_that_ends_after_its_job_was_withdrawn_is_not_paid_for(tmp_path: Path) -> None:
-    clock = Clock()
-    privacy = private(tmp_path, clock)
     with ThreadPoolExecutor(1) as executor:
-        rig = SessionRig(privacy=privacy, executor=executor, clock=clock)
+        rig = SessionRig(ledger_in=tmp_path, executor=executor)
         rig.trainer.gate.clear()
         async with rig.welcomed() as stream:
             stream.give_job(rig.model, 1, SCHEDULE)
             await asyncio.to_thread(rig.trainer.begun.wait, 20)
             withdraw(stream, 1)
-            stream.say(ping=pb.Ping(nonce=5))
-            assert (await stream.heard()).pong.nonce == 5
+            await stream.all_read()
             rig.trainer.gate.set()
             assert await answer(stream) == (1, pb.STATUS_WITHDRAWN)
-            assert privacy.ledger.released == 0
+            assert rig.ledger.released == 0
             stream.give_job(rig.model, 1, SCHEDULE)  # a server that was started again asks for the same once more
             assert await answer(stream) == (1, pb.STATUS_OK)
-    assert privacy.ledger.released == 1
+    assert rig.ledger.released == 1
 
 
 @pytest.mark.parametrize("is_ended", [False, True], ids=["withdrawn", "ended"])
@@ -185,24 +173,23 @@ async def test_the_work_of_a_broken_stream_ends_before_the_next_job_begins(is_wi
 
 
 async def test_an_update_that_is_paid_for_is_sent_all_the_same(tmp_path: Path) -> None:
-    privacy = private(tmp_path, Clock())
-    rig = SessionRig(privacy=privacy)
+    rig = SessionRig(ledger_in=tmp_path)
     async with rig.welcomed() as stream:
         stream.give_job(rig.model, 1, SCHEDULE)
         assert await answer(stream) == (1, pb.STATUS_OK)
         withdraw(stream, 1)
         stream.give_job(rig.model, 1, SCHEDULE)  # its answer was lost on the way
         assert await answer(stream) == (1, pb.STATUS_OK)
-    assert (rig.trainer.rounds, privacy.ledger.released) == ([1], 1)
+    assert (rig.trainer.rounds, rig.ledger.released) == ([1], 1)
 
 
 @pytest.mark.parametrize("size", [6, BIG], ids=["held by the link", "still arriving"])
 @pytest.mark.parametrize("is_charged", [True, False])
 async def test_work_of_a_broken_stream_is_sent_if_it_was_paid_for(tmp_path: Path, size: int, is_charged: bool) -> None:
     """The job is given again, and withdrawn before its model is here; the hello has not counted its release."""
-    privacy, delays = private(tmp_path, Clock()), iter([Delays(), Delays(down_s=3600.0)])
+    delays = iter([Delays(), Delays(down_s=3600.0)])
     with ThreadPoolExecutor(1) as executor:
-        rig = SessionRig(privacy=privacy, executor=executor, size=size, delays=lambda _: next(delays))
+        rig = SessionRig(ledger_in=tmp_path, executor=executor, size=size, delays=lambda _: next(delays))
         rig.trainer.gate.clear()
         async with rig.welcomed() as broken:
             broken.give_job(rig.model, 1, SCHEDULE)
@@ -215,12 +202,11 @@ async def test_work_of_a_broken_stream_is_sent_if_it_was_paid_for(tmp_path: Path
                 await asyncio.to_thread(executor.submit(lambda: None).result, 20)
             withdraw(stream, 1)
             if not is_charged:
-                stream.say(ping=pb.Ping(nonce=5))
-                assert (await stream.heard()).pong.nonce == 5
+                await stream.all_read()
                 rig.trainer.gate.set()
             status = (await stream.heard()).result.status
             assert status == (pb.STATUS_OK if is_charged else pb.STATUS_WITHDRAWN)
-    assert privacy.ledger.released == int(is_charged)
+    assert rig.ledger.released == int(is_charged)
 
 
 class Remembering(SyntheticTrainer):
@@ -273,10 +259,8 @@ async def test_a_late_update_is_told_to_the_coordinator_also_when_the_next_job_i
         r.actor.offer(Withdraw(1, 1))
         await r.dispatch(round=2)
         for t in (1, 2):
-            for data in upload(vector(5), round=t):
-                r.stream.give(data)
-        updates = [await r.told(), await r.told()]
-        assert [(type(update), update.round) for update in updates] == [(Update, 1), (Update, 2)]
+            r.answer(round=t)
+        assert [(await r.updated()).round for _ in range(2)] == [1, 2]
 
 
 async def test_a_late_update_that_arrives_damaged_is_over_and_its_release_counts() -> None:
@@ -299,8 +283,7 @@ async def test_only_the_latest_withdrawn_jobs_are_remembered() -> None:
         for t in range(1, 201):
             r.actor.offer(Withdraw(t, 1))
         for t in (1, 200):
-            result = pb.Result(round=t, attempt=1, status=pb.STATUS_WITHDRAWN)
-            r.stream.give(pb.ClientMessage(result=result).SerializeToString())
+            r.say(result=pb.Result(round=t, attempt=1, status=pb.STATUS_WITHDRAWN))
         assert "which it was not asked for" in (await r.refused()).reason
         assert await r.told() == JobWithdrawn("client-1", 200, 1)
 
@@ -319,19 +302,18 @@ async def test_a_job_that_is_late_keeps_no_model() -> None:
         await r.dispatch(round=2)
         gc.collect()
         assert is_there() is None
-        r.stream.give(upload(vector(5))[0])  # it may have been paid for before
-        assert isinstance(await r.told(), Update)
+        r.answer()  # it may have been paid for before
+        await r.updated()
 
 
 async def test_dropping_a_job_of_an_earlier_stream_leaves_the_job_at_hand_alone() -> None:
     async with ClientActorRig().running() as r:
         r.actor.offer(Withdraw(1, 1))  # said to a client that is back
         await r.dispatch(round=2)
-        result = pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN)
-        r.stream.give(pb.ClientMessage(result=result).SerializeToString())
+        r.say(result=pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN))
         assert await r.told() == JobWithdrawn("client-1", 1, 1)
-        r.stream.give(upload(vector(5), round=2)[0])
-        assert isinstance(await r.told(), Update)
+        r.answer(round=2)
+        await r.updated()
 
 
 # -- the coordinator
@@ -339,12 +321,10 @@ async def test_dropping_a_job_of_an_earlier_stream_leaves_the_job_at_hand_alone(
 
 async def test_a_job_is_withdrawn_when_its_round_ends_or_its_client_comes_back_later(rig: MakeRig) -> None:
     async with rig(All(3), rounds=2, minimum_clients=3, round_timeout_s=0.25, rejoin_timeout_s=0.0).running() as r:
-        a = await r.join("a", manual=True)
-        b, c = await r.join("b", manual=True), await r.join("c", manual=True)
+        a, b, c = await r.join_all("abc", manual=True)
         await c.next_job()
         await r.lose(c)
-        await a.next_job()
-        await a.answer(1)
+        await a.play(1)
         await b.next_job()
         await a.next_job()  # round 2: b missed the first
         back = await r.join("c")

@@ -253,8 +253,7 @@ async def test_an_evaluator_that_is_lost_is_waited_for_at_the_end_of_a_whole_run
         if stopped:
             signal.raise_signal(signal.SIGTERM)
         else:
-            for c in ("a", "b"):
-                some.start(c, port)
+            some.start_all("ab", port)
         result = await run.finished()
     assert result.final_evaluations == result.best_evaluations == ()
     assert asked == [*([] if stopped else [(True, False)] * 2 + [(True, True)]), (False, False)]

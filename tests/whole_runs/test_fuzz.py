@@ -55,8 +55,7 @@ async def test_what_once_harmed_a_client_costs_it_its_stream_alone(data: bytes) 
     async with rig.welcomed() as stream:
         stream.give(data)
         again = await rig.server.welcome()
-        again.give_job(rig.model)
-        assert (await again.upload())[0].status == pb.STATUS_OK
+        assert (await again.ask(rig.model))[0].status == pb.STATUS_OK
 
 
 def test_a_seed_decides_every_byte() -> None:

@@ -61,8 +61,7 @@ async def test_a_run_over_the_network_averages_what_its_clients_sent(
 
 async def test_times_and_bytes_are_those_of_the_network(tmp_path: Path) -> None:
     async with federation(tmp_path, size=BIG) as run, clients() as some:
-        for c in ("a", "b"):
-            some.start(c, await run.port, BIG)
+        some.start_all("ab", await run.port, BIG)
         await run.finished()
     for record in log_of(tmp_path):
         for o in record.observations:
@@ -116,8 +115,7 @@ async def test_whoever_does_not_say_hello_properly_is_told_and_left(
             assert goodbye.final == (reason != "no message")  # a hello that was damaged may come again
             assert reason in goodbye.reason
             assert await call.read() is grpc.aio.EOF
-        for c in ("a", "b"):
-            some.start(c, await run.port)
+        some.start_all("ab", await run.port)
         assert (await run.finished()).state.round == 3
     assert errors_in(caplog) == []
 
@@ -125,8 +123,7 @@ async def test_whoever_does_not_say_hello_properly_is_told_and_left(
 @pytest.mark.parametrize("garbage", [b"\xff\xff", b"\x7a\xff\xff\xff\xff\x0f", b"", hello()])
 async def test_garbage_after_the_hello_ends_its_stream_and_no_other(tmp_path: Path, garbage: bytes) -> None:
     async with federation(tmp_path, minimum_clients=3, rejoin_timeout_s=0.0) as run, clients() as some:
-        for c in ("a", "b"):
-            some.start(c, await run.port)
+        some.start_all("ab", await run.port)
         async with raw_stream(await run.port) as call:
             await take_a_job(call)
             await call.write(garbage)
@@ -180,8 +177,7 @@ async def test_a_damaged_upload_is_asked_for_again_and_costs_no_second_epsilon(t
 
 async def test_a_message_beyond_the_limit_ends_its_stream_and_no_other(tmp_path: Path) -> None:
     async with federation(tmp_path, minimum_clients=3, rejoin_timeout_s=0.0) as run, clients() as some:
-        for c in ("a", "b"):
-            some.start(c, await run.port)
+        some.start_all("ab", await run.port)
         async with raw_stream(await run.port) as call:
             await take_a_job(call)
             with pytest.raises(grpc.aio.AioRpcError):

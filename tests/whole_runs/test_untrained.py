@@ -241,8 +241,7 @@ async def test_a_short_run_without_any_update_has_failed_as_well(rig: MakeRig) -
 @pytest.mark.slow
 async def test_rounds_that_find_budgets_used_up_are_no_failures(rig: MakeRig) -> None:
     async with rig(All(1), rounds=100, minimum_clients=2, rounds_without_update_max=1).running() as r:
-        for client_id in "ab":
-            await r.join(client_id, manual=True)
+        await r.join_all("ab", manual=True)
         for peer in r.peers:
             await refuse(r, peer, 1, "spent", exhausted=True)
         await r.played()
@@ -289,7 +288,7 @@ async def test_a_run_whose_clients_are_lost_has_failed(rig: MakeRig) -> None:
 async def test_a_run_whose_last_clients_with_budget_are_lost_has_failed(rig: MakeRig, rounds: int) -> None:
     """Whether the log knows already who has spent its budget, or is to be told with the next round."""
     async with rig(All(1), rounds=100, minimum_clients=2, connect_timeout_s=0.05).running() as r:
-        a, b = [await r.join(client_id, manual=True) for client_id in "ab"]
+        a, b = await r.join_all("ab", manual=True)
         await refuse(r, a, 1, "spent", exhausted=True)
         for number in range(1, rounds + 1):
             await b.play(number)
@@ -306,7 +305,7 @@ async def test_who_has_left_as_planned_keeps_no_budget_for_the_run(rig: MakeRig)
         "expected": lambda t: frozenset("a" if t > 1 else "ab"),
     }
     async with rig(All(1), rounds=100, **settings).running() as r:
-        a, b = [await r.join(client_id, manual=True) for client_id in "ab"]
+        a, b = await r.join_all("ab", manual=True)
         for peer in a, b:
             await peer.play(1)
         await r.until_called(2)
