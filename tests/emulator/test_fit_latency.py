@@ -1,9 +1,8 @@
 """Latency laws fitted to measurements: families are found again, and what is written runs."""
 
-import gzip
 import pickle
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -319,76 +318,6 @@ def test_values_lie_where_they_were_measured(tmp_path: Path) -> None:
     assert [line.get_drawstyle() for line in measured] == ["steps-post", "steps-post"]
     assert np.asarray(measured[0].get_xydata()).tolist() == [[0.0870759, 0.0], [0.0870759, 0.5], [0.090736, 1.0]]
     assert np.asarray(measured[1].get_xydata()).tolist() == [[0.3, 0.0], [0.3, 1.0]]
-
-
-PING = """PING hub (10.0.0.1) 56(84) bytes of data.
-[1767225600.100000] 64 bytes from hub (10.0.0.1): icmp_seq=1 ttl=57 time=11.6 ms
-[1767225603.100000] 64 bytes from hub (10.0.0.1): icmp_seq=4 ttl=57 time=12.6 ms
---- hub ping statistics ---
-"""
-ATLAS = """[{"fw": 5080, "type": "ping", "prb_id": 6001, "timestamp": 1767225600, "dst_name": "example.org",
- "result": [{"rtt": 11.6}, {"x": "*"}, {"rtt": 12.6}, {"rtt": 12.7, "dup": 1}]}]"""
-IPERF = """{"start": {"connected": [{"socket": 5, "remote_host": "10.0.0.1", "remote_port": 5201}],
- "timestamp": {"timesecs": 1767225600}}, "intervals": [
- {"streams": [{"socket": 5, "start": 0, "end": 1.0, "rtt": 11600}]},
- {"streams": [{"socket": 5, "start": 1.0, "end": 2.0, "rtt": 12600}]}], "end": {}}"""
-PROMETHEUS = """{"status": "success", "data": {"resultType": "matrix", "result": [
- {"metric": {"__name__": "probe_duration_seconds", "instance": "10.0.0.1"},
- "values": [[1767225600, "0.0116"], [1767225660, "0.0126"]]}]}}"""
-K6 = """metric_name,timestamp,metric_value,check,error,method,name,proto,status,url
-http_reqs,1767225600,1.000000,,,GET,hub,HTTP/1.1,200,http://hub/
-http_req_duration,1767225600,11.6,,,GET,hub,HTTP/1.1,200,http://hub/
-http_req_duration,1767225601,12.6,,,GET,hub,HTTP/1.1,200,http://hub/
-"""
-LOCUST = """Timestamp,User Count,Type,Name,Requests/s,Failures/s,50%,66%
-1767225600,1,GET,/a,0.0,0.0,N/A,N/A
-1767225601,1,GET,/a,1.0,0.0,11.6,12
-1767225602,1,GET,/a,1.0,0.0,12.6,13
-"""
-NDT = """date,client_IP,a_TestTime,a_MeanThroughputMbps,a_MinRTT
-2026-01-01,10.0.0.1,2026-01-01 00:00:00.500000 UTC,93.1,11.6
-2026-01-01,10.0.0.1,2026-01-01 00:01:00 UTC,90.2,12.6
-"""
-WONDER = """"source","destination","timestamp","min","avg","max","mdev"
-"10","57","2026-01-01 00:00:00","11.1","11.6","12.0","0.2"
-"10","58","2026-01-01 00:00:01","12.1","12.6","13.0","0.2"
-"""
-DEVICES = pickle.dumps({1: {"computation": 11.6, "communication": 5647.6}})
-GERMAN = "Client;Time;Seconds\n\nhub;2026-01-01T00:00:00Z;0,0116\nhub;2026-01-01T00:01:00+00:00;0,0126\n"
-PUBLISHED: dict[str, tuple[str | bytes, str, dict[str, Any]]] = {
-    "ping": (PING, "hub", {"timeout_s": 2.0}),
-    "ripe-atlas": (ATLAS, "6001", {"timeout_s": 2.0}),
-    "iperf3": (IPERF, "10.0.0.1", {}),
-    "prometheus": (PROMETHEUS, "10.0.0.1", {}),
-    "k6": (K6, "hub", {}),
-    "locust": (LOCUST, "/a", {}),
-    "ndt": (NDT, "10.0.0.1", {}),
-    "wondernetwork": (WONDER, "10", {}),
-    "fedscale": (DEVICES, "1", {}),
-    "csv": (GERMAN.encode("utf-16"), "hub", {}),
-    "csv, compressed": (gzip.compress(GERMAN.encode()), "hub", {}),
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_latencies_are_read_as_they_are_published(name: str, tmp_path: Path) -> None:
-    written, client, options = PUBLISHED[name]
-    path = tmp_path / "published"
-    path.write_bytes(written if isinstance(written, bytes) else written.encode())
-    form = name.partition(",")[0]
-    fit = pausefl.fit_latency(path, format=form, **options)
-    found = fit.latencies[client]
-    assert found.seconds == pytest.approx([0.0116] if name == "fedscale" else [0.0116, 0.0126])
-    lost = {"ping": 2, "ripe-atlas": 1}.get(name, 0)
-    assert found.bounds_s.tolist() == [2.0] * lost
-    assert fit.experiment.client_ids == [client.strip("/").replace("/", "-")]
-    keys = {"kind": "empirical", "file": str(path), "format": form, "client_column": None} | options
-    table = {key: value for key, value in keys.items() if value is not None}
-    if form == "csv":
-        table["client_column"] = "client"
-    (law,) = delays_of(pausefl.load("demo", {"clients.count": 1, "selection.m": 1, "latency.delay": table})).values()
-    assert isinstance(law, Empirical)
-    assert max(law.values_s) == pytest.approx(2.0 if lost else max(found.seconds))
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ class Format:
     """How it writes a probe without an answer."""
     skipped: tuple[str, ...] = ()
     """How it writes that there was no probe."""
+    summed: str = ""
+    """How it calls all clients together, who count where no other is named."""
     counted: str = "line"
 
 
@@ -75,20 +77,27 @@ def csv_table(data: bytes) -> Table:
 
 
 def _ping(data: bytes) -> Table:
-    """The replies of `ping`, best with -D; a number that is left out is a reply that never came."""
-    rows: list[Row] = []
-    last = 0
-    reply = re.compile(r"^(?:\[(\d+\.\d+)\] )?\d+ bytes from (\S+?):? .*?icmp_seq=(\d+) .*?time=([\d.]+) ms")
+    """The replies of `ping`, best with -D. Probes that were sent and not answered are lost; duplicates do not count."""
+    reply = re.compile(r"^(?:\[(\d+\.\d+)\] )?\d+ bytes from (\S+?):? .*?(?:icmp_)?seq=(\d+) .*?time=([\d.]+) ms")
+    begun, host, when = 0, "", "0"
+    runs: dict[tuple[int, str], dict[int, Row]] = {}  # by sequence number, which ascends
     for number, line in enumerate(_text(data).splitlines(), start=1):
-        if line.startswith("PING "):
-            last = 0
+        if found := re.match(r"PING ([^\s(]+)", line):
+            begun, host, when = number, found[1], str(number)
         if found := reply.search(line):
             time, host, sequence, ms = found.groups()
             when = time or str(number)
-            rows += [(number, [host, when, _LOST])] * max(int(sequence) - last - 1, 0)
-            rows.append((number, [host, when, ms]))
-            last = max(last, int(sequence))
-    return ["host", "time", "ms"], rows
+        rows = runs.setdefault((begun, host), {})
+        last = next(reversed(rows), 0)
+        if found:
+            place = int(sequence) + 2**16 * round((last - int(sequence)) / 2**16)  # it has 16 bits
+            rows |= {lost: (number, [host, when, _LOST]) for lost in range(last + 1, place)}
+            if place not in rows or rows[place][1][-1] == _LOST:
+                rows[place] = number, [host, when, ms]
+        if sent := re.match(r"(\d+) packets transmitted", line):
+            missing = int(sent[1]) - len(rows)
+            rows |= {lost: (number, [host, when, _LOST]) for lost in range(last + 1, last + 1 + missing)}
+    return ["host", "time", "ms"], [row for rows in runs.values() for row in rows.values()]
 
 
 def _records(of: Callable[[Any], Iterator[list[Any]]], *header: str) -> Callable[[bytes], Table]:
@@ -161,7 +170,7 @@ FORMATS = {
         _records(_prometheus, "series", "time", "value"), "value", "series", "time", "s", counted="value"
     ),
     "k6": Format(csv_table, "metric_value", "name", "timestamp", "ms", ("metric_name=http_req_duration",)),
-    "locust": Format(csv_table, "50%", "Name", "Timestamp", "ms", skipped=("N/A",)),
+    "locust": Format(csv_table, "50%", "Name", "Timestamp", "ms", skipped=("N/A",), summed="Aggregated"),
     "ndt": Format(csv_table, "a_MinRTT", "client_IP", "a_TestTime", "ms"),
     "wondernetwork": Format(csv_table, "avg", "source", "timestamp", "ms"),
     "fedscale": Format(_fedscale, "computation", "client", "client", "ms", counted="device"),

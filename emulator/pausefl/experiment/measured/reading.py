@@ -84,7 +84,7 @@ class Reading:
         header, rows = self._table(file, form, spelt)
         value = _place(header, self.column or form.column, "column", spelt)
         client = _place(header, self.client_column or form.client, "client_column", spelt) if by_client else None
-        time = self.time_column or (form.time if form.time in header else None)
+        time = self.time_column or (form.time if form.time.casefold() in map(str.casefold, header) else None)
         when = None if time is None else _place(header, time, "time_column", spelt)
         conditions = [_condition(header, each, spelt) for each in self.filter or form.filter]
         found: dict[str, Measured] = {}
@@ -108,6 +108,8 @@ class Reading:
         if rows and not found and self.filter:
             held = ", ".join(sorted({cell for _, row in rows for cell in row[conditions[0][0] :][:1]})[:8])
             raise ValueError(f"no row passes {spelt('filter', self.filter[0])} (there is: {held})")
+        if len(found) > 1:
+            found.pop(form.summed, None)
         factor = self._factor(found.values(), form, spelt)
         for of_client in found.values():
             each = zip(of_client.seconds, of_client.is_lost, strict=True)

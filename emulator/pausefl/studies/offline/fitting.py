@@ -74,7 +74,8 @@ def fit_law(latencies: ClientLatencies) -> FittedLaw:
     values, bounds = latencies.seconds, latencies.bounds_s
     is_same = len(values) > 0 and np.ptp(values) == 0
     if is_same and not (bounds > values[0]).any():
-        return FittedLaw({"kind": "constant", "value_s": float(values[0])}, "all values are the same")
+        why = "all values are the same" if len(values) > 1 else "of one value: how it varies is not known"
+        return FittedLaw({"kind": "constant", "value_s": float(values[0])}, why)
     if len(values) < LEAST_VALUES:
         return FittedLaw(_values(latencies), f"the values: fewer than {LEAST_VALUES}")
     if is_same:

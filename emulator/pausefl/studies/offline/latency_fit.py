@@ -68,10 +68,11 @@ class LatencyFit:
             latencies, client_id = self.latencies[name], self.client_ids[name]
             who = client_id if name == client_id else f"{client_id} is {name!r}"
             measured, bounds = len(latencies.seconds), len(latencies.bounds_s)
+            counted = "1 latency" if measured == 1 else f"{measured} latencies"
             more = f", {bounds} lower bound{'s' if bounds > 1 else ''}" if bounds else ""
             missed = f", {latencies.missed} missed jobs left out" if latencies.missed else ""
             doubt = ": few of its exchanges were waited for, so its law is uncertain" if bounds > measured else ""
-            yield f"{who}: {fitted.table['kind']} ({fitted.why}; {measured} latencies{more}{missed}){doubt}"
+            yield f"{who}: {fitted.table['kind']} ({fitted.why}; {counted}{more}{missed}){doubt}"
 
 
 def fit_latency(source: Path, reading: Reading) -> LatencyFit:
