@@ -9,6 +9,7 @@ os.environ.update(grpc_defaults())  # as every process of a run has it, before a
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,20 @@ def closed_ledgers() -> Iterator[None]:
     """The garbage collector would close them too, and complain of it in whatever test that comes."""
     with open_ledgers:
         yield
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """(name, text) -> the file of a module of a user's own that can be imported, in the test's folder."""
+
+    def write(name: str, text: str) -> Path:
+        file = tmp_path / f"{name}.py"
+        file.write_text(text, "utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return file
+
+    return write
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,8 @@ from pausefl.experiment.server_records import aggregation_of, check_policies, op
 from pausefl.experiment.toml_source import preset_names
 from pausefl.experiment.validation import build
 from pausefl.runtime.client.plan import client_plan
-from pausefl_client.data.datasets import DATASETS
+from pausefl.runtime.plan import plan_of
+from pausefl.runtime.virtual.process import play_virtually
 from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.registries import (
     OPTIMIZER_DEFAULTS,
@@ -49,6 +50,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.model.aggregation import RuleName
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS
 from pausefl_server.selection import POLICIES
+from rigs.experiments import small
 
 
 def parse(*overrides: str, text: str = "") -> Experiment:
@@ -61,25 +63,13 @@ def parse(*overrides: str, text: str = "") -> Experiment:
 # (override, what the message must begin with, what it must say is allowed)
 MISTAKES = [
     # steps without rounds
-    (
-        'asynchronous.staleness={kind = "hinge", slope = 0.0}',
-        "asynchronous.staleness.slope = 0.0",
-        "above 0",
-    ),
+    ("asynchronous.staleness={kind='hinge', slope=0.0}", "asynchronous.staleness.slope = 0.0", "above 0"),
     ("asynchronous.staleness=linear", 'asynchronous.staleness = "linear"', "polynomial, constant, hinge"),
     # unknown keys, with a hint where one is close
     ("clint.count=4", "clint: unknown key", "did you mean clients?"),
-    (
-        "a.b=4",
-        "a: unknown key",
-        "clients, evaluation, experiment, host, latency, metrics, privacy, selection, server",
-    ),
+    ("a.b=4", "a: unknown key", "clients, evaluation, experiment, host, latency, metrics, privacy, selection"),
     ("experiment.roundz=3", "experiment.roundz: unknown key", "did you mean rounds?"),
-    (
-        "clients.zzz=3",
-        "clients.zzz: unknown key",
-        "connect_timeout_s, count, examples_max, groups, ids, minimum, per_process",
-    ),
+    ("clients.zzz=3", "clients.zzz: unknown key", "count, examples_max, groups, ids, minimum, per_process"),
     ("latency.delay.flor_s=1.0", "latency.delay.flor_s: unknown key", "did you mean floor_s?"),
     ("selection.mm=3", "selection.mm: unknown key", "did you mean m?"),
     ("selection.pause=3", "selection.pause: unknown key", "m, over_selection, policy"),
@@ -122,6 +112,9 @@ MISTAKES = [
     ("workload.learning_rate=nan", "workload.learning_rate = nan", "above 0"),
     ("workload.model_bytes=5", "workload.model_bytes = 5", "multiple of 4"),
     ("server.port=65536", "server.port = 65536", "at most 65535"),
+    ("workload.optimizer_options={weight_decay=inf}", "workload.optimizer_options.weight_decay = inf", "finite number"),
+    ("workload.optimizer_options={betas=[0.9, nan]}", "workload.optimizer_options.betas.1 = nan", "finite number"),
+    ('workload.training={kind="moon", mu=-inf}', "workload.training.mu = -inf", "finite number"),
     # choices
     ("privacy.unit=scalar", "privacy.unit = 'scalar'", "'coordinate' or 'vector'"),
     ('privacy.disclose=["lossy"]', "privacy.disclose.0 = 'lossy'", "'loss'"),
@@ -134,11 +127,7 @@ MISTAKES = [
     ("selection.policy=zzz", 'selection.policy = "zzz"', "pause, pause-brute, sa-pause, genie"),
     ("selection.puase.alpha=1.0", "selection.puase", "did you mean pause"),
     ("selection.policy=no.such:Policy", 'selection.policy = "no.such:Policy"', "No module named"),
-    (
-        "selection.pause={reward='R2', clusters={client-000=0, client-zzz=1}}",
-        "selection.pause.clusters.client-zzz",
-        "must be the id of a client, such as client-000",
-    ),
+    ("selection.pause.clusters={client-zzz=1}", "selection.pause.clusters.client-zzz", "the id of a client, such as"),
     ("selection.pause.clusters={client-000=-2}", "selection.pause.clusters.client-000 = -2", "must be at least 0"),
     ("selection.sa-pause={reward='R2', phi_g='json:loads'}", "selection.sa-pause.phi_g = 'json:loads'", "must be"),
     ("selection.policy=json:JSONDecoder", 'selection.policy = "json:JSONDecoder"', "must be a subclass"),
@@ -156,12 +145,9 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("override", "names", "allows"), MISTAKES)
 def test_a_mistake_is_one_line_that_names_the_key_and_what_is_allowed(override: str, names: str, allows: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"^{re.escape(names)}.*{re.escape(allows)}") as caught:
         parse(override)
-    message = str(caught.value)
-    assert message.startswith(names)
-    assert allows in message.removeprefix(names)
-    assert len(message.splitlines()) == 1
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -176,15 +162,12 @@ def test_a_mistake_is_one_line_that_names_the_key_and_what_is_allowed(override: 
     ],
 )
 def test_a_file_of_the_wrong_form_is_named(text: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
         parse(text=text)
-    assert str(caught.value).startswith(message)
 
 
 def test_a_policy_that_needs_what_clients_do_not_disclose_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r'selection\.policy = "oort" needs .* loss: add privacy\.disclose = \["loss"\]'
-    ):
+    with pytest.raises(ConfigError, match=r'selection\.policy = "oort" needs .* loss: add privacy\.disclose = \["loss'):
         parse("selection.policy=oort")
     assert parse("selection.policy=oort", 'privacy.disclose=["loss"]').selection.policy == "oort"
     assert parse("selection.policy=oort", "privacy.enabled=false").selection.policy == "oort"
@@ -251,6 +234,35 @@ def test_an_override_is_a_toml_value_or_plain_text(override: str, value: Any) ->
     found = getattr(getattr(parse_experiment("", [override]), table), key)
     assert found == value
     assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "policy"),
+    [
+        ("selection.pause.alpha", "pause"),
+        ("selection.mine:Policy.alpha", "mine:Policy"),
+        ('selection."mine:Policy".alpha', "mine:Policy"),
+        ('selection."package.mine:Policy".alpha', "package.mine:Policy"),
+        ("selection.'package.mine:Policy'.\"alpha\"", "package.mine:Policy"),
+    ],
+)
+def test_a_part_of_a_key_may_be_quoted(key: str, policy: str) -> None:
+    """As a name with dots in it must be."""
+    of_texts, of_values = parse_experiment("", [f"{key}=2"]), parse_experiment("", {key: 2})
+    assert of_texts.selection.parameters(policy) == of_values.selection.parameters(policy) == {"alpha": 2}
+
+
+@pytest.mark.parametrize("key", ["selection", "selection.", 'selection."pause', '"selection.m"', 'selection."a"b.c'])
+def test_a_key_that_names_no_key_of_a_table_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_experiment("", [f"{key}=2"])
+    with pytest.raises(ConfigError):
+        parse_experiment("", {key: 2})
+
+
+def test_the_name_of_a_policy_that_lacks_its_quotes_is_told_so() -> None:
+    with pytest.raises(ConfigError, match=r"^selection\.package: must be one of .*; a name with dots must be quoted$"):
+        parse("selection.package.mine:Policy.alpha=2")
 
 
 def test_a_name_that_stands_for_no_data_set_is_refused_also_where_nothing_is_learned() -> None:
@@ -365,30 +377,10 @@ def assert_config_is_in_force(experiment: Experiment) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "experiment": st.fixed_dictionaries({}, optional={"rounds": st.integers(1, 10**6), "seed": st.integers(0)}),
-            "selection": st.fixed_dictionaries(
-                {"policy": st.sampled_from(sorted(POLICIES)), "m": st.integers(1, 30)},
-                optional={"pause": st.fixed_dictionaries({}, optional={"alpha": st.floats(0, 1e6)})},
-            ),
-            "latency": st.fixed_dictionaries(
-                {},
-                optional={
-                    "tau_min_s": st.just("auto") | st.floats(1e-6, 10),
-                    "time_scale": st.floats(1e-6, 1e3),
-                    "delay": st.fixed_dictionaries({"kind": st.sampled_from(["none", "halves"])}),
-                },
-            ),
-            "workload": st.fixed_dictionaries({"dataset": st.sampled_from(sorted(DATASETS))}),
-            "server": st.fixed_dictionaries({"host": st.text(max_size=20)}),
-        },
-    )
-)
-def test_any_experiment_survives_being_written_down(document: dict[str, Any]) -> None:
-    experiment = parse_experiment(tomli_w.dumps(document))
+@given(st.text(max_size=20), st.floats(0, 1e6), st.just("auto") | st.floats(1e-6, 10))
+def test_any_value_survives_being_written_down(host: str, alpha: float, tau_min_s: str | float) -> None:
+    values = {"server.host": host, "selection.pause.alpha": alpha, "latency.tau_min_s": tau_min_s}
+    experiment = parse_experiment("", values)
     assert parse_experiment(experiment.to_toml()) == experiment
 
 
@@ -400,16 +392,36 @@ def test_a_name_that_is_neither_file_nor_preset_lists_the_presets(tmp_path: Path
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    missing = tmp_path / "missing.toml"
-    with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read"):
-        load_experiment(str(missing))
-    binary = tmp_path / "binary.toml"
-    binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match=r"binary\.toml: cannot be read"):
-        load_experiment(str(binary))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "folder.toml").mkdir()
-    with pytest.raises(ConfigError, match=r"folder\.toml: cannot be read"):
-        load_experiment(str(tmp_path / "folder.toml"))
+    for name in ("missing", "binary", "folder"):
+        with pytest.raises(ConfigError, match=rf"{name}\.toml: cannot be read"):
+            load_experiment(str(tmp_path / f"{name}.toml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[experiment\n", "mine.toml: not valid TOML: "),
+        ("[experiment]\nrounds = 0\n", "mine.toml: experiment.rounds = 0: must be at least 1"),
+        ("[selection]\nm = 31\n", "mine.toml: selection.m = 31: must be at most clients.count = 30"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_with_the_files_name(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(tmp_path))}/{re.escape(message)}"):
+        load_experiment(str(tmp_path / "mine.toml"))
+
+
+def test_an_override_that_is_none_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"^--set rounds: must be table\.key=value"):
+        load_experiment(str(tmp_path / "mine.toml"), ["rounds"])
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[experiment]\nrounds = 3\n", encoding="utf-8-sig")
+    assert load_experiment(str(tmp_path / "mine.toml")).experiment.rounds == 3
 
 
 # -- what it means
@@ -423,14 +435,17 @@ def test_client_ids_sort_as_they_count(count: int, last: str) -> None:
     assert len(set(ids)) == count
 
 
-def test_round_1_waits_for_everybody_unless_told_otherwise() -> None:
-    assert parse().minimum_clients == 30
-    assert parse("clients.minimum=7").minimum_clients == 7
-
-
-def test_tau_min_is_a_number_or_the_least_latency_seen() -> None:
-    assert parse("latency.tau_min_s=0.25").tau_min_s == 0.25
-    assert parse("latency.tau_min_s=auto").tau_min_s is None
+@pytest.mark.parametrize(
+    ("override", "name", "value"),
+    [
+        ("clients.count=9", "minimum_clients", 9),
+        ("clients.minimum=7", "minimum_clients", 7),
+        ("latency.tau_min_s=0.25", "tau_min_s", 0.25),
+        ("latency.tau_min_s=auto", "tau_min_s", None),
+    ],
+)
+def test_round_1_waits_for_everybody_and_tau_min_is_estimated_unless_said(override: str, name: str, value: Any) -> None:
+    assert getattr(parse(override), name) == value
 
 
 def test_privacy_is_all_or_nothing() -> None:
@@ -500,4 +515,32 @@ def test_a_record_takes_nothing_it_does_not_know(values: dict[str, Any], message
     assert str(caught.value) == message
 
 
-# -- docs/workloads.md
+def test_shared_ledgers_lie_beside_the_file_wherever_it_is_run_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found from the working directory, they would begin anew, with another budget, in every folder."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/mine.toml").write_text('[privacy]\nledger_dir = "holders"\n')
+    for folder in (tmp_path, tmp_path / "mine"):
+        monkeypatch.chdir(folder)
+        found = load_experiment(str(tmp_path / "mine/mine.toml")).privacy.ledger_dir
+        assert found == str(tmp_path / "mine/holders")
+    said = load_experiment(str(tmp_path / "mine/mine.toml"), ["privacy.ledger_dir=said"])
+    assert said.privacy.ledger_dir == str(tmp_path / "mine/said")
+    assert load_experiment("demo", ["privacy.ledger_dir="]).privacy.ledger_dir == ""
+
+
+def test_an_infinite_parameter_of_a_policy_survives_being_written_down() -> None:
+    experiment = load_experiment("demo", ["selection.sa-pause.time_cap_s=inf"])
+    assert parse_experiment(experiment.to_toml()) == experiment
+
+
+def test_a_summary_is_json_whatever_a_policy_takes(tmp_path: Path) -> None:
+    """JSON has no infinity: `jq`, browsers and other languages refused the summary of every run under sa-pause."""
+    play_virtually(plan_of(small({"selection.policy": "sa-pause"}), "run"), tmp_path, lambda _: None)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    summary = json.loads((tmp_path / "summary.json").read_text("utf-8"), parse_constant=refuse)
+    assert summary["policy_parameters"]["time_cap_s"] is None

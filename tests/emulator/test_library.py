@@ -23,14 +23,10 @@ from pausefl.experiment.objects import labels_of
 from pausefl.studies import simulations
 from pausefl_proto.errors import ConfigError
 from pausefl_server.monitoring.noise import NOISE_REMEDY
+from rigs.experiments import SMALL, small
+from rigs.refusals import refused
 
-TINY = {
-    "experiment.rounds": 3,
-    "clients.count": 4,
-    "selection.m": 2,
-    "workload.model": "synthetic",
-    "latency.time_scale": 0.01,
-}
+TINY = {**SMALL, "experiment.clock": "real", "latency.time_scale": 0.01}
 SIX = {"clients.count": 6, "selection.m": 2}
 
 
@@ -56,9 +52,8 @@ def test_a_run_answers_with_data(run: pausefl.Run) -> None:
 
 
 def test_an_experiment_is_loaded_from_tables_and_from_another_and_is_not_changed(run: pausefl.Run) -> None:
-    told = pausefl.load(
-        {"clients": {"count": 4}, "selection.m": 2, "workload": {"model": "synthetic"}}, ["privacy.eta=1"]
-    )
+    tables = {"clients": {"count": 4}, "selection.m": 2, "workload": {"model": "synthetic"}}
+    told = pausefl.load(tables, ["privacy.eta=1"])
     assert (told.clients.count, told.selection.m, told.privacy.eta) == (4, 2, 1.0)
     changed = pausefl.load(told, {"clients.groups.slow.count": 3}).replace({"clients.groups.slow.count": 5})
     assert (changed.clients.count, told.clients.count, changed.workload.model) == (5, 4, "synthetic")
@@ -75,7 +70,7 @@ def test_an_experiment_is_loaded_from_tables_and_from_another_and_is_not_changed
 
 
 def test_a_run_goes_on_from_python(tmp_path: Path) -> None:
-    experiment = pausefl.load("demo", {**TINY, "experiment.clock": "virtual"})
+    experiment = small()
     pausefl.run(experiment, tmp_path / "run", progress=False, resume=True)  # begins, where there is none
     go_on = re.escape(f"go on with it: pausefl.run(run_dir={str(tmp_path / 'run')!r}, resume=True)")
     with pytest.raises(ConfigError, match=go_on):
@@ -88,7 +83,7 @@ def test_a_run_goes_on_from_python(tmp_path: Path) -> None:
 
 
 def test_finished_campaigns_are_opened_and_are_frames(tmp_path: Path) -> None:
-    experiment = pausefl.load("demo", {**TINY, "experiment.clock": "virtual"})
+    experiment = small()
     compared = pausefl.compare(experiment, ["all"], folder=tmp_path / "compared", progress=False)
     opened: Any = pausefl.open(tmp_path / "compared")
     assert opened.to_frame()["total_latency_s.mean"].tolist() == compared.to_frame()["total_latency_s.mean"].tolist()
@@ -188,20 +183,19 @@ def test_results_are_found_from_another_working_directory(
 
 
 def test_what_is_no_run_or_no_table_is_refused_in_one_line(run: pausefl.Run, tmp_path: Path) -> None:
-    with pytest.raises(pausefl.ConfigError, match=r"not a run directory"):
-        pausefl.open(tmp_path)
-    with pytest.raises(pausefl.ConfigError, match="table 'wrong': must be one of rounds"):
-        run.columns("wrong")
-    with pytest.raises(pausefl.ConfigError, match=r"best_model\.safetensors: there is none"):
-        run.model("best_model")
-    with pytest.raises(pausefl.ConfigError, match=r"^model 'nope': must be model or best_model$"):
-        run.model("nope")  # type: ignore[arg-type] # on purpose
-    with pytest.raises(pausefl.ConfigError, match=r"experiment\.round"):
-        pausefl.load("demo", {"experiment.round": 3})
-    shutil.copytree(run.path, tmp_path / "half")
-    (tmp_path / "half/summary.json").write_text('{"rounds": ')
-    with pytest.raises(pausefl.ConfigError, match=r"summary\.json: not JSON"):
-        _ = pausefl.open(tmp_path / "half").summary
+    half = pausefl.open(shutil.copytree(run.path, tmp_path / "half"))
+    (half.path / "summary.json").write_text('{"rounds": ')
+    wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: pausefl.open(tmp_path), "not a run directory"),
+        (lambda: run.columns("wrong"), "table 'wrong': must be one of rounds"),
+        (lambda: run.model("best_model"), "best_model.safetensors: there is none"),
+        (lambda: run.model("nope"), "model 'nope': must be model or best_model"),  # type: ignore[arg-type] # on purpose
+        (lambda: pausefl.load("demo", {"experiment.round": 3}), "experiment.round"),
+        (lambda: half.summary, "summary.json: not JSON"),
+    ]
+    for call, said in wrong:
+        with refused(said):
+            call()
 
 
 def test_a_script_needs_no_guard_and_a_running_loop_is_no_obstacle(tmp_path: Path) -> None:
@@ -215,12 +209,6 @@ def test_a_script_needs_no_guard_and_a_running_loop_is_no_obstacle(tmp_path: Pat
     )
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "3\n", done.stderr
-
-
-def test_simulate_returns_what_it_wrote(tmp_path: Path) -> None:
-    found = pausefl.simulate(pausefl.load("demo", SIX), 50, tmp_path)
-    assert found.summary["rounds"] == 50
-    assert (found.folder / "simulation.png").exists()
 
 
 def test_runs_at_a_relative_path_are_named_by_their_folders(
@@ -295,21 +283,13 @@ def test_regrets_of_one_objective_are_shown_without_a_word(tmp_path: Path) -> No
 
 
 def test_policies_with_unlike_regrets_are_not_drawn_together(tmp_path: Path) -> None:
-    newcomers = """
-[clients.groups.old]
-count = 4
-[clients.groups.late]
-count = 2
-join_round = 4
-drift = { kind = "lognormal", mean = 1.0, sd = 0.2 }
-[selection]
-policy = "fed-ts"
-m = 2
-"""
-    with pytest.raises(
-        ConfigError, match=r"^--policies: fed-ts is simulated by drifts and pause by latencies; simulate"
-    ):
-        pausefl.simulate(parse_experiment(newcomers), 9, tmp_path / "out", policies=["fed-ts", "pause"])
+    experiment = parse_experiment("""
+clients.groups.old.count = 4
+clients.groups.late = { count = 2, join_round = 4, drift = { kind = "lognormal", mean = 1.0, sd = 0.2 } }
+selection = { policy = "fed-ts", m = 2 }
+""")
+    with refused("--policies: fed-ts is simulated by drifts and pause by latencies; simulate"):
+        pausefl.simulate(experiment, 9, tmp_path / "out", policies=["fed-ts", "pause"])
     assert not (tmp_path / "out").exists()
 
 
@@ -362,14 +342,11 @@ WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "an observer's name": (lambda e: pausefl.run(e, observers="mlflow"), r"^observers = 'mlflow': must be a list of"),  # type: ignore[arg-type] # on purpose
     "its class": (lambda e: pausefl.run(e, observers=[pausefl.Observer]), r"^observers = \[<class.*: must be a list"),  # type: ignore[list-item] # on purpose
     "an object": (lambda e: pausefl.run(e, observers=[object()]), r": must be a list of pausefl\.Observer objects$"),  # type: ignore[list-item] # on purpose
-    "its method": (
-        lambda e: pausefl.run(e, observers=[Deaf()]),
-        r"^observers: Deaf: its `on_event` must take \(event\);",
-    ),
+    "its method": (lambda e: pausefl.run(e, observers=[Deaf()]), r"^observers: Deaf: its `on_event` must take \(eve"),
     "a table": (lambda _: pausefl.load("demo", {"privacy": {"eta": 1}}), r'^"privacy": must .* such as privacy\.eta$'),
     "an unknown observer": (
-        lambda _: pausefl.load("demo", {"experiment.observers": ["nomod:X"]}),
-        r'^experiment\.observers: "nomod:X": cannot be imported',
+        lambda e: pausefl.load(e, {"experiment.observers": ["no:X"]}),
+        '"no:X": cannot be imported',
     ),
     "a setting": (lambda _: pausefl.load("demo", "selection.m=2"), r"^overrides = 'selection\.m=2': must be values by"),
     "pairs": (lambda _: pausefl.load("demo", [("selection.m", 2)]), r"^overrides = \[\('sel"),  # type: ignore[list-item] # on purpose

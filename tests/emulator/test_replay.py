@@ -14,7 +14,7 @@ import pausefl
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.loading import parse_experiment
 from pausefl.runtime.run_dir import stored_experiment
-from pausefl.studies.offline.counterfactual import Counterfactual, play_on_log
+from pausefl.studies.offline.counterfactual import play_on_log
 from pausefl.studies.offline.plots import draw_replay
 from pausefl.studies.offline.replay import RecordedLog, check_same, choices_on, read_log, replay_log
 from pausefl.studies.offline.replay_outputs import in_words
@@ -25,9 +25,11 @@ from pausefl_server.selection.base import Oracle
 from pausefl_server.selection.policies.uniform import Random
 from rigs.command import run
 from rigs.coordinator import MakeRig
+from rigs.experiments import SMALL, small
 from rigs.federation import PRIVATE, clients, federation, network_settings, private
 from rigs.log import changing_log
 from rigs.policies import BUDGET, DEADLINE_S, IDS, Play, every_policy, policy_of
+from rigs.refusals import refused
 
 NAMES = [f"client-{k}" for k in range(6)]
 ORACLE = Oracle({c: 0.1 + 0.1 * k for k, c in enumerate(NAMES)}, {c: 10 / (1 + k) for k, c in enumerate(NAMES)})
@@ -101,14 +103,8 @@ def test_the_logs_own_policy_needs_no_extrapolation_and_waits_what_was_waited(po
     assert estimate.first == tuple(record.chosen for record in log.records)
     assert not estimate.extrapolated.any()
     assert estimate.waited_s.sum(axis=1) == pytest.approx([total_s(log)] * 3)
-    assert estimate.max_epsilon_spent == pytest.approx(
-        [max(o.epsilon_spent for record in log.records for o in record.observations)] * 3
-    )
-
-
-def interval(estimate: Counterfactual) -> tuple[float, float]:
-    low, high = np.quantile(estimate.waited_s.sum(axis=1), (0.025, 0.975))
-    return float(low), float(high)
+    spent = [o.epsilon_spent for record in log.records for o in record.observations]
+    assert estimate.max_epsilon_spent == pytest.approx([max(spent)] * 3)
 
 
 @pytest.mark.slow
@@ -117,7 +113,7 @@ def test_intervals_hold_what_the_other_policy_really_waits() -> None:
     held = 0
     for seed in range(1, 11):
         estimate = play_on_log(experiment_of("random", seed=seed), played("ucb", 40, seed), draws=40)
-        low, high = interval(estimate)
+        low, high = np.quantile(estimate.waited_s.sum(axis=1), (0.025, 0.975))
         held += low <= total_s(played("random", 40, seed)) <= high
         assert 0 < (estimate.extrapolated > 0).mean() <= 1
     assert held >= 7
@@ -189,11 +185,9 @@ def test_budgets_end_an_estimate_where_they_end_a_run() -> None:
     """Once fewer clients may release than a round takes, not when the last of them has retired."""
     five_releases = "[privacy]\nepsilon_budget = 100.0\neta = 0.5\nepsilon_floor = 5.0"
     estimate = play_on_log(experiment_of("random", five_releases), played("random", 20), draws=3)
-    ends = estimate.asked.argmin(axis=1)
-    assert (ends > 10).all()
-    assert all(
-        (asked[:end] == 4).all() and not asked[end:].any() for asked, end in zip(estimate.asked, ends, strict=True)
-    )
+    for asked, end in zip(estimate.asked, estimate.asked.argmin(axis=1), strict=True):
+        assert end > 10
+        assert asked.tolist() == [4] * end + [0] * (20 - end)
 
 
 def test_a_round_that_spends_the_budgets_in_failed_attempts_had_no_update() -> None:
@@ -231,10 +225,8 @@ def test_what_the_log_lacks_is_one_line(policy: str, line: str) -> None:
         dataclasses.replace(r, observations=tuple(dataclasses.replace(o, loss=None) for o in r.observations))
         for r in played("random", 3).records
     ]
-    with pytest.raises(ConfigError) as error:
+    with refused(line):
         play_on_log(experiment_of(policy, "[privacy]\nenabled = false"), RecordedLog(records, ()), draws=1)
-    assert str(error.value).startswith(line)
-    assert "\n" not in str(error.value)
 
 
 # -- the command and the library
@@ -242,16 +234,8 @@ def test_what_the_log_lacks_is_one_line(policy: str, line: str) -> None:
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tiny = {
-        "experiment.rounds": 6,
-        "clients.count": 5,
-        "clients.per_process": 5,
-        "selection.m": 2,
-        "workload.model": "synthetic",
-        "latency.time_scale": 0.01,
-    }
     folder = tmp_path_factory.mktemp("replay") / "run"
-    pausefl.run(pausefl.load("demo", tiny), folder, progress=False)
+    pausefl.run(small({"experiment.rounds": 6, "clients.count": 5}), folder, progress=False)
     return folder
 
 
@@ -291,21 +275,11 @@ def test_the_failed_attempts_that_ended_a_run_are_waits_too(run_dir: Path, tmp_p
 def test_dropouts_cost_what_they_cost_in_the_run(tmp_path: Path) -> None:
     """A client that drops out has spent nothing, and a round in which all do is tried again: so the log has it."""
     experiment = parse_experiment("""
-[experiment]
-rounds = 12
-clock = "virtual"
-[clients.groups.shaky]
-count = 8
-behaviours = [{ kind = "dropout", probability = 0.5 }]
-[selection]
-policy = "random"
-m = 2
-[server]
-rounds_without_update_max = 10
-[workload]
-model = "synthetic"
-[evaluation]
-every = 0
+experiment = { rounds = 12, clock = "virtual" }
+clients.groups.shaky = { count = 8, behaviours = [{ kind = "dropout", probability = 0.5 }] }
+selection = { policy = "random", m = 2 }
+server.rounds_without_update_max = 10
+workload.model = "synthetic"
 """)
     ran = pausefl.run(experiment, tmp_path / "run", progress=False).summary
     found = pausefl.replay(tmp_path / "run", policy="random", draws=2).summary
@@ -320,24 +294,10 @@ every = 0
 
 def test_an_estimate_says_that_budgets_end_before_the_log_does(tmp_path: Path) -> None:
     """Its total is then of fewer rounds than the recorded one; both are those of a run of that policy."""
-    text = """
-[experiment]
-rounds = 12
-clock = "virtual"
-[clients]
-count = 4
-[selection]
-policy = "random"
-m = 1
-[workload]
-model = "synthetic"
-[privacy]
-epsilon_floor = 3.0
-[evaluation]
-every = 0
-"""
-    pausefl.run(parse_experiment(text), tmp_path / "one", progress=False)
-    ran = pausefl.run(parse_experiment(text.replace("m = 1", "m = 3")), tmp_path / "three", progress=False).summary
+    one = {"experiment.rounds": 12, "selection.policy": "random", "selection.m": 1, "privacy.epsilon_floor": 3.0}
+    pausefl.run(parse_experiment("", SMALL | one), tmp_path / "one", progress=False)
+    three = SMALL | one | {"selection.m": 3}
+    ran = pausefl.run(parse_experiment("", three), tmp_path / "three", progress=False).summary
     assert ran["outcome"] == "budgets_spent"
     found = pausefl.replay(tmp_path / "one", overrides={"selection.m": 3}, draws=2).summary
     assert found["rounds_beyond_budgets"] == pytest.approx(1 - ran["rounds"] / 12)

@@ -1,0 +1,28 @@
+"""What is refused is told in one line: in Python by an error, by the command with its status."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pausefl.cli import main
+from pausefl_proto.errors import ConfigError, PauseflError
+
+
+@contextmanager
+def refused(said: str, error: type[PauseflError] = ConfigError) -> Iterator[None]:
+    """What is done within is refused in one line that says this."""
+    with pytest.raises(error) as caught:
+        yield
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 2) -> str:
+    """The one line with which a command is refused."""
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, arguments)])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == status, line
+    assert line.startswith("pausefl: ")
+    return line.removeprefix("pausefl: ")
