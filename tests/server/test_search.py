@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pausefl_server.search import brute_force, clustered_pivot_and_fill, convex_pivot_and_fill, pivot_and_fill
-from pausefl_server.search.kernels import compiled
+from pausefl_server.search.kernels import FEW, best_threshold, compiled, contenders
 
 # Few distinct values, so that ties are the rule; the fractions are exact in binary, so equal energies are equal.
 UCB = st.one_of(st.sampled_from([0.0, 0.5, 1.0, 2.0, np.inf]), st.floats(-100, 100))
@@ -128,6 +128,19 @@ def test_no_penalty_makes_the_clustered_search_the_plain_one(seed: int) -> None:
     problem = hard(3000, 200, seed) | {"penalty": 0.0}
     plain = pivot_and_fill(problem["ucb"], problem["value"], problem["m"], problem["forced"])
     assert energy(problem, clustered_pivot_and_fill(**problem), [0.0]) == energy(problem, plain, [0.0])
+
+
+@pytest.mark.parametrize("levels", [2, 50, 10**6], ids="{} levels".format)
+@given(seed=st.integers(0, 2**32), m=st.integers(1, FEW // 64))
+def test_rows_that_m_others_surpass_need_not_be_sorted(levels: int, seed: int, m: int) -> None:
+    rng = np.random.default_rng(seed)
+    ucb, value = rng.integers(0, levels, (2, 3 * FEW)).astype(np.float64)
+    order = np.argsort(-ucb)
+    threshold = best_threshold(ucb[order], value[order], m)
+    above = np.flatnonzero(ucb >= threshold)
+    plain = np.sort(above[np.argsort(-value[above], kind="stable")[:m]])
+    np.testing.assert_array_equal(pivot_and_fill(ucb, value, m), plain)
+    assert len(contenders(ucb, value, m)) < 0.7 * len(ucb)
 
 
 def test_among_equals_the_first_rows_win() -> None:

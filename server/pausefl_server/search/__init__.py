@@ -32,7 +32,8 @@ def pivot_and_fill(ucb: npt.ArrayLike, value: npt.ArrayLike, m: int, forced: Row
     problem = _Problem.of(ucb, value, m, forced)
     if problem.places == 0:
         return problem.forced
-    order = np.argsort(-problem.ucb)
+    rows = kernels.contenders(problem.ucb, problem.value, problem.places)
+    order = rows[np.argsort(-problem.ucb[rows])]
     threshold = kernels.best_threshold(problem.ucb[order], problem.value[order], problem.places)
     return problem.answer(threshold, problem.value)
 

@@ -40,6 +40,8 @@ from pausefl_server.state import RunState
 
 BLOCK = 4096
 """Rounds whose latencies are drawn at once."""
+_MOST_AT_ONCE = 2**27
+"""Latencies, a gigabyte of them: a round of very many clients is drawn with fewer others."""
 
 
 def server_of(tau_min_s: float, budget: Budget | None = None, seed: int = 1, **settings: Any) -> ServerSettings:
@@ -123,11 +125,12 @@ class Setting:
     def _drawn(laws: Mapping[str, Delay], name: str, seed: int, rounds: int) -> Iterator[FloatArray]:
         ids = sorted(laws)
         rngs = [generator(seed, name, client_id) for client_id in ids]
-        for start in range(0, rounds, BLOCK):
-            n = min(BLOCK, rounds - start)
-            yield np.stack(
-                [sampled_delays(laws[i], rng, n, start + 1) for i, rng in zip(ids, rngs, strict=True)], axis=1
-            )
+        at_once = min(BLOCK, max(1, _MOST_AT_ONCE // len(ids)))
+        for start in range(0, rounds, at_once):
+            drawn_s = np.empty((len(ids), min(at_once, rounds - start)))
+            for row, (client_id, rng) in enumerate(zip(ids, rngs, strict=True)):
+                drawn_s[row] = sampled_delays(laws[client_id], rng, drawn_s.shape[1], start + 1)
+            yield drawn_s.T
 
 
 def simulate(

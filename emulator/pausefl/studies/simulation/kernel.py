@@ -8,9 +8,9 @@ import math
 import numpy as np
 
 from pausefl_proto.arrays import FloatArray, IntArray
-from pausefl_server.search.kernels import best_threshold, compiled
+from pausefl_server.search.kernels import best_threshold, compiled, contenders
 
-KERNELS_SHA256 = "1abb46555def993087fe44828ee6c20e699e0d44f25c4f8b4aab33fbd3c196a7"
+KERNELS_SHA256 = "80cb1c929544923167ea065c028efc495d0763253afc41ae1fea86e37cb631fe"
 """Of the source of `pausefl_server.search.kernels`, which is compiled into what stands here. numba's cache looks at
 this file alone, so it must change with that one; a test sees to it."""
 
@@ -18,9 +18,10 @@ this file alone, so it must change with that one; a test sees to it."""
 @compiled
 def choose(ucb: FloatArray, value: FloatArray, m: int) -> IntArray:
     """`search.pivot_and_fill` without its checks, as positions in no order."""
-    order = np.argsort(-ucb)
+    rows = contenders(ucb, value, m)
+    order = rows[np.argsort(-ucb[rows])]
     threshold = best_threshold(ucb[order], value[order], m)
-    above = np.flatnonzero(ucb >= threshold)
+    above = rows[ucb[rows] >= threshold]
     return above[np.argsort(-value[above], kind="mergesort")[:m]]
 
 

@@ -47,6 +47,8 @@ class Choice:
 
     def penalty(self, chosen: IntArray) -> float:
         """α times the cluster term of Φ_g, eq. (22)."""
+        if not self.marginal.any():
+            return 0.0
         _, counts = np.unique(self.cluster[chosen], return_counts=True)
         costs = np.concatenate((self.marginal, np.full(max(0, self.m - len(self.marginal)), self.marginal[-1])))
         return float(np.cumsum(costs)[counts - 1].sum())
