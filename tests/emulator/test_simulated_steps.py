@@ -90,6 +90,8 @@ def test_places_are_filled_and_staleness_counts_steps_from_the_model_given(concu
         assert len(given_at) <= concurrency
     assert policy.asked[0] == (0, concurrency)
     assert jobs >= 80 * buffer
+    at_work = sum(len(record.chosen) for record in policy.told[:-1]) - 79 * buffer
+    assert len(policy.told[-1].chosen) == max(0, buffer - at_work), "the last step hands out what it lacks"
 
 
 @pytest.mark.parametrize(("bound", "within"), [(2, 0.98), (3, 1.0), (5, 1.0)])

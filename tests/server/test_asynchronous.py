@@ -134,7 +134,6 @@ async def test_a_lone_stale_update_enters_as_printed_and_the_rules_differ_by_the
     async with playing(rig, "ab", steps, optimizer=optimizer) as play:
         assert await play.handed_out(2) == ["a", "b"]
         await play.answer("a")
-        assert await play.handed_out(1) == ["a"]
         await play.answer("b")
     downloaded = play.rig.theta_0
     first = downloaded + alpha * update_of("a", 1)
@@ -168,17 +167,20 @@ async def test_equally_stale_updates_are_damped_by_the_plain_normaliser_alone(
 async def test_a_step_is_taken_at_every_kth_arrival_and_its_sum_is_the_same_in_every_order(
     rig: MakeRig, order: str
 ) -> None:
-    async with playing(rig, "abcd", Asynchronous(concurrency=4, buffer=3), rounds=1) as play:
+    async with playing(rig, "abcd", Asynchronous(concurrency=4, buffer=3)) as play:
         await play.handed_out(4)
         for client_id in order:
             assert play.rig.coordinator.state.round == 0
             await play.answer(client_id)
-    (record,) = play.records
-    assert [o.client_id for o in record.observations] == [*"abc"]
+        await play.handed_out(2)
+        after_one = theta(play)
+        for client_id in [*play.jobs]:
+            await play.answer(client_id)
+    assert [o.client_id for o in play.records[0].observations] == [*"abc"]
     expected = np.float32(0.1) * update_of("a", 1)
     for client_id, share in (("b", 0.3), ("c", 0.6)):
         expected = expected + np.float32(share) * update_of(client_id, 1)
-    assert np.array_equal(theta(play), play.rig.theta_0 + expected)
+    assert np.array_equal(after_one, play.rig.theta_0 + expected)
 
 
 async def test_arrivals_beyond_the_kth_make_the_next_step_and_staleness_counts_from_the_download(rig: MakeRig) -> None:
@@ -193,7 +195,6 @@ async def test_arrivals_beyond_the_kth_make_the_next_step_and_staleness_counts_f
             (came,) = await play.handed_out(1)
             assert play.jobs[came] == (number, 1)
             await play.answer(came)
-        await play.handed_out(1)
         await play.answer(slow)
     told = [(o.client_id, o.staleness) for record in play.records for o in record.observations]
     assert told[0] == (quick, 0)
@@ -214,6 +215,22 @@ async def test_at_most_c_clients_are_at_work_and_each_free_place_is_given_at_onc
         for client_id in [*play.jobs]:
             await play.answer(client_id)
     assert [len(record.observations) for record in play.records] == [2, 2]
+
+
+async def test_the_last_step_hands_out_no_more_than_its_buffer_lacks_and_replaces_what_is_lost(rig: MakeRig) -> None:
+    """What else was handed out would come for nothing, its ε spent."""
+    async with playing(rig, "abcd", Asynchronous(concurrency=3, buffer=2), rounds=2, privacy=PRIVATE) as play:
+        first = await play.handed_out(3)
+        await play.answer(first[0])
+        (fourth,) = await play.handed_out(1)
+        await play.answer(first[1])  # the first step; two are at work, and the second step needs two
+        refused = Refusal(first[2], *play.jobs.pop(first[2]), "refused", "it has no data")
+        await play.rig.coordinator.tell(refused)
+        (instead,) = await play.handed_out(1)
+        await play.answer(fourth)
+        await play.answer(instead)
+    assert sum(len(record.chosen) for record in play.records) == 5
+    assert sum(peer.released for peer in play.peers.values()) == 4
 
 
 async def test_a_client_whose_model_is_too_old_is_a_miss_and_its_update_is_charged_and_dropped(rig: MakeRig) -> None:
@@ -290,7 +307,7 @@ async def test_after_a_kill_buffered_and_travelling_updates_are_asked_for_again_
     tmp_path: Path, rule: str
 ) -> None:
     changes = few_steps(3, 2, buffer=2, rule=rule, alpha=0.5) | {"minimum_clients": 4}
-    async with CoordinatorRig(tmp_path, Random(3), **changes).running() as r:
+    async with CoordinatorRig(tmp_path, Random(3), **changes | {"rounds": 3}).running() as r:
         before = await joined(r, "abcd")
         first, second, travelling = await before.handed_out(3)
         await before.answer(first)
@@ -346,7 +363,7 @@ async def resumed(before: Play, r: CoordinatorRig) -> Play:
 
 async def test_a_kill_in_the_first_step_forgets_neither_its_jobs_nor_that_they_were_handed_out(tmp_path: Path) -> None:
     changes = few_steps(3, 1, buffer=2)
-    async with CoordinatorRig(tmp_path, Random(3), **changes).running() as r:
+    async with CoordinatorRig(tmp_path, Random(3), **changes | {"rounds": 2}).running() as r:
         before = await begun(r, "abc")
     async with CoordinatorRig(tmp_path, Random(3), **changes).running() as r:
         after = await resumed(before, r)
@@ -375,14 +392,15 @@ async def test_a_client_whose_model_grew_too_old_before_a_kill_is_a_miss_after_i
 
 
 async def test_a_kill_after_the_last_step_keeps_in_mind_who_may_have_charged_a_job(tmp_path: Path) -> None:
-    changes = few_steps(2, 1, buffer=1)
-    async with CoordinatorRig(tmp_path, Random(2), **changes).running() as r:
-        play = await begun(r, "ab")
+    changes = few_steps(3, 2, buffer=1)
+    async with CoordinatorRig(tmp_path, Random(3), **changes).running() as r:
+        play = await begun(r, "abc")
         committed = asyncio.Event()
-        r.on_shown = lambda _: committed.set() if r.store.rounds() else None
+        r.on_shown = lambda _: committed.set() if len(r.store.rounds()) == 2 else None
         await play.answer("a")
+        await play.answer("c")
         async with asyncio.timeout(20):
             await committed.wait()  # and then the run waits for what becomes of the other job
-    async with CoordinatorRig(tmp_path, Random(2), **changes).running() as r:
+    async with CoordinatorRig(tmp_path, Random(3), **changes).running() as r:
         await r.played()
         assert ("unsettled", "b") in r.events()

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from pausefl_process.events import Notice, ProgressEvent
 from pausefl_proto.budget import Budget
 from pausefl_server.clients import ClientTable
+from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.rounds.budget_exhaustion import budgets_end, rounds_left, too_few_left
+from pausefl_server.rounds.choosing import places_to_fill
 from pausefl_server.rounds.messages import Lost, Pinged
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
@@ -54,6 +56,19 @@ def test_a_run_ends_with_too_few_clients_only_where_budgets_are_the_cause() -> N
     table.retired[0] = True
     assert too_few_left(table, m=1) == ""
     assert too_few_left(table, m=2) == "privacy budgets: 1 of 2 clients may still release, a round takes m = 2"
+
+
+def test_a_step_whose_updates_end_the_budgets_hands_out_as_the_last_one_does() -> None:
+    """Three releases each: of four clients, two have one left; a step takes three updates."""
+    budget = Budget(BUDGET.epsilon_budget, BUDGET.eta, BUDGET.epsilon(3))
+    privacy, steps = PrivacySettings(budget, "coordinate", "agreed"), Asynchronous(concurrency=4, buffer=3)
+    settings = server_settings(8, rounds=9, privacy=privacy, is_asynchronous=True, asynchronous=steps)
+    table = ClientTable()
+    table.apply_events([LogEvent("joined", client_id, n_examples=1) for client_id in "abcd"], round=1)
+    table.released[:] = [2, 2, 1, 0]
+    assert places_to_fill(settings, table, 7, at_work=1, lacks=2, answered=[0]) == 3
+    assert places_to_fill(settings, table, 7, at_work=1, lacks=1, answered=[0, 1]) == 0
+    assert places_to_fill(settings, table, 9, at_work=1, lacks=2, answered=[0]) == 1
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False))

@@ -78,9 +78,9 @@ class AsynchronousSteps:
     """How steps are taken with `server.mode = "asynchronous"`. A step takes the place of a round, everywhere.
 
     A free place is given at once to an idle client, with the newest model, and every K-th update that arrives makes a
-    step. A client is idle from its answer to the next step, and no client is given the same model twice: with K = C =
-    all clients this is FedAvg in rounds. `staleness` and `normaliser` also hold for late updates of rounds, see
-    `server.late`.
+    step. The run's last step hands out no more jobs than it lacks. A client is idle from its answer to the next step,
+    and no client is given the same model twice: with K = C = all clients this is FedAvg in rounds. `staleness` and
+    `normaliser` also hold for late updates of rounds, see `server.late`.
     """
 
     concurrency: Count = 10

@@ -1,5 +1,7 @@
 """When budgets end: who must not be asked again, and until which round a run can go on. Pure functions."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pausefl_proto.arrays import IntArray
@@ -8,18 +10,26 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent
 
 
-def used_up(table: ClientTable, budget: Budget | None) -> tuple[LogEvent, ...]:
-    """Retirements of clients whose next release the floor, which looks at i alone, does not allow."""
+def used_up(table: ClientTable, budget: Budget | None, answered: Sequence[int] = ()) -> tuple[LogEvent, ...]:
+    """Retirements of clients whose next release the floor, which looks at i alone, does not allow.
+
+    The `answered` rows have a release that the table does not count yet.
+    """
     limit = budget.participations if budget else None
     if limit is None:
         return ()
-    rows = np.flatnonzero(~table.retired & (table.released >= limit))
+    released = table.released.copy()
+    released[list(answered)] += 1
+    rows = np.flatnonzero(~table.retired & (released >= limit))
     return tuple(LogEvent("retired", table.ids[row], "its next epsilon would lie below the floor") for row in rows)
 
 
-def too_few_left(table: ClientTable, m: int) -> str:
-    """Why the run must end before noise drowns what it learnt; empty while m clients may still release."""
-    left = int((~table.retired).sum())
+def too_few_left(table: ClientTable, m: int, retiring: int = 0) -> str:
+    """Why the run must end before noise drowns what it learnt; empty while m clients may still release.
+
+    So many more are about to retire.
+    """
+    left = int((~table.retired).sum()) - retiring
     if left >= m or left == len(table):
         return ""
     return f"privacy budgets: {left} of {len(table)} clients may still release, a round takes m = {m}"

@@ -1,12 +1,14 @@
 """How a round's clients are chosen from what the run knows: the same for a run and for the replay of its log."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.draws import generator
+from pausefl_server.clients import ClientTable
 from pausefl_server.rounds.backoff import selectable_rows
+from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
 from pausefl_server.selection.base import Context, Oracle, Selection
 from pausefl_server.selection.validation import checked
 from pausefl_server.settings import ServerSettings
@@ -22,6 +24,20 @@ class FreePlaces:
     """Rows of the clients that may be given one, ascending, (n,) int64."""
     jobs: int
     """J, how many jobs were handed out so far."""
+
+
+def places_to_fill(
+    settings: ServerSettings, table: ClientTable, step: int, at_work: int, lacks: int, answered: Sequence[int]
+) -> int:
+    """How many jobs an asynchronous step may hand out, with so many at work and while it lacks so many updates.
+
+    Where no step can follow, it is no more than the step lacks: other updates would come for nothing, and be charged.
+    None follows the last step, nor where the updates of the `answered` rows leave too few clients with a budget.
+    """
+    steps = settings.asynchronous
+    retiring = len(used_up(table, settings.budget, answered))
+    is_last = step >= settings.rounds or too_few_left(table, steps.buffer, retiring) != ""
+    return (min(steps.concurrency, lacks) if is_last else steps.concurrency) - at_work
 
 
 def choose(

@@ -21,7 +21,7 @@ from pausefl_server.records import EventKind, LogEvent, RoundRecord, unsettled
 from pausefl_server.release_checks import check_release, is_plausible
 from pausefl_server.rounds.aggregation import WeightedUpdate, aggregate
 from pausefl_server.rounds.budget_exhaustion import budgets_end, too_few_left, used_up
-from pausefl_server.rounds.choosing import FreePlaces
+from pausefl_server.rounds.choosing import FreePlaces, places_to_fill
 from pausefl_server.rounds.deadline import Patience, answers_needed, round_timeout_s
 from pausefl_server.rounds.elapsed import Elapsed
 from pausefl_server.rounds.evaluation import EvaluatorActor
@@ -253,7 +253,8 @@ class Coordinator(Actor[_Message]):
         table, members = self.state.table, self._members
         taken = {*step.due, *step.updates, *step.misses, *step.chosen, *self._pending.retired()}
         idle = [row for row in table.eligible().tolist() if (c := table.ids[row]) not in taken and c in members]
-        count = self._settings.asynchronous.concurrency - len(step.due)
+        answered, lacks = table.rows(step.updates).tolist(), step.needed - len(step.updates)
+        count = places_to_fill(self._settings, table, step.number, len(step.due), lacks, answered)
         return FreePlaces(count, np.array(idle, np.int64), int(table.chosen.sum()) + len(step.chosen))
 
     async def _hand_out(self, step: OpenStep) -> None:

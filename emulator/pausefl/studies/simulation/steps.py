@@ -13,7 +13,7 @@ from pausefl_proto.arrays import FloatArray
 from pausefl_server.records import Miss, Observation, RoundRecord
 from pausefl_server.rounds.attempt import attempt_record, releases_of_misses
 from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
-from pausefl_server.rounds.choosing import FreePlaces, chosen_in, context_of
+from pausefl_server.rounds.choosing import FreePlaces, chosen_in, context_of, places_to_fill
 from pausefl_server.rounds.deadline import round_timeout_s
 from pausefl_server.selection import Oracle, Policy
 from pausefl_server.settings import ServerSettings
@@ -40,7 +40,7 @@ def simulate_steps(policy: Policy, setting: Setting, steps: int) -> SimulationRe
     none can be asked, a step passes without an update.
     """
     refuse_disclosures(policy)
-    server, ids = setting.server, sorted(setting.laws)
+    server, ids = replace(setting.server, rounds=steps), sorted(setting.laws)
     state = RunState.start(policy, server.seed, tau_min_s=server.tau_min_s, examples_max=server.examples_max)
     play = _Steps(server, state, setting.oracle if policy.needs_oracle else None)
     presence, table = setting.presence or Presence.of_all(ids), state.table
@@ -79,8 +79,10 @@ class _Steps:
         ended = [job._replace(ends_s=now_s, is_missed=True) for job in given_up]
         chosen: list[int] = []
         needed = self._server.asynchronous.buffer
-        while sum(not job.is_missed for job in ended) < needed:
-            if given := self._hand_out(t, now_s, {*chosen, *(job.row for job in ended)}, came_s, latency_s):
+        while (lacks := needed - len(answered := [job.row for job in ended if not job.is_missed])) > 0:
+            count = places_to_fill(self._server, table, t, len(self._out), lacks, answered)
+            taken = {*chosen, *(job.row for job in (*ended, *self._out))}
+            if given := self._hand_out(t, now_s, count, taken, came_s, latency_s):
                 at_work = np.array([job.row for job in self._out])
                 needed = self._state.policy.updates_needed(table, at_work, self._server.asynchronous.buffer)
             chosen += given
@@ -93,12 +95,12 @@ class _Steps:
         record = attempt_record(t, 1, [table.ids[row] for row in chosen], observations, misses)
         return replace(record, elapsed_s=now_s)
 
-    def _hand_out(self, t: int, now_s: float, taken: set[int], came_s: FloatArray, latency_s: FloatArray) -> list[int]:
-        """Give the free places to idle clients; returns their rows."""
+    def _hand_out(
+        self, t: int, now_s: float, count: int, taken: set[int], came_s: FloatArray, latency_s: FloatArray
+    ) -> list[int]:
+        """Give so many places to idle clients, which are not taken; returns their rows."""
         server, table = self._server, self._state.table
-        taken = taken | {job.row for job in self._out}
         idle = np.array([row for row in table.eligible().tolist() if row not in taken], np.int64)
-        count = server.asynchronous.concurrency - len(self._out)
         if not (count > 0 and idle.size):
             return []
         free = FreePlaces(count, idle, self._given)
