@@ -295,8 +295,8 @@ workload.model = "synthetic"
 def test_an_estimate_says_that_budgets_end_before_the_log_does(tmp_path: Path) -> None:
     """Its total is then of fewer rounds than the recorded one; both are those of a run of that policy."""
     one = {"experiment.rounds": 12, "selection.policy": "random", "selection.m": 1, "privacy.epsilon_floor": 3.0}
-    pausefl.run(parse_experiment("", SMALL | one), tmp_path / "one", progress=False)
-    three = SMALL | one | {"selection.m": 3}
+    pausefl.run(parse_experiment("", {**SMALL, **one}), tmp_path / "one", progress=False)
+    three = {**SMALL, **one, "selection.m": 3}
     ran = pausefl.run(parse_experiment("", three), tmp_path / "three", progress=False).summary
     assert ran["outcome"] == "budgets_spent"
     found = pausefl.replay(tmp_path / "one", overrides={"selection.m": 3}, draws=2).summary

@@ -295,8 +295,8 @@ class Fleet:
             client_ids, torch = client.plan.client_ids, self._needs_torch
             name = f"pausefl-{client_ids[0]}"
             metrics = self._targets.expect(name) if self._targets else None
-            clients = replace(self._plan.clients, process=client.number)
-            arguments = (clients, client_ids, self._address, self._run_dir, theirs, metrics)
+            own = replace(self._plan.clients, process=client.number)
+            arguments = (own, client_ids, self._address, self._run_dir, theirs, metrics)
             client.process = forked_client(name, run_client_process, *arguments, needs_torch=torch)
             start(client.process)
             client.starts_at_s = time.monotonic()
