@@ -37,7 +37,7 @@ def draw_fit(fit: LatencyFit) -> Figure:
             axes.set_xlim(0, 1.2 * values[-1])
             axes.set_title(f"{name}: {fit.laws[name].table['kind']}, {distance[name]:.2f} apart", fontsize=9)
             axes.set_xlabel("latency (s)")
-        figure.axes[0].legend(loc="lower right")
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=2)
         figure.axes[0].set_ylabel("share below")
         figure.supxlabel("apart: the greatest difference between both shares (Kolmogorov–Smirnov)", fontsize=9)
     return figure

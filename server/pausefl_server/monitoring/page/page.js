@@ -225,7 +225,7 @@ function showNumbers() {
 
 function showDoubts() {
   byId("doubts-note").textContent = frame.doubts.length ? "" : "None.";
-  const items = frame.doubts.map(({ rounds, advice }) => element("li", {}, `${rounds} because of ${advice}.`));
+  const items = frame.doubts.map(({ rounds, advice }) => element("li", {}, `${rounds} round${rounds === 1 ? "" : "s"} because of ${advice}.`));
   byId("doubts").replaceChildren(...items);
 }
 
