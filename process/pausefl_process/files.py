@@ -82,7 +82,15 @@ def write_durably(path: Path, data: bytes | str) -> None:
 
 def reason(error: Exception) -> str:
     """Why a file could not be read or written, without its name."""
+    if isinstance(error, UnicodeDecodeError):
+        before = error.object[: error.start].decode(error.encoding, "ignore")
+        return f"{place_after(before)} is no {error.encoding.upper()}; save the file as UTF-8"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def place_after(before: str) -> str:
+    """The line and the column that follow a text, both from 1."""
+    return f"line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"
 
 
 def sync_folder(folder: Path) -> None:

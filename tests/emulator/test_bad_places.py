@@ -59,7 +59,7 @@ def test_a_file_that_is_not_there_is_named(command: str, capsys: pytest.CaptureF
         (lambda file: file.write_text("[clients.groups.a]\ncount = 'x'"), "is damaged (1 validation error"),
         (lambda file: file.write_text("no toml"), "is damaged (Expected '=' after a key"),
         (lambda file: file.write_text("clients = 3"), "is damaged ("),
-        (lambda file: file.write_bytes(b"\xff\xfe"), "cannot be read ('utf-8' codec can't decode"),
+        (lambda file: file.write_bytes(b"\xff\xfe"), "cannot be read (line 1, column 1 is no UTF-8"),
     ],
     ids=["a wrong value", "no TOML", "no table", "no text"],
 )

@@ -43,15 +43,10 @@ def test_delays_can_be_replayed_as_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "more", "message"),
     [
-        (PINGS, 'column = "ms"', r'delay.file = ".*rtt.csv": its median is 140, which looks like milliseconds; add'),
-        (PINGS, 'column = "ms", unit = "ms", client_column = "x"', r"there is no such column \(it has: device, ms\)"),
+        (PINGS, 'column = "ms", unit = "ms", client_column = "x"', r"line 1 has no column .* \(it has: device, ms\)"),
         (PINGS, 'column = "ms", unit = "ms", order = "random"', r"latency.delay.order = 'random'"),
         ("c,s\na,1\n", 'column = "s", client_column = "c"', "has 1 clients, the experiment 2"),
-        ("s\n1\n\ntimeout\n", 'column = "s"', r'line 4 has "timeout" for s: .* add lost = \["timeout"\] and timeout_s'),
-        ("id,s\n1,0.1\n2,\n", 'column = "s"', 'delay.file = ".*rtt.csv": line 3 has nothing for s: must be a number'),
-        ('s\n"0.1\n0.2"\n', 'column = "s"', r'line 3 has "0.1\\n0.2" for s'),
         ("s\nnan\n", 'column = "s"', 'line 2 has "nan" for s'),
-        ("s\n", 'column = "s"', "holds no values"),
     ],
 )
 def test_what_is_wrong_with_a_file_of_delays_is_one_line(text: str, more: str, message: str, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Latency laws fitted to measurements: families are found again, and what is written runs."""
 
 import pickle
-import re
 from pathlib import Path
 from typing import Literal
 
@@ -215,67 +214,6 @@ def test_rows_are_taken_in_the_order_of_their_times_and_in_the_unit_said(
     path = tmp_path / "fleet.csv"
     path.write_text(f"time,seconds,client\n{rows}\n")
     assert pausefl.fit_latency(path, unit=unit).latencies["a"].seconds == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("", "is empty"),
-        (
-            "client,ms\na,1\n",
-            'column "seconds": there is no such column (it has: client, ms); say which: --col',
-        ),
-        ("device,seconds\na,1\n", "(it has: device, seconds); say which: --client-column NAME"),
-        ("client,time,seconds,seconds\na,1,1,1\n", 'column "seconds": there are 2 columns of that name'),
-        ("client,time,seconds\na,1,1,5\n", "line 2 has 4 values and the header 3 names; decimals need a point"),
-        ('{"status": "success"}', "is no CSV file; add --format prometheus"),
-        ("PING a (1.2.3.4)", "is no CSV file; add --format ping"),
-        ("client,time,seconds\n", "holds no latencies"),
-        ("client,time,seconds\na,1,fast\n", 'line 2 has "fast" for seconds: must be a number above 0'),
-        ("client,time,seconds\na,1,0.1\na,2,-1\n", 'line 3 has "-1" for seconds'),
-        (
-            "client,seconds\na,0.1\na\n",
-            "line 3 has nothing for seconds: must be a number above 0; if its probe was",
-        ),
-        ("client,time,seconds\na,1,timeout\n", "if its probe was lost, add --lost timeout and --timeout-s 5.0"),
-        ("client,time,seconds\na,noon,0.1\n", 'line 2 has "noon" for time: must be a number or an ISO 8601 date'),
-        ("client,time,seconds\n,1,0.1\n", "line 2 does not say whose latency it is"),
-        (
-            "client,seconds\na,231\nb,812\n",
-            "its median is 521.5, which looks like milliseconds; add --unit ms, or --",
-        ),
-    ],
-)
-def test_a_bad_file_is_one_line(text: str, line: str, tmp_path: Path) -> None:
-    path = tmp_path / "bad.csv"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=f"^{path}.*{re.escape(line)}") as error:
-        pausefl.fit_latency(path)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "form", "line"),
-    [
-        ('[{"prb_id": 1,\n  "result" 2}]', "ripe-atlas", "(line 2, column 12: Expecting ':' delimiter)"),
-        ("[]\n{", "ripe-atlas", "(line 2, column 2: Expecting property name"),
-        ('{\n "status": "success"}', "iperf3", '(no "start" where one was due); try --format prometheus'),
-        ("client,seconds\na,1\n", "prometheus", "(line 1, column 1: Expecting value); try --format csv"),
-        ("[1764201601.1] 64 bytes", "csv", "is no CSV file; add --format ping"),
-    ],
-)
-def test_a_file_of_another_format_says_where_it_departs_and_what_it_looks_like(
-    text: str, form: str, line: str, tmp_path: Path
-) -> None:
-    (tmp_path / "bad").write_text(text)
-    with pytest.raises(ConfigError, match=re.escape(line)):
-        pausefl.fit_latency(tmp_path / "bad", format=form)
-
-
-def test_a_filter_that_no_row_passes_says_what_its_column_has(tmp_path: Path) -> None:
-    (tmp_path / "fleet.csv").write_text("client,seconds,state\na,1,ok\na,2,lost\n")
-    with pytest.raises(ConfigError, match=r"no row passes --filter state=good \(there is: lost, ok\)"):
-        pausefl.fit_latency(tmp_path / "fleet.csv", filter=("state=good",))
 
 
 def test_ping_needs_no_times_and_of_a_small_fleet_half_is_chosen(tmp_path: Path) -> None:

@@ -12,9 +12,13 @@ import json
 import lzma
 import pickle
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+from pausefl_process.files import place_after, reason
 
 Unit = Literal["s", "ms", "us"]
 Row = tuple[int, list[str]]
@@ -47,14 +51,25 @@ class Format:
     counted: str = "line"
 
 
-def decompressed(data: bytes) -> bytes:
-    """The bytes of a file that may be compressed by gzip, bzip2 or xz."""
-    return next((unpack(data) for magic, unpack in _DECOMPRESS.items() if data.startswith(magic)), data)
+def bytes_of(file: Path) -> bytes:
+    """The bytes of a file that may be compressed by gzip, bzip2 or xz; ValueError where it cannot be read."""
+    try:
+        data = file.read_bytes()
+        return next((unpack(data) for magic, unpack in _DECOMPRESS.items() if data.startswith(magic)), data)
+    except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
+        raise ValueError(f"cannot be read ({reason(error)})") from error
 
 
 def _text(data: bytes) -> str:
     """The text of a file in UTF-8 or UTF-16, as editors and spreadsheets write it."""
-    return data.decode("utf-16" if data.startswith(_UTF_16) else "utf-8-sig")
+    try:
+        text = data.decode("utf-16" if data.startswith(_UTF_16) else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"cannot be read ({reason(error)})") from error
+    before, zero, _ = text.partition("\0")
+    if zero:
+        raise ValueError(f"is no text: {place_after(before)} is a zero byte; save it as CSV in UTF-8")
+    return text
 
 
 def csv_table(data: bytes) -> Table:
@@ -63,7 +78,10 @@ def csv_table(data: bytes) -> Table:
     first = text.lstrip().partition("\n")[0]
     delimiter = next((each for each in "\t;" if each in first), ",")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(cell.strip() for cell in row)]
+    try:
+        rows = [(reader.line_num, cells) for row in reader if any(cells := [cell.strip() for cell in row])]
+    except csv.Error as error:
+        raise ValueError(f"cannot be read (line {reader.line_num}: {error})") from error
     if not rows:
         raise ValueError("is empty")
     (_, header), *rows = rows
@@ -71,6 +89,8 @@ def csv_table(data: bytes) -> Table:
         if len(row) > len(header):
             found = f"line {line} has {len(row)} values and the header {len(header)} names"
             raise ValueError(f"{found}; decimals need a point, or semicolons between the columns")
+        if len(row) < len(header) and any("\n" in cell for cell in row):
+            raise ValueError(f"line {line} ends a text of several lines: its quotes are not closed")
     if delimiter != ",":  # decimals may have commas
         rows = [(line, [re.sub(r"^(-?\d+),(\d+)$", r"\1.\2", cell) for cell in row]) for line, row in rows]
     return header, rows

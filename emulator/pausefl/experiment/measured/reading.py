@@ -1,6 +1,5 @@
 """The one reader of measured latencies: whose they are, when, in which unit, and which probes were lost."""
 
-import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pausefl.experiment.measured.formats import FORMATS, Format, Row, Unit, csv_table, decompressed
-from pausefl_process.files import reason
+from pausefl.experiment.measured.formats import FORMATS, Format, Row, Unit, bytes_of, csv_table
 from pausefl_proto.arrays import BoolArray, FloatArray
 
 _SECONDS: Mapping[Unit, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -74,20 +72,36 @@ class Reading:
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise ValueError(f'format = "{self.format}": must be one of {", ".join(FORMATS)}')
+        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
+            raise ValueError(f"timeout_s = {self.timeout_s}: must be above 0")
 
     def measured(self, file: Path, spelt: Spelling, *, by_client: bool, above_zero: bool) -> dict[str, Measured]:
         """The rows of each client in a file, by its name there; all under "" unless `by_client`.
 
         ValueError that names the line and the column, and the option that helps, but not the file.
         """
+        data = bytes_of(file)
+        try:
+            return self._measured(data, spelt, by_client=by_client, above_zero=above_zero)
+        except ValueError as error:
+            looks = _format_seen(data)
+            is_other = looks != self.format and (self.format == "csv" or isinstance(error, _OtherFormatError))
+            raise ValueError(f"{error}; try {spelt('format', looks)}" if is_other else str(error)) from error
+
+    def _measured(self, data: bytes, spelt: Spelling, *, by_client: bool, above_zero: bool) -> dict[str, Measured]:
         form = FORMATS[self.format]
-        header, rows = self._table(file, form, spelt)
-        value = _place(header, self.column or form.column, "column", spelt)
-        client = _place(header, self.client_column or form.client, "client_column", spelt) if by_client else None
+        header, rows = self._table(data, form)
+
+        def place_of(column: str, option: str) -> int:
+            return _place(header, column, f"{form.counted} 1", spelt(option, "NAME"))
+
+        value = place_of(self.column or form.column, "column")
+        client = place_of(self.client_column or form.client, "client_column") if by_client else None
         time = self.time_column or (form.time if form.time.casefold() in map(str.casefold, header) else None)
-        when = None if time is None else _place(header, time, "time_column", spelt)
-        conditions = [_condition(header, each, spelt) for each in self.filter or form.filter]
+        when = None if time is None else place_of(time, "time_column")
+        conditions = [_condition(each, place_of, spelt) for each in self.filter or form.filter]
         found: dict[str, Measured] = {}
+        first = ""
         for number, row in rows:
             cells = row + [""] * (len(header) - len(row))
             if cells[value] in form.skipped or any(cells[place] != wanted for place, wanted in conditions):
@@ -99,65 +113,75 @@ class Reading:
             is_lost = cells[value] in (self.lost or form.lost)
             if is_lost and self.timeout_s is None:
                 raise ValueError(f"{at} is a lost probe; say how long it was waited for: {spelt('timeout_s', '5.0')}")
-            place = f"{at} has {_quoted(cells[value])} for {header[value]}"
+            place = f"{at} has {quoted(cells[value])} for {header[value]}"
+            first = first or ("" if is_lost else place)
             of_client.is_lost.append(is_lost)
             of_client.seconds.append(0.0 if is_lost else _number(cells[value], place, spelt, above_zero=above_zero))
             of_client.when.append(
-                number if when is None else _time(cells[when], f"{at} has {_quoted(cells[when])} for {time}")
+                number if when is None else _time(cells[when], f"{at} has {quoted(cells[when])} for {time}")
             )
         if rows and not found and self.filter:
             held = ", ".join(sorted({cell for _, row in rows for cell in row[conditions[0][0] :][:1]})[:8])
             raise ValueError(f"no row passes {spelt('filter', self.filter[0])} (there is: {held})")
         if len(found) > 1:
             found.pop(form.summed, None)
-        factor = self._factor(found.values(), form, spelt)
+        factor = self._factor(found.values(), form, first, spelt)
         for of_client in found.values():
             each = zip(of_client.seconds, of_client.is_lost, strict=True)
             of_client.seconds = [self.timeout_s or 0.0 if is_lost else factor * s for s, is_lost in each]
         return found
 
-    def _table(self, file: Path, form: Format, spelt: Spelling) -> tuple[list[str], list[Row]]:
+    def _table(self, data: bytes, form: Format) -> tuple[list[str], list[Row]]:
+        if form.table is csv_table and FORMATS[_format_seen(data)].table is not csv_table:
+            raise _OtherFormatError("line 1 is no header of a CSV file")
         try:
-            data = decompressed(file.read_bytes())
-            start = b"".join(data[:100].split())
-            looks = next((name for magic, name in _LOOKS.items() if start.startswith(magic)), "csv")
-            if form.table is csv_table and looks != "csv":
-                raise ValueError(f"is no CSV file; add {spelt('format', looks)}")
             header, rows = form.table(data)
-        except (OSError, UnicodeDecodeError, csv.Error, EOFError) as error:
-            raise ValueError(f"cannot be read ({reason(error)})") from error
-        except (LookupError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            hint = "" if looks == self.format else f"; try {spelt('format', looks)}"
-            raise ValueError(f'is not of the format "{self.format}" ({_in_words(error)}){hint}') from error
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            if form.table is csv_table:
+                raise
+            raise _OtherFormatError(f'is not of the format "{self.format}" ({_in_words(error)})') from error
         if form.table is not csv_table and not rows:
-            raise ValueError(f'holds nothing of the format "{self.format}"')
+            raise _OtherFormatError(f'holds nothing of the format "{self.format}"')
         return header, rows
 
-    def _factor(self, found: Iterable[Measured], form: Format, spelt: Spelling) -> float:
+    def _factor(self, found: Iterable[Measured], form: Format, first: str, spelt: Spelling) -> float:
         """The factor that makes values seconds; ValueError where no unit is said and they look otherwise."""
         unit = self.unit or form.unit
         values = [s for each in found for s, is_lost in zip(each.seconds, each.is_lost, strict=True) if not is_lost]
         if unit is None and values and (median := float(np.median(values))) > _DOUBTFUL_MEDIAN_S:
             raise ValueError(
-                f"its median is {median:g}, which looks like milliseconds; add {spelt('unit', 'ms')}, or"
+                f"{first}, and the median is {median:g}, which looks like milliseconds; add {spelt('unit', 'ms')}, or"
                 f" {spelt('unit', 's')} if they are seconds"
             )
         return _SECONDS[unit or "s"]
 
 
-def _place(header: list[str], column: str, option: str, spelt: Spelling) -> int:
+class _OtherFormatError(ValueError):
+    """The file is not of the format that was said."""
+
+
+def _format_seen(data: bytes) -> str:
+    """The format that a file seems to have, by its first bytes or by the columns of its first line."""
+    start = b"".join(data[:100].split())
+    if begun := next((name for magic, name in _LOOKS.items() if start.startswith(magic)), ""):
+        return begun
+    names = {name.strip(' "\r') for name in data.lstrip().partition(b"\n")[0].decode("utf-8", "ignore").split(",")}
+    columns = {name: {form.column, form.client, form.time} for name, form in FORMATS.items() if form.table is csv_table}
+    return next((name for name, needed in columns.items() if needed <= names), "csv")
+
+
+def _place(header: list[str], column: str, line: str, option: str) -> int:
     """Where the column of this name stands, whatever the case; ValueError unless there is one."""
     for names, name in ((header, column), ([each.casefold() for each in header], column.casefold())):
         if (times := names.count(name)) > 1:
-            raise ValueError(f'column "{column}": there are {times} columns of that name')
+            raise ValueError(f'{line} has {times} columns "{column}"')
         if times:
             return names.index(name)
-    raise ValueError(
-        f'column "{column}": there is no such column (it has: {", ".join(header)}); say which: {spelt(option, "NAME")}'
-    )
+    raise ValueError(f'{line} has no column "{column}" (it has: {", ".join(header)}); say which: {option}')
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """The content of a cell as messages have it."""
     return json.dumps(text[:80], ensure_ascii=False) if text else "nothing"
 
 
@@ -165,14 +189,16 @@ def _in_words(error: Exception) -> str:
     """Where a file departs from its format."""
     if isinstance(error, json.JSONDecodeError):
         return f"line {error.lineno}, column {error.colno}: {error.msg}"
-    return f'no "{error.args[0]}" where one was due' if isinstance(error, KeyError) else "its parts are of other kinds"
+    if isinstance(error, KeyError):
+        return f'no "{error.args[0]}" where one was due'
+    return str(error) if isinstance(error, ValueError) else "its parts are of other kinds"
 
 
-def _condition(header: list[str], text: str, spelt: Spelling) -> tuple[int, str]:
+def _condition(text: str, place_of: Callable[[str, str], int], spelt: Spelling) -> tuple[int, str]:
     column, equals, wanted = text.partition("=")
     if not equals:
         raise ValueError(f"{spelt('filter', text)}: must be COLUMN=VALUE")
-    return _place(header, column.strip(), "filter", spelt), wanted.strip()
+    return place_of(column.strip(), "filter"), wanted.strip()
 
 
 def _number(text: str, place: str, spelt: Spelling, *, above_zero: bool) -> float:

@@ -1,6 +1,5 @@
 """Presence by round: groups that join and leave, and clients that come and go. Pure functions of a seed."""
 
-import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,13 +8,16 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from pausefl.experiment.measured.formats import unpickled
+from pausefl.experiment.measured.formats import Row, bytes_of, csv_table, unpickled
+from pausefl.experiment.measured.reading import quoted
 from pausefl_process.plugins import in_one_line
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import BoolArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.number_types import Bounded, Count, Positive, Share
+
+_SAY_ROUND_S = "; add round_s, how many seconds one round stands for"
 
 
 class Availability(Protocol):
@@ -99,41 +101,44 @@ class Trace(Bounded):
     @cached_property
     def _changes(self) -> dict[str, dict[int, bool]]:
         """round -> on, by client."""
-        if self.round_s is not None and Path(self.path).suffix in (".pkl", ".pickle", ""):
-            return self._of_fedscale(self.round_s)
-        changes: dict[str, dict[int, bool]] = {}
-        when = "round" if self.round_s is None else "time_s"
         try:
-            with Path(self.path).open(encoding="utf-8-sig", newline="") as file:
-                lines = csv.DictReader(file)
-                if not {"client_id", when, "on"} <= set(lines.fieldnames or ()):
-                    raise ValueError(f'path = "{self.path}": must begin with a line of the columns client_id,{when},on')
-                for row in lines:
-                    client_id, t, is_on = row["client_id"], row[when] or "", row["on"]
-                    t = t if self.round_s is None else str(round_of(t, self.round_s))
-                    if not client_id or not t.isdecimal() or int(t) < 1 or is_on not in {"0", "1"}:
-                        expected = f"client_id, {when} (from {1 if when == 'round' else 0}), on (1 or 0)"
-                        raise ValueError(f'path = "{self.path}": line {lines.line_num} is not {expected}')
-                    changes.setdefault(client_id, {})[int(t)] = is_on == "1"
-        except OSError as error:
-            raise ValueError(f'path = "{self.path}": cannot be read ({error.strerror})') from None
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(f'path = "{self.path}": cannot be read ({error})') from None
+            data = bytes_of(Path(self.path))
+            return self._of_fedscale(data) if data.startswith(b"\x80") else self._of_csv(*csv_table(data))
+        except ValueError as error:
+            raise ValueError(f'path = "{self.path}": {error}') from None
+
+    def _of_csv(self, header: list[str], rows: list[Row]) -> dict[str, dict[int, bool]]:
+        when, other = ("round", "time_s") if self.round_s is None else ("time_s", "round")
+        if missing := next((name for name in ("client_id", when, "on") if name not in header), ""):
+            hint = _SAY_ROUND_S if other == "time_s" else "; leave round_s out"
+            found = f'line 1 has no column "{missing}" (it has: {", ".join(header)})'
+            raise ValueError(f"{found}{hint if missing == when and other in header else ''}")
+        changes: dict[str, dict[int, bool]] = {}
+        for line, row in rows:
+            cells = dict.fromkeys(header, "") | dict(zip(header, row, strict=False))
+            t = cells[when] if self.round_s is None else str(round_of(cells[when], self.round_s))
+            for name, is_good, due in (
+                ("client_id", bool(cells["client_id"]), "the id of a client"),
+                (when, t.isdecimal() and int(t) > 0, f"a number from {1 if when == 'round' else 0}"),
+                ("on", cells["on"] in ("0", "1"), "1 or 0"),
+            ):
+                if not is_good:
+                    raise ValueError(f"line {line} has {quoted(cells[name])} for {name}: must be {due}")
+            changes.setdefault(cells["client_id"], {})[int(t)] = cells["on"] == "1"
         return changes
 
-    def _of_fedscale(self, round_s: float) -> dict[str, dict[int, bool]]:
+    def _of_fedscale(self, data: bytes) -> dict[str, dict[int, bool]]:
         """Of each device, the seconds at which it became active and inactive; before the first, it is not active."""
+        if self.round_s is None:
+            raise ValueError(f"is a trace of FedScale, in seconds{_SAY_ROUND_S}")
         try:
-            found = unpickled(Path(self.path).read_bytes())
             changes = {}
-            for client, trace in found.items():
+            for client, trace in unpickled(data).items():
                 times = [(s, True) for s in trace["active"]] + [(s, False) for s in trace["inactive"]]
-                rounds = {round_of(s, round_s): is_on for s, is_on in sorted(times)}
+                rounds = {round_of(s, self.round_s): is_on for s, is_on in sorted(times)}
                 changes[str(client)] = {1: False, **rounds}
-        except OSError as error:
-            raise ValueError(f'path = "{self.path}": cannot be read ({error.strerror})') from None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f'path = "{self.path}": is no trace of FedScale ({in_one_line(error)})') from None
+            raise ValueError(f"is no trace of FedScale ({in_one_line(error)})") from None
         return changes
 
 
