@@ -226,7 +226,7 @@ def test_a_killed_server_goes_on_with_its_run(tiny: Path, tmp_path: Path) -> Non
             assert killed.stdout is not None
             assert any(json.loads(line)["kind"] == "round" for line in killed.stdout)
             killed.kill()
-        again = subprocess.run(serve, capture_output=True, text=True, timeout=60, check=True)
+        again = subprocess.run(serve, capture_output=True, text=True, timeout=150, check=True)
         assert client.wait(30) == 0
     played = [event["round"] for event in map(json.loads, again.stdout.splitlines()) if event["kind"] == "round"]
     assert played == list(range(played[0], 5))

@@ -222,7 +222,7 @@ def test_an_interrupt_ends_all_and_says_how_to_go_on(tmp_path: Path) -> None:
         run_dirs = [folder / f"{policy}-seed1" for policy in ("random", "fastest")]
         wait_for(lambda: all(rounds_in(run_dir) for run_dir in run_dirs), "both runs", running=process)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=150)
     assert process.returncode == 130
     assert f"interrupted after 0 of 2 runs were finished; go on with: pausefl compare --resume {folder} --jobs 2" in err
     assert not any(is_finished(run_dir) for run_dir in run_dirs)

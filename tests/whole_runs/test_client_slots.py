@@ -57,7 +57,7 @@ def test_many_claims_at_once_are_never_the_same(tmp_path: Path) -> None:
 
     def claim(_: str) -> str:
         with claimed_clients(everybody, None, 1, tmp_path) as (held,):
-            everybody_holds.wait(timeout=60)
+            everybody_holds.wait(timeout=150)
             return held
 
     with ThreadPoolExecutor(len(everybody)) as threads:

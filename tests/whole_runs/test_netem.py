@@ -204,7 +204,7 @@ def test_the_kernels_bucket_agrees_with_the_clients(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -155,7 +155,7 @@ async def test_wrong_files_are_named(authority: Authority, tmp_path: Path) -> No
 def pausefl(command: str, folder: Path, tls: Tls, *arguments: object) -> "subprocess.CompletedProcess[str]":
     options = [f"--set=tls.{name}={getattr(tls, name)}" for name in ("certificate", "key", "ca")]
     line = [*PAUSEFL, command, str(synthetic(folder, rounds=2, clients=2)), *options, *map(str, arguments)]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
 
 
 @pytest.mark.end_to_end
