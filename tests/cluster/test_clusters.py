@@ -1,4 +1,6 @@
-"""Sweeps on Slurm and on Dask, whose jobs are killed, preempted and out of time: to the last bit as played here."""
+"""Sweeps on Slurm and on Dask, whose jobs are killed, preempted and out of time: to the last bit as played here.
+
+And a fleet of Slurm's tasks."""
 
 import signal
 import sqlite3
@@ -6,13 +8,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import psutil
 import pytest
 
 from rigs.clusters import Cluster, dask, processes_of, run_of, slurm
-from rigs.command import PAUSEFL
+from rigs.command import PAUSEFL, rounds_in, synthetic
 from rigs.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -79,6 +82,16 @@ def test_a_sweep_on_slurm_survives_preemption_lost_processes_and_time_limits(
         cluster.command("scontrol", "update", "JobId=1", "TimeLimit=30")
     assert (tmp_path / "said").read_text("utf-8").count("it goes on in another job") == 1  # of the killed one
     assert results(tmp_path / "sweep") == played_here
+
+
+def test_tasks_that_slurm_starts_are_one_fleet(tmp_path: Path) -> None:
+    config = synthetic(tmp_path, rounds=5)
+    with slurm(tmp_path / "slurm") as cluster:
+        words = ["srun", "--ntasks=2", "--nodes=2", *PAUSEFL, "allocation", str(config), "--shared", "shared"]
+        environment = {**cluster.environment, "TMPDIR": gettempdir()}  # a socket's path is to be short
+        subprocess.run(words, env=environment, cwd=tmp_path, check=True)
+    assert rounds_in(tmp_path / "shared/run") == 5
+    assert len(list(tmp_path.glob("shared/clients-1-of-1/ledgers/*.db"))) == 4
 
 
 def stop_in_a_run(job: str, process: "subprocess.Popen[Any]") -> None:

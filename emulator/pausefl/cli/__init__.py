@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from pausefl.cli import experiments, offline, tools
 from pausefl.cli import processes as ends
+from pausefl.cli.allocation import allocation
 from pausefl.cli.arguments import make_parser, parse
 from pausefl.cli.new import new
 from pausefl.outcomes import exit_with_status, while_output_is_read
@@ -42,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
             "fit-latency": offline.fit_latency,
             "server": ends.server,
             "client": ends.client,
+            "allocation": allocation,
             "evaluator": ends.evaluator,
             "report": tools.report,
             "audit": tools.audit,

@@ -180,6 +180,16 @@ def _add_ends(command: _AddCommand) -> None:
     )
     _add_log(sub)
 
+    sub = command("allocation", "one task of a fleet over several machines: the first serves, others are clients")
+    _add_config(sub)
+    text = "a folder that all tasks see: for the server's address, certificates, the run, and what clients keep"
+    sub.add_argument("--shared", type=_folder, required=True, metavar="DIR", help=text)
+    text = "which task this is, from 0 (default: as Slurm's srun says)"
+    sub.add_argument("--rank", type=int, metavar="N", help=text)
+    sub.add_argument("--ranks", type=int, metavar="N", help="how many tasks there are (default: as Slurm's srun says)")
+    _add_set(sub)
+    _add_log(sub)
+
     sub = command("evaluator", "the evaluator alone, for servers whose evaluation.address names it")
     _add_config(sub)
     _add_set(sub)

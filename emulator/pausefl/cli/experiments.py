@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
         if not has_rounds(run_dir):
             raise
         raise with_resume_command(error, resume_command(run_dir)) from error
-    _print_summary(console, summary, run_dir)
+    print_summary(console, summary, run_dir)
     check_outcome(summary["outcome"], summary["stopped_because"], resume_command(run_dir))
 
 
@@ -75,7 +75,8 @@ def _what_is_left(run_dir: Path, rounds: int) -> str:
     return f"go on with: {resume_command(run_dir)}"
 
 
-def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
+def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
+    """Print the summary of a run, and where its report is."""
     from pausefl.cli.summary_table import summary_table
 
     console.print(summary_table(summary))

@@ -108,8 +108,11 @@ class Experiment(TomlTable):
 
     @property
     def clients_per_process(self) -> int:
-        """How many clients share a process."""
-        count = self.clients.count
+        """How many clients share a process, where all are on this machine."""
+        return self.per_process_of(self.clients.count)
+
+    def per_process_of(self, count: int) -> int:
+        """How many clients share a process, of so many on this machine."""
         if self.clients.per_process is not None:
             return self.clients.per_process
         return 1 if count <= _PROCESSES_OF_THEIR_OWN else -(-count // max(_LEAST_PROCESSES, available_cores()))

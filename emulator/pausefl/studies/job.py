@@ -6,7 +6,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -54,7 +54,9 @@ class Job:
         multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
         try:
             experiment = parse_experiment(self.source)
-            with sigterm_as_interrupt(), self._on_own_disk() as run_dir:
+            kept = self.folder / self.name
+            place = on_own_disk(kept) if self.is_elsewhere else nullcontext(kept)
+            with sigterm_as_interrupt(), place as run_dir:
                 found = run_experiment(experiment, run_dir, SILENT, resume=True, has_report=False, stop=stop)
         except (KeyboardInterrupt, ServerLost) as error:
             return RunInterrupted(str(error) or "interrupted")
@@ -62,29 +64,27 @@ class Job:
             return error
         return RunInterrupted("interrupted") if found["outcome"] == "interrupted" else str(found["outcome"])
 
-    @contextmanager
-    def _on_own_disk(self) -> Iterator[Path]:
-        """Where the run is played; afterwards, also when it was interrupted, its folder in the campaign's is whole.
 
-        SQLite's log and locks need a disk of this machine: network file systems have no shared memory, and few locks.
-        """
-        kept = self.folder / self.name
-        if not self.is_elsewhere:
-            yield kept
-            return
-        with tempfile.TemporaryDirectory(prefix="pausefl-") as own:
-            run_dir = Path(own) / self.name
-            for name in (CAMPAIGN_PLAN, SHARED_STEPS):  # how long a training step takes is the same in all runs
-                if (self.folder / name).exists():
-                    shutil.copyfile(self.folder / name, Path(own) / name)
-            if kept.exists():
-                shutil.copytree(kept, run_dir)
-            try:
-                yield run_dir
-            finally:
-                if run_dir.exists() and not is_finished(kept):  # else it was played twice, and the other was first
-                    with signals_to(signal.SIG_IGN, signal.SIGINT, *asking_to_end()):  # a second one would lose it
-                        _bring_back(run_dir, kept)
+@contextmanager
+def on_own_disk(kept: Path) -> Iterator[Path]:
+    """Where a run is played whose folder may be on another machine's disk, and is whole there after the block.
+
+    SQLite's log and locks need a disk of this machine: network file systems have no shared memory, and few locks.
+    """
+    was_finished = is_finished(kept)
+    with tempfile.TemporaryDirectory(prefix="pausefl-") as own:
+        run_dir = Path(own) / kept.name
+        for name in (CAMPAIGN_PLAN, SHARED_STEPS):  # how long a training step takes is the same in all runs
+            if (kept.parent / name).exists():
+                shutil.copyfile(kept.parent / name, Path(own) / name)
+        if kept.exists():
+            shutil.copytree(kept, run_dir)
+        try:
+            yield run_dir
+        finally:
+            if run_dir.exists() and was_finished == is_finished(kept):  # else another was first to play it
+                with signals_to(signal.SIG_IGN, signal.SIGINT, *asking_to_end()):  # a second one would lose it
+                    _bring_back(run_dir, kept)
 
 
 def _bring_back(run_dir: Path, kept: Path) -> None:

@@ -1,0 +1,158 @@
+"""The subcommand that every task of an allocation runs: `srun pausefl allocation CONFIG --shared DIR`.
+
+The first task serves and the others are its clients. All that they tell each other lies in a folder that they share.
+"""
+
+import argparse
+import os
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pausefl.cli.experiments import print_summary
+from pausefl.cli.option_values import experiment_of
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.links import processes_of
+from pausefl.outcomes import check_outcome
+from pausefl.runtime.observers import Observer
+from pausefl.runtime.standing_fleet import StandingFleet, refuse_whole_runs
+from pausefl.terminal_table import plain_console
+from pausefl_process.ending import BAD_INPUT
+from pausefl_process.events import ProgressEvent, Ready
+from pausefl_process.files import write_durably
+from pausefl_proto.addresses import host_and_port
+from pausefl_proto.errors import ConfigError, PauseflError
+
+_LOOKS_EVERY_S = 0.2
+
+
+def allocation(options: argparse.Namespace) -> None:
+    """Serve, or be some of the clients."""
+    experiment, (rank, ranks) = experiment_of(options), _place_of(options)
+    refuse_whole_runs(experiment, "pausefl allocation")
+    if ranks - 1 > (count := experiment.clients.count):
+        raise ConfigError(f"--ranks {ranks}: one serves, and the others have too few clients (clients.count = {count})")
+    shared = Path(options.shared).absolute()
+    if others := [each for each in shared.glob("clients-*-of-*") if not each.name.endswith(f"-of-{ranks - 1}")]:
+        raise ConfigError(f"--ranks {ranks}: goes on with clients of other tasks, {others[0]}; take another --shared")
+    if rank == 0:
+        _serve(experiment, shared)
+    else:
+        _take_part(experiment, shared, rank, ranks - 1)
+
+
+def _place_of(options: argparse.Namespace) -> tuple[int, int]:
+    """Which task this is, from 0, and how many there are; ConfigError where nothing says so."""
+    given = options.rank, options.ranks
+    rank, ranks = given if given != (None, None) else map(os.environ.get, ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+    if rank is None or ranks is None:
+        raise ConfigError("--rank and --ranks: are needed, both, where srun does not start this command")
+    if not 0 <= int(rank) < int(ranks) or int(ranks) < 2:
+        raise ConfigError(f"--rank {rank} --ranks {ranks}: must count 2 tasks or more, from 0 on")
+    return int(rank), int(ranks)
+
+
+def _notice(shared: Path) -> Path:
+    """The file in which the server's address is to stand; another start of an allocation has another."""
+    numbers = (os.environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
+    return shared / f"server-{'-'.join(numbers)}"
+
+
+def _secured(experiment: Experiment, shared: Path, **tls: str) -> Experiment:
+    """The experiment with the allocation's own tokens, and with these files for TLS."""
+    certs = shared / "certs"
+    files = {f"tls.{key}": str(certs / tls[key]) if key in tls else "" for key in ("certificate", "key", "ca")}
+    tokens = {"tokens": str(certs / "tokens.txt"), "token": str(certs / "clients/{client_id}.token")}
+    admission = {f"admission.{key}": path for key, path in tokens.items()}
+    return experiment.replace({**files, **admission, "admission.by_certificate": False})
+
+
+@dataclass(frozen=True)
+class _Announcer(Observer):
+    """Writes a server's address to a file once it listens."""
+
+    notice: Path
+    host: str
+
+    def on_event(self, event: ProgressEvent) -> None:
+        if isinstance(event, Ready):
+            write_durably(self.notice, host_and_port(self.host, event.port))
+
+
+def _serve(experiment: Experiment, shared: Path) -> None:
+    """Play the run, or go on with it, with certificates and tokens of its own."""
+    from pausefl.certificates import make_certificates
+    from pausefl.runtime.run import run_experiment
+    from pausefl.runtime.terminal import make_view
+    from pausefl.studies.job import on_own_disk
+
+    console, fleet = plain_console(), StandingFleet("0.0.0.0:0")
+    announcer = _Announcer(_notice(shared), socket.gethostname())
+    shared.mkdir(parents=True, exist_ok=True)
+    announcer.notice.write_text("", "utf-8")
+    try:
+        (shared / "certs/server.pem").unlink(missing_ok=True)  # of another machine, on which the run began
+        make_certificates(shared / "certs", [announcer.host], experiment.client_ids)
+        served = _secured(experiment, shared, certificate="server.pem", key="server.key")
+        with on_own_disk(shared / "run") as run_dir, make_view(console, experiment.title) as view:
+            summary = run_experiment(  # without a report, whose drawing would hold all machines
+                served, run_dir, view, resume=True, observers=[announcer], fleet=fleet, has_report=False
+            )
+    finally:
+        announcer.notice.unlink(missing_ok=True)
+    print_summary(console, summary, shared / "run")
+    check_outcome(summary["outcome"], summary["stopped_because"], "the same command in another allocation")
+
+
+def _take_part(experiment: Experiment, shared: Path, rank: int, tasks: int) -> None:
+    """Be the clients of one of so many tasks until the server dismisses them."""
+    from pausefl.runtime.client.plan import client_plan
+    from pausefl.runtime.client.process import run_client_process
+    from pausefl.runtime.failure_log import last_line
+    from pausefl.runtime.forks import forked_client
+    from pausefl.runtime.processes.lifetime import start
+    from pausefl.studies.job import on_own_disk
+
+    address = _server_at(_notice(shared), experiment.clients.connect_timeout_s)
+    plan = client_plan(_secured(experiment, shared, ca="ca.pem"))
+    together = processes_of(plan.links, 1)  # those behind one access point, and else each by itself
+    part = together[len(together) * (rank - 1) // tasks : len(together) * rank // tasks]
+    links = {client_id: plan.links[client_id] for client_ids in part for client_id in client_ids}
+    needs_torch = plan.training.workload.model != "synthetic"
+    with on_own_disk(shared / f"clients-{rank}-of-{tasks}") as folder:
+        folder.mkdir(exist_ok=True)
+        running = []
+        try:
+            for number, client_ids in enumerate(processes_of(links, experiment.per_process_of(len(links)))):
+                arguments = (replace(plan, process=number), client_ids, address, folder)
+                name = f"pausefl-{client_ids[0]}"
+                process = forked_client(name, run_client_process, *arguments, needs_torch=needs_torch)
+                start(process)
+                running.append(process)
+            for process in running:
+                process.join()
+        finally:
+            for process in running:
+                process.kill()
+                process.join()
+        said = last_line(folder / "clients.log")
+    if failed := next((process for process in running if process.exitcode), None):
+        error = ConfigError if failed.exitcode == BAD_INPUT else PauseflError
+        raise error(f"{failed.name} (exit code {failed.exitcode}): {said}")
+
+
+def _server_at(notice: Path, patience_s: float) -> str:
+    """HOST:PORT once the server listens; ConfigError where it does not begin in this folder, as of another machine."""
+    until_s = time.monotonic() + patience_s
+    while not notice.exists():
+        if time.monotonic() > until_s:
+            waited = f"no server began there within {patience_s:g} s (clients.connect_timeout_s)"
+            raise ConfigError(f"--shared {notice.parent}: {waited}; must be one folder for all tasks")
+        time.sleep(_LOOKS_EVERY_S)
+    with suppress(FileNotFoundError):
+        while not (address := notice.read_text("utf-8")):
+            time.sleep(_LOOKS_EVERY_S)
+        return address
+    raise PauseflError("the server has ended before it listened; the first task says why")

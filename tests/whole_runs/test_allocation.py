@@ -1,0 +1,77 @@
+"""The tasks of an allocation, as processes here: one serves, the others are clients, and all meet in one folder."""
+
+import json
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pausefl.cli import main
+from pausefl_client.privacy.ledger import verified_spend
+from rigs.command import PAUSEFL, synthetic
+
+
+def play(config: Path, shared: Path, rounds: int) -> None:
+    """An allocation of three tasks, to its end."""
+    words = [*PAUSEFL, "allocation", config, "--shared", shared, f"--set=experiment.rounds={rounds}", "--ranks=3"]
+    with ExitStack() as running:
+        tasks = [running.enter_context(subprocess.Popen([*words, f"--rank={rank}"])) for rank in (1, 2, 0)]
+        for task in tasks:
+            running.callback(task.kill)
+        assert [task.wait() for task in tasks] == [0, 0, 0]
+
+
+@pytest.mark.end_to_end
+def test_the_tasks_of_an_allocation_are_one_fleet_which_another_goes_on_with(tmp_path: Path) -> None:
+    """Over TLS, with tokens: clients whose plan has `tls.ca` speak no other way."""
+    config, shared = synthetic(tmp_path, clients=5, m=2), tmp_path / "shared"
+    for rounds in (4, 6):
+        play(config, shared, rounds)
+        summary = json.loads((shared / "run/summary.json").read_text("utf-8"))
+        assert (summary["rounds"], summary["outcome"]) == (rounds, "completed")
+    ledgers = {task: sorted(task.glob("ledgers/*.db")) for task in sorted(shared.glob("clients-*"))}
+    assert {task.name: [path.stem for path in paths] for task, paths in ledgers.items()} == {
+        "clients-1-of-2": ["client-000", "client-001"],
+        "clients-2-of-2": ["client-002", "client-003", "client-004"],
+    }
+    released = [verified_spend(path).released for paths in ledgers.values() for path in paths]
+    assert sum(released) == 6 * 2, "ledgers go on where they were"
+    assert not list(shared.glob("server-*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "--rank and --ranks: are needed, both, where srun does not start this command"),
+        (["--rank=0", "--ranks=1"], "--rank 0 --ranks 1: must count 2 tasks or more"),
+        (["--rank=2", "--ranks=2"], "--rank 2 --ranks 2: must count 2 tasks or more, from 0 on"),
+        (["--rank=1", "--ranks=6"], "--ranks 6: one serves, and the others have too few clients (clients.count = 4)"),
+        (["--rank=1", "--ranks=2", "--set=experiment.clock=virtual"], "pausefl allocation takes"),
+        (["--rank=1", "--ranks=2"], "no server began there within 0.1 s"),
+        (["--rank=0", "--ranks=4"], "--ranks 4: goes on with clients of other tasks"),
+    ],
+)
+def test_a_task_that_cannot_take_part_says_why(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_PROCID", raising=False)
+    (tmp_path / "clients-1-of-1").mkdir()
+    config = str(synthetic(tmp_path, clients=4))
+    with pytest.raises(SystemExit) as ended:
+        main(["allocation", config, "--shared", str(tmp_path), "--set=clients.connect_timeout_s=0.1", *options])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_client_ends_where_its_server_ended_before_it_listened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notice = tmp_path / "server-0-0-0"
+    notice.write_text("", "utf-8")
+    monkeypatch.setattr("time.sleep", lambda _: notice.unlink())
+    with pytest.raises(SystemExit) as ended:
+        main(["allocation", str(synthetic(tmp_path)), "--shared", str(tmp_path), "--rank=1", "--ranks=2"])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "pausefl: the server has ended before it listened; the first task says why\n"
