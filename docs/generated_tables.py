@@ -53,7 +53,7 @@ TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("chaos", "../benchmarks/reliability.md", "chaos.jsonl", reliability.chaos_table),
     ("reliability", "../README.md", "chaos.jsonl", reliability.reliability_table),
     ("fuzz", "../benchmarks/reliability.md", "fuzz.json", reliability.fuzz_table),
-    ("stops", "network.md", "stops.jsonl", reliability.stops_table),
+    ("stops", "../benchmarks/reliability.md", "stops.jsonl", reliability.stops_table),
     ("overload", "../benchmarks/reliability.md", "overload.jsonl", reliability.overload_table),
     ("twin", "../benchmarks/README.md", "twin.jsonl", speed.twin_table),
     ("tuning", "tuning.md", "tuning.jsonl", tuning.tuning_tables),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("*.md", "docs/**/*.md", "deploy/*.md", "examples/*.md", "benchmarks/*.md")
+ASSETS = ("docs/site.css", "docs/iframe-worker.js")
 MODULES = (
     "pausefl",
     "pausefl.experiment.delay_laws",
@@ -34,7 +35,7 @@ def stage(folder: Path) -> None:
     """Copy pages and linked files to a folder, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     pages = [page for pattern in PAGES for page in ROOT.glob(pattern)]
-    for file in {*pages, *(file for page in pages for file in linked(page))}:
+    for file in {*pages, *(ROOT / name for name in ASSETS), *(file for page in pages for file in linked(page))}:
         copy = folder / file.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, copy)

@@ -76,7 +76,7 @@ def check(options: argparse.Namespace) -> None:
         experiment = load_experiment(config, getattr(options, "overrides", []))
         check_policies(experiment)
     for name in (getattr(options, "policies", None) or "").split(","):
-        if name:
+        if name and ":" not in name:  # a reader's own lies beside the reader's experiment
             policy_class(name)
     if getattr(options, "series", None) or getattr(options, "scale", None):
         find_reproduction(options.name)
