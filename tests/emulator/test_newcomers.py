@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pausefl.cli import main
+from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import drift_laws_of, presence_of
 from pausefl.experiment.loading import load_experiment, parse_experiment
 from pausefl.experiment.population.availability import Presence
@@ -29,8 +29,9 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.selection import Context, Selection
 from pausefl_server.selection.newcomers import NewcomerPolicy
 from pausefl_server.selection.policies.chr import Chr
-from pausefl_server.selection.policies.fed_ts import DriftUcb, FedTs
+from pausefl_server.selection.policies.fed_ts import DriftUcb, FedTs, Posteriors
 from pausefl_server.selection.policies.pause import Pause
+from rigs.refusals import refused
 
 IDS = (*(f"original-{k}" for k in range(6)), *(f"relevant-{k}" for k in range(3)), *(f"harmful-{k}" for k in range(3)))
 JOIN, LEAVE = 5, 40
@@ -212,34 +213,27 @@ def test_without_newcomers_the_originals_are_chosen() -> None:
 
 
 CONFIG = """
-[experiment]
-seed = 3
-[clients.groups.first]
-count = 6
-drift = { kind = "lognormal", mean = 1.0, sd = 0.2 }
-[clients.groups.late]
-count = 2
-join_round = 4
-leave_round = 40
-drift = { kind = "lognormal", mean = 1.0, sd = 0.2 }
+experiment.seed = 3
+selection = { policy = "fed-ts", m = 3 }
+[clients.groups]
+first = { count = 6, drift = { kind = "lognormal", mean = 1.0, sd = 0.2 } }
+late = { count = 2, join_round = 4, leave_round = 40, drift = { kind = "lognormal", mean = 1.0, sd = 0.2 } }
 [clients.groups.noisy]
 count = 2
 join_round = 4
 availability = { kind = "cycle", on_rounds = 5, off_rounds = 2 }
 drift = { kind = "lognormal", mean = 3.0, sd = 0.4 }
-[selection]
-policy = "fed-ts"
-m = 3
 """
 
 
-def test_newcomers_are_chosen_only_while_they_are_there(tmp_path: Path) -> None:
-    experiment = parse_experiment(CONFIG, ["selection.fed-ts.newcomer_share=1.0"])
-    setting = DriftSetting(
-        drift_laws_of(experiment.groups),
-        presence_of(experiment.groups, 70, experiment.experiment.seed) or Presence.of_all(()),
-        3,
-    )
+def drift_setting(experiment: Experiment, rounds: int) -> DriftSetting:
+    presence = presence_of(experiment.groups, rounds, 3)
+    assert presence is not None
+    return DriftSetting(drift_laws_of(experiment.groups), presence, 3)
+
+
+def test_newcomers_are_chosen_only_while_they_are_there() -> None:
+    setting = drift_setting(parse_experiment(CONFIG, ["selection.fed-ts.newcomer_share=1.0"]), 70)
     (joined,) = simulate_newcomers(FedTs(3, newcomer_share=1.0), setting, 70).insertions
     assert joined.client_ids == ("late-000", "late-001", "noisy-000", "noisy-001")
     assert joined.relevant.tolist() == [True, True, False, False]
@@ -299,7 +293,7 @@ def test_the_command_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_bad_drifts_are_named(override: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with refused(message):
         run_simulation(parse_experiment(CONFIG, [override]), 5, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -330,11 +324,9 @@ class Curious(FedTs):
 
 
 def test_a_policy_of_ones_own_is_held_to_what_can_be_simulated() -> None:
-    with pytest.raises(
-        PauseflError, match=re.escape("selection.policy: in round 1 it chose row 6: must be one of context.eligible")
-    ):
+    with refused("selection.policy: in round 1 it chose row 6: must be one of context.eligible", PauseflError):
         play(Greedy(3), 5)
-    with pytest.raises(ConfigError, match=re.escape("selection.policy: Curious needs clients to disclose their loss")):
+    with refused("selection.policy: Curious needs clients to disclose their loss"):
         play(Curious(3), 5)
 
 
@@ -343,7 +335,7 @@ def test_a_policy_of_ones_own_is_held_to_what_can_be_simulated() -> None:
 
 def test_pause_is_simulated_with_those_who_are_there() -> None:
     delay = '[latency]\ntau_min_s = 0.05\n[latency.delay]\nkind = "halves"\n'
-    experiment = parse_experiment(CONFIG.replace('"fed-ts"', '"pause"') + delay)
+    experiment = parse_experiment(CONFIG + delay, ["selection.policy=pause"])
     setting = setting_of(experiment, 60)
     assert not is_compiled(Pause(3), setting)
     seen: list[set[int]] = []
@@ -367,7 +359,7 @@ def test_latencies_are_those_of_the_client_whatever_its_row() -> None:
     assert result.total_latency_s == pytest.approx([latencies[0, 1], latencies[0, 1] + latencies[1].max()])
 
 
-# -- docs/regret.md
+# -- growth
 
 
 @pytest.mark.parametrize("level", [0.0, 0.3, 8000.0])
@@ -375,3 +367,37 @@ def test_rounding_of_a_regret_that_does_not_grow_is_no_growth(level: float) -> N
     n = np.arange(1, 2000)
     assert growth_fits(n, level + 1e-13 * max(1.0, level) * np.sqrt(n)) == {}
     assert growth_fits(n, level + 1e-6 * max(1.0, level) * np.sqrt(n))
+
+
+KINDS = """
+experiment.seed = 3
+selection = { policy = "fed-ts", m = 3 }
+[clients.groups]
+first = { count = 6, drift = { kind = "bernoulli", small = 0.9 } }
+able = { count = 2, join_round = 4, drift = { kind = "bernoulli", small = 0.9 } }
+fair = { count = 1, join_round = 4, drift = { kind = "bernoulli", small = 0.8 } }
+poor = { count = 1, join_round = 4, drift = { kind = "bernoulli", small = 0.3 } }
+worst = { count = 1, join_round = 4, drift = { kind = "bernoulli", small = 0.1 } }
+"""
+"""Newcomers of several kinds: each figure is of the newcomers that it names."""
+ROUNDS = 60
+
+
+def test_the_warm_up_is_that_of_the_irrelevant_newcomer_nearest_to_the_critical_one(tmp_path: Path) -> None:
+    (joined,) = run_simulation(parse_experiment(KINDS), ROUNDS, tmp_path / "out")["insertions"]
+    assert joined["critical"] == "fair-000"
+    assert joined["warm_up_rounds"] == pytest.approx(24 * math.log(ROUNDS) / (0.8 - 0.3) ** 2)
+    with (tmp_path / "out/intervals.csv").open() as file:
+        assert {row["client_id"] for row in csv.DictReader(file)} == {"fair-000"}
+
+
+def test_small_drifts_are_shares_of_those_that_were_seen(tmp_path: Path) -> None:
+    """The prior of each posterior, Beta(1, 1), is no drift."""
+    experiment = parse_experiment(KINDS)
+    result = simulate_newcomers(FedTs(3), drift_setting(experiment, ROUNDS), ROUNDS)
+    assert isinstance(result.state, Posteriors)
+    shares = run_simulation(experiment, ROUNDS, tmp_path / "out")["classified_small"]
+    for kind, groups in {"relevant": ("able", "fair"), "irrelevant": ("poor", "worst")}.items():
+        rows = [row for row, client_id in enumerate(result.table.ids) if client_id.startswith(groups)]
+        small, great = result.state.successes[rows].sum(), result.state.failures[rows].sum()
+        assert shares[kind] == pytest.approx(small / (small + great))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from pausefl.bench import selection
 from pausefl.experiment.delay_laws import Constant, NoDelay, published_halves
@@ -182,10 +183,8 @@ def spread(context: Context, rows: Any) -> Any:
 def test_with_a_phi_of_ones_own_there_is_no_regret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The genie's means are not what such a policy strives for."""
     monkeypatch.setattr("math.spread", spread, raising=False)
-    text = (
-        CONFIG.format(policy="sa-pause", partition="iid") + '[selection.sa-pause]\nphi_p = "math:spread"\nsteps = 20\n'
-    )
-    summary = run_simulation(parse_experiment(text), 20, tmp_path / "out")
+    phi = {"selection.sa-pause.phi_p": "math:spread", "selection.sa-pause.steps": 20}
+    summary = run_simulation(parse_experiment(CONFIG.format(policy="sa-pause", partition="iid"), phi), 20, tmp_path)
     assert [summary[name] for name in ("reward", "regret", "genie_regret", "genie")] == [None] * 4
     assert summary["bound_17"] == {}
     assert summary["total_latency_s"] > 0
@@ -249,15 +248,9 @@ def test_the_bound_is_equation_17() -> None:
 def test_under_r2_the_bound_allows_for_the_cluster_term() -> None:
     r1, r2 = Pause(3, alpha=3.0), Pause(3, alpha=3.0, reward="R2", clusters=2, rho=0.5)
     setting, n = published(10), np.array([1, 1000])
-    per_client = regret_bound(setting, r1, n, 0.4) / (0.4 + greatest_gap(setting) + 2 * 3.0 + 5.0)
-    assert regret_bound(setting, r2, n, 0.4) - regret_bound(setting, r1, n, 0.4) == pytest.approx(
-        3.0 * 0.5 * 2 * per_client
-    )
-
-
-def greatest_gap(setting: Setting) -> float:
-    mu = 0.05 * np.array(list(setting.oracle.mean_inverse_latency.values()))
-    return float(np.ptp(mu))
+    greatest_gap = 0.05 * np.ptp(list(setting.oracle.mean_inverse_latency.values()))
+    of_r1, of_r2 = (regret_bound(setting, policy, n, 0.4) for policy in (r1, r2))
+    assert of_r2 - of_r1 == pytest.approx(3.0 * 0.5 * 2 * of_r1 / (0.4 + greatest_gap + 2 * 3.0 + 5.0))
 
 
 @pytest.mark.parametrize(("name", "shape"), [("ln n", np.log), ("sqrt n", np.sqrt), ("n", np.asarray)])
@@ -272,9 +265,8 @@ def test_a_growth_is_recognised(name: str, shape: Any) -> None:
 def test_a_regret_without_fits_has_no_brackets() -> None:
     fits = {"regret": {}, "genie_regret": {"n": {"r_squared": 0.5}}}
     regrets = {"regret": 0.4, "genie_regret": 0.4, "genie": {}, "growth_fits": fits}
-    *_, realised, genie, note = in_words(
-        {"mode": "synchronous", "total_latency_s": 1.0, "privacy_unit": None, **regrets}
-    )
+    summary = {"mode": "synchronous", "total_latency_s": 1.0, "privacy_unit": None, **regrets}
+    *_, realised, genie, note = in_words(summary)
     assert "0.4 with the latencies as drawn" in realised
     assert "R²" not in realised
     assert genie.endswith("of mean latencies (never below 0); n: R² 0.5000")
@@ -292,14 +284,12 @@ class Fixed(Policy):
 
 
 def test_a_simulation_says_what_its_genie_weighs(tmp_path: Path) -> None:
+    plain = {"alpha": 100.0, "gamma": 5.0, "beta": 2.0, "zeta": 1.0, "reward": "R1"}
+    own = {"alpha": 7.0, "reward": "R2", "rho": 0.5}
     for policy, changes, genie in (
-        ("random", [], {"alpha": 100.0, "gamma": 5.0, "beta": 2.0, "zeta": 1.0, "reward": "R1"}),
-        ("ucb", ["selection.ucb.zeta=3.0"], {"alpha": 0.0, "gamma": 0.0, "beta": 2.0, "zeta": 3.0, "reward": "R1"}),
-        (
-            "pause",
-            ["selection.pause={alpha=7.0, reward='R2', rho=0.5}"],
-            {"alpha": 7.0, "gamma": 5.0, "beta": 2.0, "zeta": 1.0, "reward": "R2", "rho": 0.5, "clusters": 6},
-        ),
+        ("random", {}, plain),
+        ("ucb", {"selection.ucb.zeta": 3.0}, plain | {"alpha": 0.0, "gamma": 0.0, "zeta": 3.0}),
+        ("pause", {"selection.pause": own}, plain | own | {"clusters": 6}),
     ):
         experiment = parse_experiment(CONFIG.format(policy=policy, partition="iid"), changes)
         summary = run_simulation(experiment, 10, tmp_path / policy)
@@ -312,13 +302,8 @@ def test_a_simulation_says_what_its_genie_weighs(tmp_path: Path) -> None:
 def test_run_simulation_leaves_tables_and_a_figure(policy: str, partition: str, tmp_path: Path) -> None:
     experiment = parse_experiment(CONFIG.format(policy=policy, partition=partition))
     summary = run_simulation(experiment, 60, tmp_path / "out")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "selections.csv",
-        "simulation.csv",
-        "simulation.json",
-        "simulation.pdf",
-        "simulation.png",
-    ]
+    names = ["selections.csv", "simulation.csv", "simulation.json", "simulation.pdf", "simulation.png"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == names
     assert json.loads((tmp_path / "out" / "simulation.json").read_text()) == summary
     assert (summary["policy"], summary["rounds"], summary["clients"], summary["seed"]) == (policy, 60, 8, 3)
     assert (summary["regret"] is None) == (policy == "all")
@@ -344,3 +329,47 @@ def test_the_benchmark_times_usual_and_hard_states() -> None:
     assert (case["name"], case["case"]) == ("selection", "R1 exact, 300 / 15")
     assert 0 < case["median_s"] <= case["p99_s"]
     assert case["worst_s"] > 0
+
+
+def drawn(figure: Figure, title: str) -> dict[str, np.ndarray]:
+    """The curves of the axes of this title by label."""
+    (axes,) = [axes for axes in figure.axes if axes.get_title(loc="left") == title]
+    return {str(line.get_label()): np.asarray(line.get_ydata(), np.float64) for line in axes.lines}
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Those that are saved, as PNG and as PDF."""
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
+    return saved
+
+
+@pytest.mark.parametrize("changes", [{}, {"alpha": 0.0, "gamma": 0.0}, {"reward": "R2"}])
+def test_the_bound_is_drawn_beside_the_regret_however_far_above_it(
+    changes: dict[str, Any], tmp_path: Path, figures: list[Figure]
+) -> None:
+    overrides = [f"selection.pause.{name}={value}" for name, value in changes.items()]
+    text = CONFIG.format(policy="pause", partition="iid") + '[latency.delay]\nkind = "halves"\n'
+    summary = run_simulation(parse_experiment(text, overrides), 60, tmp_path / "out")
+    figure, _ = figures
+    curves = drawn(figure, "Regret beside bound (17)")
+    assert len(summary["bound_17"]) == 2
+    for reading, at_the_end in summary["bound_17"].items():
+        bound = curves[f"bound (17), {reading.replace('delta', 'δ').replace('tau', 'τ').replace('mu', 'μ')}"]
+        assert len(bound) == 60
+        assert bound[-1] == at_the_end
+    assert np.nanmax(curves["in the genie's objective, where above 0"]) == summary["genie_regret"]
+
+
+def test_where_two_means_are_equal_there_is_no_bound(tmp_path: Path, figures: list[Figure]) -> None:
+    """And no warning of a division by zero; the figure says why it has no such panel."""
+    text = CONFIG.format(policy="pause", partition="iid") + '[latency.delay]\nkind = "constant"\nvalue_s = 0.2\n'
+    summary = run_simulation(parse_experiment(text), 20, tmp_path / "out")
+    assert summary["bound_17"] == {}
+    titles = ["Regret against the genie", "Total latency", "Greatest leakage of a client", "Selections per client"]
+    assert [axes.get_title(loc="left") for axes in figures[0].axes] == titles
+    assert "two clients have the same mean latency" in figures[0].get_supxlabel()
+    names = [label.get_text() for label in figures[0].axes[-1].get_xticklabels()]
+    assert names == [f"client-{i:03}" for i in range(8)]
+    assert summary["genie_regret"] == pytest.approx(0.0)
