@@ -2,19 +2,24 @@
 
 import json
 import re
+import shutil
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import pausefl
 from pausefl.cli import main
 from pausefl.cli.summary_table import summary_table
 from pausefl.experiment.registries import REGISTRIES
 from pausefl.experiment.toml_source import preset_names
+from pausefl.results.reading import read_run
 from pausefl.terminal_table import plain_console
 from rigs.command import PAUSEFL, run, synthetic
 from rigs.ports import free_port
-from rigs.refusals import complaint
+from rigs.refusals import complaint, refused
 from rigs.reports import summary
 
 NETEM = ("--set", "latency.injection=netem", "--set", "clients.per_process=1")
@@ -221,3 +226,75 @@ def test_a_shell_can_complete_commands_and_options(capsys: pytest.CaptureFixture
     script = capsys.readouterr().out
     assert "--log-json" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("fleet", [False, True])
+def test_a_new_project_passes_its_own_test(fleet: bool, tmp_path: Path) -> None:
+    (tmp_path / "fleet.csv").write_text("client,time,seconds\n" + "".join(f"phone-{k},1,0.{k}\n" for k in range(1, 5)))
+    options = ["--fleet", str(tmp_path / "fleet.csv"), "--policy", "pause"] if fleet else []
+    main(["new", str(tmp_path / "mine"), *options])
+    test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "mine")]
+    done = subprocess.run(test, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    experiment = pausefl.load(tmp_path / "mine/experiment.toml")
+    assert experiment.selection.policy == ("pause" if fleet else "own:Own")
+    assert experiment.client_ids[0] == ("phone-1" if fleet else "client-000")
+    with pytest.raises(SystemExit, match="2"):
+        main(["new", str(tmp_path / "mine")])
+
+
+# -- places that cannot be read or written, and damaged files
+
+MISSING = "No such file or directory"
+Damage = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    main(["run", str(synthetic(folder, rounds=4)), "--virtual", "--run-dir", str(folder / "run")])
+    return folder / "run"
+
+
+@pytest.mark.parametrize("command", ["simulate demo --rounds 3 --run-dir", "sweep demo --set selection.m=2 --run-dir"])
+def test_a_command_whose_results_cannot_be_written_says_so(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, *command.split(), "/dev/null/x").startswith("/dev/null/x: cannot be ")
+
+
+def test_results_that_cannot_be_written_are_named(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pings.csv").write_text("client,time,seconds\na,1,0.1\na,2,0.2\n")
+    said = complaint(capsys, "fit-latency", tmp_path / "pings.csv", "--figure", tmp_path / "no/such.png")
+    assert said == f"{tmp_path}/no/such.png: cannot be read or written ({MISSING})"
+    said = complaint(capsys, "replay", run_dir, "--policy", "random", "--draws", 1, "--out", "/dev/null/x")
+    assert said == "/dev/null/x: cannot be read or written (Not a directory)"
+
+
+@pytest.mark.parametrize("command", ["validate", "fit-latency"])
+def test_a_file_that_is_not_there_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, command, "no/such.toml") == f"no/such.toml: cannot be read ({MISSING})"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda file: file.write_text("[clients.groups.a]\ncount = 'x'"), "is damaged (1 validation error"),
+        (lambda file: file.write_text("no toml"), "is damaged (Expected '=' after a key"),
+        (lambda file: file.write_text("clients = 3"), "is damaged ("),
+        (lambda file: file.write_bytes(b"\xff\xfe"), "cannot be read (line 1, column 1 is no UTF-8"),
+    ],
+    ids=["a wrong value", "no TOML", "no table", "no text"],
+)
+def test_a_run_whose_configuration_is_damaged(damage: Damage, message: str, run_dir: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "run"
+    shutil.copytree(run_dir, damaged)
+    damage(damaged / "config.toml")
+    with refused(f"{damaged / 'config.toml'}: {message}"):
+        assert not read_run(damaged).groups
+
+
+def test_a_negative_number_of_clients_is_no_client_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = complaint(capsys, "certs", tmp_path / "certs", "localhost", "--clients=-1")
+    assert said.startswith("--clients -1: is no name")
+    assert not (tmp_path / "certs").exists()

@@ -27,18 +27,11 @@ from rigs.log import record, theta
 
 BUDGET = Budget(10.0, 0.04)
 HOLDER = {"unit": "vector", "client_id": "a", "data": "digits"}
-SYNTHETIC = """
-[clients]
-count = 2
-[selection]
-m = 2
-[workload]
-model = "synthetic"
-"""
+EXPERIMENT = parse_experiment('clients.count = 2\nselection.m = 2\nworkload.model = "synthetic"')
 
 
 @pytest.mark.parametrize("name", ["flock", "lockf"])
-def test_a_file_system_without_locks_is_named_before_anything_is_made(
+def test_a_file_system_without_locks_is_named_at_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As NFS with nolock, or Lustre without flock: it was an unnamed error, or advice that cost the run."""
@@ -49,11 +42,7 @@ def test_a_file_system_without_locks_is_named_before_anything_is_made(
     monkeypatch.setattr(fcntl, name, without_locks)
     folder = tmp_path / "no/such"
     said = r"its file system has no locks \((flock|fcntl): No locks available\); put it on a local disk$"
-    for use in (
-        made_run_dir(parse_experiment(SYNTHETIC), folder),
-        claimed_clients(["a"], None, 1, folder),
-        ledgers_in(folder),
-    ):
+    for use in (made_run_dir(EXPERIMENT, folder), claimed_clients(["a"], None, 1, folder), ledgers_in(folder)):
         with pytest.raises(ConfigError, match=f"{folder}: {said}"), use:
             pass
     assert not list(tmp_path.iterdir())

@@ -15,13 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import Parameter
 
-from pausefl.experiment.client_records import (
-    budget_of,
-    mechanism_of,
-    method_of,
-    partitioner_of,
-    schedule_of,
-)
+from pausefl.experiment.client_records import budget_of, mechanism_of, method_of, partitioner_of, schedule_of
 from pausefl.experiment.delays.laws import DELAYS, EXCHANGE_DELAYS
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import behaviours_of, drift_laws_of, presence_of
@@ -515,9 +509,7 @@ def test_a_record_takes_nothing_it_does_not_know(values: dict[str, Any], message
     assert str(caught.value) == message
 
 
-def test_shared_ledgers_lie_beside_the_file_wherever_it_is_run_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_ledgers_lie_beside_the_file_wherever_it_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found from the working directory, they would begin anew, with another budget, in every folder."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/mine.toml").write_text('[privacy]\nledger_dir = "holders"\n')

@@ -202,11 +202,7 @@ def test_what_is_written_is_the_experiment_that_was_fitted(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("rows", "unit", "seconds"),
-    [
-        ("3,0.3,a\n1,0.1,a\n2,0.2,a", None, [0.1, 0.2, 0.3]),
-        ("1,231,a", "ms", [0.231]),
-        ("1,231,a", "s", [231.0]),
-    ],
+    [("3,0.3,a\n1,0.1,a\n2,0.2,a", None, [0.1, 0.2, 0.3]), ("1,231,a", "ms", [0.231]), ("1,231,a", "s", [231.0])],
 )
 def test_rows_are_taken_in_the_order_of_their_times_and_in_the_unit_said(
     rows: str, unit: Literal["s", "ms"] | None, seconds: list[float], tmp_path: Path

@@ -13,14 +13,7 @@ from pausefl.cli.arguments import parse
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import presence_of
 from pausefl.experiment.loading import parse_experiment
-from pausefl.experiment.population.availability import (
-    Always,
-    Cycle,
-    GroupPresence,
-    MarkovAvailability,
-    Presence,
-    Trace,
-)
+from pausefl.experiment.population.availability import Always, Cycle, GroupPresence, MarkovAvailability, Presence, Trace
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import make_trainers
 from pausefl_proto.draws import generator

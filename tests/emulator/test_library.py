@@ -171,7 +171,7 @@ def test_a_damaged_model_is_refused_in_one_line(run: pausefl.Run, tmp_path: Path
         copied.model()
 
 
-def test_results_are_found_from_another_working_directory(
+def test_results_are_found_from_another_folder(
     run: pausefl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -211,9 +211,7 @@ def test_a_script_needs_no_guard_and_a_running_loop_is_no_obstacle(tmp_path: Pat
     assert done.stdout == "3\n", done.stderr
 
 
-def test_runs_at_a_relative_path_are_named_by_their_folders(
-    run: pausefl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_at_a_relative_path_have_a_name(run: pausefl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.path)
     main(["compare", "--runs", ".", "--run-dir", str(tmp_path / "out")])
     assert list(json.loads((tmp_path / "out/campaign.json").read_text())["arguments"]["runs"]) == [run.path.name]
@@ -237,7 +235,7 @@ def test_several_policies_are_simulated_under_the_same_latencies(tmp_path: Path)
     assert (found.folder / "simulations.png").stat().st_size > 10_000
 
 
-def test_regrets_of_different_objectives_are_not_shown_as_if_they_compared(
+def test_regrets_of_different_objectives_are_shown_not_to_compare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Figure] = []

@@ -32,38 +32,24 @@ from pausefl.runtime.plan import plan_of
 from pausefl_server.service import RunResult
 from pausefl_server.state import replay
 from pausefl_server.storage.store import Store
+from rigs.experiments import small
 
 NEWCOMERS = """
-[experiment]
-rounds = 4
-clock = "virtual"
-[clients.groups.original]
-count = 3
-drift = { kind = "bernoulli", small = 0.9 }
-[clients.groups.relevant]
-count = 2
-role = "relevant"
-join_round = 2
-drift = { kind = "bernoulli", small = 0.8 }
+experiment = { rounds = 4, clock = "virtual" }
+selection = { policy = "fed-ts", m = 2 }
+privacy.clip = 1.0
+latency.delay = { kind = "constant", value_s = 0.1 }
+workload = { dataset = "digits", step_s = 0.001 }
+evaluation.every = 1
+[clients.groups]
+original = { count = 3, drift = { kind = "bernoulli", small = 0.9 } }
+relevant = { count = 2, role = "relevant", join_round = 2, drift = { kind = "bernoulli", small = 0.8 } }
 [clients.groups.poisoned]
 count = 2
 role = "irrelevant"
 join_round = 2
 behaviours = [{ kind = "gaussian-update", scale = 3.0 }]
 drift = { kind = "bernoulli", small = 0.2 }
-[selection]
-policy = "fed-ts"
-m = 2
-[privacy]
-clip = 1.0
-[latency.delay]
-kind = "constant"
-value_s = 0.1
-[workload]
-dataset = "digits"
-step_s = 0.001
-[evaluation]
-every = 1
 """
 REASON = "ZeroDivisionError: by design"
 
@@ -178,10 +164,8 @@ def drawing_functions() -> list[tuple[str, Callable[..., Any]]]:
     found = {}
     for module in modules:
         for name, function in inspect.getmembers(module, inspect.isfunction):
-            if (
-                function.__annotations__.get("return") in (Figure, Figure | None)
-                and function.__module__ != style.__name__
-            ):
+            draws = function.__annotations__.get("return") in (Figure, Figure | None)
+            if draws and function.__module__ != style.__name__:
                 found[f"{function.__module__}.{name}"] = function
     return list(found.items())
 
@@ -212,15 +196,13 @@ def test_no_picture_costs_what_it_stands_beside(run_dir: Path, tmp_path: Path, m
 
 def test_a_run_ends_with_its_summary_where_its_report_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pausefl.results.report.write_report", fails)
-    changes = {"experiment.clock": "virtual", "experiment.rounds": 2, "workload.model": "synthetic"}
-    assert pausefl.run(pausefl.load("demo", changes), tmp_path / "run", progress=False).summary["rounds"] == 2
+    assert pausefl.run(small(), tmp_path / "run", progress=False).summary["rounds"] == 3
     assert not (tmp_path / "run/report.html").exists()
 
 
 def test_a_run_whose_releases_cannot_be_composed_has_the_plain_sum(tmp_path: Path) -> None:
     """ε_1 = 784: e^784 is no float64."""
-    changes = {"experiment.clock": "virtual", "experiment.rounds": 3, "workload.model": "synthetic"}
-    changes |= {"privacy.unit": "vector", "privacy.clip": 10.0, "privacy.epsilon_budget": 20_000.0}
-    summary = pausefl.run(pausefl.load("demo", changes), tmp_path / "run", progress=False).summary
+    experiment = small({"privacy.unit": "vector", "privacy.clip": 10.0, "privacy.epsilon_budget": 20_000.0})
+    summary = pausefl.run(experiment, tmp_path / "run", progress=False).summary
     assert summary["missing_figures"] == {}
     assert 784 < summary["epsilon_at_delta"] <= summary["max_epsilon_spent"]

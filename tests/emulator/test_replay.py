@@ -337,9 +337,7 @@ def test_the_command_says_it_and_refuses_other_keys(run_dir: Path) -> None:
     [(2.0, 1.0, 3.0), (17.54998232522346, 17.549982325223457, 17.549982325223457), (9.0, 1.0, 2.0)],
     ids=["within", "equal draws, a mean rounded beyond them", "a few draws far beyond the others"],
 )
-def test_the_picture_has_the_draws_interval_wherever_their_mean_lies(
-    mean_s: float, low_s: float, high_s: float
-) -> None:
+def test_the_picture_has_the_draws_interval_wherever_the_mean_lies(mean_s: float, low_s: float, high_s: float) -> None:
     total = {"mean": mean_s, "low": low_s, "high": high_s}
     summary = {"policy": "pause", "recorded_policy": "all", "total_latency_s": total, "extrapolated": {"rounds": 0.0}}
     (axes,) = draw_replay(summary, [{"round": 1, "recorded_s": 1.0, "waited_s": mean_s}]).axes

@@ -6,7 +6,8 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from pausefl.cli import main
+from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.in_force import in_force
 from pausefl.experiment.loading import parse_experiment
 from pausefl.runtime import run_dir as run_dir_module
@@ -21,53 +23,48 @@ from pausefl.runtime.run_dir import made_run_dir, new_run_dir, resume_command, s
 from pausefl_audit.audit import check_ledgers
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_proto.errors import ConfigError
-from rigs.command import PAUSEFL, command_line, query
+from rigs.command import PAUSEFL, command_line, query, rounds_in
+from rigs.refusals import complaint
 from rigs.waiting import wait_for
 
 pytestmark = pytest.mark.end_to_end
 
 SYNTHETIC = """
-[experiment]
-rounds = {rounds}
-[clients]
-count = 3
-[selection]
-policy = "random"
-m = 2
-[latency.delay]
-kind = "none"
-[workload]
-model = "synthetic"
-train_s = {train_s}
-[metrics]
-enabled = false
+experiment.rounds = ROUNDS
+clients.count = 3
+selection = { policy = "random", m = 2 }
+latency.delay.kind = "none"
+workload = { model = "synthetic", train_s = TRAIN_S }
+metrics.enabled = false
 """
 
 
-def config_in(folder: Path, rounds: int = 3, train_s: float = 0.0) -> Path:
+def text_of(rounds: int = 3, train_s: float = 0.0) -> str:
+    return SYNTHETIC.replace("ROUNDS", str(rounds)).replace("TRAIN_S", str(train_s))
+
+
+def experiment(changes: Mapping[str, Any] | None = None, **keys: Any) -> Experiment:
+    return parse_experiment(text_of(**keys), changes or {})
+
+
+def config_in(folder: Path, **keys: Any) -> Path:
     path = folder / "synthetic.toml"
-    path.write_text(SYNTHETIC.format(rounds=rounds, train_s=train_s))
+    path.write_text(text_of(**keys))
     return path
 
 
+def begin(run_dir: Path, of: Experiment, *, resume: bool = False) -> None:
+    with made_run_dir(of, run_dir, resume=resume):
+        pass
+
+
 Start = Callable[..., "subprocess.Popen[bytes]"]
-
-
 Refused = Callable[..., str]
 
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
-    """The one line with which a command is refused."""
-
-    def run(*arguments: object) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
-        assert ended.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        return line
-
-    return run
+    return partial(complaint, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +76,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         start_new_session=True,
         stdout=subprocess.DEVNULL,
     ) as process:
-        log = folder / "run/server.log"
-        wait_for(lambda: log.exists() and '"round": 3' in log.read_text(), "some rounds", running=process)
+        wait_for(lambda: rounds_in(folder / "run") > 2, "some rounds", running=process)
         os.killpg(process.pid, signal.SIGKILL)
     return folder / "run"
 
@@ -119,13 +115,13 @@ def served(tmp_path: Path, background: Start) -> Path:
     return run_dir
 
 
-def test_a_run_of_clients_elsewhere_is_not_gone_on_with_by_clients_made_here(
+def test_a_run_of_clients_elsewhere_does_not_go_on_with_clients_here(
     served: Path, tmp_path: Path, refused: Refused
 ) -> None:
     """They would take the ids of those that are away, and spend again what these have spent."""
     go_on = f"pausefl server CONFIG --resume --run-dir {served}"
     line = refused("run", "--resume", served, "--rounds", 9)
-    assert line.startswith(f"pausefl: {served}: was served to clients elsewhere")
+    assert line.startswith(f"{served}: was served to clients elsewhere")
     assert line.endswith(f"go on with: {go_on}")
     assert stored_experiment(served).experiment.rounds == 3
     for command in ("run", "server"):
@@ -138,9 +134,7 @@ def test_a_run_goes_on_with_the_command_that_began_it(killed: Path, tmp_path: Pa
     assert line.endswith(f"or go on with it: pausefl run --resume {killed}")
 
 
-def test_a_server_that_could_not_start_leaves_a_run_where_it_was(
-    killed: Path, tmp_path: Path, refused: Refused
-) -> None:
+def test_a_server_that_cannot_start_leaves_a_run_where_it_was(killed: Path, tmp_path: Path, refused: Refused) -> None:
     run_dir, config = shutil.copytree(killed, tmp_path / "run"), config_in(tmp_path, rounds=100_000)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = f"server.port={taken.getsockname()[1]}"
@@ -149,8 +143,7 @@ def test_a_server_that_could_not_start_leaves_a_run_where_it_was(
 
 
 def test_the_configuration_is_written_once(tmp_path: Path) -> None:
-    experiment = parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0))
-    with made_run_dir(experiment, tmp_path / "run"):
+    with made_run_dir(experiment(), tmp_path / "run"):
         before = (tmp_path / "run/config.toml").stat()
     with made_run_dir(stored_experiment(tmp_path / "run"), tmp_path / "run", resume=True):
         after = (tmp_path / "run/config.toml").stat()
@@ -160,8 +153,7 @@ def test_the_configuration_is_written_once(tmp_path: Path) -> None:
 def test_two_processes_never_use_one_run_directory(tmp_path: Path, background: Start, refused: Refused) -> None:
     config = config_in(tmp_path, rounds=100_000, train_s=0.05)
     first = background("run", config, "--run-dir", tmp_path / "run")
-    log = tmp_path / "run/server.log"
-    wait_for(lambda: log.exists() and '"kind": "round"' in log.read_text(), "a round", running=first)
+    wait_for(lambda: rounds_in(tmp_path / "run"), "a round", running=first)
     for arguments in (
         ("run", "--resume", tmp_path / "run"),
         ("server", config, "--resume", "--run-dir", tmp_path / "run"),
@@ -172,12 +164,9 @@ def test_two_processes_never_use_one_run_directory(tmp_path: Path, background: S
     assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] > 0
 
 
-def test_the_server_keeps_the_lock_when_the_process_that_started_it_is_gone(
-    tmp_path: Path, background: Start, refused: Refused
-) -> None:
+def test_the_server_keeps_the_lock_once_its_parent_is_gone(tmp_path: Path, background: Start, refused: Refused) -> None:
     first = background("run", config_in(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
-    log = tmp_path / "run/server.log"
-    wait_for(lambda: log.exists() and '"kind": "round"' in log.read_text(), "a round", running=first)
+    wait_for(lambda: rounds_in(tmp_path / "run"), "a round", running=first)
     (server,) = (p for p in psutil.Process(first.pid).children() if "spawn_main" in command_line(p))
     server.suspend()
     first.kill()
@@ -191,8 +180,7 @@ def test_the_server_keeps_the_lock_when_the_process_that_started_it_is_gone(
 def test_a_stopped_run_names_every_epsilon_spent(tmp_path: Path, background: Start) -> None:
     """Clients are at work when SIGTERM comes; what they charge stands in the log and counts in the summary."""
     process = background("run", config_in(tmp_path, rounds=100_000, train_s=0.2), "--run-dir", tmp_path / "run")
-    log = tmp_path / "run/server.log"
-    wait_for(lambda: log.exists() and '"kind": "round"' in log.read_text(), "a round", running=process)
+    wait_for(lambda: rounds_in(tmp_path / "run"), "a round", running=process)
     process.send_signal(signal.SIGTERM)
     process.wait(60)
     ledgers = [verified_spend(path)[1] for path in (tmp_path / "run/ledgers").glob("*.db")]
@@ -223,20 +211,17 @@ def test_a_finished_run_is_given_more_rounds(tmp_path: Path) -> None:
     assert query(run_dir, chosen) == query(whole, chosen)
 
 
-def test_an_extension_that_was_cut_short_leaves_a_run_that_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shorter, longer = (parse_experiment(SYNTHETIC.format(rounds=rounds, train_s=0.0)) for rounds in (3, 9))
-    with made_run_dir(shorter, tmp_path / "run"):
-        pass
+def test_an_extension_that_was_cut_short_leaves_a_readable_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorter, longer = (experiment(rounds=rounds) for rounds in (3, 9))
+    begin(tmp_path / "run", shorter)
 
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(run_dir_module, "write_durably", die)
-        with pytest.raises(KeyboardInterrupt), made_run_dir(longer, tmp_path / "run", resume=True):
-            pass
+        with pytest.raises(KeyboardInterrupt):
+            begin(tmp_path / "run", longer, resume=True)
     assert in_force(stored_experiment(tmp_path / "run")) == in_force(shorter)
     with made_run_dir(longer, tmp_path / "run", resume=True):
         assert in_force(stored_experiment(tmp_path / "run")) == in_force(longer)
@@ -246,50 +231,40 @@ def test_an_extension_that_was_cut_short_leaves_a_run_that_can_be_read(
     ("changes", "message"),
     [
         ({"rounds": 2}, "experiment.rounds = 2: the run in .* goes to 3 already, give it more"),
-        (
-            {"rounds": 9, "train_s": 1.0},
-            "run: holds the run of another experiment: workload.train_s is 0.0 there, 1.0 here$",
-        ),
+        ({"rounds": 9, "train_s": 1.0}, "another experiment: workload.train_s is 0.0 there, 1.0 here$"),
     ],
 )
 def test_nothing_but_more_rounds_extends_a_run(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with made_run_dir(parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0)), tmp_path / "run"):
-        pass
-    other = parse_experiment(SYNTHETIC.format(**{"rounds": 3, "train_s": 0.0, **changes}))
-    with pytest.raises(ConfigError, match=message), made_run_dir(other, tmp_path / "run", resume=True):
-        pass
+    begin(tmp_path / "run", experiment())
+    with pytest.raises(ConfigError, match=message):
+        begin(tmp_path / "run", experiment(**changes), resume=True)
 
 
 def test_the_keys_in_which_a_run_differs_are_named(tmp_path: Path) -> None:
-    began = SYNTHETIC.format(rounds=3, train_s=0.0)
-    with made_run_dir(parse_experiment(began + "[selection.pause]\nalpha = 10.0\n"), tmp_path / "run"):
-        pass
-    other = parse_experiment(began.replace("m = 2", "m = 1"), {"aggregation.optimizer": "fedadam"})
-    with pytest.raises(ConfigError) as refused, made_run_dir(other, tmp_path / "run", resume=True):
-        pass
-    assert str(refused.value).partition("another experiment: ")[2] == (
-        'aggregation.optimizer.kind is "sgd" there, "fedadam" here;'
-        " selection.m is 2 there, 1 here;"
-        " selection.pause.alpha is 10.0 there, not set here"
+    begin(tmp_path / "run", experiment({"selection.pause.alpha": 10.0}))
+    differences = (
+        'another experiment: aggregation.optimizer.kind is "sgd" there, "fedadam" here; selection.m is 2 there, 1 here;'
+        " selection.pause.alpha is 10.0 there, not set here$"
     )
+    with pytest.raises(ConfigError, match=differences):
+        begin(tmp_path / "run", experiment({"selection.m": 1, "aggregation.optimizer": "fedadam"}), resume=True)
 
 
 def test_a_run_goes_on_elsewhere(tmp_path: Path) -> None:
     """At another address, under renewed certificates, with other patience: none of it changes what is played."""
-    began = parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0))
-    with made_run_dir(began, tmp_path / "run"):
-        pass
+    began = experiment()
+    begin(tmp_path / "run", began)
     elsewhere = {
         "server.host": "0.0.0.0",
         "server.port": 50051,
         "server.insecure": True,
+        "clients.connect_timeout_s": 5.0,
         "evaluation.address": "evaluator:50052",
+        "evaluation.host": "0.0.0.0",
+        "evaluation.port": 50052,
         "evaluation.answer_timeout_s": 5.0,
         "evaluation.connect_timeout_s": 5.0,
-        "evaluation.host": "0.0.0.0",
         "evaluation.insecure": True,
-        "evaluation.port": 50052,
-        "clients.connect_timeout_s": 5.0,
         "metrics.enabled": True,
         "metrics.port": 9464,
         "tls.ca": "new/ca.pem",
@@ -299,14 +274,11 @@ def test_a_run_goes_on_elsewhere(tmp_path: Path) -> None:
         "admission.token": "new/token",
         "admission.clients": ["client-000", "client-001"],
     }
-    moved = parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0), elsewhere)
-    with made_run_dir(moved, tmp_path / "run", resume=True):
+    with made_run_dir(experiment(elsewhere), tmp_path / "run", resume=True):
         assert in_force(stored_experiment(tmp_path / "run")) == in_force(began)
 
 
-def test_commands_that_start_in_the_same_second_have_folders_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_of_the_same_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda _: "20260101-120000")
     folders = [new_run_dir("demo", None) for _ in range(3)]
@@ -327,14 +299,9 @@ def files_in(folder: Path) -> list[Path]:
 
 def test_input_that_is_refused_takes_nothing_away_that_was_not_made_for_it(tmp_path: Path) -> None:
     """Also what was put there while the run was tried."""
-    experiment = parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0))
-
-    def refuse() -> None:
+    with pytest.raises(ConfigError, match="bad input"), made_run_dir(experiment(), tmp_path / "run"):
         (tmp_path / "run/notes.txt").write_text("keep me")
         raise ConfigError("bad input")
-
-    with pytest.raises(ConfigError, match="bad input"), made_run_dir(experiment, tmp_path / "run"):
-        refuse()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 

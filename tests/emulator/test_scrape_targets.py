@@ -15,20 +15,12 @@ from pausefl_process.events import ProgressEvent, RoundCommitted
 from pausefl_proto.errors import ConfigError
 
 CONFIG = """
-[experiment]
-rounds = 100
-[clients]
-count = 4
-per_process = 2
-[selection]
-policy = "all"
-m = 4
-[latency.delay]
-kind = "none"
-[workload]
-model = "synthetic"
-[metrics]
-client_port = 0
+experiment.rounds = 100
+clients = { count = 4, per_process = 2 }
+selection = { policy = "all", m = 4 }
+latency.delay.kind = "none"
+workload.model = "synthetic"
+metrics.client_port = 0
 """
 
 
@@ -92,15 +84,10 @@ class LastTargets:
 
 @pytest.mark.end_to_end
 def test_clients_that_have_left_are_scraped_no_more(tmp_path: Path) -> None:
-    groups = ["clients.count=2", "clients.groups={stay={count=1}, go={count=1, leave_round=5}}"]
-    last = LastTargets(tmp_path)
-    rounds = [
-        "selection.m=1",
-        "clients.per_process=1",
-        "experiment.rounds=60",
-        "latency.delay={kind='constant', value_s=0.05}",
-    ]
-    Fleet(plan_of(parse_experiment(CONFIG, [*groups, *rounds]), "run"), tmp_path).run(last)
+    last, groups = LastTargets(tmp_path), {"stay": {"count": 1}, "go": {"count": 1, "leave_round": 5}}
+    changes = {"clients.count": 2, "clients.groups": groups, "clients.per_process": 1, "selection.m": 1}
+    changes |= {"experiment.rounds": 60, "latency.delay": {"kind": "constant", "value_s": 0.05}}
+    Fleet(plan_of(parse_experiment(CONFIG, changes), "run"), tmp_path).run(last)
     assert len(last.seen) == 2, "the server and the process that stays"
 
 

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -17,10 +16,7 @@ import psutil
 import pytest
 
 import pausefl
-from pausefl.cli import main
 from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import load_experiment
-from pausefl.experiment.toml_source import read_source
 from pausefl.outcomes import RunInterrupted
 from pausefl.runtime.fleet import SILENT
 from pausefl.runtime.run import run_experiment
@@ -29,28 +25,20 @@ from pausefl.studies.executors import _LOST_AFTER_LOOKS, _SlurmExecutor, side_by
 from pausefl.studies.job import Job
 from pausefl.studies.playing import OneByOne, OnExecutor
 from pausefl.studies.sweep import run_sweep
+from pausefl.studies.time_left import in_words, time_left
 from pausefl_proto.errors import ConfigError
-from rigs.command import rounds_in
+from rigs.command import PAUSEFL, rounds_in
+from rigs.experiments import small
+from rigs.refusals import complaint
 from rigs.waiting import wait_for
 
-SMALL: dict[str, Sequence[Any]] = {
-    "experiment.clock": ["virtual"],
-    "experiment.rounds": [3],
-    "clients.count": [4],
-    "selection.m": [1, 2],
-    "workload.model": ["synthetic"],
-    "privacy.enabled": [False],
-}
+GRID: dict[str, Sequence[Any]] = {"selection.m": [1, 2]}
 FIGURES = ("seed", "selection.m", "total_latency_s", "rounds")
 
 
-def experiment(*overrides: str) -> Experiment:
-    settings = ["experiment.clock=virtual", "experiment.rounds=3", "clients.count=4", "selection.m=2"]
-    return load_experiment("demo", [*settings, "workload.model=synthetic", "privacy.enabled=false", *overrides])
-
-
-def quiet(_: str) -> None:
-    """Say nothing."""
+def experiment(rounds: int = 3, **workload: str) -> Experiment:
+    of_workload = {f"workload.{key}": value for key, value in workload.items()}
+    return small({"privacy.enabled": False, "experiment.rounds": rounds, **of_workload})
 
 
 @contextmanager
@@ -73,17 +61,16 @@ def dask_workers() -> Iterator[Executor]:
 )
 def test_runs_of_any_executor_are_those_played_alone(opened: Callable[[], Any], tmp_path: Path) -> None:
     with opened() as executor:
-        together = pausefl.sweep(experiment(), SMALL, folder=tmp_path / "two", progress=False, executor=executor)
-    alone = run_sweep(experiment().to_toml(), SMALL, 1, tmp_path / "one", OneByOne(lambda _: nullcontext(SILENT)))
-    assert [[row[key] for key in FIGURES] for row in together.rows] == [
-        [row[key] for key in FIGURES] for row in alone.rows
-    ]
+        together = pausefl.sweep(experiment(), GRID, folder=tmp_path / "two", progress=False, executor=executor)
+    alone = run_sweep(experiment().to_toml(), GRID, 1, tmp_path / "one", OneByOne(lambda _: nullcontext(SILENT)))
+    of_one, of_two = ([[row[key] for key in FIGURES] for row in played.rows] for played in (alone, together))
+    assert of_one == of_two
     assert {path.name for path in (tmp_path / "two").iterdir()} == {path.name for path in (tmp_path / "one").iterdir()}
 
 
 def test_each_run_is_told_with_how_many_are_left(tmp_path: Path) -> None:
     said: list[str] = []
-    run_sweep(read_source("demo"), SMALL, 1, tmp_path, side_by_side(2, said.append))
+    run_sweep(experiment().to_toml(), GRID, 1, tmp_path, side_by_side(2, said.append))
     first, second, _ = said  # then figures are drawn
     assert sorted(line.partition(":")[0] for line in (first, second)) == ["m=1-seed1", "m=2-seed1"]
     assert re.search(r"\(1 of 2, about \d+ (s|min) left\)$", first)
@@ -91,9 +78,9 @@ def test_each_run_is_told_with_how_many_are_left(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_is_told_and_keeps_no_other_from_being_played(tmp_path: Path) -> None:
-    broken = experiment("workload.model=nowhere:model", "workload.dataset=digits")
+    broken = experiment(model="nowhere:model", dataset="digits")
     runs = [Planned("broken", broken), Planned("sound", experiment())]
-    missing = side_by_side(1, quiet).play(runs, tmp_path)
+    missing = side_by_side(1, lambda _: None).play(runs, tmp_path)
     assert list(missing) == ["broken"]
     assert "nowhere" in str(missing["broken"])
     assert is_finished(tmp_path / "sound")
@@ -120,12 +107,8 @@ def test_what_cannot_be_played_so_is_one_line_and_leaves_nothing(
         (tmp_path / "bin/sbatch").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr("pausefl.studies.executors._ANSWERS_WITHIN_S", 0.5)
-    with pytest.raises(SystemExit) as ended:
-        main(["compare", "demo", "--policies", "random", "--run-dir", str(tmp_path / "c"), *words])
-    assert ended.value.code == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"pausefl: {said}")
-    assert err.count("\n") == 1
+    arguments = ("compare", "demo", "--policies", "random", "--run-dir", tmp_path / "c", *words)
+    assert complaint(capsys, *arguments).startswith(said)
     assert not (tmp_path / "c").exists()
 
 
@@ -150,15 +133,15 @@ class Elsewhere(Executor):
         ({"folder": Path("/nowhere")}, r"^/nowhere: is not there on .*; choose a folder that is shared"),
     ],
 )
-def test_a_machine_that_cannot_play_is_told_before_anything_is_played(
+def test_a_machine_that_cannot_play_is_told_at_the_beginning(
     changes: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        pausefl.sweep(experiment(), SMALL, folder=tmp_path, progress=False, executor=Elsewhere(**changes))
+        pausefl.sweep(experiment(), GRID, folder=tmp_path, progress=False, executor=Elsewhere(**changes))
     assert [path.name for path in tmp_path.iterdir()] == ["campaign.json"]
 
 
-def test_a_run_elsewhere_is_brought_back_whole_when_it_is_interrupted_and_goes_on(
+def test_a_run_elsewhere_that_is_interrupted_is_brought_back_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(tmp_path, Plan("sweep", "", {}))
@@ -176,7 +159,7 @@ def test_a_run_elsewhere_is_brought_back_whole_when_it_is_interrupted_and_goes_o
     monkeypatch.setattr("pausefl.studies.job.run_experiment", interrupted_once)
     stop, said = Event(), list[str]()
     player = OnExecutor(lambda *_: nullcontext(Elsewhere()), said.append, is_elsewhere=True)
-    assert not player.play([Planned("run", experiment("experiment.rounds=400"))], tmp_path)
+    assert not player.play([Planned("run", experiment(rounds=400))], tmp_path)
     assert said == ["run: interrupted; it goes on in another job", "run: completed (1 of 1)"]
     assert len(places) == 2
     assert not any(place.exists() or place == tmp_path for place in places)
@@ -184,7 +167,7 @@ def test_a_run_elsewhere_is_brought_back_whole_when_it_is_interrupted_and_goes_o
     assert pausefl.open(tmp_path / "run").summary["rounds"] == 400
 
 
-def test_a_second_interrupt_while_a_run_is_brought_back_loses_nothing(
+def test_a_second_interrupt_as_a_run_is_brought_back_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(tmp_path, Plan("sweep", "", {}))
@@ -215,10 +198,8 @@ def test_an_interrupt_ends_all_and_says_how_to_go_on(tmp_path: Path) -> None:
     words = ["compare", "demo", "--policies", "random,fastest", "--jobs", "2", "--run-dir", str(folder)]
     # Rounds without end: no run can finish before the signal.
     words += ["--virtual", "--set", "experiment.rounds=1000000", "--set", "workload.model=synthetic"]
-    command = [sys.executable, "-m", "pausefl", *words]
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*PAUSEFL, *words], start_new_session=True, **pipes) as process:
         run_dirs = [folder / f"{policy}-seed1" for policy in ("random", "fastest")]
         wait_for(lambda: all(rounds_in(run_dir) for run_dir in run_dirs), "both runs", running=process)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process
@@ -230,7 +211,7 @@ def test_an_interrupt_ends_all_and_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_after_an_interrupt_no_other_run_is_begun(tmp_path: Path) -> None:
-    runs = [Planned("first", experiment()), Planned("second", experiment("experiment.rounds=100000"))]
+    runs = [Planned("first", experiment()), Planned("second", experiment(rounds=100_000))]
     missing = side_by_side(1, lambda _: signal.raise_signal(signal.SIGINT)).play(runs, tmp_path)
     assert isinstance(missing["second"], CampaignInterrupted)
     assert str(missing["second"]) == "interrupted after 1 of 2 runs were finished"
@@ -239,7 +220,7 @@ def test_after_an_interrupt_no_other_run_is_begun(tmp_path: Path) -> None:
 
 def test_a_run_whose_process_was_killed_goes_on(tmp_path: Path) -> None:
     said: list[str] = []
-    run = Planned("long", experiment("experiment.rounds=400"))
+    run = Planned("long", experiment(rounds=400))
 
     with ThreadPoolExecutor(1) as beside:
         killed = beside.submit(_kill_once, tmp_path / "long")
@@ -288,3 +269,22 @@ def test_jobs_of_slurm_are_not_lost_while_it_does_not_answer_nor_where_a_result_
         wait_for(lambda: [*(tmp_path / "jobs").glob("*_result.pkl")], "the result")
         (tmp_path / "squeue").write_text("#!/bin/sh\n")
         assert "no number" in str(future.exception(30))
+
+
+@pytest.mark.parametrize(
+    ("ended", "left", "under_way", "said"),
+    [
+        (0, 5, 0, ""),
+        (2, 0, 0, ""),
+        (2, 5, 0, ", about 50 min left"),
+        (1, 15, 7, ", about 51 min left"),  # the first of eight at a time: the others are about to end
+        (8, 8, 8, ", about 7 min left"),
+    ],
+)
+def test_what_is_left_follows_from_what_has_ended(ended: int, left: int, under_way: int, said: str) -> None:
+    assert time_left(1200.0, ended, left, under_way) == said
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.1, "1 s"), (2.9, "3 s"), (89 * 60, "89 min"), (5400, "1.5 h")])
+def test_durations_are_told_as_people_say_them(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words

@@ -167,8 +167,7 @@ def test_ucb_is_pause_with_nothing_but_latency_to_weigh() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "needed"),
-    [(Oort(4), "loss"), (PowD(4), "loss"), (SaPause(4, phi_g="label_diversity"), "labels")],
+    ("policy", "needed"), [(Oort(4), "loss"), (PowD(4), "loss"), (SaPause(4, phi_g="label_diversity"), "labels")]
 )
 def test_a_policy_that_lives_on_what_clients_disclose_is_not_simulated(policy: Policy, needed: str) -> None:
     with pytest.raises(ConfigError, match=f"selection.policy: {type(policy).__name__} needs .* their {needed}, which"):
@@ -346,7 +345,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 @pytest.mark.parametrize("changes", [{}, {"alpha": 0.0, "gamma": 0.0}, {"reward": "R2"}])
-def test_the_bound_is_drawn_beside_the_regret_however_far_above_it(
+def test_the_bound_is_drawn_however_far_above_the_regret(
     changes: dict[str, Any], tmp_path: Path, figures: list[Figure]
 ) -> None:
     overrides = [f"selection.pause.{name}={value}" for name, value in changes.items()]

@@ -19,13 +19,11 @@ from pausefl.studies.playing import OneByOne
 from pausefl.studies.redrawing import report_folder
 from pausefl.studies.sweep import parse_grid, resume_sweep, run_sweep
 from pausefl_proto.errors import ConfigError
+from rigs.experiments import SMALL
+from rigs.refusals import refused
 
-BASE: dict[str, Sequence[Any]] = {
-    "experiment.rounds": [2],
-    "clients.count": [4],
-    "workload.model": ["synthetic"],
-    "latency.time_scale": [0.01],
-}
+BASE: dict[str, Sequence[Any]] = {key: [value] for key, value in SMALL.items()} | {"experiment.rounds": [2]}
+DEMO = read_source("demo")
 
 
 class Quiet:
@@ -46,10 +44,7 @@ class Quiet:
     ("settings", "grid"),
     [
         (["selection.pause.alpha=1,10,100"], {"selection.pause.alpha": [1, 10, 100]}),
-        (
-            ["selection.policy=pause,random", "selection.m=2"],
-            {"selection.policy": ["pause", "random"], "selection.m": [2]},
-        ),
+        (["experiment.name=a,b", "selection.m=2"], {"experiment.name": ["a", "b"], "selection.m": [2]}),
         (['privacy.disclose=["loss", "labels"]'], {"privacy.disclose": [["loss", "labels"]]}),
         (
             ['workload.partition=iid,{kind="shards",per_client=2}, "shards"'],
@@ -81,31 +76,34 @@ def test_a_key_that_is_set_twice_is_refused() -> None:
         parse_grid(["selection.mine:Policy.a=1", 'selection."mine:Policy".a=2'])
 
 
-def test_listed_seeds_beside_a_number_of_seeds_are_refused(tmp_path: Path) -> None:
-    """A run would have two seeds in its row, and the second seed of one would be the first of another."""
-    grid = {**BASE, "experiment.seed": [1, 2]}
-    with pytest.raises(ConfigError, match=r"seed: lists 2 seeds beside --seeds 2; leave one of the two out$"):
-        run_sweep(read_source("demo"), grid, 2, tmp_path / "s", OneByOne(Quiet()))
+MANY: dict[str, Sequence[Any]] = {f"selection.pause.{key}": range(1, 10_001) for key in ("alpha", "gamma", "zeta")}
+LEDGER = {**BASE, "privacy.ledger_dir": ["ledgers"]}
+REFUSED: list[tuple[dict[str, Sequence[Any]], int, str]] = [
+    ({**BASE, "experiment.seed": [1, 2]}, 2, "seed: lists 2 seeds beside --seeds 2; leave one of the two out"),
+    ({**BASE, "selection.m": [1, 2, 1]}, 1, "--set selection.m: 1 and 1 are the same; name each value once"),
+    ({**BASE, "selection.pause.alpha": [1, 1.0]}, 1, "--set selection.pause.alpha: 1 and 1.0 are the same; name each"),
+    ({**BASE, "selection.m": [2, 5]}, 1, "selection.m = 5"),
+    ({**LEDGER, "selection.m": [1, 2]}, 1, "privacy.ledger_dir, whose budgets"),
+    (LEDGER, 2, "privacy.ledger_dir, whose budgets"),
+    (MANY, 2, "--set: 1000000000000 settings of 2 seeds each are more than 10000 runs"),
+    ({}, 1, "nothing varies; name a key and its values"),
+]
 
 
-@pytest.mark.parametrize("values", [[1, 10, 1], [1, 1.0]])
-def test_a_value_that_stands_twice_is_refused(values: list[float], tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^--set selection.pause.alpha: 1 and 1(\.0)? are the same; name each value once"
-    ):
-        run_sweep(read_source("demo"), {**BASE, "selection.pause.alpha": values}, 1, tmp_path / "s", OneByOne(Quiet()))
-
-
-def test_a_point_that_is_no_experiment_is_refused_before_any_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"selection\.m = 5"):
-        run_sweep(read_source("demo"), {**BASE, "selection.m": [2, 5]}, 1, tmp_path / "s", OneByOne(Quiet()))
+@pytest.mark.parametrize(("grid", "seeds", "message"), REFUSED)
+def test_a_grid_that_makes_no_sense_is_refused(
+    grid: dict[str, Sequence[Any]], seeds: int, message: str, tmp_path: Path
+) -> None:
+    """Two seeds in one row, a budget that runs would share, more runs than can ever be played."""
+    with refused(message):
+        run_sweep(DEMO, grid, seeds, tmp_path / "s", OneByOne(Quiet()))
     assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.slow
 def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path) -> None:
     folder, view = tmp_path / "sweep", Quiet()
-    sweep = run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, folder, OneByOne(view))
+    sweep = run_sweep(DEMO, {**BASE, "selection.m": [1, 2]}, 1, folder, OneByOne(view))
     assert len(view.titles) == len(sweep.rows) == 2
     with (folder / "sweep.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -132,28 +130,21 @@ def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path
     shutil.rmtree(lost)
     report_folder(folder, csv=False)
     with (folder / "sweep.csv").open(encoding="utf-8") as file:
-        assert [(row["outcome"], row["stopped_because"]) for row in csv.DictReader(file)][1] == (
-            *("missing", "not finished"),
-        )
+        _, missing = csv.DictReader(file)
+    assert (missing["outcome"], missing["stopped_because"]) == ("missing", "not finished")
     shutil.rmtree(folder / rows[0]["run_dir"])
     with pytest.raises(ConfigError, match=r"none of its 2 runs is finished; go on with: pausefl sweep --resume"):
         report_folder(folder, csv=False)
 
 
 def test_a_point_that_the_data_refuse_is_a_row_of_the_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    grid = {
-        **BASE,
-        "experiment.clock": ["virtual"],
-        "workload.model": ["mlp"],
-        "clients.count": [3, 4000],
-        "selection.m": [1],
-    }
-    sweep = run_sweep(read_source("demo"), grid, 1, tmp_path / "s", OneByOne(Quiet()))
+    grid = {**BASE, "workload.model": ["mlp"], "clients.count": [3, 4000], "selection.m": [1]}
+    sweep = run_sweep(DEMO, grid, 1, tmp_path / "s", OneByOne(Quiet()))
     assert [row["outcome"] for row in sweep.rows] == ["completed", "missing"]
     assert sweep.rows[1]["stopped_because"].startswith("clients.count = 4000: must be from 1 to the 1200")
     assert "count=4000-seed1 cannot be played: clients.count" in caplog.text
     with pytest.raises(ConfigError, match="4000"):
-        run_sweep(read_source("demo"), {**grid, "clients.count": [4000]}, 1, tmp_path / "none", OneByOne(Quiet()))
+        run_sweep(DEMO, {**grid, "clients.count": [4000]}, 1, tmp_path / "none", OneByOne(Quiet()))
     assert not (tmp_path / "none").exists()
 
 
@@ -167,14 +158,8 @@ def test_a_point_that_the_data_refuse_is_a_row_of_the_table(tmp_path: Path, capl
     ],
 )
 def test_totals_of_runs_that_ended_early_are_warned_of(outcome: str, rounds: int, note: str) -> None:
-    whole = {
-        "key": "a",
-        "seed": 1,
-        "total_latency_s": 3.0,
-        "max_epsilon_spent": 1.0,
-        "rounds": 12,
-        "outcome": "completed",
-    }
+    figures = {"total_latency_s": 3.0, "max_epsilon_spent": 1.0, "rounds": 12, "outcome": "completed"}
+    whole = {"key": "a", "seed": 1, **figures}
     rows = [whole, {**whole, "key": "b", "rounds": rounds, "outcome": outcome}]
     one_seed = "; ".join(filter(None, [note, "one seed: differences may be chance"]))
     assert draw_sweep(rows, ["key"]).get_supxlabel().replace("\n", " ") == caveats(rows) == one_seed
@@ -192,19 +177,14 @@ def test_totals_of_runs_that_ended_early_are_warned_of(outcome: str, rounds: int
         (("coordinate", "vector"), "greatest ε of the whole upload vector\n(privacy.unit differs)", [200.0, 3.0]),
     ],
 )
-def test_leakage_is_drawn_in_one_unit_which_it_names(
+def test_leakage_is_drawn_in_one_unit_that_is_named(
     units: Sequence[str | None], title: str, values: list[float]
 ) -> None:
-    rows = [
-        {
-            "key": key,
-            "total_latency_s": 1.0,
-            "privacy_unit": unit,
-            "max_epsilon_spent": unit and spent,
-            "vector_epsilon_max": unit and (100 * spent if unit == "coordinate" else spent),
-        }
-        for key, unit, spent in zip("ab", units, (2.0, 3.0), strict=True)
-    ]
+    rows = []
+    for key, unit, spent in zip("ab", units, (2.0, 3.0), strict=True):
+        of_vector = 100 * spent if unit == "coordinate" else spent
+        epsilons = {"max_epsilon_spent": unit and spent, "vector_epsilon_max": unit and of_vector}
+        rows.append({"key": key, "total_latency_s": 1.0, "privacy_unit": unit, **epsilons})
     _, leakage = draw_sweep(rows, ["key"]).axes
     assert leakage.get_title(loc="left") == title
     np.testing.assert_array_equal(np.asarray(leakage.lines[0].get_ydata()), values)
@@ -219,11 +199,11 @@ def test_an_interrupted_campaign_begins_no_further_run(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("pausefl.studies.playing.run_experiment", interrupted)
     with pytest.raises(CampaignInterrupted, match=r"go on with: pausefl sweep --resume .*/s$"):
-        run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, tmp_path / "s", OneByOne(Quiet()))
+        run_sweep(DEMO, {**BASE, "selection.m": [1, 2]}, 1, tmp_path / "s", OneByOne(Quiet()))
     assert played == ["m=1-seed1"]
 
 
-def test_a_run_of_a_long_value_has_a_name_that_a_folder_can_have(
+def test_a_run_of_a_long_value_has_a_name_that_folders_can_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It begins as the value does, is another one for another value, and is found again."""
@@ -239,7 +219,7 @@ def test_a_run_of_a_long_value_has_a_name_that_a_folder_can_have(
     laws = [{"kind": "values", "values_s": [0.125 + k / 1000 for k in range(100)] + [last]} for last in (1.0, 2.0)]
     grid = {**BASE, "selection.m": [2], "latency.delay": laws}
     with pytest.raises(CampaignInterrupted, match="interrupted in run 2 of 2"):
-        run_sweep(read_source("demo"), grid, 1, tmp_path / "s", OneByOne(Quiet()))
+        run_sweep(DEMO, grid, 1, tmp_path / "s", OneByOne(Quiet()))
     with pytest.raises(CampaignInterrupted, match="interrupted in run 2 of 2"):
         resume_sweep(tmp_path / "s", OneByOne(Quiet()))
     assert len(set(played)) == 2
@@ -253,23 +233,3 @@ def test_only_a_campaign_of_the_same_command_can_go_on(tmp_path: Path) -> None:
     begin(tmp_path, Plan("compare", "", {}))
     with pytest.raises(ConfigError, match="was begun by pausefl compare"):
         read_plan(tmp_path, "sweep")
-
-
-def test_a_sweep_whose_runs_would_share_a_ledger_is_refused(tmp_path: Path) -> None:
-    shared = {**BASE, "selection.m": [2], "privacy.ledger_dir": [str(tmp_path / "ledgers")]}
-    for grid, seeds in ({**shared, "selection.m": [1, 2]}, 1), (shared, 2):
-        with pytest.raises(ConfigError, match=r"privacy\.ledger_dir, whose budgets"):
-            run_sweep(read_source("demo"), grid, seeds, tmp_path / "s", OneByOne(Quiet()))
-    assert not (tmp_path / "s").exists()
-
-
-def test_a_grid_of_too_many_runs_is_refused_before_any_is_made(tmp_path: Path) -> None:
-    grid = {f"selection.pause.{key}": range(1, 10_001) for key in ("alpha", "gamma", "zeta")}
-    with pytest.raises(ConfigError, match=r"^--set: 1000000000000 settings of 2 seeds each are more than 10000 runs$"):
-        run_sweep(read_source("demo"), grid, 2, tmp_path / "s", OneByOne(Quiet()))
-
-
-def test_a_sweep_in_which_nothing_varies_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing varies; name a key and its values"):
-        run_sweep(read_source("demo"), {}, 1, tmp_path / "out", OneByOne(lambda _: nullcontext()))  # type: ignore[arg-type,return-value] # is never shown
-    assert not (tmp_path / "out").exists()

@@ -7,25 +7,13 @@ import pytest
 from matplotlib.figure import Figure
 
 import pausefl
-from pausefl.experiment.loading import parse_experiment
 from pausefl.studies import simulations
 from pausefl.studies.offline.replay_outputs import in_words as replay_in_words
 from pausefl.studies.offline.replay_outputs import replayed
 from pausefl.studies.simulation.outputs import in_words, run_simulation
 from pausefl_tune.plan import TuningPlan
+from rigs.experiments import small
 
-SMALL = """
-[experiment]
-rounds = 5
-clock = "virtual"
-[clients]
-count = 6
-[selection]
-m = 2
-[workload]
-model = "synthetic"
-"""
-OPEN = ["privacy.enabled=false"]
 each_unit = pytest.mark.parametrize(
     ("unit", "label"), [("coordinate", "ε per coordinate"), ("vector", "ε of the whole upload vector")]
 )
@@ -44,14 +32,14 @@ def leakage_labels(figure: Figure) -> list[str]:
 
 @each_unit
 def test_a_simulation_says_it(unit: str, label: str, tmp_path: Path) -> None:
-    summary = run_simulation(parse_experiment(SMALL, [f"privacy.unit={unit}"]), 5, tmp_path)
+    summary = run_simulation(small({"privacy.unit": unit}), 5, tmp_path)
     assert json.loads((tmp_path / "simulation.json").read_text("utf-8"))["privacy_unit"] == unit
     assert f", greatest {label} of a client " in next(in_words(summary))
 
 
 @each_unit
 def test_several_simulations_say_it(unit: str, label: str, tmp_path: Path, drawn: list[Figure]) -> None:
-    experiment = parse_experiment(SMALL, [f"privacy.unit={unit}"])
+    experiment = small({"privacy.unit": unit})
     summary = simulations.run_simulations(experiment, ["pause", "random"], 1, 5, tmp_path)
     assert summary["privacy_unit"] == unit
     assert f", greatest {label} " in next(simulations.in_words(summary))
@@ -59,7 +47,7 @@ def test_several_simulations_say_it(unit: str, label: str, tmp_path: Path, drawn
 
 
 def test_simulations_without_privacy_have_no_epsilon(tmp_path: Path, drawn: list[Figure]) -> None:
-    experiment = parse_experiment(SMALL, OPEN)
+    experiment = small({"privacy.enabled": False})
     one = run_simulation(experiment, 5, tmp_path / "one")
     assert one["privacy_unit"] is one["max_epsilon_spent"] is None
     several = simulations.run_simulations(experiment, ["pause", "random"], 1, 5, tmp_path / "several")
@@ -69,7 +57,7 @@ def test_simulations_without_privacy_have_no_epsilon(tmp_path: Path, drawn: list
 
 @each_unit
 def test_a_replay_says_it(unit: str, label: str, tmp_path: Path) -> None:
-    pausefl.run(parse_experiment(SMALL, [f"privacy.unit={unit}"]), tmp_path / "run", progress=False)
+    pausefl.run(small({"privacy.unit": unit}), tmp_path / "run", progress=False)
     summary = replayed(tmp_path / "run", "random", {}, draws=2).summary
     assert summary["privacy_unit"] == unit
     assert any(line.startswith(f"greatest {label} ") for line in replay_in_words(summary))
@@ -77,5 +65,5 @@ def test_a_replay_says_it(unit: str, label: str, tmp_path: Path) -> None:
 
 @each_unit
 def test_a_search_says_it(unit: str, label: str) -> None:
-    plan = TuningPlan(parse_experiment(SMALL, [f"privacy.unit={unit}"]).to_toml())
+    plan = TuningPlan(small({"privacy.unit": unit}).to_toml())
     assert [objective.label for objective in plan.objectives][1] == f"greatest {label}"

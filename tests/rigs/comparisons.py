@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.storage.store import Store
+from rigs.reports import summary
 
 ACCURACIES = {"pause": (0.2, 0.6, 0.8, 0.7), "random": (0.1, 0.3, 0.6, 0.75)}
 
@@ -26,20 +27,33 @@ def write_run(
         if tested:
             log.save_evaluations(number, [Evaluation("test", True, 100, accuracy, 1.0)])
     log.close()
-    summary = {
-        "policy": policy, "policy_parameters": {}, "seed": seed, "rounds": 4, "clients": 1, "m": 1, "model_size": 10,
-        "final_accuracy": ACCURACIES[policy][-1], "best_accuracy": max(ACCURACIES[policy]), "wall_clock_s": 4.0,
-        "total_latency_s": 4 * latency_s, "latency_signal": "round_trip", "time_scale": 1.0, "timing_error_s": None,
-        "privacy_unit": unit, "epsilon_budget": 40.0, "max_epsilon_spent": 2.0, "vector_epsilon_max": 20.0,
-        "private": True, "noise": "laplace", "delta": 1e-5, "epsilon_at_delta": None, "epsilon_floor": 0.0,
-        "failed_attempts": 0, "unneeded_jobs": 0, "withdrawn_jobs": 0, "late_updates": 0, "merged_updates": 0,
-        "budget_per": "run", "measured_latency_s": 4 * latency_s, "censored_rounds": 0, "missed_jobs": {},
-        "tau_min_s": 0.05, "clamped_latencies": 0, "capped": {},
-        "disclosed": [], "selection_s_median": 1e-4, "rejected_updates": 0,
-        "suspect_rounds": 0, "suspect_because": {}, "stopped_because": "all rounds done",
-        "outcome": "completed", "failures": [],
-    }  # fmt: skip
-    (path / "summary.json").write_text(json.dumps(summary | changes))
+    accuracies = ACCURACIES[policy]
+    told = summary(
+        policy=policy,
+        seed=seed,
+        rounds=4,
+        clients=1,
+        m=1,
+        model_size=10,
+        wall_clock_s=4.0,
+        final_accuracy=accuracies[-1],
+        best_accuracy=max(accuracies),
+        total_latency_s=4 * latency_s,
+        privacy_unit=unit,
+        max_epsilon_spent=2.0,
+        vector_epsilon_max=20.0,
+        epsilon_at_delta=None,
+        timing_error_s=None,
+        measured_latency_s=4 * latency_s,
+        censored_rounds=0,
+        missed_jobs={},
+        clamped_latencies=0,
+        capped={},
+        disclosed=[],
+        suspect_rounds=0,
+        suspect_because={},
+    )
+    (path / "summary.json").write_text(json.dumps(told | changes))
     (path / "config.toml").write_text("")
     return path
 

@@ -6,7 +6,7 @@ from typing import Any
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.loading import load_experiment
 
-SMALL: Mapping[str, Any] = {
+SMALL: dict[str, Any] = {
     "experiment.clock": "virtual",
     "experiment.rounds": 3,
     "clients.count": 4,

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from pausefl_proto.wire import Vector
 from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.selection import Context, Policy, Selection
 from pausefl_server.selection.observed import seen_by_policy
+from rigs.log import observation, record
 from rigs.policies import Play
 
 SIZE = 40
@@ -85,3 +86,9 @@ class NewcomerPlay(Play):
 def with_newcomers(policy: Policy, newcomers: Iterable[str] = (*RELEVANT, *POISONED), **options: Any) -> NewcomerPlay:
     """Eight originals from the start, and these newcomers before round 4."""
     return NewcomerPlay(policy, {1: ORIGINALS, 4: newcomers}, **options)
+
+
+def round_with(t: int, joined: Sequence[str] = (), **drifts: float) -> RoundRecord:
+    """A round in which these clients were chosen and had these drifts, after others joined."""
+    answers = (observation(name.replace("_", "-"), statistics={"drift": drift}) for name, drift in drifts.items())
+    return record(t, *answers, events=tuple(LogEvent("joined", client_id) for client_id in joined))

@@ -163,3 +163,12 @@ def unchanged(before: Any, after: Any) -> bool:
     if isinstance(before, tuple):
         return len(before) == len(after) and all(map(unchanged, before, after))
     return bool(before == after)
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstTwice(Policy):
+    """Chooses the first client twice, all others once."""
+
+    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+        rows = np.sort(np.append(context.eligible, context.eligible[0]))
+        return Selection(rows, weights=np.ones(len(rows)))
