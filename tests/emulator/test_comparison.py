@@ -7,14 +7,20 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 
-from pausefl.results.report.comparison import as_json, as_table, compare, write_comparison
-from pausefl.results.report.comparison.figure import draw_comparison
+from pausefl.results.report.comparison import Comparison, as_json, as_table, compare, write_comparison
+from pausefl.results.report.comparison.figure import band_note, draw_comparison
 from pausefl.results.report.comparison.why import chosen_share, mean_latency_s
-from pausefl.results.statistics import Spread
+from pausefl.results.statistics import Spread, mean_interval
 from pausefl_proto.errors import ConfigError
-from rigs.comparisons import rewrite_summary, write_run, write_runs
+from rigs.comparisons import ACCURACIES, grouped_runs, rewrite_summary, write_run, write_runs
 from rigs.log import changing_log
+
+
+def drawn(comparison: Comparison) -> Figure:
+    return draw_comparison(comparison.runs, comparison.split, comparison.privacy, comparison.common_accuracy)
 
 
 def test_time_to_the_common_accuracy_and_what_it_saves(tmp_path: Path) -> None:
@@ -125,7 +131,7 @@ def test_a_failed_run_wins_nothing(tmp_path: Path) -> None:
     comparison = compare(runs)
     assert comparison.warning == "1 of 4 runs failed (pause)"
     assert "some run failed, so there is no accuracy that all reach" in comparison._repr_html_()
-    figure = draw_comparison(comparison.runs, comparison.split, comparison.privacy, comparison.common_accuracy)
+    figure = drawn(comparison)
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
     assert not any("common" in text or "not evaluated" in text for text in texts)
     table = json.loads(json.dumps(as_json(comparison)))
@@ -199,11 +205,8 @@ def test_regressions_are_compared_by_their_own_score(tmp_path: Path) -> None:
 
 
 def test_a_policy_without_privacy_has_no_epsilon(tmp_path: Path) -> None:
-    runs = {
-        "pause": [write_run(tmp_path / "pause", "pause", 1)],
-        "random": [write_run(tmp_path / "random", "random", 1, unit=None)],
-    }
-    comparison = compare(runs)
+    pause, random = write_run(tmp_path / "a", "pause", 1), write_run(tmp_path / "b", "random", 1, unit=None)
+    comparison = compare({"pause": [pause], "random": [random]})
     assert [row.max_epsilon_spent is None for row in comparison.rows] == [False, True]
     assert write_comparison(comparison, tmp_path / "out").exists()
 
@@ -213,19 +216,99 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     other_seed = write_run(tmp_path / "seed", "random", 2)
     other_unit = write_run(tmp_path / "unit", "random", 1, unit="vector")
     other_score = write_run(tmp_path / "score", "random", 1, metric="R²")
-    with pytest.raises(ConfigError, match=r"random was run with seeds \[2\], pause with \[1\]"):
-        compare({"pause": [pause], "random": [other_seed]})
-    with pytest.raises(ConfigError, match=r"privacy\.unit differs"):
-        compare({"pause": [pause], "random": [other_unit]})
-    with pytest.raises(ConfigError, match=f"^runs of .* scores .*: {pause} has accuracy, {other_score} has R²$"):
-        compare({"pause": [pause], "random": [other_score]})
-    with pytest.raises(ConfigError, match="at least one policy"):
-        compare({})
-
-
-def test_a_run_is_one_seed(tmp_path: Path) -> None:
-    run_dir = write_run(tmp_path / "pause-1", "pause", 1)
-    with pytest.raises(
-        ConfigError, match=r"^pause: runs of one name need different seeds, and these have \[1, 1\]; see"
+    for runs, message in (
+        ({"pause": [pause], "random": [other_seed]}, r"random was run with seeds \[2\], pause with \[1\]"),
+        ({"pause": [pause], "random": [other_unit]}, r"privacy\.unit differs"),
+        ({"pause": [pause], "random": [other_score]}, f"^runs of .*: {pause} has accuracy, {other_score} has R²$"),
+        ({"pause": [pause, pause]}, r"^pause: runs of one name need different seeds, and these have \[1, 1\]; see"),
+        ({}, "at least one policy"),
     ):
-        compare({"pause": [run_dir, run_dir]})
+        with pytest.raises(ConfigError, match=message):
+            compare(runs)
+
+
+@pytest.mark.parametrize("seeds", [(1, 2), (1, 2, 3, 4, 5)])
+def test_the_whiskers_of_the_totals_are_the_interval_of_the_bands(tmp_path: Path, seeds: tuple[int, ...]) -> None:
+    comparison = compare(write_runs(tmp_path, seeds))
+    figure = drawn(comparison)
+    (bars,) = (axes.collections[0] for axes in figure.axes if axes.get_xlabel().startswith("latency ("))
+    assert isinstance(bars, LineCollection)
+    for (start, end), of_policy in zip(bars.get_segments(), comparison.runs.values(), strict=True):
+        totals_s = [run.summary["total_latency_s"] for run in of_policy]
+        interval = mean_interval(totals_s)
+        ends = (min(totals_s), max(totals_s)) if len(seeds) < 5 else (interval.low, interval.high)
+        assert (start[0], end[0]) == pytest.approx(ends)
+    page = write_comparison(comparison, tmp_path / "out").read_text("utf-8")
+    assert page.count(band_note(len(seeds))) >= 2
+    assert figure.get_supxlabel().endswith(f"band and whisker: {band_note(len(seeds))}")
+
+
+def test_runs_never_evaluated_are_compared_all_the_same(tmp_path: Path) -> None:
+    runs = {policy: [write_run(tmp_path / policy, policy, 1, tested=False)] for policy in ACCURACIES}
+    comparison = compare(runs)
+    assert comparison.common_accuracy is None
+    assert comparison.rows[0].time_to_common_s is None
+    assert "never evaluated" in write_comparison(comparison, tmp_path / "out").read_text(encoding="utf-8")
+    figure = drawn(comparison)
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["Greatest leakage of a client", "Total latency"]
+    assert figure.legends
+    assert figure.get_supxlabel() == "one seed: differences may be chance"
+
+
+def test_runs_of_different_budgets_are_drawn_with_each_of_them(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path, (1, 2))
+    for run_dir in runs["random"]:
+        rewrite_summary(run_dir, epsilon_budget=1.0)
+    comparison = compare({"random": runs["random"], "pause": runs["pause"]})
+    table = as_json(comparison)
+    assert table["epsilon_budget"] is None
+    assert [row["epsilon_budget"] for row in table["policies"]] == [1.0, 40.0]
+    figure = drawn(comparison)
+    (panel,) = (axes for axes in figure.axes if axes.get_title(loc="left") == "Greatest leakage of a client")
+    assert {text.get_text() for text in panel.texts} == {"budget ε = 1", "budget ε = 40"}
+    top = panel.get_ylim()[1]
+    assert top > 40
+    assert all(np.max(np.asarray(line.get_ydata())) < top for line in panel.lines)
+    assert "and the budgets, which differ." in write_comparison(comparison, tmp_path / "out").read_text("utf-8")
+    same = as_json(compare({"random": runs["random"]}))
+    assert same["epsilon_budget"] == same["policies"][0]["epsilon_budget"] == 1.0
+
+
+def test_groups_are_counted_per_client_and_per_round_they_could_be_chosen(tmp_path: Path) -> None:
+    pause, random = json.loads(json.dumps(as_json(compare(grouped_runs(tmp_path)))))["policies"]
+    groups = pause["selections_by_group"]
+    assert list(groups) == ["original", "relevant", "poisoned"]
+    assert (groups["relevant"]["clients"], groups["relevant"]["join_round"]) == (2, 2)
+    assert groups["relevant"]["selections_per_client"] == {
+        "mean": 1.5, "sd": 0.0, "least": 1.5, "greatest": 1.5, "n_seeds": 2, "low": None, "high": None,
+        "quartiles": [1.5, 1.5, 1.5],
+    }  # fmt: skip
+    assert groups["original"]["per_client_round"]["mean"] == 1 / 4
+    assert groups["poisoned"]["per_client_round"]["mean"] == 1 / 3
+    assert pause["relevant_to_irrelevant"]["mean"] == 1.5
+    assert random["relevant_to_irrelevant"]["mean"] == 0.5
+
+
+def test_groups_of_which_none_joins_later_are_compared(tmp_path: Path) -> None:
+    """There is a table of them, and nothing to draw."""
+    runs = write_runs(tmp_path)
+    for path in (path for of_policy in runs.values() for path in of_policy):
+        (path / "config.toml").write_text("[clients.groups.only]\ncount = 1\n")
+    page = write_comparison(compare(runs), tmp_path / "out")
+    assert "<td>only</td>" in page.read_text("utf-8")
+    assert not (page.parent / "groups.png").exists()
+
+
+def test_policies_are_drawn_around_the_joins_with_what_they_chose(tmp_path: Path) -> None:
+    page = write_comparison(compare(grouped_runs(tmp_path)), tmp_path / "out")
+    assert matplotlib.image.imread(page.parent / "groups.png")[..., :3].var() > 1e-3
+    html = page.read_text(encoding="utf-8")
+    assert "<td>poisoned</td><td>1.00<br>" in html
+    assert "<td>relevant : irrelevant</td><td>1.50<br>" in html
+    assert 'groups with role = "irrelevant"' in html
+    assert "a group without a role counts as neither" in html
+    svg = html.split('aria-label="groups"')[1].split("</svg>")[0]
+    for text in ("Accuracy around the joins", "round 2", "pause", "random", "poisoned"):
+        assert f">{text}<" in svg
+    assert "not evaluated" not in svg

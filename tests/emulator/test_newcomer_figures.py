@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,35 +15,24 @@ from pausefl.results.report import export_csv
 from pausefl.results.report.learning import Learning, learning
 from pausefl.results.report.plots import draw_all
 from pausefl.results.report.style import rendered
-from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
+from rigs.command import run
+from rigs.newcomers import round_with
 
 EXPERIMENT = """
-[experiment]
-rounds = 10
+experiment.rounds = 10
+selection = { policy = "fed-ts", m = 2, fed-ts = { newcomer_share = 0.5 } }
+privacy.enabled = false
+latency.delay.kind = "none"
+workload.model = "synthetic"
 [clients]
 per_process = 4
-[clients.groups.original]
-count = 4
-[clients.groups.relevant]
-count = 3
-role = "relevant"
-join_round = 3
+groups.original = { count = 4 }
+groups.relevant = { count = 3, role = "relevant", join_round = 3 }
 [clients.groups.poisoned]
 count = 3
 role = "irrelevant"
 join_round = 3
 behaviours = [{ kind = "gaussian-update", scale = 3.0 }]
-[selection]
-policy = "fed-ts"
-m = 2
-[selection.fed-ts]
-newcomer_share = 0.5
-[privacy]
-enabled = false
-[latency.delay]
-kind = "none"
-[workload]
-model = "synthetic"
 """
 
 
@@ -54,22 +41,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run with real processes, with its tables."""
     folder = tmp_path_factory.mktemp("newcomers")
     (folder / "experiment.toml").write_text(EXPERIMENT)
-    command = [sys.executable, "-m", "pausefl", "run", "experiment.toml", "--run-dir", "run"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = run("run", folder / "experiment.toml", "--run-dir", folder / "run")
     assert done.returncode == 0, done.stderr
     export_csv(read_run(folder / "run"))
     return folder / "run"
-
-
-def round_with(t: int, joined: Sequence[str] = (), **drifts: float) -> RoundRecord:
-    """A round in which these clients were chosen and had these drifts, after others joined."""
-    ids = [name.replace("_", "-") for name in drifts]
-    observations = tuple(
-        Observation(i, Timing(1.0), 1.0, 10, 0, 0.0, 0.0, statistics={"drift": d})
-        for i, d in zip(ids, drifts.values(), strict=True)
-    )
-    events = tuple(LogEvent("joined", client_id) for client_id in joined)
-    return RoundRecord(t, 1, tuple(ids), None, observations, events, 1.0, float(t), 1e-4, "")
 
 
 HAND = [
@@ -121,18 +96,16 @@ def test_every_drift_from_the_first_insertion_on_stands_beside_what_it_counted_a
 
 
 def test_p_is_how_many_newcomers_of_each_insertion_were_chosen(learnt: Learning) -> None:
-    assert {insertion: size.tolist() for insertion, size in learnt.sizes.items()} == {
-        2: [0, 3, 1, 2, 1],
-        4: [0, 0, 0, 0, 1],
-    }
+    sizes = {insertion: size.tolist() for insertion, size in learnt.sizes.items()}
+    assert sizes == {2: [0, 3, 1, 2, 1], 4: [0, 0, 0, 0, 1]}
 
 
 def test_in_a_run_where_everybody_answers_every_choice_of_a_newcomer_is_rated(played: Path) -> None:
-    run = read_run(played)
-    found = learning(run)
+    data = read_run(played)
+    found = learning(data)
     assert found is not None
     chosen = found.chosen.sum(axis=0)
-    assert chosen.sum() == sum(not i.startswith("original") for record in run.records for i in record.chosen)
+    assert chosen.sum() == sum(not i.startswith("original") for record in data.records for i in record.chosen)
     assert ((found.s[-1] - 1) + (found.f[-1] - 1)).tolist() == chosen.tolist()
 
 
@@ -156,10 +129,7 @@ def figures(by_hand: RunData) -> Mapping[str, Figure]:
 @pytest.mark.parametrize("drift", [{}, {"drift": 0.0}])
 def test_newcomers_without_drifts_can_be_reported_on(by_hand: RunData, drift: Mapping[str, float]) -> None:
     """Nobody answered, or every update was the same: a logarithmic axis has nothing to show."""
-    records = [
-        replace(record, observations=tuple(replace(o, statistics=drift) for o in record.observations))
-        for record in HAND
-    ]
+    records = [replace(r, observations=tuple(replace(o, statistics=drift) for o in r.observations)) for r in HAND]
     figures = draw_all(replace(by_hand, records=records))
     assert "threshold" not in figures
     assert "<svg" in rendered(figures["posteriors"], "svg").decode()
@@ -180,11 +150,8 @@ def test_selections_are_counted_by_client_and_averaged_by_group(figures: Mapping
 
 def test_a_run_counts_its_selections_by_group(played: Path) -> None:
     groups = json.loads((played / "summary.json").read_text())["selections_by_group"]
-    assert {name: (group["clients"], group["join_round"]) for name, group in groups.items()} == {
-        "original": (4, 1),
-        "relevant": (3, 3),
-        "poisoned": (3, 3),
-    }
+    counted = {name: (group["clients"], group["join_round"]) for name, group in groups.items()}
+    assert counted == {"original": (4, 1), "relevant": (3, 3), "poisoned": (3, 3)}
     assert groups["original"]["selections_after_join"] == 2 * 10
     newcomers = [groups[name] for name in ("relevant", "poisoned")]
     assert sum(group["selections_after_join"] for group in newcomers) == 3 * 8
@@ -205,9 +172,8 @@ def test_its_tables_hold_what_it_learnt(played: Path) -> None:
     assert [int(row["s"]) for row in posteriors[-6:]] == found.s[-1].tolist()
     drifts = rows(played / "csv" / "drifts.csv")
     statistics = rows(played / "csv" / "statistics.csv")
-    assert [float(row["drift"]) for row in drifts] == [
-        float(row["value"]) for row in statistics if int(row["round"]) >= 3
-    ]
+    since = [float(row["value"]) for row in statistics if int(row["round"]) >= 3]
+    assert [float(row["drift"]) for row in drifts] == since
     assert {row["name"] for row in statistics} == {"drift"}
     thresholds = {int(row["round"]): float(row["threshold"]) for row in drifts if row["threshold"]}
     assert thresholds == {t: x for t, x in enumerate(found.threshold, start=1) if not np.isnan(x)}
@@ -215,11 +181,11 @@ def test_its_tables_hold_what_it_learnt(played: Path) -> None:
 
 
 def test_accuracy_is_drawn_around_the_joins(played: Path) -> None:
-    run = read_run(played)
+    data = read_run(played)
     accuracy = {
         "round": np.array([0, 5, 10]), "split": np.array(["test"] * 3), "subset": np.ones(3, np.int64),
         "accuracy": np.array([0.1, 0.5, 0.7]), "total_latency_s": np.array([0.0, 1.0, 2.0]),
     }  # fmt: skip
-    axes = draw_all(replace(run, accuracy=accuracy))["joins"].axes[0]
+    axes = draw_all(replace(data, accuracy=accuracy))["joins"].axes[0]
     assert axes.lines[0].get_xdata().tolist() == [0, 5, 10]
     assert [text.get_text() for text in axes.texts] == ["round 3\nrelevant\npoisoned"]

@@ -1,26 +1,34 @@
 """The report of a run: what is read from run.db, drawn, and written down for a person."""
 
 import csv
-import json
 import re
 import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
 import pausefl
-from pausefl.results.reading import VIEWS, read_run
+from pausefl.results.accounting import late_releases
+from pausefl.results.reading import VIEWS, PrivacyFigures, RunData, read_run
 from pausefl.results.report import plots, report_runs, write_report
-from pausefl.results.report.html import in_ranges
+from pausefl.results.report.html import in_ranges, run_page
 from pausefl.results.report.plots import draw_all
+from pausefl.results.report.style import rendered
+from pausefl.studies.offline.latencies import latencies_of
+from pausefl.studies.offline.replay import read_log
 from pausefl_proto.errors import ConfigError
-from pausefl_server.records import Miss
+from pausefl_server.records import LogEvent, Miss, Observation
 from pausefl_server.storage import store
-from rigs.log import changing_log
-from rigs.reports import records, summary, write_run
+from rigs.log import changing_log, observation, record
+from rigs.refusals import refused
+from rigs.reports import records, write_run
 
 FIGURES = {"accuracy", "leakage", "releases", "selections", "rounds", "latency", "breakdown", "waterfall"}
 
@@ -152,9 +160,7 @@ def test_rounds_are_listed_in_ranges_and_very_many_are_counted() -> None:
     assert in_ranges(np.arange(1, 2001, 2)).endswith(", 117, 119 and 940 more (view leakage of run.db)")
 
 
-def test_a_figure_of_very_many_exchanges_shows_some_of_every_client(
-    reported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_figure_of_many_exchanges_shows_some_of_every_client(reported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every n-th would be the same clients in each round, where n divides how many are chosen."""
     run, clients, rounds = read_run(reported), 50, 200
     ids = np.array([f"c{k:02}" for k in range(clients)])
@@ -262,19 +268,171 @@ def test_a_folder_that_is_no_run_directory_is_named(tmp_path: Path, name: str) -
 
 def test_another_schema_version_is_refused(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run")
-    with sqlite3.connect(run_dir / "run.db") as database:
+    with closing(sqlite3.connect(run_dir / "run.db")) as database, database:
         database.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
-    database.close()
     with pytest.raises(ConfigError, match="schema_version is 99"):
         read_run(run_dir)
 
 
-def test_what_is_no_database_or_no_summary_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("summary.json", '{"policy": "pause"}', r"lacks .* and 3\d keys more; an older version may have written it"),
+        *(("summary.json", text, "is no JSON object; delete it and resume the run") for text in ("[]", "null", "3")),
+        ("run.db", "not a database, but long enough to be looked at" * 50, "cannot be read as a run's database"),
+    ],
+)
+def test_what_is_no_database_or_no_summary_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
     run_dir = write_run(tmp_path / "run")
-    (run_dir / "summary.json").write_text('{"policy": "pause"}')
-    with pytest.raises(ConfigError, match=r"lacks .* and 3\d keys more; an older version may have written it"):
+    (run_dir / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
         read_run(run_dir)
-    (run_dir / "summary.json").write_text(json.dumps(summary()))
-    (run_dir / "run.db").write_bytes(b"not a database, but long enough to be looked at" * 50)
-    with pytest.raises(ConfigError, match="cannot be read as a run's database"):
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("total_latency_s", "x", "total_latency_s = 'x': must be a valid number"),
+        ("policy", 3, "policy = 3: must be a valid string"),
+        ("timing_error_s", 3, "timing_error_s = 3: must be "),
+        ("missed_jobs", [1], "missed_jobs = [1]: must be a valid dictionary"),
+        ("privacy_unit", "meters", "privacy_unit = 'meters': must be 'coordinate' or 'vector'"),
+        ("rounds", "12", "rounds = '12': must be a valid integer"),
+        ("starts", [1], "starts.0 = 1: must be a valid dictionary"),
+        ("max_epsilon_spent", None, "max_epsilon_spent = None: must be a number in a private run"),
+        ("tau_min_s", [], "tau_min_s = []: must be a valid number"),
+        ("clock", 5, "clock = 5: must be 'real' or 'virtual'"),
+        ("selections_by_group", [], "selections_by_group = []: must be a valid dictionary"),
+    ],
+)
+def test_a_value_of_another_type_in_a_summary_is_named(tmp_path: Path, key: str, value: object, said: str) -> None:
+    run_dir = write_run(tmp_path / "run", **{key: value})
+    with refused(f"summary.json: {said}"):
         read_run(run_dir)
+
+
+def test_a_log_that_was_changed_makes_no_report(tmp_path: Path) -> None:
+    """Its figures would be others than summary.json's."""
+    run_dir = write_run(tmp_path / "run")
+    with closing(sqlite3.connect(run_dir / "run.db")) as database, database:
+        database.execute("DELETE FROM observations WHERE round = 2")
+    for read in (read_run, read_log, latencies_of):
+        with pytest.raises(ConfigError, match=r"\(round 2 is not what was written\); restore it from a copy"):
+            read(run_dir)
+
+
+# -- figures with a dot for each exchange
+
+EXCHANGES = 30
+
+
+@pytest.fixture(scope="module")
+def run(reported: Path) -> RunData:
+    return read_run(reported)
+
+
+def many(run: RunData, n: int, suspect: int) -> RunData:
+    """So many exchanges of one client, a round each, of which the first rounds are suspect."""
+    rounds, seconds = np.arange(1, n + 1), np.linspace(0.1, 1.0, n)
+    breakdown: Any = {
+        "client_id": np.full(n, "c"), "round": rounds, "drawn_s": seconds, "communication_s": seconds,
+        "round_trip_s": seconds + 1,
+    }  # fmt: skip
+    return replace(run, breakdown=breakdown, suspect_rounds={"round": rounds[:suspect], "reason": rounds[:suspect]})
+
+
+def dots(axes: Axes) -> int:
+    return sum(len(np.asarray(collection.get_offsets())) for collection in axes.collections)
+
+
+@pytest.mark.parametrize(("most", "shown", "said"), [(20, 20, "20 of 30, drawn at random"), (30, 30, "")])
+def test_as_many_exchanges_are_shown_as_is_said(
+    run: RunData, monkeypatch: pytest.MonkeyPatch, most: int, shown: int, said: str
+) -> None:
+    """Suspect and other rounds together: of each kind as many were shown as the figure said there were in all."""
+    monkeypatch.setattr(plots, "MOST_DOTS", most)
+    axes = plots.latency(many(run, EXCHANGES, suspect=15)).axes[1]
+    assert dots(axes) == shown
+    assert said in [text.get_text() for text in axes.texts]
+
+
+def test_totals_are_compared_with_round_trips(run: RunData) -> None:
+    """What is drawn is a whole round trip then: the device's own time parted it from the communication time."""
+    run = replace(run, config='[latency]\nmode = "total"\n')
+    figure = plots.latency(many(run, EXCHANGES, suspect=0))
+    axes = figure.axes[1]
+    (offsets,) = (np.asarray(collection.get_offsets()) for collection in axes.collections)
+    np.testing.assert_allclose(offsets[:, 1], offsets[:, 0] + 1)
+    assert axes.get_ylabel() == "measured round trip (s)"
+    assert axes.get_xlabel() == "drawn total (s)"
+    assert "against the round trip measured for it" in run_page(run, {"latency": rendered(figure, "svg")})
+
+
+# -- releases whose updates did not come in time
+
+
+def told(kind: str, client_id: str, released: int) -> LogEvent:
+    return LogEvent(kind, client_id, released=released, epsilon_spent=released / 2)  # type: ignore[arg-type]
+
+
+def rows_of(late: Mapping[str, np.ndarray]) -> list[tuple[Any, ...]]:
+    return list(zip(*(late[name].tolist() for name in ("round", "client_id", "releases", "epsilon")), strict=True))
+
+
+def answer(client_id: str, participation: int) -> Observation:
+    return observation(client_id, participation=participation, epsilon=0.5, epsilon_spent=participation / 2)
+
+
+def test_each_is_told_of_once_and_what_was_spent_before_the_run_is_none(tmp_path: Path) -> None:
+    log = store.Store(tmp_path / "run.db")
+    joined = (told("joined", "a", 2), told("joined", "b", 0))
+    log.commit_round(record(1, answer("a", 3), events=joined))
+    log.commit_round(record(2, answer("a", 5), events=(told("reconciled", "b", 1), told("reconciled", "a", 4))))
+    log.commit_round(record(3, answer("b", 2), events=(told("joined", "a", 5), told("reconciled", "b", 1))))
+    log.save_late_events(4, [told("joined", "b", 4)])
+    log.close()
+    assert rows_of(late_releases(tmp_path)) == [(2, "a", 1, 0.5), (2, "b", 1, 0.5), (3, "b", 2, 1.0)]
+
+
+def test_one_that_came_while_its_client_answered_the_next_round_is_late(tmp_path: Path) -> None:
+    """What came meanwhile stands before the round after: the answer, with the later release, stands before it."""
+    log = store.Store(tmp_path / "run.db")
+    log.commit_round(record(1, answer("b", 1), events=(told("joined", "a", 0), told("joined", "b", 0))))
+    log.commit_round(record(2, answer("a", 2)))
+    log.commit_round(record(3, answer("a", 3), events=(told("reconciled", "a", 1),)))
+    log.close()
+    assert rows_of(late_releases(tmp_path)) == [(3, "a", 1, 0.5)]
+
+
+def test_those_of_rounds_that_were_taken_back_are_late(tmp_path: Path) -> None:
+    log = store.Store(tmp_path / "run.db")
+    log.commit_round(record(1, answer("a", 3), events=(told("joined", "a", 2),)))
+    log.commit_round(record(2, answer("a", 4)))
+    log.go_back_to(1)
+    log.commit_round(record(2, answer("a", 5), attempt=2, events=tuple(log.late_events())))
+    log.go_back_to(0)
+    log.commit_round(record(1, answer("a", 6), attempt=2, events=tuple(log.late_events())))
+    log.close()
+    late = late_releases(tmp_path)
+    assert late["client_id"].tolist() == ["a"] * len(late["client_id"])
+    assert late["releases"].sum() == 3
+    assert late["epsilon"].sum() == 1.5
+
+
+def test_a_run_in_which_all_came_in_time_has_none(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run")
+    assert all(column.size == 0 for column in late_releases(run_dir).values())
+
+
+def test_the_figure_has_a_ring_for_each(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run")
+    run = read_run(run_dir)
+    ids, last = run.clients["client_id"], int(run.round_latency["round"].max())
+    log = store.Store(run_dir / "run.db")
+    log.save_late_events(last + 1, [told("reconciled", str(ids[1]), 1000)])
+    log.close()
+    privacy = PrivacyFigures("coordinate", 1.0, 1.0, 1.0)
+    dots, rings = plots.releases(run, privacy).axes[0].collections
+    assert len(np.asarray(dots.get_offsets())) == len(run.leakage["client_id"])
+    assert np.asarray(rings.get_offsets()).tolist() == [[last, 1]]
+    assert np.asarray(rings.get_facecolor()).size == 0

@@ -8,6 +8,7 @@ import pytest
 from pausefl.experiment.tables import ClientGroup
 from pausefl.results.selections import GroupChoices, choices_by_group, relevant_to_irrelevant
 from pausefl_server.records import LogEvent, RoundRecord
+from rigs.log import record
 
 GROUPS = {
     "original": ClientGroup(count=2),
@@ -18,10 +19,7 @@ GROUPS = {
 
 def log(*rounds: tuple[Sequence[LogEvent], Sequence[str]]) -> list[RoundRecord]:
     """Rounds as (what happened before, who was chosen)."""
-    return [
-        RoundRecord(t, 1, tuple(chosen), None, (), tuple(events), 1.0, 0.0, 0.0, "")
-        for t, (events, chosen) in enumerate(rounds, start=1)
-    ]
+    return [record(t, chosen=tuple(chosen), events=tuple(events)) for t, (events, chosen) in enumerate(rounds, 1)]
 
 
 def joined(*ids: str) -> list[LogEvent]:
@@ -51,8 +49,8 @@ def test_a_client_can_be_chosen_while_it_is_connected_and_not_retired() -> None:
 
 def test_clients_that_came_with_an_attempt_without_answers_are_known() -> None:
     failed, answered = log((joined("original-000", "original-001"), ("original-000",)), ((), ("original-001",)))
-    record = replace(answered, round=1, attempt=2, failed_attempts=(failed,))
-    assert counts(choices_by_group([record], GROUPS), "original") == ([2], [1])
+    played = replace(answered, round=1, attempt=2, failed_attempts=(failed,))
+    assert counts(choices_by_group([played], GROUPS), "original") == ([2], [1])
 
 
 def test_a_group_that_never_came_has_no_share_and_strangers_have_no_group() -> None:
@@ -76,12 +74,8 @@ def test_the_ratio_is_of_newcomers_per_client_and_round() -> None:
     }
     assert relevant_to_irrelevant(choices_by_group(log(*rounds), groups)) == 1 / (1 / 4)
     assert relevant_to_irrelevant(choices_by_group(log(*rounds[:1]), groups)) is None
-    assert (
-        relevant_to_irrelevant(
-            choices_by_group(log(*rounds), {name: groups[name] for name in ("relevant", "relevant1")})
-        )
-        is None
-    )
+    relevant_alone = {name: groups[name] for name in ("relevant", "relevant1")}
+    assert relevant_to_irrelevant(choices_by_group(log(*rounds), relevant_alone)) is None
     never = [rounds[0], (rounds[1][0], ("relevant1-000",))]
     assert relevant_to_irrelevant(choices_by_group(log(*never), groups)) is None
 

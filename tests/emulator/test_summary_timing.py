@@ -1,6 +1,7 @@
-"""What summary.json says about time: measured minus drawn, overruns of total delays, and who made rounds suspect."""
+"""What summary.json says about time, about who made rounds suspect, and how many clients a round asked."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,6 +10,7 @@ from pausefl.results.tally import RunTally
 from pausefl_process.host_monitor import HostReport
 from pausefl_server.host_limits import HostLimits, ordered
 from pausefl_server.records import Observation, RoundRecord, Timing
+from rigs import log
 
 
 def record(*timings: Timing, drawn_s: float) -> RoundRecord:
@@ -59,3 +61,9 @@ def test_a_client_that_makes_rounds_suspect_is_named() -> None:
     assert by_whom({f"c{i}": 9 - i for i in range(6)}) == "; c0 (9), c1 (8), c2 (7), c3 (6) and 2 more"
     server = dataclasses.replace(rounds[0], suspect=tuple(limits.of_server(busy)))
     assert RunTally([server]).suspect_because["server steal_share"]["clients"] == {}
+
+
+@pytest.mark.parametrize(("chosen", "asked"), [(["abc", "a", "aab"], [1, 3]), (["ab", "bc"], [2, 2]), ([], None)])
+def test_each_client_of_a_round_counts_once(chosen: Sequence[str], asked: list[int] | None) -> None:
+    rounds = [log.record(t, chosen=tuple(clients)) for t, clients in enumerate(chosen, start=1)]
+    assert RunTally(rounds).asked_per_round == asked
