@@ -28,6 +28,7 @@ from pausefl_proto.wire import Vector
 from pausefl_server.storage.store import Store
 from rigs.authority import Authority
 from rigs.ports import free_port
+from rigs.refusals import refused
 
 # `pausefl`, which says at its end whether it came to need torch.
 SCRIPT = """
@@ -41,23 +42,13 @@ finally:
 PAUSEFL = [sys.executable, "-c", SCRIPT]
 
 LEARNING = """
-[experiment]
-rounds = 1000000
-[clients]
-count = 1
-connect_timeout_s = 60.0
-[selection]
-policy = "random"
-m = 1
-[privacy]
-enabled = false
-[latency.delay]
-kind = "none"
-[workload]
-max_steps = 1
-[evaluation]
-every = 20
-subset = 100
+experiment.rounds = 1000000
+clients = { count = 1, connect_timeout_s = 60.0 }
+selection = { policy = "random", m = 1 }
+privacy.enabled = false
+latency.delay.kind = "none"
+workload.max_steps = 1
+evaluation = { every = 20, subset = 100 }
 """
 
 
@@ -121,10 +112,7 @@ def test_a_machine_without_torch_says_what_to_do(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (
-            "evaluation.port={taken}",
-            "evaluation.port = {taken}: cannot listen on 127.0.0.1:{taken} (Address already in use)",
-        ),
+        ("evaluation.port={taken}", "evaluation.port = {taken}: cannot listen on 127.0.0.1:{taken} (Address already"),
         ("workload.model=synthetic", 'workload.model = "synthetic": learns nothing that an evaluator could evaluate'),
         ("evaluation.host=0.0.0.0", 'evaluation.host = "0.0.0.0": other machines can reach it; set [tls] with a ca'),
         ("tls.ca=ca.pem", 'tls.ca = "ca.pem": a side that listens needs tls.certificate and tls.key as well'),
@@ -137,9 +125,8 @@ def test_what_keeps_an_evaluator_from_serving(override: str, message: str, monke
         taken.listen()
         port = taken.getsockname()[1]
         experiment = parse_experiment(LEARNING, [override.format(taken=port)])
-        with pytest.raises(ConfigError) as error:
+        with refused(message.format(taken=port)):
             serve(experiment)
-    assert str(error.value).startswith(message.format(taken=port))
 
 
 @pytest.mark.end_to_end

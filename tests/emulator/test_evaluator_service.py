@@ -4,8 +4,9 @@ import asyncio
 import shutil
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -21,7 +22,7 @@ from pausefl_proto.v1 import evaluation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, TensorSpec, Vector
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation, Split
-from pausefl_server.rounds.evaluation import Evaluate, EvaluatorActor
+from pausefl_server.rounds.evaluation import Evaluate, EvaluateModel, EvaluatorActor
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import StoreActor
@@ -130,26 +131,25 @@ async def test_both_sides_must_mean_the_same_workload() -> None:
             await remote.evaluate(np.zeros(3, np.float32), subset=True, patient=False)
 
 
+def part_of(**subject: Any) -> bytes:
+    return pb.ModelPart(evaluate=pb.Evaluate(subject=pb.Subject(**subject))).SerializeToString()
+
+
 @pytest.mark.parametrize(
     "part",
     [
         b"\xff\xff\xff",
         b"",
-        pb.ModelPart(
-            evaluate=pb.Evaluate(subject=pb.Subject(protocol_version=PROTOCOL_VERSION + 1))
-        ).SerializeToString(),
-        pb.ModelPart(
-            evaluate=pb.Evaluate(subject=pb.Subject(protocol_version=PROTOCOL_VERSION, workload=WORKLOAD))
-        ).SerializeToString(),
+        part_of(protocol_version=PROTOCOL_VERSION + 1),
+        part_of(protocol_version=PROTOCOL_VERSION, workload=WORKLOAD),
     ],
     ids=["bytes", "nothing", "another version", "no model"],
 )
 async def test_what_is_no_model_is_refused_and_the_next_is_evaluated(part: bytes) -> None:
     async with serving() as address, asking(address) as remote:
         async with grpc.aio.insecure_channel(address) as channel:
-            evaluate: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(
-                "/pausefl.v1.Evaluator/Evaluate"
-            )
+            method = "/pausefl.v1.Evaluator/Evaluate"
+            evaluate: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(method)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await evaluate(iter([part]))
             assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
@@ -167,9 +167,7 @@ async def test_the_line_speaks_tls(authority: Authority, stranger: Authority) ->
                 await remote.initial()
 
 
-async def test_a_server_takes_up_renewed_certificates(
-    authority: Authority, stranger: Authority, tmp_path: Path
-) -> None:
+async def test_a_server_takes_renewed_certificates(authority: Authority, stranger: Authority, tmp_path: Path) -> None:
     """It showed those that it began with, and its accuracy was missing for good once the evaluator had others."""
     mine = Tls(*(str(tmp_path / name) for name in ("tls.crt", "tls.key", "ca.crt")))
     theta = np.ones(3, np.float32)
@@ -266,9 +264,7 @@ async def test_an_evaluator_that_comes_up_late_is_waited_for() -> None:
 
 async def test_an_evaluator_that_never_comes_up_ends_the_wait() -> None:
     async with asking("127.0.0.1:1", patience_s=0.1) as remote:
-        with pytest.raises(
-            EvaluatorLost, match=r'evaluation\.address = "127\.0\.0\.1:1": no evaluator answers \(.*refused'
-        ):
+        with pytest.raises(EvaluatorLost, match=r'address = "127\.0\.0\.1:1": no evaluator answers \(.*refused'):
             await remote.initial()
 
 
@@ -299,6 +295,22 @@ async def test_an_evaluator_that_is_there_and_does_not_answer_is_lost(patient: b
         assert len((await remote.evaluate(theta, subset=True, patient=False)).evaluations) == 2
 
 
+@asynccontextmanager
+async def evaluating(
+    folder: Path, evaluate: EvaluateModel, told: RunObserver | None = None
+) -> AsyncIterator[tuple[EvaluatorActor, Store]]:
+    """An actor that has models evaluated by this function, and the store that it keeps evaluations in."""
+    with closing(Store(folder / "run.db")) as store, closing(Checkpoint(folder / "checkpoints")) as checkpoint:
+        keeper = StoreActor(store, checkpoint)
+        evaluator = EvaluatorActor(evaluate, keeper, told or RunObserver())
+        async with asyncio.TaskGroup() as group:
+            for actor in (keeper, evaluator):
+                group.create_task(actor.run())
+            yield evaluator, store
+            evaluator.stop()
+            keeper.stop()
+
+
 async def test_models_that_wait_for_a_stuck_evaluator_are_not_evaluated(tmp_path: Path) -> None:
     """Each would take as long, and the run's end would wait for them all; who asks has an answer."""
     asked, is_stuck = list[float](), asyncio.Event()
@@ -308,23 +320,14 @@ async def test_models_that_wait_for_a_stuck_evaluator_are_not_evaluated(tmp_path
         await is_stuck.wait()
         raise EvaluatorStuck("no answer")
 
-    store, checkpoint = Store(tmp_path / "run.db"), Checkpoint(tmp_path / "checkpoints")
-    keeper = StoreActor(store, checkpoint)
-    evaluator = EvaluatorActor(evaluate, keeper, RunObserver())
-    async with asyncio.TaskGroup() as group:
-        for actor in (keeper, evaluator):
-            group.create_task(actor.run())
+    async with evaluating(tmp_path, evaluate) as (evaluator, _):
         for t in range(1, 6):
             evaluator.consider(t, np.array([t], np.float32))
-        last = group.create_task(evaluator.ask(Evaluate(9, np.array([9], np.float32), subset=True)))
+        last = asyncio.ensure_future(evaluator.ask(Evaluate(9, np.array([9], np.float32), subset=True)))
         await asyncio.sleep(0)
         is_stuck.set()
         assert await last == ()
-        evaluator.stop()
-        keeper.stop()
     assert asked == [1, 9]
-    checkpoint.close()
-    store.close()
 
 
 async def test_a_round_without_its_evaluation_is_reported_once(tmp_path: Path) -> None:
@@ -339,22 +342,13 @@ async def test_a_round_without_its_evaluation_is_reported_once(tmp_path: Path) -
         def noticed(self, message: str, topic: str = "") -> None:  # noqa: ARG002
             told.append(message)
 
-    store, checkpoint = Store(tmp_path / "run.db"), Checkpoint(tmp_path / "checkpoints")
-    keeper = StoreActor(store, checkpoint)
-    evaluator = EvaluatorActor(evaluate, keeper, Listener())
-    async with asyncio.TaskGroup() as group:
-        for actor in (keeper, evaluator):
-            group.create_task(actor.run())
+    async with evaluating(tmp_path, evaluate, Listener()) as (evaluator, store):
         for t, is_there in enumerate((True, False, False, True, False, True), 1):
             theta = np.array([t / 10], np.float32)
             assert len(await evaluator.ask(Evaluate(t, theta, subset=True))) == is_there
-        evaluator.stop()
-        keeper.stop()
-    assert [t for t, _ in store.evaluations()] == [1, 4, 6]
+        assert [t for t, _ in store.evaluations()] == [1, 4, 6]
     assert evaluator.best is not None
     assert evaluator.best.round == 6
     lost = "accuracy is missing until the evaluator is back: nobody answers"
     found = "the evaluator is back: accuracy goes on with round"
     assert told == [lost, f"{found} 4", lost, f"{found} 6"]
-    checkpoint.close()
-    store.close()

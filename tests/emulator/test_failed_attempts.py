@@ -1,17 +1,27 @@
 """A round that no client answers: it is tried again with other clients, also after a crash, and ends the run."""
 
 import asyncio
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pausefl.results.tally import RunTally
-from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Miss
 from pausefl_server.rounds.deadline import LEAST_S, RETRY_FACTOR, UNSEEN_S
 from pausefl_server.rounds.messages import Refusal
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.storage.store import Store
 from rigs.coordinator import CoordinatorRig, FakePeer, MakeRig
+from rigs.log import observation, record
+
+RANDOM: dict[str, Any] = {"rounds": 1, "minimum_clients": 3, "rounds_without_update_max": 5}
+"""One round of one of three clients."""
+
+
+async def next_asked(r: CoordinatorRig) -> FakePeer:
+    return await asyncio.wait_for(r.asked.get(), 20)
 
 
 async def refuse(r: CoordinatorRig, peer: FakePeer) -> int:
@@ -22,19 +32,19 @@ async def refuse(r: CoordinatorRig, peer: FakePeer) -> int:
 
 
 async def test_a_round_without_an_answer_is_tried_again_with_other_clients(rig: MakeRig) -> None:
-    async with rig(Random(1), rounds=1, minimum_clients=3, rounds_without_update_max=5).running() as r:
+    async with rig(Random(1), **RANDOM).running() as r:
         for client_id in "abc":
             await r.join(client_id, manual=True)
         for _ in range(2):
-            await refuse(r, await asyncio.wait_for(r.asked.get(), 20))
-        last = await asyncio.wait_for(r.asked.get(), 20)
+            await refuse(r, await next_asked(r))
+        last = await next_asked(r)
         job = await last.next_job()
         await last.answer(job.round, attempt=job.attempt)
         await r.played()
-        (record,) = r.store.rounds()
-        assert [attempt.attempt for attempt in record.attempts] == [1, 2, 3]
-        assert {c for attempt in record.attempts for c in attempt.chosen} == set("abc"), "each was asked once"
-        assert record.failed_attempts[0].model_digest != record.model_digest
+        (played,) = r.store.rounds()
+        assert [attempt.attempt for attempt in played.attempts] == [1, 2, 3]
+        assert {c for attempt in played.attempts for c in attempt.chosen} == set("abc"), "each was asked once"
+        assert played.failed_attempts[0].model_digest != played.model_digest
         assert r.telemetry.now.failed_attempts == 2
         assert r.telemetry.now.missed == {"refused": 2}
         assert (r.coordinator.outcome, r.coordinator.state.round) == ("completed", 1)
@@ -47,10 +57,10 @@ async def test_the_wait_of_a_failed_attempt_is_part_of_the_total(rig: MakeRig) -
         job = await a.next_job()
         await a.answer(1, attempt=job.attempt)
         await r.played()
-        (record,) = r.store.rounds()
-        (failed,) = record.failed_attempts
+        (played,) = r.store.rounds()
+        (failed,) = played.failed_attempts
         assert failed.round_latency_s >= 0.25
-        assert r.coordinator.state.total_latency_s == failed.round_latency_s + record.round_latency_s
+        assert r.coordinator.state.total_latency_s == failed.round_latency_s + played.round_latency_s
 
 
 async def test_a_round_after_failed_attempts_waits_no_longer_than_one_without(rig: MakeRig) -> None:
@@ -66,15 +76,13 @@ async def test_a_round_after_failed_attempts_waits_no_longer_than_one_without(ri
 
 
 async def test_a_run_that_no_client_answers_fails_without_a_round(rig: MakeRig) -> None:
-    async with rig(
-        All(1), rounds=9, minimum_clients=1, round_timeout_s=0.02, rounds_without_update_max=2
-    ).running() as r:
+    patience = {"round_timeout_s": 0.02, "rounds_without_update_max": 2}
+    async with rig(All(1), rounds=9, minimum_clients=1, **patience).running() as r:
         await r.join("a", manual=True)
         await r.played()
         assert (r.coordinator.outcome, r.store.rounds()) == ("failed", [])
-        assert r.coordinator.stopped_because == (
-            "no client gave an update in 2 attempts in a row; the last one, a: gave no answer in time"
-        )
+        why = "no client gave an update in 2 attempts in a row; the last one, a: gave no answer in time"
+        assert r.coordinator.stopped_because == why
         assert [(a.attempt, a.chosen) for a in r.store.failed_attempts()] == [(1, ("a",)), (2, ("a",))]
 
 
@@ -86,66 +94,58 @@ async def test_an_answer_to_an_earlier_attempt_is_not_taken_for_one_to_this(rig:
         await a.answer(1, attempt=1)
         await a.answer(1, attempt=2)
         await r.played()
-        (record,) = r.store.rounds()
-        assert (record.attempt, [o.participation for o in record.observations]) == (2, [2])
+        (played,) = r.store.rounds()
+        assert (played.attempt, [o.participation for o in played.observations]) == (2, [2])
         assert r.spent("a")[0] == 2, "both are spent"
 
 
 async def test_a_run_killed_between_two_attempts_goes_on_with_the_next(tmp_path: Path, rig: MakeRig) -> None:
     """The log is that of an uninterrupted run but for the clients' comings."""
-    async with rig(Random(1), rounds=1, minimum_clients=3, rounds_without_update_max=5).running() as r:
+    async with rig(Random(1), **RANDOM).running() as r:
         for client_id in "abc":
             await r.join(client_id, manual=True)
-        first = await asyncio.wait_for(r.asked.get(), 20)
+        first = await next_asked(r)
         await refuse(r, first)
-        second = await asyncio.wait_for(r.asked.get(), 20)  # its job is out when the run is killed
+        second = await next_asked(r)  # its job is out when the run is killed
     store = Store(tmp_path / "run.db")
     assert store.attempts() == {1: 2}
     assert [a.chosen for a in store.failed_attempts()] == [(first.client_id,)]
     store.close()
-    async with rig(Random(1), rounds=1, minimum_clients=3, rounds_without_update_max=5).running() as r:
+    async with rig(Random(1), **RANDOM).running() as r:
         for client_id in "abc":
             await r.join(client_id, manual=True)
-        again = await asyncio.wait_for(r.asked.get(), 20)
+        again = await next_asked(r)
         job = await again.next_job()
         assert (again.client_id, job.attempt) == (second.client_id, 2)
         await again.answer(1, attempt=2)
         await r.played()
-        (record,) = r.store.rounds()
-        assert [a.chosen for a in record.attempts] == [(first.client_id,), (second.client_id,)]
+        (played,) = r.store.rounds()
+        assert [a.chosen for a in played.attempts] == [(first.client_id,), (second.client_id,)]
 
 
 def test_going_back_over_failed_attempts_keeps_their_number_and_what_was_spent(tmp_path: Path) -> None:
-
-    spent = LogEvent("reconciled", "a", epsilon_spent=1.0, released=1)
-    misses = (Miss("a", "timeout", 1.0, 1.0),)
-    failed = RoundRecord(2, 1, ("a",), None, (), (spent,), 1.0, 1.0, 0.0, "", misses=misses)
-    store = Store(tmp_path / "run.db")
-    seen = Observation("a", Timing(1.0), 1.0, 10, 0, 0.0, 0.0)
-    store.commit_round(RoundRecord(1, 1, ("a",), None, (seen,), (), 1.0, 1.0, 0.0, ""))
-    store.save_failed_attempt(failed)
-    store.save_late_events(2, [LogEvent("left", "a")])
-    assert (store.failed_attempts(), store.late_events(), store.attempts()) == (
-        [failed],
-        [LogEvent("left", "a")],
-        {2: 2},
-    )
-    store.commit_round(RoundRecord(2, 2, ("a",), None, (seen,), (LogEvent("left", "a"),), 1.0, 1.0, 0.0, ""))
-    assert store.rounds()[1].failed_attempts == (failed,)
-    assert store.failed_attempts() == []
-    store.go_back_to(1)
-    assert (store.failed_attempts(), store.attempts()) == ([], {2: 3})
-    assert spent in store.late_events()
-    store.save_failed_attempt(replace(failed, attempt=3))
-    assert store.attempts() == {2: 4}
-    store.close()
+    spent, left = LogEvent("reconciled", "a", epsilon_spent=1.0, released=1), LogEvent("left", "a")
+    failed = record(2, chosen=("a",), events=(spent,), misses=(Miss("a", "timeout", 1.0, 1.0),))
+    with closing(Store(tmp_path / "run.db")) as store:
+        store.commit_round(record(1, observation("a")))
+        store.save_failed_attempt(failed)
+        store.save_late_events(2, [left])
+        assert (store.failed_attempts(), store.late_events(), store.attempts()) == ([failed], [left], {2: 2})
+        store.commit_round(record(2, observation("a"), attempt=2, events=(left,)))
+        assert store.rounds()[1].failed_attempts == (failed,)
+        assert store.failed_attempts() == []
+        store.go_back_to(1)
+        assert (store.failed_attempts(), store.attempts()) == ([], {2: 3})
+        assert spent in store.late_events()
+        store.save_failed_attempt(replace(failed, attempt=3))
+        assert store.attempts() == {2: 4}
     Store(tmp_path / "run.db").close()  # which verifies what is sealed
 
 
 def test_what_clients_said_of_failed_jobs_is_told_and_no_other_reason() -> None:
     reasons = {"a": ("refused", "out of memory"), "b": ("timeout", "gave no answer in time"), "c": ("unneeded", "")}
     misses = tuple(Miss(c, kind, 1.0, 1.0, reason=reason) for c, (kind, reason) in reasons.items())  # type: ignore[arg-type]
-    tally = RunTally([RoundRecord(1, 1, tuple(reasons), None, (), (), 1.0, 1.0, 0.0, "", misses=misses)])
+    tally = RunTally([record(1, chosen=tuple(reasons), misses=misses)])
     assert tally.failures == [{"reason": "out of memory", "jobs": 1}]
     assert tally.missed_jobs == {"refused": 1, "timeout": 1}
     assert tally.unneeded_jobs == 1

@@ -2,6 +2,8 @@
 
 import shutil
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from pausefl_server.storage.store import Store
 from rigs.connections import opened_connections
 from rigs.coordinator import CoordinatorRig
 from rigs.federation import BUDGET, PRIVATE, SIZE, clients, federation, log_of, private
-from rigs.log import observation, record
+from rigs.log import observation, record, theta
 
 ADAM = ServerOptimizer("fedadam", learning_rate=0.1)
 
@@ -46,6 +48,12 @@ async def play(folder: Path, rounds: int, **changes: Any) -> tuple[RunResult, li
             p.ledger.close()
     said = [run.events.get_nowait() for _ in range(run.events.qsize())]
     return result, [event["message"] for event in said if event["kind"] == "notice"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(Store(tmp_path / "run.db")) as store:
+        yield store
 
 
 async def refused(folder: Path, **changes: Any) -> str:
@@ -94,9 +102,8 @@ async def test_going_back_says_its_cost_and_keeps_what_was_spent(tmp_path: Path)
 
 
 @pytest.mark.parametrize("back_to", [0, 2])
-def test_what_clients_came_with_is_known_after_their_hellos_were_taken_back(tmp_path: Path, back_to: int) -> None:
+def test_what_clients_came_with_is_known_once_hellos_are_taken_back(store: Store, tmp_path: Path, back_to: int) -> None:
     """They come again with what this run has spent, which no earlier one has; going back twice changes nothing."""
-    store = Store(tmp_path / "run.db")
     write_rounds(store, 4, spent_before=3)
     for _ in range(2):
         store.go_back_to(back_to)
@@ -106,15 +113,13 @@ def test_what_clients_came_with_is_known_after_their_hellos_were_taken_back(tmp_
     log, late = store.log(), store.late_events()
     assert RunTally(log, late_events=late, released_before=before).had_spent
     assert not RunTally(log, late_events=late, released_before=before | {"b": 0}).had_spent
-    store.close()
     with open_database(tmp_path) as database:
         clients = read_columns(database, CLIENTS)
     assert dict(zip(clients["client_id"], clients["spent_before"], strict=True)) == {"a": 0.0, "b": BUDGET.spent(3)}
 
 
-def test_the_cost_of_going_back_counts_what_answered_nothing(tmp_path: Path) -> None:
+def test_the_cost_of_going_back_counts_what_answered_nothing(store: Store) -> None:
     """b's late release, and what it came with."""
-    store = Store(tmp_path / "run.db")
     write_rounds(store, 4, spent_before=3)
     store.save_late_events(5, [LogEvent("reconciled", "b", "late", epsilon_spent=BUDGET.spent(8), released=8)])
     spent = [BUDGET.spent(4) - BUDGET.spent(2), BUDGET.spent(8) - BUDGET.spent(5)]
@@ -128,39 +133,32 @@ def test_the_cost_of_going_back_counts_what_answered_nothing(tmp_path: Path) -> 
     store.commit_round(record(1, answers, events=tuple(came_again)))
     spent[0] = BUDGET.spent(5)
     assert f"up to {max(spent):.4g} by a client and {sum(spent):.4g} by all" in cost(store, 0)
-    store.close()
 
 
-def test_a_release_that_is_told_of_late_makes_going_back_no_dearer(tmp_path: Path) -> None:
+def test_a_release_that_is_told_of_late_makes_going_back_no_dearer(store: Store) -> None:
     """a's first release comes after the answer with its second one."""
-    store = Store(tmp_path / "run.db")
     write_rounds(store, 2, spent_before=0)
     late = LogEvent("reconciled", "a", "late", epsilon_spent=BUDGET.spent(1), released=1)
     answer = observation("a", participation=3, epsilon=BUDGET.epsilon(3), epsilon_spent=BUDGET.spent(3))
     store.commit_round(record(3, events=(late,)))
     store.commit_round(record(4, answer))
     assert f"up to {BUDGET.epsilon(3):.4g} by a client and {BUDGET.epsilon(3):.4g} by all" in cost(store, 3)
-    store.close()
 
 
-def test_going_back_keeps_comings_and_goings_in_order(tmp_path: Path) -> None:
+def test_going_back_keeps_comings_and_goings_in_order(store: Store) -> None:
     """a left before the attempt that failed, and came back after it."""
-    store = Store(tmp_path / "run.db")
     store.commit_round(record(1, events=(came("a", 0), came("b", 0))))
     store.save_failed_attempt(record(2, events=(LogEvent("left", "a"),), chosen=("b",)))
     store.save_late_events(2, [came("a", 0)])
     store.go_back_to(1)
     assert [event.kind for event in store.late_events()] == ["left", "joined"]
-    store.close()
 
 
-def test_what_a_client_came_with_is_what_its_first_hello_said(tmp_path: Path) -> None:
-    store = Store(tmp_path / "run.db")
+def test_what_a_client_came_with_is_what_its_first_hello_said(store: Store) -> None:
     for t, released in ((1, 2), (2, 3)):
         store.commit_round(record(t, events=(came("a", released),)))
     store.go_back_to(0)
     assert store.first_hellos() == {"a": (2, BUDGET.spent(2))}
-    store.close()
 
 
 async def test_what_a_client_came_with_is_known_after_a_restart_before_its_first_round(tmp_path: Path) -> None:
@@ -172,10 +170,9 @@ async def test_what_a_client_came_with_is_known_after_a_restart_before_its_first
     Releaser(privacy).release(np.ones(SIZE, np.float32), ReleaseKey("another-run", 1, 1, ""))
     privacy.ledger.close()
     await play(tmp_path, 1)
-    store = Store(tmp_path / "run.db")
-    assert [e.released for e in store.rounds()[0].events if (e.kind, e.client_id) == ("joined", "a")] == [1]
-    assert store.first_hellos() == {"a": (0, 0.0), "b": (3, BUDGET.spent(3))}
-    store.close()
+    with closing(Store(tmp_path / "run.db")) as store:
+        assert [e.released for e in store.rounds()[0].events if (e.kind, e.client_id) == ("joined", "a")] == [1]
+        assert store.first_hellos() == {"a": (0, 0.0), "b": (3, BUDGET.spent(3))}
 
 
 @pytest.mark.parametrize("rounds", [2, 20])
@@ -199,20 +196,17 @@ def test_going_back_seals_the_table_of_facts_once(tmp_path: Path, monkeypatch: p
 def test_going_back_forgets_what_the_optimizer_learnt_since(tmp_path: Path) -> None:
     store = Store(tmp_path / "run.db")
     for t in (1, 2):
-        store.commit_round(record(t), optimizer_state=model(t))
+        store.commit_round(record(t), optimizer_state=theta(t))
     store.go_back_to(1)
-    first = store.optimizer_state(1)
-    assert first is not None
-    assert first.tolist() == model(1).tolist()
+    np.testing.assert_equal(store.optimizer_state(1), theta(1))
     assert store.optimizer_state(2) is None
     store.close()
     Store(tmp_path / "run.db").close()  # which verifies what is sealed
 
 
 @pytest.mark.parametrize("is_private", [True, False])
-def test_going_back_tells_in_order_what_its_rounds_did_and_may_have_cost(tmp_path: Path, is_private: bool) -> None:
+def test_going_back_tells_in_order_what_its_rounds_did_and_may_have_cost(store: Store, is_private: bool) -> None:
     """A failed attempt at round 2, the round itself, which b did not answer, and what came after it."""
-    store = Store(tmp_path / "run.db")
     store.commit_round(record(1, events=(came("a", 0), came("b", 0))))
     missed = {"chosen": ("b",), "misses": (Miss("b", "timeout", 1.0, 1.0),)}
     store.save_failed_attempt(record(2, events=(LogEvent("left", "a"),), **missed))
@@ -223,7 +217,6 @@ def test_going_back_tells_in_order_what_its_rounds_did_and_may_have_cost(tmp_pat
     told = [(event.kind, event.client_id) for event in store.late_events()]
     unsettled, spent = ([("unsettled", "b")], [("reconciled", "a")]) if is_private else ([], [])
     assert told == [("left", "a"), *unsettled, ("joined", "a"), *unsettled, *spent, ("retired", "a")]
-    store.close()
 
 
 def came(client_id: str, released: int) -> LogEvent:
@@ -241,22 +234,20 @@ def write_rounds(store: Store, rounds: int, spent_before: int) -> None:
         store.commit_round(record(t, *answers, events=events))
 
 
+async def model_of_one(folder: Path, rounds: int = 5, **settings: Any) -> Vector:
+    """The model that a run of one client without privacy comes to."""
+    async with federation(folder, All(1), rounds=rounds, minimum_clients=1, **settings) as run, clients() as some:
+        some.start("a", await run.port)
+        return (await run.finished()).theta
+
+
 async def test_a_run_goes_back_with_its_optimizer(tmp_path: Path) -> None:
     """Without noise, rounds that are played again are the same but for their attempt."""
-    plain = {"privacy": None}
-    async with (
-        federation(tmp_path / "one", All(1), rounds=5, optimizer=ADAM, minimum_clients=1) as run,
-        clients() as some,
-    ):
-        some.start("a", await run.port)
-        whole = await run.finished()
-    for rounds, more in ((5, {}), (5, {"back_to": 2})):
-        settings = {"optimizer": ADAM, "checkpoint_every": 2, "minimum_clients": 1, **plain, **more}
-        async with federation(tmp_path / "two", All(1), rounds=rounds, **settings) as run, clients() as some:
-            some.start("a", await run.port)
-            again = await run.finished()
+    whole = await model_of_one(tmp_path / "one", optimizer=ADAM)
+    await model_of_one(tmp_path / "two", optimizer=ADAM, checkpoint_every=2)
+    again = await model_of_one(tmp_path / "two", optimizer=ADAM, checkpoint_every=2, back_to=2)
     assert [r.attempt for r in log_of(tmp_path / "two")] == [1, 1, 2, 2, 2]
-    assert again.theta.tobytes() == whole.theta.tobytes()
+    assert again.tobytes() == whole.tobytes()
 
 
 class OneLongStep(Optimizer):
@@ -275,13 +266,9 @@ class OneLongStep(Optimizer):
 @pytest.mark.parametrize("stopped", [1, 3])
 async def test_a_resumed_run_has_the_state_that_its_optimizer_left(tmp_path: Path, stopped: int) -> None:
     """Also where that is none any more."""
-    models = []
-    for folder, rounds in (("whole", 5), ("resumed", stopped), ("resumed", 5)):
-        settings: dict[str, Any] = {"rounds": rounds, "optimizer": OneLongStep(), "minimum_clients": 1}
-        async with federation(tmp_path / folder, All(1), **settings) as run, clients() as some:
-            some.start("a", await run.port)
-            models.append((await run.finished()).theta)
-    assert models[0].tobytes() == models[2].tobytes()
+    played = (("whole", 5), ("resumed", stopped), ("resumed", 5))
+    whole, _, resumed = [await model_of_one(tmp_path / name, n, optimizer=OneLongStep()) for name, n in played]
+    assert whole.tobytes() == resumed.tobytes()
 
 
 async def test_going_back_needs_a_round_with_a_model(tmp_path: Path) -> None:
@@ -300,7 +287,7 @@ async def test_a_crash_after_going_back_goes_on_from_there(tmp_path: Path) -> No
     assert [(r.round, r.attempt) for r in log_of(tmp_path)] == [(1, 1), (2, 1), (3, 2)]
 
 
-async def test_a_disk_that_cannot_be_written_at_a_resume_is_one_line_and_leaves_nothing_open(
+async def test_a_resume_without_a_disk_is_one_line_and_leaves_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await play(tmp_path, 2)
@@ -315,25 +302,18 @@ async def test_a_disk_that_cannot_be_written_at_a_resume_is_one_line_and_leaves_
             connection.execute("SELECT 1")
 
 
-def model(value: float) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return np.full(1000, value, np.float32)
-
-
 def test_kept_models_come_back_whole_or_not_at_all(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
-    checkpoint.keep(25, model(1.0), model(2.0))
-    checkpoint.keep(50, model(3.0), None)
+    checkpoint.keep(25, theta(1.0), theta(2.0))
+    checkpoint.keep(50, theta(3.0), None)
     assert checkpoint.kept() == [25, 50]
-    theta, state = checkpoint.load_kept(25, digest(model(1.0))) or (None, None)
-    assert theta is not None
-    assert state is not None
-    assert (theta.tolist(), state.tolist()) == (model(1.0).tolist(), model(2.0).tolist())
-    assert checkpoint.load_kept(50, digest(model(1.0))) is None
+    np.testing.assert_equal(checkpoint.load_kept(25, digest(theta(1.0))), (theta(1.0), theta(2.0)))
+    assert checkpoint.load_kept(50, digest(theta(1.0))) is None
     path = tmp_path / "round-00000025.f32"
     data = path.read_bytes()
     for torn in (b"", data[:10], data[:-1], data[:5000] + bytes([data[5000] ^ 1]) + data[5001:]):
         path.write_bytes(torn)
-        assert checkpoint.load_kept(25, digest(model(1.0))) is None
+        assert checkpoint.load_kept(25, digest(theta(1.0))) is None
     checkpoint.close()
 
 
@@ -344,7 +324,7 @@ def test_the_oldest_kept_models_make_room_and_the_last_two_stay_however_great_th
     monkeypatch.setattr(checkpoints, "KEPT_BYTES_MAX", bytes_max)
     checkpoint = Checkpoint(tmp_path)
     for t in range(25, 151, 25):
-        checkpoint.keep(t, model(t), None)
+        checkpoint.keep(t, theta(t), None)
     assert checkpoint.kept() == kept
     checkpoint.close()
 

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,9 @@ class Evaluator:
 async def play(folder: Path, rounds: int, *accuracies: float | None, **changes: Any) -> tuple[RunResult, list[str]]:
     """Begin or go on with the run until it has so many rounds, all evaluated; its result and what it said."""
     files = ModelFiles(folder, MANIFEST)
-    settings = {"evaluation_every": 1, "minimum_clients": 1, "checkpoint_every": 0} | changes
-    evaluate = Evaluator(*accuracies)
-    async with (
-        federation(folder, All(1), rounds=rounds, evaluate=evaluate, best_model=files, **settings) as run,
-        clients() as some,
-    ):
+    settings: dict[str, Any] = {"evaluation_every": 1, "minimum_clients": 1, "checkpoint_every": 0} | changes
+    settings |= {"evaluate": Evaluator(*accuracies), "best_model": files}
+    async with federation(folder, All(1), rounds=rounds, **settings) as run, clients() as some:
         some.start("a", await run.port)
         result = await run.finished()
     said = [run.events.get_nowait() for _ in range(run.events.qsize())]
@@ -50,21 +48,29 @@ async def play(folder: Path, rounds: int, *accuracies: float | None, **changes: 
 
 
 def evaluated(folder: Path) -> list[tuple[int, float]]:
-    store = Store(folder / "run.db")
-    try:
+    with closing(Store(folder / "run.db")) as store:
         return [(t, e.accuracy) for t, e in store.evaluations() if e.subset]
-    finally:
-        store.close()
+
+
+def best_of(result: RunResult) -> tuple[int, float, bytes]:
+    """The round, accuracy and values of the best model."""
+    assert result.best is not None
+    return result.best.round, result.best.validation_accuracy, result.best.theta.tobytes()
+
+
+def kept_in(folder: Path) -> tuple[int, bytes]:
+    """The round and values of the best model as its file has it."""
+    kept = ModelFiles(folder, MANIFEST).load()
+    assert kept is not None
+    return kept[0], kept[1].tobytes()
 
 
 async def test_the_best_model_outlives_a_restart(tmp_path: Path) -> None:
     first, _ = await play(tmp_path, 3, 0.25, 0.75, 0.5)
     before = (tmp_path / "best_model.safetensors").stat()
     second, _ = await play(tmp_path, 5, 0.625, 0.5)
-    assert first.best is not None
-    assert second.best is not None
-    assert (second.best.round, second.best.validation_accuracy) == (2, 0.75)
-    assert second.best.theta.tobytes() == first.best.theta.tobytes()
+    assert best_of(second) == best_of(first)
+    assert best_of(first)[:2] == (2, 0.75)
     after = (tmp_path / "best_model.safetensors").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
@@ -72,10 +78,7 @@ async def test_the_best_model_outlives_a_restart(tmp_path: Path) -> None:
 async def test_an_interruption_rates_no_model_that_a_whole_run_would_not(tmp_path: Path) -> None:
     """The last model so far is evaluated for the summary; the resumed run has the series of one left alone."""
     settings = {"rounds": 1_000_000, "evaluation_every": 1_000_000, "minimum_clients": 1}
-    async with (
-        federation(tmp_path, All(1), evaluate=Evaluator(), **settings) as run,
-        clients() as some,
-    ):
+    async with federation(tmp_path, All(1), evaluate=Evaluator(), **settings) as run, clients() as some:
         some.start("a", await run.port)
         await run.event("round")
         signal.raise_signal(signal.SIGTERM)
@@ -88,17 +91,13 @@ async def test_an_interruption_rates_no_model_that_a_whole_run_would_not(tmp_pat
 async def test_of_equally_good_models_the_first_is_the_best_also_after_a_restart(tmp_path: Path) -> None:
     for rounds, accuracies in ((2, (0.5, 0.5)), (4, (0.25, 0.5))):
         result, said = await play(tmp_path, rounds, *accuracies)
-        assert result.best is not None
-        assert (result.best.round, [message for message in said if "is gone" in message]) == (1, [])
+        assert (best_of(result)[0], [message for message in said if "is gone" in message]) == (1, [])
 
 
 async def test_a_better_model_after_a_restart_replaces_it(tmp_path: Path) -> None:
     await play(tmp_path, 2, 0.25, 0.5)
     result, _ = await play(tmp_path, 4, 0.875, 0.5)
-    kept = ModelFiles(tmp_path, MANIFEST).load()
-    assert result.best is not None
-    assert kept is not None
-    assert (kept[0], kept[1].tobytes()) == (3, result.best.theta.tobytes())
+    assert kept_in(tmp_path) == (3, best_of(result)[2])
 
 
 async def test_evaluations_that_are_missing_are_made_up_or_named(tmp_path: Path) -> None:
@@ -124,8 +123,7 @@ async def test_a_crash_between_the_best_model_and_its_row_is_made_up_for(tmp_pat
     ModelFiles(tmp_path, MANIFEST).save(2, second.theta)
     result, said = await play(tmp_path, 5, 0.75, 0.5)
     assert evaluated(tmp_path) == [(1, 0.25), (2, 0.75), (3, 0.5), (4, 0.375), (5, 0.5)]
-    assert result.best is not None
-    assert result.best.round == 2
+    assert best_of(result)[0] == 2
     assert not any("not evaluated" in line for line in said)
 
 
@@ -145,12 +143,9 @@ async def test_going_back_keeps_the_best_of_the_rounds_that_stay(tmp_path: Path)
     first, _ = await play(tmp_path, 2, 0.25, 0.75, checkpoint_every=2)
     await play(tmp_path, 4, 0.5, 0.875, checkpoint_every=2)
     result, _ = await play(tmp_path, 4, 0.5, 0.25, checkpoint_every=2, back_to=2)
-    kept = ModelFiles(tmp_path, MANIFEST).load()
-    assert kept is not None
-    assert result.best is not None
-    assert first.best is not None
-    assert (result.best.round, result.best.validation_accuracy, kept[0]) == (2, 0.75, 2)
-    assert result.best.theta.tobytes() == first.best.theta.tobytes() == kept[1].tobytes()
+    assert best_of(result) == best_of(first)
+    assert best_of(first)[:2] == (2, 0.75)
+    assert kept_in(tmp_path) == (2, best_of(first)[2])
 
 
 async def test_a_best_model_that_is_gone_is_told_of_and_the_next_best_counts(tmp_path: Path) -> None:
@@ -158,11 +153,9 @@ async def test_a_best_model_that_is_gone_is_told_of_and_the_next_best_counts(tmp
     (tmp_path / "best_model.safetensors").unlink()
     result, said = await play(tmp_path, 6, 0.25)
     assert "the best model so far, of round 2, is gone: the best of those that are left counts" in said
-    assert result.best is not None
-    assert (result.best.round, result.best.validation_accuracy) == (4, 0.5)
-    again, said = await play(tmp_path, 7, 0.25)
-    assert again.best is not None
-    assert again.best.round == 4
+    assert best_of(result)[:2] == (4, 0.5)
+    again, _ = await play(tmp_path, 7, 0.25)
+    assert best_of(again)[0] == 4
 
 
 @pytest.mark.parametrize("damage", [b"", b"no model", None])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +12,12 @@ from pausefl.results.tally import RunTally
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation, capped_shares
 from pausefl_server.records import LogEvent
-from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.terms import generalisation
 from rigs.coordinator import MakeRig, update_of
 from rigs.log import observation, record
-from rigs.policies import Play, context_of, every_policy, policy_of
+from rigs.policies import FirstTwice, Play, context_of, every_policy, policy_of
 
 
 def table_of(sizes: dict[str, int], examples_max: int | None = None) -> ClientTable:
@@ -82,18 +80,9 @@ def test_capped_shares_are_shares(weights: list[float], share_max: float) -> Non
     assert (np.diff(shares[np.argsort(weights)]) >= -1e-9).all()
 
 
-@dataclasses.dataclass(frozen=True)
-class Repeated(Policy):
-    """The first client twice, all others once."""
-
-    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
-        rows = np.sort(np.append(context.eligible, context.eligible[0]))
-        return Selection(rows, weights=np.ones(len(rows)))
-
-
 async def test_a_client_drawn_twice_has_no_greater_share_than_the_limit(rig: MakeRig) -> None:
     rule = Aggregation(weight_share_max=0.4)
-    async with rig(Repeated(3), rounds=1, minimum_clients=3, privacy=None, aggregation=rule).running() as r:
+    async with rig(FirstTwice(3), rounds=1, minimum_clients=3, privacy=None, aggregation=rule).running() as r:
         for client_id in "abc":
             await r.join(client_id)
         await r.played()

@@ -1,9 +1,10 @@
 """Jobs that a client may have charged although it never says so: the bound on its releases counts them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,14 +12,16 @@ from hypothesis import strategies as st
 from pausefl.results.accounting import UnansweredJobs
 from pausefl.results.tally import RunTally
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import EventKind, LogEvent, Miss, Observation, RoundRecord, Timing, unsettled
+from pausefl_server.monitoring.line_limit import LineLimit
+from pausefl_server.records import EventKind, LogEvent, Miss, unsettled
 from pausefl_server.rounds.messages import JobWithdrawn, Lost, Pinged, Refusal, Shutdown, Update
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.state import replay
 from pausefl_server.storage.store import Store
+from rigs.clock import Clock
 from rigs.coordinator import BUDGET, CoordinatorRig, FakePeer, MakeRig
-from rigs.log import record
+from rigs.log import observation, record
 
 
 async def both_at_work(rig: CoordinatorRig, released: int = 10) -> tuple[FakePeer, FakePeer]:
@@ -56,9 +59,13 @@ async def play_two_rounds(rig: CoordinatorRig, answer: type[Update | Refusal | J
     return back
 
 
-def most_releases(rig: CoordinatorRig) -> int:
+def bounds(rig: CoordinatorRig) -> Mapping[str, int]:
     tally = RunTally(rig.store.log(), late_events=rig.store.late_events())
-    return max(tally.unanswered.releases_at_most(rig.coordinator.state.table, BUDGET).values())
+    return tally.unanswered.releases_at_most(rig.coordinator.state.table, BUDGET)
+
+
+def most_releases(rig: CoordinatorRig) -> int:
+    return max(bounds(rig).values())
 
 
 async def test_a_client_that_returns_may_still_charge_the_job_it_had(rig: MakeRig) -> None:
@@ -95,16 +102,6 @@ def test_a_kill_leaves_the_job_owed_that_was_out(rig: MakeRig) -> None:
     owed = [event.detail for event in r.restored().late_events if event.kind == "unsettled"]
     r.close()
     assert owed == ["may have released for attempt 2 at round 1"]
-
-
-def test_a_job_is_owed_once_however_often_its_client_returns() -> None:
-    joined, owed = LogEvent("joined", "b"), LogEvent("unsettled", "b", "may have released for round 1")
-    pending, other = PendingEvents(), LogEvent("reconciled", "b", released=4)
-    for event in (joined, owed, other, joined, owed):
-        pending.add(event)
-    assert pending.waiting() == (joined, other, owed)
-    pending.add(LogEvent("unsettled", "b", "may have released for round 2"))
-    assert len(pending.waiting()) == 4
 
 
 # --- what a client says of one job does not settle another
@@ -166,9 +163,7 @@ async def test_a_client_given_up_before_the_run_is_stopped_may_have_charged(rig:
 
 
 @pytest.mark.parametrize("answer_first", [True, False])
-async def test_a_client_that_is_not_waited_for_as_the_run_is_stopped_may_have_charged(
-    rig: MakeRig, answer_first: bool
-) -> None:
+async def test_a_client_that_is_not_waited_for_at_the_stop_may_have_charged(rig: MakeRig, answer_first: bool) -> None:
     async with rig(All(2), rounds=5, quorum=0.5).running() as r:
         a, b = await both_at_work(r)
         b.release()
@@ -183,9 +178,7 @@ KINDS = st.sampled_from(["joined", "left", "reconciled", "unsettled", "withdrawn
 
 
 @given(st.lists(st.tuples(KINDS, st.sampled_from("ab"), st.integers(0, 2)), max_size=20), st.integers(0, 3))
-def test_merged_events_settle_what_they_would_settle_one_by_one(
-    kinds: list[tuple[EventKind, str, int]], missed: int
-) -> None:
+def test_merged_events_settle_what_they_would_one_by_one(kinds: list[tuple[EventKind, str, int]], missed: int) -> None:
     released = Counter[str]()
     events = []
     for number, (kind, client_id, more) in enumerate(kinds):
@@ -215,9 +208,7 @@ def test_a_job_that_is_dropped_twice_pays_for_no_other() -> None:
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-async def test_a_client_may_have_charged_the_job_it_had_when_the_server_was_killed(
-    tmp_path: Path, comes_back: bool
-) -> None:
+async def test_a_client_may_have_charged_its_job_when_the_server_was_killed(tmp_path: Path, comes_back: bool) -> None:
     async with CoordinatorRig(tmp_path, rounds=3).running() as killed:
         a, b = await killed.join("a", manual=True), await killed.join("b", manual=True, released=10)
         for peer in (a, b):
@@ -237,7 +228,7 @@ async def test_a_client_may_have_charged_the_job_it_had_when_the_server_was_kill
             assert most_releases(r) == b.released == 12
 
 
-async def test_a_client_may_have_charged_its_first_job_when_the_server_was_killed_before_a_round_was_played(
+async def test_a_client_may_have_charged_its_first_job_when_the_server_was_killed_before_round_1_was(
     tmp_path: Path,
 ) -> None:
     """It never comes back: the log alone knows that it was there."""
@@ -250,7 +241,7 @@ async def test_a_client_may_have_charged_its_first_job_when_the_server_was_kille
         assert most_releases(r) == b.released == 11
 
 
-async def test_a_client_may_have_charged_the_first_job_after_it_came_back_when_the_server_was_killed(
+async def test_a_client_may_have_charged_the_first_job_after_its_return_when_the_server_was_killed(
     tmp_path: Path,
 ) -> None:
     """It had left before the last commit: the log is to know of its return before it is given a job."""
@@ -333,21 +324,16 @@ async def test_a_start_that_fails_before_a_job_is_out_charges_no_one(tmp_path: P
     async with CoordinatorRig(tmp_path, All(1), rounds=3, minimum_clients=1).running() as r:
         await r.join("a", released=2)
         await r.played()
-        assert RunTally(r.store.log()).unanswered.releases_at_most(r.coordinator.state.table, BUDGET) == {
-            "a": 3,
-            "b": 2,
-        }
+        assert bounds(r) == {"a": 3, "b": 2}
 
 
 def test_rounds_taken_back_keep_what_their_misses_may_have_cost(tmp_path: Path) -> None:
     store = Store(tmp_path / "run.db")
     joined = LogEvent("joined", "a", n_examples=10), LogEvent("joined", "b", n_examples=10, released=10)
     for t in (1, 2, 3):
-        release = BUDGET.epsilon(t), BUDGET.spent(t)
-        observations = (Observation("a", Timing(1.0), 1.0, 10, t, *release),)
-        misses = (Miss("b", "timeout", 1.0, 1.0),)
-        events = joined if t == 1 else ()
-        store.commit_round(RoundRecord(t, 1, ("a", "b"), None, observations, events, 1.0, 1.0, 0.0, "", misses=misses))
+        answer = observation("a", participation=t, epsilon=BUDGET.epsilon(t), epsilon_spent=BUDGET.spent(t))
+        changes = {"chosen": ("a", "b"), "events": joined if t == 1 else ()}
+        store.commit_round(record(t, answer, misses=(Miss("b", "timeout", 1.0, 1.0),), **changes))
 
     def most() -> int:
         state = replay(All(2), 1, store.rounds())
@@ -367,3 +353,99 @@ def test_a_message_that_tells_of_several_releases_settles_as_many_jobs() -> None
     jobs.settle([unsettled("a", t, 1) for t in (1, 2, 3)])
     jobs.settle([LogEvent("reconciled", "a", released=2, epsilon_spent=BUDGET.spent(2))])
     assert jobs.releases_at_most(ClientTable(), BUDGET) == {"a": 3}
+
+
+# --- repeated events are merged without changing what a fold makes of them
+
+
+def folded(events: Sequence[LogEvent]) -> ClientTable:
+    table = ClientTable(seed=1)
+    table.apply_events([LogEvent("joined", client_id, n_examples=1) for client_id in "ab"], 1)
+    table.apply_events(events, 2)
+    return table
+
+
+EVENTS = st.builds(
+    LogEvent,
+    st.sampled_from(["joined", "left", "missed", "rejected", "reconciled", "retired"]),
+    st.sampled_from(["a", "b"]),
+    st.sampled_from(["x", "y"]),
+)
+
+
+@given(st.lists(EVENTS, max_size=30))
+def test_merged_events_mean_the_same_and_are_few(kinds: list[LogEvent]) -> None:
+    events = [
+        LogEvent(e.kind, e.client_id, e.detail, n_examples=i, epsilon_spent=float(i), released=i)
+        if e.kind in {"joined", "reconciled"}
+        else e
+        for i, e in enumerate(kinds, 1)
+    ]
+    pending = PendingEvents(events)
+    kept = pending.take()
+    # A client has one retirement for each that was given; of all else a few.
+    assert len(kept) <= 2 * 6 + sum(event.kind == "retired" for event in events)
+    plain, merged = folded(events), folded(kept)
+    assert plain.ids == merged.ids
+    for name in ("connected", "stated_examples", "retired", "released", "proven", "epsilon_spent"):
+        np.testing.assert_array_equal(getattr(plain, name), getattr(merged, name), err_msg=name)
+    assert pending.take() == ()
+
+
+def test_a_flood_of_rejections_is_one_event_that_counts_them() -> None:
+    pending = PendingEvents()
+    for k in range(733):
+        pending.add(LogEvent("rejected", "a", f"reason {k} (999999999 times)"))
+    (event,) = pending.take()
+    assert (event.detail, event.count) == ("reason 0 (999999999 times)", 733), "a client's own words count nothing"
+    pending.put_back([event, LogEvent("rejected", "a", "another")])
+    (event,) = pending.waiting()
+    assert event.count == 734
+    pending.put_back([LogEvent("rejected", "a", "one before")])
+    assert [(each.detail, each.count) for each in pending.take()] == [("one before", 735)]
+    assert RunTally([], late_events=[event, LogEvent("rejected", "b", "one")]).events["rejected"] == 735
+
+
+def test_events_put_back_come_before_later_ones() -> None:
+    pending = PendingEvents([LogEvent("joined", "a"), LogEvent("retired", "b")])
+    taken = pending.take()
+    pending.add(LogEvent("left", "a"))
+    pending.put_back(taken)
+    assert pending.retired() == {"b"}
+    assert [event.kind for event in pending.take()] == ["joined", "retired", "left"]
+
+
+def test_a_hello_is_logged_where_the_last_commit_wrote_that_of_every_client() -> None:
+    pending = PendingEvents([LogEvent("joined", "a")])
+    assert not pending.has_logged(pending.waiting())
+    pending.to_log()
+    assert pending.has_logged(pending.waiting())
+    pending.add(LogEvent("joined", "b"))
+    assert not pending.has_logged(pending.take())
+    assert pending.has_logged([LogEvent("left", "a")])
+
+
+def test_a_job_that_is_owed_is_owed_once_and_said_last() -> None:
+    job, missed = unsettled("a", 1, 1), LogEvent("missed", "a")
+    assert PendingEvents([job, missed, job]).take() == (missed, job)
+    assert PendingEvents([job, missed, unsettled("a", 2, 1)]).take() == (job, missed, unsettled("a", 2, 1))
+
+
+def test_what_a_stranger_has_spent_waits_until_it_joins() -> None:
+    spent = [LogEvent("reconciled", client_id, released=1, epsilon_spent=1.0) for client_id in "abc"]
+    pending = PendingEvents([*spent, LogEvent("joined", "b"), LogEvent("missed", "c")])
+    known = [(e.kind, e.client_id) for e in pending.take_known({"a": 0})]
+    assert known == [("reconciled", "a"), ("reconciled", "b"), ("joined", "b"), ("missed", "c")]
+    pending.add(LogEvent("joined", "c"))
+    assert {e.kind for e in pending.take_known({"a": 0, "b": 1})} == {"reconciled", "joined"}
+
+
+def test_of_many_lines_of_a_kind_the_first_are_shown_and_the_rest_counted() -> None:
+    clock = Clock()
+    limit = LineLimit(clock, lines=3, per_s=10.0)
+    shown = [line for k in range(100) if (line := limit.admit("rejected", f"line {k}")) is not None]
+    assert shown == ["line 0", "line 1", "line 2"]
+    assert limit.admit("left", "another kind") == "another kind"
+    clock.advance(10.0)
+    assert limit.admit("rejected", "line 100") == "line 100 (and 97 more like it before)"
+    assert limit.admit("rejected", "line 101") == "line 101"
