@@ -72,12 +72,6 @@ def test_fedavg_is_equation_2_to_float32s_accuracy(n: int, size: int, seed: int,
     np.testing.assert_allclose(averaged, expected, rtol=0, atol=5 * (n + 3) * 2**-23)
 
 
-def test_weights_are_shares_of_the_data() -> None:
-    updates = [np.full(3, value, np.float32) for value in (1.0, 2.0, 10.0)]
-    averaged = weighted_mean(updates, np.array([100.0, 50.0, 50.0]))
-    assert averaged.tolist() == [3.5, 3.5, 3.5]  # (1·100 + 2·50 + 10·50) / 200
-
-
 @pytest.mark.parametrize("scale", [1.0, 0.25, 1024.0])
 def test_only_the_ratios_of_the_weights_count(scale: float) -> None:
     updates, weights = vectors(3, 100, seed=3), np.array([1.0, 2.0, 5.0])
@@ -87,11 +81,6 @@ def test_only_the_ratios_of_the_weights_count(scale: float) -> None:
 def test_one_update_is_taken_whole_whatever_its_weight() -> None:
     (update,) = vectors(1, 500, seed=5)
     assert weighted_mean([update], np.array([7.0])).tobytes() == update.tobytes()
-
-
-def test_a_client_drawn_twice_counts_twice() -> None:
-    a, b = vectors(2, 50, seed=6)
-    np.testing.assert_allclose(weighted_mean([a, a, b], np.ones(3)), (2 * a + b) / 3, atol=1e-6)
 
 
 def test_each_update_needs_its_weight() -> None:
@@ -185,7 +174,8 @@ def test_arguments_are_left_as_they_were(rule: str, n: int) -> None:
     updates = vectors(n, 100, seed=8)
     for vector in updates:
         vector.flags.writeable = False
-    combined = rule_of(rule).combine(updates, np.arange(1.0, n + 1))
+    combined, again = (rule_of(rule).combine(updates, np.arange(1.0, n + 1)) for _ in range(2))
+    assert combined.tobytes() == again.tobytes()
     assert combined.dtype == np.float32
     assert combined.shape == (100,)
     assert not any(np.shares_memory(combined, v) for v in updates)
@@ -338,9 +328,8 @@ def test_an_update_far_greater_than_the_rounds_median_is_an_outlier() -> None:
     unit = np.full(4, 0.5, np.float32)  # of norm 1
     found = outliers([unit, 2 * unit, 100 * unit], norm_limit=3.0)
     assert found == {2: "has a norm of 100, the round's others allow 6"}
-    assert outliers([unit, 0 * unit], norm_limit=3.0) == {}
-    assert outliers([0 * unit, 0 * unit], norm_limit=3.0) == {}
-    assert outliers([], norm_limit=3.0) == {}
+    for updates in ([unit, 0 * unit], [0 * unit] * 2, []):
+        assert outliers(updates, norm_limit=3.0) == {}
 
 
 async def test_an_outlier_enters_no_model_and_is_logged(rig: MakeRig) -> None:

@@ -19,18 +19,14 @@ EXPERIMENT = 'clients.count = 3\nselection.m = 1\nworkload.model = "synthetic"'
 
 
 @pytest.mark.end_to_end
-def test_a_client_is_forked_with_what_it_needs_imported_and_draws_noise_of_its_own() -> None:
+@pytest.mark.parametrize(("forked", "processes"), [(forked_client, 3), (forked_run, 2)], ids=["client", "run"])
+def test_a_process_is_forked_with_its_imports_and_noise_of_its_own(
+    forked: Callable[..., BaseProcess], processes: int
+) -> None:
     """Same client, same key, same process image: only the operating system's entropy tells the draws apart."""
-    loaded, noise = zip(*told_by(forked_client, 3), strict=True)
-    assert loaded == (list(MODULES),) * 3
-    assert len(set(map(tuple, noise))) == 3
-
-
-@pytest.mark.end_to_end
-def test_a_run_on_the_virtual_clock_is_forked_with_what_it_needs_imported() -> None:
-    loaded, noise = zip(*told_by(forked_run, 2), strict=True)
-    assert loaded == (list(MODULES),) * 2
-    assert len(set(map(tuple, noise))) == 2
+    loaded, noise = zip(*told_by(forked, processes), strict=True)
+    assert loaded == (list(MODULES),) * processes
+    assert len(set(map(tuple, noise))) == processes
 
 
 @pytest.mark.end_to_end

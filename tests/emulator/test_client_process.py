@@ -18,15 +18,10 @@ from rigs.federation import SIZE, federation, hello, log_of, raw_stream
 from rigs.session import SCHEDULE, SessionRig, private
 
 TWO = f"""
-[clients]
-count = 2
-connect_timeout_s = 0.2
-[selection]
-m = 1
-[privacy]
-enabled = false
-[latency.delay]
-kind = "none"
+clients = {{ count = 2, connect_timeout_s = 0.2 }}
+selection.m = 1
+privacy.enabled = false
+latency.delay.kind = "none"
 [workload]
 model = "synthetic"
 model_bytes = {4 * SIZE}

@@ -19,20 +19,21 @@ from rigs.waiting import wait_for
 
 
 @pytest.fixture
-def root_logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The root logger is afterwards what it was."""
+def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """What stands for standard error; the root logger is afterwards what it was."""
     monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setattr("sys.stderr", stream := io.StringIO())
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
-    yield
+    yield stream
     root.handlers[:] = before
     root.setLevel(level)
 
 
-def logged(monkeypatch: pytest.MonkeyPatch) -> str:
+def logged(stream: io.StringIO) -> list[str]:
     """What one line about a round of a client, and one with a traceback, look like."""
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
+    stream.seek(0)
+    stream.truncate()
     set_up_log()
     log = logging.getLogger("pausefl.test")
     log.info("joined", extra={"round": 3, "client_id": "client-007"})
@@ -40,13 +41,10 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> str:
         raise LookupError("no weights")
     except LookupError:
         log.exception("failed")
-    return stream.getvalue()
+    return stream.getvalue().splitlines()
 
 
-@pytest.mark.usefixtures("root_logger")
-def test_a_stream_that_was_gone_before_its_end_is_no_error_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
+def test_a_stream_that_was_gone_before_its_end_is_no_error_of_the_server(stream: io.StringIO) -> None:
     set_up_log()
     for name in ("ExecuteBatchError", "KeyError"):
         logging.getLogger("grpc._cython.cygrpc").error("%s raised in core by servicer method [/Join]", name)
@@ -54,22 +52,19 @@ def test_a_stream_that_was_gone_before_its_end_is_no_error_of_the_server(monkeyp
     assert line.endswith("ERROR KeyError raised in core by servicer method [/Join]")
 
 
-@pytest.mark.usefixtures("root_logger")
-def test_a_json_line_names_the_round_and_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_json_line_names_the_round_and_the_client(stream: io.StringIO) -> None:
     ask_for(json=True)
-    joined, failed = map(json.loads, logged(monkeypatch).splitlines())
+    joined, failed = map(json.loads, logged(stream))
     assert joined.pop("time").endswith("+00:00")
-    wanted = {"level": "info", "kind": "log", "logger": "pausefl.test", "message": "joined", "round": 3}
-    wanted |= {"client": "client-007"}
-    assert joined == wanted
+    about = {"round": 3, "client": "client-007"}
+    assert joined == {"level": "info", "kind": "log", "logger": "pausefl.test", "message": "joined", **about}
     assert failed["exception"].splitlines()[-1] == "LookupError: no weights"
 
 
-@pytest.mark.usefixtures("root_logger")
-def test_a_line_for_people_has_its_time_first_and_quiet_leaves_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert logged(monkeypatch).splitlines()[0].endswith(" INFO joined")
+def test_a_line_for_people_has_its_time_first_and_quiet_leaves_it_out(stream: io.StringIO) -> None:
+    assert logged(stream)[0].endswith(" INFO joined")
     ask_for(quiet=True)
-    assert "joined" not in logged(monkeypatch)
+    assert not any("joined" in line for line in logged(stream))
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
@@ -109,10 +104,9 @@ def test_a_client_logs_one_line_a_round(tmp_path: Path, background: Callable[...
     who = ("--server", f"127.0.0.1:{port}", "--client-id", "client-000", "--ledger-dir", tmp_path / "ledgers")
     client = run("client", config, *who)
     assert process.wait(30) == 0
-    assert [f"client-000: round {t}: ok" in line for t, line in enumerate(client.stderr.splitlines()[:10], 1)] == [
-        True
-    ] * 10
-    assert len(client.stderr.splitlines()) == 11  # and why it left
+    *rounds, _ = client.stderr.splitlines()  # and why it left
+    assert len(rounds) == 10
+    assert all(f"client-000: round {t}: ok" in line for t, line in enumerate(rounds, 1))
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -2,9 +2,9 @@
 
 import re
 import sys
-import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -49,9 +49,7 @@ BAD_DRAWS = {
 def test_bad_draws_of_a_law_are_told_when_the_experiment_is_read(
     returned: Callable[[int], object], message: str, wrapped: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = types.ModuleType("own_law")
-    own.law = lambda: BadDraws(returned, sound=0)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "own_law", own)
+    monkeypatch.setitem(sys.modules, "own_law", SimpleNamespace(law=lambda: BadDraws(returned, sound=0)))
     wrapped = wrapped.format("own_law:law").replace('"none"', '{ kind = "none" }')
     with pytest.raises(ConfigError, match=f"^latency.delay: .*({message})"):
         parse_experiment("", [f"latency.delay={wrapped}"])
@@ -71,9 +69,7 @@ class Baseless:
     ],
 )
 def test_a_law_without_the_base_is_told_what_it_lacks(table: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = types.ModuleType("own_law")
-    own.Baseless = Baseless  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "own_law", own)
+    monkeypatch.setitem(sys.modules, "own_law", SimpleNamespace(Baseless=Baseless))
     lacks = "`points` and `mean_s` and `mean_inverse` and `minimum_s`; derive it from pausefl.SampledDelay"
     with pytest.raises(ConfigError, match=f"^{key}: Baseless has no {lacks}$"):
         parse_experiment("", [f"latency.delay={table}"])

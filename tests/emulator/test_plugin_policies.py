@@ -2,16 +2,21 @@
 
 import math
 import re
-import sys
+from collections.abc import Callable
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from pausefl.cli import main
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.server_records import selected_policy
+from pausefl.results.reading import RunData
+from pausefl.results.report.learning import learning
+from pausefl.results.stored_summary import Summary
+from pausefl.studies.simulation.engine import is_compiled
+from pausefl.studies.simulation.outputs import run_simulation, setting_of
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.selection import Inspection, Policy, Selection, checked, policy_class
 from pausefl_server.selection.policies.fastest import Fastest
@@ -22,16 +27,13 @@ from pausefl_server.selection.policies.pow_d import PowD
 from pausefl_server.selection.policies.sa_pause import SaPause
 from pausefl_server.selection.validation import checked_inspection
 from rigs.command import synthetic
+from rigs.newcomers import round_with
 from rigs.places import ROOT
-from rigs.policies import (
-    M,
-    Play,
-    context_of,
-    every_policy,
-    policy_of,
-)
+from rigs.policies import M, Play, context_of, every_policy, policy_of
+from rigs.refusals import complaint, refused
 
 DOCUMENT = ROOT / "docs" / "selection.md"
+OwnModule = Callable[[str, str], Path]
 
 
 # --- what is returned
@@ -148,16 +150,12 @@ def test_what_a_policy_finds_in_updates_is_checked(inspection: Any, message: str
         ("raise SystemExit('bye')", "SystemExit: bye"),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_one_clear_line(
-    source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_cannot_be_imported_is_one_clear_line(source: str, message: str, own_module: OwnModule) -> None:
     """Whatever it raises, and whether it was to hold a policy or a Φ."""
-    (tmp_path / "mine_alone.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
+    own_module("mine_alone", source)
     for name, ask in (("selection.policy", policy_class), ("phi_g", lambda name: SaPause(M, phi_g=name))):
-        with pytest.raises(
-            (ConfigError, ValueError), match=f"{name} = ['\"]mine_alone:Mine['\"]: .*{message}"
-        ) as caught:
+        said = f"{name} = ['\"]mine_alone:Mine['\"]: .*{message}"
+        with pytest.raises((ConfigError, ValueError), match=said) as caught:
             ask("mine_alone:Mine")
         assert "\n" not in str(caught.value)
 
@@ -188,13 +186,8 @@ class Mismade(Policy):
         ("SystemExit(3)", ": SystemExit: 3 (FILE:10)"),
     ],
 )
-def test_a_policy_that_cannot_be_made_says_where_unless_it_names_a_key(
-    error: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "mismade.py"
-    file.write_text(MISMADE.format(error=error))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mismade", raising=False)
+def test_a_policy_that_cannot_be_made_says_where_or_names_a_key(error: str, said: str, own_module: OwnModule) -> None:
+    file = own_module("mismade", MISMADE.format(error=error))
     experiment = parse_experiment("", ["selection.policy=mismade:Mismade"])
     with pytest.raises(ConfigError) as refused:
         selected_policy(experiment.selection)
@@ -217,15 +210,10 @@ class Heir(WithInit):
 
 
 @pytest.mark.parametrize("name", ["with_init:WithInit", "with_init:Heir"])
-def test_a_policy_whose_own_init_would_not_be_called_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "with_init.py").write_text(WITH_INIT)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "with_init", raising=False)
-    experiment = parse_experiment("", {"selection.policy": name})
-    with pytest.raises(ConfigError, match=f'^selection.policy = "{name}": has an __init__ of its own; a policy'):
-        selected_policy(experiment.selection)
+def test_a_policy_whose_own_init_would_not_be_called_is_refused(name: str, own_module: OwnModule) -> None:
+    own_module("with_init", WITH_INIT)
+    with refused(f'selection.policy = "{name}": has an __init__ of its own; a policy'):
+        selected_policy(parse_experiment("", {"selection.policy": name}).selection)
 
 
 EXITING = """
@@ -242,15 +230,11 @@ class Exiting(Policy):
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("command", [["simulate", "--rounds", "5"], ["run", "--virtual"]])
 def test_a_policy_that_would_exit_is_one_line_with_its_place(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], tmp_path: Path, own_module: OwnModule, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "exiting.py").write_text(EXITING)
-    monkeypatch.syspath_prepend(tmp_path)
-    arguments = [*command, str(synthetic(tmp_path)), "--run-dir", str(tmp_path / "run")]
-    with pytest.raises(SystemExit) as ended:
-        main([*arguments, "--set", "selection.policy=exiting:Exiting"])
-    assert ended.value.code == 1
-    assert capsys.readouterr().err == f"pausefl: SystemExit: 3 ({tmp_path / 'exiting.py'}:8)\n"
+    file = own_module("exiting", EXITING)
+    arguments = (*command, synthetic(tmp_path), "--run-dir", tmp_path / "run", "--set=selection.policy=exiting:Exiting")
+    assert complaint(capsys, *arguments, status=1) == f"SystemExit: 3 ({file}:8)"
 
 
 def test_policies_say_what_clients_must_disclose() -> None:
@@ -270,37 +254,25 @@ def test_an_oracle_is_asked_for(policy: type[Policy]) -> None:
 # --- the examples of docs/selection.md
 
 
-def example(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save the Python block that starts with this file name where it can be imported."""
+def example(name: str) -> str:
+    """The Python block that starts with this file name."""
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
     (block,) = [block for block in blocks if block.startswith(f'"""{name}.py:')]
-    (folder / f"{name}.py").write_text(block, "utf-8")
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.delitem(sys.modules, name, raising=False)
+    return str(block)
 
 
-def test_the_documented_policy_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    example("my_policies", tmp_path, monkeypatch)
-    experiment = parse_experiment(
-        """
-        [selection]
-        policy = "my_policies:EqualTurns"
-        m = 4
-        [selection."my_policies:EqualTurns"]
-        slack = 2
-        [clients]
-        count = 13
-        """
-    )
+def test_the_documented_policy_of_ones_own_works(own_module: OwnModule) -> None:
+    own_module("my_policies", example("my_policies"))
+    name = "my_policies:EqualTurns"
+    experiment = parse_experiment("", {"selection.policy": name, "selection.m": 4, f'selection."{name}".slack': 2})
     play = Play(selected_policy(experiment.selection)).rounds(13)
     assert np.ptp(play.table.chosen) <= 2
-    with pytest.raises(ConfigError, match="slack = 0: must be at least 1"):
-        wrong = parse_experiment('selection."my_policies:EqualTurns".slack = 0')
-        selected_policy(wrong.selection, "my_policies:EqualTurns")
+    with refused("slack = 0: must be at least 1"):
+        selected_policy(parse_experiment("", {f'selection."{name}".slack': 0}).selection, name)
 
 
-def test_the_documented_phi_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    example("my_phi", tmp_path, monkeypatch)
+def test_the_documented_phi_of_ones_own_works(own_module: OwnModule) -> None:
+    own_module("my_phi", example("my_phi"))
 
     def spreads(policy: Policy) -> list[float]:
         play = Play(policy).rounds(20)
@@ -308,3 +280,74 @@ def test_the_documented_phi_of_ones_own_works(tmp_path: Path, monkeypatch: pytes
 
     phi = SaPause(M, phi_g="my_phi:size_spread", neighbourhood="swap", gamma=0.0, steps=500)
     assert min(spreads(phi)) > 1.2 * np.mean(spreads(Pause(M)))
+
+
+# --- derived from one of ours: simulated and reported as its parent is
+
+SUBCLASSES = '''
+from dataclasses import dataclass
+
+from pausefl_server.selection.policies.fed_ts import FedTs
+from pausefl_server.selection.policies.pause import Pause
+
+
+@dataclass(frozen=True)
+class MyPause(Pause):
+    """PAUSE under another name, with a parameter that only its author reads."""
+
+    note: str = "mine"
+
+
+@dataclass(frozen=True)
+class Hasty(Pause):
+    """PAUSE that searches in a way of its own."""
+
+    def _search(self, choice, context):
+        return choice.exact(), {"hasty": 1.0}
+
+
+@dataclass(frozen=True)
+class MyFedTs(FedTs):
+    """Fed-TS under another name."""
+'''
+
+
+@pytest.fixture
+def subclasses(own_module: OwnModule) -> None:
+    own_module("policies_of_mine", SUBCLASSES)
+
+
+def found_by(policy: str, folder: Path) -> dict[str, Any]:
+    experiment = parse_experiment("clients.count = 8", [f'selection.policy="{policy}"', "selection.m=3"])
+    return run_simulation(experiment, 60, folder) | {"policy": ""}
+
+
+@pytest.mark.usefixtures("subclasses")
+def test_a_subclass_of_pause_is_simulated_as_pause(tmp_path: Path) -> None:
+    assert found_by("policies_of_mine:MyPause", tmp_path / "own") == found_by("pause", tmp_path / "ours")
+
+
+@pytest.mark.parametrize(("name", "compiled"), [("MyPause", True), ("Hasty", False)])
+@pytest.mark.usefixtures("subclasses")
+def test_compiled_rounds_stand_in_for_a_subclass_that_chooses_as_pause_does(name: str, compiled: bool) -> None:
+    experiment = parse_experiment("clients.count = 8", [f'selection.policy="policies_of_mine:{name}"'])
+    assert is_compiled(selected_policy(experiment.selection), setting_of(experiment)) is compiled
+
+
+@pytest.mark.usefixtures("subclasses")
+def test_a_subclass_of_fed_ts_is_reported_as_fed_ts(tmp_path: Path) -> None:
+    log = [
+        round_with(1, ("original-000", "original-001"), original_000=0.1, original_001=0.2),
+        round_with(2, ("late-000", "late-001"), late_000=1.0, late_001=9.0),
+    ]
+    summary = cast(Summary, {"policy": "fed-ts", "policy_parameters": {"m": 2}, "seed": 1})
+    said: dict[str, Any] = {"path": tmp_path, "config": "", "summary": summary, "records": log}
+    tables: dict[str, Any] = {field.name: {} for field in fields(RunData) if field.default is MISSING} | said
+    ours = RunData(**tables)
+    own = replace(ours, summary={**summary, "policy": "policies_of_mine:MyFedTs"})
+    expected, found = learning(ours), learning(own)
+    assert expected is not None
+    assert found is not None
+    np.testing.assert_array_equal(found.s, expected.s)
+    np.testing.assert_array_equal(found.f, expected.f)
+    np.testing.assert_array_equal(found.threshold, expected.threshold)

@@ -35,7 +35,7 @@ def test_a_run_that_failed_is_not_blamed_for_what_cannot_be_noted(tmp_path: Path
     assert (log.read_text() if log.exists() else None) == text
 
 
-def test_an_installed_package_has_no_commit_of_the_repository_around_it(
+def test_an_installed_package_has_no_commit_of_what_is_around_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An environment often lies in a checkout, of another project; an image says what it was made of."""

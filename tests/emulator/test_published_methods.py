@@ -1,7 +1,6 @@
 """SCAFFOLD, FedDyn, FedBN, MOON and normalised gradients against a few lines of plain numpy, and their states."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import DynamicRegularizer, ServerOptimizer
 from rigs.command import run
+from rigs.refusals import refused
 
 Floats = npt.NDArray[np.float64]
 
@@ -184,19 +184,13 @@ def test_moon_descends_the_papers_loss() -> None:
     first = trainer.train(theta, round=1).update
     assert first.tobytes() == plain.train(theta, round=1).update.tobytes()  # there is no last model yet
     last, server = (theta + first).astype(np.float64), later.astype(np.float64)
+
+    def loss(at: Floats) -> float:
+        return moon_loss(client, at, [server, last], mu, temperature)
+
     w = server
     for _ in range(STEPS):
-        steps = 1e-5 * np.eye(8)
-        w = w - ETA * np.array(
-            [
-                (
-                    moon_loss(client, w + e, [server, last], mu, temperature)
-                    - moon_loss(client, w - e, [server, last], mu, temperature)
-                )
-                / 2e-5
-                for e in steps
-            ]
-        )
+        w = w - ETA * np.array([(loss(w + e) - loss(w - e)) / 2e-5 for e in 1e-5 * np.eye(8)])
     second = trainer.train(later, round=2).update
     np.testing.assert_allclose(second, w - server, rtol=1e-3, atol=1e-4)
     assert np.abs(second - plain.train(later, round=2).update).max() > 1e-3
@@ -209,13 +203,7 @@ def test_the_contrastive_loss_of_equal_features_is_ln_2() -> None:
 
 # -- state
 
-METHODS: dict[str, dict[str, Any]] = {
-    "scaffold": {},
-    "feddyn": {"alpha": 0.5},
-    "fedbn": {},
-    "moon": {"mu": 1.0},
-    "gofl": {},
-}
+METHODS: dict[str, Any] = {"scaffold": {}, "feddyn": {"alpha": 0.5}, "fedbn": {}, "moon": {"mu": 1.0}, "gofl": {}}
 
 
 def made(kind: str) -> TrainingMethod:
@@ -254,23 +242,16 @@ def test_a_client_killed_after_any_round_goes_on_as_if_nothing_had_been(kind: st
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
-        (
-            'workload.training = { kind = "feddyn", alpha = 0.1 }',
-            'workload.training = "feddyn": goes with aggregation.optimizer = "feddyn"',
-        ),
-        (
-            'aggregation.optimizer = "feddyn"',
-            'aggregation.optimizer = "feddyn": goes with workload.training = "feddyn"',
-        ),
+        ('workload.training = { kind = "feddyn", alpha = 0.1 }', 'goes with aggregation.optimizer = "feddyn"'),
+        ('aggregation.optimizer = "feddyn"', '"feddyn": goes with workload.training = "feddyn"'),
         ('aggregation.optimizer = { kind = "feddyn", tau = 0.1 }', "aggregation.optimizer.tau: unknown key"),
         ('selection.policy = "pns"\nselection.pns = { beta = 2.0 }', "beta = 2.0: must be at most 1"),
         ('selection.policy = "pns"\nserver.late = "buffer"', 'server.late = "buffer": pns judges updates'),
     ],
 )
 def test_a_half_of_a_method_is_refused_in_one_line(toml: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+    with refused(message):
         check_policies(parse_experiment(toml))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_model_without_the_layers_a_method_needs_is_refused() -> None:
@@ -291,39 +272,26 @@ def test_poison_has_the_norm_of_each_part_of_an_honest_update() -> None:
 
 
 def test_feddyns_server_is_selected_by_its_name() -> None:
-    both = 'workload.training = { kind = "feddyn", alpha = 0.1 }\naggregation.optimizer = "feddyn"'
-    experiment = parse_experiment(both)
-    check_policies(experiment)
+    experiment = parse_experiment('aggregation.optimizer = "feddyn"')
     assert isinstance(optimizer_of(experiment.aggregation.optimizer), DynamicRegularizer)
 
 
 # -- real processes
 
 SMALL = """
-[experiment]
-rounds = 3
-[clients]
-count = 3
-[selection]
-policy = "{policy}"
-m = 2
-[privacy]
-enabled = {private}
-unit = "vector"
-clip = 5.0
-epsilon_budget = 1000.0
-[latency.delay]
-kind = "none"
+experiment.rounds = 3
+clients.count = 3
+selection = {{ policy = "{policy}", m = 2 }}
+privacy = {{ enabled = {private}, unit = "vector", clip = 5.0, epsilon_budget = 1000.0 }}
+latency.delay.kind = "none"
+aggregation.optimizer = "{optimizer}"
+evaluation.every = 1
 [workload]
 dataset = "digits"
 model = "{model}"
 optimizer = "sgd"
 learning_rate = 0.05
 training = {training}
-[aggregation]
-optimizer = "{optimizer}"
-[evaluation]
-every = 1
 """
 
 

@@ -1,32 +1,34 @@
 """The live view: what it makes of the server's events, on a terminal and in a log."""
 
 import io
+import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
+from pausefl.cli.summary_table import summary_table
+from pausefl.results.report.comparison import compare
 from pausefl.runtime.terminal import PlainView, RunProgress, TerminalView, fold, make_view
-from pausefl_process.events import (
-    Done,
-    Finished,
-    Interrupted,
-    MetricsServed,
-    Notice,
-    Preparing,
-    WaitingForClients,
-)
+from pausefl.studies.compare import print_comparison
+from pausefl.terminal_table import FittingTable
+from pausefl_process.events import Done, Finished, Interrupted, MetricsServed, Notice, Preparing, WaitingForClients
 from rigs.clock import Clock
+from rigs.comparisons import grouped_runs
 from rigs.events import evaluation, round_event
+from rigs.reports import summary
 
 
-def plain(clock: Clock) -> tuple[PlainView, io.StringIO]:
-    out = io.StringIO()
-    return PlainView(Console(file=out, width=40), "demo", clock), out
+def plain() -> tuple[PlainView, Clock, io.StringIO]:
+    out, clock = io.StringIO(), Clock()
+    return PlainView(Console(file=out, width=40), "demo", clock), clock, out
 
 
 def test_plain_lines_say_where_the_run_is() -> None:
-    clock = Clock()
-    view, out = plain(clock)
+    view, clock, out = plain()
     with view:
         view.show(Preparing("the evaluator makes the first model"))
         clock.advance(1)
@@ -51,8 +53,7 @@ def test_who_is_waited_for_is_named() -> None:
 
 
 def test_plain_lines_come_at_most_twice_a_second_and_the_last_round_is_not_lost() -> None:
-    clock = Clock()
-    view, out = plain(clock)
+    view, clock, out = plain()
     with view:
         for number in range(1, 101):
             view.show(round_event(number))
@@ -63,8 +64,7 @@ def test_plain_lines_come_at_most_twice_a_second_and_the_last_round_is_not_lost(
 
 
 def test_the_first_messages_held_back_are_printed_and_the_others_counted() -> None:
-    clock = Clock()
-    view, out = plain(clock)
+    view, clock, out = plain()
     with view:
         view.show(round_event(1))
         for client_id in "defgh":
@@ -78,7 +78,7 @@ def test_the_first_messages_held_back_are_printed_and_the_others_counted() -> No
 
 
 def test_an_interrupt_is_answered_at_once() -> None:
-    view, out = plain(Clock())
+    view, _, out = plain()
     with view:
         view.show(round_event(1))
         view.show(Interrupted("finishing"))
@@ -86,15 +86,14 @@ def test_an_interrupt_is_answered_at_once() -> None:
 
 
 def test_plain_lines_without_privacy_name_no_epsilon() -> None:
-    view, out = plain(Clock())
+    view, _, out = plain()
     with view:
         view.show(round_event(1, privacy_unit=None, epsilon_budget=None))
     assert "ε" not in out.getvalue()
 
 
 def test_the_last_evaluation_is_printed_by_itself() -> None:
-    clock = Clock()
-    view, out = plain(clock)
+    view, clock, out = plain()
     with view:
         view.show(round_event(100))
         clock.advance(1)
@@ -147,3 +146,71 @@ def test_a_terminal_is_asked_for_before_anything_is_known() -> None:
 
 def test_a_pipe_gets_plain_lines() -> None:
     assert isinstance(make_view(Console(file=io.StringIO()), "demo"), PlainView)
+
+
+# -- a terminal of 60 columns, on which nothing is cut that a wide one shows
+
+COLUMNS = 60
+
+
+def words(text: str) -> set[str]:
+    """What is said, without the lines of tables."""
+    return set(re.findall(r"[^\s\u2500-\u257f]+", text))
+
+
+def shown_at(width: int, draw: Callable[[Console], None]) -> str:
+    out = io.StringIO()
+    draw(Console(file=out, width=width, color_system=None))
+    return out.getvalue()
+
+
+def check_nothing_is_cut(draw: Callable[[Console], None]) -> str:
+    narrow, wide = shown_at(COLUMNS, draw), shown_at(400, draw)
+    assert words(wide) <= words(narrow), f"cut: {sorted(words(wide) - words(narrow))}\n{narrow}"
+    return narrow
+
+
+def printed(what: RenderableType) -> Callable[[Console], None]:
+    return lambda console: console.print(what)
+
+
+def widest(text: str) -> int:
+    return max(map(len, text.splitlines()))
+
+
+def wide_table() -> Table:
+    table = Table("question", "seen", "p", "", title="releases of a process", caption="a caption")
+    table.add_row("is the noise what the ledger charges?", "Kolmogorov-Smirnov", "0.25", "holds")
+    table.add_row(Text("are-two-draws-ever-alike-in-any-process"), Text("none-of-10,000\n"), "", "BROKEN")
+    table.add_column("coordinates", justify="right")
+    table.columns[-1]._cells += ["101,632", "101,632"]
+    return table
+
+
+def test_a_table_that_would_be_cut_is_lines_of_name_and_value() -> None:
+    assert "…" in shown_at(COLUMNS, printed(wide_table()))
+    narrow = check_nothing_is_cut(printed(FittingTable(wide_table())))
+    assert "coordinates  101,632\n" in re.sub(r" +\n", "\n", narrow)
+    assert widest(narrow) <= COLUMNS
+
+
+def test_a_comparison_is_not_cut(tmp_path: Path) -> None:
+    comparison = compare(grouped_runs(tmp_path))
+    check_nothing_is_cut(lambda console: print_comparison(comparison, tmp_path, console))
+
+
+def test_the_summary_of_a_run_fits_and_is_not_cut() -> None:
+    data = "digits, examples: 1,200 with the clients, 297 for validation, 300 to test on"
+    told = summary(data=data, best_round=2, test_examples=300)
+    assert widest(check_nothing_is_cut(printed(summary_table(told)))) <= COLUMNS
+
+
+def test_the_progress_of_a_run_fits_and_is_not_cut() -> None:
+    def draw(console: Console) -> None:
+        with TerminalView(console, "demo") as view:
+            view.show(evaluation(10, 0.5))
+            view.show(round_event(12, chosen=tuple(f"client-{k:03}" for k in (1, 2, 3, 5, 8, 13, 21)), missed_jobs=3))
+            view.show(Notice("client-021 left: its stream broke while the server was waiting for its update"))
+
+    narrow = check_nothing_is_cut(draw)
+    assert "and 2 more" in re.sub(r"\s+", " ", narrow)

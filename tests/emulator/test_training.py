@@ -176,13 +176,6 @@ def test_every_epoch_sees_every_example_once_in_a_new_order() -> None:
     assert not torch.equal(first, second)
 
 
-def test_theta_is_left_as_it_is() -> None:
-    theta = THETA.copy()
-    theta.flags.writeable = False
-    make_trainer(ADAM).train(theta, round=1)
-    assert np.array_equal(theta, THETA)
-
-
 def test_images_are_normalised_and_features_are_not() -> None:
     assert normalise(torch.tensor([0, 255], dtype=torch.uint8)).tolist() == [-1.0, 1.0]
     assert normalise(torch.tensor([0.0, 255.0])).tolist() == [0.0, 255.0]

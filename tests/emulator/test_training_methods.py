@@ -1,6 +1,5 @@
 """Ways to train: any optimizer and schedule of torch, tasks besides classification, and methods with a memory."""
 
-import re
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
+from rigs.refusals import refused
 
 CPU = torch.device("cpu")
 torch.set_num_threads(1)  # as clients have it
@@ -120,10 +120,7 @@ def test_a_schedule_is_that_of_torch() -> None:
         ({"schedule": {"T_max": 3}}, 'workload.schedule.kind = "": must be one of constant, linear'),
         ({"schedule": {"kind": "cosine", "T_max": 0}}, "workload.schedule: its first step failed: ZeroDivisionError"),
         ({"schedule": {"kind": "cosine", "t_max": 3}}, "workload.schedule: TypeError: .*'t_max'"),
-        (
-            {"schedule": {"kind": "cosine", "T_max": 1, "eta_min": -0.5}},
-            "workload.schedule: the learning rate of round 2 is -0.5: must be finite and at least 0$",
-        ),
+        ({"schedule": {"kind": "cosine", "T_max": 1, "eta_min": -0.5}}, "rate of round 2 is -0.5: must be finite and"),
         ({"schedule": {"kind": "torch:is_tensor"}}, 'kind = "torch:is_tensor": must return a .*; returned bool$'),
     ],
 )
@@ -296,9 +293,8 @@ def test_an_experiment_names_its_method() -> None:
     ],
 )
 def test_a_wrong_name_is_one_line(toml: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+    with refused(message):
         method_of(parse_experiment(f"[workload]\n{toml}").workload)
-    assert "\n" not in str(caught.value)
 
 
 # -- tasks
@@ -335,19 +331,12 @@ def test_a_regression_is_trained_and_evaluated() -> None:
     settings = TrainingSettings("adam", 0.02, epochs=40, max_steps=None)
     evaluator.rehearse(settings)
     data = regression_set(1)
-    trainer = TorchTrainer(
-        build_model("mlp", (4,), 1, 1),
-        LocalData(data.train, task=data.task),
-        settings,
-        device=CPU,
-        seed=1,
-        client_id="a",
-    )
+    model, local = build_model("mlp", (4,), 1, 1), LocalData(data.train, task=data.task)
+    trainer = TorchTrainer(model, local, settings, device=CPU, seed=1, client_id="a")
     assert trainer.label_counts == {}
-    before = evaluator.evaluate(evaluator.initial.theta_0, ["test"], subset=False).evaluations[0]
-    after = evaluator.evaluate(
-        evaluator.initial.theta_0 + trainer.train(evaluator.initial.theta_0, round=1).update, ["test"], subset=False
-    ).evaluations[0]
+    theta = evaluator.initial.theta_0
+    models = theta, theta + trainer.train(theta, round=1).update
+    before, after = (evaluator.evaluate(each, ["test"], subset=False).evaluations[0] for each in models)
     assert before.metric == "R²"
     assert before.accuracy < 0.3
     assert 0.8 < after.accuracy <= 1
