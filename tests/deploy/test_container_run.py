@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import yaml
 
 from rigs.docker import RELEASE
 from rigs.places import ROOT
+from rigs.ports import free_port
 from rigs.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(7200)
@@ -42,25 +42,17 @@ ROUNDS = 20
 # Beside the experiment: what the server imports, which has no torch, and what clients and evaluator import.
 OWN = ("examples/policy/moving_average.py", "examples/training_method/decay.py")
 EXPERIMENT = f"""
-[experiment]
-rounds = {ROUNDS}
-[selection]
-policy = "moving_average:MovingAverage"
-m = 4
-[selection."moving_average:MovingAverage"]
-exploration = 0.5
-[privacy]
-epsilon_budget = 40.0
-clip = 0.02
-[latency]
-signal = "communication"
-tau_min_s = 0.5
+experiment.rounds = {ROUNDS}
+selection.policy = "moving_average:MovingAverage"
+selection.m = 4
+selection."moving_average:MovingAverage".exploration = 0.5
+privacy = {{ epsilon_budget = 40.0, clip = 0.02 }}
+latency = {{ signal = "communication", tau_min_s = 0.5 }}
+evaluation.every = 5
 [workload]
 training = {{ kind = "decay:DecayedWeights", momentum = 0.5 }}
 epochs = 5
 batch_size = 20
-[evaluation]
-every = 5
 """
 # How far somebody gets who trusts the evaluator: to the first byte of HTTP/2, or not. Its argument: a certificate.
 SHAKE_HANDS = """
@@ -365,9 +357,3 @@ def took(what: str, work: Callable[[], object]) -> None:
     since = time.monotonic()
     work()
     print(f"{what}: {time.monotonic() - since:.0f} s")
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,34 +25,21 @@ import yaml
 
 from pausefl.certificates import make_certificates
 from rigs.places import ROOT
+from rigs.ports import free_port
 from rigs.waiting import wait_for
 
 DEPLOY = ROOT / "deploy"
 NAMES = ["overview", "latency", "privacy"]
 EXPERIMENT = """
-[experiment]
-rounds = 100_000
-[clients]
-count = 4
-per_process = 2
-[selection]
-m = 2
-[privacy]
-epsilon_budget = 10.0
-eta = 0.01
-epsilon_floor = 1e-5
-[latency.delay]
-kind = "exponential"
-mean_s = 0.02
-[workload]
-max_steps = 1
-[evaluation]
-every = 5
-[metrics]
-client_port = 0
-[asynchronous]
-concurrency = 2
-buffer = 1
+experiment.rounds = 100_000
+clients = { count = 4, per_process = 2 }
+selection.m = 2
+privacy = { epsilon_budget = 10.0, eta = 0.01, epsilon_floor = 1e-5 }
+latency.delay = { kind = "exponential", mean_s = 0.02 }
+workload.max_steps = 1
+evaluation.every = 5
+metrics.client_port = 0
+asynchronous = { concurrency = 2, buffer = 1 }
 """
 
 # What compares series of one moment is not known once a run is over.
@@ -171,19 +157,16 @@ def test_slow_rounds_leave_no_gaps(expr: str, period_s: int, always: bool, tmp_p
     if shutil.which("promtool") is None:
         pytest.skip("promtool (part of Prometheus) is not installed")
     least = 120 if always else 1
-    checks: list[dict[str, Any]] = [
-        {
-            "expr": f"min(count_over_time(({expr})[2m:1s])) >= bool {least}",
-            "exp_samples": [{"labels": "{}", "value": 1}],
-        },
-        {"expr": f"count_over_time((({expr}) != ({expr}))[2m:1s])", "exp_samples": []},
-    ]
+    expected: dict[str, list[dict[str, Any]]] = {
+        f"min(count_over_time(({expr})[2m:1s])) >= bool {least}": [{"labels": "{}", "value": 1}],
+        f"count_over_time((({expr}) != ({expr}))[2m:1s])": [],
+    }
+    checks = [{"eval_time": "4m", "expr": asked, "exp_samples": found} for asked, found in expected.items()]
     series = exchanges_every(period_s, expr)
-    test = {"interval": "1s", "input_series": series, "promql_expr_test": [{"eval_time": "4m", **c} for c in checks]}
+    test = {"interval": "1s", "input_series": series, "promql_expr_test": checks}
     (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [test]}), "utf-8")
-    done = subprocess.run(
-        ["promtool", "test", "rules", tmp_path / "test.yml"], capture_output=True, text=True, check=False
-    )
+    command = ["promtool", "test", "rules", tmp_path / "test.yml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -199,9 +182,7 @@ class Prometheus:
             ],
         }
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config), "utf-8")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self._log = (folder / "prometheus.log").open("w")
         options = {
             "config.file": folder / "prometheus.yml",
@@ -289,14 +270,13 @@ def choose(prometheus: Prometheus, runs: str) -> dict[str, str]:
 def without_data(prometheus: Prometheus, chosen: dict[str, str], *, is_played: bool) -> list[str]:
     """Which queries find no number: of tiles and tables now, of curves in the last ten minutes."""
     instant = {**expressions(instant=True), **(recorded() if is_played else {})}
-    empty = [
-        place for place, expr in instant.items() if not any(map(math.isfinite, prometheus.values(asked(expr, chosen))))
-    ]
+    found = {place: prometheus.values(asked(expr, chosen)) for place, expr in instant.items()}
+    empty = [place for place, values in found.items() if not any(map(math.isfinite, values))]
     now_s = time.time()
     span = {"start": str(now_s - 600), "end": str(now_s), "step": "1s"}
     for place, expr in expressions(instant=False).items():
-        found = prometheus.ask("query_range", query=asked(expr, chosen), **span)["result"]
-        if not any(math.isfinite(float(value)) for series in found for _, value in series["values"]):
+        curves = prometheus.ask("query_range", query=asked(expr, chosen), **span)["result"]
+        if not any(math.isfinite(float(value)) for series in curves for _, value in series["values"]):
             empty.append(place)
     silent = MAY_BE_EMPTY if is_played else MAY_BE_EMPTY | OF_NOW
     return [place for place in empty if place not in silent]
@@ -344,11 +324,5 @@ def test_every_query_finds_data_during_after_and_between_runs(prometheus: Promet
         assert of_first in played
         assert prometheus.values('count({__name__=~"pausefl_.+|process_.+",run=""})') == []
         if drawings := os.environ.get("PAUSEFL_DRAWN_BOARDS"):
-            draw: list[str | Path] = [
-                sys.executable,
-                DEPLOY / "grafana/draw.py",
-                f"http://{prometheus.address}",
-                drawings,
-                "first|second",
-            ]
-            subprocess.run(draw, check=True)
+            draw = (sys.executable, str(DEPLOY / "grafana/draw.py"), f"http://{prometheus.address}")
+            subprocess.run([*draw, drawings, "first|second"], check=True)

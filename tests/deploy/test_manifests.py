@@ -137,11 +137,8 @@ def test_whoever_must_speak_with_each_other_may_and_nobody_else(overlay: str) ->
         for way, side in (("ingress", "from"), ("egress", "to")):
             for rule in policy["spec"].get(way, []):
                 ((kind, selector),) = rule[side][0].items()
-                peers = (
-                    ["monitoring"]
-                    if kind == "namespaceSelector"
-                    else [component(p) for p in selected(things, selector)]
-                )
+                is_outside = kind == "namespaceSelector"
+                peers = ["monitoring"] if is_outside else [component(p) for p in selected(things, selector)]
                 target = here if way == "ingress" else selected(things, selector)[0]
                 assert {p["port"] for p in rule["ports"]} <= set(ports(target))
                 ends = (peers[0], component(here)) if way == "ingress" else (component(here), peers[0])
@@ -270,10 +267,14 @@ def test_the_operators_monitors_can_be_added_and_mean_the_same(tmp_path: Path) -
         assert "run" not in given, "processes say it themselves"
 
 
-def test_the_documented_overlay_renders(tmp_path: Path) -> None:
+def documented_overlay(folder: Path) -> str:
+    """As a user's own folder has it."""
     (example,) = re.findall(r"^```yaml\n(.*?)^```", documented(), re.MULTILINE | re.DOTALL)
-    example = example.replace("../..", os.path.relpath(KUBERNETES, tmp_path))
-    (tmp_path / "kustomization.yaml").write_text(example, "utf-8")
+    return str(example).replace("../..", os.path.relpath(KUBERNETES, folder))
+
+
+def test_the_documented_overlay_renders(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text(documented_overlay(tmp_path), "utf-8")
     (tmp_path / "experiment.toml").write_text("[clients]\ncount = 300\n", "utf-8")
     things = render(tmp_path)
     (count,) = [e["value"] for e in container(pods(things)["clients"])["env"] if e["name"] == "COUNT"]
@@ -285,10 +286,9 @@ def test_the_documented_overlay_renders(tmp_path: Path) -> None:
 
 
 def test_modules_beside_the_experiment_are_found_in_every_pod(tmp_path: Path) -> None:
-    (example,) = re.findall(r"^```yaml\n(.*?)^```", documented(), re.MULTILINE | re.DOTALL)
+    example = documented_overlay(tmp_path)
     (listed,) = re.findall(r"# and your modules: (\[.*\])", example)
-    example = example.replace("../..", os.path.relpath(KUBERNETES, tmp_path)).replace("[experiment.toml]", listed)
-    (tmp_path / "kustomization.yaml").write_text(example, "utf-8")
+    (tmp_path / "kustomization.yaml").write_text(example.replace("[experiment.toml]", listed), "utf-8")
     for name in ("experiment.toml", "my_policies.py"):
         (tmp_path / name).touch()
     things = render(tmp_path)

@@ -1,26 +1,13 @@
-"""The documents' measured tables are what their result files give."""
-
-import importlib.util
-from pathlib import Path
-from types import ModuleType
+"""The documents' measured tables are what their result files give, and the drawing what the imports say."""
 
 import pytest
 
-from rigs.places import ROOT
+from rigs.places import ROOT, script
 
 DOCS = ROOT / "docs"
 
 
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tables = load(DOCS / "generated_tables.py")
+tables = script(DOCS / "generated_tables.py")
 
 
 @pytest.mark.parametrize("document", sorted({document for _, document, *_ in tables.TABLES}))
@@ -36,3 +23,8 @@ def test_the_table_of_chaos_tells_of_runs_in_which_something_did_not_hold() -> N
     assert "did not hold: 0." in tables.reliability.chaos_table([play])
     assert "2 faults in 1 runs" in tables.reliability.chaos_table([play])
     assert "did not hold: 1." in tables.reliability.chaos_table([play, play | {"violated": "a round was lost"}])
+
+
+def test_the_drawing_of_the_architecture_is_what_the_imports_say() -> None:
+    drawn = script(DOCS / "draw_architecture.py").drawn()
+    assert drawn == (DOCS / "architecture.md").read_text("utf-8"), "python docs/draw_architecture.py draws it afresh"

@@ -19,21 +19,20 @@ from rigs.waiting import wait_for
 
 
 @pytest.fixture
-def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What stands for standard error; the root logger is afterwards what it was."""
+def root_logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The root logger is afterwards what it was."""
     monkeypatch.setenv(VARIABLE, "")
-    monkeypatch.setattr("sys.stderr", stream := io.StringIO())
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
-    yield stream
+    yield
     root.handlers[:] = before
     root.setLevel(level)
 
 
-def logged(stream: io.StringIO) -> list[str]:
+def logged(monkeypatch: pytest.MonkeyPatch) -> str:
     """What one line about a round of a client, and one with a traceback, look like."""
-    stream.seek(0)
-    stream.truncate()
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
     set_up_log()
     log = logging.getLogger("pausefl.test")
     log.info("joined", extra={"round": 3, "client_id": "client-007"})
@@ -41,10 +40,13 @@ def logged(stream: io.StringIO) -> list[str]:
         raise LookupError("no weights")
     except LookupError:
         log.exception("failed")
-    return stream.getvalue().splitlines()
+    return stream.getvalue()
 
 
-def test_a_stream_that_was_gone_before_its_end_is_no_error_of_the_server(stream: io.StringIO) -> None:
+@pytest.mark.usefixtures("root_logger")
+def test_a_stream_that_was_gone_before_its_end_is_no_error_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
     set_up_log()
     for name in ("ExecuteBatchError", "KeyError"):
         logging.getLogger("grpc._cython.cygrpc").error("%s raised in core by servicer method [/Join]", name)
@@ -52,19 +54,22 @@ def test_a_stream_that_was_gone_before_its_end_is_no_error_of_the_server(stream:
     assert line.endswith("ERROR KeyError raised in core by servicer method [/Join]")
 
 
-def test_a_json_line_names_the_round_and_the_client(stream: io.StringIO) -> None:
+@pytest.mark.usefixtures("root_logger")
+def test_a_json_line_names_the_round_and_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     ask_for(json=True)
-    joined, failed = map(json.loads, logged(stream))
+    joined, failed = map(json.loads, logged(monkeypatch).splitlines())
     assert joined.pop("time").endswith("+00:00")
-    about = {"round": 3, "client": "client-007"}
-    assert joined == {"level": "info", "kind": "log", "logger": "pausefl.test", "message": "joined", **about}
+    wanted = {"level": "info", "kind": "log", "logger": "pausefl.test", "message": "joined", "round": 3}
+    wanted |= {"client": "client-007"}
+    assert joined == wanted
     assert failed["exception"].splitlines()[-1] == "LookupError: no weights"
 
 
-def test_a_line_for_people_has_its_time_first_and_quiet_leaves_it_out(stream: io.StringIO) -> None:
-    assert logged(stream)[0].endswith(" INFO joined")
+@pytest.mark.usefixtures("root_logger")
+def test_a_line_for_people_has_its_time_first_and_quiet_leaves_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert logged(monkeypatch).splitlines()[0].endswith(" INFO joined")
     ask_for(quiet=True)
-    assert not any("joined" in line for line in logged(stream))
+    assert "joined" not in logged(monkeypatch)
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

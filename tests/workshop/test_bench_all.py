@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from benchmarks.own.__main__ import main
 from benchmarks.own.changes import changes, in_words
 from benchmarks.own.whole import PARTS, measured
 from pausefl.bench import BENCHMARKS, Benchmark, run_benchmark
+from pausefl.bench.echo import time_echo
+from pausefl.runtime.processes.lifetime import start
 
 
 def measurement(figures: Mapping[str, Sequence[float]], **other: Any) -> dict[str, Any]:
@@ -110,7 +113,7 @@ def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.C
     assert err.count("\n") == 1
 
 
-def test_a_case_is_json_where_a_figure_is_infinite(
+def test_an_infinite_figure_is_written_as_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """JSON has no infinity, of which a law with a dead client, or a figure that nobody saw, made one."""
@@ -120,3 +123,26 @@ def test_a_case_is_json_where_a_figure_is_infinite(
     monkeypatch.setitem(BENCHMARKS, "endless", Benchmark("endless", ""))
     run_benchmark("endless", {}, as_json=True)
     assert capsys.readouterr().out == '{"name": "endless", "a": null, "b": null, "c": 1.5}\n'
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("begun", [1, 2])
+def test_an_interrupted_baseline_ends_its_processes(begun: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server waits for clients, and they wait for it: Python's end would wait for both."""
+    started = list[Any]()
+
+    def interrupted(process: Any) -> None:
+        start(process)
+        started.append(process)
+        if len(started) == begun:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("pausefl.bench.echo.start", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            time_echo(clients=2, payload_bytes=1000, rounds=1)
+        assert not {process.pid for process in started} & {child.pid for child in multiprocessing.active_children()}
+        assert all(process.exitcode is not None for process in started)
+    finally:
+        for process in started:
+            process.kill()

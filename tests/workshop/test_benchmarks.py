@@ -6,18 +6,26 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from benchmarks import tables
 from benchmarks.environments import SYSTEMS
 from benchmarks.measuring import PlayError, play
+from benchmarks.own.training import LeanLoop
 from benchmarks.plan import CELLS, TRAINING, Turn, Window, turns
 from benchmarks.results import Results
 from benchmarks.small_mnist import write_data
 from benchmarks.systems.local_training import LocalTraining, accuracy, first_model
 from benchmarks.systems.pausefl_itself import experiment_of
 from benchmarks.systems.task import Task
+from pausefl.bench.images import random_images
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.torch_trainers import make_torch_trainers
+from pausefl_client.training.model_vector import ModelVector
+from pausefl_client.training.models import build_model
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
+from pausefl_client.training.trainer import TrainingSettings
+from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from rigs.command import command_line
 
@@ -89,16 +97,8 @@ def turn_of(repetition: int, system: str = "pausefl", cell: str = CELL) -> Turn:
     return Turn(CELLS[cell], repetition, system, SHORT)
 
 
-def found_of(round_s: float, **more: float) -> dict[str, float]:
-    return {
-        "rounds": 300,
-        "round_s": round_s,
-        "cpu_s": 0.5,
-        "others": 0.02,
-        "peak_rss_bytes": 3e8,
-        "pss_bytes": 1e8,
-        **more,
-    }
+def found_of(round_s: float) -> dict[str, float]:
+    return {"rounds": 300, "round_s": round_s, "cpu_s": 0.5, "others": 0.02, "peak_rss_bytes": 3e8, "pss_bytes": 1e8}
 
 
 def test_results_go_on_and_a_cell_can_be_played_anew(tmp_path: Path) -> None:
@@ -122,14 +122,25 @@ def test_results_of_another_machine_are_not_mixed_with_this_ones(tmp_path: Path)
 
 
 def test_ratios_compare_plays_of_the_same_repetition() -> None:
-    plays = [
-        (1, "pausefl", 0.002),
-        (1, "sockets", 0.001),
-        (2, "pausefl", 0.004),
-        (2, "sockets", 0.001),
-        (3, "sockets", 9),
-    ]
+    of_pausefl, of_sockets = {1: 0.002, 2: 0.004}, {1: 0.001, 2: 0.001, 3: 9.0}
+    plays = [(k, name, s) for name, of in (("pausefl", of_pausefl), ("sockets", of_sockets)) for k, s in of.items()]
     lines = [{"cell": CELL, "repetition": k, "system": system, **found_of(s)} for k, system, s in plays]
     text = tables.ratio_table([{}, *lines])
     assert "| 10 clients, 4 kB | 0.38 (0.25–0.50) | 2.5 | 4.0 |" in text
     assert "3.00 ms" in tables.round_table([{}, *lines])
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 28, 28)), ("cnn3", (3, 32, 32))])
+def test_the_lean_loop_computes_what_a_trainer_does(name: str, shape: tuple[int, ...]) -> None:
+    """But for rounding, of which Adam's first steps, of ±0.01 a value, make up to a thousandth of a step."""
+    torch.set_num_threads(1)
+    examples, settings = random_images(1, "test", 50, shape), TrainingSettings()
+    first, second = (build_model(name, shape, 10, 1) for _ in range(2))
+    theta, device = ModelVector(first).values(), torch.device("cpu")
+    trainer = TorchTrainer(first, LocalData(examples), settings, device=device, seed=1, client_id="c")
+    lean = LeanLoop(second, examples, settings)
+    for t in (1, 2):
+        rng = generator(1, "batches", "c", t)
+        rng.integers(2**63)  # seeds dropout
+        update = lean.train(theta, rng.permutation(50))
+        np.testing.assert_allclose(trainer.train(theta, round=t).update, update, atol=1e-5)
