@@ -29,6 +29,7 @@ from rigs.batched import (
     RAGGED,
     SGD,
     assert_same,
+    expecting,
     played_together,
     theta_of,
     trainers_of,
@@ -89,9 +90,7 @@ def test_images_as_bytes_and_as_numbers_train_apart(calls: "Calls") -> None:
         trainer.inputs = trainer.inputs.float() / 127.5 - 1
     clients = hosted(host, trainers)
     theta = theta_of(alone[0])
-    with ExitStack() as waiting:
-        for i in range(3):
-            waiting.enter_context(host.expecting(f"c{i}", 1, "a"))
+    with expecting(host, 3, 1, "a"):
         for client, trainer in zip(clients, alone, strict=True):
             assert_same(client.train(theta, round=1), trainer.train(theta, round=1))
     assert calls.counts == [2]
@@ -165,19 +164,11 @@ def test_a_state_is_written_down_and_read_as_after_training_alone() -> None:
 def test_other_tasks_have_the_mean_loss_of_each_clients_own_examples() -> None:
     def made() -> list[TorchTrainer]:
         rng = np.random.default_rng(1)
-        sets = [
-            Examples(rng.normal(size=(n, 4)).astype(np.float32), rng.normal(size=n).astype(np.float32)) for n in RAGGED
-        ]
+        drawn = (rng.normal(size=(n, 5)).astype(np.float32) for n in RAGGED)
+        data = (LocalData(Examples(row[:, 1:], row[:, 0]), task=Regression(1.0)) for row in drawn)
         return [
-            TorchTrainer(
-                build_model("mlp", (4,), 1, 1),
-                LocalData(s, task=Regression(1.0)),
-                ADAM,
-                device=CPU,
-                seed=1,
-                client_id=str(i),
-            )
-            for i, s in enumerate(sets)
+            TorchTrainer(build_model("mlp", (4,), 1, 1), own, ADAM, device=CPU, seed=1, client_id=str(i))
+            for i, own in enumerate(data)
         ]
 
     check_rounds(made)
@@ -245,9 +236,7 @@ def test_the_first_that_is_due_trains_all_that_wait_for_its_job(calls: Calls) ->
     clients = hosted(host, trainers_of())
     for t in (1, 2):
         theta = theta_of(alone[0], t)
-        with ExitStack() as waiting:
-            for i in range(3):
-                waiting.enter_context(host.expecting(f"c{i}", t, f"digest {t}"))
+        with expecting(host, 3, t, f"digest {t}"):
             for client, trainer in zip(reversed(clients), reversed(alone), strict=True):
                 assert_same(client.train(theta, round=t), trainer.train(theta, round=t))
     assert calls.counts == [3, 3]
@@ -277,9 +266,7 @@ def test_another_round_model_or_memory_than_foreseen_is_trained_alone(calls: Cal
     clients = [host.outermost(f"c{i}", Stale(t) if i == 1 else t) for i, t in enumerate(inner)]
     theta = theta_of(alone[0])
     before.train(theta, round=1)
-    with ExitStack() as waiting:
-        for i in range(4):
-            waiting.enter_context(host.expecting(f"c{i}", 1, "a"))
+    with expecting(host, 4, 1, "a"):
         clients[0].train(theta, round=1)
         assert_same(clients[1].train(theta, round=1), alone[1].train(theta * 0 + 0.1, round=1))
         for trainer in (clients[2], alone[2]):
@@ -344,9 +331,7 @@ def test_as_many_train_together_as_memory_holds(
     clients = hosted(host, trainers_of(sizes=sizes))
     for t in (1, 2):
         theta = theta_of(alone[0], t)
-        with ExitStack() as waiting:
-            for i in range(len(sizes)):
-                waiting.enter_context(host.expecting(f"c{i}", t, "a"))
+        with expecting(host, len(sizes), t, "a"):
             for client, trainer in zip(clients, alone, strict=True):
                 assert_same(client.train(theta, round=t), trainer.train(theta, round=t))
     assert calls.counts == [2, 2, 1] * 2

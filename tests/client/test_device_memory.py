@@ -1,7 +1,5 @@
 """A GPU whose memory is full."""
 
-from contextlib import ExitStack
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.models import build_model
 from pausefl_client.training.torch_trainer import TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings
-from rigs.batched import trainers_of
+from rigs.batched import expecting, trainers_of
 
 CLIENTS = 8
 BYTES = 2_000_000_000
@@ -39,9 +37,7 @@ def test_cuda_trains_as_many_together_as_fit_and_loses_no_round(
     torch.cuda.set_per_process_memory_fraction(BYTES / torch.cuda.get_device_properties(cuda).total_memory)
     try:
         for t, updates in enumerate(expected, start=1):
-            with ExitStack() as waiting:
-                for i in range(CLIENTS):
-                    waiting.enter_context(host.expecting(f"c{i}", t, "a"))
+            with expecting(host, CLIENTS, t, "a"):
                 for client, update in zip(clients, updates, strict=True):
                     difference = client.train(theta, round=t).update - update
                     assert np.linalg.norm(difference) <= 0.05 * np.linalg.norm(update)

@@ -49,10 +49,16 @@ def publish(monkeypatch: pytest.MonkeyPatch, name: str, urls: list[str], folder:
     monkeypatch.setitem(PUBLISHED, name, replace(published, urls=tuple(urls), sha256=sha256))
 
 
+def publish_mnist(monkeypatch: pytest.MonkeyPatch, folder: Path, url: str) -> list[str]:
+    """A data set in MNIST's format, written to `folder`, to be had below `url`; the names of its files."""
+    write_mnist(folder)
+    files = list(PUBLISHED["mnist"].sha256)
+    publish(monkeypatch, "mnist", [f"{url}/{file}" for file in files], folder / "mnist")
+    return files
+
+
 def test_missing_files_are_downloaded(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_mnist(tmp_path / "web")
-    files = PUBLISHED["mnist"].sha256
-    publish(monkeypatch, "mnist", [f"{web}/mnist/{file}" for file in files], tmp_path / "web" / "mnist")
+    files = publish_mnist(monkeypatch, tmp_path / "web", f"{web}/mnist")
     assert load_dataset("mnist", seed=1).train.labels.tolist() == [0, 1, 2, 3, 4, 5]
     assert {path.name for path in (tmp_path / "data" / "mnist").iterdir()} == set(files)
 
@@ -82,9 +88,7 @@ def test_a_data_set_of_one_file_is_downloaded_as_it_is(
 def test_a_download_with_the_wrong_checksum_is_thrown_away(
     tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_mnist(tmp_path / "web")
-    files = PUBLISHED["mnist"].sha256
-    publish(monkeypatch, "mnist", [f"{web}/mnist/{file}" for file in files], tmp_path / "web" / "mnist")
+    publish_mnist(monkeypatch, tmp_path / "web", f"{web}/mnist")
     write_mnist(tmp_path / "web", shift=1)
     with pytest.raises(ConfigError, match="wrong checksum"):
         load_dataset("mnist", seed=1)
@@ -121,10 +125,7 @@ def test_an_answer_that_is_no_file_is_one_line(tmp_path: Path, monkeypatch: pyte
                 connection.sendall(answer)
 
         thread.submit(serve)
-        write_mnist(tmp_path / "published")
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        urls = [f"{url}/{file}" for file in PUBLISHED["mnist"].sha256]
-        publish(monkeypatch, "mnist", urls, tmp_path / "published" / "mnist")
+        publish_mnist(monkeypatch, tmp_path / "published", f"http://127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(ConfigError, match=r"could not be downloaded \((220 mail|IncompleteRead)[^\n]*$"):
             load_dataset("mnist", seed=1)
 
@@ -134,10 +135,8 @@ def test_no_answer_is_given_up_with_one_line_that_says_what_to_put_where(
 ) -> None:
     monkeypatch.setattr(downloads, "PATIENCE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        write_mnist(tmp_path / "published")
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        files = PUBLISHED["mnist"].sha256
-        publish(monkeypatch, "mnist", [f"{url}/{file}" for file in files], tmp_path / "published" / "mnist")
+        files = publish_mnist(monkeypatch, tmp_path / "published", url)
         with pytest.raises(ConfigError) as caught:
             load_dataset("mnist", seed=1)
     message = str(caught.value)

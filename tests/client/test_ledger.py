@@ -1,7 +1,6 @@
 """Both ledgers: the client's own, on a real disk, and the server's mirror of it."""
 
 import os
-import resource
 import shutil
 import sqlite3
 import subprocess
@@ -17,6 +16,7 @@ from pausefl_client.privacy.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey, ve
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import BudgetError, LedgerError
 from rigs.connections import opened_connections
+from rigs.disks import full_disk
 
 BUDGET = Budget(10.0, 0.04)
 BYTES = memoryview(b"noised bytes")
@@ -31,18 +31,24 @@ def release(ledger: Ledger, round: int, noised: memoryview = BYTES) -> None:
     ledger.record(key(round), ledger.next_charge(), f"update {round}", noised)
 
 
-def play(path: Path, releases: int) -> None:
-    """Begin a ledger, release so many times, and close it."""
+def played(path: Path, releases: int) -> Ledger:
+    """A ledger that is begun, and has released so many times."""
     ledger = Ledger(path, BUDGET, **HOLDER)
     for round_ in range(1, releases + 1):
         release(ledger, round_)
-    ledger.close()
+    return ledger
 
 
-def copy(files: list[Path], folder: Path) -> Path:
-    """What a crash, or somebody with a copying program, leaves of a ledger; the path of its main file."""
+def count(path: Path) -> int:
+    """How many releases a ledger counts that is opened again."""
+    with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
+        return ledger.released
+
+
+def copied(path: Path, folder: Path, *, alone: bool = False) -> Path:
+    """What a crash leaves of a ledger, or somebody who copies the main file alone; the path of that."""
     folder.mkdir()
-    for file in files:
+    for file in [path] if alone else path.parent.iterdir():
         shutil.copy(file, folder)
     return folder / "a.db"
 
@@ -84,18 +90,10 @@ def test_the_disk_is_asked_to_keep_every_commit(path: Path, monkeypatch: pytest.
 def test_a_release_is_on_disk_when_record_returns(ledger: Ledger, path: Path, tmp_path: Path) -> None:
     for round_ in (1, 2):
         release(ledger, round_)
-        # What a crash at this instant would leave behind.
-        for file in path.parent.iterdir():
-            shutil.copy(file, tmp_path / file.name)
+        crashed = copied(path, tmp_path / str(round_))
         query = "SELECT participation, round, attempt, epsilon, unit, update_digest FROM releases ORDER BY 1 DESC"
-        assert rows(tmp_path / path.name, query)[0] == (
-            round_,
-            round_,
-            1,
-            BUDGET.epsilon(round_),
-            "vector",
-            f"update {round_}",
-        )
+        told = (round_, round_, 1, BUDGET.epsilon(round_), "vector", f"update {round_}")
+        assert rows(crashed, query)[0] == told
 
 
 def test_a_ledger_goes_on_where_it_was_left(path: Path) -> None:
@@ -132,9 +130,7 @@ def test_bytes_beyond_the_limit_are_not_kept_but_charged(ledger: Ledger) -> None
 
 
 def test_a_release_nobody_settled_is_written_off_by_the_next(path: Path) -> None:
-    ledger = Ledger(path, BUDGET, **HOLDER)
-    release(ledger, 1)
-    release(ledger, 2)
+    ledger = played(path, 2)
     ledger.settle()
     release(ledger, 3)
     ledger.close()
@@ -173,7 +169,7 @@ def test_the_floor_and_the_end_of_the_budget_refuse(path: Path) -> None:
     ],
 )
 def test_an_altered_ledger_is_refused(path: Path, tampering: str) -> None:
-    play(path, releases=3)
+    played(path, 3).close()
     execute(path, tampering)
     for look in (lambda: Ledger(path, BUDGET, **HOLDER), lambda: verified_spend(path)):
         with pytest.raises(LedgerError, match=r"a\.db: release \d does not fit the hash chain; it was altered"):
@@ -191,14 +187,14 @@ def test_an_altered_ledger_is_refused(path: Path, tampering: str) -> None:
 def test_what_a_ledger_belongs_to_cannot_be_altered_either(
     path: Path, key: str, value: str, opens: tuple[Budget, dict[str, str]]
 ) -> None:
-    play(path, releases=30)
+    played(path, 30).close()
     execute(path, f"UPDATE meta SET value = '{value}' WHERE key = '{key}'")
     with pytest.raises(LedgerError, match=r"a\.db: release 1 does not fit the hash chain; it was altered"):
         Ledger(path, opens[0], **opens[1])
 
 
 def test_a_ledger_that_has_lost_what_it_belongs_to_is_not_begun_anew_as_anothers(path: Path) -> None:
-    play(path, releases=3)
+    played(path, 3).close()
     execute(path, "DELETE FROM meta")
     with pytest.raises(LedgerError, match="release 1 does not fit the hash chain"):
         Ledger(path, Budget(1000.0, 0.04), **HOLDER)
@@ -208,7 +204,7 @@ def test_a_spend_that_is_not_the_schedules_is_refused(path: Path, monkeypatch: p
     """Whoever rewrites the chain as well still has to spend what the schedule says."""
     with monkeypatch.context() as lie:
         lie.setattr(Budget, "spent", lambda _, participations: 0.01 * participations)
-        play(path, releases=3)
+        played(path, 3).close()
     with pytest.raises(LedgerError, match=r"release 3 brings epsilon to 0\.03, its schedule says 1\.13"):
         Ledger(path, BUDGET, **HOLDER)
 
@@ -217,18 +213,12 @@ def test_a_spend_that_is_not_the_schedules_is_refused(path: Path, monkeypatch: p
 
 
 def test_a_ledger_without_the_log_of_its_releases_is_refused(path: Path, tmp_path: Path) -> None:
-    ledger = Ledger(path, BUDGET, **HOLDER)
-    for round_ in range(1, 31):
-        release(ledger, round_)
-    alone = copy([path], tmp_path / "alone")
-    both = copy(list(path.parent.iterdir()), tmp_path / "both")
-    ledger.close()
+    with closing(played(path, 30)):
+        alone, both = copied(path, tmp_path / "alone", alone=True), copied(path, tmp_path / "both")
     for look in (lambda: Ledger(alone, BUDGET, **HOLDER), lambda: verified_spend(alone)):
         with pytest.raises(LedgerError, match=r"a\.db: its last releases stood in a\.db-wal, which is missing"):
             look()
-    copied = Ledger(both, BUDGET, **HOLDER)
-    assert copied.released == 30
-    copied.close()
+    assert count(both) == 30
 
 
 def test_the_file_alone_is_refused_however_much_of_the_log_it_has_taken_in(path: Path, tmp_path: Path) -> None:
@@ -236,7 +226,7 @@ def test_the_file_alone_is_refused_however_much_of_the_log_it_has_taken_in(path:
     ledger = Ledger(path, BUDGET, **HOLDER)
     for round_ in range(1, 11):
         release(ledger, round_, memoryview(bytes(KEPT_BYTES_MAX)))
-        alone = copy([path], tmp_path / str(round_))
+        alone = copied(path, tmp_path / str(round_), alone=True)
         with pytest.raises(LedgerError, match=r"a\.db-wal, which is missing"):
             Ledger(alone, BUDGET, **HOLDER)
     assert sum(file.stat().st_size for file in path.parent.iterdir()) < 10 * KEPT_BYTES_MAX
@@ -246,11 +236,8 @@ def test_the_file_alone_is_refused_however_much_of_the_log_it_has_taken_in(path:
 @pytest.mark.parametrize("where", [0.2, 0.5, 0.99])
 def test_a_flipped_bit_in_the_log_is_a_missed_release(path: Path, tmp_path: Path, where: float) -> None:
     """SQLite takes the log to end there, and would spend the releases behind it once more."""
-    ledger = Ledger(path, BUDGET, **HOLDER)
-    for round_ in range(1, 6):
-        release(ledger, round_)
-    crashed = copy(list(path.parent.iterdir()), tmp_path / "crashed")
-    ledger.close()
+    with closing(played(path, 5)):
+        crashed = copied(path, tmp_path / "crashed")
     wal = crashed.with_name("a.db-wal")
     data = bytearray(wal.read_bytes())
     data[int(where * len(data))] ^= 1
@@ -268,25 +255,19 @@ def test_bytes_that_are_not_kept_do_not_move_the_log(ledger: Ledger, path: Path)
 
 
 def test_a_ledger_that_was_closed_is_one_file(path: Path, tmp_path: Path) -> None:
-    play(path, releases=30)
+    played(path, 30).close()
     assert list(path.parent.iterdir()) == [path]
-    alone = Ledger(copy([path], tmp_path / "alone"), BUDGET, **HOLDER)
-    assert alone.released == 30
-    alone.close()
+    assert count(copied(path, tmp_path / "alone")) == 30
 
 
 def test_whoever_looks_at_a_ledger_after_a_crash_does_no_harm(path: Path, tmp_path: Path) -> None:
     """A program that opens the files moves the log into the main one, and removes it."""
-    ledger = Ledger(path, BUDGET, **HOLDER)
-    release(ledger, 1)
-    crashed = copy(list(path.parent.iterdir()), tmp_path / "crashed")
-    ledger.close()
+    with closing(played(path, 1)):
+        crashed = copied(path, tmp_path / "crashed")
     assert verified_spend(crashed) == (1, BUDGET.spent(1))
     assert rows(crashed, "SELECT participation FROM releases") == [(1,)]
     assert sorted(file.name for file in crashed.parent.iterdir()) == ["a.db", "a.db-head"]
-    ledger = Ledger(crashed, BUDGET, **HOLDER)
-    assert ledger.released == 1
-    ledger.close()
+    assert count(crashed) == 1
 
 
 @pytest.mark.parametrize("step", ["wal_checkpoint(PASSIVE)", "user_version = 0"])
@@ -300,12 +281,9 @@ def test_a_crash_while_the_log_is_moved_loses_nothing(
     own.execute("PRAGMA user_version = 1")
     if step == "user_version = 0":
         own.execute("PRAGMA wal_checkpoint(PASSIVE)")
-    crashed = copy(list(path.parent.iterdir()), tmp_path / "crashed")
+    crashed = copied(path, tmp_path / "crashed")
     ledger.close()
-    for _ in range(2):  # also when it was closed without another release
-        ledger = Ledger(crashed, BUDGET, **HOLDER)
-        assert ledger.released == 1
-        ledger.close()
+    assert [count(crashed) for _ in range(2)] == [1, 1]  # also when it was closed without another release
 
 
 @pytest.mark.parametrize(
@@ -340,13 +318,8 @@ def test_two_processes_cannot_open_one_ledger(ledger: Ledger, path: Path) -> Non
 def test_a_full_disk_releases_nothing(ledger: Ledger, path: Path) -> None:
     release(ledger, 1)
     noise = memoryview(np.random.default_rng(1).bytes(200_000))
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
-    try:
-        with pytest.raises(LedgerError, match=r"a\.db: "):
-            release(ledger, 2, noise)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    with full_disk(100_000), pytest.raises(LedgerError, match=r"a\.db: "):
+        release(ledger, 2, noise)
     assert (ledger.released, ledger.epsilon_spent) == (1, BUDGET.spent(1))
     release(ledger, 2, noise)
     assert ledger.released == 2
@@ -378,9 +351,7 @@ def test_a_release_that_is_durable_is_not_said_to_have_failed(tmp_path: Path) ->
     """Its commit count is a safeguard beside it: on a full disk it may not be written."""
     path = tmp_path / "a.db"
     path.with_name("a.db-head").mkdir()
-    ledger = Ledger(path, BUDGET, **HOLDER)
-    release(ledger, 1)
-    assert ledger.released == 1
-    assert ledger.has_answered(key(1))
-    ledger.close()
+    with closing(played(path, 1)) as ledger:
+        assert ledger.released == 1
+        assert ledger.has_answered(key(1))
     assert verified_spend(path) == (1, BUDGET.spent(1))

@@ -53,10 +53,14 @@ class FullDisk(sqlite3.Connection):
 
 def played(path: Path, releases: int = 5) -> Ledger:
     ledger = Ledger(path, BUDGET, unit="vector")
-    for round_ in range(ledger.released + 1, ledger.released + releases + 1):
-        key = ReleaseKey("run", round_, 1, "model")
-        ledger.record(key, ledger.next_charge(), "update", memoryview(b"noised"))
+    for _ in range(releases):
+        release(ledger)
     return ledger
+
+
+def release(ledger: Ledger) -> None:
+    key = ReleaseKey("run", ledger.released + 1, 1, "model")
+    ledger.record(key, ledger.next_charge(), "update", memoryview(b"noised"))
 
 
 def audited(path: Path) -> None:
@@ -103,7 +107,7 @@ def test_a_ledger_that_could_not_take_its_log_in_is_whole_once_it_could(
         ledger = played(tmp_path / "a.db")
     monkeypatch.setattr(FullDisk, "refused", ("PRAGMA wal_checkpoint(PASSIVE)", *more))
     with pytest.raises(LedgerError, match="disk is full"):
-        ledger.record(ReleaseKey("run", 6, 1, "model"), ledger.next_charge(), "update", memoryview(b"noised"))
+        release(ledger)
     monkeypatch.setattr(FullDisk, "refused", ())
     ledger.close()
     assert verified_spend(tmp_path / "a.db") == (5, BUDGET.spent(5))
@@ -140,7 +144,7 @@ def test_closing_twice_does_not_take_from_others_what_tells_of_a_lost_log(tmp_pa
     closed.settle()
     closed.close()
     with closing(Ledger(path, BUDGET, unit="vector")) as ledger:
-        ledger.record(ReleaseKey("run", 6, 1, "model"), ledger.next_charge(), "update", memoryview(b"noised"))
+        release(ledger)
         closed.close()
         assert path.with_name("a.db-head").exists()
 
@@ -157,6 +161,6 @@ def test_a_ledger_that_was_taken_away_takes_no_further_release(tmp_path: Path, l
     if loss == "replaced":
         played(path, 1).close()
     with pytest.raises(LedgerError, match=r"a\.db: .*deleted, moved or replaced"):
-        ledger.record(ReleaseKey("run", 6, 1, "model"), ledger.next_charge(), "update", memoryview(b"noised"))
+        release(ledger)
     assert ledger.released == 5
     ledger.close()

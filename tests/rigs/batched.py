@@ -1,6 +1,7 @@
 """Clients with small models, and their rounds trained together or alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from pausefl.bench.images import random_images
+from pausefl_client.batched.host import BatchedHost
 from pausefl_client.batched.stack import ModelStack
 from pausefl_client.batched.training import train_together
 from pausefl_client.training.method import TrainingMethod
@@ -56,10 +58,8 @@ def trainers_of(
 
 def theta_of(trainer: TorchTrainer, round: int = 1) -> Vector:
     """Another model in each round; zeros for a control variate in the first."""
-    rng = np.random.default_rng(round)
-    values = ModelVector(trainer.model).values() * 0 + rng.normal(
-        0, 0.2, ModelVector(trainer.model).values().size
-    ).astype(np.float32)
+    size = ModelVector(trainer.model).values().size
+    values = np.random.default_rng(round).normal(0, 0.2, size).astype(np.float32)
     return np.append(values, np.full(trainer.manifest.size - values.size, 0.01 * (round - 1), np.float32))
 
 
@@ -71,6 +71,15 @@ def played_together(
     for trainer, of_one in zip(trainers, trained, strict=True):
         trainer.remember(of_one.optimizer_states, of_one.method)
     return [of_one.outcome for of_one in trained]
+
+
+@contextmanager
+def expecting(host: BatchedHost, clients: int, round: int, digest: str) -> Iterator[None]:
+    """So many clients wait for a job of a round."""
+    with ExitStack() as waiting:
+        for i in range(clients):
+            waiting.enter_context(host.expecting(f"c{i}", round, digest))
+        yield
 
 
 def assert_same(one: TrainingOutcome, other: TrainingOutcome, share: float = 1e-3) -> None:

@@ -47,8 +47,9 @@ class ClientActorRig:
 
     def actor_of(self, rate_limit: ClientRateLimit | None = None) -> ClientActor:
         """An actor for one stream of the client."""
-        parts = self.stream, self.coordinator, self._limits, self.watch
-        return ClientActor("client-1", *parts, released=2, rate_limit=rate_limit)
+        return ClientActor(
+            "client-1", self.stream, self.coordinator, self._limits, self.watch, released=2, rate_limit=rate_limit
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["ClientActorRig"]:

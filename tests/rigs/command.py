@@ -1,8 +1,12 @@
 """The `pausefl` command in processes of its own, and what its runs leave behind."""
 
+import json
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +15,6 @@ import psutil
 from rigs import log
 
 PAUSEFL = [sys.executable, "-m", "pausefl"]
-SYNTHETIC = """
-[experiment]
-rounds = {rounds}
-[clients]
-count = {clients}
-connect_timeout_s = 30.0
-[selection]
-m = {m}
-[latency.delay]
-kind = "none"
-[workload]
-model = "synthetic"
-train_s = {train_s}
-"""
 
 
 def run(*arguments: object, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
@@ -33,10 +23,61 @@ def run(*arguments: object, timeout_s: float = 120) -> subprocess.CompletedProce
     )
 
 
-def synthetic(folder: Path, rounds: int = 10, clients: int = 4, m: int = 2, train_s: float = 0.0) -> Path:
+def played(*arguments: object, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    """The same of a command that ends well."""
+    done = run(*arguments, timeout_s=timeout_s)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def sets(*changes: str) -> list[str]:
+    """The options that change these keys."""
+    return [word for change in changes for word in ("--set", change)]
+
+
+def toml_of(keys: Mapping[str, object]) -> str:
+    """An experiment of these keys, each with its table before it: `clients.count`; None: not stated."""
+    return "".join(f"{key} = {_inline(value)}\n" for key, value in keys.items() if value is not None)
+
+
+def _inline(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_inline(inner)}" for key, inner in value.items()) + "}"
+    return f"[{', '.join(map(_inline, value))}]" if isinstance(value, list) else json.dumps(value)
+
+
+def synthetic(
+    folder: Path,
+    rounds: int = 10,
+    clients: int = 4,
+    m: int = 2,
+    train_s: float = 0.0,
+    more: Mapping[str, object] | None = None,
+) -> Path:
+    """The file of an experiment without torch and delays, with `more` keys or other values of these."""
+    keys: dict[str, object] = {
+        "experiment.rounds": rounds,
+        "clients.count": clients,
+        "clients.connect_timeout_s": 30.0,
+        "selection.m": m,
+        "latency.delay.kind": "none",
+        "workload.model": "synthetic",
+        "workload.train_s": train_s,
+    }
     path = folder / "synthetic.toml"
-    path.write_text(SYNTHETIC.format(rounds=rounds, clients=clients, m=m, train_s=train_s))
+    path.write_text(toml_of({**keys, **(more or {})}))
     return path
+
+
+def summary_of(run_dir: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text("utf-8"))
+    return summary
+
+
+def kill_group(process: "subprocess.Popen[Any]") -> None:
+    """kill -9 of a process and all that it has started."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def query(run_dir: Path, sql: str) -> list[tuple[Any, ...]]:

@@ -1,6 +1,7 @@
 """What metrics show as a run goes on: without privacy, at its end, resumed, and with many clients."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,6 +40,16 @@ def test_without_privacy_no_epsilon_is_shown(make_telemetry: MakeTelemetry) -> N
 def test_noise_that_can_be_drawn_again_is_not_called_private(make_telemetry: MakeTelemetry) -> None:
     telemetry = make_telemetry(PrivacySettings(BUDGET, "coordinate", "agreed", reproducible_noise=True), SIZE)
     assert registry_of(telemetry).get_sample_value("pausefl_private") == 0
+
+
+def test_a_client_whose_budget_allows_no_further_release_has_none_of_it_next(make_telemetry: MakeTelemetry) -> None:
+    floored = replace(BUDGET, epsilon_floor=BUDGET.epsilon(3))
+    telemetry = make_telemetry(PrivacySettings(floored, "coordinate", "agreed"), SIZE)
+    play(telemetry)
+    value = registry_of(telemetry).get_sample_value
+    for unit in ("coordinate", "vector"):
+        assert value("pausefl_client_epsilon_next", {"client": "a", "unit": unit}) == 0
+    assert value("pausefl_client_epsilon_spent", {"client": "a", "unit": "nothing"}) is None
 
 
 def test_when_a_run_is_over_nobody_is_expected_any_more(make_telemetry: MakeTelemetry) -> None:

@@ -1,9 +1,5 @@
 """Idle round-trip probes: a bounded number, everybody in turn, never of a client at work, never shown to a policy."""
 
-import sqlite3
-import subprocess
-import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +8,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.pings import PingSchedule
 from pausefl_server.rounds.messages import Pinged, SendPing
 from rigs.client_actor import ClientActorRig
+from rigs.command import played, query, sets
 
 
 def test_everybody_is_pinged_in_turn_at_the_rate_asked_for() -> None:
@@ -99,17 +96,11 @@ async def test_a_ping_is_answered_once() -> None:
 
 @pytest.mark.end_to_end
 def test_clients_that_were_not_chosen_have_a_baseline(tmp_path: Path) -> None:
-    overrides = [
-        *("clients.count=4", "selection.m=1", "experiment.rounds=12", "workload.model=synthetic"),
-        *("latency.time_scale=0.2", "server.pings_per_s=50.0"),
-    ]
-    sets = [word for override in overrides for word in ("--set", override)]
-    command = (sys.executable, "-m", "pausefl", "run", "demo", "--run-dir", str(tmp_path / "run"), *sets)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    with closing(sqlite3.connect(tmp_path / "run/run.db")) as database:
-        baseline = database.execute("SELECT client_id, pings, ping_min_s FROM ping_baseline").fetchall()
-        (wall_clock_s,) = database.execute("SELECT max(wall_clock_s) FROM rounds").fetchone()
+    keys = {"selection.m": 1, "experiment.rounds": 12, "latency.time_scale": 0.2, "server.pings_per_s": 50.0}
+    words = sets("clients.count=4", "workload.model=synthetic", *(f"{key}={value}" for key, value in keys.items()))
+    played("run", "demo", "--run-dir", tmp_path / "run", *words)
+    baseline = query(tmp_path / "run", "SELECT client_id, pings, ping_min_s FROM ping_baseline")
+    ((wall_clock_s,),) = query(tmp_path / "run", "SELECT max(wall_clock_s) FROM rounds")
     assert {client_id for client_id, *_ in baseline} == {f"client-{k:03}" for k in range(4)}
     assert sum(pings for _, pings, _ in baseline) <= 50 * (wall_clock_s + 1)
     assert all(0 < ping_s < 0.05 for *_, ping_s in baseline)

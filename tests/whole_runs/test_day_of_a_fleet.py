@@ -17,7 +17,7 @@ import pytest
 from pausefl.certificates import make_certificates
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_process.files import write_durably
-from rigs.command import PAUSEFL, query, rounds_in
+from rigs.command import PAUSEFL, kill_group, query, rounds_in
 from rigs.hosts import Hosts, hosts_of
 from rigs.ports import free_port
 from rigs.waiting import wait_for
@@ -131,8 +131,7 @@ class Day:
     def end(self) -> None:
         for process in (*self.clients.values(), self.campaign, self.evaluator):
             if process is not None and process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                kill_group(process)
 
 
 @contextmanager

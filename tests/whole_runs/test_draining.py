@@ -126,18 +126,6 @@ def test_a_client_that_looks_for_its_server_can_be_ended(tmp_path: Path, backgro
 
 
 @pytest.mark.end_to_end
-def test_a_run_that_is_terminated_draws_nothing(tmp_path: Path, background: Start) -> None:
-    run_dir = tmp_path / "run"
-    process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", run_dir)
-    wait_for(lambda: rounds_in(run_dir) >= 1, "round 1", running=process)
-    process.terminate()
-    assert process.wait(DRAIN_S) == INTERRUPTED
-    assert (run_dir / "summary.json").exists()
-    assert not (run_dir / "report.html").exists()
-    assert f"report: pausefl report {run_dir} writes it" in (tmp_path / "output").read_text()
-
-
-@pytest.mark.end_to_end
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_whose_server_is_ended_before_it_listens_was_interrupted(
     tmp_path: Path, background: Start, number: signal.Signals

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from rigs import log
-from rigs.command import command_line, query, rounds_in, run, synthetic
+from rigs.command import command_line, kill_group, played, query, rounds_in, run, synthetic
 from rigs.waiting import wait_for
 
 pytestmark = pytest.mark.end_to_end
@@ -22,12 +22,11 @@ pytestmark = pytest.mark.end_to_end
 
 @pytest.mark.slow
 def test_digits_are_learnt_over_the_network(tmp_path: Path) -> None:
-    done = run(
+    played(
         *("run", "demo", "--run-dir", tmp_path / "run"),
         *("--set", "clients.count=6", "--set", "selection.m=3", "--set", "experiment.rounds=12"),
         *("--set", "latency.time_scale=0.02", "--set", "evaluation.every=4"),
     )
-    assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["rounds"] == 12
     assert summary["final_accuracy"] > 0.5
@@ -55,8 +54,7 @@ def test_digits_are_learnt_over_the_network(tmp_path: Path) -> None:
 
 
 def test_both_ledgers_tell_the_same(tmp_path: Path) -> None:
-    done = run("run", synthetic(tmp_path), "--run-dir", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    played("run", synthetic(tmp_path), "--run-dir", tmp_path / "run")
     mirrored = dict(query(tmp_path / "run", "SELECT client_id, max(epsilon_spent) FROM leakage GROUP BY 1"))
     assert len(mirrored) == 4
     for client_id, spent in mirrored.items():
@@ -69,69 +67,46 @@ def test_both_ledgers_tell_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_policy_finds_in_the_updates_is_in_the_log(tmp_path: Path) -> None:
-    config = synthetic(tmp_path, m=3)
-    done = run("run", config, "--set", "selection.policy=fed-ts", "--run-dir", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    drifts = [json.loads(str(s))["drift"] for (s,) in query(tmp_path / "run", "SELECT statistics FROM observations")]
-    assert len(drifts) == 30
-    assert min(drifts) > 0
-    weights = {w for (w,) in query(tmp_path / "run", "SELECT weights FROM rounds")}
-    assert [json.loads(str(w)) for w in weights] == [[1 / 3] * 3]
-
-
-@pytest.mark.slow
-def test_rounds_of_stopped_clients_are_suspect(
+def test_a_stopped_client_is_measured_not_repeated_and_its_round_is_suspect(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    """Clients stopped by SIGSTOP, as a suspended machine would be, tell so themselves."""
-    late = "SELECT count(*) FROM suspect_rounds WHERE reason = 'clients timer_overshoot_s'"
-    process = background(
-        *("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run"),
-        *("--set", "host.timer_overshoot_s=0.25", "--set", "selection.policy=all"),
-    )
-    wait_for(lambda: rounds_in(tmp_path / "run") >= 5, "five rounds")
-    stopped = _clients(process)
-    assert len(stopped) == 4
-    for client in stopped:
-        client.suspend()
-    rounds = rounds_in(tmp_path / "run")
-    time.sleep(0.5)
-    for client in stopped:
-        client.resume()
-    wait_for(lambda: rounds_in(tmp_path / "run") > rounds + 2, "further rounds")
-    assert query(tmp_path / "run", late)[0][0] >= 1
+    """No delay is drawn; a client stopped for half a second takes at least that long, and tells of it itself."""
+    run_dir, keys = tmp_path / "run", {"selection.policy": "all", "host.timer_overshoot_s": 0.25}
+    process = background("run", synthetic(tmp_path, 100_000, 2, train_s=0.1, more=keys), "--run-dir", run_dir)
+    wait_for(lambda: rounds_in(run_dir) >= 5, "five rounds", running=process)
+    victim = _clients(process)[0]
+    victim.suspend()
+    wait_for(lambda: victim.status() == psutil.STATUS_STOPPED, "the client to stop")
+    time.sleep(0.5)  # the half second that must be seen
+    victim.resume()
+    before = rounds_in(run_dir)
+    wait_for(lambda: rounds_in(run_dir) > before + 2, "further rounds", running=process)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(30) == 130
+    assert process.wait(60) == 130
+    columns = "round, attempt, count(*), max(drawn_s), max(round_trip_s), round_latency_s"
+    touched = "FROM rounds JOIN breakdown USING (round) GROUP BY round HAVING max(round_trip_s) >= 0.5"
+    rounds = query(run_dir, f"SELECT {columns} {touched}")
+    assert rounds
+    for _, attempt, answers, drawn_s, longest_s, latency_s in rounds:
+        assert (attempt, answers, drawn_s) == (1, 2, 0), "each client answered once, and the first attempt was the last"
+        assert latency_s == pytest.approx(longest_s, abs=1e-9)
+    suspect = query(run_dir, "SELECT round FROM suspect_rounds WHERE reason = 'clients timer_overshoot_s'")
+    assert {number for (number,) in suspect} & {number for number, *_ in rounds}
 
 
-COMING_AND_GOING = """
-[experiment]
-rounds = 12
-[clients]
-connect_timeout_s = 30.0
-[clients.groups.original]
-count = 2
-[clients.groups.late]
-count = 2
-join_round = 4
-leave_round = 9
-[clients.groups.victim]
-count = 1
-join_round = 3
-leave_round = 7
-leave = "kill"
-[clients.groups.fickle]
-count = 2
-availability = { kind = "markov", leave_probability = 0.4, return_probability = 0.5 }
-[selection]
-policy = "all"
-m = 1
-[latency.delay]
-kind = "none"
-[workload]
-model = "synthetic"
-"""
+GROUPS = {
+    "clients.count": None,
+    "clients.groups": {
+        "original": {"count": 2},
+        "late": {"count": 2, "join_round": 4, "leave_round": 9},
+        "victim": {"count": 1, "join_round": 3, "leave_round": 7, "leave": "kill"},
+        "fickle": {
+            "count": 2,
+            "availability": {"kind": "markov", "leave_probability": 0.4, "return_probability": 0.5},
+        },
+    },
+    "selection.policy": "all",
+}
 
 
 @pytest.mark.slow
@@ -142,19 +117,16 @@ def test_groups_join_and_leave_when_they_should(
     from pausefl.experiment.groups import presence_of
     from pausefl.experiment.loading import parse_experiment
 
-    (tmp_path / "groups.toml").write_text(COMING_AND_GOING)
-    experiment = parse_experiment(COMING_AND_GOING)
+    config = synthetic(tmp_path, rounds=12, m=1, more=GROUPS)
+    experiment = parse_experiment(config.read_text())
     presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
     assert presence is not None
     expected = [(t, sorted(presence.at(t))) for t in range(1, 13)]
-    process = background("run", tmp_path / "groups.toml", "--run-dir", tmp_path / "run")
+    process = background("run", config, "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run") >= 5, "five rounds")
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    resumed = run("run", "--resume", tmp_path / "run")
-    assert resumed.returncode == 0, resumed.stderr
-    whole = run("run", tmp_path / "groups.toml", "--run-dir", tmp_path / "whole")
-    assert whole.returncode == 0, whole.stderr
+    kill_group(process)
+    played("run", "--resume", tmp_path / "run")
+    played("run", config, "--run-dir", tmp_path / "whole")
     for name in ("run", "whole"):
         rounds = query(tmp_path / name, "SELECT round, chosen FROM rounds ORDER BY round")
         assert [(t, sorted(json.loads(str(chosen)))) for t, chosen in rounds] == expected
@@ -162,75 +134,6 @@ def test_groups_join_and_leave_when_they_should(
     assert "client late-000 joined" in log
     assert "client victim-000 left" in log
     assert "did not come or go" not in log
-
-
-CATCHING = """
-import math
-import os
-import time
-from pathlib import Path
-
-from torch import nn
-
-FOLDER = Path({folder!r})
-
-
-class Model(nn.Linear):
-    def forward(self, x):
-        if self.training and (FOLDER / "armed").exists():
-            try:
-                (FOLDER / "caught").touch(exist_ok=False)
-            except FileExistsError:
-                return super().forward(x.flatten(1))
-            (FOLDER / "pid").write_text(str(os.getpid()))
-            while not (FOLDER / "go").exists():
-                time.sleep(0.01)
-        return super().forward(x.flatten(1))
-
-
-def make(input_shape, classes):
-    return Model(math.prod(input_shape), classes)
-"""
-
-
-@pytest.mark.slow
-def test_a_stopped_client_is_measured_not_repeated(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No delay is drawn; a process stopped for half a second while it trains takes at least that long.
-
-    Its own model holds it in the middle of a training step until it is stopped, so the stop falls into one round
-    however busy the machine is.
-    """
-    (tmp_path / "catching.py").write_text(CATCHING.format(folder=str(tmp_path)))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    process = background(
-        *("run", "demo", "--run-dir", tmp_path / "run", "--set", "workload.model=catching:make"),
-        *("--set", "clients.count=2", "--set", "selection.m=2", "--set", "experiment.rounds=100000"),
-        *("--set", "latency.delay.kind=none", "--set", "privacy.enabled=false", "--set", "selection.policy=all"),
-        *("--set", "latency.signal=round_trip", "--set", "latency.time_scale=1.0"),
-    )
-    wait_for(lambda: rounds_in(tmp_path / "run") >= 1, "round 1", running=process)
-    (tmp_path / "armed").touch()
-    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "a training step", running=process)
-    t = rounds_in(tmp_path / "run") + 1  # the round that waits for this client
-    victim = psutil.Process(int((tmp_path / "pid").read_text()))
-    victim.suspend()
-    wait_for(lambda: victim.status() == psutil.STATUS_STOPPED, "the client to stop")
-    (tmp_path / "go").touch()
-    time.sleep(0.5)  # the half second that must be seen
-    assert rounds_in(tmp_path / "run") == t - 1
-    victim.resume()
-    wait_for(lambda: rounds_in(tmp_path / "run") >= t, "the round's end", running=process)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(60) == 130
-    rows = query(tmp_path / "run", f"SELECT round_trip_s, drawn_s FROM breakdown WHERE round = {t}")
-    assert len(rows) == 2  # each client answered once
-    assert all(drawn_s == 0 for _, drawn_s in rows)
-    ((latency_s, attempt),) = query(tmp_path / "run", f"SELECT round_latency_s, attempt FROM rounds WHERE round = {t}")
-    assert attempt == 1  # the first one was the last
-    assert latency_s == pytest.approx(max(float(str(r[0])) for r in rows), abs=1e-9)
-    assert float(str(latency_s)) >= 0.5
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
 """Budgets as a run's user sees them: how they end it, who shares them, and where they can be read off."""
 
-import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,45 +19,27 @@ from pausefl.runtime.run_dir import made_run_dir
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
-from pausefl_server.monitoring.metrics import make_registry
-from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.selection.policies.uniform import Random
-from pausefl_server.settings import MetricsSettings, PrivacySettings
 from pausefl_server.state import replay
 from pausefl_server.storage.store import Store
-from rigs.command import run
+from rigs.command import played, run, sets, summary_of, synthetic
 from rigs.log import query
 
 BUDGET = Budget(10.0, 0.04)
-SYNTHETIC = """
-[experiment]
-rounds = 100
-[clients]
-count = 6
-per_process = 3
-[selection]
-policy = "random"
-m = 2
-[privacy]
-epsilon_budget = 10.0
-[latency.delay]
-kind = "none"
-[workload]
-model = "synthetic"
-[metrics]
-enabled = false
-"""
+BUDGETS = {
+    "clients.per_process": 3,
+    "selection.policy": "random",
+    "privacy.epsilon_budget": 10.0,
+    "metrics.enabled": False,
+}
 
 
 def play(tmp_path: Path, name: str, *changes: str) -> dict[str, Any]:
     """Run the synthetic experiment; its summary."""
-    config = tmp_path / "synthetic.toml"
-    config.write_text(SYNTHETIC)
-    done = run("run", config, "--run-dir", tmp_path / name, *(a for change in changes for a in ("--set", change)))
-    assert done.returncode == 0, done.stderr
-    summary: dict[str, Any] = json.loads((tmp_path / name / "summary.json").read_text())
-    return summary
+    config = synthetic(tmp_path, rounds=100, clients=6, more=BUDGETS)
+    played("run", config, "--run-dir", tmp_path / name, *sets(*changes))
+    return summary_of(tmp_path / name)
 
 
 @pytest.mark.end_to_end
@@ -70,6 +50,7 @@ def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: s
     assert 2 / BUDGET.epsilon(5) < 6.1 < 2 / BUDGET.epsilon(6)
     summary = play(tmp_path, "run", floor)
     assert 13 <= summary["rounds"] <= 15
+    assert summary["outcome"] == "budgets_spent"
     assert re.fullmatch(
         r"privacy budgets: [01] of 6 clients may still release, a round takes m = 2", summary["stopped_because"]
     )
@@ -127,11 +108,9 @@ def test_ledgers_that_come_from_elsewhere_are_found_in_the_log(tmp_path: Path) -
 
 def take_part(tmp_path: Path, *changes: str) -> subprocess.CompletedProcess[str]:
     """Be a client of a server that is not there: its ledger is opened before it looks for one."""
-    config = tmp_path / "synthetic.toml"
-    config.write_text(SYNTHETIC)
-    overrides = [a for change in ("clients.connect_timeout_s=0.01", *changes) for a in ("--set", change)]
+    config = synthetic(tmp_path, rounds=100, clients=6, more=BUDGETS)
     address = ("--server", "127.0.0.1:9", "--client-id", "client-000", "--ledger-dir", tmp_path / "ledgers")
-    return run("client", config, *address, *overrides)
+    return run("client", config, *address, *sets("clients.connect_timeout_s=0.01", *changes))
 
 
 @pytest.mark.slow
@@ -162,8 +141,7 @@ def test_the_model_of_a_ledger_in_the_unit_of_a_vector_may_change(tmp_path: Path
 
 
 def test_noise_from_the_seed_is_not_charged_to_ledgers_that_outlive_the_run(tmp_path: Path) -> None:
-    changes = ("privacy.reproducible_noise=true", f"privacy.ledger_dir={tmp_path / 'holders'}")
-    done = run("run", "demo", *(a for change in changes for a in ("--set", change)))
+    done = run("run", "demo", *sets("privacy.reproducible_noise=true", f"privacy.ledger_dir={tmp_path / 'holders'}"))
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("pausefl: privacy.reproducible_noise = true: goes without privacy.ledger_dir only")
@@ -205,7 +183,7 @@ def test_refused_input_takes_no_ledger_away_that_has_released(tmp_path: Path, re
         ledger.close()
         raise ConfigError("bad input")
 
-    with pytest.raises(ConfigError), made_run_dir(parse_experiment(SYNTHETIC), tmp_path / "run"):
+    with pytest.raises(ConfigError), made_run_dir(parse_experiment(""), tmp_path / "run"):
         refuse()
     assert (tmp_path / "run/ledgers/a.db").exists() == bool(releases)
 
@@ -260,42 +238,6 @@ def test_the_greatest_leakage_counts_what_was_spent_on_unused_updates(tmp_path: 
     assert by_round[-1][1] == max(
         row[0] for row in query(tmp_path / "run.db", f"SELECT epsilon_spent FROM ({CLIENTS})")
     )
-
-
-@pytest.mark.parametrize(
-    ("unit", "factors"), [("coordinate", {"coordinate": 1, "vector": 50}), ("vector", {"vector": 1})]
-)
-def test_metrics_tell_every_clients_ledger_in_both_units(
-    unit: Any, factors: dict[str, int], make_telemetry: Callable[..., Telemetry]
-) -> None:
-    telemetry = make_telemetry(PrivacySettings(Budget(10.0, 0.04, BUDGET.epsilon(5)), unit, ""), model_size=50)
-    registry = make_registry(telemetry, MetricsSettings())
-    played = [*records(), record(3, (observation("a", 3),), (LogEvent("retired", "b"),))]
-    for i, r in enumerate(played):
-        telemetry.round_committed(r, replay(Random(1), 1, played[: i + 1]), budgets_end=9)
-
-    def value(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(f"pausefl_{name}", labels)
-
-    for label, factor in factors.items():
-        for client, i in (("a", 3), ("b", 5), ("c", 0)):
-            ledger = {"client": client, "unit": label}
-            assert value("client_epsilon_spent", **ledger) == pytest.approx(factor * BUDGET.spent(i))
-            assert value("client_epsilon_remaining", **ledger) == pytest.approx(factor * (10 - BUDGET.spent(i)))
-            upcoming = 0.0 if client == "b" else factor * BUDGET.epsilon(i + 1)
-            assert value("client_epsilon_next", **ledger) == pytest.approx(upcoming)
-        assert value("epsilon_spent_max", unit=label) == pytest.approx(factor * BUDGET.spent(5))
-        assert value("epsilon_spent_median", unit=label) == pytest.approx(factor * BUDGET.spent(3))
-    assert value("client_epsilon_spent", client="a", unit="nothing") is None
-    assert value("retired_clients") == 1
-    assert value("budgets_end_round") == 9
-    assert value("private") == 1
-
-
-def test_a_run_whose_noise_can_be_drawn_again_is_not_private(make_telemetry: Callable[..., Telemetry]) -> None:
-    for privacy in (PrivacySettings(BUDGET, "vector", "", reproducible_noise=True), None):
-        registry = make_registry(make_telemetry(privacy), MetricsSettings())
-        assert registry.get_sample_value("pausefl_private") == 0
 
 
 @pytest.mark.parametrize("unit", ["coordinate", "vector"])

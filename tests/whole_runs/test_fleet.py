@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -25,32 +23,14 @@ from pausefl.studies.playing import _place_on_a_fleet
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_process.events import SpentInAllRuns
 from pausefl_proto.errors import ConfigError
-from rigs.command import query, rounds_in
+from rigs.command import kill_group, query, rounds_in, synthetic
 from rigs.comparisons import write_run
 from rigs.ports import free_port
 from rigs.waiting import wait_for
 
-EXPERIMENT = """
-[experiment]
-rounds = 12
-[clients]
-count = 3
-minimum = 2
-connect_timeout_s = 40.0
-[selection]
-m = 2
-[latency.delay]
-kind = "none"
-[workload]
-model = "synthetic"
-train_s = 0.03
-[privacy]
-epsilon_budget = 30.0
-unit = "vector"
-[metrics]
-enabled = false
-"""
-OWN: dict[str, Any] = {"privacy": {"epsilon_budget": 30.0, "unit": "vector"}}
+PRIVACY = {"epsilon_budget": 30.0, "unit": "vector"}
+KEYS = {"clients.minimum": 2, "privacy": PRIVACY, "metrics.enabled": False}
+OWN: dict[str, Any] = {"privacy": PRIVACY}
 
 
 def staying(client_id: str, port: int, ledgers: Path) -> StayingClients:
@@ -77,10 +57,10 @@ async def test_a_campaign_that_was_killed_goes_on_with_the_clients_that_stayed(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "pausefl.client")
-    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    config = synthetic(tmp_path, rounds=12, clients=3, train_s=0.03, more=KEYS)
     port, folder, told = free_port(), tmp_path / "comparison", list[SpentInAllRuns]()
     fleet = ["--fleet", f"127.0.0.1:{port}"]
-    begin = ["compare", tmp_path / "experiment.toml", "--policies", "random,pause", "--run-dir", folder, *fleet]
+    begin = ["compare", config, "--policies", "random,pause", "--run-dir", folder, *fleet]
 
     def note(event: Any) -> None:
         if isinstance(event, SpentInAllRuns):
@@ -98,8 +78,7 @@ async def test_a_campaign_that_was_killed_goes_on_with_the_clients_that_stayed(
         wait_for, lambda: played() and rounds_in(played()[0].parent) >= 5, "rounds", running=campaign
     )
     (first,) = (path.parent for path in played())
-    os.killpg(campaign.pid, signal.SIGKILL)
-    campaign.wait()
+    kill_group(campaign)
     committed = query(first, "SELECT round, chosen FROM rounds")
     campaign = background("compare", "--resume", folder, *fleet)
     await asyncio.to_thread(wait_for, lambda: len(played()) == 2, "the second run", running=campaign)
@@ -125,7 +104,7 @@ async def test_a_campaign_that_was_killed_goes_on_with_the_clients_that_stayed(
 
 
 def test_the_order_on_a_fleet_is_drawn_within_a_seed() -> None:
-    experiments = [parse_experiment(EXPERIMENT, [f"experiment.seed={seed}"]) for seed in range(1, 9)]
+    experiments = [parse_experiment("", [f"experiment.seed={seed}"]) for seed in range(1, 9)]
     drawn = []
     for experiment in experiments:
         runs = [Planned(f"{policy}-seed{experiment.experiment.seed}", experiment) for policy in ("a", "b", "c")]
@@ -159,7 +138,7 @@ def test_a_run_goes_on_with_the_clients_that_hold_its_ledgers(tmp_path: Path) ->
     with pytest.raises(
         ConfigError, match=rf"here: was played by clients of this machine.* pausefl run --resume {here}$"
     ):
-        run_experiment(parse_experiment(EXPERIMENT), here, SILENT, resume=True, fleet=fleet)
+        run_experiment(parse_experiment(""), here, SILENT, resume=True, fleet=fleet)
     on_the_fleet = rf"pausefl run --resume {there} --fleet 0\.0\.0\.0:50051$"
     with pytest.raises(ConfigError, match=rf"there: was served to clients elsewhere.* {on_the_fleet}"):
-        run_experiment(parse_experiment(EXPERIMENT), there, SILENT, resume=True)
+        run_experiment(parse_experiment(""), there, SILENT, resume=True)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from pausefl_process.ending import ask_to_end
-from rigs.command import is_alive, query, rounds_in, run, synthetic
+from rigs.command import is_alive, kill_group, played, query, rounds_in, run, synthetic
 from rigs.waiting import wait_for
 
 pytestmark = pytest.mark.end_to_end
@@ -32,6 +32,10 @@ def test_the_first_interrupt_saves_everything(
     assert summary["stopped_because"] == f"stopped by {number.name}"
     assert summary["rounds"] == rounds_in(tmp_path / "run") >= 5
     assert (tmp_path / "run/report.html").exists() == (number == signal.SIGINT)
+    said = (tmp_path / "output").read_text()
+    assert (f"report: pausefl report {tmp_path / 'run'} writes it" in said) == (number == signal.SIGTERM)
+    last = said.splitlines()[-1]
+    assert last == f"pausefl: stopped by {number.name}; go on with: pausefl run --resume {tmp_path / 'run'}"
 
 
 def test_a_server_that_has_ended_is_asked_in_vain() -> None:
@@ -71,8 +75,7 @@ def test_an_interrupted_comparison_keeps_what_is_finished_and_goes_on(
     first = (folder / "random-seed1/summary.json").read_bytes()
     assert json.loads(first)["rounds"] == 30
 
-    resumed = run("compare", "--resume", folder, timeout_s=240)
-    assert resumed.returncode == 0, resumed.stderr
+    played("compare", "--resume", folder, timeout_s=240)
     assert (folder / "random-seed1/summary.json").read_bytes() == first
     assert [rounds_in(folder / f"{policy}-seed1") for policy in ("all", "ucb")] == [30, 30]
     assert "runs have" not in json.loads((folder / "comparison.json").read_text())["warning"]
@@ -101,50 +104,36 @@ def test_nothing_outlives_a_killed_parent(tmp_path: Path, background: Callable[.
     wait_for(lambda: not any(is_alive(child) for child in family), "every process to end", 20)
 
 
+BARE = {
+    "privacy.enabled": False,
+    "selection.m": 3,
+    "aggregation.rule": "median",
+    "aggregation.optimizer.kind": "fedyogi",
+}
+
+
 @pytest.mark.slow
-def test_an_interrupted_run_is_resumed_to_the_same_selections(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+@pytest.mark.parametrize("keys", [{}, BARE], ids=["private", "bare"])
+def test_a_killed_run_is_resumed_to_the_same_selections_and_model(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], keys: dict[str, object]
 ) -> None:
-    """Kill -9 in the middle, resume, and compare with a run that was left alone."""
-    config = synthetic(tmp_path, rounds=300)
-    arguments = ("--set", "selection.policy=random")
-    process = background("run", config, *arguments, "--run-dir", tmp_path / "run")
+    """As of a run left alone; without noise bit by bit, the optimizer's momentum included."""
+    config = synthetic(tmp_path, rounds=200, more={"selection.policy": "random", **keys})
+    process = background("run", config, "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run") >= 20, "twenty rounds")
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert rounds_in(tmp_path / "run") < 300
-    resumed = run("run", "--resume", tmp_path / "run")
-    assert resumed.returncode == 0, resumed.stderr
-    whole = run("run", config, *arguments, "--run-dir", tmp_path / "whole")
-    assert whole.returncode == 0, whole.stderr
+    kill_group(process)
+    assert rounds_in(tmp_path / "run") < 200
+    played("run", "--resume", tmp_path / "run")
+    played("run", config, "--run-dir", tmp_path / "whole")
     chosen = "SELECT round, chosen FROM rounds ORDER BY round"
     assert query(tmp_path / "run", chosen) == query(tmp_path / "whole", chosen)
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "whole")]
+    assert (models[0] == models[1]) == bool(keys)
     spent = "SELECT client_id, max(participation) FROM leakage GROUP BY 1"
     ours, theirs = dict(query(tmp_path / "run", spent)), dict(query(tmp_path / "whole", spent))
     # A release that was under way when everything died is charged, and never handed back.
+    assert len(theirs) == (0 if keys else 4)
     assert all(theirs[c] <= ours[c] <= theirs[c] + 2 for c in theirs)
-
-
-@pytest.mark.slow
-def test_the_server_optimizer_goes_on_where_it_was(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
-) -> None:
-    """Killed and resumed, the model is bit-equal to that of a run left alone: momentum and rule included."""
-    config = synthetic(tmp_path, rounds=200)
-    arguments = [
-        *("--set", "selection.policy=random", "--set", "privacy.enabled=false", "--set", "selection.m=3"),
-        *("--set", "aggregation.rule=median", "--set", "aggregation.optimizer.kind=fedyogi"),
-    ]
-    process = background("run", config, *arguments, "--run-dir", tmp_path / "run")
-    wait_for(lambda: rounds_in(tmp_path / "run") >= 20, "twenty rounds")
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert rounds_in(tmp_path / "run") < 200
-    for options in (("--resume", tmp_path / "run"), (config, *arguments, "--run-dir", tmp_path / "whole")):
-        done = run("run", *options)
-        assert done.returncode == 0, done.stderr
-    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "whole")]
-    assert models[0] == models[1]
 
 
 @pytest.mark.slow
@@ -156,8 +145,7 @@ def test_a_run_that_is_killed_while_it_plays_rounds_again_has_not_ended(
     assert run("run", synthetic(tmp_path, rounds=2, clients=2, m=1, train_s=1.0), "--run-dir", folder).returncode == 0
     process = background("run", "--resume", folder, "--back-to", 1)
     wait_for(lambda: rounds_in(folder) == 1, "the last round to be taken back", running=process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    kill_group(process)
     assert not (folder / "summary.json").exists()
     assert run("run", "--resume", folder).returncode == 0
     assert query(folder, "SELECT round, attempt FROM rounds ORDER BY round") == [(1, 1), (2, 2)]

@@ -10,33 +10,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rigs.command import query, rounds_in
+from rigs.command import query, rounds_in, synthetic
 from rigs.waiting import wait_for
 
 pytestmark = pytest.mark.end_to_end
 
-EXPERIMENT = """
-[experiment]
-rounds = 100000
-[clients]
-connect_timeout_s = 30.0
-[clients.groups.original]
-count = 1
-[clients.groups.victim]
-count = 1
-{coming}
-[selection]
-policy = "all"
-m = 1
-[latency.delay]
-kind = "none"
-[workload]
-model = "synthetic"
-train_s = 0.02
-[metrics]
-enabled = false
-"""
-COMING = "[clients.groups.late]\ncount = 1\njoin_round = 3"
+GROUPS = {
+    "clients.count": 2,
+    "clients.groups.original.count": 1,
+    "clients.groups.victim.count": 1,
+    "selection.policy": "all",
+    "metrics.enabled": False,
+}
+COMING = {"clients.count": 3, "clients.groups.late.count": 1, "clients.groups.late.join_round": 3}
 
 
 def process_of(client_id: str, run: int) -> psutil.Process | None:
@@ -50,13 +36,12 @@ def process_of(client_id: str, run: int) -> psutil.Process | None:
     return None
 
 
-@pytest.mark.parametrize("coming", ["", COMING], ids=["all are there", "some come later"])
+@pytest.mark.parametrize("coming", [{}, COMING], ids=["all are there", "some come later"])
 def test_a_client_process_that_was_killed_is_back_soon(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], coming: str
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], coming: dict[str, int]
 ) -> None:
-    (tmp_path / "experiment.toml").write_text(EXPERIMENT.format(coming=coming))
-    run_dir = tmp_path / "run"
-    run = background("run", tmp_path / "experiment.toml", "--run-dir", run_dir)
+    config, run_dir = synthetic(tmp_path, 100_000, m=1, train_s=0.02, more=GROUPS | coming), tmp_path / "run"
+    run = background("run", config, "--run-dir", run_dir)
     wait_for(lambda: rounds_in(run_dir) >= 5, "five rounds", running=run)
     victim = process_of("victim-000", run.pid)
     assert victim is not None

@@ -10,22 +10,7 @@ import pytest
 from pausefl.experiment.loading import parse_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import trainer_pool
-from rigs.command import query, run
-
-CROWD = """
-[experiment]
-rounds = 6
-[clients]
-count = 40
-per_process = 20
-[selection]
-policy = "all"
-[latency.delay]
-kind = "none"
-[workload]
-model = "synthetic"
-train_s = 0.01
-"""
+from rigs.command import played, query, synthetic
 
 
 @pytest.mark.parametrize(("count", "processes"), [(1, 1), (30, 30), (32, 32)])
@@ -45,9 +30,8 @@ def test_more_clients_share_a_process_per_core(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.end_to_end
 @pytest.mark.slow
 def test_a_crowd_queues_for_its_trainer_and_says_so(tmp_path: Path) -> None:
-    (tmp_path / "crowd.toml").write_text(CROWD)
-    done = run("run", tmp_path / "crowd.toml", "--run-dir", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    crowd = {"clients.per_process": 20, "selection.policy": "all"}
+    played("run", synthetic(tmp_path, 6, 40, train_s=0.01, more=crowd), "--run-dir", tmp_path / "run")
     queues = "SELECT max(queue_s), min(train_s), count(*) FROM breakdown WHERE round > 1 GROUP BY round"
     rows = query(tmp_path / "run", queues)
     assert [n for *_, n in rows] == [40] * 5

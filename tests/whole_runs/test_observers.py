@@ -15,7 +15,7 @@ import pausefl
 from pausefl.runtime.observers import Observed, Observer, load_observers, observed
 from pausefl.runtime.observers.figures import figures
 from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent, RollCall, RoundCommitted, from_line
-from rigs.command import run, synthetic
+from rigs.command import played, synthetic
 from rigs.waiting import wait_for
 
 SETTINGS = {"experiment": {"rounds": 3}}
@@ -219,8 +219,7 @@ def test_a_run_has_the_observers_it_names_and_prints_its_events(
     (tmp_path / "watching.py").write_text(MODULE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     observers = 'experiment.observers=["watching:Noting", "watching:Failing"]'
-    done = run("run", synthetic(tmp_path), "--run-dir", tmp_path / "run", "--json", "--set", observers)
-    assert done.returncode == 0, done.stderr
+    done = played("run", synthetic(tmp_path), "--run-dir", tmp_path / "run", "--json", "--set", observers)
     events = [from_line(line) for line in done.stdout.splitlines()]
     shown = [event.kind for event in events if not isinstance(event, Notice)]
     assert shown.pop() == "preparing"  # the report, once the run and its observers have ended
@@ -244,8 +243,7 @@ def test_the_log_of_a_run_that_shows_nothing_tells_of_an_observer_that_failed(tm
 
 @pytest.mark.end_to_end
 def test_a_quiet_run_prints_its_result_alone(tmp_path: Path) -> None:
-    done = run("run", synthetic(tmp_path, rounds=3), "--run-dir", tmp_path / "run", "--quiet")
-    assert done.returncode == 0, done.stderr
+    done = played("run", synthetic(tmp_path, rounds=3), "--run-dir", tmp_path / "run", "--quiet")
     assert "round 1/3" not in done.stdout
     assert "all rounds done" in done.stdout
     assert "live page" not in done.stdout + done.stderr

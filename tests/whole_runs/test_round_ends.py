@@ -1,71 +1,43 @@
 """Whole runs, processes and all, whose rounds do not wait for every client."""
 
-import json
-import os
-import signal
-import sqlite3
 import subprocess
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from pausefl.outcomes import FAILED
-from rigs.command import is_alive, query, rounds_in, run
+from rigs import log
+from rigs.command import is_alive, kill_group, played, query, rounds_in, run, summary_of, synthetic
 from rigs.waiting import wait_for
 
 pytestmark = pytest.mark.end_to_end
 
-EXPERIMENT = """
-[experiment]
-rounds = {rounds}
-[clients]
-count = 3
-connect_timeout_s = 60.0
-[clients.groups.fast]
-count = 2
-[clients.groups.slow]
-count = 1
-[selection]
-policy = "all"
-m = 3
-[workload]
-model = "synthetic"
-[latency]
-down = {{ kind = "constant", value_s = 0.0 }}
-up = {{ kind = "constant", value_s = {fast_up_s} }}
-[[latency.groups]]
-clients = "slow-000"
-down = {{ kind = "constant", value_s = 0.0 }}
-up = {{ kind = "constant", value_s = {slow_up_s} }}
-[evaluation]
-every = 0
-[metrics]
-enabled = false
-[server]
-{server}
-"""
-"""A slow client trains and pays at once; its update is held back."""
+
+def constant(seconds: float) -> dict[str, object]:
+    return {"kind": "constant", "value_s": seconds}
 
 
-def experiment(folder: Path, server: str, rounds: int, fast_up_s: float = 0.1, slow_up_s: float = 0.35) -> Path:
-    path = folder / "experiment.toml"
-    path.write_text(EXPERIMENT.format(server=server, rounds=rounds, fast_up_s=fast_up_s, slow_up_s=slow_up_s))
-    return path
-
-
-def summary_of(run_dir: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
-    return summary
+def experiment(folder: Path, rounds: int, fast_up_s: float = 0.1, slow_up_s: float = 0.35, **server: object) -> Path:
+    """Two fast clients and a slow one, which trains and pays at once; its update is held back."""
+    slow = {"clients": "slow-000", "down": constant(0.0), "up": constant(slow_up_s)}
+    keys = {
+        "clients.groups": {"fast": {"count": 2}, "slow": {"count": 1}},
+        "selection.policy": "all",
+        "latency.delay.kind": None,
+        "latency.down": constant(0.0),
+        "latency.up": constant(fast_up_s),
+        "latency.groups": [slow],
+        "metrics.enabled": False,
+        "server": server,
+    }
+    return synthetic(folder, rounds, clients=3, m=3, more=keys)
 
 
 def charged(run_dir: Path, client_id: str) -> int:
     """Releases in a client's own ledger."""
-    with closing(sqlite3.connect(run_dir / f"ledgers/{client_id}.db")) as ledger:
-        return int(ledger.execute("SELECT count(*) FROM releases").fetchone()[0])
+    return int(log.query(run_dir / f"ledgers/{client_id}.db", "SELECT count(*) FROM releases")[0][0])
 
 
 def mirrored(run_dir: Path, client_id: str) -> int:
@@ -78,9 +50,8 @@ def mirrored(run_dir: Path, client_id: str) -> int:
 @pytest.mark.parametrize("late", ["drop", "buffer"])
 @pytest.mark.slow
 def test_a_quorum_ends_rounds_and_late_updates_are_counted(tmp_path: Path, late: str) -> None:
-    config = experiment(tmp_path, f'quorum = 0.6\nlate = "{late}"', rounds=20)
-    done = run("run", config, "--run-dir", tmp_path / "run")
-    assert done.returncode == 0, done.stdout + done.stderr
+    config = experiment(tmp_path, rounds=20, quorum=0.6, late=late)
+    done = played("run", config, "--run-dir", tmp_path / "run")
     summary = summary_of(tmp_path / "run")
     assert (summary["rounds"], summary["missed_jobs"], summary["censored_rounds"]) == (20, {}, 0)
     assert summary["unneeded_jobs"] == 20
@@ -100,17 +71,15 @@ def test_a_quorum_ends_rounds_and_late_updates_are_counted(tmp_path: Path, late:
 def test_a_run_killed_with_a_buffered_update_goes_on_and_loses_no_epsilon(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    config, run_dir = experiment(tmp_path, 'quorum = 0.6\nlate = "buffer"', rounds=60), tmp_path / "run"
+    config, run_dir = experiment(tmp_path, rounds=60, quorum=0.6, late="buffer"), tmp_path / "run"
     process = background("run", config, "--run-dir", run_dir)
     wait_for(lambda: rounds_in(run_dir) >= 12, "twelve rounds", running=process)
     family = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    kill_group(process)
     wait_for(lambda: not any(is_alive(child) for child in family), "every process to end", 20)
     played = rounds_in(run_dir)
     assert played < 60
-    done = run("run", "--resume", run_dir)
-    assert done.returncode == 0, done.stdout + done.stderr
+    played("run", "--resume", run_dir)
     summary = summary_of(run_dir)
     assert (summary["rounds"], summary["outcome"]) == (60, "completed")
     for client_id in ("fast-000", "fast-001", "slow-000"):
@@ -126,8 +95,8 @@ def test_a_run_killed_with_a_buffered_update_goes_on_and_loses_no_epsilon(
 
 @pytest.mark.slow
 def test_a_run_that_no_client_answers_fails_with_the_reason(tmp_path: Path) -> None:
-    server = "round_timeout_s = 0.5\nrounds_without_update_max = 2"
-    config = experiment(tmp_path, server, rounds=5, fast_up_s=30.0, slow_up_s=30.0)
+    late = {"fast_up_s": 30.0, "slow_up_s": 30.0}
+    config = experiment(tmp_path, rounds=5, **late, round_timeout_s=0.5, rounds_without_update_max=2)
     done = run("run", config, "--run-dir", tmp_path / "run")
     assert done.returncode == FAILED
     assert "no client gave an update in 2 attempts in a row; the last one, slow-000: gave no answer" in done.stderr
@@ -140,9 +109,8 @@ def test_a_run_that_no_client_answers_fails_with_the_reason(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_client_that_answers_after_30_s_costs_the_timeout_of_2_s_each_round(tmp_path: Path) -> None:
     """Their sum is the time on the clock, but for what the server adds between rounds."""
-    config, run_dir = experiment(tmp_path, "round_timeout_s = 2.0", rounds=2, slow_up_s=30.0), tmp_path / "run"
-    done = run("run", config, "--run-dir", run_dir, "--set", "privacy.enabled=false")
-    assert done.returncode == 0, done.stdout + done.stderr
+    config, run_dir = experiment(tmp_path, rounds=2, slow_up_s=30.0, round_timeout_s=2.0), tmp_path / "run"
+    done = played("run", config, "--run-dir", run_dir, "--set", "privacy.enabled=false")
     summary = summary_of(run_dir)
     assert (summary["missed_jobs"], summary["censored_rounds"]) == ({"timeout": 2}, 2)
     assert 4.0 <= summary["total_latency_s"] <= summary["wall_clock_s"] < summary["total_latency_s"] + 1.0

@@ -2,15 +2,13 @@
 
 import shutil
 import signal
-import sqlite3
 import subprocess
-import sys
 import time
-from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
+from rigs.command import PAUSEFL, query, rounds_in, sets
 from rigs.waiting import wait_for
 from stops.play import play, stops
 
@@ -27,32 +25,16 @@ async def test_what_a_stop_or_a_sleep_touched_is_marked_and_nothing_else(tmp_pat
 
 
 def test_a_stop_leaves_no_mark_on_the_virtual_clock(tmp_path: Path) -> None:
-    sets = ("workload.model=synthetic", "clients.count=4", "selection.m=2", "experiment.rounds=2000")
-    options = [word for key in sets for word in ("--set", key)]
-    command = (
-        sys.executable,
-        "-m",
-        "pausefl",
-        "run",
-        "demo",
-        "--virtual",
-        "--run-dir",
-        str(tmp_path / "run"),
-        *options,
-    )
+    run_dir, keys = tmp_path / "run", ("workload.model=synthetic", "clients.count=4", "selection.m=2")
+    command = [*PAUSEFL, "run", "demo", "--virtual", "--run-dir", str(run_dir), *sets(*keys, "experiment.rounds=2000")]
     run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     for rounds in (0, 100):
-        wait_for(lambda: count(tmp_path, "rounds") > rounds, "a round", running=run)  # noqa: B023 - called at once
+        wait_for(lambda: rounds_in(run_dir) > rounds, "a round", running=run)  # noqa: B023 - called at once
         run.send_signal(signal.SIGSTOP)
-        time.sleep(0.5)
+        time.sleep(0.5)  # how long it is stopped
         run.send_signal(signal.SIGCONT)
     _, errors = run.communicate(timeout=120)
     assert run.returncode == 0, errors
-    assert count(tmp_path, "rounds") == 2000
-    assert [count(tmp_path, view) for view in ("suspect_rounds", "suspect_observations")] == [0, 0]
-
-
-def count(folder: Path, view: str) -> int:
-    with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{folder}/run/run.db?mode=ro", uri=True)) as database:
-        return int(database.execute(f"SELECT count(*) FROM {view}").fetchone()[0])
-    return 0
+    assert rounds_in(run_dir) == 2000
+    for view in ("suspect_rounds", "suspect_observations"):
+        assert query(run_dir, f"SELECT * FROM {view}") == []

@@ -154,9 +154,9 @@ class Talkative(Random):
 @pytest.mark.slow
 @pytest.mark.end_to_end
 def test_what_own_code_prints_on_the_event_loop_stalls_no_round(tmp_path: Path, unread: int) -> None:
-    run_dir, config = tmp_path / "run", synthetic(tmp_path, clients=1, m=1)
     (tmp_path / "talkative.py").write_text(TALKATIVE)
-    config.write_text(config.read_text().replace("m = 1", 'm = 1\npolicy = "talkative:Talkative"'))
+    keys = {"selection.policy": "talkative:Talkative"}
+    run_dir, config = tmp_path / "run", synthetic(tmp_path, clients=1, m=1, more=keys)
     command = [*PAUSEFL, "server", str(config), "--run-dir", str(run_dir), "--set", "metrics.enabled=false"]
     with subprocess.Popen([*command, "--set", "server.port=0"], stdout=subprocess.PIPE, stderr=unread) as server:
         assert server.stdout is not None

@@ -264,17 +264,6 @@ def expect(outcome: str, status: int, run_dir: Path) -> None:
     assert json.loads((run_dir / "summary.json").read_text())["outcome"] == outcome
 
 
-@pytest.mark.end_to_end
-@pytest.mark.slow
-def test_a_run_that_its_privacy_budgets_end_has_ended_as_planned(tmp_path: Path) -> None:
-    done = run(
-        *("run", synthetic(tmp_path, rounds=1000), "--run-dir", tmp_path / "run"),
-        *("--set", "privacy.noise_to_clip_max=6.1"),
-    )
-    assert "privacy budgets are expected to be used up" in done.stdout
-    expect("budgets_spent", done.returncode, tmp_path / "run")
-
-
 async def test_a_run_whose_clients_are_lost_has_failed(rig: MakeRig) -> None:
     async with rig(All(1), rounds=100, minimum_clients=1, connect_timeout_s=0.05).running() as r:
         a = await r.join("a", manual=True)
@@ -317,21 +306,16 @@ async def test_who_has_left_as_planned_keeps_no_budget_for_the_run(rig: MakeRig)
 
 
 @pytest.mark.end_to_end
-@pytest.mark.parametrize("command", ["run", "server"])
-def test_an_interrupted_run_says_how_to_go_on(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], command: str
+def test_an_interrupted_server_says_how_to_go_on(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     config, run_dir = synthetic(tmp_path, rounds=100_000), tmp_path / "run"
-    process = background(command, config, "--run-dir", run_dir)
-    if command == "run":
-        wait_for(lambda: rounds_in(run_dir) >= 1, "round 1", running=process)
-    else:
-        wait_for(lambda: b'"ready"' in (tmp_path / "output").read_bytes(), "the server", running=process)
+    process = background("server", config, "--run-dir", run_dir)
+    wait_for(lambda: b'"ready"' in (tmp_path / "output").read_bytes(), "the server", running=process)
     os.kill(process.pid, signal.SIGTERM)
     expect("interrupted", process.wait(60), run_dir)
     last = (tmp_path / "output").read_text().splitlines()[-1]
-    go_on = {"run": f"run --resume {run_dir}", "server": f"server CONFIG --resume --run-dir {run_dir}"}[command]
-    assert last == f"pausefl: stopped by SIGTERM; go on with: pausefl {go_on}"
+    assert last == f"pausefl: stopped by SIGTERM; go on with: pausefl server CONFIG --resume --run-dir {run_dir}"
 
 
 @pytest.mark.end_to_end
