@@ -30,6 +30,7 @@ def draw_twin(cases: list[dict[str, list[float]]]) -> Figure:
 def main() -> None:
     """Write the figure beside this file."""
     cases = [json.loads(line) for line in (HERE / "results/twin.jsonl").read_text("utf-8").splitlines()]
+    cases = [case for case in cases if "real_s" in case]
     with mpl.rc_context(RC):
         draw_twin(cases).savefig(HERE / "virtual-clock.png", dpi=110)
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.own NAME`: this project's own instruments, beside the four of `pausefl bench`.
+"""`python -m benchmarks.own NAME`: this project's own instruments, beside the five of `pausefl bench`.
 
 May live here: one instrument a module, the whole set (`all`) and what compares two measurements of it (`diff`).
 """
@@ -11,7 +11,6 @@ INSTRUMENTS = {
         "benchmarks.own.scraping", "rounds under scraping and with the live page open, against rounds without either"
     ),
     "twin": Benchmark("benchmarks.own.twin", "the real clock against the virtual one, exchange by exchange"),
-    "twin_steps": Benchmark("benchmarks.own.twin_steps", "asynchronous steps under the real and the virtual clock"),
     "scale_curve": Benchmark(
         "benchmarks.own.scale_curve", "what a round costs among 100 to 30,000 clients, of whom 50 are chosen"
     ),

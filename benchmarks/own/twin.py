@@ -1,4 +1,7 @@
-"""One experiment under both clocks: how far the real clock is from the virtual one, exchange by exchange, and why."""
+"""One experiment under both clocks: how far the real clock is from the virtual one, exchange by exchange, and why.
+
+Of asynchronous steps, whose exchanges have no counterparts once two of them change places: elapsed time and staleness.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,39 +22,57 @@ from pausefl_server.rounds.choosing import context_of
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.state import RunState, replay
 
-_COMMON = (
-    "clients.count=10",
-    "selection.m=3",
-    "privacy.enabled=true",
-    "privacy.reproducible_noise=true",
-    "latency.signal=round_trip",
-)
-_DELAYED = (
-    "selection.policy=pause",
+_PRIVATE = ("clients.count=10", "privacy.enabled=true", "privacy.reproducible_noise=true")
+_COMMON = (*_PRIVATE, "selection.m=3", "latency.signal=round_trip")
+_DELAYS = (
     "latency.delay.kind=normal",
     'latency.delay.mean_s={kind="normal",mean_s=0.3,sd_s=0.08}',
     "latency.delay.sd_s=0.02",
     "latency.delay.floor_s=0.01",
 )
+_DELAYED = ("selection.policy=pause", *_DELAYS)
 # Random choices are the same under both clocks, whatever latencies were.
 _UNDELAYED = ("selection.policy=random",)
 _EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
     "delays alone": (*_COMMON, "workload.model=synthetic"),
     "with training of a stated time": (*_COMMON, "workload.model=mlp", "workload.epochs=1", "workload.step_s=0.02"),
 }
+_STEPS = (
+    *(*_PRIVATE, *_DELAYS, "workload.model=synthetic"),
+    *("selection.policy=random", "server.mode=asynchronous", "asynchronous.concurrency=5"),
+)
 
 Exchanges = Mapping[tuple[int, str], Observation]
 """The observations of a run, by round and client id."""
 
 
 def cases(rounds: int = 40) -> Iterator[dict[str, Any]]:
-    """Both experiments: what both clocks chose, and the residual real minus virtual of each exchange, by part."""
+    """Both experiments: what both clocks chose, and the residual real minus virtual of each exchange, by part.
+
+    Then asynchronous steps, one at each arrival and one at every third.
+    """
     for name, overrides in _EXPERIMENTS.items():
         undelayed, delayed = ((*overrides, *delays) for delays in (_UNDELAYED, _DELAYED))
         exchange_s = median_residual_s(*(_played(undelayed, rounds, clock) for clock in ("real", "virtual")))
         real, virtual = (_played(delayed, rounds, clock) for clock in ("real", "virtual"))
         changed = changed_choices(_experiment(delayed, rounds), real, virtual)
         yield {"name": "twin", "case": name, **compared(real, virtual, exchange_s), **changed}
+    for buffer in (1, 3):
+        steps = (*_STEPS, f"asynchronous.buffer={buffer}")
+        logs = (_played(steps, rounds, clock) for clock in ("real", "virtual"))
+        yield {"name": "twin", "case": f"asynchronous, C = 5, K = {buffer}", **steps_compared(*logs)}
+
+
+def steps_compared(real: list[RoundRecord], virtual: list[RoundRecord]) -> dict[str, float]:
+    """Elapsed time at the last step and mean staleness, by each clock; the ratio of both times."""
+    logs = {"real": real, "virtual": virtual}
+    staleness = {clock: [o.staleness for record in log for o in record.observations] for clock, log in logs.items()}
+    return {
+        "steps": len(real),
+        **{f"{clock}_elapsed_s": log[-1].elapsed_s for clock, log in logs.items()},
+        "elapsed_ratio": real[-1].elapsed_s / virtual[-1].elapsed_s,
+        **{f"{clock}_staleness": fmean(found) for clock, found in staleness.items()},
+    }
 
 
 def _experiment(overrides: tuple[str, ...], rounds: int, clock: str = "real") -> Experiment:

@@ -20,7 +20,7 @@ def twin_table(cases: Sequence[Case]) -> str:
         *("wire", "queue", "training", "noise", "link"),
     ]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for case in cases:
+    for case in (each for each in cases if "exchanges" in each):
         residuals = " / ".join(f"{case[f'residual_p{q}_ms']:.1f}" for q in (50, 99, 100))
         parts = " | ".join(f"{case[f'{part}_ms']:+.2f} ms" for part in ("wire", "queue", "train", "privatise", "link"))
         errors = " / ".join(f"{case[f'error_p{q}_ms']:.1f}" for q in (50, 99))
@@ -30,6 +30,18 @@ def twin_table(cases: Sequence[Case]) -> str:
             f"| {case['case']} | {sets} | {case['changed_choices']}{gap} | {case['exchanges']} | {residuals} ms"
             f" | {errors} ms | {parts} |"
         )
+    return "\n".join(lines)
+
+
+def twin_steps_table(cases: Sequence[Case]) -> str:
+    """Elapsed time and staleness of asynchronous steps under both clocks."""
+    lines = ["| steps | elapsed: real / virtual | ratio | staleness: real / virtual |", "|---|---|---|---|"]
+    for case in (each for each in cases if "steps" in each):
+        elapsed, staleness = (
+            " / ".join(f"{case[f'{clock}_{name}']:.2f}" for clock in ("real", "virtual"))
+            for name in ("elapsed_s", "staleness")
+        )
+        lines.append(f"| {case['steps']}, {case['case']} | {elapsed} s | {case['elapsed_ratio']:.3f} | {staleness} |")
     return "\n".join(lines)
 
 
@@ -49,6 +61,16 @@ def scale_table(cases: Sequence[Case]) -> str:
         cpu_ms, memory = 1e3 * case["server_cpu_per_round_s"], f"{case['server_rss_bytes'] / 1e6:.0f} MB"
         speed = f"{case['connect_s']:.1f} s | {case['rounds_per_s']:.1f} | {spread} ms | {cpu_ms:.1f} ms"
         lines.append(f"| {case['case']} | {speed} | {memory} |")
+    return "\n".join(lines)
+
+
+def steps_table(cases: Sequence[Case]) -> str:
+    """Asynchronous steps a second, and the server's processor time a step."""
+    lines = ["| case | steps a second | step, p50 / p99 | server's processor time a step |", "|---|---|---|---|"]
+    for case in cases:
+        spread = " / ".join(f"{1e3 * case[f'{name}_s']:.1f}" for name in ("median", "p99"))
+        cpu_ms = 1e3 * case["server_cpu_per_step_s"]
+        lines.append(f"| {case['case']} | {case['steps_per_s']:.0f} | {spread} ms | {cpu_ms:.1f} ms |")
     return "\n".join(lines)
 
 

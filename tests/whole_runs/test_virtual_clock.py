@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import pausefl
-from benchmarks.own.twin import changed_choices, compared, median_residual_s
+from benchmarks.own.twin import changed_choices, compared, median_residual_s, steps_compared
 from pausefl.runtime.client.plan import TrainingPlan, client_plan
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.run import run_experiment
@@ -298,6 +298,17 @@ def test_a_log_is_its_own_twin(tmp_path: Path) -> None:
     assert found["exchanges"] == sum(len(record.observations) for record in rounds)
     assert found["residual_p100_ms"] == 0
     assert sum(found[f"{part}_ms"] for part in ("wire", "queue", "train", "privatise", "link")) == 0
+
+
+def test_steps_compare_by_elapsed_time_and_staleness(tmp_path: Path) -> None:
+    overrides = {**SYNTHETIC, **ASYNCHRONOUS, "selection.policy": "random"}
+    steps = play(tmp_path / "run", overrides)
+    slower = [replace(record, elapsed_s=2 * record.elapsed_s) for record in steps]
+    found = steps_compared(slower, steps)
+    assert found["elapsed_ratio"] == pytest.approx(2.0)
+    of_updates = sqlite3.connect(tmp_path / "run/run.db").execute("SELECT avg(staleness) FROM updates").fetchone()
+    assert found["real_staleness"] == found["virtual_staleness"] == pytest.approx(of_updates[0])
+    assert found["virtual_staleness"] > 0
 
 
 def test_virtual_latencies_change_no_choice_of_a_virtual_log(tmp_path: Path) -> None:

@@ -60,16 +60,20 @@ def cases(clients: int = 1000) -> Iterator[dict[str, Any]]:
 def played(clients: int, overrides: Sequence[str], what: str = "") -> dict[str, Any]:
     """The figures of 100 rounds among so many clients; `what` says in the case's name how they differ."""
     m = min(_M, clients)
-    size = [f"clients.count={clients}", f"selection.m={m}", f"experiment.rounds={_ROUNDS}"]
-    size.append(f"clients.connect_timeout_s={_CONNECT_WITHIN_S}")
+    found = figures(clients, _ROUNDS, [f"selection.m={m}", *overrides])
+    case = f"{clients} clients in {found['processes']} processes, m = {m}{what}"
+    return {"name": "scale", "case": case, "clients": clients, **found}
+
+
+def figures(clients: int, rounds: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """The figures of so many rounds or steps among so many clients, chosen at random."""
+    size = [f"clients.count={clients}", f"experiment.rounds={rounds}", f"clients.connect_timeout_s={_CONNECT_WITHIN_S}"]
     experiment = parse_experiment(BARE, [*size, "selection.policy=random", *overrides])
     watch = _ScaleView(clients)
     records = play_experiment(experiment, watch)
     durations_s = [after.wall_clock_s - before.wall_clock_s for before, after in pairwise(records)]
     return {
-        "name": "scale",
-        "case": f"{clients} clients in {-(-clients // experiment.clients_per_process)} processes, m = {m}{what}",
-        "clients": clients,
+        "processes": -(-clients // experiment.clients_per_process),
         "median_s": float(np.median(durations_s)),
         "p99_s": float(np.quantile(durations_s, 0.99)),
         "connect_s": watch.connect_s,
