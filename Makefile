@@ -165,7 +165,7 @@ up down logs images results:
 # Everything that images install, for builds without a network: PIP_NO_INDEX=1 make up.
 wheelhouse: FOR ?= cpu
 wheelhouse:
-	$(PYTHON) deploy/requirements.py pyproject.toml build server client evaluator | $(PYTHON) -m pip download \
+	$(PYTHON) deploy/requirements.py pyproject.toml build server client evaluator report | $(PYTHON) -m pip download \
 	  --only-binary :all: --constraint constraints.txt --dest deploy/wheelhouse/$(FOR) --requirement /dev/stdin \
 	  $(TORCH)
 

@@ -11,7 +11,12 @@ import yaml
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 # What is applied by itself, and deleted with no overlay.
-ALONE = ("kubernetes/namespace.yaml", "kubernetes/components/data/claim.yaml", "prometheus/kubernetes-rbac.yaml")
+ALONE = (
+    "kubernetes/namespace.yaml",
+    "kubernetes/components/data/claim.yaml",
+    "kubernetes/sweep/claim.yaml",
+    "prometheus/kubernetes-rbac.yaml",
+)
 # The oldest that the manifests are made for, and the newest whose schemas are at hand.
 VERSIONS = ("1.31", kubernetes_validate.latest_version())
 
@@ -25,7 +30,7 @@ def main() -> None:
     if command is None:
         print("deploy/kubernetes: not checked, neither kubectl nor kustomize is installed")
         return
-    for folder in (*sorted((KUBERNETES / "overlays").iterdir()), DEPLOY / "grafana/dashboards"):
+    for folder in (*sorted((KUBERNETES / "overlays").iterdir()), KUBERNETES / "sweep", DEPLOY / "grafana/dashboards"):
         rendered = subprocess.run([*command, folder], capture_output=True, text=True, check=False)
         if rendered.returncode != 0:
             sys.exit(f"{folder}: {rendered.stderr.strip()}")

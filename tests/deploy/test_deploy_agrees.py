@@ -56,7 +56,7 @@ def test_no_image_runs_as_root() -> None:
     assert "0" not in user
     assert f"useradd --uid {user[0]} " in STAGES["runtime"]
     dockerfile = (DEPLOY / "Dockerfile").read_text("utf-8")
-    for name in (*OURS, "client-cuda"):
+    for name in (*OURS, "whole", "client-cuda"):
         assert f"\nFROM runtime AS {name}\n" in dockerfile
         assert "USER" not in STAGES[name]
 

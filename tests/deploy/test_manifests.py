@@ -19,6 +19,7 @@ from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.server_records import check_policies
 from rigs.authority import Authority
+from rigs.command import rounds_in, run, synthetic
 from rigs.places import ROOT
 from rigs.waiting import wait_for
 
@@ -354,3 +355,59 @@ def test_the_pods_commands_make_a_run(tmp_path: Path, authority: Authority) -> N
     assert json.loads((server / "runs/summary.json").read_text("utf-8"))["rounds"] == 20
     ledgers = [sorted(path.stem for path in (home / "ledgers").glob("*.db")) for home in hosts]
     assert ledgers == [[f"client-{k:03}" for k in slot] for slot in (range(5), range(5, 10))]
+
+
+def test_a_sweeps_job_has_a_pod_for_each_line_of_its_runs() -> None:
+    things = render(KUBERNETES / "sweep")
+    job, pod = of_kind(things, "Job")["sweep"]["spec"], of_kind(things, "Job")["sweep"]["spec"]["template"]
+    (config,) = of_kind(things, "ConfigMap").values()
+    grid = dict(line.split(" ", 1) for line in config["data"]["runs.txt"].splitlines())
+    assert (job["completionMode"], job["completions"]) == ("Indexed", len(grid))
+    (words,) = re.findall(r"^pausefl sweep \S+ --virtual (.*?) --run-dir", documented(), re.MULTILINE)
+    assert words == "--set selection.m=2,5 --seeds 2"
+    assert grid == {
+        f"m={m}-seed{seed}": f"--set=selection.m={m} --set=experiment.seed={seed}" for seed in (1, 2) for m in (2, 5)
+    }
+    theirs = pods(rendered("laptop"))["server"]
+    assert pod["spec"]["securityContext"] == theirs["spec"]["securityContext"]
+    assert container(pod)["securityContext"] == container(theirs)["securityContext"]
+    (policy,) = of_kind(things, "NetworkPolicy").values()
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert not of_kind(things, "PersistentVolumeClaim"), "results outlive the Job"
+
+
+@pytest.mark.slow
+@pytest.mark.end_to_end
+def test_runs_of_a_sweeps_pods_are_those_of_pausefl_sweep(tmp_path: Path) -> None:
+    """Also one whose first pod was asked to end."""
+    config, kept, shim = synthetic(tmp_path, rounds=1000, clients=6), tmp_path / "kept", tmp_path / "bin/pausefl"
+    runs = "".join(f"m={m}-seed1 --set=selection.m={m} --set=experiment.seed=1\n" for m in (2, 5))
+    (tmp_path / "runs.txt").write_text(runs, "utf-8")
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m pausefl "$@"\n', "utf-8")
+    shim.chmod(0o755)
+    kept.mkdir()
+
+    def pod(index: int, disk: str) -> subprocess.Popen[bytes]:
+        (tmp_path / disk).mkdir()
+        own = {"TMPDIR": str(tmp_path / disk), "JOB_COMPLETION_INDEX": str(index)}
+        environment = {**os.environ, **own, "PATH": f"{shim.parent}:{os.environ['PATH']}"}
+        return subprocess.Popen(
+            ["sh", KUBERNETES / "sweep/play.sh", tmp_path / "runs.txt", kept, config], env=environment
+        )
+
+    with pod(0, "a") as first, pod(1, "b") as other:
+        wait_for(lambda: rounds_in(tmp_path / "a/run"), "a round", running=first)
+        first.terminate()
+        assert (first.wait(), other.wait()) == (130, 0)
+    assert 0 < rounds_in(kept / "m=2-seed1") < 1000
+    with pod(0, "c") as second:
+        assert second.wait() == 0
+    with pod(2, "d") as beyond:
+        assert beyond.wait() == 2
+    played = {path: path.stat().st_mtime_ns for path in kept.glob("*/summary.json")}
+    assert len(played) == 2
+    told = run("sweep", config, "--virtual", "--set", "selection.m=2,5", "--run-dir", kept)
+    assert told.returncode == 0, told.stderr
+    assert {path: path.stat().st_mtime_ns for path in played} == played
+    assert (kept / "sweep.csv").read_text("utf-8").count("\n") == 3

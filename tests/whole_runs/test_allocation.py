@@ -14,7 +14,15 @@ from rigs.command import PAUSEFL, synthetic
 
 def play(config: Path, shared: Path, rounds: int) -> None:
     """An allocation of three tasks, to its end."""
-    words = [*PAUSEFL, "allocation", config, "--shared", shared, f"--set=experiment.rounds={rounds}", "--ranks=3"]
+    words = [
+        *PAUSEFL,
+        "allocation",
+        str(config),
+        "--shared",
+        str(shared),
+        f"--set=experiment.rounds={rounds}",
+        "--ranks=3",
+    ]
     with ExitStack() as running:
         tasks = [running.enter_context(subprocess.Popen([*words, f"--rank={rank}"])) for rank in (1, 2, 0)]
         for task in tasks:

@@ -35,12 +35,14 @@ def allocation(options: argparse.Namespace) -> None:
     if ranks - 1 > (count := experiment.clients.count):
         raise ConfigError(f"--ranks {ranks}: one serves, and the others have too few clients (clients.count = {count})")
     shared = Path(options.shared).absolute()
+    start = (os.environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
+    notice = shared / f"server-{'-'.join(start)}"
     if others := [each for each in shared.glob("clients-*-of-*") if not each.name.endswith(f"-of-{ranks - 1}")]:
         raise ConfigError(f"--ranks {ranks}: goes on with clients of other tasks, {others[0]}; take another --shared")
     if rank == 0:
-        _serve(experiment, shared)
+        _serve(experiment, notice)
     else:
-        _take_part(experiment, shared, rank, ranks - 1)
+        _take_part(experiment, notice, rank, ranks - 1)
 
 
 def _place_of(options: argparse.Namespace) -> tuple[int, int]:
@@ -54,19 +56,11 @@ def _place_of(options: argparse.Namespace) -> tuple[int, int]:
     return int(rank), int(ranks)
 
 
-def _notice(shared: Path) -> Path:
-    """The file in which the server's address is to stand; another start of an allocation has another."""
-    numbers = (os.environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
-    return shared / f"server-{'-'.join(numbers)}"
-
-
-def _secured(experiment: Experiment, shared: Path, **tls: str) -> Experiment:
+def _secured(experiment: Experiment, certs: Path, **tls: str) -> Experiment:
     """The experiment with the allocation's own tokens, and with these files for TLS."""
-    certs = shared / "certs"
     files = {f"tls.{key}": str(certs / tls[key]) if key in tls else "" for key in ("certificate", "key", "ca")}
-    tokens = {"tokens": str(certs / "tokens.txt"), "token": str(certs / "clients/{client_id}.token")}
-    admission = {f"admission.{key}": path for key, path in tokens.items()}
-    return experiment.replace({**files, **admission, "admission.by_certificate": False})
+    tokens = {"admission.tokens": f"{certs}/tokens.txt", "admission.token": f"{certs}/clients/{{client_id}}.token"}
+    return experiment.replace({**files, **tokens, "admission.by_certificate": False})
 
 
 @dataclass(frozen=True)
@@ -81,32 +75,32 @@ class _Announcer(Observer):
             write_durably(self.notice, host_and_port(self.host, event.port))
 
 
-def _serve(experiment: Experiment, shared: Path) -> None:
+def _serve(experiment: Experiment, notice: Path) -> None:
     """Play the run, or go on with it, with certificates and tokens of its own."""
     from pausefl.certificates import make_certificates
     from pausefl.runtime.run import run_experiment
     from pausefl.runtime.terminal import make_view
     from pausefl.studies.job import on_own_disk
 
-    console, fleet = plain_console(), StandingFleet("0.0.0.0:0")
-    announcer = _Announcer(_notice(shared), socket.gethostname())
+    console, fleet, host = plain_console(), StandingFleet("0.0.0.0:0"), socket.gethostname()
+    shared, certs, announcer = notice.parent, notice.parent / "certs", _Announcer(notice, host)
     shared.mkdir(parents=True, exist_ok=True)
-    announcer.notice.write_text("", "utf-8")
+    notice.write_text("", "utf-8")
     try:
-        (shared / "certs/server.pem").unlink(missing_ok=True)  # of another machine, on which the run began
-        make_certificates(shared / "certs", [announcer.host], experiment.client_ids)
-        served = _secured(experiment, shared, certificate="server.pem", key="server.key")
+        (certs / "server.pem").unlink(missing_ok=True)  # of another machine, on which the run began
+        make_certificates(certs, [host], experiment.client_ids)
+        served = _secured(experiment, certs, certificate="server.pem", key="server.key")
         with on_own_disk(shared / "run") as run_dir, make_view(console, experiment.title) as view:
             summary = run_experiment(  # without a report, whose drawing would hold all machines
                 served, run_dir, view, resume=True, observers=[announcer], fleet=fleet, has_report=False
             )
     finally:
-        announcer.notice.unlink(missing_ok=True)
+        notice.unlink(missing_ok=True)
     print_summary(console, summary, shared / "run")
     check_outcome(summary["outcome"], summary["stopped_because"], "the same command in another allocation")
 
 
-def _take_part(experiment: Experiment, shared: Path, rank: int, tasks: int) -> None:
+def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> None:
     """Be the clients of one of so many tasks until the server dismisses them."""
     from pausefl.runtime.client.plan import client_plan
     from pausefl.runtime.client.process import run_client_process
@@ -115,19 +109,21 @@ def _take_part(experiment: Experiment, shared: Path, rank: int, tasks: int) -> N
     from pausefl.runtime.processes.lifetime import start
     from pausefl.studies.job import on_own_disk
 
-    address = _server_at(_notice(shared), experiment.clients.connect_timeout_s)
-    plan = client_plan(_secured(experiment, shared, ca="ca.pem"))
+    address = _server_at(notice, experiment.clients.connect_timeout_s)
+    plan = client_plan(_secured(experiment, notice.parent / "certs", ca="ca.pem"))
     together = processes_of(plan.links, 1)  # those behind one access point, and else each by itself
     part = together[len(together) * (rank - 1) // tasks : len(together) * rank // tasks]
     links = {client_id: plan.links[client_id] for client_ids in part for client_id in client_ids}
     needs_torch = plan.training.workload.model != "synthetic"
-    with on_own_disk(shared / f"clients-{rank}-of-{tasks}") as folder:
+    with on_own_disk(notice.parent / f"clients-{rank}-of-{tasks}") as folder:
         folder.mkdir(exist_ok=True)
         running = []
         try:
             for number, client_ids in enumerate(processes_of(links, experiment.per_process_of(len(links)))):
-                arguments = (replace(plan, process=number), client_ids, address, folder)
-                name = f"pausefl-{client_ids[0]}"
+                name, arguments = (
+                    f"pausefl-{client_ids[0]}",
+                    (replace(plan, process=number), client_ids, address, folder),
+                )
                 process = forked_client(name, run_client_process, *arguments, needs_torch=needs_torch)
                 start(process)
                 running.append(process)
