@@ -23,6 +23,7 @@ PACKAGES = {
     "tune": ("optuna", "pausefl_tune"),
     "reproduce": ("pausefl_reproduce",),
     "audit": ("pausefl_audit", "scipy"),
+    "hf": ("pausefl_hf",),
     "opendp": ("opendp",),
     "tensorboard": ("tensorboardX",),
     "mlflow": ("mlflow",),

@@ -71,7 +71,7 @@ class Registry(Mapping[str, Any]):
     def code_of(self, name: str) -> str:
         """The "module:name" that a name not built in stands for; empty where it stands for nothing."""
         if ":" in name:
-            return name
+            return f"pausefl_{name}" if name.startswith("hf:") else name  # plugins/pausefl-hf
         return next((point.value for point in _installed(self.kind) if point.name == name), "")
 
     def entries(self) -> list[NamedEntry]:
@@ -127,6 +127,8 @@ def _where_looked(module: str, error: BaseException | None) -> str:
     """The file that was imported where it lacks a name, the folders searched where there is no such module."""
     if isinstance(error, AttributeError) and module in sys.modules:
         return f"; it is {getattr(sys.modules[module], '__file__', None) or 'built into Python'}"
+    if isinstance(error, ModuleNotFoundError) and error.name == "pausefl_hf":
+        return '; pip install "pausefl[hf]"'
     if isinstance(error, ModuleNotFoundError):
         paths = [path for path in sys.path if Path(path).is_absolute() and not path.endswith(".zip")]
         folders = [path for path in paths if not _is_of_python(path)]

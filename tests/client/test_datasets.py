@@ -35,6 +35,13 @@ def _own_data_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "own_datasets", sys.modules[__name__])
 
 
+def test_a_data_set_of_the_hub_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pausefl_hf", None)
+    wanted = r'^workload.dataset = "hf:flwrlabs/femnist": cannot be imported \(.*\); pip install "pausefl\[hf\]"$'
+    with pytest.raises(ConfigError, match=wanted):
+        load_dataset("hf:flwrlabs/femnist", seed=0)
+
+
 def test_digits_are_embedded_and_split() -> None:
     digits = load_dataset("digits", seed=1)
     assert [len(part) for part in (digits.train, digits.validation, digits.test)] == [1200, 297, 300]

@@ -17,7 +17,7 @@ from rigs.package import copied_sources, pip, source_files
 from rigs.waiting import wait_for
 
 PACKAGES = ("pausefl", "pausefl_client", "pausefl_process", "pausefl_proto", "pausefl_server")
-PLUGINS = ("examples/plugin/", *(f"plugins/pausefl-{name}/" for name in ("tune", "reproduce", "audit")))
+PLUGINS = ("examples/plugin/", *(f"plugins/pausefl-{name}/" for name in ("tune", "reproduce", "audit", "hf")))
 # With what is in the environment already: nothing is fetched.
 OFFLINE = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet")
 

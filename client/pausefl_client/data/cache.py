@@ -3,12 +3,15 @@
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pausefl_client.data.downloads import download
-from pausefl_client.data.published import PUBLISHED, Published, RawArray
+from pausefl_client.data.published import PUBLISHED, Published
 from pausefl_proto.errors import ConfigError
 
 FILES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
@@ -38,8 +41,16 @@ def cached_folder(name: str) -> Path:
         download(name, published, source, missing)
     folder = _cache_folder() / f"{name}-{_fingerprint(source, published)}"
     if not folder.is_dir():
-        _write_cache(folder, *published.read(source))
+        _write_cache(folder, dict(zip(FILES, published.read(source), strict=True)))
     return folder
+
+
+def cached_arrays(name: str, read: Callable[[], Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a folder of the cache, mapped into memory; what `read` returns is written there unless it is."""
+    folder = _cache_folder() / name
+    if not folder.is_dir():
+        _write_cache(folder, read())
+    return {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
 
 
 def _cache_folder() -> Path:
@@ -54,14 +65,14 @@ def _fingerprint(source: Path, published: Published) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _write_cache(folder: Path, *arrays: RawArray) -> None:
+def _write_cache(folder: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     """Write the arrays atomically: beside their place, then renamed. A process that comes second discards its copy."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as scratch:
             made = Path(scratch) / folder.name
             made.mkdir()
-            for file, array in zip(FILES, arrays, strict=True):
+            for file, array in arrays.items():
                 np.save(made / f"{file}.npy", array)
             try:
                 made.rename(folder)

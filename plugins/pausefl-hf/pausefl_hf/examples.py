@@ -1,0 +1,145 @@
+"""Examples out of the columns of a data set: decoded once into the cache, and mapped from there by every process."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import RLock
+from typing import Any
+from urllib.parse import parse_qsl
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from pausefl_client.data.cache import cached_arrays
+from pausefl_client.data.datasets import Dataset, Examples
+from pausefl_client.data.formats import AG_NEWS_WORDS
+from pausefl_client.data.text import hashed_tokens
+from pausefl_process.plugins import in_one_line
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
+
+_OWNERS = ("writer_id", "client_id", "user_id", "speaker_id", "natural_id", "character_id", "client", "user", "device")
+_LABELS = ("label", "labels", "target", "class", "y")
+_OPTIONS = ("input", "label", "owner", "config", "revision")
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def load_examples(source: str, seed: int) -> Dataset:
+    """The data set of a name or a folder, and options after "?": `NAME?label=COLUMN&owner=COLUMN&input=A,B`.
+
+    Without a split "test", a tenth is for testing; a tenth of the others is for validation. The splits are the same
+    for every seed. ConfigError for what is no such data set.
+    """
+    del seed
+    key = f'workload.dataset = "hf:{source}"'
+    path, _, query = source.partition("?")
+    asked = dict(parse_qsl(query))
+    if unknown := sorted(set(asked) - set(_OPTIONS)):
+        raise ConfigError(f"{key}: {unknown[0]}: unknown option; must be one of {', '.join(_OPTIONS)}")
+    try:
+        splits = _splits(path, asked)
+        columns = _Columns.of(splits["train"].features, asked)
+        prints = [source, *(splits[name]._fingerprint for name in sorted(splits))]  # of what the files hold
+        name = f"hf-{hashlib.sha256(repr(prints).encode()).hexdigest()[:16]}"
+        arrays = cached_arrays(name, lambda: _arrays(splits, columns))
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    except Exception as error:  # the library raises errors of many kinds, for networks, files and features
+        raise ConfigError(f"{key}: cannot be loaded ({in_one_line(error)})") from error
+    train = _examples(arrays, "train")
+    test = _examples(arrays, "test") if "test" in splits else None
+    held_out = max(1, len(train) // 10)
+    parts = np.split(np.arange(len(train)), [-2 * held_out, -held_out] if test is None else [len(train) - held_out])
+    kept, validation, *rest = (_slice(train, slice(part[0], part[-1] + 1)) for part in parts if part.size)
+    return Dataset(path, kept, validation, rest[0] if test is None else test, classes=int(arrays["classes"]))
+
+
+@dataclass(frozen=True)
+class _Columns:
+    inputs: tuple[str, ...]
+    label: str
+    owner: str
+
+    @classmethod
+    def of(cls, features: Mapping[str, Any], asked: Mapping[str, str]) -> "_Columns":
+        """What was asked for; otherwise what the features say, or their names."""
+        owner = asked.get("owner") or next((name for name in _OWNERS if name in features), "")
+        is_class = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
+        named = [name for name in _LABELS if name in features]
+        label = asked.get("label") or next((name for name in (*is_class, *named) if name != owner), "")
+        if not label:
+            raise ConfigError(f"no column of labels; say which: ?label=COLUMN (it has: {', '.join(features)})")
+        others = {name: feature for name, feature in features.items() if name not in (label, owner)}
+        images = [name for name, feature in others.items() if isinstance(feature, datasets.Image)]
+        texts = [name for name, feature in others.items() if getattr(feature, "dtype", "") == "string"]
+        inputs = asked["input"].split(",") if "input" in asked else images[:1] or texts[:1] or [*others]
+        if missing := [name for name in (*inputs, label, *([owner] if owner else ())) if name not in features]:
+            raise ConfigError(f"there is no column {missing[0]} (it has: {', '.join(features)})")
+        return cls(tuple(inputs), label, owner)
+
+
+def _splits(path: str, asked: Mapping[str, str]) -> Mapping[str, datasets.Dataset]:
+    """The splits "train" and, where there is one, "test"."""
+    datasets.disable_progress_bars()  # every process of a run would draw its own
+    tqdm.set_lock(RLock())  # its own, of processes, is left behind by those that are killed
+    is_saved = any((Path(path) / file).is_file() for file in ("dataset_dict.json", "state.json"))
+    if is_saved:
+        found = datasets.load_from_disk(path)
+    else:
+        found = datasets.load_dataset(path, asked.get("config"), revision=asked.get("revision"))
+    splits = found if isinstance(found, dict) else {"train": found}
+    if "train" not in splits:
+        raise ConfigError(f'it has no split "train" (it has: {", ".join(splits)})')
+    return {name: splits[name] for name in ("train", "test") if name in splits}
+
+
+def _arrays(splits: Mapping[str, datasets.Dataset], columns: _Columns) -> Arrays:
+    """The arrays of both splits, those of training in an order drawn once and for all."""
+    labels = {name: np.asarray(split[columns.label][:]) for name, split in splits.items()}
+    classes, codes = np.unique(np.concatenate([*labels.values()]), return_inverse=True)
+    feature = splits["train"].features[columns.label]
+    n_classes = feature.num_classes if isinstance(feature, datasets.ClassLabel) else len(classes)
+    found: dict[str, npt.NDArray[Any]] = {"classes": np.array(n_classes)}
+    start = 0
+    for name, split in splits.items():
+        order = generator(0, "hf").permutation(len(split)) if name == "train" else np.arange(len(split))
+        own = labels[name] if isinstance(feature, datasets.ClassLabel) else codes[start : start + len(split)]
+        start += len(split)
+        found[f"{name}_labels"] = own.astype(np.int64)[order]
+        found[f"{name}_inputs"] = _inputs(split, columns.inputs)[order]
+        if columns.owner:
+            found[f"{name}_owners"] = np.asarray(split[columns.owner][:])[order]
+    return found
+
+
+def _inputs(split: datasets.Dataset, names: tuple[str, ...]) -> npt.NDArray[Any]:
+    """(n, channels, height, width) of images, (n, words) of texts, (n, ...) float32 of numbers."""
+    feature = split.features[names[0]]
+    if isinstance(feature, datasets.Image):
+        images = [np.asarray(_plain(image)) for image in split[names[0]]]
+        if len(shapes := {image.shape for image in images}) > 1:
+            raise ConfigError(f"images of {names[0]} have {len(shapes)} sizes, and must have one")
+        stacked = np.stack(images)
+        return stacked[:, None] if stacked.ndim == 3 else np.moveaxis(stacked, 3, 1)
+    if getattr(feature, "dtype", "") == "string":
+        return hashed_tokens(split[names[0]][:], AG_NEWS_WORDS)
+    numbers = [np.asarray(split[name][:], np.float32) for name in names]
+    return numbers[0] if len(names) == 1 and numbers[0].ndim > 1 else np.stack(numbers, axis=1)
+
+
+def _plain(image: Any) -> Any:
+    """A picture in grey or in three colours."""
+    return image.convert("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB")
+
+
+def _examples(arrays: Arrays, split: str) -> Examples:
+    return Examples(arrays[f"{split}_inputs"], arrays[f"{split}_labels"], arrays.get(f"{split}_owners"))
+
+
+def _slice(examples: Examples, rows: slice) -> Examples:
+    """A view, not a copy: a memory-mapped array stays one."""
+    owners = None if examples.owners is None else examples.owners[rows]
+    return Examples(examples.inputs[rows], examples.labels[rows], owners)

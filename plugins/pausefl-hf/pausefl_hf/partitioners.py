@@ -1,0 +1,39 @@
+"""Flower's partitioners: each deals out the rows of pausefl's training examples."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import datasets
+import numpy as np
+from flwr_datasets import partitioner as theirs
+
+from pausefl_client.data.partition import Dealt
+from pausefl_proto.arrays import IntArray
+
+
+@dataclass(frozen=True)
+class Flower:
+    """A partitioner of flwr-datasets: `{ kind = "pausefl_hf:Flower", name = "IidPartitioner", options = {} }`."""
+
+    name: str
+    """The class in `flwr_datasets.partitioner`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Its arguments. The number of partitions and the seed are the experiment's, and it deals by label unless said."""
+
+    def deal(self, dealt: Dealt, rng: np.random.Generator) -> Sequence[IntArray]:
+        """The rows of its first partitions, one for each client; ValueError where there are fewer."""
+        made = getattr(theirs, self.name, None)
+        if not (isinstance(made, type) and issubclass(made, theirs.Partitioner)):
+            raise ValueError(f'workload.partition.name = "{self.name}": is no partitioner of flwr_datasets')
+        columns: dict[str, Any] = {"row": np.arange(dealt.labels.size), "label": dealt.labels}
+        if dealt.owners is not None:
+            columns["owner"] = dealt.owners
+        ours = {"num_partitions": dealt.clients, "seed": int(rng.integers(2**31)), "partition_by": "label"}
+        taken = inspect.signature(made).parameters
+        found = made(**{**{key: value for key, value in ours.items() if key in taken}, **self.options})
+        found.dataset = datasets.Dataset.from_dict(columns)
+        if found.num_partitions < dealt.clients:
+            raise ValueError(f"workload.partition: makes {found.num_partitions} parts for {dealt.clients} clients")
+        return [np.asarray(found.load_partition(k)["row"][:], np.int64) for k in range(dealt.clients)]
