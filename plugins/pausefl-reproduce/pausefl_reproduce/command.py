@@ -52,20 +52,21 @@ def requested(options: Namespace) -> Request:
 
 def listed() -> Table:
     """Every reproduction: its names, what runs, and about how long at either scale."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     table.caption, table.caption_justify = (
         "estimates from rounds, expected latencies and training on this machine's cores; a busy machine takes longer",
         "left",
     )
     table.add_column("name", no_wrap=True)  # it is typed
-    for column in ("what", "runs in full", "full", "quick"):
+    table.add_column("what", max_width=16)
+    for column in ("runs in full", "full", "quick"):
         table.add_column(column, overflow="fold")
     for each in reproductions():
         full, quick = (
             Request(each, _series_of(each, None, scale), _seeds_of(each, scale), scale, (), Path())
             for scale in get_args(ReproductionScale)
         )
-        runs = f"{', '.join(full.series)}; {full.seeds} seeds"
+        runs = f"{full.seeds} seeds: {', '.join(full.series)}"
         durations = (in_words(estimated_s(request)) for request in (full, quick))
         table.add_row(" ".join(dict.fromkeys((each.name, *each.figures))), each.title, runs, *durations)
     return table
