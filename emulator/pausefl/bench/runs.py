@@ -74,7 +74,6 @@ def _case(clients: int, payload_bytes: int, blocks: int) -> dict[str, Any]:
 
 
 def _time_rounds(clients: int, payload_bytes: int, rounds: int) -> list[float]:
-    """From one durable commit to the next, so that nothing of a round is left out."""
     records = play(
         [
             f"clients.count={clients}",
@@ -84,4 +83,9 @@ def _time_rounds(clients: int, payload_bytes: int, rounds: int) -> list[float]:
             f"workload.model_bytes={payload_bytes - payload_bytes % 4}",
         ]
     )
+    return durations_s(records)
+
+
+def durations_s(records: Sequence[RoundRecord]) -> list[float]:
+    """From one durable commit to the next, so that nothing of a round is left out."""
     return [after.wall_clock_s - before.wall_clock_s for before, after in pairwise(records)]

@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import psutil
 
-from pausefl.bench.runs import BARE, play_experiment
+from pausefl.bench.runs import BARE, durations_s, play_experiment
 from pausefl.experiment.loading import parse_experiment
 from pausefl_process.events import Finished, ProgressEvent, RoundCommitted, WaitingForClients
 
@@ -71,11 +70,9 @@ def figures(clients: int, rounds: int, overrides: Sequence[str]) -> dict[str, An
     experiment = parse_experiment(BARE, [*size, "selection.policy=random", *overrides])
     watch = _ScaleView(clients)
     records = play_experiment(experiment, watch)
-    durations_s = [after.wall_clock_s - before.wall_clock_s for before, after in pairwise(records)]
     return {
         "processes": -(-clients // experiment.clients_per_process),
-        "median_s": float(np.median(durations_s)),
-        "p99_s": float(np.quantile(durations_s, 0.99)),
+        **dict(zip(("median_s", "p99_s"), np.quantile(durations_s(records), (0.5, 0.99)).tolist(), strict=True)),
         "connect_s": watch.connect_s,
         "rounds_per_s": len(records) / records[-1].wall_clock_s,
         "server_cpu_per_round_s": watch.server_cpu_per_round_s,

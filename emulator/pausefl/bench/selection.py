@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from timeit import repeat, timeit
 from typing import Any
 
 import numpy as np
@@ -125,12 +126,12 @@ def _timed(
     repeats: int | None = None,
 ) -> dict[str, Any]:
     call(realistic[0])
-    started = time.perf_counter()
     if repeats is None:
-        call(realistic[-1])
-        repeats = int(np.clip(0.3 / (time.perf_counter() - started), 3, 100))
-    usual = [_times_s(call, state, repeats) for state in realistic]
-    hard = [_times_s(call, state, repeats) for state in adversarial]
+        repeats = int(np.clip(0.3 / timeit(partial(call, realistic[-1]), number=1), 3, 100))
+    usual, hard = (
+        [repeat(partial(call, state), number=1, repeat=repeats) for state in states]
+        for states in (realistic, adversarial)
+    )
     return {
         "name": "selection",
         "case": case,
@@ -138,15 +139,6 @@ def _timed(
         "p99_s": float(np.quantile(np.concatenate(usual), 0.99)),
         "worst_s": float(max(np.median(times) for times in (*usual, *hard))),
     }
-
-
-def _times_s(call: Callable[[Any], Any], state: Any, repeats: int) -> Any:
-    times = np.empty(repeats)
-    for i in range(repeats):
-        started = time.perf_counter()
-        call(state)
-        times[i] = time.perf_counter() - started
-    return times
 
 
 def _anneal(policy: SaPause, context: Context) -> Selection:

@@ -285,8 +285,7 @@ def _add_tools(command: _AddCommand) -> None:
     _add_set(sub)
 
     sub = command("bench", "measure this machine; JSON lines with --json")
-    names = "rounds, fidelity, scale, steps or selection"
-    sub.add_argument("name", metavar="NAME", help=names)
+    sub.add_argument("name", metavar="NAME", help="rounds, fidelity, scale, steps or selection")
     sub.add_argument("--json", action="store_true", help="one JSON object a line per case")
     sub.add_argument("--clients", type=int, metavar="N", help="how many clients, where the benchmark has clients")
     sub.add_argument("--payload-bytes", type=int, metavar="B", help="size of a model, where one is sent")

@@ -111,7 +111,7 @@ def _warning(summaries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     played = {policy: [summary["rounds"] for summary in found] for policy, found in summaries.items()}
     if len({rounds for of_policy in played.values() for rounds in of_policy}) == 1:
         return ""
-    ranges = (f"{policy} {_range_in_words(min(rounds), max(rounds))}" for policy, rounds in played.items())
+    ranges = (f"{policy} {' to '.join(map(str, sorted({min(n), max(n)})))}" for policy, n in played.items())
     return f"simulations have unequal rounds ({', '.join(ranges)}): their totals do not compare"
 
 
@@ -121,10 +121,6 @@ def _no_choice(experiment: Experiment) -> str:
     if experiment.server.mode == "asynchronous" or m < clients:
         return ""
     return f"each round asks all {clients} clients, so no policy can choose; set selection.m below {clients}"
-
-
-def _range_in_words(least: int, greatest: int) -> str:
-    return str(least) if least == greatest else f"{least} to {greatest}"
 
 
 def _spread_in_words(spread: Mapping[str, float]) -> str:

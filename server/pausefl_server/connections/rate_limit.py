@@ -48,10 +48,6 @@ class ClientRateLimit:
         finally:
             self._draining -= 1
 
-    def count_hello(self) -> None:
-        """Count a hello. AbuseError when the client comes and goes all the time."""
-        self.count_unsolicited("came and went")
-
     def count_unsolicited(self, reason: str = "sent more messages than it was asked for") -> None:
         """Count a message that was not asked for. AbuseError when there are too many."""
         now_s = self._clock()

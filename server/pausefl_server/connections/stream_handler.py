@@ -112,7 +112,7 @@ class ClientStreamHandler:
                 is_owner = self._admission.check(hello.client_id, peer.names, peer.token)
             if (rate_limit := self._rate_limits.get(hello.client_id)) is not None:
                 rate_limit.check_allowed()
-                rate_limit.count_hello()
+                rate_limit.count_unsolicited("came and went")
         except WireError as error:
             await self._send_away(stream, peer, error)
             return

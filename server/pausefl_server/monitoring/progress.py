@@ -38,11 +38,8 @@ class ProgressReporter(RunObserver):
         self._rejected = 0
         self._limit = LineLimit(time.monotonic)
         self._notices = 0  # how often it was said when budgets are expected to end the run
-        self._doubts: set[str] = set()  # said once each
+        self._said: set[str] = set()  # what is said once, by name
         self._failures: set[str] = set()  # said once each
-        self._said_tau_min = False
-        self._said_diverged = False
-        self._said_noise = False
         self._reported_s = float("-inf")  # when a round was last reported
 
     def waiting(self, minimum: int) -> None:
@@ -94,9 +91,14 @@ class ProgressReporter(RunObserver):
         loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # JSON has no infinity
         split, accuracy, metric, subset = evaluation.split, evaluation.accuracy, evaluation.metric, evaluation.subset
         self._report(ModelEvaluated(round, split, accuracy, loss, metric, subset))
-        if loss is None and not self._said_diverged:
-            self._said_diverged = True
+        if loss is None and self._is_new("diverged"):
             self.noticed(f"the model after round {round} has diverged: its {evaluation.split} loss is not finite")
+
+    def _is_new(self, name: str) -> bool:
+        """Whether this was not asked of the name before."""
+        is_new = name not in self._said
+        self._said.add(name)
+        return is_new
 
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
         """Report the round unless another was reported just now; the last one always."""
@@ -157,12 +159,10 @@ class ProgressReporter(RunObserver):
 
     def _announce_doubts(self, record: RoundRecord) -> None:
         """Report why measurements are suspect and what to do: once for each reason."""
-        for doubt in record.suspect:
-            if doubt not in self._doubts:
-                self._doubts.add(doubt)
-                lasted_s = still_s(doubt, record)
-                how_long = f" (for {lasted_s:.1f} s)" if lasted_s else ""
-                self.noticed(f"round {record.round} is suspect{how_long}: {advice(doubt)}", "suspect")
+        for doubt in filter(self._is_new, record.suspect):
+            lasted_s = still_s(doubt, record)
+            how_long = f" (for {lasted_s:.1f} s)" if lasted_s else ""
+            self.noticed(f"round {record.round} is suspect{how_long}: {advice(doubt)}", "suspect")
 
     def _announce_failures(self, record: RoundRecord) -> None:
         """Report why clients gave no update: once for each reason, as far as these are few."""
@@ -175,20 +175,16 @@ class ProgressReporter(RunObserver):
     def _announce_noise(self, record: RoundRecord) -> None:
         """Report once that the noise of a round's releases, in the median, exceeds what they were clipped to."""
         released = sorted(o.epsilon for o in record.observations if o.epsilon > 0)
-        if self._said_noise or not released:
-            return
-        ratio = 2 / released[len(released) // 2]
-        if ratio > MOST_NOISE_TO_CLIP:
-            self._said_noise = True
+        ratio = 2 / released[len(released) // 2] if released else 0.0
+        if ratio > MOST_NOISE_TO_CLIP and self._is_new("noise"):
             self.noticed(f"round {record.round}: noise is {ratio:.2g} times the clip, and grows; {NOISE_REMEDY}")
 
     def _announce_clamps(self, table: ClientTable) -> None:
         """Report once that a constant τ_min does not fit the links: many latencies are below it."""
         answers, clamped = int((table.measured - table.missed).sum()), int(table.clamped.sum())
-        if self._said_tau_min or table.tau_min_s is None or answers < _CLAMPS_AFTER:
+        if table.tau_min_s is None or answers < _CLAMPS_AFTER:
             return
-        if clamped > _CLAMPED_SHARE * answers:
-            self._said_tau_min = True
+        if clamped > _CLAMPED_SHARE * answers and self._is_new("clamps"):
             self.noticed(
                 f"latency.tau_min_s = {table.tau_min_s:g}: {clamped} of {answers} latencies are below it and count as"
                 ' equally fast; set it to the least latency of these links, or to "auto"'

@@ -56,7 +56,9 @@ def aggregate(
     admitted, observations = _inspect(step, state, model.model_size)
     updates = [*(_weighted(step, draw, state, settings) for draw in admitted), *late]
     updates = [discounted(update, settings.asynchronous, model) for update in updates]
-    found = _outliers(updates, settings.aggregation.norm_limit, model.model_size)
+    found: dict[int, str] = {}
+    if (limit := settings.aggregation.norm_limit) is not None:
+        found = outliers([update.vector[: model.model_size] for update in updates], limit)
     # One that was drawn twice has one fresh update, and may have a late one besides.
     fresh = len(admitted)
     reasons = {(updates[i].client_id, i < fresh): reason for i, reason in found.items()}
@@ -123,11 +125,6 @@ def _inspect(step: OpenStep, state: RunState, model_size: int) -> tuple[list[Dra
         observation = observations.get(client_id, step.observations[client_id])  # one may be drawn twice
         observations[client_id] = replace(observation, statistics={**observation.statistics, **found})
     return [draw for draw, is_admitted in zip(arrived, inspection.admitted, strict=True) if is_admitted], observations
-
-
-def _outliers(updates: list[WeightedUpdate], norm_limit: float | None, model_size: int) -> dict[int, str]:
-    """The places of the updates that are too great beside the others, and why each is."""
-    return {} if norm_limit is None else outliers([update.vector[:model_size] for update in updates], norm_limit)
 
 
 def _capped(updates: list[WeightedUpdate], share_max: float) -> tuple[FloatArray, tuple[LogEvent, ...]]:
