@@ -120,10 +120,8 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
         running = []
         try:
             for number, client_ids in enumerate(processes_of(links, experiment.per_process_of(len(links)))):
-                name, arguments = (
-                    f"pausefl-{client_ids[0]}",
-                    (replace(plan, process=number), client_ids, address, folder),
-                )
+                name, own = f"pausefl-{client_ids[0]}", replace(plan, process=number)
+                arguments = own, client_ids, address, folder
                 process = forked_client(name, run_client_process, *arguments, needs_torch=needs_torch)
                 start(process)
                 running.append(process)

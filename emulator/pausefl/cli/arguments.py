@@ -172,12 +172,8 @@ def _add_ends(command: _AddCommand) -> None:
     sub.add_argument("--stay", action="store_true", help=text)
     text = "with --stay: what a client may spend in all of its runs, whoever serves them (default: no bound)"
     sub.add_argument("--epsilon-lifetime", type=float, metavar="E", help=text)
-    _add_setting(
-        sub,
-        "--insecure",
-        "server.insecure=true",
-        "show its token without TLS although others on the network may read it",
-    )
+    text = "show its token without TLS although others on the network may read it"
+    _add_setting(sub, "--insecure", "server.insecure=true", text)
     _add_log(sub)
 
     sub = command("allocation", "one task of a fleet over several machines: the first serves, others are clients")

@@ -114,11 +114,7 @@ def summarise(
         "noise": privacy.noise if budget else None,
         "retired_clients": int(state.table.retired.sum()) if budget else None,
         "budget_per": ("data holder" if privacy.ledger_dir or tally.had_spent else "run") if budget else None,
-        "disclosed": [
-            *_ALWAYS_DISCLOSED,
-            *privacy.disclose,
-            *(["host_metrics"] if plan.shows_host_metrics else []),
-        ],
+        "disclosed": [*_ALWAYS_DISCLOSED, *privacy.disclose, *(["host_metrics"] if plan.shows_host_metrics else [])],
         "absent_clients": sorted(plan.expected.difference(state.table.ids)),
         "rejected_updates": tally.events["rejected"],
         "suspect_rounds": state.suspect_rounds,

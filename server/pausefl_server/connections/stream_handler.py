@@ -138,12 +138,7 @@ class ClientStreamHandler:
             await stream.write(encode(pb.ServerMessage(goodbye=goodbye)))
 
     async def _serve(
-        self,
-        stream: StreamToClient,
-        hello: pb.Hello,
-        peer: PeerIdentity,
-        is_owner: bool,
-        rate_limit: ClientRateLimit,
+        self, stream: StreamToClient, hello: pb.Hello, peer: PeerIdentity, is_owner: bool, rate_limit: ClientRateLimit
     ) -> None:
         """Register the client, relay what it and the coordinator say, and tell of its loss.
 

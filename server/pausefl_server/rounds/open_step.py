@@ -247,12 +247,7 @@ class OpenStep:
         return [*self.events, *(reconciled(update) for update in self.updates.values())]
 
     def record(
-        self,
-        model_digest: str,
-        now_s: float,
-        wall_clock_s: float,
-        host: HostReport,
-        settings: ServerSettings,
+        self, model_digest: str, now_s: float, wall_clock_s: float, host: HostReport, settings: ServerSettings
     ) -> RoundRecord:
         """The step as it is logged at `now_s`, once no more answers are waited for."""
         observations = tuple(self.observations[c] for c in sorted(self.observations))

@@ -151,13 +151,7 @@ def round_of(time_s: str | float, round_s: float) -> int:
 
 
 AVAILABILITIES = Registry(
-    "availabilities",
-    {
-        "always": Always,
-        "cycle": Cycle,
-        "markov": MarkovAvailability,
-        "trace": Trace,
-    },
+    "availabilities", {"always": Always, "cycle": Cycle, "markov": MarkovAvailability, "trace": Trace}
 )
 
 

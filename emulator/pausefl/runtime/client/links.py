@@ -11,11 +11,7 @@ from pausefl_proto.errors import ConfigError
 
 
 def make_links(
-    latency: LatencyTable,
-    plans: Mapping[str, LinkPlan],
-    client_ids: Sequence[str],
-    seed: int,
-    spin_s: float = SPIN_S,
+    latency: LatencyTable, plans: Mapping[str, LinkPlan], client_ids: Sequence[str], seed: int, spin_s: float = SPIN_S
 ) -> dict[str, Link]:
     """The links of the clients in this process. Clients that share an access point must share a process."""
     if latency.injection == "netem":

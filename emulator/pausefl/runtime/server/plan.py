@@ -7,13 +7,7 @@ from pausefl.experiment.client_records import has_control
 from pausefl.experiment.delay_laws import known_means
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.links import LinkPlan
-from pausefl.experiment.server_records import (
-    admission_of,
-    aggregation_of,
-    asynchronous_of,
-    optimizer_of,
-    policy_of,
-)
+from pausefl.experiment.server_records import admission_of, aggregation_of, asynchronous_of, optimizer_of, policy_of
 from pausefl.experiment.tables import PrivacyTable
 from pausefl.results.summary import SummaryPlan
 from pausefl.runtime.client.agreement import offer_of
