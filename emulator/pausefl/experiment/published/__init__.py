@@ -3,7 +3,6 @@
 import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
@@ -54,48 +53,29 @@ class Quick(BaseModel):
     set: dict[str, Any] = Field(default={})
 
 
-class _FigureTable(BaseModel):
-    """A reproduction as its table states it."""
+class Reproduction(BaseModel):
+    """One experiment of a paper: a preset, what is changed in it, and the series that its figures show."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-    title: str
-    figures: tuple[str, ...] = ()
-    preset: str
-    series: tuple[str, ...]
-    seeds: int
-    leakage_over: Literal["round", "latency"] = "round"
-    drawing: Drawing = "latency"
-    training_s: float = 0.02
-    quick: Quick
-    set: dict[str, Any] = Field(default={})
-    published: dict[str, PublishedValues] | str = Field(default={})
-    """The published values by series, or the name of the reproduction that repeats the same runs and states them."""
-    remarks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Reproduction:
-    """One experiment of a paper: a preset, what is changed in it, and the series that its figures show."""
 
     name: str
     figures: tuple[str, ...]
     """The figures drawn from its runs; any of them names it, too."""
     title: str
     preset: str
-    overrides: Mapping[str, Any]
+    overrides: dict[str, Any] = Field(default={}, alias="set")
     """Changes to the preset, by dotted key."""
-    series: Mapping[str, tuple[str, Mapping[str, Any]]]
+    series: dict[str, tuple[str, dict[str, Any]]]
     """Each series' preset and what it changes beyond `overrides`, by name."""
     seeds: int
     """How many are run in full."""
-    leakage_over: Literal["round", "latency"]
+    leakage_over: Literal["round", "latency"] = "round"
     """The axis against which leakage is drawn, as in the paper."""
-    drawing: Drawing
-    training_s: float
+    drawing: Drawing = "latency"
+    training_s: float = 0.02
     """Processor time of one client's training in one round, for estimates."""
     quick: Quick
-    published: Mapping[str, PublishedValues]
+    published: dict[str, PublishedValues] = Field(default={})
     """By series; empty where figures are printed without numbers."""
     remarks: tuple[str, ...] = ()
     """Why a value differs from the published one, a sentence or more each, with the evidence."""
@@ -122,42 +102,21 @@ def reproductions() -> tuple[Reproduction, ...]:
 
 
 def read_reproductions(text: str) -> list[Reproduction]:
-    """The reproductions that a TOML text states."""
+    """The reproductions that a TOML text states; `published` may name another one, which repeats the same runs."""
     tables = tomllib.loads(text)
-    series = {name: _Series.model_validate(table) for name, table in tables.pop("series", {}).items()}
-    entries = {name: _FigureTable.model_validate(table) for name, table in tables.items()}
-    return [_made(name, entry, series, _published(entry, entries)) for name, entry in entries.items()]
-
-
-def _published(entry: _FigureTable, entries: Mapping[str, _FigureTable]) -> Mapping[str, PublishedValues]:
-    if not isinstance(entry.published, str):
-        return entry.published
-    stated = _published(entries[entry.published], entries)
-    return {name: stated[name] for name in entry.series if name in stated}
-
-
-def _made(
-    name: str, entry: _FigureTable, known: Mapping[str, _Series], published: Mapping[str, PublishedValues]
-) -> Reproduction:
-    series = {}
-    for each in entry.series:
-        own = known.get(each, _Series(set={"selection.policy": each}))
-        series[each] = (own.preset or entry.preset, own.set)
-    return Reproduction(
-        name=name,
-        figures=entry.figures or (name,),
-        title=entry.title,
-        preset=entry.preset,
-        overrides=entry.set,
-        series=series,
-        seeds=entry.seeds,
-        leakage_over=entry.leakage_over,
-        drawing=entry.drawing,
-        training_s=entry.training_s,
-        quick=entry.quick,
-        published=published,
-        remarks=entry.remarks,
-    )
+    known = {name: _Series.model_validate(table) for name, table in tables.pop("series", {}).items()}
+    found = []
+    for name, table in tables.items():
+        published, series = table.get("published", {}), {}
+        if isinstance(published, str):
+            stated = tables[published]["published"]
+            published = {each: stated[each] for each in table["series"] if each in stated}
+        for each in table["series"]:
+            own = known.get(each, _Series(set={"selection.policy": each}))
+            series[each] = (own.preset or table["preset"], own.set)
+        named = {"name": name, "figures": (name,)}
+        found.append(Reproduction.model_validate({**named, **table, "series": series, "published": published}))
+    return found
 
 
 @cache
