@@ -63,6 +63,8 @@ class Line:
         self.port = 0
         self.upstream: int | None = None
         """The server's port; None: it is not there."""
+        self.connected = 0
+        """How many connections there have been."""
         self._bit = bit
         self._armed: dict[Side, deque[Fault]] = {"up": deque(), "down": deque()}
         self._hindrances: dict[str, _Hindrance] = {}
@@ -120,6 +122,7 @@ class Line:
             return
         connection = _Connection(writer, ends[1])
         self._connections.add(connection)
+        self.connected += 1
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump(connection, "up", reader, ends[1]))

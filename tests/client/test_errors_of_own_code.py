@@ -90,25 +90,19 @@ def test_an_error_is_one_line_with_its_place(own: ModuleType, name: str, said: s
     assert str(told.value) == said.replace("FILE", str(own.__file__))
 
 
-@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("side", ["server", "client"])
 @pytest.mark.parametrize(("name", "said"), NOT_HELD)
-async def test_a_server_learns_of_an_error_that_no_future_holds(
-    own: ModuleType, name: str, said: str, quick: bool
+async def test_each_side_learns_of_an_error_that_no_future_holds(
+    own: ModuleType, name: str, said: str, side: str, at_once: bool
 ) -> None:
-    with pytest.raises(RuntimeError) as error:
-        async with asyncio.timeout(WAITED_S):
-            await off_loop(quick, getattr(own, name))
-    assert with_place(error.value) == said.replace("FILE", str(own.__file__))
-
-
-@pytest.mark.parametrize("in_thread", [True, False])
-@pytest.mark.parametrize(("name", "said"), NOT_HELD)
-async def test_a_client_learns_of_an_error_that_no_future_holds(
-    own: ModuleType, name: str, said: str, in_thread: bool
-) -> None:
+    function = getattr(own, name)
     with ThreadPoolExecutor(1) as threads, pytest.raises(RuntimeError) as error:
         async with asyncio.timeout(WAITED_S):
-            await computed(threads if in_thread else None, getattr(own, name))
+            if side == "server":
+                await off_loop(at_once, function)
+            else:
+                await computed(None if at_once else threads, function)
     assert with_place(error.value) == said.replace("FILE", str(own.__file__))
 
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,20 +98,14 @@ class Smoothed(Classification):
         return super().loss(outputs + torch.randn_like(outputs), targets)
 
 
-def test_what_a_task_draws_in_its_loss_repeats() -> None:
-    trainers = [trainers_of(lambda: nn.Linear(WORDS, 4), has_tokens=False, task=Smoothed())[0] for _ in range(2)]
+@pytest.mark.parametrize("options", [{"task": Smoothed()}, {"method": Shaking}], ids=["task", "method"])
+def test_what_a_task_draws_in_its_loss_and_a_method_around_the_steps_repeats(options: dict[str, Any]) -> None:
+    trainers = [trainers_of(lambda: nn.Linear(WORDS, 4), has_tokens=False, **options)[0] for _ in range(2)]
     first = train(trainers[0])
     torch.rand(7)
     assert np.array_equal(first.update, train(trainers[1]).update)
     with pytest.raises(NotStackable, match="may draw at random"):
         check_stackable(trainers[1])
-
-
-def test_what_a_method_draws_around_the_steps_repeats() -> None:
-    trainers = [trainers_of(lambda: nn.Linear(WORDS, 4), has_tokens=False, method=Shaking)[0] for _ in range(2)]
-    first = train(trainers[0])
-    torch.rand(7)
-    assert np.array_equal(first.update, train(trainers[1]).update)
 
 
 @pytest.mark.parametrize("model", [dropping, meeting, reading], ids=lambda model: model.__name__)

@@ -24,23 +24,18 @@ from pausefl_client.privacy.ledger import Ledger
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, SERVICE, decode, digest, pack_job, unpack
+from rigs.command import toml_of
 
 HELD, ENDED = "on a stream that goes on", "as the last of a stream"
 _CLIENTS = 24
 _MOST_IN_A_BURST = 200
 _ANSWER_WITHIN_S = 20.0
-_EXPERIMENT = """
-[clients]
-count = 24
-[privacy]
-epsilon_budget = 1000.0
-eta = 0.0001
-[latency.delay]
-kind = "none"
-[workload]
-model = "synthetic"
-model_bytes = 4000
-"""
+_EXPERIMENT = {
+    "clients.count": _CLIENTS,
+    "privacy": {"epsilon_budget": 1000.0, "eta": 0.0001},
+    "latency.delay.kind": "none",
+    "workload": {"model": "synthetic", "model_bytes": 4000},
+}
 
 
 class ClientFuzz:
@@ -77,7 +72,7 @@ class ClientFuzz:
 
     async def run(self, folder: Path) -> None:
         """Play to the end."""
-        (folder / "client.toml").write_text(_EXPERIMENT, "utf-8")
+        (folder / "client.toml").write_text(toml_of(_EXPERIMENT), "utf-8")
         experiment = load_experiment(str(folder / "client.toml"))
         self._schedule = schedule_of(experiment.privacy)
         async with self._listening() as port:

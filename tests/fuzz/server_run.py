@@ -4,54 +4,41 @@ import json
 import os
 import re
 import signal
-import sqlite3
 import subprocess
-import sys
-import time
 import urllib.request
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rigs.command import PAUSEFL, rounds_in, toml_of
+from rigs.waiting import wait_for
+
 MODEL_BYTES = 4_000
 HONEST, M = 6, 3
-EXPERIMENT = """
-[experiment]
-rounds = 1000000
-[clients]
-minimum = {honest}
-connect_timeout_s = 60.0
-[clients.groups.honest]
-count = {honest}
-[clients.groups.hostile]
-count = {hostile}
-[selection]
-policy = "fuzz.policy:HonestAndOneMore"
-m = {m}
-[privacy]
-epsilon_budget = 1000.0
-eta = 0.0001
-[latency.delay]
-kind = "constant"
-value_s = 0.5
-[workload]
-model = "synthetic"
-model_bytes = {model_bytes}
-[server]
-mode = "{mode}"
-round_timeout_s = 10.0
-rejoin_timeout_s = 0.25
-[asynchronous]
-concurrency = {concurrency}
-buffer = {m}
-"""
-_PAUSEFL = [sys.executable, "-m", "pausefl"]
 _PATIENCE_S = 60.0
 # The server finds the policy in here.
 _TESTS = str(Path(__file__).parents[1])
 _ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([_TESTS, os.environ.get("PYTHONPATH", "")])}
+
+
+def experiment_of(hostile: int, mode: str) -> dict[str, object]:
+    """Honest clients and so many hostile ones; without rounds, two places are left for the latter."""
+    return {
+        "experiment.rounds": 1_000_000,
+        "clients.minimum": HONEST,
+        "clients.connect_timeout_s": 60.0,
+        "clients.groups": {"honest": {"count": HONEST}, "hostile": {"count": hostile}},
+        "selection.policy": "fuzz.policy:HonestAndOneMore",
+        "selection.m": M,
+        "privacy.epsilon_budget": 1000.0,
+        "privacy.eta": 0.0001,
+        "latency.delay": {"kind": "constant", "value_s": 0.5},
+        "workload.model": "synthetic",
+        "workload.model_bytes": MODEL_BYTES,
+        "server": {"mode": mode, "round_timeout_s": 10.0, "rejoin_timeout_s": 0.25},
+        "asynchronous": {"concurrency": HONEST + 2, "buffer": M},
+    }
 
 
 @dataclass(frozen=True)
@@ -69,12 +56,11 @@ class ServerRun:
     """A server and its honest clients; both are gone with the block."""
 
     def __init__(self, folder: Path, hostile: int, mode: str = "rounds") -> None:
-        """`mode` is `server.mode`; without rounds, two places are left for hostile clients."""
+        """`mode` is `server.mode`."""
         self.folder = folder
         self._run_dir = folder / "run"
         config = folder / "fuzz.toml"
-        values = {"honest": HONEST, "hostile": hostile, "m": M, "model_bytes": MODEL_BYTES}
-        config.write_text(EXPERIMENT.format(mode=mode, concurrency=HONEST + 2, **values), encoding="utf-8")
+        config.write_text(toml_of(experiment_of(hostile, mode)), encoding="utf-8")
         self.server = self._start("server", "server", config, "--run-dir", self._run_dir)
         ready = self._event("ready")
         self.port = int(ready["port"])
@@ -97,16 +83,7 @@ class ServerRun:
 
     def rounds(self) -> int:
         """How many rounds are committed."""
-        try:
-            with closing(sqlite3.connect(f"file:{self._run_dir / 'run.db'}?mode=ro", uri=True)) as db:
-                return int(db.execute("SELECT count(*) FROM rounds").fetchone()[0])
-        except sqlite3.OperationalError:
-            return 0
-
-    def used_updates(self) -> int:
-        """How many updates of honest clients were used."""
-        with closing(sqlite3.connect(f"file:{self._run_dir / 'run.db'}?mode=ro", uri=True)) as db:
-            return int(db.execute("SELECT count(*) FROM observations WHERE client_id LIKE 'honest%'").fetchone()[0])
+        return rounds_in(self._run_dir)
 
     def schedule(self) -> str:
         """The privacy that clients of this run agree on."""
@@ -145,21 +122,21 @@ class ServerRun:
 
     def _start(self, name: str, *arguments: object) -> "subprocess.Popen[bytes]":
         with (self.folder / f"{name}.out").open("wb") as out, (self.folder / f"{name}.err").open("wb") as err:
-            return subprocess.Popen([*_PAUSEFL, *map(str, arguments)], stdout=out, stderr=err, env=_ENVIRONMENT)
+            return subprocess.Popen([*PAUSEFL, *map(str, arguments)], stdout=out, stderr=err, env=_ENVIRONMENT)
 
     def _output(self, name: str) -> str:
         return "".join((self.folder / f"{name}.{kind}").read_text("utf-8", "replace") for kind in ("out", "err"))
 
     def _event(self, kind: str) -> dict[str, Any]:
         """The server's first event of this kind."""
-        until_s = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < until_s and self.server.poll() is None:
-            for line in (self.folder / "server.out").read_text("utf-8").splitlines():
-                if line.startswith("{") and line.endswith("}") and (event := json.loads(line))["kind"] == kind:
-                    found: dict[str, Any] = event
-                    return found
-            time.sleep(0.05)
-        raise RuntimeError(f"no {kind} of the server: {self._output('server')[-2000:]}")
+
+        def said() -> list[dict[str, Any]]:
+            lines = (self.folder / "server.out").read_text("utf-8").splitlines()
+            events = (json.loads(line) for line in lines if line.startswith("{") and line.endswith("}"))
+            return [event for event in events if event["kind"] == kind]
+
+        wait_for(said, f"{kind} of the server", _PATIENCE_S, running=self.server)
+        return said()[0]
 
 
 def tracebacks(output: str) -> list[str]:

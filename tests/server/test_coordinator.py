@@ -240,13 +240,15 @@ async def test_a_client_that_has_spent_its_budget_retires(rig: MakeRig) -> None:
 
 
 async def test_a_run_ends_when_nobody_has_budget_left(rig: MakeRig) -> None:
-    async with rig(All(1), rounds=100, connect_timeout_s=0.05).running() as r:
+    """Rounds that find budgets used up are no failures."""
+    async with rig(All(1), rounds=100, connect_timeout_s=0.05, rounds_without_update_max=1).running() as r:
         await r.join_all("ab", manual=True)
         for p in r.peers:
             await p.next_job()
             await r.coordinator.tell(Refusal(p.client_id, 1, 1, "exhausted", "spent"))
         await r.played()
         assert "budget" in r.coordinator.stopped_because
+        assert r.coordinator.outcome == "budgets_spent"
         assert r.coordinator.state.table.retired.all()
 
 
@@ -255,7 +257,7 @@ async def test_a_run_ends_when_nobody_has_budget_left(rig: MakeRig) -> None:
 
 async def test_a_shutdown_gives_the_round_up_and_keeps_what_it_cost(rig: MakeRig) -> None:
     async with rig(rounds=10).running() as r:
-        a, b = await r.join("a", manual=True), await r.join("b", manual=True)
+        a, b = await r.join_all("ab", manual=True)
         for p in (a, b):
             await p.play(1)
         for p in (a, b):
@@ -274,7 +276,7 @@ async def test_a_shutdown_gives_the_round_up_and_keeps_what_it_cost(rig: MakeRig
 
 async def test_a_client_that_answers_soon_after_a_shutdown_owes_nothing(rig: MakeRig) -> None:
     async with rig(rounds=10).running() as r:
-        a, b = await r.join("a", manual=True), await r.join("b", manual=True)
+        a, b = await r.join_all("ab", manual=True)
         await b.next_job()
         await a.answer(1)
         await r.coordinator.ask(Shutdown("stopped by SIGINT"))
@@ -355,7 +357,7 @@ async def test_a_refusal_of_an_earlier_round_ends_no_wait(rig: MakeRig) -> None:
 
 async def test_a_release_that_no_schedule_has_is_not_believed_of_an_answer_that_is_rejected(rig: MakeRig) -> None:
     async with rig(rounds=1).running() as r:
-        a, b = await r.join("a", manual=True), await r.join("b", manual=True)
+        a, b = await r.join_all("ab", manual=True)
         await a.next_job()
         r.coordinator.offer(Refusal("b", 1, 1, "rejected", "not finite", Release(50, 1.0, 9.0)))
         await a.answer(1)

@@ -102,15 +102,11 @@ def test_a_wait_that_ends_late_goes_on_once_for_as_long_as_it_was_late_and_no_lo
 # -- in a run
 
 
-async def test_a_round_without_a_fixed_timeout_waits_as_long_as_the_rule_says(rig: MakeRig) -> None:
-    async with rig(rounds=2, round_timeout_s=None).running() as r:
+@pytest.mark.parametrize(("timeout_s", "deadlines_s"), [(None, [UNSEEN_S, LEAST_S]), (7.5, [7.5, 7.5])])
+async def test_a_round_waits_as_long_as_the_rule_says_or_is_fixed(
+    rig: MakeRig, timeout_s: float | None, deadlines_s: list[float]
+) -> None:
+    async with rig(rounds=2, round_timeout_s=timeout_s).running() as r:
         await r.join_all("ab")
         await r.played()
-        assert [record.deadline_s for record in r.store.rounds()] == [UNSEEN_S, LEAST_S]
-
-
-async def test_a_fixed_timeout_is_the_deadline_that_the_log_has(rig: MakeRig) -> None:
-    async with rig(rounds=1, round_timeout_s=7.5).running() as r:
-        await r.join_all("ab")
-        await r.played()
-        assert [record.deadline_s for record in r.store.rounds()] == [7.5]
+        assert [record.deadline_s for record in r.store.rounds()] == deadlines_s

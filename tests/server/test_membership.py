@@ -199,7 +199,7 @@ async def test_who_comes_back_within_the_round_gets_the_same_job(rig: MakeRig) -
 
 async def test_who_answered_and_then_left_is_used_and_gets_no_second_job(rig: MakeRig) -> None:
     async with rig(rounds=1).running() as r:
-        a, b = await r.join("a", manual=True), await r.join("b", manual=True)
+        a, b = await r.join_all("ab", manual=True)
         await a.next_job()
         await b.play(1)
         await r.lose(b)

@@ -100,7 +100,7 @@ async def test_an_answer_of_a_client_that_returned_counts_from_the_first_hand_ov
 
 async def test_a_stream_lost_with_an_earlier_rounds_job_starts_no_round_trip(rig: MakeRig) -> None:
     async with rig(rounds=2, quorum=0.5).running() as r:
-        a, b = await r.join("a", manual=True), await r.join("b", manual=True)
+        a, b = await r.join_all("ab", manual=True)
         stuck = await b.next_job()
         await a.next_job()
         await a.answer(1)  # enough: b's job of round 1 is withdrawn

@@ -1,8 +1,6 @@
 """Both ends over real gRPC on loopback: what a restart finds again."""
 
-import asyncio
 import signal
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from pausefl_server.selection.base import Policy
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.service import RunResult
-from pausefl_server.settings import MetricsSettings
 from rigs.federation import PRIVATE, SIZE, clients, federation, log_of, private
 
 # -- what a restart finds again
@@ -40,22 +37,6 @@ async def play(
 
 def choices_and_models(folder: Path) -> list[tuple[int, tuple[str, ...], str]]:
     return [(r.round, r.chosen, r.model_digest) for r in log_of(folder)]
-
-
-async def test_a_resumed_run_is_measured_before_anybody_is_back(tmp_path: Path) -> None:
-    result = await play(tmp_path, 3, privacy=PRIVATE)
-    resumed = {"privacy": PRIVATE, "rounds": 5, "metrics": MetricsSettings()}
-    async with federation(tmp_path, Random(2), **resumed) as run:
-        url = (await run.event("metrics"))["url"]
-        text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read().decode())
-    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    spent = dict(zip(result.state.table.ids, result.state.table.epsilon_spent, strict=True))
-    assert float(samples["pausefl_round"]) == 3
-    assert float(samples["pausefl_total_latency_seconds"]) == pytest.approx(result.state.total_latency_s)
-    assert float(samples["pausefl_round_trip_seconds_count"]) == 6
-    for client_id in "abc":
-        sample = f'pausefl_client_epsilon_spent{{client="{client_id}",unit="coordinate"}}'
-        assert float(samples[sample]) == pytest.approx(spent[client_id])
 
 
 async def test_a_run_in_two_parts_is_the_run_in_one(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pausefl_process.events import Ready, from_line
+from rigs.command import rounds_in, toml_of
 
 HERE = Path(__file__).parent
 CLIENTS, M = 4, 3
@@ -31,36 +32,19 @@ WHO = ("server", "client", "both")
 FREEZER = Path("/sys/fs/cgroup/freezer")
 _MARKS = ("stopped_s", "suspended_s", "deadline_s")
 _PATIENCE_S = 120.0
-_EXPERIMENT = """
-[experiment]
-rounds = 100000
-[clients]
-count = {clients}
-minimum = {clients}
-connect_timeout_s = 600.0
-[selection]
-policy = "pause"
-m = {m}
-[privacy]
-enabled = false
-[latency]
-time_scale = 1.0
-[latency.delay]
-kind = "constant"
-value_s = 0.4
-[workload]
-model = "synthetic"
-model_bytes = 20000
-[workload.training_time]
-kind = "constant"
-value_s = 0.4
-[server]
-{patience}
-[metrics]
-enabled = false
-"""
+_EXPERIMENT: dict[str, object] = {
+    "experiment.rounds": 100_000,
+    "clients": {"count": CLIENTS, "minimum": CLIENTS, "connect_timeout_s": 600.0},
+    "selection": {"policy": "pause", "m": M},
+    "privacy.enabled": False,
+    "latency": {"time_scale": 1.0, "delay": {"kind": "constant", "value_s": 0.4}},
+    "workload.model": "synthetic",
+    "workload.model_bytes": 20_000,
+    "workload.training_time": {"kind": "constant", "value_s": 0.4},
+    "metrics.enabled": False,
+}
 # So patient that also a stop of 90 s ends in an observation; without it, long ones end in misses.
-_PATIENT = "round_timeout_s = 300.0\nrejoin_timeout_s = 300.0\ndead_after_s = 300.0"
+_PATIENT = {"round_timeout_s": 300.0, "rejoin_timeout_s": 300.0, "dead_after_s": 300.0}
 
 
 @dataclass(frozen=True)
@@ -163,8 +147,7 @@ async def play(planned: Sequence[Stop], seed: int, folder: Path, *, is_patient: 
     """One federation's stops, and what was marked: a dict a stop, then one of all its observations."""
     library = _built(folder)
     config, notes = folder / "experiment.toml", folder / "notes.jsonl"
-    patience = _PATIENT if is_patient else ""
-    config.write_text(_EXPERIMENT.format(clients=CLIENTS, m=M, patience=patience), "utf-8")
+    config.write_text(toml_of({**_EXPERIMENT, "server": _PATIENT if is_patient else {}}), "utf-8")
     serve = (HERE / "noting_server.py", notes, "server", config, "--run-dir", folder / "run")
     server, clients, struck = Process("server", folder, library, serve), [], []
     try:
@@ -221,9 +204,7 @@ async def _until_rounds(folder: Path, more: int) -> None:
 
 
 def _rounds(folder: Path) -> int:
-    with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{folder}/run/run.db?mode=ro", uri=True)) as database:
-        return int(database.execute("SELECT count(*) FROM rounds").fetchone()[0])
-    return 0
+    return rounds_in(folder / "run")
 
 
 def _judged(planned: Sequence[Stop], struck: Sequence[Sequence[Interval]], folder: Path) -> Iterator[dict[str, Any]]:

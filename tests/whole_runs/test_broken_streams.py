@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import signal
-import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
+from chaos.line import Line
 from pausefl_client.session_settings import StreamToServer
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import TrainingOutcome
@@ -47,53 +48,21 @@ from rigs.federation import (
     raw_stream,
     take_a_job,
 )
+from rigs.ports import free_port
 
 # -- what breaks
 
 
-class Proxy:
-    """A TCP relay between client and server whose connections can be cut."""
-
-    def __init__(self, port: int) -> None:
-        self._to_port = port
-        self._writers: list[asyncio.StreamWriter] = []
-        self._relays: set[asyncio.Task[None]] = set()
-        self.connections = 0
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[int]:
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        try:
-            yield server.sockets[0].getsockname()[1]
-        finally:
-            server.close()
-            self.cut()
-            for relay in tuple(self._relays):
-                relay.cancel()
-            await asyncio.gather(*self._relays, return_exceptions=True)
-
-    def cut(self) -> None:
-        """Reset every connection, as a network that breaks does."""
-        for writer in self._writers:
-            writer.transport.abort()
-        self._writers.clear()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._to_port)
-        self.connections += 1
-        self._writers += [writer, there_writer]
-        for source, sink in ((reader, there_writer), (there_reader, writer)):
-            relay = asyncio.ensure_future(self._relay(source, sink))
-            self._relays.add(relay)
-            relay.add_done_callback(self._relays.discard)
-
-    @staticmethod
-    async def _relay(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(1 << 16):
-                sink.write(data)
-                await sink.drain()
-        sink.close()
+@asynccontextmanager
+async def line_to(port: int) -> AsyncIterator[Line]:
+    """A TCP line to the server whose connections can be cut."""
+    line = Line(Counter())
+    line.upstream = port
+    await line.open()
+    try:
+        yield line
+    finally:
+        await line.close()
 
 
 class RecordingStream:
@@ -120,24 +89,26 @@ async def test_an_upload_cut_off_is_sent_again_byte_by_byte_and_charged_once(tmp
     uploads: list[tuple[int, str]] = []
     cuts = iter([True])
 
-    async with federation(tmp_path / "run", size=BIG, rounds=2, privacy=PRIVATE) as run, clients() as some:
-        proxy = Proxy(await run.port)
-        async with proxy.running() as port:
+    async with (
+        federation(tmp_path / "run", size=BIG, rounds=2, privacy=PRIVATE) as run,
+        clients() as some,
+        line_to(await run.port) as line,
+    ):
 
-            def cut_once() -> None:
-                if next(cuts, False):
-                    proxy.cut()
+        def cut_once() -> None:
+            if next(cuts, False):
+                line.cut()
 
-            @asynccontextmanager
-            async def unreliable() -> AsyncIterator[StreamToServer]:
-                async with connect(f"127.0.0.1:{port}") as stream:
-                    yield RecordingStream(stream, uploads, cut_once)
+        @asynccontextmanager
+        async def unreliable() -> AsyncIterator[StreamToServer]:
+            async with connect(f"127.0.0.1:{line.port}") as stream:
+                yield RecordingStream(stream, uploads, cut_once)
 
-            privacy = {c: private(tmp_path, c) for c in ("a", "b")}
-            some.start("a", await run.port, BIG, privacy["a"])
-            some.start("b", port, BIG, privacy["b"], unreliable)
-            result = await run.finished()
-    assert proxy.connections == 2
+        privacy = {c: private(tmp_path, c) for c in ("a", "b")}
+        some.start("a", await run.port, BIG, privacy["a"])
+        some.start("b", line.port, BIG, privacy["b"], unreliable)
+        result = await run.finished()
+    assert line.connected == 2
     assert [t for t, _ in uploads] == [1, 1, 2]
     assert uploads[0] == uploads[1] != uploads[2]
     records = log_of(tmp_path / "run")
@@ -162,13 +133,11 @@ class CutWhileTraining(SyntheticTrainer):
 
 async def test_a_stream_lost_while_a_client_trains_does_not_make_it_look_faster(tmp_path: Path) -> None:
     train_s = 0.5
-    async with federation(tmp_path / "run", rounds=1) as run, clients() as some:
-        proxy = Proxy(await run.port)
-        async with proxy.running() as port:
-            some.start("a", await run.port)
-            some.start("b", port, trainer=CutWhileTraining(proxy.cut, train_s))
-            await run.finished()
-    assert proxy.connections == 2
+    async with federation(tmp_path / "run", rounds=1) as run, clients() as some, line_to(await run.port) as line:
+        some.start("a", await run.port)
+        some.start("b", line.port, trainer=CutWhileTraining(line.cut, train_s))
+        await run.finished()
+    assert line.connected == 2
     (record,) = log_of(tmp_path / "run")
     timing = {o.client_id: o.timing for o in record.observations}["b"]
     assert timing.round_trip_s >= train_s
@@ -310,10 +279,7 @@ async def test_an_answer_to_a_server_that_has_just_ended_hurts_nobody(
 
 
 async def test_a_client_waits_for_a_server_that_is_not_there_yet(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    attempts = asyncio.Event()
+    port, attempts = free_port(), asyncio.Event()
 
     @asynccontextmanager
     async def early() -> AsyncIterator[StreamToServer]:
@@ -342,10 +308,7 @@ async def test_a_client_waits_for_a_server_that_is_not_there_yet(tmp_path: Path)
 
 
 async def test_a_stream_that_is_over_says_so_to_whoever_reads_or_writes() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    async with connect(f"127.0.0.1:{port}") as stream:
+    async with connect(f"127.0.0.1:{free_port()}") as stream:
         with pytest.raises(OSError):
             await stream.read()
         with pytest.raises(OSError):
@@ -359,18 +322,20 @@ async def test_a_client_that_comes_and_goes_does_not_hold_rounds_up(tmp_path: Pa
 
     class Flapping(SyntheticTrainer):
         def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-            loop.call_soon_threadsafe(proxy.cut)
+            loop.call_soon_threadsafe(line.cut)
             return super().train(theta, round=round)
 
     loop, timeout_s = asyncio.get_running_loop(), 0.5
     settings = {"rounds": 3, "round_timeout_s": timeout_s, "rejoin_timeout_s": 5.0, "rest_rounds_max": 0}
-    async with federation(tmp_path / "run", All(2), **settings) as run, clients(threads=2) as some:
-        proxy = Proxy(await run.port)
-        async with proxy.running() as port:
-            some.start("a", await run.port)
-            some.start("b", port, trainer=Flapping(SIZE, seed=1, client_id="b", train_s=30.0))
-            await run.finished()
+    async with (
+        federation(tmp_path / "run", All(2), **settings) as run,
+        clients(threads=2) as some,
+        line_to(await run.port) as line,
+    ):
+        some.start("a", await run.port)
+        some.start("b", line.port, trainer=Flapping(SIZE, seed=1, client_id="b", train_s=30.0))
+        await run.finished()
     records = log_of(tmp_path / "run")
-    assert proxy.connections >= 3
+    assert line.connected >= 3
     assert all(timeout_s <= record.round_latency_s < 5 * timeout_s for record in records)
     assert [record.deadline_s for record in records] == [timeout_s] * 3

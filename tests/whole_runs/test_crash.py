@@ -22,28 +22,17 @@ from rigs.wiretap import Wiretap
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(1200)]
 
 KILLS = int(os.environ.get("PAUSEFL_KILLS", "20"))
-EXPERIMENT = """
-[experiment]
-rounds = 1000000
-[clients]
-count = 3
-connect_timeout_s = 60.0
-[selection]
-policy = "random"
-m = 2
-[privacy]
-epsilon_budget = 1000.0
-eta = 0.0001
-[latency.delay]
-kind = "none"
-[workload]
-model = "synthetic"
-model_bytes = {model_bytes}
-[server]
-rejoin_timeout_s = 0.3
-[metrics]
-enabled = false
-"""
+EXPERIMENT = {
+    "experiment.rounds": 1_000_000,
+    "clients": {"count": 3, "connect_timeout_s": 60.0},
+    "selection": {"policy": "random", "m": 2},
+    "privacy": {"epsilon_budget": 1000.0, "eta": 0.0001},
+    "latency.delay.kind": "none",
+    "workload.model": "synthetic",
+    "server.rejoin_timeout_s": 0.3,
+    "asynchronous": {"concurrency": 3, "buffer": 2},
+    "metrics.enabled": False,
+}
 SIZES = [pytest.param((20_000, "rounds"), id="one frame, kept on disk"), pytest.param((1_200_000, "rounds"), id="two")]
 STEPS = [pytest.param((20_000, "asynchronous"), id="asynchronous")]
 
@@ -52,8 +41,7 @@ STEPS = [pytest.param((20_000, "asynchronous"), id="asynchronous")]
 def federation(request: pytest.FixtureRequest, tmp_path: Path, wiretap: Wiretap) -> Iterator[ProcessFederation]:
     (tmp_path / "run").mkdir()
     model_bytes, mode = request.param
-    steps = {"server.mode": mode, "asynchronous.concurrency": 3, "asynchronous.buffer": 2}
-    experiment = parse_experiment(EXPERIMENT.format(model_bytes=model_bytes), steps)
+    experiment = parse_experiment("", {**EXPERIMENT, "server.mode": mode, "workload.model_bytes": model_bytes})
     federation = ProcessFederation(experiment, tmp_path / "run", wiretap)
     yield federation
     federation.end()

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from pausefl_client.privacy.mechanism import NumpyLaplace
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Vector
+from rigs.command import PAUSEFL, synthetic
 from rigs.wiretap import Wiretap
 
 pytestmark = pytest.mark.end_to_end
@@ -27,28 +27,6 @@ pytestmark = pytest.mark.end_to_end
 ROUNDS, CLIENTS, D = 6, 3, 5000
 CLIP = 3e-5
 """A thirtieth of what updates hold: what is not clipped stands out."""
-EXPERIMENT = """
-[experiment]
-rounds = {rounds}
-seed = 1
-[clients]
-count = {clients}
-[selection]
-policy = "all"
-m = {clients}
-[privacy]
-epsilon_budget = 200.0
-clip = {clip}
-unit = "{unit}"
-{more}
-[latency.delay]
-kind = "none"
-[workload]
-model = "synthetic"
-model_bytes = {model_bytes}
-[metrics]
-enabled = false
-"""
 # Every field of every message that may leave a client: the noised update, and what the report lists as disclosed.
 ALLOWED = {
     *("hello.protocol_version", "hello.client_id", "hello.n_examples", "hello.agreement"),
@@ -63,13 +41,17 @@ ALLOWED = {
 }
 
 
-def play(tmp_path: Path, wiretap: Wiretap, unit: str, more: str = "") -> Any:
+def play(tmp_path: Path, wiretap: Wiretap, unit: str, **privacy: object) -> Any:
     """A run with the tap between its server and clients that are forked as in any run; returns the tap."""
-    config = tmp_path / "wire.toml"
-    text = EXPERIMENT.format(rounds=ROUNDS, clients=CLIENTS, unit=unit, clip=CLIP, model_bytes=4 * D, more=more)
-    config.write_text(text)
-    pausefl = [sys.executable, "-m", "pausefl"]
-    serve = [*pausefl, "server", str(config), "--run-dir", str(tmp_path / "run")]
+    keys = {
+        "experiment.seed": 1,
+        "selection.policy": "all",
+        "privacy": {"epsilon_budget": 200.0, "clip": CLIP, "unit": unit, **privacy},
+        "workload.model_bytes": 4 * D,
+        "metrics.enabled": False,
+    }
+    config = synthetic(tmp_path, ROUNDS, CLIENTS, CLIENTS, more=keys)
+    serve = [*PAUSEFL, "server", str(config), "--run-dir", str(tmp_path / "run")]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         ready = next(event for event in map(json.loads, server.stdout) if event["kind"] == "ready")
@@ -163,7 +145,7 @@ def test_nothing_but_what_is_listed_leaves_a_client(tmp_path: Path, wiretap: Wir
 
 def test_a_reproducible_run_can_be_undone_and_says_so(tmp_path: Path, wiretap: Wiretap) -> None:
     """Whoever knows the seed subtracts the noise: that is why such a run is marked not private."""
-    left = updates(play(tmp_path, wiretap, "coordinate", "reproducible_noise = true"))
+    left = updates(play(tmp_path, wiretap, "coordinate", reproducible_noise=True))
     client_id, result, vector = left[0]
     source = NumpyLaplace(generator(1, "noise", client_id, result.round, result.attempt))
     noise = source.laplace(np.zeros(D), scale("coordinate", result.release.epsilon))

@@ -238,16 +238,6 @@ async def test_a_short_run_without_any_update_has_failed_as_well(rig: MakeRig) -
         assert r.coordinator.outcome == "failed"
 
 
-@pytest.mark.slow
-async def test_rounds_that_find_budgets_used_up_are_no_failures(rig: MakeRig) -> None:
-    async with rig(All(1), rounds=100, minimum_clients=2, rounds_without_update_max=1).running() as r:
-        await r.join_all("ab", manual=True)
-        for peer in r.peers:
-            await refuse(r, peer, 1, "spent", exhausted=True)
-        await r.played()
-        assert r.coordinator.outcome == "budgets_spent"
-
-
 # -- exit statuses
 
 
