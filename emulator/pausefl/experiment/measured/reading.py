@@ -100,6 +100,7 @@ class Reading:
         time = self.time_column or (form.time if form.time.casefold() in map(str.casefold, header) else None)
         when = None if time is None else place_of(time, "time_column")
         conditions = [_condition(each, place_of, spelt) for each in self.filter or form.filter]
+        unit = self.unit or form.unit
         found: dict[str, Measured] = {}
         first = ""
         for number, row in rows:
@@ -115,8 +116,9 @@ class Reading:
                 raise ValueError(f"{at} is a lost probe; say how long it was waited for: {spelt('timeout_s', '5.0')}")
             place = f"{at} has {quoted(cells[value])} for {header[value]}"
             first = first or ("" if is_lost else place)
+            seconds = 0.0 if is_lost else _number(cells[value], place, spelt, above_zero=above_zero)
             of_client.is_lost.append(is_lost)
-            of_client.seconds.append(0.0 if is_lost else _number(cells[value], place, spelt, above_zero=above_zero))
+            of_client.seconds.append(self.timeout_s or 0.0 if is_lost else _SECONDS[unit or "s"] * seconds)
             of_client.when.append(
                 number if when is None else _time(cells[when], f"{at} has {quoted(cells[when])} for {time}")
             )
@@ -125,10 +127,8 @@ class Reading:
             raise ValueError(f"no row passes {spelt('filter', self.filter[0])} (there is: {held})")
         if len(found) > 1:
             found.pop(form.summed, None)
-        factor = self._factor(found.values(), form, first, spelt)
-        for of_client in found.values():
-            each = zip(of_client.seconds, of_client.is_lost, strict=True)
-            of_client.seconds = [self.timeout_s or 0.0 if is_lost else factor * s for s, is_lost in each]
+        if unit is None:
+            _question(found.values(), first, spelt)
         return found
 
     def _table(self, data: bytes, form: Format) -> tuple[list[str], list[Row]]:
@@ -144,16 +144,15 @@ class Reading:
             raise _OtherFormatError(f'holds nothing of the format "{self.format}"')
         return header, rows
 
-    def _factor(self, found: Iterable[Measured], form: Format, first: str, spelt: Spelling) -> float:
-        """The factor that makes values seconds; ValueError where no unit is said and they look otherwise."""
-        unit = self.unit or form.unit
-        values = [s for each in found for s, is_lost in zip(each.seconds, each.is_lost, strict=True) if not is_lost]
-        if unit is None and values and (median := float(np.median(values))) > _DOUBTFUL_MEDIAN_S:
-            raise ValueError(
-                f"{first}, and the median is {median:g}, which looks like milliseconds; add {spelt('unit', 'ms')}, or"
-                f" {spelt('unit', 's')} if they are seconds"
-            )
-        return _SECONDS[unit or "s"]
+
+def _question(found: Iterable[Measured], first: str, spelt: Spelling) -> None:
+    """ValueError where seconds look like milliseconds; `first` is the first of them."""
+    values = [s for each in found for s, is_lost in zip(each.seconds, each.is_lost, strict=True) if not is_lost]
+    if values and (median := float(np.median(values))) > _DOUBTFUL_MEDIAN_S:
+        raise ValueError(
+            f"{first}, and the median is {median:g}, which looks like milliseconds; add {spelt('unit', 'ms')}, or"
+            f" {spelt('unit', 's')} if they are seconds"
+        )
 
 
 class _OtherFormatError(ValueError):
