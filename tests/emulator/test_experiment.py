@@ -201,6 +201,13 @@ def test_what_needs_rounds_is_refused_in_an_asynchronous_run(overrides: list[str
         parse("server.mode=asynchronous", *overrides)
 
 
+def test_the_m_of_rounds_binds_no_asynchronous_run() -> None:
+    few = ("clients.count=4", "asynchronous.concurrency=4", "asynchronous.buffer=2")
+    assert parse("server.mode=asynchronous", *few).selection.m == 5
+    with pytest.raises(ConfigError, match=r"^selection\.m = 5: must be at most clients\.count = 4$"):
+        parse(*few)
+
+
 def test_overrides_come_after_the_file_and_the_last_one_wins() -> None:
     text = "[experiment]\nrounds = 3\nseed = 9\n[selection.pause]\nalpha = 2.0"
     experiment = parse("experiment.rounds=4", "experiment.rounds=5", "selection.pause.gamma=7.0", text=text)

@@ -60,7 +60,7 @@ def _check(experiment: Experiment) -> None:
 
 def _check_counts(experiment: Experiment) -> None:
     clients, m = experiment.clients, experiment.selection.m
-    if m > clients.count:
+    if not experiment.is_asynchronous and m > clients.count:
         raise ConfigError(f"selection.m = {m}: must be at most clients.count = {clients.count}")
     if experiment.minimum_clients > clients.count:
         raise ConfigError(f"clients.minimum = {clients.minimum}: must be at most clients.count = {clients.count}")
