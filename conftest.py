@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hypothesis import settings
 from pausefl.runtime.processes.logs import VARIABLE
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.settings import PrivacySettings
+from pausefl_server.storage.store import Store
 from rigs.authority import Authority
 from rigs.command import PAUSEFL
 from rigs.coordinator import CoordinatorRig, MakeRig
@@ -109,6 +111,13 @@ def make_telemetry() -> Callable[..., Telemetry]:
 def rig(tmp_path: Path) -> MakeRig:
     """(policy, other settings...) -> a coordinator with its real store, and nobody connected yet."""
     return lambda policy=None, **changes: CoordinatorRig(tmp_path, policy, **changes)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """The log of a run in the test's folder."""
+    with closing(Store(tmp_path / "run.db")) as store:
+        yield store
 
 
 @pytest.fixture

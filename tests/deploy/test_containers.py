@@ -372,9 +372,7 @@ def test_results_that_are_missing_are_said(volumes: dict[str, str], tmp_path: Pa
 
 
 @pytest.mark.parametrize(("in_the_way", "status"), [("first/kept", "0"), ("second", "2")])
-def test_results_that_are_not_copied_are_said(
-    volumes: dict[str, str], tmp_path: Path, in_the_way: str, status: str
-) -> None:
+def test_results_not_copied_are_said(volumes: dict[str, str], tmp_path: Path, in_the_way: str, status: str) -> None:
     """They cannot be written, or could not all be read."""
     (tmp_path / "volume").mkdir()
     (tmp_path / "volume/first").touch()
@@ -386,9 +384,7 @@ def test_results_that_are_not_copied_are_said(
     assert not [*tmp_path.glob("results/.copy-*")]
 
 
-def test_a_run_that_was_copied_while_it_was_played_is_copied_again_at_its_end(
-    volumes: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_run_that_was_copied_while_it_was_played_is_copied_anew(volumes: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "volume/first").mkdir(parents=True)
     (tmp_path / "results/other").mkdir(parents=True)
     (tmp_path / "results/other/run.db-wal").touch()

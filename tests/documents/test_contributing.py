@@ -2,12 +2,11 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from rigs.command import python
 from rigs.package import copied_sources
 
 POLICY = '''"""The clients chosen least often: a policy for the test of the recipe."""
@@ -56,10 +55,6 @@ def test_a_policy_that_is_named_alone_comes_under_contract_and_into_the_referenc
 
 
 def played(checkout: Path, *arguments: str) -> str:
-    """What a Python command prints that uses the packages of that checkout; AssertionError if it fails."""
-    packages = ("proto", "process", "server", "client", "emulator")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(checkout / package) for package in packages)}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    """What a Python command prints that uses the packages of that checkout."""
+    packages = [str(checkout / package) for package in ("proto", "process", "server", "client", "emulator")]
+    return python(*arguments, cwd=checkout, PYTHONPATH=os.pathsep.join(packages))

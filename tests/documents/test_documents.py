@@ -2,8 +2,6 @@
 
 import re
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.server_records import check_policies
 from pausefl_client.privacy.ledger import Ledger
 from pausefl_proto.budget import Budget
+from rigs.command import python
 from rigs.places import ROOT
 
 FOLDERS = ("benchmarks", "deploy", "docs", "examples")
@@ -127,10 +126,7 @@ def test_toml_snippets_are_parts_of_experiments(page: str, folder: Path) -> None
 def test_a_python_snippet_runs(text: str, folder: Path) -> None:
     for shown, run in SMALLER.items():
         text = text.replace(shown, run)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", text], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    python("-W", "error", "-c", text, cwd=folder)
 
 
 def test_a_ledger_can_be_read_as_shown(tmp_path: Path) -> None:

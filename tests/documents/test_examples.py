@@ -1,11 +1,8 @@
 """The examples, each run as its README says, in a small setting."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ import numpy as np
 import pytest
 
 import pausefl
-from rigs.command import run
+from rigs.command import python, run
 from rigs.places import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -33,11 +30,7 @@ def played(example: str, folder: Path, *small: str) -> pausefl.Run:
 
 def executed(code: str, folder: Path) -> str:
     """What a program prints, run in a folder with the environment of the tests."""
-    command = [sys.executable, "-W", "error", "-c", code]
-    environment = {**os.environ, "MPLBACKEND": "agg"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return python("-W", "error", "-c", code, cwd=folder, MPLBACKEND="agg")
 
 
 def smaller(code: str) -> str:

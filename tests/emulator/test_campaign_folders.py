@@ -100,9 +100,7 @@ def test_a_campaign_that_goes_on_takes_no_run_of_another(tmp_path: Path) -> None
         (Plan("tune", "", {"by": "run"}), "pausefl tune --resume {folder}"),
     ],
 )
-def test_the_report_of_an_unknown_campaign_names_the_command_that_knows_it(
-    tmp_path: Path, plan: Plan, again: str
-) -> None:
+def test_the_report_of_an_unknown_campaign_names_its_command(tmp_path: Path, plan: Plan, again: str) -> None:
     begin(tmp_path, plan)
     with refused(f"pausefl {plan.command}; to write its files again: {again.format(folder=tmp_path)}"):
         report_folder(tmp_path, csv=False)

@@ -33,9 +33,7 @@ def test_keys_and_tokens_are_their_owners_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lasts_days", [825, 20_000])  # the years from 2050 on are written otherwise
-def test_a_certificate_that_is_not_valid_now_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasts_days: int
-) -> None:
+def test_an_invalid_certificate_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasts_days: int) -> None:
     """The other side would only hang up, without a word."""
     monkeypatch.setattr("pausefl.certificates._CERTIFICATE_DAYS", lasts_days)
     make_certificates(tmp_path, ["server.lab"], [])

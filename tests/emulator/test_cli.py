@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from pausefl.experiment.registries import REGISTRIES
 from pausefl.experiment.toml_source import preset_names
 from pausefl.results.reading import read_run
 from pausefl.terminal_table import plain_console
-from rigs.command import PAUSEFL, run, synthetic
+from rigs.command import PAUSEFL, python, run, synthetic
 from rigs.ports import free_port
 from rigs.refusals import complaint, refused
 from rigs.reports import summary
@@ -233,9 +232,7 @@ def test_a_new_project_passes_its_own_test(fleet: bool, tmp_path: Path) -> None:
     (tmp_path / "fleet.csv").write_text("client,time,seconds\n" + "".join(f"phone-{k},1,0.{k}\n" for k in range(1, 5)))
     options = ["--fleet", str(tmp_path / "fleet.csv"), "--policy", "pause"] if fleet else []
     main(["new", str(tmp_path / "mine"), *options])
-    test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "mine")]
-    done = subprocess.run(test, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "mine"), cwd=tmp_path)
     experiment = pausefl.load(tmp_path / "mine/experiment.toml")
     assert experiment.selection.policy == ("pause" if fleet else "own:Own")
     assert experiment.client_ids[0] == ("phone-1" if fleet else "client-000")
@@ -261,9 +258,7 @@ def test_a_command_whose_results_cannot_be_written_says_so(command: str, capsys:
     assert complaint(capsys, *command.split(), "/dev/null/x").startswith("/dev/null/x: cannot be ")
 
 
-def test_results_that_cannot_be_written_are_named(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unwritable_results_are_named(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "pings.csv").write_text("client,time,seconds\na,1,0.1\na,2,0.2\n")
     said = complaint(capsys, "fit-latency", tmp_path / "pings.csv", "--figure", tmp_path / "no/such.png")
     assert said == f"{tmp_path}/no/such.png: cannot be read or written ({MISSING})"

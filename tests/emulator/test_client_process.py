@@ -1,20 +1,36 @@
 """The clients of one process: what ends one of them ends no other, and what ends all of them ends their work."""
 
 import asyncio
-import subprocess
+import json
+import multiprocessing
+import os
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from pausefl.experiment.loading import parse_experiment
+from pausefl.bench.images import random_images
+from pausefl.experiment.loading import load_experiment, parse_experiment
 from pausefl.runtime.client.plan import client_plan
-from pausefl.runtime.client.process import run_clients_over_grpc
+from pausefl.runtime.client.process import make_trainers, run_clients_over_grpc
+from pausefl.runtime.client.torch_trainers import take_first_steps
+from pausefl.runtime.forks import forked_client, forked_run
+from pausefl.runtime.processes.lifetime import start
+from pausefl.runtime.processes.resources import own_device
+from pausefl_client.registries import TRAINING_METHODS
+from pausefl_client.training.torch_trainer import LocalData
 from pausefl_proto.errors import PauseflError
+from rigs.batched import ADAM, CPU, network
 from rigs.clock import Clock
+from rigs.command import python
 from rigs.federation import SIZE, federation, hello, log_of, raw_stream
+from rigs.forked import MODULES, tell_variable
+from rigs.places import TESTS
 from rigs.session import SCHEDULE, SessionRig, private
 
 TWO = f"""
@@ -60,8 +76,7 @@ with trainer_pool(plan) as pool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own on Linux alone")
 def test_clients_that_are_nicer_than_training_is_can_train() -> None:
-    played = subprocess.run([sys.executable, "-c", TRAINS_NICELY], capture_output=True, text=True, check=False)
-    assert played.stdout == "True\n", played.stderr
+    assert python("-c", TRAINS_NICELY) == "True\n"
 
 
 class CountingExecutor(ThreadPoolExecutor):
@@ -90,3 +105,102 @@ async def test_clients_that_are_ended_neither_train_nor_pay_for_what_nobody_wait
     executor.shutdown()
     assert (trains.trainer.rounds, waits.trainer.rounds) == ([1], [])
     assert [p.ledger.released for p in privacies] == [0, 0]
+
+
+# -- how they are forked: what was imported before, and what is not shared, noise
+
+EXPERIMENT = 'clients.count = 3\nselection.m = 1\nworkload.model = "synthetic"'
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize(("forked", "processes"), [(forked_client, 3), (forked_run, 2)], ids=["client", "run"])
+def test_a_process_is_forked_with_imports_and_own_noise(forked: Callable[..., BaseProcess], processes: int) -> None:
+    """Same client, same key, same process image: only the operating system's entropy tells the draws apart."""
+    loaded, noise = zip(*told_by(forked, processes), strict=True)
+    assert loaded == (list(MODULES),) * processes
+    assert len(set(map(tuple, noise))) == processes
+
+
+@pytest.mark.end_to_end
+def test_a_forked_process_has_the_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not that of the time when the fork server was begun."""
+    monkeypatch.delenv("PAUSEFL_DATA", raising=False)
+    assert variable_of_a_client() is None
+    monkeypatch.setenv("PAUSEFL_DATA", "elsewhere")
+    assert variable_of_a_client() == "elsewhere"
+
+
+def told_by(forked: Callable[..., BaseProcess], processes: int) -> list[Any]:
+    """What processes that need torch tell, forked by a server of their own."""
+    told: list[Any] = json.loads(python("-m", "rigs.forked", forked.__name__, str(processes), EXPERIMENT, cwd=TESTS))
+    return told
+
+
+def variable_of_a_client() -> str | None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = forked_client("told", tell_variable, theirs, "PAUSEFL_DATA", needs_torch=False)
+    start(process)
+    found: str | None = ours.recv()
+    process.join()
+    return found
+
+
+FROZEN = """
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        print("collected")
+
+kept = Cycle()
+import pausefl.runtime.client.torch_trainers
+"""
+
+
+def test_what_was_frozen_for_forks_is_collected_at_the_end() -> None:
+    """Or libraries that count their objects, such as triton, print what they find left."""
+    assert python("-c", FROZEN) == "collected\n"
+
+
+@pytest.mark.parametrize("method", ["plain", "scaffold"])
+def test_first_steps_are_of_a_model_of_its_own(method: str) -> None:
+    """Whatever the method's vector holds besides the model."""
+    model, steps = network(), 0
+
+    def count(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    model.register_forward_hook(count)
+    data = LocalData(random_images(1, "test", 20, (1, 8, 8)), 10)
+    random = torch.get_rng_state()
+    take_first_steps(model, data, ADAM, CPU, TRAINING_METHODS[method]())
+    assert steps == 2
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.mark.parametrize(("device", "hidden"), [("cpu", ""), ("auto", None)])
+def test_clients_on_a_processor_hide_gpus(device: str, hidden: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of torch's Adam would begin to use them."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    own_device.cache_clear()
+    plan = client_plan(load_experiment("demo", [f'workload.device="{device}"'])).training
+    make_trainers(plan, plan.client_ids[:1])
+    assert os.environ.pop("CUDA_VISIBLE_DEVICES", None) == hidden
+
+
+@pytest.mark.parametrize(
+    ("visible", "device", "process", "seen"),
+    [("", "auto", 3, "1"), ("4,GPU-5", "cuda", 1, "GPU-5"), ("4,GPU-5", "cuda:1", 2, "GPU-5"), ("4,5", "cpu", 1, "")],
+)
+def test_a_process_sees_its_own_device_alone(
+    visible: str, device: str, process: int, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it asks; a machine with two devices is not to be had here."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    own_device.cache_clear()
+    named = {own_device(device, process) for _ in range(2)}
+    assert named == {device.partition(":")[0]}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == seen

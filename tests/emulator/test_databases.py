@@ -31,9 +31,7 @@ EXPERIMENT = parse_experiment('clients.count = 2\nselection.m = 2\nworkload.mode
 
 
 @pytest.mark.parametrize("name", ["flock", "lockf"])
-def test_a_file_system_without_locks_is_named_at_once(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As NFS with nolock, or Lustre without flock: it was an unnamed error, or advice that cost the run."""
 
     def without_locks(*_: object) -> None:

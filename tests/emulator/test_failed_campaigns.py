@@ -20,9 +20,7 @@ def ended(capsys: pytest.CaptureFixture[str], status: int, *arguments: object) -
 @pytest.mark.slow
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("command", ["compare", "sweep"])
-def test_a_campaign_with_a_failed_run_fails_and_names_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_a_campaign_names_its_failed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
     config, folder = synthetic(tmp_path, rounds=3, clients=3, m=1, train_s=4.0), tmp_path / "all"
     failing = ["--set", "server.round_timeout_s=1.5", "--set", "server.rounds_without_update_max=1"]
     if command == "compare":
@@ -39,9 +37,7 @@ def test_a_campaign_with_a_failed_run_fails_and_names_it(
 @pytest.mark.slow
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("lost", ["outcome", "failures"])
-def test_a_run_of_an_older_version_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: str
-) -> None:
+def test_a_run_of_an_older_version_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: str) -> None:
     folder = tmp_path / "all"
     main(["compare", str(synthetic(tmp_path, rounds=2)), "--policies", "random", "--run-dir", str(folder)])
     path = folder / "random-seed1/summary.json"
@@ -65,9 +61,7 @@ class Raises(Policy):
 
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("more", [[], ["--jobs", "1"]])
-def test_an_error_of_own_code_tells_the_way_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
-) -> None:
+def test_an_error_of_own_code_tells_a_way(tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
     """The rounds before it are kept, and it names their run."""
     (tmp_path / "raising.py").write_text(RAISES)
     config, folder = synthetic(tmp_path, rounds=4, clients=3, m=1), tmp_path / "all"
@@ -92,9 +86,7 @@ def test_a_run_that_failed_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.end_to_end
-def test_a_run_that_ends_by_an_impossible_choice_says_so_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_an_impossible_choice_ends_says_so_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "choosing.py").write_text(RAISES.replace('raise KeyError("x")', "return Selection([])"))
     config, run_dir = synthetic(tmp_path, rounds=4, clients=3, m=1), tmp_path / "run"
     own = ["--set", "selection.policy=choosing:Raises", "--virtual"]

@@ -2,7 +2,6 @@
 
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -48,12 +47,6 @@ async def play(folder: Path, rounds: int, **changes: Any) -> tuple[RunResult, li
             p.ledger.close()
     said = [run.events.get_nowait() for _ in range(run.events.qsize())]
     return result, [event["message"] for event in said if event["kind"] == "notice"]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(Store(tmp_path / "run.db")) as store:
-        yield store
 
 
 async def refused(folder: Path, **changes: Any) -> str:
@@ -163,9 +156,8 @@ def test_what_a_client_came_with_is_what_its_first_hello_said(store: Store) -> N
 
 async def test_what_a_client_came_with_is_known_after_a_restart_before_its_first_round(tmp_path: Path) -> None:
     """It comes again with a release of this run, which no earlier one has made."""
-    store = Store(tmp_path / "run.db")
-    store.save_late_events(1, [came("a", 0), came("b", 3)])
-    store.close()
+    with closing(Store(tmp_path / "run.db")) as store:
+        store.save_late_events(1, [came("a", 0), came("b", 3)])
     privacy = private(tmp_path / "ledgers", "a")
     Releaser(privacy).release(np.ones(SIZE, np.float32), ReleaseKey("another-run", 1, 1, ""))
     privacy.ledger.close()
@@ -287,9 +279,7 @@ async def test_a_crash_after_going_back_goes_on_from_there(tmp_path: Path) -> No
     assert [(r.round, r.attempt) for r in log_of(tmp_path)] == [(1, 1), (2, 1), (3, 2)]
 
 
-async def test_a_resume_without_a_disk_is_one_line_and_leaves_nothing_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_resume_without_a_disk_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await play(tmp_path, 2)
     shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "checkpoints").write_text("no folder")
@@ -340,9 +330,8 @@ async def test_a_client_that_came_later_is_a_newcomer_again_and_stays_charged(tm
             await a.answer(t)
         await r.played()
         assert r.coordinator.state.table.joined_round.tolist() == [1, 3]
-    store = Store(tmp_path / "run.db")
-    store.go_back_to(0)
-    store.close()
+    with closing(Store(tmp_path / "run.db")) as store:
+        store.go_back_to(0)
     async with CoordinatorRig(tmp_path, rounds=3, minimum_clients=1, policy=All(1)).running() as r:
         a = await r.join("a", manual=True, released=a.released)
         for t in (1, 2, 3):

@@ -5,8 +5,6 @@ import json
 import pickle
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +21,7 @@ from pausefl.experiment.objects import labels_of
 from pausefl.studies import simulations
 from pausefl_proto.errors import ConfigError
 from pausefl_server.monitoring.noise import NOISE_REMEDY
+from rigs.command import python
 from rigs.experiments import SMALL, small
 from rigs.refusals import refused
 
@@ -37,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> pausefl.Run:
 
 def test_importing_the_library_imports_neither_torch_nor_grpc_nor_matplotlib() -> None:
     code = "import pausefl, sys; print(sorted({'torch', 'grpc', 'matplotlib', 'numba', 'pandas'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert python("-c", code) == "[]\n"
 
 
 def test_a_run_answers_with_data(run: pausefl.Run) -> None:
@@ -126,8 +125,7 @@ pausefl.simulate(experiment, 5, "simulated", policies=[Last, "random"])
 
 
 def test_what_a_script_or_a_notebook_defines_is_carried_to_the_processes(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", CELL], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    python("-c", CELL, cwd=tmp_path)
     run = pausefl.open(tmp_path / "run")
     assert run.columns("choices")["client_id"].tolist() == ["client-001", "client-002"] * 3
     assert run.rounds["round_latency_s"].tolist() == pytest.approx([0.25] * 3, abs=0.01)
@@ -151,9 +149,8 @@ try:
 except pausefl.ConfigError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     missing = "jinja2, matplotlib, numba, prometheus_client, safetensors, torch: not installed"
-    assert done.stdout == f'3\n{missing}; pip install "pausefl[server,client,report]"\n', done.stderr
+    assert python("-c", code) == f'3\n{missing}; pip install "pausefl[server,client,report]"\n'
 
 
 def test_a_run_whose_folder_was_moved_does_not_pass_for_one_that_goes_on(run: pausefl.Run, tmp_path: Path) -> None:
@@ -171,9 +168,7 @@ def test_a_damaged_model_is_refused_in_one_line(run: pausefl.Run, tmp_path: Path
         copied.model()
 
 
-def test_results_are_found_from_another_folder(
-    run: pausefl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_are_found_from_elsewhere(run: pausefl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run.path, "copy")
     opened, simulation = pausefl.open("copy"), pausefl.simulate(pausefl.load("demo", SIX), 20, "simulated")
@@ -207,8 +202,7 @@ def test_a_script_needs_no_guard_and_a_running_loop_is_no_obstacle(tmp_path: Pat
         "    return pausefl.run(experiment, 'out', progress=False)\n"
         "print(asyncio.run(main()).summary['rounds'])\n"
     )
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout == "3\n", done.stderr
+    assert python(str(script), cwd=tmp_path) == "3\n"
 
 
 def test_runs_at_a_relative_path_have_a_name(run: pausefl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,9 +229,7 @@ def test_several_policies_are_simulated_under_the_same_latencies(tmp_path: Path)
     assert (found.folder / "simulations.png").stat().st_size > 10_000
 
 
-def test_regrets_of_different_objectives_are_shown_not_to_compare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_regrets_of_different_objectives_do_not_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
     monkeypatch.setattr(simulations, "write_picture", lambda _, draw: drawn.append(draw()))
     experiment = pausefl.load("demo", {**SIX, "selection.pause.alpha": 1.0})

@@ -96,7 +96,7 @@ def peak_bytes(work: Callable[[Path], None], run_dir: Path) -> int:
 
 
 @pytest.mark.parametrize("work", [summarised, reported, compared, resumed])
-def test_memory_hardly_grows_with_the_log(
+def test_memory_hardly_grows(
     run_dirs: list[Path], work: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plots, "MOST_DOTS", 1000)  # of which both runs have more

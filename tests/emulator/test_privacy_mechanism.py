@@ -188,9 +188,7 @@ def draws(monkeypatch: pytest.MonkeyPatch, entropy: bytes, draw: Callable[[], ob
     [(lambda: entropy_rng().random(), 128), (lambda: bytes(philox_state().numpy()), 124)],
     ids=["numpy", "cuda"],
 )
-def test_each_bit_of_entropy_moves_noise(
-    monkeypatch: pytest.MonkeyPatch, draw: Callable[[], object], bits: int
-) -> None:
+def test_each_bit_of_entropy_is_used(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], object], bits: int) -> None:
     """128 bits are asked for at every release, and as many draws differ as there are bits to turn."""
     entropy = bytes(range(16))
     turned = [(int.from_bytes(entropy) ^ 1 << bit).to_bytes(16) for bit in range(128)]

@@ -35,9 +35,7 @@ def test_a_run_that_failed_is_not_blamed_for_what_cannot_be_noted(tmp_path: Path
     assert (log.read_text() if log.exists() else None) == text
 
 
-def test_an_installed_package_has_no_commit_of_what_is_around_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_package_has_no_commit_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment often lies in a checkout, of another project; an image says what it was made of."""
     installed = tmp_path / ".venv/lib/site-packages/pausefl/runtime/provenance.py"
     installed.parent.mkdir(parents=True)

@@ -16,8 +16,6 @@ from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.population.behaviours import GaussianUpdate
 from pausefl.experiment.server_records import check_policies, optimizer_of
 from pausefl_client.data.datasets import Examples
-from pausefl_client.privacy.ledger import ReleaseKey
-from pausefl_client.registries import TRAINING_METHODS, WITH_CONTROL
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.methods.fedbn import FedBN
 from pausefl_client.training.methods.feddyn import FedDyn
@@ -28,7 +26,6 @@ from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.tasks import Regression
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings
-from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_server.model.aggregation import Aggregation
@@ -199,41 +196,6 @@ def test_moon_descends_the_papers_loss() -> None:
 def test_the_contrastive_loss_of_equal_features_is_ln_2() -> None:
     z = torch.randn(5, 4)
     assert float(contrast(z, z, z, 0.5)) == pytest.approx(np.log(2), abs=1e-6)
-
-
-# -- state
-
-METHODS: dict[str, Any] = {"scaffold": {}, "feddyn": {"alpha": 0.5}, "fedbn": {}, "moon": {"mu": 1.0}, "gofl": {}}
-
-
-def made(kind: str) -> TrainingMethod:
-    method: TrainingMethod = TRAINING_METHODS[kind](**METHODS[kind])
-    return method
-
-
-def test_registry_and_methods_agree_on_control_variates() -> None:
-    assert {kind for kind in METHODS if made(kind).has_control} == WITH_CONTROL
-
-
-@pytest.mark.parametrize("kind", METHODS)
-def test_a_client_killed_after_any_round_goes_on_as_if_nothing_had_been(kind: str, tmp_path: Path) -> None:
-    def started() -> tuple[TorchTrainer, TrainerStates]:
-        trainer = Client(1).trainer(made(kind), normalised)
-        return trainer, TrainerStates(trainer, tmp_path / "client")
-
-    def trained(trainer: TorchTrainer, states: TrainerStates | None, t: int) -> bytes:
-        theta = np.random.default_rng(t).standard_normal(trainer.manifest.size).astype(np.float32)
-        key = ReleaseKey("run", t, 1, f"model {t}")
-        if states is not None:
-            states.recall(key)
-        update = trainer.train(theta, round=t).update
-        if states is not None:
-            states.keep(key)
-        return update.tobytes()
-
-    uninterrupted, _ = started()
-    for t in (1, 2, 4, 5):
-        assert trained(*started(), t) == trained(uninterrupted, None, t)
 
 
 # -- refused

@@ -290,9 +290,7 @@ async def test_a_kept_update_that_a_kill_loses_is_logged_as_dropped_and_stays_pa
 
 
 @pytest.mark.parametrize(("fate", "is_lost"), [(None, True), ("merged", False), ("dropped", False)])
-def test_a_kill_loses_a_kept_update_whose_fate_is_not_logged(
-    rig: MakeRig, fate: EventKind | None, is_lost: bool
-) -> None:
+def test_a_kill_loses_a_kept_update_without_a_logged_fate(rig: MakeRig, fate: EventKind | None, is_lost: bool) -> None:
     r = rig(All(2), rounds=2, keeps_late_updates=True)
     told = [LogEvent("joined", "b", n_examples=10), LogEvent("late", "b", "its update of round 1 was kept")]
     r.store.save_late_events(1, [*told, *([LogEvent(fate, "b")] if fate else [])])

@@ -25,7 +25,7 @@ from pausefl.studies.offline.latencies import latencies_of
 from pausefl.studies.offline.replay import read_log
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import LogEvent, Miss, Observation
-from pausefl_server.storage import store
+from pausefl_server.storage.store import Store
 from rigs.log import changing_log, observation, record
 from rigs.refusals import refused
 from rigs.reports import records, write_run
@@ -105,7 +105,7 @@ def test_the_waterfall_names_those_whom_the_committed_attempt_gave_up(tmp_path: 
     for t in range(4, 8):  # so many that they hold the median
         attempt = replace(last, round=t, chosen=("<script>", "b"), events=(), suspect=())
         missed = tuple(Miss(client_id, "timeout", 0.25, 0.25) for client_id in attempt.chosen)
-        log = store.Store(run_dir / "run.db")
+        log = Store(run_dir / "run.db")
         log.save_failed_attempt(replace(attempt, observations=(), misses=missed))
         late = (Miss("b", "timeout", 0.5, 0.5),)
         log.commit_round(replace(attempt, attempt=2, observations=last.observations[:1], misses=late))
@@ -182,7 +182,7 @@ def test_a_figure_of_many_exchanges_shows_some_of_every_client(reported: Path, m
 def test_a_summary_from_before_the_run_was_resumed_is_not_read(tmp_path: Path, what: str) -> None:
     """A kill left the summary of an earlier end: its ε would be too low."""
     run_dir = write_run(tmp_path / "run")
-    log = store.Store(run_dir / "run.db")
+    log = Store(run_dir / "run.db")
     if what == "a round more":
         log.commit_round(replace(records()[-1], round=4))
     else:
@@ -383,36 +383,30 @@ def answer(client_id: str, participation: int) -> Observation:
     return observation(client_id, participation=participation, epsilon=0.5, epsilon_spent=participation / 2)
 
 
-def test_each_is_told_of_once_and_what_was_spent_before_the_run_is_none(tmp_path: Path) -> None:
-    log = store.Store(tmp_path / "run.db")
+def test_each_is_told_of_once_and_what_was_spent_before_the_run_is_none(store: Store, tmp_path: Path) -> None:
     joined = (told("joined", "a", 2), told("joined", "b", 0))
-    log.commit_round(record(1, answer("a", 3), events=joined))
-    log.commit_round(record(2, answer("a", 5), events=(told("reconciled", "b", 1), told("reconciled", "a", 4))))
-    log.commit_round(record(3, answer("b", 2), events=(told("joined", "a", 5), told("reconciled", "b", 1))))
-    log.save_late_events(4, [told("joined", "b", 4)])
-    log.close()
+    store.commit_round(record(1, answer("a", 3), events=joined))
+    store.commit_round(record(2, answer("a", 5), events=(told("reconciled", "b", 1), told("reconciled", "a", 4))))
+    store.commit_round(record(3, answer("b", 2), events=(told("joined", "a", 5), told("reconciled", "b", 1))))
+    store.save_late_events(4, [told("joined", "b", 4)])
     assert rows_of(late_releases(tmp_path)) == [(2, "a", 1, 0.5), (2, "b", 1, 0.5), (3, "b", 2, 1.0)]
 
 
-def test_one_that_came_while_its_client_answered_the_next_round_is_late(tmp_path: Path) -> None:
+def test_one_that_came_while_its_client_answered_the_next_round_is_late(store: Store, tmp_path: Path) -> None:
     """What came meanwhile stands before the round after: the answer, with the later release, stands before it."""
-    log = store.Store(tmp_path / "run.db")
-    log.commit_round(record(1, answer("b", 1), events=(told("joined", "a", 0), told("joined", "b", 0))))
-    log.commit_round(record(2, answer("a", 2)))
-    log.commit_round(record(3, answer("a", 3), events=(told("reconciled", "a", 1),)))
-    log.close()
+    store.commit_round(record(1, answer("b", 1), events=(told("joined", "a", 0), told("joined", "b", 0))))
+    store.commit_round(record(2, answer("a", 2)))
+    store.commit_round(record(3, answer("a", 3), events=(told("reconciled", "a", 1),)))
     assert rows_of(late_releases(tmp_path)) == [(3, "a", 1, 0.5)]
 
 
-def test_those_of_rounds_that_were_taken_back_are_late(tmp_path: Path) -> None:
-    log = store.Store(tmp_path / "run.db")
-    log.commit_round(record(1, answer("a", 3), events=(told("joined", "a", 2),)))
-    log.commit_round(record(2, answer("a", 4)))
-    log.go_back_to(1)
-    log.commit_round(record(2, answer("a", 5), attempt=2, events=tuple(log.late_events())))
-    log.go_back_to(0)
-    log.commit_round(record(1, answer("a", 6), attempt=2, events=tuple(log.late_events())))
-    log.close()
+def test_those_of_rounds_that_were_taken_back_are_late(store: Store, tmp_path: Path) -> None:
+    store.commit_round(record(1, answer("a", 3), events=(told("joined", "a", 2),)))
+    store.commit_round(record(2, answer("a", 4)))
+    store.go_back_to(1)
+    store.commit_round(record(2, answer("a", 5), attempt=2, events=tuple(store.late_events())))
+    store.go_back_to(0)
+    store.commit_round(record(1, answer("a", 6), attempt=2, events=tuple(store.late_events())))
     late = late_releases(tmp_path)
     assert late["client_id"].tolist() == ["a"] * len(late["client_id"])
     assert late["releases"].sum() == 3
@@ -428,7 +422,7 @@ def test_the_figure_has_a_ring_for_each(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run")
     run = read_run(run_dir)
     ids, last = run.clients["client_id"], int(run.round_latency["round"].max())
-    log = store.Store(run_dir / "run.db")
+    log = Store(run_dir / "run.db")
     log.save_late_events(last + 1, [told("reconciled", str(ids[1]), 1000)])
     log.close()
     privacy = PrivacyFigures("coordinate", 1.0, 1.0, 1.0)

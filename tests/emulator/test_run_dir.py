@@ -115,9 +115,7 @@ def served(tmp_path: Path, background: Start) -> Path:
     return run_dir
 
 
-def test_a_run_of_clients_elsewhere_does_not_go_on_with_clients_here(
-    served: Path, tmp_path: Path, refused: Refused
-) -> None:
+def test_a_run_of_clients_elsewhere_does_not_go_on_here(served: Path, tmp_path: Path, refused: Refused) -> None:
     """They would take the ids of those that are away, and spend again what these have spent."""
     go_on = f"pausefl server CONFIG --resume --run-dir {served}"
     line = refused("run", "--resume", served, "--rounds", 9)

@@ -133,15 +133,13 @@ class Elsewhere(Executor):
         ({"folder": Path("/nowhere")}, r"^/nowhere: is not there on .*; choose a folder that is shared"),
     ],
 )
-def test_a_machine_that_cannot_play_is_told_at_the_beginning(
-    changes: dict[str, object], said: str, tmp_path: Path
-) -> None:
+def test_a_machine_that_cannot_play_is_told_at_first(changes: dict[str, object], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         pausefl.sweep(experiment(), GRID, folder=tmp_path, progress=False, executor=Elsewhere(**changes))
     assert [path.name for path in tmp_path.iterdir()] == ["campaign.json"]
 
 
-def test_a_run_elsewhere_that_is_interrupted_is_brought_back_and_goes_on(
+def test_an_interrupted_run_elsewhere_is_brought_back_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(tmp_path, Plan("sweep", "", {}))
@@ -167,9 +165,7 @@ def test_a_run_elsewhere_that_is_interrupted_is_brought_back_and_goes_on(
     assert pausefl.open(tmp_path / "run").summary["rounds"] == 400
 
 
-def test_a_second_interrupt_as_a_run_is_brought_back_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_interrupt_at_the_bringing_back_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(tmp_path, Plan("sweep", "", {}))
     rename = Path.rename
 

@@ -345,9 +345,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 @pytest.mark.parametrize("changes", [{}, {"alpha": 0.0, "gamma": 0.0}, {"reward": "R2"}])
-def test_the_bound_is_drawn_however_far_above_the_regret(
-    changes: dict[str, Any], tmp_path: Path, figures: list[Figure]
-) -> None:
+def test_the_bound_is_drawn_however_far_it_lies(changes: dict[str, Any], tmp_path: Path, figures: list[Figure]) -> None:
     overrides = [f"selection.pause.{name}={value}" for name, value in changes.items()]
     text = CONFIG.format(policy="pause", partition="iid") + '[latency.delay]\nkind = "halves"\n'
     summary = run_simulation(parse_experiment(text, overrides), 60, tmp_path / "out")

@@ -91,9 +91,7 @@ REFUSED: list[tuple[dict[str, Sequence[Any]], int, str]] = [
 
 
 @pytest.mark.parametrize(("grid", "seeds", "message"), REFUSED)
-def test_a_grid_that_makes_no_sense_is_refused(
-    grid: dict[str, Sequence[Any]], seeds: int, message: str, tmp_path: Path
-) -> None:
+def test_a_senseless_grid_is_refused(grid: dict[str, Sequence[Any]], seeds: int, message: str, tmp_path: Path) -> None:
     """Two seeds in one row, a budget that runs would share, more runs than can ever be played."""
     with refused(message):
         run_sweep(DEMO, grid, seeds, tmp_path / "s", OneByOne(Quiet()))
@@ -177,9 +175,7 @@ def test_totals_of_runs_that_ended_early_are_warned_of(outcome: str, rounds: int
         (("coordinate", "vector"), "greatest ε of the whole upload vector\n(privacy.unit differs)", [200.0, 3.0]),
     ],
 )
-def test_leakage_is_drawn_in_one_unit_that_is_named(
-    units: Sequence[str | None], title: str, values: list[float]
-) -> None:
+def test_leakage_is_drawn_in_one_named_unit(units: Sequence[str | None], title: str, values: list[float]) -> None:
     rows = []
     for key, unit, spent in zip("ab", units, (2.0, 3.0), strict=True):
         of_vector = 100 * spent if unit == "coordinate" else spent
@@ -203,9 +199,7 @@ def test_an_interrupted_campaign_begins_no_further_run(tmp_path: Path, monkeypat
     assert played == ["m=1-seed1"]
 
 
-def test_a_run_of_a_long_value_has_a_name_that_folders_can_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_a_long_value_has_a_name_fit_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins as the value does, is another one for another value, and is found again."""
     played = []
 

@@ -1,8 +1,6 @@
 """Local training: what a round computes, and what it costs a forked client process."""
 
-import subprocess
 import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -24,6 +22,7 @@ from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.reported_values import statistics_of
+from rigs.command import python
 
 CPU = torch.device("cpu")
 DIGITS = load_dataset("digits", seed=1)
@@ -150,15 +149,6 @@ def test_adam_remembers_the_rounds_before_and_sgd_does_not() -> None:
         assert same is not remembers
 
 
-def test_ten_rounds_halve_the_loss() -> None:
-    trainer, theta, losses = make_trainer(ADAM), THETA, []
-    for round_number in range(1, 11):
-        outcome = trainer.train(theta, round=round_number)
-        theta = theta + outcome.update
-        losses.append(outcome.loss)
-    assert losses[-1] < losses[0] / 2
-
-
 @pytest.mark.parametrize(
     ("epochs", "max_steps", "steps"), [(1, None, 5), (1, 100, 5), (1, 3, 3), (3, None, 15), (2, 7, 7), (1, 1, 1)]
 )
@@ -226,51 +216,40 @@ def test_a_synthetic_update_differs_by_client_and_round() -> None:
         trainer.train(theta[1:], round=1)
 
 
-def run_python(script: str) -> str:
-    """Standard output of a script in a process of its own; its failure fails the test."""
-    environment = [sys.executable, "-W", "error::UserWarning", "-c", textwrap.dedent(script)]
-    finished = subprocess.run(environment, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
-
-
 def test_a_synthetic_client_needs_no_torch() -> None:
-    script = """
-        import sys
-        import pausefl_client.training.synthetic, pausefl_client.privacy.mechanism
-        import pausefl_client.data.partition, pausefl_client.data.datasets
-        print("torch" in sys.modules)
-    """
-    assert run_python(script).strip() == "False"
+    modules = ("training.synthetic", "privacy.mechanism", "data.partition", "data.datasets")
+    imported = ", ".join(f"pausefl_client.{module}" for module in modules)
+    assert python("-c", f"import sys, {imported}; print('torch' in sys.modules)") == "False\n"
+
+
+FORKED = """
+import gc, os, sys
+import numpy as np, torch
+from pausefl_client.data.datasets import Examples
+from pausefl_client.training.model_vector import ModelVector
+from pausefl_client.training.models import build_model
+from pausefl_client.training.trainer import TrainingSettings
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, warm_up
+
+warm_up()
+gc.freeze()
+loaded = len(sys.modules)
+if os.fork() > 0:
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+rng = np.random.default_rng(1)
+data = LocalData(Examples(rng.integers(0, 256, (1334, 3, 32, 32), np.uint8), rng.integers(0, 10, 1334)))
+model = build_model("cnn3", (3, 32, 32), 10, 1)
+settings = TrainingSettings(max_steps=8)
+trainer = TorchTrainer(model, data, settings, device=torch.device("cpu"), seed=1, client_id="c1")
+trainer.train(ModelVector(model).values(), round=1)
+lines = open("/proc/self/smaps_rollup").read().splitlines()
+own_kb = sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+print(len(sys.modules) - loaded, own_kb / 1024)
+"""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_client_forked_from_a_warm_parent_trains_cheaply() -> None:
-    script = """
-        import gc, os, sys
-        import numpy as np, torch
-        from pausefl_client.data.datasets import Examples
-        from pausefl_client.training.model_vector import ModelVector
-        from pausefl_client.training.models import build_model
-        from pausefl_client.training.trainer import TrainingSettings
-        from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, warm_up
-
-        warm_up()
-        gc.freeze()
-        loaded = len(sys.modules)
-        if os.fork() > 0:
-            sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
-        rng = np.random.default_rng(1)
-        data = LocalData(Examples(rng.integers(0, 256, (1334, 3, 32, 32), np.uint8), rng.integers(0, 10, 1334)))
-        model = build_model("cnn3", (3, 32, 32), 10, 1)
-        trainer = TorchTrainer(
-            model, data, TrainingSettings(max_steps=8), device=torch.device("cpu"), seed=1, client_id="c1"
-        )
-        trainer.train(ModelVector(model).values(), round=1)
-        lines = open("/proc/self/smaps_rollup").read().splitlines()
-        own_kb = sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
-        print(len(sys.modules) - loaded, own_kb / 1024)
-    """
-    new_modules, own_mb = run_python(script).split()
+    new_modules, own_mb = python("-W", "error::UserWarning", "-c", FORKED).split()
     assert int(new_modules) < 40
     assert float(own_mb) < 50

@@ -16,7 +16,7 @@ from pausefl.runtime.evaluator.model import Evaluator
 from pausefl_client.data.datasets import Dataset, Examples, load_dataset
 from pausefl_client.data.partition import PARTITIONERS, partition
 from pausefl_client.data.tasks import LearningTask
-from pausefl_client.registries import OPTIMIZERS, SCHEDULES, TRAINING_METHODS
+from pausefl_client.registries import OPTIMIZERS, SCHEDULES, TRAINING_METHODS, WITH_CONTROL
 from pausefl_client.training.method import Batch, TrainingMethod
 from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.models import build_model
@@ -187,6 +187,10 @@ def _this_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(kind: str) -> TrainingMethod:
     found: TrainingMethod = TRAINING_METHODS.find(kind, "workload.training")(**METHODS[kind])
     return found
+
+
+def test_registry_and_methods_agree_on_control_variates() -> None:
+    assert {kind for kind in METHODS if made(kind).has_control} == WITH_CONTROL
 
 
 @pytest.mark.parametrize("kind", METHODS)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -228,9 +229,7 @@ async def test_a_client_may_have_charged_its_job_when_the_server_was_killed(tmp_
             assert most_releases(r) == b.released == 12
 
 
-async def test_a_client_may_have_charged_its_first_job_when_the_server_was_killed_before_round_1_was(
-    tmp_path: Path,
-) -> None:
+async def test_a_client_may_have_charged_its_first_job_when_the_server_was_killed_in_round_1(tmp_path: Path) -> None:
     """It never comes back: the log alone knows that it was there."""
     async with CoordinatorRig(tmp_path).running() as killed:
         _, b = await both_at_work(killed)
@@ -241,9 +240,7 @@ async def test_a_client_may_have_charged_its_first_job_when_the_server_was_kille
         assert most_releases(r) == b.released == 11
 
 
-async def test_a_client_may_have_charged_the_first_job_after_its_return_when_the_server_was_killed(
-    tmp_path: Path,
-) -> None:
+async def test_a_client_that_returned_may_have_charged_its_job_when_the_server_was_killed(tmp_path: Path) -> None:
     """It had left before the last commit: the log is to know of its return before it is given a job."""
     async with CoordinatorRig(tmp_path, rounds=3, rejoin_timeout_s=0.0).running() as killed:
         a, b = await both_at_work(killed)
@@ -272,9 +269,8 @@ async def test_a_client_that_came_later_may_have_charged_when_a_killed_server_go
             await peer.play(2)
         await b.next_job()
         b.release()
-    store = Store(tmp_path / "run.db")
-    store.go_back_to(1)
-    store.close()
+    with closing(Store(tmp_path / "run.db")) as store:
+        store.go_back_to(1)
     async with CoordinatorRig(tmp_path, All(1), rounds=2, minimum_clients=1).running() as r:
         await r.join("a", released=a.released)
         await r.played()
@@ -327,8 +323,7 @@ async def test_a_start_that_fails_before_a_job_is_out_charges_no_one(tmp_path: P
         assert bounds(r) == {"a": 3, "b": 2}
 
 
-def test_rounds_taken_back_keep_what_their_misses_may_have_cost(tmp_path: Path) -> None:
-    store = Store(tmp_path / "run.db")
+def test_rounds_taken_back_keep_what_their_misses_may_have_cost(store: Store) -> None:
     joined = LogEvent("joined", "a", n_examples=10), LogEvent("joined", "b", n_examples=10, released=10)
     for t in (1, 2, 3):
         answer = observation("a", participation=t, epsilon=BUDGET.epsilon(t), epsilon_spent=BUDGET.spent(t))
@@ -345,7 +340,6 @@ def test_rounds_taken_back_keep_what_their_misses_may_have_cost(tmp_path: Path) 
     for back_to in (2, 1):
         store.go_back_to(back_to)
         assert most() == 13
-    store.close()
 
 
 def test_a_message_that_tells_of_several_releases_settles_as_many_jobs() -> None:

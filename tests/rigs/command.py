@@ -104,3 +104,11 @@ def command_line(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # a process that nobody has waited for yet, too
         return ""
+
+
+def python(*arguments: str, cwd: Path | None = None, **environment: str) -> str:
+    """What a Python command prints; AssertionError with what it complains of where it fails."""
+    command, given = [sys.executable, *arguments], {**os.environ, **environment}
+    done = subprocess.run(command, cwd=cwd, env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -113,9 +113,7 @@ def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.C
     assert err.count("\n") == 1
 
 
-def test_an_infinite_figure_is_written_as_json(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_infinite_figure_is_no_number(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """JSON has no infinity, of which a law with a dead client, or a figure that nobody saw, made one."""
     module = types.ModuleType("endless")
     module.cases = lambda: iter([{"name": "endless", "a": math.inf, "b": math.nan, "c": 1.5}])  # type: ignore[attr-defined]

@@ -1,5 +1,7 @@
 """The benchmarks against other systems: what is played and measured, and the tables of it."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks import tables
+from benchmarks.duel import main, said_of
 from benchmarks.environments import SYSTEMS
 from benchmarks.measuring import PlayError, play
 from benchmarks.own.training import LeanLoop
@@ -27,7 +30,8 @@ from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
-from rigs.command import command_line
+from rigs.command import command_line, python
+from rigs.places import ROOT
 
 SHORT = Window(warm_up=1, warm_up_s=0.0, seconds=0.1, rounds_min=2, within_s=60.0)
 CELL = "10 clients, 4 kB"
@@ -144,3 +148,33 @@ def test_the_lean_loop_computes_what_a_trainer_does(name: str, shape: tuple[int,
         rng.integers(2**63)  # seeds dropout
         update = lean.train(theta, rng.permutation(50))
         np.testing.assert_allclose(trainer.train(theta, round=t).update, update, atol=1e-5)
+
+
+def test_the_mean_of_ratios_is_geometric_and_has_its_standard_error() -> None:
+    assert said_of([0.5, 2.0]) == "1.000 ± 0.693 times as long after as before"
+    assert said_of([0.9]) == "0.900 times as long after as before"
+
+
+def test_a_folder_without_a_checkout_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([str(ROOT), str(tmp_path)])
+    assert f"{tmp_path}: no checkout of pausefl" in capsys.readouterr().err
+
+
+@pytest.mark.end_to_end
+def test_two_checkouts_are_played_at_once() -> None:
+    few = ("--rounds", "20", "--times", "2")
+    first, second, result = python("-m", "benchmarks.duel", str(ROOT), str(ROOT), *few, cwd=ROOT).splitlines()
+    assert all(line.count(" ms") == 2 for line in (first, second))
+    assert result.endswith(" times as long after as before")
+
+
+@pytest.mark.end_to_end
+def test_both_fleets_end_where_one_fails(tmp_path: Path) -> None:
+    (tmp_path / "emulator/pausefl").mkdir(parents=True)
+    (tmp_path / "emulator/pausefl/__init__.py").write_text("raise SystemExit('broken')")
+    command = [sys.executable, "-m", "benchmarks.duel", str(ROOT), str(tmp_path), "--rounds", "1000000"]
+    played = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert played.returncode == 1
+    assert "broken" in played.stderr
+    assert played.stderr.endswith("a play failed, see above\n")
