@@ -15,6 +15,7 @@ import pytest
 
 from pausefl.experiment.loading import parse_experiment
 from pausefl_proto.wire import digest
+from rigs.command import toml_of
 from rigs.log import query
 from rigs.process_federation import SERVER, ProcessFederation
 from rigs.wiretap import Wiretap
@@ -41,7 +42,8 @@ STEPS = [pytest.param((20_000, "asynchronous"), id="asynchronous")]
 def federation(request: pytest.FixtureRequest, tmp_path: Path, wiretap: Wiretap) -> Iterator[ProcessFederation]:
     (tmp_path / "run").mkdir()
     model_bytes, mode = request.param
-    experiment = parse_experiment("", {**EXPERIMENT, "server.mode": mode, "workload.model_bytes": model_bytes})
+    keys = {**EXPERIMENT, "server.mode": mode, "workload.model_bytes": model_bytes}
+    experiment = parse_experiment(toml_of(keys))
     federation = ProcessFederation(experiment, tmp_path / "run", wiretap)
     yield federation
     federation.end()
