@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pausefl.results.reading import EPSILON_LABELS
-from pausefl.results.report.comparison.figure import draw_band, policy_looks, seeds_note
+from pausefl.results.report.comparison.figure import ABOVE, draw_band, policy_looks, seeds_note
 from pausefl.results.report.style import RC
 from pausefl_proto.privacy_unit import PrivacyUnit
 
@@ -41,10 +41,10 @@ def draw_simulations(
             axes = figure.add_subplot(-(-len(names) // 2), min(2, len(names)), i)
             for policy, of_policy in curves.items():
                 if _is_known(of_policy, name):
-                    draw_band(axes, [(each["round"], each[name]) for each in of_policy], looks[policy], policy)
-            title, label = panels[name]
-            axes.set(title=title, xlabel="round", ylabel=label)
-            axes.legend(handlelength=3.2)
+                    told = policy if name == "total_latency_s" else ""  # every policy has this panel
+                    draw_band(axes, [(each["round"], each[name]) for each in of_policy], looks[policy], told)
+            axes.set(title=panels[name][0], xlabel="round", ylabel=panels[name][1])
+        figure.legend(**ABOVE)
         n_seeds = max(map(len, curves.values()))
         figure.supxlabel("\n".join([seeds_note(n_seeds, "band"), *notes]), fontsize=9)
     return figure

@@ -16,7 +16,7 @@ from pausefl_server.records import Split
 
 Runs = Mapping[str, Sequence[RunData]]
 ONE_SEED = "one seed: differences may be chance"
-_ABOVE: Mapping[str, Any] = {"loc": "outside upper left", "ncols": 4, "handlelength": 3.2}
+ABOVE: Mapping[str, Any] = {"loc": "outside upper left", "ncols": 4, "handlelength": 3.2}
 """Where a legend hides no curve."""
 PlottedCurve = tuple[NDArray[Any], NDArray[np.float64]]
 
@@ -40,11 +40,11 @@ def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, co
         figure, panels = _panels(has_accuracy=bool(evaluated), has_leakage=privacy is not None)
         if evaluated:
             _accuracy(panels["accuracy"], evaluated, looks, split, common_accuracy)
-            figure.legend(*panels["accuracy"].get_legend_handles_labels(), **_ABOVE)
+            figure.legend(*panels["accuracy"].get_legend_handles_labels(), **ABOVE)
         if privacy:
             _leakage(panels["leakage"], runs, looks, privacy)
             if not evaluated and panels["leakage"].get_legend_handles_labels()[0]:  # none where no round was played
-                figure.legend(**_ABOVE)
+                figure.legend(**ABOVE)
         _total(panels["total"], runs, looks)
         figure.supxlabel(seeds_note(n_seeds, "band and whisker"), fontsize=9)
     return figure

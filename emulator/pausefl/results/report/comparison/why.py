@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pausefl.results.report.comparison.figure import Runs, all_runs, policy_looks, unit_of
+from pausefl.results.report.comparison.figure import ABOVE, Runs, all_runs, policy_looks, unit_of
 from pausefl.results.report.style import RC, Look
 from pausefl_proto.arrays import FloatArray
 
@@ -27,6 +27,7 @@ def draw_why(runs: Runs) -> Figure | None:
         chosen, rounds = figure.subplots(1, 2)
         _chosen(chosen, runs, looks, latency_s)
         _rounds(rounds, runs, looks)
+        figure.legend(**ABOVE)
     return figure
 
 
@@ -63,7 +64,6 @@ def _chosen(axes: Axes, runs: Runs, looks: Mapping[str, Look], latency_s: Mappin
         axes.plot(x, share, marker, color=looks[policy].colour, markersize=4.5, alpha=0.8, label=policy)
     axes.set(title="Who was chosen", xlabel=f"client's mean latency ({unit_of(runs)})", ylabel="share of the rounds")
     axes.set_ylim(bottom=0)
-    axes.legend()
 
 
 def _rounds(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
