@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pausefl.experiment.client_records import with_statistics
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.tables import EvaluationTable, Workload
+from pausefl.extras import require
 from pausefl.runtime.processes.resources import own_device
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
@@ -34,7 +35,11 @@ class EvaluatorPlan:
         return json.dumps({**subject, "statistics": self.workload.statistics, **seeds, "subset": subset})
 
     def on_own_device(self) -> "EvaluatorPlan":
-        """The plan in the evaluator's process, which sees one CUDA device at most from now on (`own_device`)."""
+        """The plan in the evaluator's process, which sees one CUDA device at most from now on (`own_device`).
+
+        ConfigError where there is no torch.
+        """
+        require("evaluator")
         return replace(self, workload=replace(self.workload, device=own_device(self.workload.device, 0)))
 
 

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pausefl.experiment.client_records import method_of
-from pausefl.extras import require
 from pausefl.runtime.evaluator.plan import EvaluatorPlan
 from pausefl_client.data.datasets import DATASETS
 from pausefl_client.registries import MODELS
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
 def rehearsed_evaluator(plan: EvaluatorPlan, when: str = " before round 1") -> "Evaluator":
     """The evaluator of a plan, which has trained one step and evaluated once; `when` ends what is said of a failure.
 
-    ConfigError where there is no torch; PauseflError when its model or data cannot be made, trained or evaluated.
+    PauseflError when its model or data cannot be made, trained or evaluated.
     """
-    require("evaluator")
     # Here and not above: a server that imports this module needs no torch.
     from pausefl.runtime.evaluator.model import Evaluator
     from pausefl_client.training.torch_trainer import use_one_thread
