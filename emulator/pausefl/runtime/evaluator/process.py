@@ -154,7 +154,6 @@ def _run_own(plan: EvaluatorPlan, events: "Connection[Any, Any]") -> None:
 
 async def _serve(plan: EvaluatorPlan, report: Report, ended_by: Sequence[signal.Signals] = ()) -> None:
     """Make the evaluator, listen, and serve until one of the signals comes."""
-    require("evaluator")
     evaluator = rehearsed_evaluator(plan.on_own_device())
     os.nice(_NICENESS)  # not before: no round begins without the first model
     server, ended = EvaluatorServer(evaluator, plan.subject, plan.tls), asyncio.Event()
