@@ -3,6 +3,7 @@
 import re
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -134,9 +135,8 @@ def test_a_ledger_can_be_read_as_shown(tmp_path: Path) -> None:
     (statement,) = re.findall(r'sqlite3 [^"]*"(SELECT [^"]*)"', page)
     holder = {"client_id": "client-000", "data": "digits"}
     Ledger(tmp_path / "client-000.db", Budget(10.0, 0.04), unit="vector", **holder).close()
-    database = sqlite3.connect(tmp_path / "client-000.db")
-    assert database.execute(statement).fetchall() == []
-    database.close()
+    with closing(sqlite3.connect(tmp_path / "client-000.db")) as database:
+        assert database.execute(statement).fetchall() == []
 
 
 def test_every_command_is_shown_in_use() -> None:

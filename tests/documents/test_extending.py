@@ -1,6 +1,5 @@
 """Code of one's own: the documented examples in one run, where modules are found, how errors are told, objects."""
 
-import json
 import re
 import sys
 import threading
@@ -25,7 +24,7 @@ from pausefl_proto.errors import PauseflError
 from pausefl_server.model.aggregation import Aggregation, AggregationRule
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, Optimizer
-from rigs.command import run
+from rigs.command import played, run, summary_of
 from rigs.places import ROOT
 
 DOCUMENT = ROOT / "docs/extending.md"
@@ -56,11 +55,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_the_documented_examples_run_from_another_folder_and_go_on(folder: Path, tmp_path: Path) -> None:
     small = ("--set", "latency.time_scale=0.1", "--set", "evaluation.every=1")
-    done = run("run", folder / "own.toml", "--run-dir", tmp_path / "run", *small)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["rounds"] == 3
-    assert "failures" not in summary or not summary["failures"]
+    played("run", folder / "own.toml", "--run-dir", tmp_path / "run", *small)
+    summary = summary_of(tmp_path / "run")
+    assert (summary["rounds"], summary["failures"]) == (3, [])
     stored = pausefl.load(tmp_path / "run/config.toml")
     assert stored.experiment.python_path == (str(folder),)
     assert run("run", "--resume", tmp_path / "run").returncode == 0

@@ -16,7 +16,7 @@ from pausefl.experiment.registries import REGISTRIES
 from pausefl.experiment.toml_source import preset_names
 from pausefl.results.reading import read_run
 from pausefl.terminal_table import plain_console
-from rigs.command import PAUSEFL, python, run, synthetic
+from rigs.command import PAUSEFL, played, python, run, summary_of, synthetic
 from rigs.ports import free_port
 from rigs.refusals import complaint, refused
 from rigs.reports import summary
@@ -158,8 +158,7 @@ def test_a_summary_shows_what_failed_as_it_was_said(capsys: pytest.CaptureFixtur
 @pytest.mark.slow
 def test_a_comparison_writes_its_table_and_figure(tiny: Path, tmp_path: Path) -> None:
     words = ("--policies", "pause,random", "--seeds", "2", "--run-dir", tmp_path / "out")
-    done = run("compare", tiny, *words, timeout_s=300)
-    assert done.returncode == 0, done.stderr
+    done = played("compare", tiny, *words, timeout_s=300)
     runs = {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()}
     assert runs == {"pause-seed1", "pause-seed2", "random-seed1", "random-seed2"}
     for name in ("comparison.png", "comparison.html", "comparison.json"):
@@ -194,7 +193,7 @@ def test_the_two_ends_run_alone(tiny: Path, tmp_path: Path) -> None:
         assert server.wait(60) == 0
         assert [client.wait(30) for client in clients] == [0, 0, 0]
     assert kinds[-1] == "finished"
-    assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] == 4
+    assert summary_of(tmp_path / "run")["rounds"] == 4
     assert {path.name for path in (tmp_path / "ledgers").glob("*.db")} == {f"client-{k:03}.db" for k in range(3)}
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from pausefl.runtime.failure_log import FailureLog
 from pausefl.runtime.processes.logs import VARIABLE, ask_for, set_up_log
-from rigs.command import PAUSEFL, run, synthetic
+from rigs.command import PAUSEFL, played, run, synthetic
 from rigs.waiting import wait_for
 
 
@@ -79,8 +79,7 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.end_to_end
 def test_every_line_of_a_run_s_logs_is_json_if_asked_for(tmp_path: Path) -> None:
-    done = run("run", synthetic(tmp_path), "--run-dir", tmp_path / "run", "--log-json", "--verbose")
-    assert done.returncode == 0, done.stderr
+    played("run", synthetic(tmp_path), "--run-dir", tmp_path / "run", "--log-json", "--verbose")
     of_rounds = [line for line in json_lines(tmp_path / "run/server.log") if line["kind"] == "round"]
     assert of_rounds
     assert all(line["round"] == line["event"]["round"] for line in of_rounds)
@@ -94,8 +93,7 @@ def test_every_line_of_a_run_s_logs_is_json_if_asked_for(tmp_path: Path) -> None
 @pytest.mark.parametrize("wish", [(), ("--verbose",)])
 def test_on_the_virtual_clock_exchanges_are_logged_if_asked_for(tmp_path: Path, wish: tuple[str, ...]) -> None:
     """One process plays all clients, and its log would be mostly theirs."""
-    done = run("run", synthetic(tmp_path), "--virtual", "--run-dir", tmp_path / "run", *wish)
-    assert done.returncode == 0, done.stderr
+    played("run", synthetic(tmp_path), "--virtual", "--run-dir", tmp_path / "run", *wish)
     exchanges = [line for line in (tmp_path / "run/server.log").read_text().splitlines() if ": ok after" in line]
     assert len(exchanges) == (20 if wish else 0)  # two clients in each of ten rounds
 

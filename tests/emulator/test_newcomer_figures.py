@@ -1,7 +1,6 @@
 """What a report says about newcomers: the policy's fold kept by round, and figures of logs whose numbers are known."""
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from pausefl.results.report import export_csv
 from pausefl.results.report.learning import Learning, learning
 from pausefl.results.report.plots import draw_all
 from pausefl.results.report.style import rendered
-from rigs.command import run
+from rigs.command import run, summary_of
 from rigs.newcomers import round_with
 
 EXPERIMENT = """
@@ -149,7 +148,7 @@ def test_selections_are_counted_by_client_and_averaged_by_group(figures: Mapping
 
 
 def test_a_run_counts_its_selections_by_group(played: Path) -> None:
-    groups = json.loads((played / "summary.json").read_text())["selections_by_group"]
+    groups = summary_of(played)["selections_by_group"]
     counted = {name: (group["clients"], group["join_round"]) for name, group in groups.items()}
     assert counted == {"original": (4, 1), "relevant": (3, 3), "poisoned": (3, 3)}
     assert groups["original"]["selections_after_join"] == 2 * 10

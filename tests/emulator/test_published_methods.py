@@ -1,6 +1,5 @@
 """SCAFFOLD, FedDyn, FedBN, MOON and normalised gradients against a few lines of plain numpy, and their states."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import DynamicRegularizer, ServerOptimizer
-from rigs.command import run
+from rigs.command import played, run, summary_of
 from rigs.refusals import refused
 
 Floats = npt.NDArray[np.float64]
@@ -273,9 +272,8 @@ training = {training}
 def test_every_method_runs_and_goes_on_over_the_network(training: str, changes: dict[str, str], tmp_path: Path) -> None:
     defaults = {"policy": "random", "private": "false", "model": "mlp", "optimizer": "sgd"}
     (tmp_path / "small.toml").write_text(SMALL.format(training=training, **defaults | changes))
-    done = run("run", tmp_path / "small.toml", "--run-dir", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    played("run", tmp_path / "small.toml", "--run-dir", tmp_path / "run")
+    summary = summary_of(tmp_path / "run")
     assert summary["rounds"] == 3
     assert not summary["failures"]
     model = load_file(tmp_path / "run/model.safetensors")

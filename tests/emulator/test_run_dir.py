@@ -1,6 +1,5 @@
 """A run directory belongs to one run, one configuration and one process at a time."""
 
-import json
 import os
 import shutil
 import signal
@@ -23,7 +22,7 @@ from pausefl.runtime.run_dir import made_run_dir, new_run_dir, resume_command, s
 from pausefl_audit.audit import check_ledgers
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_proto.errors import ConfigError
-from rigs.command import PAUSEFL, command_line, query, rounds_in
+from rigs.command import PAUSEFL, command_line, query, rounds_in, summary_of
 from rigs.refusals import complaint
 from rigs.waiting import wait_for
 
@@ -159,7 +158,7 @@ def test_two_processes_never_use_one_run_directory(tmp_path: Path, background: S
         assert f"run directory {tmp_path / 'run'}: another process is using it" in refused(*arguments)
     first.send_signal(signal.SIGINT)
     assert first.wait(60) == 130
-    assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] > 0
+    assert summary_of(tmp_path / "run")["rounds"] > 0
 
 
 def test_the_server_keeps_the_lock_once_its_parent_is_gone(tmp_path: Path, background: Start, refused: Refused) -> None:
@@ -182,7 +181,7 @@ def test_a_stopped_run_names_every_epsilon_spent(tmp_path: Path, background: Sta
     process.send_signal(signal.SIGTERM)
     process.wait(60)
     ledgers = [verified_spend(path)[1] for path in (tmp_path / "run/ledgers").glob("*.db")]
-    assert max(ledgers) <= json.loads((tmp_path / "run/summary.json").read_text())["max_epsilon_spent"]
+    assert max(ledgers) <= summary_of(tmp_path / "run")["max_epsilon_spent"]
     assert "count more" not in check_ledgers(tmp_path / "run")
 
 
@@ -204,7 +203,7 @@ def test_a_finished_run_is_given_more_rounds(tmp_path: Path) -> None:
     main(["run", "--resume", str(run_dir), "--rounds", "6"])
     main(["run", str(config_in(tmp_path, rounds=6)), "--run-dir", str(whole)])
     assert stored_experiment(run_dir) == stored_experiment(whole)
-    assert json.loads((run_dir / "summary.json").read_text())["rounds"] == 6
+    assert summary_of(run_dir)["rounds"] == 6
     chosen = "SELECT round, chosen FROM rounds ORDER BY round"
     assert query(run_dir, chosen) == query(whole, chosen)
 
@@ -308,4 +307,4 @@ def test_a_second_run_leaves_the_first_ones_directory_alone(tmp_path: Path, back
     config = config_in(tmp_path, rounds=5)
     both = [background("run", config, "--run-dir", tmp_path / "run") for _ in range(2)]
     assert sorted(process.wait(120) for process in both) == [0, 2]
-    assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] == 5
+    assert summary_of(tmp_path / "run")["rounds"] == 5

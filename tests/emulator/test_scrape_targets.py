@@ -13,6 +13,7 @@ from pausefl.runtime.plan import plan_of
 from pausefl.runtime.scrape_targets import Targets
 from pausefl_process.events import ProgressEvent, RoundCommitted
 from pausefl_proto.errors import ConfigError
+from rigs.command import summary_of
 
 CONFIG = """
 experiment.rounds = 100
@@ -66,7 +67,7 @@ def test_a_run_says_where_each_of_its_processes_is_scraped(tmp_path: Path) -> No
         label = f'pausefl_host_epsilon_spent{{client="{client_id}",run="run-1",unit="coordinate"}}'
         assert sum(label in host for host in hosts) == 1
     assert json.loads((run_dir / "targets.json").read_text()) == []
-    assert "host_metrics" in json.loads((run_dir / "summary.json").read_text())["disclosed"]
+    assert "host_metrics" in summary_of(run_dir)["disclosed"]
 
 
 class LastTargets:

@@ -31,15 +31,13 @@ def counts(choices: Mapping[str, GroupChoices], group: str) -> tuple[list[int], 
 
 
 def test_a_client_can_be_chosen_while_it_is_connected_and_not_retired() -> None:
-    choices = choices_by_group(
-        log(
-            (joined("original-000", "original-001"), ("original-000",)),
-            (joined("relevant-000"), ("original-001", "relevant-000")),
-            ([LogEvent("left", "original-000")], ("original-001", "relevant-000")),
-            ([*joined("original-000"), LogEvent("retired", "original-001")], ("original-000", "original-000")),
-        ),
-        GROUPS,
+    records = log(
+        (joined("original-000", "original-001"), ("original-000",)),
+        (joined("relevant-000"), ("original-001", "relevant-000")),
+        ([LogEvent("left", "original-000")], ("original-001", "relevant-000")),
+        ([*joined("original-000"), LogEvent("retired", "original-001")], ("original-000", "original-000")),
     )
+    choices = choices_by_group(records, GROUPS)
     assert counts(choices, "original") == ([2, 2, 1, 1], [1, 1, 1, 2])
     assert counts(choices, "relevant") == ([0, 1, 1, 1], [0, 1, 1, 0])
     assert (choices["original"].clients, choices["original"].join_round) == (2, 1)
