@@ -165,7 +165,7 @@ def test_slow_rounds_leave_no_gaps(expr: str, period_s: int, always: bool, tmp_p
     series = exchanges_every(period_s, expr)
     test = {"interval": "1s", "input_series": series, "promql_expr_test": checks}
     (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [test]}), "utf-8")
-    command = ["promtool", "test", "rules", tmp_path / "test.yml"]
+    command = ["promtool", "test", "rules", str(tmp_path / "test.yml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

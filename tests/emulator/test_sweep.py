@@ -22,7 +22,7 @@ from pausefl_proto.errors import ConfigError
 from rigs.experiments import SMALL
 from rigs.refusals import refused
 
-BASE: dict[str, Sequence[Any]] = {key: [value] for key, value in SMALL.items()} | {"experiment.rounds": [2]}
+BASE: dict[str, Sequence[Any]] = {**{key: [value] for key, value in SMALL.items()}, "experiment.rounds": [2]}
 DEMO = read_source("demo")
 
 

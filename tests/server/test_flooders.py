@@ -71,7 +71,7 @@ async def test_a_client_may_come_back_every_second_for_ever() -> None:
     rig = ClientActorRig()
     rate_limit = ClientRateLimit(rig.clock)
     for _ in range(1000):
-        rate_limit.count_hello()
+        rate_limit.count_unsolicited("came and went")
         rig.clock.advance(1.0)
 
 

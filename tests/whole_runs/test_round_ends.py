@@ -77,8 +77,7 @@ def test_a_run_killed_with_a_buffered_update_goes_on_and_loses_no_epsilon(
     family = psutil.Process(process.pid).children(recursive=True)
     kill_group(process)
     wait_for(lambda: not any(is_alive(child) for child in family), "every process to end", 20)
-    played = rounds_in(run_dir)
-    assert played < 60
+    assert rounds_in(run_dir) < 60
     played("run", "--resume", run_dir)
     summary = summary_of(run_dir)
     assert (summary["rounds"], summary["outcome"]) == (60, "completed")

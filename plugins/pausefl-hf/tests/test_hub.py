@@ -67,7 +67,8 @@ def as_saved(folder: Path) -> Path:
 def test_femnist_is_read_with_its_writers(keep: Any, tmp_path: Path) -> None:
     found = load_dataset(f"hf:{keep(tmp_path / 'femnist')}", seed=3)
     assert (len(found.train), len(found.validation), len(found.test)) == (96, 12, 12)
-    assert (found.classes, found.input_shape, found.train.inputs.dtype) == (62, (1, 28, 28), np.uint8)
+    assert (found.classes, found.input_shape) == (62, (1, 28, 28))
+    assert found.train.inputs.dtype == np.uint8
     rows = set[tuple[str, int]]()
     for part in (found.train, found.validation, found.test):
         assert part.owners is not None
