@@ -2,14 +2,17 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import closing
 from functools import partial
+from typing import Any, TypeVar
 
 import grpc
 import pytest
 
 from pausefl.runtime.processes.event_loop import EventLoop
+
+T = TypeVar("T")
 
 
 class Grpc:
@@ -61,6 +64,11 @@ class Grpc:
         self._turned.set()
 
 
+def run(main: Coroutine[Any, Any, T], make_loop: Callable[[], asyncio.AbstractEventLoop] = EventLoop) -> T:
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        return runner.run(main)
+
+
 @pytest.mark.parametrize(
     ("make_loop", "turns"), [(EventLoop, [[1, 2, 3], [4]]), (asyncio.SelectorEventLoop, [[1, 2, 3], [], [], [4]])]
 )
@@ -75,8 +83,7 @@ def test_all_events_that_are_there_take_one_turn(
             await grpcs.told(len(turns))
             return grpcs.turns
 
-    with asyncio.Runner(loop_factory=make_loop) as runner:
-        assert runner.run(play()) == turns
+    assert run(play(), make_loop) == turns
 
 
 def fail_at(event: int, happened: int) -> None:
@@ -95,8 +102,7 @@ def test_events_after_one_that_fails_are_handled_in_the_next_turn() -> None:
             assert failed == ["event 2"]
             return grpcs.turns
 
-    with asyncio.Runner(loop_factory=EventLoop) as runner:
-        assert runner.run(play()) == [[1, 2], [3]]
+    assert run(play()) == [[1, 2], [3]]
 
 
 def test_bytes_that_another_loop_has_taken_are_no_error() -> None:
@@ -112,8 +118,7 @@ def test_bytes_that_another_loop_has_taken_are_no_error() -> None:
             assert failed == []
             return grpcs.turns
 
-    with asyncio.Runner(loop_factory=EventLoop) as runner:
-        assert runner.run(play()) == [[1, 2, 3], [4]]
+    assert run(play()) == [[1, 2, 3], [4]]
 
 
 def test_other_readers_are_left_as_they_are() -> None:
@@ -128,8 +133,7 @@ def test_other_readers_are_left_as_they_are() -> None:
             finally:
                 asyncio.get_running_loop().remove_reader(reader)
 
-    with asyncio.Runner(loop_factory=EventLoop) as runner:
-        assert runner.run(play()) == b"all of it"
+    assert run(play()) == b"all of it"
 
 
 def test_grpc_is_known_by_how_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +150,5 @@ def test_grpc_is_known_by_how_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
     monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", noted)
-    with asyncio.Runner(loop_factory=EventLoop) as runner:
-        runner.run(open_channel())
+    run(open_channel())
     assert [getattr(callback, "__qualname__", "") for callback in spared] == ["_once_for_all.<locals>.handle"]

@@ -66,26 +66,28 @@ def test_a_kind_alone_is_the_table_of_that_kind(key: str) -> None:
     assert agreement_of(written) == agreement_of(parse_experiment(TWO))
 
 
+def refusal(theirs: dict[str, str], run_has: dict[str, str]) -> str:
+    """What a client is told whose agreement is not the run's."""
+    hello = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id="a", n_examples=1, agreement=theirs)
+    with pytest.raises(WireError) as refused:
+        check_hello(hello, server_settings(SIZE, agreement=run_has), ClientTable(1), ())
+    return str(refused.value)
+
+
 def test_of_long_values_the_part_that_differs_is_told() -> None:
     run_has = {"latency.devices": "0.5, " * 60 + "0.7" + ", 0.5" * 60}
     theirs = {"latency.devices": run_has["latency.devices"].replace("0.7", "0.9")}
-    hello = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id="a", n_examples=1, agreement=theirs)
-    settings = server_settings(SIZE, privacy=None, agreement=run_has)
-    with pytest.raises(WireError) as refused:
-        check_hello(hello, settings, ClientTable(1), ())
-    assert len(str(refused.value)) < 400
-    theirs_shown, ours_shown = str(refused.value).split(" at the client, ")
+    said = refusal(theirs, run_has)
+    assert len(said) < 400
+    theirs_shown, ours_shown = said.split(" at the client, ")
     assert ("0.9" in theirs_shown, "0.7" in ours_shown) == (True, True)
     assert "latency.devices is ...5, 0.5" in theirs_shown
 
 
 def test_of_many_keys_that_differ_four_are_told() -> None:
     run_has = {f"workload.{key}": "1" for key in "abcde"}
-    theirs = dict.fromkeys(run_has, "2")
-    hello = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id="a", n_examples=1, agreement=theirs)
-    with pytest.raises(WireError) as refused:
-        check_hello(hello, server_settings(SIZE, privacy=None, agreement=run_has), ClientTable(1), ())
-    assert [key for key in run_has if key in str(refused.value)] == [f"workload.{key}" for key in "abcd"]
+    said = refusal(dict.fromkeys(run_has, "2"), run_has)
+    assert [key for key in run_has if key in said] == [f"workload.{key}" for key in "abcd"]
 
 
 def test_what_is_a_clients_own_need_not_agree() -> None:
@@ -162,20 +164,18 @@ def test_a_client_may_name_the_code_itself() -> None:
     assert (experiment.workload.model, experiment.workload.epochs) == ("mine:make", 2)
 
 
-@pytest.mark.parametrize("offer", ["", "[]", "{", '"text"', "[" * 200_000, '{"workload": {"\\n": "\\u001b[2J"}}'])
-def test_what_is_no_offer_is_refused(offer: str) -> None:
-    with pytest.raises(ConfigError, match="offers no experiment"):
-        accepted(offer, {})
+NO_OFFERS = ("", "[]", "{", '"text"', "[" * 200_000, '{"workload": {"\\n": "\\u001b[2J"}}')
 
 
 @pytest.mark.parametrize(
     ("offer", "named"),
     [
+        *((offer, "offers no experiment") for offer in NO_OFFERS),
         ('{"workload": {"epochs": "many"}}', "workload.epochs = 'many'"),
         ('{"privacy": {"clip": -1}}', "privacy that this client does not understand"),
     ],
 )
-def test_a_senseless_offer_is_one_line(offer: str, named: str) -> None:
+def test_what_is_no_offer_or_a_senseless_one_is_refused(offer: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         accepted(offer, {})
 

@@ -17,7 +17,7 @@ import pytest
 from pausefl.certificates import make_certificates
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_process.files import write_durably
-from rigs.command import PAUSEFL, kill_group, query, rounds_in
+from rigs.command import PAUSEFL, kill_group, query, rounds_in, toml_of
 from rigs.hosts import Hosts, hosts_of
 from rigs.ports import free_port
 from rigs.waiting import wait_for
@@ -28,34 +28,18 @@ CLIENTS = int(os.environ.get("FLEET_CLIENTS", "10"))
 ROUNDS = 24
 LIFETIME = 100.0
 PRIVACY = ["--set=privacy.epsilon_budget=20.0", "--set=privacy.eta=0.05"]
-EXPERIMENT = f"""
-[experiment]
-rounds = {ROUNDS}
-[clients]
-count = {CLIENTS}
-minimum = {CLIENTS - 1}
-connect_timeout_s = 240.0
-[selection]
-m = 3
-[latency]
-signal = "round_trip"
-[latency.delay]
-kind = "exponential"
-mean_s = 0.3
-[workload]
-dataset = "digits"
-model = "mlp"
-[evaluation]
-every = 2
-[server]
-dead_after_s = 6.0
-round_timeout_s = 30.0
-[privacy]
-epsilon_budget = 20.0
-eta = 0.05
-[metrics]
-enabled = false
-"""
+EXPERIMENT = {
+    "experiment.rounds": ROUNDS,
+    "clients": {"count": CLIENTS, "minimum": CLIENTS - 1, "connect_timeout_s": 240.0},
+    "selection.m": 3,
+    "latency.signal": "round_trip",
+    "latency.delay": {"kind": "exponential", "mean_s": 0.3},
+    "workload": {"dataset": "digits", "model": "mlp"},
+    "evaluation.every": 2,
+    "server": {"dead_after_s": 6.0, "round_timeout_s": 30.0},
+    "privacy": {"epsilon_budget": 20.0, "eta": 0.05},
+    "metrics.enabled": False,
+}
 
 
 class Day:
@@ -65,7 +49,7 @@ class Day:
         self.folder, self.hosts, self.port = folder, hosts, free_port()
         self.ids = [f"client-{number:03}" for number in range(CLIENTS)]
         self.config, self.admitted = folder / "day.toml", folder / "admitted.txt"
-        self.config.write_text(EXPERIMENT)
+        self.config.write_text(toml_of(EXPERIMENT))
         self.admitted.write_text("client-*\n")
         make_certificates(folder / "certs", [hosts.server_name, "localhost"], self.ids)
         self.evaluator_port = free_port()
@@ -116,8 +100,7 @@ class Day:
         """kill -9 of the server and what began it; returns the rounds that were committed before."""
         assert self.campaign is not None
         committed = query(run_dir, "SELECT round, chosen, model_digest FROM rounds")
-        os.killpg(self.campaign.pid, signal.SIGKILL)
-        self.campaign.wait()
+        kill_group(self.campaign)
         self.say(f"killed the server of {run_dir.name} after round {len(committed)}")
         return committed
 

@@ -3,7 +3,6 @@
 import itertools
 import os
 import re
-import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -25,6 +24,7 @@ from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.training.trainer import Trainer
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
+from rigs.command import run, sets
 from rigs.connections import opened_connections
 
 RNG = np.random.default_rng(1)
@@ -178,13 +178,9 @@ def begin(path: Path, **identity: str) -> None:
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("command", ["run", "server", "validate"])
 def test_bare_updates_of_examples_with_a_budget_are_refused(tmp_path: Path, command: str) -> None:
-    changes = ("privacy.enabled=false", f"privacy.ledger_dir={tmp_path / 'holders'}")
-    arguments = [a for change in changes for a in ("--set", change)]
-    if command != "validate":
-        arguments += ["--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(
-        [sys.executable, "-m", "pausefl", command, "demo", *arguments], capture_output=True, text=True, check=False
-    )
+    place = [] if command == "validate" else ["--run-dir", tmp_path / "run"]
+    bare = sets("privacy.enabled=false", f"privacy.ledger_dir={tmp_path / 'holders'}")
+    done = run(command, "demo", *bare, *place)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert re.match(r"pausefl: privacy\.enabled = false: goes without privacy\.ledger_dir only", line)
