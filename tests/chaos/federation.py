@@ -13,39 +13,8 @@ from chaos.processes import Child, Processes
 from chaos.progress import Progress
 from chaos.schedule import Choice, Fault, schedule
 from chaos.wall_clock import WallClock
+from rigs.command import toml_of
 
-_EXPERIMENT = """
-[experiment]
-rounds = {rounds}
-[clients]
-count = {clients}
-minimum = {m}
-connect_timeout_s = 300.0
-[selection]
-policy = "{policy}"
-m = {m}
-[privacy]
-epsilon_budget = 1000.0
-eta = 0.0001
-[latency.delay]
-kind = "constant"
-value_s = {delay_s}
-[workload]
-model = "synthetic"
-model_bytes = {model_bytes}
-[server]
-mode = "{mode}"
-round_timeout_s = 4.0
-rejoin_timeout_s = 0.5
-dead_after_s = 3.0
-pings_per_s = 60.0
-rounds_without_update_max = 20
-[asynchronous]
-concurrency = {m}
-buffer = {buffer}
-[metrics]
-enabled = false
-"""
 # Some damaged bytes make gRPC's own code abort the process that reads them; no code of this project has a say in it.
 _GRPC_ABORTS = "UNREACHABLE CODE"
 # No round in so long, faults or none, is a violation.
@@ -84,6 +53,22 @@ class Shape:
     """The last ones."""
 
 
+def _experiment(shape: Shape) -> dict[str, object]:
+    clients = shape.hosts * shape.clients_each
+    bounds = {"round_timeout_s": 4.0, "rejoin_timeout_s": 0.5, "dead_after_s": 3.0, "rounds_without_update_max": 20}
+    return {
+        "experiment.rounds": shape.rounds,
+        "clients": {"count": clients, "minimum": shape.m, "connect_timeout_s": 300.0},
+        "selection": {"policy": shape.policy, "m": shape.m},
+        "privacy": {"epsilon_budget": 1000.0, "eta": 0.0001},
+        "latency.delay": {"kind": "constant", "value_s": shape.delay_s},
+        "workload": {"model": "synthetic", "model_bytes": shape.model_bytes},
+        "server": {"mode": shape.mode, "pings_per_s": 60.0, **bounds},
+        "asynchronous": {"concurrency": shape.m, "buffer": max(1, shape.m // 2)},
+        "metrics.enabled": False,
+    }
+
+
 class Federation:
     """One play. `play` returns what came of it; Violation as soon as something that must hold does not."""
 
@@ -107,15 +92,12 @@ class Federation:
 
     async def play(self) -> Played:
         """Play all rounds; the last ones in peace."""
-        shape = self._shape
-        names = ("rounds", "m", "policy", "mode", "delay_s", "model_bytes")
-        values = {name: getattr(shape, name) for name in names} | {"buffer": max(1, shape.m // 2)}
-        self._config.write_text(_EXPERIMENT.format(clients=shape.hosts * shape.clients_each, **values), "utf-8")
+        self._config.write_text(toml_of(_experiment(self._shape)), "utf-8")
         try:
             for line in self._lines:
                 await line.open()
             await self._start_server()
-            await asyncio.gather(*(self._start_host(number) for number in range(shape.hosts)))
+            await asyncio.gather(*(self._start_host(number) for number in range(self._shape.hosts)))
             await self._progress.until(lambda: self._progress.rounds() >= 2)
             await self._strike()
             await self._make_peace()

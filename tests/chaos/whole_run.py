@@ -15,37 +15,8 @@ from chaos.played import Played
 from chaos.processes import Child, Processes
 from chaos.progress import Progress
 from chaos.schedule import Choice, Fault, schedule
+from rigs.command import toml_of
 
-_EXPERIMENT = """
-[experiment]
-rounds = {rounds}
-[clients]
-count = 6
-per_process = 2
-[selection]
-policy = "pause"
-m = 3
-[privacy]
-epsilon_budget = 1000.0
-eta = 0.0001
-[latency.delay]
-kind = "constant"
-value_s = 0.1
-[server]
-round_timeout_s = 8.0
-rejoin_timeout_s = 1.0
-dead_after_s = 4.0
-rounds_without_update_max = 20
-"""
-_SYNTHETIC = """
-[workload]
-model = "synthetic"
-model_bytes = 20000
-"""
-_LEARNING = """
-[evaluation]
-every = 2
-"""
 _PATIENCE_S = 120.0
 _LONGEST_PAUSE_S = 4.0
 _FULL_FOR_S = 3.0
@@ -67,6 +38,20 @@ class RunShape:
     """The run lies on a disk of this size, which is filled; 0: on a disk that has room."""
     peaceful_rounds: int = 5
     """The last ones."""
+
+
+def _experiment(shape: RunShape) -> dict[str, object]:
+    bounds = {"round_timeout_s": 8.0, "rejoin_timeout_s": 1.0, "dead_after_s": 4.0, "rounds_without_update_max": 20}
+    return {
+        "experiment.rounds": shape.rounds,
+        "clients": {"count": 6, "per_process": 2},
+        "selection": {"policy": "pause", "m": 3},
+        "privacy": {"epsilon_budget": 1000.0, "eta": 0.0001},
+        "latency.delay": {"kind": "constant", "value_s": 0.1},
+        "server": bounds,
+        "evaluation.every": 2 if shape.is_learning else None,
+        "workload": None if shape.is_learning else {"model": "synthetic", "model_bytes": 20_000},
+    }
 
 
 class WholeRun:
@@ -98,8 +83,7 @@ class WholeRun:
 
     async def _play(self) -> None:
         config = self._folder / "experiment.toml"
-        workload = _LEARNING if self._shape.is_learning else _SYNTHETIC
-        config.write_text(_EXPERIMENT.format(rounds=self._shape.rounds) + workload, "utf-8")
+        config.write_text(toml_of(_experiment(self._shape)), "utf-8")
         self._run = await self._processes.start("run", "run", config, "--run-dir", self._run_dir)
         await self._progress.until(lambda: self._progress.rounds() >= 1)
         for fault in islice(schedule(self._seed, list(self._menu()), self._shape.pause_s), self._shape.faults):

@@ -19,23 +19,19 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION
 from pausefl_server.clients import ClientTable
 from pausefl_server.rounds.admission import check_hello
+from rigs.command import toml_of
 from rigs.federation import SIZE, federation, log_of
 from rigs.settings import server_settings
 
-TWO = f"""
-[clients]
-count = 2
-connect_timeout_s = 5.0
-[selection]
-m = 2
-[privacy]
-enabled = false
-[latency.delay]
-kind = "none"
-[workload]
-model = "synthetic"
-model_bytes = {4 * SIZE}
-"""
+TWO = toml_of(
+    {
+        "clients": {"count": 2, "connect_timeout_s": 5.0},
+        "selection.m": 2,
+        "privacy.enabled": False,
+        "latency.delay.kind": "none",
+        "workload": {"model": "synthetic", "model_bytes": 4 * SIZE},
+    }
+)
 NO_PRIVACY = {"privacy": {"enabled": False}}
 
 

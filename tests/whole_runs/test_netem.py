@@ -1,6 +1,5 @@
 """Links made by the kernel: what is asked of it, what is refused, and the real thing where this machine can."""
 
-import json
 import os
 import shutil
 import signal
@@ -15,28 +14,18 @@ from pausefl.experiment.loading import parse_experiment
 from pausefl.runtime.client.links import make_links
 from pausefl.runtime.netem import Shape, probe, shapes
 from pausefl_proto.errors import ConfigError
+from rigs.command import played, summary_of, synthetic
 from rigs.links import links_of
 
 NETEM = '[latency]\ninjection = "netem"\ntime_scale = 0.5\ndown_share = 0.25\n'
-RUN = """
-[experiment]
-rounds = 8
-[clients]
-count = 2
-[selection]
-policy = "random"
-m = 1
-[privacy]
-enabled = false
-[latency.delay]
-kind = "none"
-[latency.bandwidth]
-down_bytes_per_s = 4_000_000
-up_bytes_per_s = 4_000_000
-[workload]
-model = "synthetic"
-model_bytes = 200_000
-"""
+RUN = {
+    "clients.count": 2,
+    "selection.policy": "random",
+    "selection.m": 1,
+    "privacy.enabled": False,
+    "latency.bandwidth": {"down_bytes_per_s": 4_000_000, "up_bytes_per_s": 4_000_000},
+    "workload.model_bytes": 200_000,
+}
 
 
 def lacking(*kinds: str) -> str:
@@ -198,25 +187,15 @@ def test_the_kernels_bucket_agrees_with_the_clients(tmp_path: Path) -> None:
     """tbf counts the headers too, 4.5 % of a full packet: 3 to 15 % above the computed time. Nothing stays behind."""
     if reason := lacking("tbf"):
         pytest.skip(reason)
-    (tmp_path / "run.toml").write_text(RUN)
-    done = subprocess.run(
-        [sys.executable, "-m", "pausefl", "run", "run.toml", "--netem", "--run-dir", "run"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    played("run", synthetic(tmp_path, rounds=8, more=RUN), "--netem", "--run-dir", tmp_path / "run", timeout_s=150)
     computed_s = 2 * (200_000 - 16_384) / 4_000_000
-    assert 1.03 < json.loads((tmp_path / "run/summary.json").read_text())["timing_error_s"]["p50"] / computed_s < 1.15
+    assert 1.03 < summary_of(tmp_path / "run")["timing_error_s"]["p50"] / computed_s < 1.15
     namespaces = subprocess.run([str(shutil.which("ip")), "netns"], capture_output=True, text=True, check=True).stdout
     assert "pf" not in namespaces
 
 
 def test_the_flag_and_set_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "run.toml").write_text(RUN)
-    arguments = ["run", str(tmp_path / "run.toml"), "--run-dir", str(tmp_path / "run")]
+    arguments = ["run", str(synthetic(tmp_path, more=RUN)), "--run-dir", str(tmp_path / "run")]
     for more in (["--netem"], ["--netem", "--set", "clients.count=4"], ["--set", "clients.per_process=2", "--netem"]):
         with pytest.raises(SystemExit):
             main([*arguments, *more, "--set", "clients.per_process=2"])

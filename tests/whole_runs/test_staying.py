@@ -22,24 +22,19 @@ from pausefl_process.events import MetricsServed, ProgressEvent, SpentInAllRuns
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 from pausefl_server.settings import PrivacySettings
+from rigs.command import toml_of
 from rigs.federation import SIZE, federation, log_of
 from rigs.ports import free_port
 
-ONE = f"""
-[clients]
-count = 1
-[selection]
-m = 1
-[latency.delay]
-kind = "none"
-[workload]
-model = "synthetic"
-model_bytes = {4 * SIZE}
-[privacy]
-epsilon_budget = 10.0
-eta = 0.5
-unit = "vector"
-"""
+ONE = toml_of(
+    {
+        "clients.count": 1,
+        "selection.m": 1,
+        "latency.delay.kind": "none",
+        "workload": {"model": "synthetic", "model_bytes": 4 * SIZE},
+        "privacy": {"epsilon_budget": 10.0, "eta": 0.5, "unit": "vector"},
+    }
+)
 BUDGET = Budget(10.0, 0.5)
 OWN: dict[str, Any] = {
     "privacy": {"epsilon_budget": 10.0, "eta": 0.5, "unit": "vector"},
