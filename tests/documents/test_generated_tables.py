@@ -1,5 +1,8 @@
 """The documents' measured tables are what their result files give, and the drawing what the imports say."""
 
+import pkgutil
+import re
+
 import pytest
 
 from rigs.places import ROOT, script
@@ -28,3 +31,6 @@ def test_the_table_of_chaos_tells_of_runs_in_which_something_did_not_hold() -> N
 def test_the_drawing_of_the_architecture_is_what_the_imports_say() -> None:
     drawn = script(DOCS / "draw_architecture.py").drawn()
     assert drawn == (DOCS / "architecture.md").read_text("utf-8"), "python docs/draw_architecture.py draws it afresh"
+    names = re.findall(r"`(pausefl\w*(?:\.\w+)+)`", drawn)
+    assert all(map(pkgutil.resolve_name, names)), "an error names what the code lacks"
+    assert "pausefl_server.rounds.coordinator.Coordinator._play" in names

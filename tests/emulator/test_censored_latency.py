@@ -183,7 +183,7 @@ def test_one_impossible_latency_does_not_collapse_the_others_under_auto() -> Non
 )
 def test_an_estimated_tau_min_takes_the_lower_of_two_quantiles(latencies_s: list[float], tau_min_s: float) -> None:
     answers = {f"c{k:02}": latency_s for k, latency_s in enumerate(latencies_s)}
-    table = table_of(*answers, tau_min_s=None)
+    table = table_of("silent", *answers, tau_min_s=None)
     if answers:
         table.apply_round(played(1, answers))
     assert table.effective_tau_min_s == pytest.approx(tau_min_s)

@@ -8,6 +8,7 @@ import pytest
 import pausefl
 from pausefl.cli import main
 from rigs.command import rounds_in, run, synthetic
+from rigs.refusals import complaint
 
 
 def ended(capsys: pytest.CaptureFixture[str], status: int, *arguments: object) -> str:
@@ -27,7 +28,7 @@ def test_a_campaign_names_its_failed_run(tmp_path: Path, capsys: pytest.CaptureF
         arguments, names = [*failing, "--policies", "random"], "random-seed1"
     else:
         arguments, names = [*failing, "--set", "workload.train_s=0.0,4.0"], "train_s=4.0-seed1"
-    said = ended(capsys, 1, command, config, "--run-dir", folder, *arguments)
+    said = complaint(capsys, command, config, "--run-dir", folder, *arguments, status=1)
     runs = "1 of 2" if command == "sweep" else "1 of 1"
     again = f"to play them again, delete their folders, then pausefl {command} --resume {folder}"
     assert said == f"{runs} runs ended early: {names}; {again}"
@@ -44,8 +45,9 @@ def test_a_run_of_an_older_version_is_refused(tmp_path: Path, capsys: pytest.Cap
     summary = json.loads(path.read_text())
     del summary[lost]
     path.write_text(json.dumps(summary))
+    capsys.readouterr()
     for words in (("compare", "--resume", folder), ("report", path.parent)):
-        assert ended(capsys, 2, *words) == f"{path}: lacks {lost}; an older version may have written it"
+        assert complaint(capsys, *words) == f"{path}: lacks {lost}; an older version may have written it"
 
 
 RAISES = """

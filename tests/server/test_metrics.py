@@ -122,12 +122,15 @@ def test_the_document_is_right_about_types_labels_and_meanings(
     for metric in (*registry.collect(), *host_registry.collect(), *of_process(CERTIFIED).collect()):
         if not metric.name.startswith("pausefl_"):
             continue
-        row = table[exposed_name(metric.name, metric.type)]
+        name = exposed_name(metric.name, metric.type)
+        row = table[name]
         assert row.type == metric.type, metric.name
         labels = frozenset(label for sample in metric.samples for label in sample.labels) - {"le"}
         assert row.labels == labels, metric.name
         assert row.meaning.startswith(metric.documentation.rstrip(".")), metric.name
-        assert row.unit
+        assert (row.unit == "seconds") == name.removesuffix("_total").endswith("_seconds"), "units are base units"
+        assert (row.unit == "ratio") == name.endswith("_ratio"), name
+        assert not name.endswith(("_ms", "_s", "_percent"))
 
 
 def test_example_queries_ask_for_documented_metrics_and_labels() -> None:

@@ -84,3 +84,13 @@ async def test_an_end_is_not_in_order_before_results_are_written(tmp_path: Path)
         some.start_all("ab", await run.port)
         with pytest.raises(OSError, match="no space"):
             await run.finished()
+
+
+async def test_a_resumed_run_is_measured_before_anybody_is_back(tmp_path: Path) -> None:
+    async with federation(tmp_path, All(2)) as run, clients() as some:
+        some.start_all("ab", await run.port)
+        result = await run.finished()
+    async with federation(tmp_path, All(2), rounds=5, metrics=MetricsSettings()) as run:
+        samples = await asyncio.to_thread(samples_at, (await run.event("metrics"))["url"])
+    assert (samples["pausefl_round"], samples["pausefl_round_trip_seconds_count"]) == (3, 6)
+    assert samples["pausefl_total_latency_seconds"] == pytest.approx(result.state.total_latency_s)
