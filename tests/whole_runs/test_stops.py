@@ -26,7 +26,7 @@ async def test_what_a_stop_or_a_sleep_touched_is_marked_and_nothing_else(tmp_pat
 
 def test_a_stop_leaves_no_mark_on_the_virtual_clock(tmp_path: Path) -> None:
     run_dir, keys = tmp_path / "run", ("workload.model=synthetic", "clients.count=4", "selection.m=2")
-    command = [*PAUSEFL, "run", "demo", "--virtual", "--run-dir", str(run_dir), *sets(*keys, "experiment.rounds=2000")]
+    command = [*PAUSEFL, "run", "demo", "--virtual", "--run-dir", str(run_dir), *sets(*keys, "experiment.rounds=500")]
     run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     for rounds in (0, 100):
         wait_for(lambda: rounds_in(run_dir) > rounds, "a round", running=run)  # noqa: B023 - called at once
@@ -35,6 +35,6 @@ def test_a_stop_leaves_no_mark_on_the_virtual_clock(tmp_path: Path) -> None:
         run.send_signal(signal.SIGCONT)
     _, errors = run.communicate(timeout=120)
     assert run.returncode == 0, errors
-    assert rounds_in(run_dir) == 2000
+    assert rounds_in(run_dir) == 500
     for view in ("suspect_rounds", "suspect_observations"):
         assert query(run_dir, f"SELECT * FROM {view}") == []
