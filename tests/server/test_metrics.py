@@ -191,6 +191,8 @@ SAMPLES = [
     ("pausefl_round_trip_seconds_sum", {}, 1.125),
     *(("pausefl_exchange_part_seconds_sum", {"part": part}, 5 * seconds) for part, seconds in PARTS_S.items()),
     ("pausefl_exchange_part_seconds_sum", {"part": "propagation"}, 1.125 - 5 * 0.228),
+    ("pausefl_exchange_part_seconds_bucket", {"part": "injected_up", "le": "0.1096"}, 0),
+    ("pausefl_exchange_part_seconds_bucket", {"part": "injected_up", "le": "0.1738"}, 5),
     ("pausefl_drawn_delay_seconds_sum", {"direction": "down"}, 5 * 0.05),
     ("pausefl_drawn_delay_seconds_bucket", {"direction": "up", "le": "0.2089"}, 5),
     ("pausefl_drawn_delay_seconds_bucket", {"direction": "up", "le": "0.1"}, 0),
