@@ -1,8 +1,10 @@
 """The tasks of an allocation, as processes here: one serves, the others are clients, and all meet in one folder."""
 
 import json
+import signal
 import subprocess
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,16 +12,17 @@ import pytest
 from pausefl.cli import main
 from pausefl_client.privacy.ledger import verified_spend
 from rigs.command import PAUSEFL, synthetic
+from rigs.waiting import wait_for
 
 
-def play(config: Path, shared: Path, rounds: int) -> None:
-    """An allocation of three tasks, to its end."""
+@contextmanager
+def tasks_of(config: Path, shared: Path, rounds: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The tasks of an allocation of three; the last of them serves."""
     words = [
         *PAUSEFL,
         "allocation",
         str(config),
-        "--shared",
-        str(shared),
+        f"--shared={shared}",
         f"--set=experiment.rounds={rounds}",
         "--ranks=3",
     ]
@@ -27,6 +30,12 @@ def play(config: Path, shared: Path, rounds: int) -> None:
         tasks = [running.enter_context(subprocess.Popen([*words, f"--rank={rank}"])) for rank in (1, 2, 0)]
         for task in tasks:
             running.callback(task.kill)
+        yield tasks
+
+
+def play(config: Path, shared: Path, rounds: int) -> None:
+    """An allocation of three tasks, to its end."""
+    with tasks_of(config, shared, rounds) as tasks:
         assert [task.wait() for task in tasks] == [0, 0, 0]
 
 
@@ -48,6 +57,24 @@ def test_the_tasks_of_an_allocation_are_one_fleet_which_another_goes_on_with(tmp
     assert not list(shared.glob("server-*"))
 
 
+@pytest.mark.end_to_end
+def test_a_killed_task_loses_no_epsilon(tmp_path: Path) -> None:
+    config, shared = synthetic(tmp_path, clients=5, m=2, train_s=0.02), tmp_path / "shared"
+    ledger = shared / "clients-1-of-2/ledgers/client-000.db"
+    with tasks_of(config, shared, 60) as (killed, other, serving):
+        wait_for(
+            lambda: sum(path.stat().st_size for path in ledger.parent.glob("client-000.db-wal")) > 60_000, "releases"
+        )
+        killed.kill()
+        killed.wait()
+        spent = verified_spend(ledger).released
+        serving.send_signal(signal.SIGINT)
+        assert (serving.wait(), other.wait()) != (0, 0)
+    assert spent > 0
+    play(config, shared, 60)
+    assert verified_spend(ledger).released >= spent
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -56,7 +83,7 @@ def test_the_tasks_of_an_allocation_are_one_fleet_which_another_goes_on_with(tmp
         (["--rank=2", "--ranks=2"], "--rank 2 --ranks 2: must count 2 tasks or more, from 0 on"),
         (["--rank=1", "--ranks=6"], "--ranks 6: one serves, and the others have too few clients (clients.count = 4)"),
         (["--rank=1", "--ranks=2", "--set=experiment.clock=virtual"], "pausefl allocation takes"),
-        (["--rank=1", "--ranks=2"], "no server began there within 0.1 s"),
+        (["--rank=1", "--ranks=2"], "no server listened there within 0.1 s"),
         (["--rank=0", "--ranks=4"], "--ranks 4: goes on with clients of other tasks"),
     ],
 )

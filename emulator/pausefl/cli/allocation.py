@@ -107,7 +107,6 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
     from pausefl.runtime.failure_log import last_line
     from pausefl.runtime.forks import forked_client
     from pausefl.runtime.processes.lifetime import start
-    from pausefl.studies.job import on_own_disk
 
     address = _server_at(notice, experiment.clients.connect_timeout_s)
     plan = client_plan(_secured(experiment, notice.parent / "certs", ca="ca.pem"))
@@ -115,38 +114,43 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
     part = together[len(together) * (rank - 1) // tasks : len(together) * rank // tasks]
     links = {client_id: plan.links[client_id] for client_ids in part for client_id in client_ids}
     needs_torch = plan.training.workload.model != "synthetic"
-    with on_own_disk(notice.parent / f"clients-{rank}-of-{tasks}") as folder:
-        folder.mkdir(exist_ok=True)
-        running = []
-        try:
-            for number, client_ids in enumerate(processes_of(links, experiment.per_process_of(len(links)))):
-                name, own = f"pausefl-{client_ids[0]}", replace(plan, process=number)
-                arguments = own, client_ids, address, folder
-                process = forked_client(name, run_client_process, *arguments, needs_torch=needs_torch)
-                start(process)
-                running.append(process)
-            for process in running:
-                process.join()
-        finally:
-            for process in running:
-                process.kill()
-                process.join()
-        said = last_line(folder / "clients.log")
+    folder = notice.parent / f"clients-{rank}-of-{tasks}"
+    folder.mkdir(exist_ok=True)
+    running = []
+    try:
+        for number, client_ids in enumerate(processes_of(links, experiment.per_process_of(len(links)))):
+            name, own = f"pausefl-{client_ids[0]}", replace(plan, process=number)
+            arguments = (
+                own,
+                client_ids,
+                address,
+                folder,
+            )  # its ledgers, held exclusively, need locks and no shared memory
+            process = forked_client(name, run_client_process, *arguments, needs_torch=needs_torch)
+            start(process)
+            running.append(process)
+        for process in running:
+            process.join()
+    finally:
+        for process in running:
+            process.kill()
+            process.join()
+    said = last_line(folder / "clients.log")
     if failed := next((process for process in running if process.exitcode), None):
         error = ConfigError if failed.exitcode == BAD_INPUT else PauseflError
         raise error(f"{failed.name} (exit code {failed.exitcode}): {said}")
 
 
 def _server_at(notice: Path, patience_s: float) -> str:
-    """HOST:PORT once the server listens; ConfigError where it does not begin in this folder, as of another machine."""
-    until_s = time.monotonic() + patience_s
-    while not notice.exists():
-        if time.monotonic() > until_s:
-            waited = f"no server began there within {patience_s:g} s (clients.connect_timeout_s)"
-            raise ConfigError(f"--shared {notice.parent}: {waited}; must be one folder for all tasks")
+    """HOST:PORT once the server listens; ConfigError where none does in this folder, as of another machine."""
+    until_s, has_begun = time.monotonic() + patience_s, False
+    while time.monotonic() < until_s:
+        has_ended, has_begun = has_begun and not notice.exists(), notice.exists()
+        if has_ended:
+            raise PauseflError("the server has ended before it listened; the first task says why")
+        with suppress(FileNotFoundError):
+            if address := notice.read_text("utf-8"):
+                return address
         time.sleep(_LOOKS_EVERY_S)
-    with suppress(FileNotFoundError):
-        while not (address := notice.read_text("utf-8")):
-            time.sleep(_LOOKS_EVERY_S)
-        return address
-    raise PauseflError("the server has ended before it listened; the first task says why")
+    waited = f"no server listened there within {patience_s:g} s (clients.connect_timeout_s)"
+    raise ConfigError(f"--shared {notice.parent}: {waited}; must be one folder for all tasks")

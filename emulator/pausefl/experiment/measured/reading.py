@@ -136,7 +136,7 @@ class Reading:
             raise _OtherFormatError("line 1 is no header of a CSV file")
         try:
             header, rows = form.table(data)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             if form.table is csv_table:
                 raise
             raise _OtherFormatError(f'is not of the format "{self.format}" ({_in_words(error)})') from error
