@@ -163,6 +163,8 @@ def test_totals_of_runs_that_ended_early_are_warned_of(outcome: str, rounds: int
     assert draw_sweep(rows, ["key"]).get_supxlabel().replace("\n", " ") == caveats(rows) == one_seed
     again = [{**row, "seed": 2} for row in rows]
     assert caveats([*rows, *again]) == note.replace("1 of 2", "2 of 4")
+    moved = caveats([{**row, "machine": f"{row['key']} core"} for row in rows])
+    assert "played on unequal machines: a core; b core" in moved
     bars = "means over 2 seeds; bars: the range from the least to the greatest seed"
     assert draw_sweep([*rows, *again], ["key"]).get_supxlabel().replace("\n", " ").startswith(bars)
 

@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired, cast
@@ -237,3 +237,14 @@ def text_in(path: Path, name: str) -> str:
         raise ConfigError(f"{path}: it has no {name}; the run did not end, or this is not a run directory") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path / name}: cannot be read ({reason(error)})") from error
+
+
+def machines_of(summary: Mapping[str, Any]) -> list[str]:
+    """The machines that a run was played on, in words."""
+    return sorted({start["machine"] for start in summary.get("starts") or () if "machine" in start})
+
+
+def unequal_machines(machines: Iterable[str]) -> str:
+    """A caveat for runs that were played on these machines; empty where they are alike."""
+    found = sorted(set(machines))
+    return f"played on unequal machines: {'; '.join(found)}" if len(found) > 1 else ""

@@ -16,7 +16,7 @@ from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import listed_values, parts_of_key
 from pausefl.results.frames import data_frame
 from pausefl.results.report.sweep import write_sweep
-from pausefl.results.stored_summary import read_summary
+from pausefl.results.stored_summary import machines_of, read_summary
 from pausefl.studies.campaign import (
     DRAWING,
     Missing,
@@ -154,7 +154,8 @@ def _gather(runs: _Runs, missing: Missing, grid: Grid, folder: Path) -> Sweep:
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     """The summary's numbers and words; tables and lists stay in the run's own folder."""
     scalars = (str, int, float, type(None))
-    return {name: value for name, value in summary.items() if isinstance(value, scalars) and name != "seed"}
+    found = {name: value for name, value in summary.items() if isinstance(value, scalars) and name != "seed"}
+    return {**found, "machine": "; ".join(machines_of(summary))}
 
 
 def _planned(source: str, grid: Grid, seeds: int) -> list[tuple[Mapping[str, Any], Planned]]:

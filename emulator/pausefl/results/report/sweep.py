@@ -15,6 +15,7 @@ from pausefl.results.csv_table import write_records
 from pausefl.results.reading import EPSILON_LABELS, latency_unit
 from pausefl.results.report.comparison.figure import ONE_SEED, ends, seeds_note
 from pausefl.results.report.style import INK, RC, SERIES, write_picture
+from pausefl.results.stored_summary import unequal_machines
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_server.records import ACCURACY
 
@@ -42,7 +43,7 @@ def _own(name: str, metric: str) -> str:
 
 
 def caveats(rows: ResultRows) -> str:
-    """Reasons against comparing the runs: those that ended early with fewer rounds, one seed; else empty."""
+    """Reasons against comparing the runs, such as fewer rounds, unequal machines or one seed; else empty."""
     rows = [row for row in rows if "rounds" in row]  # the others have no results
     early = sum(row.get("outcome", "completed") != "completed" for row in rows)
     played = sorted({row["rounds"] for row in rows}) if early else []
@@ -50,6 +51,8 @@ def caveats(rows: ResultRows) -> str:
     if len(played) > 1:
         found.append(f"{early} of {len(rows)} runs ended early")
         found.append(f"runs have {played[0]} to {played[-1]} rounds: their totals do not compare")
+    if uneven := unequal_machines(each for row in rows for each in row.get("machine", "").split("; ") if each):
+        found.append(uneven)
     if len({row.get("seed") for row in rows}) == 1:
         found.append(ONE_SEED)
     return "; ".join(found)

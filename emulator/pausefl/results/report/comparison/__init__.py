@@ -29,6 +29,7 @@ from pausefl.results.report.comparison.why import draw_why
 from pausefl.results.report.html import embed, render
 from pausefl.results.report.style import write_picture
 from pausefl.results.statistics import FEWEST_SEEDS, Spread, saving_in_words, three_digits
+from pausefl.results.stored_summary import machines_of, unequal_machines
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.records import ACCURACY, Split
@@ -123,9 +124,7 @@ class Comparison:
         doubted = f"{suspect} of {rounds} rounds are suspect; pausefl report says why"
         no_saving = f"no saving is claimed: {self.no_saving_because}" if self.no_saving_because else ""
         left_out = f"without {', '.join(self.missing)}" if self.missing else ""
-        starts = (start for summary in summaries for start in summary.get("starts") or ())
-        machines = sorted({start["machine"] for start in starts if "machine" in start})
-        uneven = f"played on unequal machines: {'; '.join(machines)}" if len(machines) > 1 else ""
+        uneven = unequal_machines(machine for summary in summaries for machine in machines_of(summary))
         found = [left_out, self.failed, unequal if len(played) > 1 else "", doubted if suspect else ""]
         return "; ".join(filter(None, [*found, uneven, no_saving]))
 
