@@ -110,6 +110,8 @@ LATENCIES: dict[str, tuple[str | bytes, str, str]] = {
     "broken JSON": ('[{"prb_id": 1,\n  "result" 2}]', "--format ripe-atlas", "(line 2, column 12: Expecting ':' del"),
     "broken JSON of two": ("[]\n{", "--format ripe-atlas", "(line 2, column 2: Expecting property name"),
     "Prometheus as iperf3": ('{\n "status": "success"}', "--format iperf3", '(no "start" where one was due); try --f'),
+    "an error of iperf3": ('{"start": {}, "error": "no route to host"}', "--format iperf3", "(it is an error: no rou"),
+    "JSON too deep": ("[" * 200_000, "--format ripe-atlas", 'is not of the format "ripe-atlas" (its parts are of'),
     "a lost probe": (json.dumps([UNANSWERED]), "--format ripe-atlas", "result 2 is a lost probe; say how long it was"),
     "no number in JSON": (
         json.dumps({"status": "success", "data": {"result": [SERIES]}}),

@@ -127,6 +127,8 @@ def _records(of: Callable[[Any], Iterator[list[Any]]], *header: str) -> Callable
         text, at, found = _text(data).strip(), 0, list[list[str]]()
         while at < len(text):
             document, at = json.JSONDecoder().raw_decode(text, at)
+            if isinstance(document, dict) and document.get("error"):
+                raise ValueError(f"it is an error: {document['error']}")
             found += [[str(cell) for cell in record] for record in of(document)]
             at = following.start() if (following := re.compile(r"\S").search(text, at)) else len(text)
         return [*header], list(enumerate(found, start=1))
