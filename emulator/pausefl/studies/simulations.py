@@ -51,7 +51,7 @@ def run_simulations(
     for policy, of_policy in variants.items():
         for variant in of_policy:
             own = folder / f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
-            summaries.setdefault(policy, []).append(run_simulation(variant, rounds, own))
+            summaries.setdefault(policy, []).append(run_simulation(variant, rounds, own, is_drawn=False))
             curves.setdefault(policy, []).append(_read(own / "simulation.csv"))
     unit = experiment.privacy.unit if experiment.privacy.enabled else None
     warning = _warning(summaries) or _no_choice(experiment)

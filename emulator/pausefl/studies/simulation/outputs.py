@@ -57,10 +57,10 @@ _REGRETS = {
 }
 
 
-def run_simulation(experiment: Experiment, rounds: int, out_dir: Path) -> dict[str, Any]:
+def run_simulation(experiment: Experiment, rounds: int, out_dir: Path, *, is_drawn: bool = True) -> dict[str, Any]:
     """Simulate an experiment's policy and write simulation.json, simulation.csv, other tables and simulation.png.
 
-    Returns what simulation.json holds.
+    Returns what simulation.json holds. The picture takes longer than most simulations.
     """
     from pausefl.results.report.style import write_picture
 
@@ -73,7 +73,8 @@ def run_simulation(experiment: Experiment, rounds: int, out_dir: Path) -> dict[s
     write_durably(out_dir / "simulation.json", json.dumps(summary, indent=2) + "\n")
     for name, (columns, rows) in tables.items():
         write_csv(out_dir / f"{name}.csv", columns, rows)
-    write_picture(out_dir / "simulation", draw)
+    if is_drawn:
+        write_picture(out_dir / "simulation", draw)
     return summary
 
 
