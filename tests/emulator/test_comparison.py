@@ -91,6 +91,14 @@ def test_a_comparison_over_unequal_machines_says_so(tmp_path: Path) -> None:
     assert "played on unequal machines: 2 cores, a processor; 4 cores, a processor" in compare(runs).warning
 
 
+def test_no_table_of_emulated_latencies_calls_them_seconds(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    rewrite_summary(runs["pause"][0], time_scale=0.1)
+    page = write_comparison(compare(runs), tmp_path / "out").read_text("utf-8")
+    assert "total latency (s)" not in page
+    assert page.count("<th>total latency (emulated s)</th>") == 2
+
+
 def test_runs_of_unequal_length_are_marked_wherever_they_are_compared(tmp_path: Path) -> None:
     runs = write_runs(tmp_path)
     rewrite_summary(runs["pause"][0], rounds=2)

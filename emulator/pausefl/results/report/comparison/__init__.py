@@ -21,8 +21,8 @@ from rich.text import Text
 from pausefl.results.figures import Figures
 from pausefl.results.frames import data_frame, flat
 from pausefl.results.labels import clients_labels
-from pausefl.results.reading import PrivacyFigures, RunData, TimeAxis, latency_unit, read_run, time_axis
-from pausefl.results.report.comparison.figure import Runs, all_runs, band_note, draw_comparison, evaluated_runs
+from pausefl.results.reading import PrivacyFigures, RunData, TimeAxis, read_run, time_axis
+from pausefl.results.report.comparison.figure import Runs, all_runs, band_note, draw_comparison, evaluated_runs, unit_of
 from pausefl.results.report.comparison.groups import draw_groups
 from pausefl.results.report.comparison.rows import Row, common_budget, row_of
 from pausefl.results.report.comparison.why import draw_why
@@ -291,6 +291,7 @@ def _page(comparison: Comparison, pictures: Mapping[str, Markup], folder: Path) 
         band_note=band_note(len(comparison.seeds)),
         figures=pictures,
         links=_links(comparison, folder),
+        seconds=unit_of(comparison.runs),
     )
 
 
@@ -305,7 +306,7 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
     metric = comparison.metric
     common = f"common {metric}" if comparison.common_accuracy is None else f"{comparison.common_accuracy:.1%}"
     epsilon = comparison.privacy.label if comparison.privacy else "ε"
-    seconds = latency_unit(run.summary for run in all_runs(comparison.runs))
+    seconds = unit_of(comparison.runs)
     columns: Mapping[str, tuple[Any, ...]] = {
         f"test {metric}, last model (%)": ("final_accuracy", _per_cent, True),
         f"test {metric}, validated model (%)": ("best_accuracy", _per_cent, True),
