@@ -1,26 +1,39 @@
-"""Draws docs/architecture.md from the imports: `python docs/draw_architecture.py`.
+"""Draws docs/architecture.md and its pictures from the imports: `python docs/draw_architecture.py`.
 
-A test draws it again and compares. An arrow is an import; lazy ones count.
+A test draws them again and compares. An arrow is an import; lazy ones count.
 """
 
 import ast
 from collections.abc import Iterable, Iterator
+from graphlib import TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
 
 import grimp
 
-DOCUMENT = Path(__file__).parent / "architecture.md"
+FOLDER = Path(__file__).parent
 PACKAGES = ("pausefl", "pausefl_server", "pausefl_client", "pausefl_process", "pausefl_proto")
 
 _LEFT_OUT = {"pausefl_proto.v1", "pausefl.__main__"}
 """Generated code, and a module of one line."""
 
+_WIDTH, _STEP = 132, 38
+"""Of a box, and of the diagonal's steps to the right: pixels."""
+
+_STYLE = """<style>
+text { font: 13px monospace; text-anchor: middle; fill: #222; }
+rect { fill: #eef1fb; stroke: #6474b8; }
+path { fill: none; stroke: #6474b8; stroke-width: 1.5; marker-end: url(#head); }
+@media (prefers-color-scheme: dark) { text { fill: #eee; } rect { fill: #2b3050; } }
+</style>
+<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto">
+<path d="M0,0L8,4L0,8z" style="fill: #6474b8; stroke: none; marker-end: none"/></marker>"""
+
 _HEAD = """# Architecture
 
 `python docs/draw_architecture.py` writes this page: drawings from the imports, tables from the docstrings. A test
-compares it with the code. An arrow from A to B says that A imports B. import-linter holds the directions (`make
-lint`; the contracts stand in `pyproject.toml`).
+compares it with the code. A line that leaves A on its right and ends in an arrow on B says that A imports B.
+import-linter holds the directions (`make lint`; the contracts stand in `pyproject.toml`).
 
 ## A round through the code
 
@@ -50,31 +63,41 @@ message after the other (`pausefl_server.actor`).
 """
 
 
-def drawn() -> str:
-    """The page as the code is now."""
+def drawn() -> dict[str, str]:
+    """The page and its pictures as the code is now, by the names of their files."""
     graph = grimp.build_graph(*PACKAGES)
-    return "\n".join(
-        (
-            _HEAD,
-            "## Packages\n",
-            *_drawing(_arrows(graph, set(PACKAGES))),
-            *_purposes(PACKAGES),
-            *(line for package in PACKAGES for line in _contents(graph, package)),
-            "",
-        )
+    inside = {package: set(_packages_of(graph, package)) for package in PACKAGES}
+    pictures = {
+        "architecture.svg": _picture(_arrows(graph, set(PACKAGES))),
+        **{_file_of(package): _picture(_arrows(graph, found)) for package, found in inside.items() if found},
+    }
+    page = (
+        _HEAD,
+        "## Packages\n\n![Imports between the packages](architecture.svg)\n",
+        *_purposes(PACKAGES),
+        *(line for package in PACKAGES for line in _contents(graph, package)),
+        "",
     )
+    return {"architecture.md": "\n".join(page), **pictures}
 
 
 def _contents(graph: grimp.ImportGraph, package: str) -> Iterator[str]:
-    """The drawing and the table of one package's own packages, and the table of the modules beside them."""
-    inside = {m for m in graph.modules if m.rpartition(".")[0] == package and m not in _LEFT_OUT}
-    packages = {m for m in inside if _is_package(m)}
+    """The picture and the table of one package's own packages, and the table of the modules beside them."""
+    packages = _packages_of(graph, package)
     if packages:
         yield f"\n## Packages of `{package}`\n"
-        yield from _drawing(_arrows(graph, packages))
-        yield from _purposes(sorted(packages))
+        yield f"![Imports between the packages of {package}]({_file_of(package)})\n"
+        yield from _purposes(packages)
     yield f"\n## Modules of `{package}`\n"
-    yield from _purposes(sorted(inside - packages), "module")
+    yield from _purposes(sorted(_inside(graph, package) - set(packages)), "module")
+
+
+def _packages_of(graph: grimp.ImportGraph, package: str) -> list[str]:
+    return sorted(filter(_is_package, _inside(graph, package)))
+
+
+def _inside(graph: grimp.ImportGraph, package: str) -> set[str]:
+    return {module for module in graph.modules if module.rpartition(".")[0] == package and module not in _LEFT_OUT}
 
 
 def _arrows(graph: grimp.ImportGraph, packages: set[str]) -> set[tuple[str, str]]:
@@ -92,10 +115,25 @@ def _package_of(module: str, packages: set[str]) -> str:
     return next((package for package in packages if module == package or module.startswith(f"{package}.")), "")
 
 
-def _drawing(arrows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    yield "```mermaid\nflowchart TD"
-    yield from (f"    {_short(a)} --> {_short(b)}" for a, b in sorted(arrows))
-    yield "```\n"
+def _picture(arrows: set[tuple[str, str]]) -> str:
+    """An SVG: boxes on a diagonal, each below all that import it. Lines go right from a box and down into another."""
+    sorter = TopologicalSorter[str]()
+    for importer, imported in sorted(arrows):
+        sorter.add(importer, imported)
+    order = list(sorter.static_order())[::-1]
+    place = {name: (2 + _STEP * k, 2 + 46 * k) for k, name in enumerate(order)}
+    lines = [
+        f'<path d="M{place[a][0] + _WIDTH},{place[a][1] + 15}H{place[b][0] + _WIDTH - 12}V{place[b][1] - 2}"/>'
+        for a, b in sorted(arrows)
+    ]
+    boxes = [
+        f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="30" rx="4"/>'
+        f'<text x="{x + _WIDTH / 2:g}" y="{y + 20}">{_short(name)}</text>'
+        for name, (x, y) in place.items()
+    ]
+    width, height = place[order[-1]][0] + _WIDTH + 2, place[order[-1]][1] + 32
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    return "\n".join((f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', _STYLE, *lines, *boxes, "</svg>\n"))
 
 
 def _purposes(names: Iterable[str], kind: str = "package") -> Iterator[str]:
@@ -105,7 +143,11 @@ def _purposes(names: Iterable[str], kind: str = "package") -> Iterator[str]:
 
 
 def _short(package: str) -> str:
-    return "library[pausefl]" if package == "pausefl" else package.rpartition(".")[2] if package.count(".") else package
+    return package.rpartition(".")[2]
+
+
+def _file_of(package: str) -> str:
+    return f"architecture-{package}.svg"
 
 
 def _is_package(module: str) -> bool:
@@ -123,4 +165,5 @@ def _first_paragraph(name: str) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(drawn(), "utf-8")
+    for name, text in drawn().items():
+        (FOLDER / name).write_text(text, "utf-8")

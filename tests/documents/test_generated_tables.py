@@ -1,4 +1,4 @@
-"""The documents' measured tables are what their result files give, and the drawing what the imports say."""
+"""The documents' measured tables are what their result files give, and the drawings what the imports say."""
 
 import pkgutil
 import re
@@ -28,9 +28,10 @@ def test_the_table_of_chaos_tells_of_runs_in_which_something_did_not_hold() -> N
     assert "did not hold: 1." in tables.reliability.chaos_table([play, play | {"violated": "a round was lost"}])
 
 
-def test_the_drawing_of_the_architecture_is_what_the_imports_say() -> None:
+def test_the_drawings_of_the_architecture_are_what_the_imports_say() -> None:
     drawn = script(DOCS / "draw_architecture.py").drawn()
-    assert drawn == (DOCS / "architecture.md").read_text("utf-8"), "python docs/draw_architecture.py draws it afresh"
-    names = re.findall(r"`(pausefl\w*(?:\.\w+)+)`", drawn)
+    kept = {path.name: path.read_text("utf-8") for path in DOCS.glob("architecture*")}
+    assert drawn == kept, "python docs/draw_architecture.py draws them afresh"
+    names = re.findall(r"`(pausefl\w*(?:\.\w+)+)`", drawn["architecture.md"])
     assert all(map(pkgutil.resolve_name, names)), "an error names what the code lacks"
     assert "pausefl_server.rounds.coordinator.Coordinator._play" in names
