@@ -69,6 +69,7 @@ _GUARD = ("selection.fed-ts.guard=leave-one-out",)
 _BOTH = ("fed-ts", "random-10")
 PLAN: Mapping[str, Wanted] = {
     "async": Wanted(10),
+    **{f"async-{name}": Wanted() for name in ("stragglers", "pareto", "outages", "large", "cifar")},
     **{name: Wanted(10) for name in ("small_mnist", "large_mnist", "fig8")},
     "fedts-fig7": Wanted(),
     "fedts-fig6": Wanted(),

@@ -89,6 +89,12 @@ def test_a_number_may_be_drawn_once_per_client() -> None:
     assert means.mean() == pytest.approx(0.2, abs=5 * 0.1 / 1000**0.5)
 
 
+def test_the_halves_may_be_part_of_another_law() -> None:
+    slow = '[latency.delay]\nkind = "scale"\nfactor = 10\nof = {kind = "halves"}\n'
+    laws = delays_of(experiment(slow)).values()
+    assert [law.mean_s for law in laws] == [10 * half.mean_s for half in published_halves(4)]
+
+
 def test_chains_of_different_clients_walk_apart() -> None:
     laws = delays_of(experiment(f'[latency.delay]\nkind = "markov"\n{TABLES["markov"]}\n')).values()
     assert len({law.path for law in laws if isinstance(law, MarkovDelay)}) == 4
@@ -174,7 +180,7 @@ REFUSED = {
     '[latency.delay]\nkind = "sum"\nof = [{kind = "none"}, {kind = "gamma", mean_s = 1, shape = 0}]': "of.1.shape = 0:",
     '[latency.delay]\nkind = "sum"\nof = 3': "latency.delay.of = 3: must be a list of tables",
     '[latency.delay]\nkind = "floor"\nof = 3\nfloor_s = 0.1': "latency.delay.of = 3: must be a table such as",
-    '[latency.delay]\nkind = "sum"\nof = [{kind = "halves"}]': 'latency.delay.of.0.kind = "halves": .*must be one of',
+    '[latency.down]\nkind = "sum"\nof = [{kind = "halves"}]': 'latency.down.of.0.kind = "halves": .*must be one of',
     '[latency.delay]\nkind = "mixture"\nweights = [0.5]\nof = [{kind = "none"}]': r"delay.weights = \[0.5\]: must sum",
     '[latency.delay]\nkind = "schedule"\nrounds = [1, 1]\nof = [{kind="none"}, {kind="none"}]': r"rounds = \[1, 1\]:",
     '[latency.delay]\nkind = "markov"\npath = 3': "latency.delay.path: unknown key",

@@ -329,4 +329,4 @@ def _law(reader: LawReader, said: tuple[str, dict[str, Any]] | None) -> Delay:
     key, table = said
     if key != "latency.delay":
         return reader.read(table, key)
-    return reader.read({"kind": "halves", **table}, key, EXCHANGE_DELAYS)
+    return replace(reader, kinds=EXCHANGE_DELAYS).read({"kind": "halves", **table}, key)

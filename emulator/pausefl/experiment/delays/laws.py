@@ -87,11 +87,14 @@ class LawReader:
     """Shared by all readers of an experiment: the records of keys whose tables say the same of every client, once they
     were read and tried."""
 
-    def read(self, table: Mapping[str, Any], key: str, kinds: Registry = DELAYS) -> Delay:
+    kinds: Registry = field(default_factory=lambda: DELAYS)
+    """The kinds that a table, and one within it, may name."""
+
+    def read(self, table: Mapping[str, Any], key: str) -> Delay:
         """The law a table describes; ConfigError naming the key. Draws of the whole must not be negative."""
         if (record := self.alike.get(key)) is not None:
             return self._law_of(record, table, key)
-        record = self._record(table, key, kinds)
+        record = self._record(table, key)
         law = self._law_of(record, table, key)
         draws = _drawn(law, key)
         if np.isnan(draws).any():
@@ -100,12 +103,12 @@ class LawReader:
             raise ConfigError(f"{key}: draws delays too great to be numbers; its parameters are out of proportion")
         if law.minimum_s < 0 or draws.min() < 0:
             raise ConfigError(f"{key}: can draw a negative delay; floor_s = 0.0 (or more) keeps it from that")
-        if _is_alike(table, kinds):
+        if _is_alike(table, self.kinds):
             self.alike[key] = record
         return law
 
-    def _record(self, table: Any, key: str, kinds: Registry = DELAYS) -> Any:
-        return read_kind(kinds, table, key, read_value=self._value, other_keys=["floor_s"])
+    def _record(self, table: Any, key: str) -> Any:
+        return read_kind(self.kinds, table, key, read_value=self._value, other_keys=["floor_s"])
 
     def _law_of(self, record: Any, table: Any, key: str) -> Delay:
         law: Delay = record
