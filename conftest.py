@@ -23,7 +23,7 @@ from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.settings import PrivacySettings
 from pausefl_server.storage.store import Store
 from rigs.authority import Authority
-from rigs.command import PAUSEFL
+from rigs.command import PAUSEFL, Background
 from rigs.coordinator import CoordinatorRig, MakeRig
 from rigs.docker import docker_of_ours
 from rigs.ledgers import open_ledgers
@@ -121,7 +121,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def background(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+def background(tmp_path: Path) -> Iterator[Background]:
     """Starts `pausefl` in a process group of its own; the group is gone afterwards."""
     started = []
 

@@ -76,18 +76,14 @@ def test_an_archive_is_downloaded_and_unpacked(tmp_path: Path, web: str, monkeyp
     assert not (tmp_path / "data" / "cifar-10-batches-bin" / "readme.html").exists()
 
 
-def test_a_data_set_of_one_file_is_downloaded_as_it_is(
-    tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_set_of_one_file_is_downloaded_as_is(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "web" / "test.csv").write_text('"4","Probe lands","It did."\n' * 1700)
     publish(monkeypatch, "ag-news", [f"{web}/test.csv"], tmp_path / "web")
     assert len(load_dataset("ag-news", seed=1).train) == 90
     assert [path.name for path in (tmp_path / "data" / "ag-news").iterdir()] == ["test.csv"]
 
 
-def test_a_download_with_the_wrong_checksum_is_thrown_away(
-    tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_of_another_checksum_is_discarded(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_mnist(monkeypatch, tmp_path / "web", f"{web}/mnist")
     write_mnist(tmp_path / "web", shift=1)
     with pytest.raises(ConfigError, match="wrong checksum"):

@@ -34,9 +34,7 @@ def perceptrons(draw: st.DrawFn) -> nn.Sequential:
     seed=st.integers(0, 999),
     has_rows=st.booleans(),
 )
-def test_losses_and_gradients_are_those_of_autograd(
-    model: nn.Sequential, sizes: list[int], seed: int, has_rows: bool
-) -> None:
+def test_gradients_are_those_of_autograd(model: nn.Sequential, sizes: list[int], seed: int, has_rows: bool) -> None:
     rng, k, n = torch.Generator().manual_seed(seed), len(sizes), max(sizes)
     parameters = [torch.randn((k, *p.shape), generator=rng, requires_grad=True) for p in model.parameters()]
     inputs = torch.randn((k, n, *SHAPE), generator=rng)

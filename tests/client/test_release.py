@@ -83,9 +83,7 @@ def test_a_ledger_that_outlives_a_run_goes_on_counting(tmp_path: Path) -> None:
             assert (charge.participation, charge.epsilon) == (i, BUDGET.epsilon(i))
 
 
-async def test_nothing_is_written_to_the_stream_before_the_ledger_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_sent_before_the_ledger_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the first byte of every update, the ledger's files as a crash would leave them already tell of it."""
     seen = list[tuple[Any, ...]]()
     rig = SessionRig(ledger_in=tmp_path / "ledger")

@@ -18,9 +18,7 @@ from rigs.batched import ADAM, IMAGE, SGD, assert_same, network, played_together
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", ["mlp", "cnn3"])
-def test_cuda_replays_what_it_has_recorded(
-    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_replays_recordings(name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # kernels differ by shape, and here shapes do
     shape, cuda = IMAGE.get(name, (3, 32, 32)), torch.device("cuda")
@@ -71,9 +69,7 @@ class Repeating:
 @pytest.mark.parametrize(
     "model", [network, lambda: build_model("mlp", (1, 8, 8), 10, 1)], ids=["autograd", "perceptron"]
 )
-def test_passes_are_recorded_once_for_their_shapes_and_models_stay_in_their_places(
-    model: Callable[[], nn.Module],
-) -> None:
+def test_passes_are_recorded_once_a_shape_and_models_stay_in_place(model: Callable[[], nn.Module]) -> None:
     repeating, alone, together = Repeating(), trainers_of(model=model), trainers_of(model=model)
     stack = repeating.stack = ModelStack(alone[0].model, ADAM, len(alone), repeating)
     for t in (1, 2, 3):

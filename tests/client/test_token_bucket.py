@@ -44,9 +44,7 @@ def play(story: Callable[[Callable[[], float]], Coroutine[Any, Any, T]]) -> T:
     some.integers(1, 10**6),
     some.lists(some.tuples(some.floats(0, 10), some.integers(0, 10**7)), min_size=1),
 )
-def test_a_bucket_never_lets_more_through_than_its_burst_and_rate(
-    rate: float, burst: int, payloads: list[tuple[float, int]]
-) -> None:
+def test_no_more_passes_than_burst_and_rate_allow(rate: float, burst: int, payloads: list[tuple[float, int]]) -> None:
     """The definition of a token bucket: in any stretch of time at most burst + rate × time, and no needless wait."""
     bucket, tokens, at_s = TokenBucket(rate, burst), float(burst), 0.0
     last_s = 0.0

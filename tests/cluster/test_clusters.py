@@ -67,9 +67,7 @@ def test_a_sweep_on_dask_survives_a_killed_worker(played_here: dict[str, Any], t
     assert results(tmp_path / "sweep") == played_here
 
 
-def test_a_sweep_on_slurm_survives_preemption_lost_processes_and_time_limits(
-    played_here: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_sweep_on_slurm_survives_preemption_losses_and_limits(played_here: dict[str, Any], tmp_path: Path) -> None:
     with slurm(tmp_path / "slurm") as cluster, sweep(cluster, tmp_path / "sweep") as process:
         for job in ("1", "2"):
             stop_in_a_run(job, process)

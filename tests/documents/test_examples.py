@@ -68,9 +68,7 @@ def test_a_policy_with_a_memory_comes_to_prefer_fast_clients(tmp_path: Path) -> 
     ("example", "accuracy", "parameters"),
     [("model_and_data", 0.85, 30 * 16 + 16 + 16 * 2 + 2), ("training_method", 0.4, None)],
 )
-def test_a_model_a_data_set_and_a_training_method_are_learned_with(
-    example: str, accuracy: float, parameters: int | None, tmp_path: Path
-) -> None:
+def test_examples_of_own_code_learn(example: str, accuracy: float, parameters: int | None, tmp_path: Path) -> None:
     small = ("experiment.rounds=6", "clients.count=4", "selection.m=2", "privacy.enabled=false")
     found = played(example, tmp_path, *small)
     assert found.summary["final_accuracy"] > accuracy

@@ -72,9 +72,7 @@ def run(main: Coroutine[Any, Any, T], make_loop: Callable[[], asyncio.AbstractEv
 @pytest.mark.parametrize(
     ("make_loop", "turns"), [(EventLoop, [[1, 2, 3], [4]]), (asyncio.SelectorEventLoop, [[1, 2, 3], [], [], [4]])]
 )
-def test_all_events_that_are_there_take_one_turn(
-    make_loop: Callable[[], asyncio.AbstractEventLoop], turns: list[list[int]]
-) -> None:
+def test_ready_events_take_one_turn(make_loop: Callable[[], asyncio.AbstractEventLoop], turns: list[list[int]]) -> None:
     async def play() -> list[list[int]]:
         with closing(Grpc(asyncio.get_running_loop())) as grpcs:
             grpcs.happen(1, 2, 3)

@@ -176,9 +176,7 @@ def test_a_fork_server_that_was_given_up_is_waited_for() -> None:
     wait_for(lambda: not psutil.pid_exists(pid), "the end of the server that was given up")
 
 
-def test_threads_that_begin_a_fork_server_at_once_leave_the_environment_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_threads_that_begin_a_fork_server_together_leave_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     forget_fork_server()
     barrier = threading.Barrier(4)

@@ -86,9 +86,7 @@ async def test_a_server_is_ready_from_its_first_round_on(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-async def test_a_server_whose_store_does_not_write_is_not_healthy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_without_a_working_store_is_not_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "_WRITES_WITHIN_S", 0.0)
     stuck = threading.Event()
     monkeypatch.setattr("pausefl_server.storage.checkpoint.Checkpoint.sync", lambda *_: stuck.wait(30))

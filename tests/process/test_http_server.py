@@ -149,9 +149,7 @@ def test_whoever_asks_byte_by_byte_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize("request_begun", [b"GET /hello HTTP/1.1\r\nHo", b"NONSENSE\r\n\r\n" * 1000])
-def test_a_reader_that_breaks_its_connection_leaves_no_traceback(
-    request_begun: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_connection_leaves_no_traceback(request_begun: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     server = WebServer("127.0.0.1", 0, {"/hello": hello}, key="metrics.port")
     with line_to(server) as reader:
         reader.sendall(request_begun)

@@ -21,9 +21,7 @@ GIVEN = len(os.sched_getaffinity(0))
         ("", {}, GIVEN),
     ],
 )
-def test_a_quota_bounds_the_cores_as_affinity_does(
-    groups: str, bounds: dict[str, str], cores: int, tmp_path: Path
-) -> None:
+def test_a_quota_bounds_cores_as_affinity_does(groups: str, bounds: dict[str, str], cores: int, tmp_path: Path) -> None:
     (tmp_path / "cgroup").write_text(groups)
     for name, text in bounds.items():
         file = tmp_path / "tree" / name

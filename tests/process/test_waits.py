@@ -38,9 +38,7 @@ async def test_a_wait_is_told_from_the_outermost_call_to_the_innermost_through_g
     task.cancel()
 
 
-def test_sigusr1_is_answered_and_ends_nothing_and_a_handler_of_before_is_back(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_sigusr1_is_answered_and_ends_nothing_and_the_old_handler_is_back(capfd: pytest.CaptureFixture[str]) -> None:
     heard: list[int] = []
 
     def hear(number: int, _: FrameType | None) -> None:

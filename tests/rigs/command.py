@@ -6,7 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import psutil
 from rigs import log
 
 PAUSEFL = [sys.executable, "-m", "pausefl"]
+Background = Callable[..., "subprocess.Popen[bytes]"]
+"""The fixture `background`: starts a command that the test goes on beside."""
 
 
 def run(*arguments: object, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:

@@ -237,9 +237,7 @@ async def test_the_end_of_an_old_stream_does_not_end_the_new_one(rig: MakeRig) -
 @pytest.mark.parametrize(
     ("kind", "settings"), [("refused", {}), ("exhausted", {"privacy": None})], ids=["cannot", "spent without privacy"]
 )
-async def test_a_client_that_cannot_misses_the_round_and_stays(
-    rig: MakeRig, kind: Any, settings: dict[str, Any]
-) -> None:
+async def test_a_client_that_cannot_misses_and_stays(rig: MakeRig, kind: Any, settings: dict[str, Any]) -> None:
     async with rig(rounds=2, **settings).running() as r:
         await r.join("a")
         b = await r.join_and_work("b")

@@ -115,9 +115,7 @@ def test_the_document_lists_exactly_the_metrics_there_are(
     assert set(documented()) == {name for name in there if name.startswith("pausefl_")}
 
 
-def test_the_document_is_right_about_types_labels_and_meanings(
-    registry: CollectorRegistry, host_registry: CollectorRegistry
-) -> None:
+def test_the_document_is_right_about_each_metric(registry: CollectorRegistry, host_registry: CollectorRegistry) -> None:
     table = documented()
     for metric in (*registry.collect(), *host_registry.collect(), *of_process(CERTIFIED).collect()):
         if not metric.name.startswith("pausefl_"):
@@ -246,9 +244,7 @@ def test_every_documented_metric_has_a_sample() -> None:
 
 
 @pytest.mark.parametrize(("name", "labels", "value"), SAMPLES)
-def test_samples_are_what_happened(
-    registry: CollectorRegistry, name: str, labels: dict[str, str], value: float
-) -> None:
+def test_samples_tell_what_was(registry: CollectorRegistry, name: str, labels: dict[str, str], value: float) -> None:
     assert registry.get_sample_value(name, labels) == pytest.approx(value)
 
 

@@ -45,9 +45,7 @@ def test_many_values_that_are_possible_alone_are_rejected_together(unit: Privacy
 @pytest.mark.parametrize(
     ("unit", "value", "norm", "scale"), [("coordinate", 0.15, 0.15 * 50, 0.3 / 2), ("vector", 0.3, 0.3, 0.6 / 2)]
 )
-def test_the_bounds_are_those_of_clip_and_noise_by_hand(
-    unit: PrivacyUnit, value: float, norm: float, scale: float
-) -> None:
+def test_bounds_are_those_of_clip_and_noise(unit: PrivacyUnit, value: float, norm: float, scale: float) -> None:
     """What a clip of 0.3 leaves of one value and of all 50, and what Laplace noise of this scale adds at ε = 2."""
     s = math.log(2 / TAIL_PROBABILITY)
     expected = value + scale * math.log(2 * 50 / TAIL_PROBABILITY), norm + scale * (50 + math.sqrt(100 * s) + s)

@@ -52,9 +52,7 @@ def test_what_is_known_to_be_spent_is_not_talked_down(said: float, logged: float
 
 
 @pytest.mark.parametrize(("disclosed", "loss", "labels"), [((), None, {}), (("loss", "labels"), 0.5, {"label_0": 3.0})])
-def test_what_is_not_disclosed_is_not_logged(
-    disclosed: tuple[str, ...], loss: float | None, labels: dict[str, float]
-) -> None:
+def test_the_undisclosed_is_unlogged(disclosed: tuple[str, ...], loss: float | None, labels: dict[str, float]) -> None:
     found = observed(settings={"disclosed": frozenset(disclosed)}, loss=0.5, statistics={"label_0": 3.0, "drift": 0.0})
     assert (found.loss, found.statistics) == (loss, labels)
 
@@ -101,9 +99,7 @@ STOPPED, SUSPENDED, BUSY = HostReport(stopped_s=4.0), HostReport(suspended_s=4.0
     ],
     ids=["quiet", "load", "client", "server", "deadline", "asked for", "client, once more", "both"],
 )
-def test_what_a_stop_or_a_sleep_touched_is_in_doubt_and_teaches_nothing(
-    changes: dict[str, Any], suspect: tuple[str, ...], teaches: bool
-) -> None:
+def test_what_a_stop_touched_teaches_nothing(changes: dict[str, Any], suspect: tuple[str, ...], teaches: bool) -> None:
     """A client whose host stands still by its own account in most of its exchanges is a slow client."""
     found = observed(**changes)
     assert (found.suspect, found.teaches) == (suspect, teaches)
@@ -119,9 +115,7 @@ def test_what_a_stop_or_a_sleep_touched_is_in_doubt_and_teaches_nothing(
     ],
     ids=["the job waited", "as usual", "over before the job", "its stream broke"],
 )
-def test_a_stop_before_the_job_counts_where_the_job_waited_for_its_end(
-    timing: Timing, usual_s: float, stopped_s: float
-) -> None:
+def test_a_stop_before_the_job_counts_where_the_job_waited(timing: Timing, usual_s: float, stopped_s: float) -> None:
     answer = answer_of("a", 1, Release(), timing=timing, still_before_s=5.0)
     assert with_stop_before(answer, usual_s).host.stopped_s == stopped_s
     assert with_stop_before(replace(answer, still_before_s=0.0), usual_s).host.stopped_s == 0.0

@@ -28,9 +28,7 @@ def open_round(time_scale: float = 1.0) -> OpenStep:
 
 
 @pytest.mark.parametrize(("is_needed", "latency_s"), [(False, 2.0), (True, 15.0)])
-def test_a_rounds_latency_is_the_wait_for_a_silent_client_only_where_its_answer_was_needed(
-    is_needed: bool, latency_s: float
-) -> None:
+def test_a_round_takes_the_wait_for_the_silent_only_where_they_were_needed(is_needed: bool, latency_s: float) -> None:
     opened, table, settings = open_round(2.0), ClientTable(), server_settings(8, time_scale=2.0)
     table.apply_events([LogEvent("joined", client_id, n_examples=10) for client_id in "ab"], round=1)
     opened.take(answer_of("a", 1, Release(), timing=Timing(4.0)), table, settings, now_s=14.0)
@@ -49,9 +47,7 @@ def test_a_rounds_latency_is_the_wait_for_a_silent_client_only_where_its_answer_
     ("late_s", "host", "suspect"),
     [(1.9, HostReport(), ()), (2.1, HostReport(), ("server deadline_s",)), (1.0, STOPPED, ("server stopped_s",))],
 )
-def test_a_miss_teaches_nothing_where_the_server_itself_was_not_there(
-    late_s: float, host: HostReport, suspect: tuple[str, ...]
-) -> None:
+def test_an_absent_servers_misses_teach_nothing(late_s: float, host: HostReport, suspect: tuple[str, ...]) -> None:
     """Whether its monitor saw that, or it passed its own deadline by more than the deadline."""
     opened, table, settings = open_round(), ClientTable(), server_settings(8)
     table.apply_events([LogEvent("joined", client_id, n_examples=10) for client_id in "ab"], round=1)

@@ -218,9 +218,7 @@ def test_the_time_cap_comes_from_the_clock_given() -> None:
 
 @pytest.mark.parametrize("temperature", ["printed", "spread"])
 @pytest.mark.parametrize("phi_p", ["mean", "math:spread"])
-def test_where_all_sets_are_equal_annealing_still_has_a_temperature(
-    temperature: Any, phi_p: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_sets_still_have_a_temperature(temperature: Any, phi_p: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """α = γ = 0, and at most m clients seen, so that nothing tells sets apart."""
     monkeypatch.setattr("math.spread", spread_of_positions, raising=False)
     policy = SaPause(5, alpha=0.0, gamma=0.0, temperature=temperature, start_set="random", phi_p=phi_p)
@@ -234,9 +232,7 @@ def spread_of_positions(context: Context, rows: Any) -> Any:
 
 
 @pytest.mark.parametrize("temperature", ["printed", "spread"])
-def test_the_temperature_exceeds_the_energy_differences_of_sets(
-    temperature: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_temperature_exceeds_energy_differences(temperature: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: v2, eq. (20), and v1, eq. (19), over κ."""
     scales: list[float] = []
 

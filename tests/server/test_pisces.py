@@ -53,9 +53,7 @@ def test_places_explore_with_a_share_that_falls(t: int, share: float) -> None:
 
 
 @given(st.lists(st.floats(0, 5), max_size=25), st.floats(0, 2), st.integers(0, 5))
-def test_outliers_are_what_a_search_from_value_to_value_leaves_over(
-    values: list[float], radius: float, neighbours: int
-) -> None:
+def test_outliers_are_what_a_search_by_value_leaves_over(values: list[float], radius: float, neighbours: int) -> None:
     """DBSCAN as printed (Ester et al., KDD 1996): clusters grow from core points; what none reaches is noise."""
     near = [[j for j, b in enumerate(values) if abs(a - b) <= radius] for a in values]
     reached: set[int] = set()

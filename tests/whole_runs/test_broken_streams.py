@@ -245,9 +245,7 @@ async def test_a_second_kind_of_signal_does_not_break_off_the_last_evaluation(tm
     assert [e.accuracy for e in result.final_evaluations] == [0.5]
 
 
-async def test_a_signal_that_meets_a_coordinator_at_its_end_breaks_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_signal_at_a_coordinators_end_breaks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has not stopped when the signal comes, and has when it would hear of it."""
 
     async def stop_first(coordinator: Coordinator, message: Shutdown) -> None:
@@ -262,9 +260,7 @@ async def test_a_signal_that_meets_a_coordinator_at_its_end_breaks_nothing(
     assert result.stopped_because == "stopped by SIGINT"
 
 
-async def test_an_answer_to_a_server_that_has_just_ended_hurts_nobody(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_answer_to_a_server_just_ended_hurts_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The client does not read its goodbye before it has answered."""
     async with federation(tmp_path, minimum_clients=1) as run, raw_stream(await run.port) as call:
         await take_a_job(call)

@@ -89,9 +89,7 @@ def test_no_kill_at_any_instant_under_counts(federation: ProcessFederation, tmp_
 
 
 @pytest.mark.parametrize("federation", SIZES, indirect=True)
-def test_a_torn_model_costs_its_round_another_attempt(
-    federation: ProcessFederation, tmp_path: Path, wiretap: Wiretap
-) -> None:
+def test_a_torn_model_costs_another_attempt(federation: ProcessFederation, tmp_path: Path, wiretap: Wiretap) -> None:
     """Its clients have answered the first attempt, and forgotten the bytes: they release afresh, and are charged."""
     run_db = tmp_path / "run/run.db"
     for name in (SERVER, *federation.experiment.client_ids):

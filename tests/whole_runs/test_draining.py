@@ -23,11 +23,9 @@ from pausefl_proto.wire import Vector
 from pausefl_server import service
 from pausefl_server.records import Evaluation
 from pausefl_server.selection.policies.everyone import All
-from rigs.command import command_line, rounds_in, synthetic
+from rigs.command import Background, command_line, rounds_in, synthetic
 from rigs.federation import clients, federation
 from rigs.waiting import wait_for
-
-Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 async def test_a_slow_evaluator_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +100,8 @@ def test_what_nobody_listens_to_is_ended_as_well() -> None:
 
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_that_waits_for_its_evaluator_can_be_ended(
-    tmp_path: Path, background: Start, number: signal.Signals
+def test_a_server_that_waits_for_evaluation_can_end(
+    tmp_path: Path, background: Background, number: signal.Signals
 ) -> None:
     settings = ("--set", "evaluation.address=127.0.0.1:1", "--set", "evaluation.connect_timeout_s=300.0")
     process = background("server", "demo", "--run-dir", tmp_path / "run", *settings)
@@ -115,7 +113,7 @@ def test_a_server_that_waits_for_its_evaluator_can_be_ended(
 
 
 @pytest.mark.end_to_end
-def test_a_client_that_looks_for_its_server_can_be_ended(tmp_path: Path, background: Start) -> None:
+def test_a_client_that_looks_for_its_server_can_be_ended(tmp_path: Path, background: Background) -> None:
     config, ledgers = synthetic(tmp_path), tmp_path / "ledgers"
     who = ("--server", "127.0.0.1:1", "--slot", "0", "--ledger-dir", ledgers)
     process = background("client", config, *who, "--set", "metrics.client_port=0")
@@ -128,7 +126,7 @@ def test_a_client_that_looks_for_its_server_can_be_ended(tmp_path: Path, backgro
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_whose_server_is_ended_before_it_listens_was_interrupted(
-    tmp_path: Path, background: Start, number: signal.Signals
+    tmp_path: Path, background: Background, number: signal.Signals
 ) -> None:
     """Ctrl-C goes to every process at once: one press is one line, in the midst of the server's imports as well."""
     process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")

@@ -55,9 +55,7 @@ def test_one_that_ends_early_says_so(tmp_path: Path) -> None:
     assert not any("ended" in line for line in in_words(whole))
 
 
-def test_totals_of_unequal_rounds_are_not_shown_as_if_they_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_totals_of_unequal_rounds_are_not_shown_as_equals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
     monkeypatch.setattr(simulations, "write_picture", lambda _, draw: drawn.append(draw()))
     experiment = parse_experiment(FIVE)

@@ -7,14 +7,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from rigs import log
-from rigs.command import command_line, kill_group, played, query, rounds_in, run, synthetic
+from rigs.command import Background, command_line, kill_group, played, query, rounds_in, run, synthetic
 from rigs.waiting import wait_for
 
 pytestmark = pytest.mark.end_to_end
@@ -67,9 +66,7 @@ def test_both_ledgers_tell_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_client_is_measured_not_repeated_and_its_round_is_suspect(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_a_stopped_client_is_measured_and_its_round_is_suspect(tmp_path: Path, background: Background) -> None:
     """No delay is drawn; a client stopped for half a second takes at least that long, and tells of it itself."""
     run_dir, keys = tmp_path / "run", {"selection.policy": "all", "host.timer_overshoot_s": 0.25}
     process = background("run", synthetic(tmp_path, 100_000, 2, train_s=0.1, more=keys), "--run-dir", run_dir)
@@ -110,9 +107,7 @@ GROUPS = {
 
 
 @pytest.mark.slow
-def test_groups_join_and_leave_when_they_should(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_groups_join_and_leave_when_they_should(tmp_path: Path, background: Background) -> None:
     """Who is chosen by `all` is who is there; killed in the middle and resumed as well."""
     from pausefl.experiment.groups import presence_of
     from pausefl.experiment.loading import parse_experiment

@@ -122,9 +122,7 @@ def take_part(tmp_path: Path, *changes: str) -> subprocess.CompletedProcess[str]
         ("workload.model_bytes=4000000", "workload.model_bytes=400", "its model size is '1000000', not '100'"),
     ],
 )
-def test_releases_that_do_not_add_up_are_not_charged_to_one_ledger(
-    tmp_path: Path, begun: str, then: str, message: str
-) -> None:
+def test_releases_that_do_not_add_up_are_not_charged(tmp_path: Path, begun: str, then: str, message: str) -> None:
     for _ in range(2):
         assert "the server cannot be reached" in take_part(tmp_path, begun).stderr
     refused = take_part(tmp_path, then)
@@ -251,9 +249,7 @@ def test_the_tighter_figure_is_a_bound_and_never_above_the_sum(unit: Any) -> Non
     assert loose < tight  # type: ignore[operator]
 
 
-def test_the_tighter_figure_takes_bounded_time_however_many_releases_are_claimed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_tighter_figure_takes_bounded_time_whatever_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tighter_epsilon(BUDGET, "coordinate", 100, 1e-5)
     monkeypatch.setattr(accounting, "_MOST_COMPOSED", 50)
     begun = tighter_epsilon(BUDGET, "coordinate", 50, 1e-5)

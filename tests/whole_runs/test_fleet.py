@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from pausefl.studies.playing import _place_on_a_fleet
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_process.events import SpentInAllRuns
 from pausefl_proto.errors import ConfigError
-from rigs.command import kill_group, query, rounds_in, synthetic
+from rigs.command import Background, kill_group, query, rounds_in, synthetic
 from rigs.comparisons import write_run
 from rigs.ports import free_port
 from rigs.waiting import wait_for
@@ -54,7 +52,7 @@ def released_in_the_logs(folder: Path, client_id: str) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.end_to_end
 async def test_a_campaign_that_was_killed_goes_on_with_the_clients_that_stayed(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, background: Background, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "pausefl.client")
     config = synthetic(tmp_path, rounds=12, clients=3, train_s=0.03, more=KEYS)
@@ -120,9 +118,7 @@ def test_the_order_on_a_fleet_is_drawn_within_a_seed() -> None:
         ("latency.injection=netem", r'^latency\.injection = "netem": .*; --fleet takes "link"'),
     ],
 )
-def test_what_no_fleet_can_play_is_refused_before_anything_is_written(
-    tmp_path: Path, change: str, message: str
-) -> None:
+def test_what_no_fleet_can_play_is_refused_before_all_is_written(tmp_path: Path, change: str, message: str) -> None:
     experiment = load("demo", [change])
     with pytest.raises(ConfigError, match=message):
         compare(experiment, ["random"], folder=tmp_path / "c", fleet="127.0.0.1:50051")

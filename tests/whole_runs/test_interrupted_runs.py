@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from pausefl_process.ending import ask_to_end
-from rigs.command import is_alive, kill_group, played, query, rounds_in, run, synthetic
+from rigs.command import Background, is_alive, kill_group, played, query, rounds_in, run, synthetic
 from rigs.waiting import wait_for
 
 pytestmark = pytest.mark.end_to_end
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.end_to_end
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_the_first_interrupt_saves_everything(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], number: signal.Signals, clock: str
+    tmp_path: Path, background: Background, number: signal.Signals, clock: str
 ) -> None:
     options = "--run-dir", tmp_path / "run", "--set", f"experiment.clock={clock}"
     process = background("run", synthetic(tmp_path, rounds=100_000), *options)
@@ -45,9 +44,7 @@ def test_a_server_that_has_ended_is_asked_in_vain() -> None:
     ask_to_end(ended.pid, signal.SIGINT)
 
 
-def test_the_second_interrupt_ends_it_at_once(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_the_second_interrupt_ends_it_at_once(tmp_path: Path, background: Background) -> None:
     process = background("run", synthetic(tmp_path, rounds=5, train_s=60.0), "--run-dir", tmp_path / "run")
     wait_for(lambda: len(list((tmp_path / "run/ledgers").glob("*.db"))) == 4, "four clients")
     group = psutil.Process(process.pid).children(recursive=True)
@@ -60,9 +57,7 @@ def test_the_second_interrupt_ends_it_at_once(
 
 @pytest.mark.timeout(400)  # it starts four fleets
 @pytest.mark.slow
-def test_an_interrupted_comparison_keeps_what_is_finished_and_goes_on(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_an_interrupted_comparison_keeps_what_is_finished(tmp_path: Path, background: Background) -> None:
     """Ctrl-C goes to every process. No further run begins, the table has what is finished, --resume repeats none."""
     config, folder = synthetic(tmp_path, rounds=30, clients=2, m=1, train_s=0.05), tmp_path / "compared"
     process = background("compare", config, "--policies", "random,all,ucb", "--run-dir", folder)
@@ -81,9 +76,7 @@ def test_an_interrupted_comparison_keeps_what_is_finished_and_goes_on(
     assert "runs have" not in json.loads((folder / "comparison.json").read_text())["warning"]
 
 
-def test_one_interrupt_ends_the_lingering_after_a_run(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_one_interrupt_ends_the_lingering_after_a_run(tmp_path: Path, background: Background) -> None:
     """From the terminal it goes to every process, and the server hears of it from its parent as well."""
     config, linger = synthetic(tmp_path), ["--set", "metrics.linger_s=3600"]
     process = background("run", config, "--run-dir", tmp_path / "run", *linger)
@@ -94,7 +87,7 @@ def test_one_interrupt_ends_the_lingering_after_a_run(
     assert (tmp_path / "run/report.html").exists()
 
 
-def test_nothing_outlives_a_killed_parent(tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]) -> None:
+def test_nothing_outlives_a_killed_parent(tmp_path: Path, background: Background) -> None:
     process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run") >= 2, "two rounds")
     family = psutil.Process(process.pid).children(recursive=True)
@@ -115,7 +108,7 @@ BARE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [{}, BARE], ids=["private", "bare"])
 def test_a_killed_run_is_resumed_to_the_same_selections_and_model(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], keys: dict[str, object]
+    tmp_path: Path, background: Background, keys: dict[str, object]
 ) -> None:
     """As of a run left alone; without noise bit by bit, the optimizer's momentum included."""
     config = synthetic(tmp_path, rounds=200, more={"selection.policy": "random", **keys})
@@ -137,9 +130,7 @@ def test_a_killed_run_is_resumed_to_the_same_selections_and_model(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_while_it_plays_rounds_again_has_not_ended(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_a_run_killed_while_it_plays_rounds_again_has_not_ended(tmp_path: Path, background: Background) -> None:
     """Its summary was of the rounds that were taken back."""
     folder = tmp_path / "run"
     assert run("run", synthetic(tmp_path, rounds=2, clients=2, m=1, train_s=1.0), "--run-dir", folder).returncode == 0

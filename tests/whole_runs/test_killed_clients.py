@@ -3,14 +3,12 @@
 import json
 import os
 import signal
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from rigs.command import query, rounds_in, synthetic
+from rigs.command import Background, query, rounds_in, synthetic
 from rigs.waiting import wait_for
 
 pytestmark = pytest.mark.end_to_end
@@ -37,9 +35,7 @@ def process_of(client_id: str, run: int) -> psutil.Process | None:
 
 
 @pytest.mark.parametrize("coming", [{}, COMING], ids=["all are there", "some come later"])
-def test_a_client_process_that_was_killed_is_back_soon(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], coming: dict[str, int]
-) -> None:
+def test_a_killed_client_process_is_back_soon(tmp_path: Path, background: Background, coming: dict[str, int]) -> None:
     config, run_dir = synthetic(tmp_path, 100_000, m=1, train_s=0.02, more=GROUPS | coming), tmp_path / "run"
     run = background("run", config, "--run-dir", run_dir)
     wait_for(lambda: rounds_in(run_dir) >= 5, "five rounds", running=run)

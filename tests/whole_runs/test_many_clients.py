@@ -69,9 +69,7 @@ def test_training_computes_on_its_own_thread_alone() -> None:
         (('clients.groups.a={count = 4, behaviours = [{kind = "gaussian-update", scale = 1.0}]}',), False),
     ],
 )
-def test_only_what_takes_no_time_is_done_on_the_event_loops_thread(
-    overrides: tuple[str, ...], is_at_once: bool
-) -> None:
+def test_only_what_takes_no_time_is_on_the_event_loops_thread(overrides: tuple[str, ...], is_at_once: bool) -> None:
     experiment = parse_experiment(
         '[selection]\nm = 2\n[privacy]\nenabled = false\n[workload]\nmodel = "synthetic"\n', overrides
     )

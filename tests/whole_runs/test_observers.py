@@ -124,9 +124,7 @@ def test_every_observer_is_told_everything_in_order(tmp_path: Path) -> None:
         (Cancelled(), "Cancelled failed and is told nothing more: CancelledError"),
     ],
 )
-def test_one_that_fails_is_told_nothing_more_and_complained_of_once(
-    failing: Failing, said: str, tmp_path: Path
-) -> None:
+def test_one_that_fails_is_told_no_more_and_complained_of_once(failing: Failing, said: str, tmp_path: Path) -> None:
     shown: list[ProgressEvent] = []
     other = Recorder()
     with Observed(shown.append, [failing, other], tmp_path, SETTINGS) as seen:
@@ -213,9 +211,7 @@ def test_mlflow_gets_parameters_metrics_and_the_outcome(tmp_path: Path, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.end_to_end
-def test_a_run_has_the_observers_it_names_and_prints_its_events(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_has_the_observers_named_and_prints_its_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "watching.py").write_text(MODULE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     observers = 'experiment.observers=["watching:Noting", "watching:Failing"]'

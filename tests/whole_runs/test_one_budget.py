@@ -149,9 +149,7 @@ def test_the_same_rows_of_another_split_begin_no_ledger(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_of_two_dealings_that_begin_at_once_the_second_finds_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_dealings_at_once_the_second_finds_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is started where the first has seen an empty folder, and has not begun its ledgers."""
     with ThreadPoolExecutor(1) as executor:
         started: list[Future[dict[str, int]]] = []

@@ -1,7 +1,5 @@
 """Whole runs, processes and all, whose rounds do not wait for every client."""
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -9,7 +7,7 @@ import pytest
 
 from pausefl.outcomes import FAILED
 from rigs import log
-from rigs.command import is_alive, kill_group, played, query, rounds_in, run, summary_of, synthetic
+from rigs.command import Background, is_alive, kill_group, played, query, rounds_in, run, summary_of, synthetic
 from rigs.waiting import wait_for
 
 pytestmark = pytest.mark.end_to_end
@@ -68,9 +66,7 @@ def test_a_quorum_ends_rounds_and_late_updates_are_counted(tmp_path: Path, late:
 
 
 @pytest.mark.slow
-def test_a_run_killed_with_a_buffered_update_goes_on_and_loses_no_epsilon(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_a_killed_run_keeps_its_buffered_updates_epsilon(tmp_path: Path, background: Background) -> None:
     config, run_dir = experiment(tmp_path, rounds=60, quorum=0.6, late="buffer"), tmp_path / "run"
     process = background("run", config, "--run-dir", run_dir)
     wait_for(lambda: rounds_in(run_dir) >= 12, "twelve rounds", running=process)

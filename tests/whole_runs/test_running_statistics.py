@@ -142,9 +142,7 @@ def accuracy_of(file: Path) -> float:
         },
     ],
 )
-def test_the_file_holds_the_statistics_that_the_model_was_evaluated_with(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_the_file_holds_the_statistics_the_model_was_evaluated_with(tmp_path: Path, changes: dict[str, Any]) -> None:
     summary = played(tmp_path, "batch_norm", **changes, **{"workload.max_steps": 20, "experiment.rounds": 4})
     for file, key in (("model", "final_accuracy"), ("best_model", "best_accuracy")):
         assert accuracy_of(tmp_path / f"{file}.safetensors") == pytest.approx(summary[key])

@@ -128,9 +128,7 @@ def test_after_the_deadline_nobody_is_unneeded(deadline_s: float) -> None:
         ({"mode": "total", "signal": "communication"}, [4.0, 5.0, 6.0, 7.0], [0.0, 1.0, 2.0, 3.0]),
     ],
 )
-def test_training_of_a_second_takes_four_of_delays_of_a_quarter(
-    changes: dict[str, Any], came_s: list[float], latency_s: list[float]
-) -> None:
+def test_training_is_timed_by_its_delays(changes: dict[str, Any], came_s: list[float], latency_s: list[float]) -> None:
     setting = steady(time_scale=0.25, **changes)
     ((came, latency),) = dataclasses.replace(setting, training=dict.fromkeys(setting.laws, Constant(1.0))).answers_s(1)
     assert (came[0].tolist(), latency[0].tolist()) == (came_s, latency_s)

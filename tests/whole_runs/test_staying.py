@@ -63,9 +63,7 @@ def get(address: str, path: str) -> str:
         return str(error.read().decode())
 
 
-async def test_a_client_takes_part_in_run_after_run_until_its_life_is_spent(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_client_plays_runs_until_its_life_is_spent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Three runs at one address. The client refuses the second, whose privacy is not its own."""
     port, ledger = free_port(), tmp_path / "ledgers/client-000.db"
     events: asyncio.Queue[ProgressEvent] = asyncio.Queue()

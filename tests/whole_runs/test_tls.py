@@ -5,7 +5,7 @@ import json
 import shutil
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.rounds.messages import Register
 from rigs.authority import Authority
-from rigs.command import PAUSEFL, synthetic
+from rigs.command import PAUSEFL, Background, synthetic
 from rigs.waiting import wait_for
 
 HELLO = pb.ClientMessage(hello=pb.Hello(client_id="a")).SerializeToString()
@@ -90,9 +90,7 @@ async def test_a_certificate_holds_for_its_hosts_alone(authority: Authority) -> 
 
 
 @pytest.mark.parametrize("who", ["nobody", "a stranger"])
-async def test_a_server_that_demands_certificates_hears_nobody_without(
-    authority: Authority, stranger: Authority, who: str
-) -> None:
+async def test_who_has_no_certificate_is_not_heard(authority: Authority, stranger: Authority, who: str) -> None:
     shown = stranger.certify("client") if who == "a stranger" else Tls()
     what = r"does it demand TLS with tls\.certificate\?"
     if who == "a stranger":
@@ -166,9 +164,7 @@ def test_a_whole_run_with_mutual_tls(authority: Authority, tmp_path: Path) -> No
 
 
 @pytest.mark.end_to_end
-async def test_a_client_says_in_one_line_whom_it_does_not_trust(
-    authority: Authority, stranger: Authority, tmp_path: Path
-) -> None:
+async def test_a_client_says_whom_it_does_not_trust(authority: Authority, stranger: Authority, tmp_path: Path) -> None:
     async with listening(authority.certify("server")) as port:
         join = f"--server=127.0.0.1:{port}", "--client-id=client-000", f"--ledger-dir={tmp_path / 'ledgers'}"
         done = await asyncio.to_thread(pausefl, "client", tmp_path, Tls(ca=stranger.ca), *join)
@@ -181,7 +177,7 @@ async def test_a_client_says_in_one_line_whom_it_does_not_trust(
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("command", ["server", "evaluator"])
 def test_a_peer_that_speaks_no_tls_leaves_no_line(
-    authority: Authority, tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], command: str
+    authority: Authority, tmp_path: Path, background: Background, command: str
 ) -> None:
     """Anybody may try as often as the network allows: a line each would fill the disk."""
     tls, output = authority.certify("server"), tmp_path / "output"

@@ -16,10 +16,12 @@ from pausefl_process.ending import INTERRUPTED
 from pausefl_process.events import Notice
 from pausefl_server.rounds.messages import Refusal, RefusalKind
 from pausefl_server.selection.policies.everyone import All
-from rigs.command import query, rounds_in, run, synthetic
+from rigs.command import Background, query, rounds_in, run, synthetic
 from rigs.coordinator import MakeRig
 from rigs.places import ROOT
 from rigs.waiting import wait_for
+
+Demo = Callable[..., subprocess.CompletedProcess[str]]
 
 MODELS = """
 import math
@@ -85,7 +87,7 @@ PARTIAL = {
 
 
 @pytest.fixture
-def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess[str]]:
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Demo:
     """(model, overrides) -> the finished `pausefl run demo` with that model of `MODELS`; it ran in tmp_path/run."""
     (tmp_path / "failing_models.py").write_text(MODELS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -117,7 +119,7 @@ def line_of(text: str) -> int:
     ],
 )
 def test_a_model_that_cannot_be_trained_ends_the_run_with_its_error_and_place(
-    demo: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, model: str, said: str, place: str
+    demo: Demo, tmp_path: Path, model: str, said: str, place: str
 ) -> None:
     done = demo(model, {})
     assert done.returncode == FAILED
@@ -135,7 +137,7 @@ def test_a_model_that_cannot_be_trained_ends_the_run_with_its_error_and_place(
 @pytest.mark.parametrize("private", ["false", "true"])
 @pytest.mark.slow
 def test_jobs_that_fail_are_counted_by_kind_and_shown_with_the_errors_own_line(
-    demo: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, private: str
+    demo: Demo, tmp_path: Path, private: str
 ) -> None:
     done = demo("normalised", {**PARTIAL, "privacy.enabled": private})
     assert done.returncode == 0, done.stderr
@@ -156,9 +158,7 @@ def test_jobs_that_fail_are_counted_by_kind_and_shown_with_the_errors_own_line(
 
 @pytest.mark.end_to_end
 @pytest.mark.slow
-def test_a_private_run_on_the_virtual_clock_shows_why_jobs_failed_too(
-    demo: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_private_virtual_run_shows_why_jobs_failed(demo: Demo, tmp_path: Path) -> None:
     said = "ValueError: Expected more than 1 value per channel when training"
     done = demo("normalised", {**PARTIAL, "experiment.clock": "virtual", "workload.step_s": 0.01})
     assert done.returncode == 0, done.stderr
@@ -167,9 +167,7 @@ def test_a_private_run_on_the_virtual_clock_shows_why_jobs_failed_too(
 
 @pytest.mark.slow
 @pytest.mark.end_to_end
-def test_a_step_that_cannot_be_measured_is_told_in_one_line(
-    demo: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
+def test_a_step_that_cannot_be_measured_is_told_in_one_line(demo: Demo) -> None:
     done = demo("normalised", {**PARTIAL, "experiment.clock": "virtual"})
     assert done.returncode == FAILED
     (line,) = done.stderr.splitlines()
@@ -180,9 +178,7 @@ def test_a_step_that_cannot_be_measured_is_told_in_one_line(
 
 @pytest.mark.end_to_end
 @pytest.mark.slow
-def test_a_run_in_which_every_client_fails_stops_after_three_attempts(
-    demo: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_run_whose_clients_all_fail_stops_after_three(demo: Demo, tmp_path: Path) -> None:
     done = demo("homesick", {**PARTIAL, "privacy.enabled": "false", "experiment.rounds": 100})
     assert done.returncode == FAILED
     assert re.fullmatch(
@@ -296,9 +292,7 @@ async def test_who_has_left_as_planned_keeps_no_budget_for_the_run(rig: MakeRig)
 
 
 @pytest.mark.end_to_end
-def test_an_interrupted_server_says_how_to_go_on(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_an_interrupted_server_says_how_to_go_on(tmp_path: Path, background: Background) -> None:
     config, run_dir = synthetic(tmp_path, rounds=100_000), tmp_path / "run"
     process = background("server", config, "--run-dir", run_dir)
     wait_for(lambda: b'"ready"' in (tmp_path / "output").read_bytes(), "the server", running=process)
@@ -310,9 +304,7 @@ def test_an_interrupted_server_says_how_to_go_on(
 
 @pytest.mark.end_to_end
 @pytest.mark.slow
-def test_a_command_that_goes_on_with_an_interrupted_run_works(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_a_command_that_goes_on_with_an_interrupted_run_works(tmp_path: Path, background: Background) -> None:
     process = background("run", synthetic(tmp_path, rounds=40, train_s=0.05), "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run") >= 1, "round 1", running=process)
     os.kill(process.pid, signal.SIGINT)

@@ -5,8 +5,7 @@ import json
 import math
 import signal
 import sqlite3
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from pausefl.runtime.virtual.process import play_virtually
 from pausefl.studies.campaign import Plan, begin
 from pausefl_process.events import ProgressEvent, RoundCommitted
 from pausefl_server.records import RoundRecord
-from rigs.command import rounds_in
+from rigs.command import Background, rounds_in
 from rigs.disks import full_disk
 from rigs.federation import log_of
 from rigs.waiting import wait_for
@@ -115,9 +114,7 @@ def test_an_interrupted_private_run_goes_on_as_if_it_had_not_been(tmp_path: Path
 
 
 @pytest.mark.end_to_end
-def test_a_scheduler_that_asks_all_processes_of_a_run_to_end_is_heard_once(
-    background: Callable[..., "subprocess.Popen[bytes]"], tmp_path: Path
-) -> None:
+def test_a_scheduler_that_ends_all_processes_is_heard_once(background: Background, tmp_path: Path) -> None:
     """The process that plays was asked by its parent as well, and took that for a second signal, which ends at once."""
     keys = {"experiment.rounds": 1_000_000, "workload.model": "synthetic"}
     words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]

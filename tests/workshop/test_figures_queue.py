@@ -55,9 +55,7 @@ def test_what_is_missing_is_played_kept_and_merged(tmp_path: Path) -> None:
     assert not (tmp_path / "docs/results/reproduce/variant.json").exists()
 
 
-def test_a_run_that_fails_costs_no_other_and_is_taken_up_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_run_is_taken_up_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     begun: list[list[str]] = []
 
     class OneFails(OnExecutor):
