@@ -39,14 +39,7 @@ def _federation(seed: int, folder: Path) -> Play:
 
 def _storm(seed: int, folder: Path) -> Play:
     shape = Shape(
-        rounds=250,
-        faults=60,
-        hosts=20,
-        clients_each=50,
-        m=20,
-        pause_s=0.5,
-        line_weight=0.0,
-        clients_weight=1.0,
+        rounds=250, faults=60, hosts=20, clients_each=50, m=20, pause_s=0.5, line_weight=0.0, clients_weight=1.0
     )
     return Federation(seed, shape, folder)
 

@@ -22,18 +22,7 @@ from pausefl_client.training.tasks import Regression
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import Trainer, TrainingOutcome, TrainingSettings, WrappedTrainer
 from pausefl_proto.wire import Vector
-from rigs.batched import (
-    ADAM,
-    CPU,
-    IMAGE,
-    RAGGED,
-    SGD,
-    assert_same,
-    expecting,
-    played_together,
-    theta_of,
-    trainers_of,
-)
+from rigs.batched import ADAM, CPU, IMAGE, RAGGED, SGD, assert_same, expecting, played_together, theta_of, trainers_of
 
 
 def check_rounds(make: Callable[[], list[TorchTrainer]], rounds: int = 3) -> None:

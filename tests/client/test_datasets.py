@@ -201,10 +201,7 @@ def test_an_own_dataset_is_made_from_the_seed() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "emnist",
-            "did you mean mnist.* must be one of digits, mnist, fashion-mnist, cifar10, ag-news, or",
-        ),
+        ("emnist", "did you mean mnist.* must be one of digits, mnist, fashion-mnist, cifar10, ag-news, or"),
         ("no_such_package:data", "cannot be imported"),
         ("own_datasets:not_a_dataset", "returned int, not a Dataset"),
     ],

@@ -38,10 +38,7 @@ def opened(path: Path, run: str, lifetime: float = math.inf) -> Ledger:
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=8),
-    st.floats(1.0, 40.0),
-)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=8), st.floats(1.0, 40.0))
 def test_budgets_add_up(tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[str, int]], lifetime: float) -> None:
     """Runs come, go and come back; each spends its own schedule, and none what the life does not have."""
     path, released = tmp_path_factory.mktemp("life") / "a.db", dict.fromkeys("abc", 0)

@@ -15,13 +15,7 @@ from pausefl_process.host_monitor import HostWatch
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import (
-    MAX_FRAME_BYTES,
-    PROTOCOL_VERSION,
-    Manifest,
-    encode,
-    unpack,
-)
+from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, encode, unpack
 from rigs.clock import Clock
 from rigs.session import BUDGET, SCHEDULE, InlineExecutor, SessionRig, private
 

@@ -2,10 +2,7 @@
 
 from typing import Any
 
-from pausefl_process.events import (
-    ModelEvaluated,
-    RoundCommitted,
-)
+from pausefl_process.events import ModelEvaluated, RoundCommitted
 
 
 def round_event(number: int, **changes: Any) -> RoundCommitted:

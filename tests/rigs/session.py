@@ -25,16 +25,7 @@ from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import (
-    PROTOCOL_VERSION,
-    Assembler,
-    Manifest,
-    TensorSpec,
-    Vector,
-    digest,
-    pack_job,
-    unpack,
-)
+from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Manifest, TensorSpec, Vector, digest, pack_job, unpack
 from rigs.clock import Clock
 from rigs.ledgers import open_ledger
 from rigs.stream import FakeStream

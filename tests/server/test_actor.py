@@ -153,13 +153,7 @@ async def test_an_actor_pumps_one_message_drains_the_rest_and_waits_no_longer_th
     for i in range(3):
         actor.offer(i)
     await asyncio.wait_for(actor.run(), 20)
-    assert actor.events == [
-        "first True, seen [0]",
-        "drained, seen [0, 1, 2]",
-        "late False",
-        "stopped False",
-        "stop",
-    ]
+    assert actor.events == ["first True, seen [0]", "drained, seen [0, 1, 2]", "late False", "stopped False", "stop"]
 
 
 async def test_a_drain_handles_nothing_more_once_the_actor_is_stopped() -> None:

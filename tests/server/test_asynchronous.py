@@ -282,8 +282,7 @@ async def test_answers_to_steps_that_never_were_enter_no_model_and_are_charged(r
         for client_id in "ab":
             await play.answer(client_id)
     assert np.array_equal(
-        theta(play),
-        play.rig.theta_0 + (np.float32(0.25) * update_of("a", 1) + np.float32(0.75) * update_of("b", 1)),
+        theta(play), play.rig.theta_0 + (np.float32(0.25) * update_of("a", 1) + np.float32(0.75) * update_of("b", 1))
     )
     assert play.rig.rejected() == 4
     assert play.rig.spent("a") == (5, BUDGET.spent(5))

@@ -80,10 +80,7 @@ def test_stretched_delays_stretch_what_is_not_measured() -> None:
     assert deadline_s({"a": []}, time_scale=0.1) == UNSEEN_S
 
 
-@given(
-    st.lists(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=40), min_size=1, max_size=8),
-    st.integers(0, 6),
-)
+@given(st.lists(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=40), min_size=1, max_size=8), st.integers(0, 6))
 def test_the_rule_is_the_documented_formula(seconds: list[list[float]], failed: int) -> None:
     found = deadline_s({f"c{k}": list(of_client) for k, of_client in enumerate(seconds)}, failed_attempts=failed)
     last = [sorted(of_client[-16:]) for of_client in seconds]

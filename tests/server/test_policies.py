@@ -15,18 +15,7 @@ from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.policies.brute import PauseBrute
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
-from rigs.policies import (
-    CASES,
-    IDS,
-    M,
-    Play,
-    context_of,
-    every_policy,
-    joined,
-    policy_of,
-    unchanged,
-    unseen_first,
-)
+from rigs.policies import CASES, IDS, M, Play, context_of, every_policy, joined, policy_of, unchanged, unseen_first
 
 # --- the contract
 

@@ -158,11 +158,7 @@ def test_clients_that_came_in_rounds_taken_back_are_to_come_anew() -> None:
         store.save_late_events(5, [LogEvent("left", "d"), LogEvent("left", "b")], is_end=True)
         store.go_back_to(2)
         kept = [(e.kind, e.client_id) for e in store.late_events()]
-        assert kept == [
-            ("joined", "a"),
-            *[("reconciled", "c")] * 2,
-            ("left", "b"),
-        ]
+        assert kept == [("joined", "a"), *[("reconciled", "c")] * 2, ("left", "b")]
         store.close()
         Store(path).close()  # which verifies the seals
 
@@ -175,10 +171,7 @@ def test_events_of_rounds_taken_back_wait_until_a_round_knows_of_them() -> None:
         store.save_late_events(5, [LogEvent("missed", "d")])
         store.go_back_to(1)
         events = tuple(store.late_events())
-        assert [(e.kind, e.client_id) for e in events] == [
-            *(("missed", c) for c in "bcd"),
-            ("missed", "d"),
-        ]
+        assert [(e.kind, e.client_id) for e in events] == [*(("missed", c) for c in "bcd"), ("missed", "d")]
         store.commit_round(record(2, observation("a"), attempt=2, events=events))
         assert store.late_events() == []
         store.close()

@@ -19,10 +19,7 @@ def note_exchanges(file: Path) -> None:
 
     def noting(update: Update, *arguments: Any, **options: Any) -> Any:
         seen, timing = observe(update, *arguments, **options), update.timing
-        shares = {
-            "download": timing.download_s + timing.injected_down_s,
-            "training": timing.device_s,
-        }
+        shares = {"download": timing.download_s + timing.injected_down_s, "training": timing.device_s}
         times = {"from_s": update.arrived_s - timing.round_trip_s, "to_s": update.arrived_s}
         with file.open("a") as lines:
             lines.write(json.dumps({"round": update.round, "client": update.client_id, **times, **shares}) + "\n")

@@ -231,10 +231,7 @@ async def test_a_client_that_can_be_no_owner_is_sent_away_before_it_says_anythin
 
 
 async def test_clients_beyond_those_that_may_wait_for_their_hello_are_told_to_come_back() -> None:
-    async with (
-        listening(bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
-        AsyncExitStack() as closing,
-    ):
+    async with listening(bounds=ConnectionBounds(hello_timeout_s=60.0)) as port, AsyncExitStack() as closing:
         calls = [await closing.enter_async_context(raw_stream(port)) for _ in range(MOST_WAITING + 3)]
         answers = [asyncio.ensure_future(answer_of(call)) for call in calls]
         refused = [await answer for answer in itertools.islice(asyncio.as_completed(answers), 3)]

@@ -107,8 +107,7 @@ async def test_a_client_without_a_file_takes_the_experiment_from_its_server(tmp_
 
 
 @pytest.mark.parametrize(
-    "privacy",
-    [{"epsilon_budget": 1e6}, {"enabled": False}, {"clip": 5.0}, {"reproducible_noise": True}, {"eta": 0.5}],
+    "privacy", [{"epsilon_budget": 1e6}, {"enabled": False}, {"clip": 5.0}, {"reproducible_noise": True}, {"eta": 0.5}]
 )
 def test_no_server_weakens_a_clients_privacy(privacy: dict[str, Any]) -> None:
     """A client that states nothing has the defaults; the run's other privacy is named, with what would agree to it."""

@@ -97,10 +97,7 @@ GROUPS = {
         "original": {"count": 2},
         "late": {"count": 2, "join_round": 4, "leave_round": 9},
         "victim": {"count": 1, "join_round": 3, "leave_round": 7, "leave": "kill"},
-        "fickle": {
-            "count": 2,
-            "availability": {"kind": "markov", "leave_probability": 0.4, "return_probability": 0.5},
-        },
+        "fickle": {"count": 2, "availability": {"kind": "markov", "leave_probability": 0.4, "return_probability": 0.5}},
     },
     "selection.policy": "all",
 }

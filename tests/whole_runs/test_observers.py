@@ -39,9 +39,7 @@ class Failing(pausefl.Observer):
 
 
 def a_round(number: int) -> RoundCommitted:
-    return RoundCommitted(
-        *(number, 3, ("a",), 0.5, 0.5 * number, 1.0, 10.0, "vector", None, 1, 0, 2.0, 0.001, (), 0),
-    )
+    return RoundCommitted(*(number, 3, ("a",), 0.5, 0.5 * number, 1.0, 10.0, "vector", None, 1, 0, 2.0, 0.001, (), 0))
 
 
 class Recorder(Observer):

@@ -36,10 +36,7 @@ ONE = toml_of(
     }
 )
 BUDGET = Budget(10.0, 0.5)
-OWN: dict[str, Any] = {
-    "privacy": {"epsilon_budget": 10.0, "eta": 0.5, "unit": "vector"},
-    "metrics": {"client_port": 0},
-}
+OWN: dict[str, Any] = {"privacy": {"epsilon_budget": 10.0, "eta": 0.5, "unit": "vector"}, "metrics": {"client_port": 0}}
 
 
 def served(experiment: Experiment, rounds: int) -> dict[str, Any]:
