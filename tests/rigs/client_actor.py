@@ -64,11 +64,11 @@ class ClientActorRig:
             self.coordinator.stop()
 
     @asynccontextmanager
-    async def at_work(self) -> AsyncIterator[None]:
+    async def at_work(self) -> AsyncIterator["ClientActorRig"]:
         """It runs, and has been given the job of round 1."""
         async with self.running():
             await self.dispatch()
-            yield
+            yield self
 
     async def dispatch(self, round: int = 1, attempt: int = 1, handed_over_s: float | None = None) -> None:
         """Give it a job, and wait until all of it is written."""

@@ -179,7 +179,8 @@ class CoordinatorRig:
         self._news.set()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator["CoordinatorRig"]:
+    async def running(self, client_ids: str = "") -> AsyncIterator["CoordinatorRig"]:
+        """The rig at work, joined by these clients, whose ids have a letter each."""
         self.peers: list[FakePeer] = []  # the registered ones
         try:
             async with asyncio.TaskGroup() as group:
@@ -188,6 +189,7 @@ class CoordinatorRig:
                     group.create_task(actor.run())
                 self._played = asyncio.ensure_future(self.coordinator.run())
                 try:
+                    await self.join_all(client_ids)
                     yield self
                 finally:
                     if not self._played.done():
@@ -197,6 +199,12 @@ class CoordinatorRig:
                         actor.stop()
         finally:
             self.close()
+
+    @asynccontextmanager
+    async def played_by(self, client_ids: str) -> AsyncIterator["CoordinatorRig"]:
+        """The rig after these clients have played the run to its end."""
+        async with self.running(client_ids):
+            yield await self.played()
 
     def close(self) -> None:
         """Close the files of a run that is not played."""

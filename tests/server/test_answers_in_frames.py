@@ -75,8 +75,7 @@ async def test_updates_that_were_begun_and_left_hold_no_memory() -> None:
     # isinstance would ask lazy modules for their class
     of_other_tests = [each for each in gc.get_objects() if type(each) is Assembler]
     known = {*map(id, of_other_tests)}
-    rig = ClientActorRig(BIG)
-    async with rig.running():
+    async with ClientActorRig(BIG).running() as rig:
         for t in range(1, 5):
             await rig.dispatch(round=t)
             rig.stream.give(upload(vector(BIG), round=t)[0])

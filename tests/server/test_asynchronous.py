@@ -265,8 +265,7 @@ async def test_a_run_ends_with_its_budgets_and_what_its_clients_spent_is_what_th
     budget = replace(BUDGET, epsilon_floor=BUDGET.epsilon(3))  # three releases each
     privacy, steps = PrivacySettings(budget, "coordinate", "agreed"), Asynchronous(concurrency=3, buffer=2)
     made = rig(Random(3), is_asynchronous=True, asynchronous=steps, rounds=50, minimum_clients=4, privacy=privacy)
-    async with made.running() as r:
-        await r.join_all("abcd")
+    async with made.running("abcd") as r:
         await r.played()
     assert r.coordinator.outcome == "budgets_spent"
     spent = {peer.client_id: (peer.released, budget.spent(peer.released)) for peer in r.peers}

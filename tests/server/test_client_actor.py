@@ -67,8 +67,7 @@ async def test_bytes_are_counted_as_they_travel_in_both_directions() -> None:
 
 
 async def test_time_between_jobs_belongs_to_no_exchange() -> None:
-    rig = ClientActorRig()
-    async with rig.running():
+    async with ClientActorRig().running() as rig:
         for t in (1, 2):
             rig.clock.advance(100.0)
             await rig.dispatch(round=t)
@@ -77,8 +76,7 @@ async def test_time_between_jobs_belongs_to_no_exchange() -> None:
 
 
 async def test_it_says_what_the_coordinator_wants_said_in_order() -> None:
-    rig = ClientActorRig()
-    async with rig.running():
+    async with ClientActorRig().running() as rig:
         await rig.actor.tell(Acknowledge(4, 2))
         await rig.dispatch(round=5)
         await rig.actor.ask(Dismiss("come back", final=False))
@@ -97,16 +95,14 @@ async def test_it_says_what_the_coordinator_wants_said_in_order() -> None:
     ],
 )
 async def test_why_a_client_left_is_known(last: bytes | None, reason: str) -> None:
-    rig = ClientActorRig()
-    async with rig.running():
+    async with ClientActorRig().running() as rig:
         rig.stream.give(last)
         assert rig.reason is not None
         assert await rig.reason == reason
 
 
 async def test_a_client_that_cannot_says_so_and_is_not_counted_as_wrong() -> None:
-    rig = ClientActorRig()
-    async with rig.running():
+    async with ClientActorRig().running() as rig:
         for t, status in enumerate((pb.STATUS_FAILED, pb.STATUS_BUDGET_EXHAUSTED), start=1):
             await rig.dispatch(round=t)
             rig.say(result=pb.Result(round=t, attempt=1, status=status, reason="sorry"))
@@ -120,8 +116,9 @@ async def test_a_client_that_cannot_says_so_and_is_not_counted_as_wrong() -> Non
 async def test_a_budget_is_spent_only_where_its_schedule_bears_it_out(afforded: int | None, is_believed: bool) -> None:
     """Two releases at hello, and one that may have been under way: three at most, when its first job comes."""
     budget = Budget(10.0, 0.1)
-    rig = ClientActorRig(budget=Budget(10.0, 0.1, budget.epsilon(afforded)) if afforded else budget)
-    async with rig.at_work():
+    async with ClientActorRig(
+        budget=Budget(10.0, 0.1, budget.epsilon(afforded)) if afforded else budget
+    ).at_work() as rig:
         rig.say(result=pb.Result(round=1, attempt=1, status=pb.STATUS_BUDGET_EXHAUSTED, reason="spent"))
         refusal = await rig.refused()
         assert refusal.kind == ("exhausted" if is_believed else "rejected")
@@ -171,8 +168,7 @@ DAMAGED = {
 @pytest.mark.parametrize("what", DAMAGED)
 async def test_a_damaged_answer_is_asked_for_again_by_the_same_job(what: str) -> None:
     data, _ = DAMAGED[what]
-    rig = ClientActorRig()
-    async with rig.at_work():
+    async with ClientActorRig().at_work() as rig:
         job = await rig.stream.heard_bytes()
         rig.stream.give(data, after_s=1.0)
         assert await rig.stream.heard_bytes() == job
@@ -188,8 +184,7 @@ async def test_a_damaged_answer_is_asked_for_again_by_the_same_job(what: str) ->
 @pytest.mark.parametrize("what", DAMAGED)
 async def test_an_answer_that_is_always_damaged_is_rejected_in_the_end(what: str) -> None:
     data, reason = DAMAGED[what]
-    rig = ClientActorRig()
-    async with rig.at_work():
+    async with ClientActorRig().at_work() as rig:
         for _ in range(4):
             await rig.stream.heard_bytes()
             rig.stream.give(data)
@@ -216,8 +211,7 @@ REJECTED = {
 @pytest.mark.parametrize("what", REJECTED)
 async def test_a_wrong_answer_is_rejected_with_a_reason_and_the_actor_goes_on(what: str) -> None:
     data, reason = REJECTED[what]
-    rig = ClientActorRig()
-    async with rig.at_work():
+    async with ClientActorRig().at_work() as rig:
         rig.stream.give(data, after_s=1.0)
         refusal = await rig.refused()
         assert (refusal.client_id, refusal.kind) == ("client-1", "rejected")
@@ -229,8 +223,7 @@ async def test_a_wrong_answer_is_rejected_with_a_reason_and_the_actor_goes_on(wh
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0])
 async def test_an_epsilon_from_which_no_noise_follows_is_left_to_the_coordinator(epsilon: float) -> None:
-    rig = ClientActorRig(norm_bound=NormBound("vector", 1.0))
-    async with rig.at_work():
+    async with ClientActorRig(norm_bound=NormBound("vector", 1.0)).at_work() as rig:
         rig.answer(release=pb.Release(participation=3, epsilon=epsilon))
         update = await rig.updated()
         assert update.release.epsilon == epsilon
@@ -241,8 +234,7 @@ async def test_an_epsilon_from_which_no_noise_follows_is_left_to_the_coordinator
 )
 async def test_a_rejection_names_the_attempt_that_was_answered(times: int, size: int, train_s: float) -> None:
     """Of another attempt, it would leave the round waiting until its deadline."""
-    rig = ClientActorRig()
-    async with rig.running():
+    async with ClientActorRig().running() as rig:
         await rig.dispatch(round=3, attempt=2)
         for _ in range(times):
             rig.stream.give(upload(vector(size), round=3, attempt=2, timing=pb.Timing(train_s=train_s))[0])
@@ -268,8 +260,7 @@ async def test_what_makes_no_sense_ends_the_stream(data: bytes, reason: str) -> 
 
 
 async def test_an_update_that_no_job_asked_for_is_rejected() -> None:
-    rig = ClientActorRig()
-    async with rig.running():
+    async with ClientActorRig().running() as rig:
         rig.answer()
         assert "which it was not asked for" in (await rig.refused()).reason
         await rig.accepts_the_next_job()
@@ -281,8 +272,7 @@ async def test_an_update_that_no_job_asked_for_is_rejected() -> None:
 )
 async def test_parts_exceed_the_whole_as_far_as_clocks_disagree(whole_s: float, train_s: float, is_taken: bool) -> None:
     """Two clocks are read at different instants, and one may be slewed: by 500 millionths, and drift of its own."""
-    rig = ClientActorRig()
-    async with rig.at_work():
+    async with ClientActorRig().at_work() as rig:
         rig.answer(after_s=whole_s, timing=pb.Timing(train_s=train_s))
         if is_taken:
             assert (await rig.updated()).timing.train_s == train_s
@@ -291,8 +281,7 @@ async def test_parts_exceed_the_whole_as_far_as_clocks_disagree(whole_s: float, 
 
 
 async def test_the_same_answer_twice_is_rejected_the_second_time() -> None:
-    rig = ClientActorRig()
-    async with rig.at_work():
+    async with ClientActorRig().at_work() as rig:
         for _ in range(2):
             rig.answer(release=pb.Release(participation=1, epsilon=2.0, epsilon_spent=2.0))
         await rig.updated()
@@ -303,8 +292,7 @@ async def test_the_same_answer_twice_is_rejected_the_second_time() -> None:
 
 @pytest.mark.parametrize("is_late", [True, False])
 async def test_a_job_that_was_answered_cannot_be_dropped_unpaid_as_well(is_late: bool) -> None:
-    rig = ClientActorRig()
-    async with rig.at_work():
+    async with ClientActorRig().at_work() as rig:
         for is_before in (True, False):
             if is_before == is_late:
                 assert rig.actor.offer(Withdraw(1, 1))
@@ -318,8 +306,7 @@ async def test_a_job_that_was_answered_cannot_be_dropped_unpaid_as_well(is_late:
 
 
 async def test_a_late_answer_to_an_earlier_round_leaves_the_job_at_hand_alone() -> None:
-    rig = ClientActorRig()
-    async with rig.running():
+    async with ClientActorRig().running() as rig:
         for round_ in (1, 2):
             await rig.dispatch(round_)
         for round_ in (1, 2):
@@ -331,8 +318,7 @@ async def test_a_late_answer_to_an_earlier_round_leaves_the_job_at_hand_alone() 
 @pytest.mark.parametrize("loss", [*NOT_FINITE, 1.7e308, -1.7e308])
 async def test_a_loss_that_is_no_number_is_as_good_as_none(loss: float) -> None:
     """A training that diverged; its clipped update may still be sound."""
-    rig = ClientActorRig()
-    async with rig.at_work():
+    async with ClientActorRig().at_work() as rig:
         rig.answer(loss=loss)
         assert (await rig.updated()).loss is None
 

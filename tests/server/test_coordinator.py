@@ -82,9 +82,7 @@ class Suspicious(All):
 
 
 async def test_a_policy_sees_the_updates_and_may_keep_one_out_of_the_model(rig: MakeRig) -> None:
-    async with rig(Suspicious(2), rounds=1, minimum_clients=3).running() as r:
-        await r.join_all("cba")
-        await r.played()
+    async with rig(Suspicious(2), rounds=1, minimum_clients=3).played_by("cba") as r:
         (record,) = r.store.rounds()
         np.testing.assert_allclose(r.coordinator.theta, averaged(r.theta_0, 1, "ac"), atol=1e-6)
         found = {o.client_id: o.statistics for o in record.observations}
@@ -101,8 +99,7 @@ class Careless(All):
 
 
 async def test_a_policy_that_finds_no_number_ends_the_run_before_it_is_written(rig: MakeRig) -> None:
-    async with rig(Careless(2), rounds=1, minimum_clients=1).running() as r:
-        await r.join("a")
+    async with rig(Careless(2), rounds=1, minimum_clients=1).running("a") as r:
         with pytest.raises(PauseflError, match=r"^selection\.policy: in round 1 its inspect returned statistics with"):
             await r.played()
         assert r.store.rounds() == []
@@ -146,9 +143,7 @@ async def test_a_policy_that_chooses_what_cannot_be_played_ends_the_run_in_one_l
 async def test_rule_and_optimizer_make_the_model_and_the_state_is_committed(rig: MakeRig) -> None:
     momentum = ServerOptimizer("fedavgm", learning_rate=0.5)
     changes = {"rounds": 3, "minimum_clients": 3, "aggregation": Aggregation("median"), "optimizer": momentum}
-    async with rig(**changes).running() as r:
-        await r.join_all("bca")
-        await r.played()
+    async with rig(**changes).played_by("bca") as r:
         theta, m = r.theta_0.astype(np.float64), np.zeros(SIZE)
         for t in (1, 2, 3):
             m = 0.9 * m + np.median([update_of(c, t) for c in "abc"], axis=0)
@@ -211,9 +206,7 @@ async def test_a_client_drawn_twice_trains_once_and_counts_twice(rig: MakeRig) -
 
 
 async def test_without_privacy_nothing_is_spent(rig: MakeRig) -> None:
-    async with rig(Pause(2), privacy=None).running() as r:
-        await r.join_all("ab")
-        await r.played()
+    async with rig(Pause(2), privacy=None).played_by("ab") as r:
         assert all(o.participation == 0 == o.epsilon_spent for t in r.store.rounds() for o in t.observations)
         assert r.spent("a") == (0, 0.0)
 
@@ -230,8 +223,7 @@ async def test_every_client_gets_the_same_bytes(rig: MakeRig) -> None:
 
 
 async def test_a_client_that_has_spent_its_budget_retires(rig: MakeRig) -> None:
-    async with rig(All(1), rounds=3).running() as r:
-        await r.join("a")
+    async with rig(All(1), rounds=3).running("a") as r:
         await r.join_and_work("b")
         await r.coordinator.tell(Refusal("b", 1, 1, "exhausted", "the budget is spent"))
         await r.played()
@@ -303,8 +295,7 @@ async def test_a_ping_is_of_the_round_that_is_played(rig: MakeRig, tmp_path: Pat
 
 
 async def test_a_shutdown_before_the_first_round_keeps_who_had_joined(rig: MakeRig) -> None:
-    async with rig(minimum_clients=2).running() as r:
-        await r.join("a")
+    async with rig(minimum_clients=2).running("a") as r:
         await r.coordinator.ask(Shutdown("stopped by SIGTERM"))
         await r.played()
         assert r.store.rounds() == []
@@ -312,9 +303,7 @@ async def test_a_shutdown_before_the_first_round_keeps_who_had_joined(rig: MakeR
 
 
 async def test_after_the_end_nobody_is_left_waiting(rig: MakeRig) -> None:
-    async with rig(rounds=1).running() as r:
-        await r.join_all("ab")
-        await r.played()
+    async with rig(rounds=1).played_by("ab") as r:
         with pytest.raises(PauseflError):
             await r.join("c")
         assert all(isinstance(e, LogEvent) for e in r.store.late_events())
@@ -334,8 +323,7 @@ async def test_a_round_is_told_also_where_no_client_is_left_for_the_next(rig: Ma
 
 
 async def test_a_round_is_told_to_whoever_watches(rig: MakeRig) -> None:
-    async with rig(rounds=1).running() as r:
-        await r.join_all("ab")
+    async with rig(rounds=1).running("ab") as r:
         await r.played()
     waiting = [e.connected for e in r.shown_of(WaitingForClients)]
     assert waiting == [0, 1, 2]
@@ -345,8 +333,7 @@ async def test_a_round_is_told_to_whoever_watches(rig: MakeRig) -> None:
 
 
 async def test_a_refusal_of_an_earlier_round_ends_no_wait(rig: MakeRig) -> None:
-    async with rig(rounds=2, round_timeout_s=0.5).running() as r:
-        await r.join("a")
+    async with rig(rounds=2, round_timeout_s=0.5).running("a") as r:
         b = await r.join_and_work("b")
         await b.next_job()  # of round 2: round 1 went without it
         r.coordinator.offer(Refusal("b", 1, 1, "refused", "out of memory"))

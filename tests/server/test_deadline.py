@@ -101,7 +101,5 @@ def test_a_wait_that_ends_late_goes_on_once_for_as_long_as_it_was_late_and_no_lo
 
 @pytest.mark.parametrize(("timeout_s", "deadlines_s"), [(None, [UNSEEN_S, LEAST_S]), (7.5, [7.5, 7.5])])
 async def test_a_round_waits_as_the_rule_says(rig: MakeRig, timeout_s: float | None, deadlines_s: list[float]) -> None:
-    async with rig(rounds=2, round_timeout_s=timeout_s).running() as r:
-        await r.join_all("ab")
-        await r.played()
+    async with rig(rounds=2, round_timeout_s=timeout_s).played_by("ab") as r:
         assert [record.deadline_s for record in r.store.rounds()] == deadlines_s

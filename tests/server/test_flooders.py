@@ -19,8 +19,7 @@ PONG = pb.ClientMessage(pong=pb.Pong(nonce=9)).SerializeToString()
 
 @pytest.mark.parametrize("breaks", [0, 4])
 async def test_a_client_that_may_not_return_or_keeps_breaking_is_not_waited_for(rig: MakeRig, breaks: int) -> None:
-    async with rig(rounds=1, round_timeout_s=60.0, rejoin_timeout_s=60.0).running() as r:
-        await r.join("a")
+    async with rig(rounds=1, round_timeout_s=60.0, rejoin_timeout_s=60.0).running("a") as r:
         b = await r.join("b", manual=True)
         for _ in range(breaks):
             await b.next_job()

@@ -31,8 +31,7 @@ async def test_what_a_stranger_claimed_in_a_round_before_does_not_keep_the_ids_h
 
 
 async def test_a_client_that_comes_back_counts_no_more_than_a_release_a_job(rig: MakeRig) -> None:
-    async with rig(rounds=1).running() as r:
-        await r.join("a")
+    async with rig(rounds=1).running("a") as r:
         b = await r.join_and_work("b")
         await r.lose(b)
         with pytest.raises(WireError, match="counts 3 releases, at most 2 are possible since it first joined"):

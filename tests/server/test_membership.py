@@ -55,8 +55,7 @@ WRONG_HELLOS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("what", WRONG_HELLOS)
 async def test_who_does_not_fit_is_refused_with_a_reason_and_the_run_goes_on(rig: MakeRig, what: str) -> None:
     changes, reason = WRONG_HELLOS[what]
-    async with rig(rounds=2).running() as r:
-        await r.join("a")
+    async with rig(rounds=2).running("a") as r:
         with pytest.raises(WireError, match=reason):
             await r.register(r.peer("z"), **changes)
         assert r.rejected() == 1
@@ -81,16 +80,14 @@ async def test_a_ledger_older_than_the_servers_mirror_is_refused(rig: MakeRig) -
 async def test_what_is_waited_for_is_what_round_1_waits_for(rig: MakeRig) -> None:
     """Not for those who join later."""
     expected = {1: frozenset("a"), 2: frozenset("ab")}.__getitem__
-    async with rig(rounds=1, minimum_clients=2, expected=expected).running() as r:
-        await r.join("a")
+    async with rig(rounds=1, minimum_clients=2, expected=expected).running("a") as r:
         await r.played()
     waiting = [(e.connected, e.minimum) for e in r.shown_of(WaitingForClients)]
     assert waiting == [(0, 1), (1, 1)]
 
 
 async def test_a_run_without_enough_clients_says_so(rig: MakeRig) -> None:
-    async with rig(minimum_clients=2, connect_timeout_s=0.05).running() as r:
-        await r.join("a")
+    async with rig(minimum_clients=2, connect_timeout_s=0.05).running("a") as r:
         with pytest.raises(PauseflError, match=r"only 1 of clients\.minimum = 2 clients connected within 0\.05 s"):
             await r.played()
 
@@ -143,8 +140,7 @@ async def test_a_round_begins_when_those_expected_have_come_and_gone(rig: MakeRi
 async def test_who_comes_between_rounds_is_in_the_log_before_its_first_job(rig: MakeRig) -> None:
     """It may charge that job: a kill must not leave a log that does not know it."""
     there = {1: "ab", 2: "abc"}
-    async with rig(rounds=2, expected=lambda t: frozenset(there[t])).running() as r:
-        await r.join("a"), await r.join("b")
+    async with rig(rounds=2, expected=lambda t: frozenset(there[t])).running("ab") as r:
         await r.until_called(2)
         c = await r.join_and_work("c")
         assert ("joined", "c") in [(event.kind, event.client_id) for event in r.store.late_events()]
@@ -154,9 +150,7 @@ async def test_who_comes_between_rounds_is_in_the_log_before_its_first_job(rig: 
 
 async def test_who_does_not_come_as_expected_is_waited_for_once(rig: MakeRig) -> None:
     settings = {"rounds": 3, "connect_timeout_s": 0.2, "expected": lambda t: frozenset("abz" if t > 1 else "ab")}
-    async with rig(**settings).running() as r:
-        await r.join_all("ab")
-        await r.played()
+    async with rig(**settings).played_by("ab") as r:
         assert [t.chosen for t in r.store.rounds()] == [("a", "b")] * 3
         (said,) = [e.message for e in r.shown_of(Notice) if "as expected" in e.message]
         assert said == "round 2 begins although z did not come or go as expected"
@@ -166,8 +160,7 @@ async def test_who_does_not_come_as_expected_is_waited_for_once(rig: MakeRig) ->
 
 
 async def test_who_gives_no_answer_is_missed_and_its_late_update_only_charged(rig: MakeRig) -> None:
-    async with rig(rounds=2, round_timeout_s=0.05).running() as r:
-        await r.join("a")
+    async with rig(rounds=2, round_timeout_s=0.05).running("a") as r:
         b = await r.join_and_work("b")
         await b.next_job()  # round 2: round 1 went without it
         late = b.release()
@@ -184,8 +177,7 @@ async def test_who_gives_no_answer_is_missed_and_its_late_update_only_charged(ri
 
 
 async def test_who_comes_back_within_the_round_gets_the_same_job(rig: MakeRig) -> None:
-    async with rig(rounds=1).running() as r:
-        await r.join("a")
+    async with rig(rounds=1).running("a") as r:
         b = await r.join("b", manual=True)
         job = await b.next_job()
         await r.lose(b)
@@ -212,8 +204,7 @@ async def test_who_answered_and_then_left_is_used_and_gets_no_second_job(rig: Ma
 
 
 async def test_who_does_not_come_back_in_time_is_missed(rig: MakeRig) -> None:
-    async with rig(rounds=3, rejoin_timeout_s=0.02).running() as r:
-        await r.join("a")
+    async with rig(rounds=3, rejoin_timeout_s=0.02).running("a") as r:
         b = await r.join_and_work("b")
         await r.lose(b)
         await r.played()
@@ -222,8 +213,7 @@ async def test_who_does_not_come_back_in_time_is_missed(rig: MakeRig) -> None:
 
 
 async def test_the_end_of_an_old_stream_does_not_end_the_new_one(rig: MakeRig) -> None:
-    async with rig(rounds=2).running() as r:
-        await r.join("a")
+    async with rig(rounds=2).running("a") as r:
         old = await r.join_and_work("b")
         await r.lose(old)
         new = await r.join("b", manual=True)
@@ -238,8 +228,7 @@ async def test_the_end_of_an_old_stream_does_not_end_the_new_one(rig: MakeRig) -
     ("kind", "settings"), [("refused", {}), ("exhausted", {"privacy": None})], ids=["cannot", "spent without privacy"]
 )
 async def test_a_client_that_cannot_misses_and_stays(rig: MakeRig, kind: Any, settings: dict[str, Any]) -> None:
-    async with rig(rounds=2, **settings).running() as r:
-        await r.join("a")
+    async with rig(rounds=2, **settings).running("a") as r:
         b = await r.join_and_work("b")
         await r.coordinator.tell(Refusal("b", 1, 1, kind, "out of memory"))
         await b.play(2)
@@ -261,8 +250,7 @@ WRONG_RELEASES: dict[str, tuple[Release, bool]] = {
 @pytest.mark.parametrize("what", WRONG_RELEASES)
 async def test_an_update_whose_release_does_not_fit_is_not_used(rig: MakeRig, what: str) -> None:
     release, is_believed = WRONG_RELEASES[what]
-    async with rig(rounds=1, **({"privacy": None} if "without" in what else {})).running() as r:
-        await r.join("a")
+    async with rig(rounds=1, **({"privacy": None} if "without" in what else {})).running("a") as r:
         b = await r.join("b", manual=True)
         await b.play(1, release)
         await r.played()
@@ -272,8 +260,7 @@ async def test_an_update_whose_release_does_not_fit_is_not_used(rig: MakeRig, wh
 
 
 async def test_what_a_rejected_update_cost_is_believed_upwards_only(rig: MakeRig) -> None:
-    async with rig(rounds=2).running() as r:
-        await r.join("a")
+    async with rig(rounds=2).running("a") as r:
         b = await r.join("b", manual=True, released=5)
         for t, participation in ((1, 7), (2, 3)):
             await b.next_job()
@@ -298,8 +285,7 @@ async def test_nobody_answers_for_somebody_who_was_not_asked(rig: MakeRig) -> No
 
 async def test_a_client_whose_stream_takes_nothing_holds_nobody_up(rig: MakeRig) -> None:
     """Its mailbox fills up round by round; the rounds must not wait for room in it."""
-    async with rig(rounds=100, round_timeout_s=0.05, rest_rounds_max=0).running() as r:
-        await r.join("a")
+    async with rig(rounds=100, round_timeout_s=0.05, rest_rounds_max=0).running("a") as r:
         frozen = FakePeer(r, "b")  # its actor never runs
         await r.register(frozen)
         r.peers.remove(frozen)  # nor takes its goodbye

@@ -71,8 +71,7 @@ async def test_every_chosen_client_is_an_observation_or_a_miss(rig: MakeRig, tmp
 
 
 async def test_a_round_with_a_miss_takes_at_least_what_was_waited_for(rig: MakeRig) -> None:
-    async with rig(rounds=1, round_timeout_s=1.5, time_scale=0.5).running() as r:
-        await r.join("a")
+    async with rig(rounds=1, round_timeout_s=1.5, time_scale=0.5).running("a") as r:
         await r.join("b", manual=True)
         await r.played()
         for record in r.store.rounds():
@@ -85,8 +84,7 @@ async def test_a_round_with_a_miss_takes_at_least_what_was_waited_for(rig: MakeR
 
 
 async def test_an_answer_of_a_client_that_returned_counts_from_the_first_hand_over(rig: MakeRig) -> None:
-    async with rig(rounds=1).running() as r:
-        await r.join("a")
+    async with rig(rounds=1).running("a") as r:
         b = await r.join("b", manual=True)
         job = await b.next_job()
         await r.lose(b, handed_over_s=job.ready_s + 0.25)
@@ -114,8 +112,7 @@ async def test_a_stream_lost_with_an_earlier_rounds_job_starts_no_round_trip(rig
 
 
 async def test_coming_back_does_not_move_the_deadline(rig: MakeRig) -> None:
-    async with rig(rounds=1, round_timeout_s=0.3).running() as r:
-        await r.join("a")
+    async with rig(rounds=1, round_timeout_s=0.3).running("a") as r:
         b = await r.join("b", manual=True)
         for _ in range(3):
             await b.next_job()
@@ -127,8 +124,7 @@ async def test_coming_back_does_not_move_the_deadline(rig: MakeRig) -> None:
 
 
 async def test_a_resting_client_is_left_out_until_its_rest_is_over(rig: MakeRig) -> None:
-    async with rig(rounds=8, round_timeout_s=0.05, policy=Pause(1), minimum_clients=3).running() as r:
-        await r.join_all("ab")
+    async with rig(rounds=8, round_timeout_s=0.05, policy=Pause(1), minimum_clients=3).running("ab") as r:
         silent = await r.join("c", manual=True)
         await r.played()
         asked = [t.round for record in r.store.rounds() for t in record.attempts if "c" in t.chosen]
@@ -140,8 +136,7 @@ async def test_a_resting_client_is_left_out_until_its_rest_is_over(rig: MakeRig)
 
 async def test_a_device_time_that_leaves_less_than_the_wire_takes_is_cut(rig: MakeRig) -> None:
     overstated = Timing(1.0, train_s=0.875, upload_s=0.25)
-    async with rig(rounds=2, signal="communication").running() as r:
-        await r.join("a")
+    async with rig(rounds=2, signal="communication").running("a") as r:
         b = await r.join("b", manual=True)
         for t in (1, 2):
             await b.play(t, timing=overstated)

@@ -74,9 +74,7 @@ async def test_an_evaluator_that_is_too_slow_delays_no_round(rig: MakeRig) -> No
         await is_over.wait()
         raise EvaluatorLost("the run is over")
 
-    async with rig(rounds=5, round_timeout_s=5.0, evaluation_every=1, evaluate=evaluate).running() as r:
-        await r.join_all("ab")
-        await r.played()
+    async with rig(rounds=5, round_timeout_s=5.0, evaluation_every=1, evaluate=evaluate).played_by("ab") as r:
         assert [(record.attempt, record.misses) for record in r.store.rounds()] == [(1, ())] * 5
         notices = [event.message for event in r.shown_of(Notice)]
         assert notices == ["round 3 is not evaluated, nor may later ones be: the evaluator is too slow"]
@@ -105,8 +103,7 @@ async def test_no_honest_client_is_rejected_because_the_server_slept(
 
 
 async def test_the_last_frame_tells_how_the_host_kept_time_during_the_upload() -> None:
-    rig = ClientActorRig(BIG)
-    async with rig.at_work():
+    async with ClientActorRig(BIG).at_work() as rig:
         vector_ = vector(BIG)
         first, _ = upload(vector_, host=pb.Host(loop_lag_s=0.5, still_before_s=2.0))
         rig.stream.give(first)
