@@ -44,6 +44,8 @@ def test_the_tasks_of_an_allocation_are_one_fleet_which_another_goes_on_with(tmp
     """Over TLS, with tokens: clients whose plan has `tls.ca` speak no other way."""
     config, shared = synthetic(tmp_path, clients=5, m=2), tmp_path / "shared"
     for rounds in (4, 6):
+        shared.mkdir(exist_ok=True)
+        (shared / "server-0-0-0").write_text("localhost:1", "utf-8")  # of one that was killed
         play(config, shared, rounds)
         summary = json.loads((shared / "run/summary.json").read_text("utf-8"))
         assert (summary["rounds"], summary["outcome"]) == (rounds, "completed")

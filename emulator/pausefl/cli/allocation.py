@@ -26,6 +26,7 @@ from pausefl_proto.addresses import host_and_port
 from pausefl_proto.errors import ConfigError, PauseflError
 
 _LOOKS_EVERY_S = 0.2
+_DIALS_FOR_S = 5.0
 
 
 def allocation(options: argparse.Namespace) -> None:
@@ -120,12 +121,7 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
     try:
         for number, client_ids in enumerate(processes_of(links, experiment.per_process_of(len(links)))):
             name, own = f"pausefl-{client_ids[0]}", replace(plan, process=number)
-            arguments = (
-                own,
-                client_ids,
-                address,
-                folder,
-            )  # its ledgers, held exclusively, need locks and no shared memory
+            arguments = own, client_ids, address, folder  # whose ledgers, held exclusively, need locks alone
             process = forked_client(name, run_client_process, *arguments, needs_torch=needs_torch)
             start(process)
             running.append(process)
@@ -142,14 +138,16 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
 
 
 def _server_at(notice: Path, patience_s: float) -> str:
-    """HOST:PORT once the server listens; ConfigError where none does in this folder, as of another machine."""
+    """HOST:PORT once a server listens there; ConfigError where none does, as in the folder of another machine."""
     until_s, has_begun = time.monotonic() + patience_s, False
     while time.monotonic() < until_s:
         has_ended, has_begun = has_begun and not notice.exists(), notice.exists()
         if has_ended:
             raise PauseflError("the server has ended before it listened; the first task says why")
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # no notice yet, or that of a server that was killed
             if address := notice.read_text("utf-8"):
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), _DIALS_FOR_S).close()
                 return address
         time.sleep(_LOOKS_EVERY_S)
     waited = f"no server listened there within {patience_s:g} s (clients.connect_timeout_s)"
