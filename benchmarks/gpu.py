@@ -31,12 +31,10 @@ ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs/results/gpu.json"
 PICTURE = ROOT / "docs/gpu.png"
 TESTS = (
-    "client/test_device_copies",
+    "client/test_devices",
     "emulator/test_training",
     "client/test_batched_training",
-    "client/test_replayed_passes",
-    "client/test_captured_steps",
-    "client/test_device_memory",
+    "client/test_recorded_passes",
     "emulator/test_privacy_mechanism",
 )
 """The files of tests that need CUDA, whose names or cases say so."""

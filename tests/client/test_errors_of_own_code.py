@@ -1,4 +1,4 @@
-"""Errors of code that users bring: each is one line with its place, also those that Python treats apart."""
+"""Errors of code that users bring: each is one line with its place, which no server learns of a private run."""
 
 import asyncio
 import importlib
@@ -13,9 +13,11 @@ import pytest
 
 from pausefl_client.jobs import computed
 from pausefl_process.plugins import errors_of_own_code, with_place
-from pausefl_proto.errors import PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.rounds.preparation import off_loop
 from rigs.command import run, synthetic
+from rigs.session import SCHEDULE, SessionRig
 
 OWN = """
 def first():
@@ -133,3 +135,26 @@ def test_an_iterator_at_its_end_ends_a_run(tmp_path: Path, here: str, clock: str
     done = run("run", synthetic(tmp_path), "--run-dir", tmp_path / "run", *own)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"pausefl: {ENDED} ({tmp_path / 'unfinished.py'}:15)")
+
+
+@pytest.mark.parametrize("error", [IndexError, PauseflError, ConfigError])
+async def test_in_a_private_run_an_error_of_the_trainers_is_not_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: type[Exception]
+) -> None:
+    """It may quote the data: "Target 12 is out of bounds" is a label."""
+    rig = SessionRig(ledger_in=tmp_path)
+    rig.trainer.fails_in = {1: error("Target 12 is out of bounds")}
+    async with rig.welcomed() as stream:
+        refusal = await stream.refusal(rig.model, 1, SCHEDULE)
+    assert (refusal.status, refusal.reason) == (pb.STATUS_FAILED, "it failed at the job; its own log says why")
+    assert "Target 12 is out of bounds" in caplog.text
+
+
+async def test_what_stops_a_ledger_is_told_without_its_path(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rig = SessionRig(ledger_in=tmp_path)
+    async with rig.welcomed() as stream:
+        rig.ledger.close()
+        refusal = await stream.refusal(rig.model, 1, SCHEDULE)
+    assert refusal.status == pb.STATUS_FAILED
+    assert refusal.reason == "its ledger takes no release; its own log says why"
+    assert str(tmp_path) in caplog.text

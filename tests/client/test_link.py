@@ -1,13 +1,15 @@
-"""Holding a message back: never let go early, and hardly late."""
+"""Links: a message is never let go early and hardly late, and bandwidth is a bucket's, which payloads may share."""
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pausefl_client.link import hold_until
+from pausefl_client.link import Delays, Link, TokenBucket, hold_until
 from rigs.clock import Clock
 
 
@@ -64,3 +66,165 @@ async def test_a_hold_is_hardly_late() -> None:
         await hold_until(due_s)
         late_s.append(time.monotonic() - due_s)
     assert 0 <= min(late_s) < 1e-3
+
+
+T = TypeVar("T")
+TICK_S = 1e-5
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Waits take no time: the clock jumps to the next timer, and goes on by a tick where nobody waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 1000.0
+        selector = self._selector  # type: ignore[attr-defined]
+        really_select = selector.select
+
+        def select(timeout: float | None = None) -> Any:
+            self._now_s += max(timeout or 0.0, TICK_S)
+            return really_select(0)
+
+        selector.select = select
+
+    def time(self) -> float:
+        return self._now_s
+
+
+def play(story: Callable[[Callable[[], float]], Coroutine[Any, Any, T]]) -> T:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(story(runner.get_loop().time))
+
+
+@given(
+    st.floats(1.0, 1e9),
+    st.integers(1, 10**6),
+    st.lists(st.tuples(st.floats(0, 10), st.integers(0, 10**7)), min_size=1),
+)
+def test_no_more_passes_than_burst_and_rate_allow(rate: float, burst: int, payloads: list[tuple[float, int]]) -> None:
+    """The definition of a token bucket: in any stretch of time at most burst + rate × time, and no needless wait."""
+    bucket, tokens, at_s = TokenBucket(rate, burst), float(burst), 0.0
+    last_s = 0.0
+    for gap_s, size in payloads:
+        at_s = max(at_s + gap_s, last_s)
+        tokens = min(burst, tokens + rate * (at_s - last_s))
+        due_s = at_s + max(0.0, size - tokens) / rate
+        tokens = max(0.0, tokens - size)
+        assert bucket.reserve(at_s, size) == pytest.approx(due_s, rel=1e-6, abs=1e-6)
+        at_s = last_s = due_s
+
+
+def one(down: int | None = None, up: int | None = None, burst: int = 1000) -> Link:
+    def bucket(rate: int | None) -> tuple[TokenBucket, ...]:
+        return (TokenBucket(rate, burst),) if rate else ()
+
+    return Link(down=bucket(down), up=bucket(up))
+
+
+def test_a_payload_alone_takes_its_size_over_the_rate_and_then_the_delay() -> None:
+    async def story(clock: Callable[[], float]) -> tuple[float, float, float]:
+        link, began_s = one(down=100_000, up=50_000), clock()
+        asked_down_s = await link.hold_model(Delays(0.3, 0.1), began_s, began_s, 51_000, clock)
+        came_s = clock()
+        asked_up_s = await link.hold_update(Delays(0.3, 0.1), began_s, came_s, 51_000, clock)
+        assert clock() - came_s == pytest.approx(asked_up_s, abs=1e-3)
+        return asked_down_s, came_s - began_s, asked_up_s
+
+    assert play(story) == pytest.approx((0.8, 0.8, 1.1), abs=1e-3)
+
+
+def test_a_model_passes_only_where_neither_bandwidth_nor_delay_holds_it() -> None:
+    assert Link().lets_pass(Delays(0.0, 0.3))
+    assert not Link().lets_pass(Delays(0.1))
+    assert not one(down=100_000).lets_pass(Delays())
+    assert one(up=100_000).lets_pass(Delays())
+
+
+def test_a_turn_is_a_burst_or_what_a_fiftieth_of_a_second_lets_through() -> None:
+    assert TokenBucket(1000.0, 500).turn_bytes == 500
+    assert TokenBucket(1_000_000.0, 500).turn_bytes == 20_000
+
+
+def test_what_really_took_longer_than_the_bucket_waits_for_the_delay_alone() -> None:
+    async def story(clock: Callable[[], float]) -> float:
+        began_s = clock()
+        return await one(down=100_000).hold_model(Delays(0.3), began_s, began_s + 2.0, 51_000, clock)
+
+    assert play(story) == 0.3
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_clients_behind_one_access_point_share_its_bucket_evenly(n: int) -> None:
+    bucket = TokenBucket(1_000_000, 1000)
+
+    async def story(clock: Callable[[], float]) -> list[float]:
+        async def client() -> float:
+            began_s = clock()
+            await Link(down=(bucket,)).hold_model(Delays(), began_s, began_s, 200_000, clock)
+            return clock() - began_s
+
+        return await asyncio.gather(*(client() for _ in range(n)))
+
+    took_s = play(story)
+    assert max(took_s) == pytest.approx(0.2 * n, abs=0.002)
+    assert min(took_s) >= 0.2 * n - 0.02 * n - 0.002  # the last turns are apart by a turn each
+
+
+@pytest.mark.parametrize(("rate", "burst"), [(1_000_000, 1), (600_000, 1), (4_000_000, 100_000), (400_000, 1000)])
+def test_a_bucket_of_ones_own_changes_no_share_of_an_access_point_but_by_its_rate(rate: int, burst: int) -> None:
+    """A fair share of the access point, or the client's own rate where that is less; others get what it leaves."""
+    shared, size = TokenBucket(1_000_000, 1000), 1_000_000
+
+    async def story(clock: Callable[[], float]) -> tuple[float, float]:
+        async def client(*own: TokenBucket) -> float:
+            began_s = clock()
+            await Link(down=(*own, shared)).hold_model(Delays(), began_s, began_s, size, clock)
+            return clock() - began_s
+
+        return await asyncio.gather(client(TokenBucket(rate, burst)), client())
+
+    own_share = min(500_000, rate)
+    assert play(story) == pytest.approx((size / own_share, size / (1_000_000 - own_share)), abs=0.06)
+
+
+def test_a_small_payload_need_not_wait_for_a_great_one_to_pass() -> None:
+    bucket = TokenBucket(100_000, 1000)
+
+    async def story(clock: Callable[[], float]) -> tuple[float, float]:
+        async def client(size: int) -> float:
+            began_s = clock()
+            await Link(up=(bucket,)).hold_update(Delays(), began_s, began_s, size, clock)
+            return clock() - began_s
+
+        great = asyncio.ensure_future(client(1_000_000))
+        await asyncio.sleep(1.0)
+        return await client(2_000), await great
+
+    small_s, great_s = play(story)
+    assert small_s < 0.06
+    assert great_s == pytest.approx(10.0, abs=0.05)
+
+
+@pytest.mark.parametrize(("work_s", "took_s"), [(0.2, 1.0), (0.8, 1.0), (3.0, 3.1)])
+def test_in_total_mode_an_exchange_takes_the_drawn_time_where_it_can(work_s: float, took_s: float) -> None:
+    async def story(clock: Callable[[], float]) -> tuple[float, float, float]:
+        link, delays, first_s = Link(mode="total"), Delays(0.4, 0.6), clock()
+        await asyncio.sleep(0.1)  # the model comes
+        asked_down_s = await link.hold_model(delays, first_s, clock(), 1000, clock)
+        await asyncio.sleep(work_s)
+        asked_up_s = await link.hold_update(delays, first_s, clock(), 1000, clock)
+        return asked_down_s, asked_up_s, clock() - first_s
+
+    assert play(story) == pytest.approx((0.4, 0.6, took_s), abs=1e-3)
+
+
+@pytest.mark.realtime
+async def test_real_waits_keep_the_rate() -> None:
+    """Three clients move 3 × 100 kB through 1 MB/s in 0.3 s less the burst: never early, the best of 5 within 5 ms."""
+    late_s = []
+    for _ in range(5):
+        bucket, began_s = TokenBucket(1_000_000, 16_000), time.monotonic()
+        links = [Link(down=(bucket,)) for _ in range(3)]
+        await asyncio.gather(*(link.hold_model(Delays(), began_s, began_s, 100_000) for link in links))
+        late_s.append(time.monotonic() - began_s - 0.284)
+    assert 0 <= min(late_s) < 0.005

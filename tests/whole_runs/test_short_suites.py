@@ -1,7 +1,12 @@
-"""The fuzz in short, `make fuzz` being its long form, and the messages that once did harm."""
+"""`make fuzz`, `make mutants` and the play of stops in short, and the messages that once did harm."""
 
 import asyncio
 import random
+import re
+import shutil
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -13,12 +18,17 @@ from fuzz.http2 import ATTACKS
 from fuzz.malformed import WAYS, malformed
 from fuzz.server_run import ServerRun
 from fuzz.summary import MEMORY_TIMES_BASE, disk_bound_bytes, failures, memory_bound_bytes
+from mutants.catalogue import MUTANTS, Mutant
+from mutants.running import MISSED, NOT_ASKED, ROOT, mutated, try_mutant
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.hello_limits import MOST_WAITING
 from rigs.client_actor import ClientActorRig
+from rigs.command import PAUSEFL, query, rounds_in, sets
 from rigs.places import TESTS
 from rigs.session import SessionRig
+from rigs.waiting import wait_for
+from stops.play import play, stops
 
 CORPUS = TESTS / "fuzz/corpus"
 MESSAGES = 3_000
@@ -114,3 +124,62 @@ def test_a_summary_that_breaks_its_bounds_is_told() -> None:
         {"server": {**server, "disk_bytes": 10**9, "peak_rss_bytes": 1000}, "client": {**client, "peak_rss_bytes": 2}}
     )
     assert len(told) == 10
+
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.realtime]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler to make a machine seem to sleep")
+async def test_what_a_stop_or_a_sleep_touched_is_marked_and_nothing_else(tmp_path: Path) -> None:
+    """One of each of the server, of a client and of both at once; `python tests/stops` plays a hundred."""
+    *struck, total = await play(stops(6, seed=1, shortest_s=0.4, longest_s=2.0), 1, tmp_path, is_patient=True)
+    assert sum(stop["touched"] for stop in struck) >= 3
+    assert [stop for stop in struck if stop["missed"]] == []
+    assert (total["wrongly marked"], total["rejected"]) == ([], 0)
+
+
+def test_a_stop_leaves_no_mark_on_the_virtual_clock(tmp_path: Path) -> None:
+    run_dir, keys = tmp_path / "run", ("workload.model=synthetic", "clients.count=4", "selection.m=2")
+    command = [*PAUSEFL, "run", "demo", "--virtual", "--run-dir", str(run_dir), *sets(*keys, "experiment.rounds=500")]
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    for rounds in (0, 100):
+        wait_for(lambda: rounds_in(run_dir) > rounds, "a round", running=run)  # noqa: B023 - called at once
+        run.send_signal(signal.SIGSTOP)
+        time.sleep(0.5)  # how long it is stopped
+        run.send_signal(signal.SIGCONT)
+    _, errors = run.communicate(timeout=120)
+    assert run.returncode == 0, errors
+    assert rounds_in(run_dir) == 500
+    for view in ("suspect_rounds", "suspect_observations"):
+        assert query(run_dir, f"SELECT * FROM {view}") == []
+
+
+# All of them: `make mutants`.
+SHORT = ("the schedule spends more than ε̄", "the bare update is sent", "an altered ledger is believed")
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.why)
+def test_a_mutant_still_fits_the_tree_and_compiles(mutant: Mutant) -> None:
+    compile(mutated(mutant, (ROOT / mutant.file).read_text("utf-8")), mutant.file, "exec")
+
+
+TABLE = ROOT / "benchmarks/privacy-mutants.md"
+
+
+def test_the_table_is_of_these_mutants_and_none_goes_unnoticed() -> None:
+    lines = TABLE.read_text("utf-8").splitlines()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines if re.match(r"\| (?!breakage)", line)
+    ]
+    assert [row[0] for row in rows] == [mutant.why for mutant in MUTANTS]
+    assert len(rows) >= 25
+    for _, _, audit, tests in rows:
+        assert tests != MISSED or audit not in (MISSED, NOT_ASKED)
+
+
+@pytest.mark.slow
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("why", SHORT)
+def test_a_mutant_is_caught(why: str) -> None:
+    (mutant,) = (mutant for mutant in MUTANTS if mutant.why == why)
+    assert try_mutant(mutant).tests.startswith(mutant.tests)
