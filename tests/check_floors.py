@@ -5,6 +5,7 @@ at its lower bound. Before torch 2.5, PyPI has no build without CUDA for Linux: 
 """
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -39,8 +40,7 @@ COMMANDS = (
     "-m pausefl fit-latency run",
     "-m pausefl bench selection",
     "-m pausefl completion bash",
-    "-c import\npausefl;pausefl.open('run').observations.describe()",
-    "-c import\npyroute2",
+    "-c 'import pausefl, pyroute2; pausefl.open(\"run\").observations.describe()'",
 )
 
 
@@ -58,9 +58,9 @@ def main(environment: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "experiment.toml").write_text(EXPERIMENT)
         for command in COMMANDS:
-            print(f"python {command!r}", flush=True)
+            print(f"python {command}", flush=True)
             played = subprocess.run(
-                [python, *command.split(" ")],
+                [python, *shlex.split(command)],
                 cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join(sources)}, check=False,
             )  # fmt: skip
             if played.returncode:

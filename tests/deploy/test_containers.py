@@ -1,5 +1,6 @@
 """Images, compose file and `make up`, as far as they can be told without an engine (test_container_run has one)."""
 
+import importlib.metadata
 import os
 import random
 import re
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from pausefl.experiment.loading import load_experiment
 from pausefl.runtime.run_dir import made_run_dir
@@ -27,6 +29,10 @@ from rigs.waiting import wait_for
 
 DEPLOY = ROOT / "deploy"
 SERVICES = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"]
+BASE_BYTES = 130_010_000
+"""On disk, of python:3.11-slim-bookworm for amd64, as stated in docker-library/repo-info on 2026-08-13."""
+PROJECT_BYTES = 6_000_000
+"""Of the wheel, installed."""
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 
 
@@ -57,6 +63,17 @@ def test_every_image_is_a_stage_of_the_dockerfile() -> None:
     assert set(targets) == {"server", "evaluator", "client", "client-cuda"} <= set(stages)
     for target, image in targets.items():
         assert image == f"${{IMAGE:-pausefl}}-{target}:${{VERSION:-{RELEASE}}}"
+
+
+def test_images_of_others_are_named_by_digest() -> None:
+    (base,) = re.findall(r"^ARG BASE=(.+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    others = [
+        SERVICES["prometheus"]["image"],
+        SERVICES["grafana"]["image"],
+        SERVICES["server"]["build"]["args"]["BASE"],
+    ]
+    assert others[2] == f"${{BASE:-{base}}}"
+    assert all(re.fullmatch(r"\$\{\w+:-[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}\}", image) for image in others)
 
 
 def test_containers_can_neither_write_nor_become_more_than_they_are() -> None:
@@ -187,13 +204,38 @@ def test_a_folder_that_containers_could_not_read_is_said(compose_py: ModuleType,
         compose_py.settings({"EXPERIMENT": str(tmp_path / "mine.toml")})
 
 
-@pytest.mark.parametrize(("extras", "torch"), [(["server"], False), (["evaluator"], True), (["client"], True)])
-def test_torch_is_where_models_are(extras: list[str], torch: bool) -> None:
+def needs(*extras: str) -> set[str]:
+    """What a stage of the Dockerfile asks pip for."""
     script = [sys.executable, str(DEPLOY / "requirements.py"), str(ROOT / "pyproject.toml"), *extras]
-    printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
-    names = re.findall(r"^[\w-]+", printed, re.MULTILINE)
-    assert ("torch" in names) == torch
-    assert "grpcio" in names
+    return set(subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines())
+
+
+@pytest.mark.parametrize("extra", ["evaluator", "client"])
+def test_torch_is_where_models_are(extra: str) -> None:
+    names = {Requirement(need).name for need in needs(extra)}
+    assert {"torch", "grpcio"} <= names
+
+
+def test_the_servers_image_is_below_450_mb_and_lacks_nothing(tmp_path: Path) -> None:
+    """What its stage installs, as links to this environment's own, less what that stage takes away."""
+    missing, installed = needs("server"), set[str]()
+    while missing:
+        need = Requirement(missing.pop())
+        if (need.marker is None or need.marker.evaluate({"extra": ""})) and need.name not in installed:
+            installed.add(need.name)
+            missing.update(importlib.metadata.requires(need.name) or ())
+            for file in importlib.metadata.files(need.name) or ():
+                if ".." not in file.parts:
+                    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+                    (tmp_path / file).symlink_to(file.locate())
+    stage = (DEPLOY / "Dockerfile").read_text("utf-8").partition(" AS server-libraries")[2].partition("FROM ")[0]
+    subprocess.run(["sh", "-ec", stage.rpartition("site-packages \\\n && ")[2]], cwd=tmp_path, check=True)
+    libraries = sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
+    assert BASE_BYTES + PROJECT_BYTES + libraries < 450e6
+    sources = [str(ROOT / name) for name in ("proto", "process", "server", "client", "emulator")]
+    alone = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sources])}
+    code = "import pausefl_server.service, pausefl.__main__; from pausefl_server import search; search.warm_up()"
+    subprocess.run([sys.executable, "-S", "-c", code], env=alone, check=True)
 
 
 @pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
