@@ -5,7 +5,7 @@ import contextlib
 import gc
 import logging
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pausefl_proto.errors import DamageError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MOST_ROUNDS, PROTOCOL_VERSION, SERVICE, decode, digest, encode, pack_job
 from rigs.federation import answer_of, federation, hello, raw_stream
-from rigs.session import SessionRig
+from rigs.session import SessionRig, held_back, welcomed
 
 
 def damaged_model(rig: SessionRig) -> bytes:
@@ -38,8 +38,7 @@ DAMAGES: dict[str, Callable[[SessionRig], bytes]] = {
 
 @pytest.mark.parametrize("what", DAMAGES)
 async def test_what_arrives_damaged_is_asked_for_again_on_a_fresh_stream(what: str) -> None:
-    rig = SessionRig()
-    async with rig.welcomed() as stream:
+    async with welcomed() as (rig, stream):
         stream.give(DAMAGES[what](rig))
         again = await rig.server.welcome()
         assert (await again.ask(rig.model))[0].status == pb.STATUS_OK
@@ -59,8 +58,7 @@ async def test_a_server_of_another_protocol_version_is_left() -> None:
 
 async def test_damage_found_after_the_stream_has_ended_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
     executor = LaterExecutor()
-    rig = SessionRig(executor=executor)
-    async with rig.welcomed() as stream:
+    async with welcomed(executor=executor) as (rig, stream):
         stream.give(damaged_model(rig))
         await executor.submitted.wait()
         stream.give(None)
@@ -148,8 +146,7 @@ async def test_no_flipped_bit_makes_a_message_a_dismissal(name: str, bit: int) -
     """In each of these, one bit tells the message from a final goodbye."""
     data = flipped(MESSAGES[name].SerializeToString(), bit)
     assert pb.ServerMessage.FromString(data).goodbye.final
-    rig = SessionRig()
-    async with rig.welcomed() as stream:
+    async with welcomed() as (rig, stream):
         stream.give(flipped(encode(MESSAGES[name]), bit))
         again = await rig.server.welcome()
         assert (await again.ask(rig.model))[0].status == pb.STATUS_OK
@@ -182,18 +179,15 @@ FLOOD = 20
 
 
 async def test_a_session_keeps_few_models_of_jobs_it_cannot_answer_yet() -> None:
-    with ThreadPoolExecutor(1) as executor:
-        rig = SessionRig(executor=executor)
-        rig.trainer.gate.clear()
-        async with rig.welcomed() as stream:
-            for t in range(1, FLOOD + 1):
-                stream.give_job(rig.model, round=t)
-            for _ in range(20 * FLOOD):
-                await asyncio.sleep(0)
-            n_unread = stream.unread()
-            rig.trainer.gate.set()
-            assert [(await stream.upload())[0].round for _ in range(FLOOD)] == list(range(1, FLOOD + 1))
-            assert n_unread > FLOOD / 2
+    async with held_back() as (rig, stream):
+        for t in range(1, FLOOD + 1):
+            stream.give_job(rig.model, round=t)
+        for _ in range(20 * FLOOD):
+            await asyncio.sleep(0)
+        n_unread = stream.unread()
+        rig.trainer.gate.set()
+        assert [(await stream.upload())[0].round for _ in range(FLOOD)] == list(range(1, FLOOD + 1))
+        assert n_unread > FLOOD / 2
 
 
 async def test_a_name_of_a_run_that_would_fill_the_ledger_is_not_taken() -> None:
@@ -216,8 +210,7 @@ async def test_a_round_that_no_run_reaches_is_refused_before_anything_is_drawn(r
         drawn.append(round)
         return Delays()
 
-    rig = SessionRig(delays=draw)
-    async with rig.welcomed() as stream:
+    async with welcomed(delays=draw) as (rig, stream):
         refusal = await stream.refusal(rig.model, round_)
     assert (refusal.status, refusal.reason) == (pb.STATUS_FAILED, f"round {round_}: must be from 1 to 1000000")
     assert not drawn
@@ -249,8 +242,7 @@ async def test_a_session_whose_worker_is_dead_does_not_go_on(monkeypatch: pytest
 
 async def test_a_session_that_cannot_write_comes_back_on_a_fresh_stream() -> None:
     """Also where reading says nothing of it."""
-    rig = SessionRig()
-    async with rig.welcomed() as stream:
+    async with welcomed() as (rig, stream):
         stream.writes_until_break = 0
         stream.give_job(rig.model, round=1)
         await rig.server.welcome()

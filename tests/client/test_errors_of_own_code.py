@@ -17,7 +17,7 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.rounds.preparation import off_loop
 from rigs.command import run, synthetic
-from rigs.session import SCHEDULE, SessionRig
+from rigs.session import SCHEDULE, SessionRig, welcomed
 
 OWN = """
 def first():
@@ -151,8 +151,7 @@ async def test_in_a_private_run_an_error_of_the_trainers_is_not_told(
 
 
 async def test_what_stops_a_ledger_is_told_without_its_path(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rig = SessionRig(ledger_in=tmp_path)
-    async with rig.welcomed() as stream:
+    async with welcomed(ledger_in=tmp_path) as (rig, stream):
         rig.ledger.close()
         refusal = await stream.refusal(rig.model, 1, SCHEDULE)
     assert refusal.status == pb.STATUS_FAILED

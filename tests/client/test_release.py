@@ -21,7 +21,7 @@ from pausefl_proto.wire import Vector, digest, unpack
 from rigs.clock import Clock
 from rigs.disks import full_disk
 from rigs.log import query
-from rigs.session import SCHEDULE, SessionRig, private
+from rigs.session import SCHEDULE, SessionRig, private, welcomed
 
 D = 100
 BUDGET = Budget(10.0, 0.04)
@@ -86,8 +86,7 @@ def test_a_ledger_that_outlives_a_run_goes_on_counting(tmp_path: Path) -> None:
 async def test_nothing_is_sent_before_the_ledger_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the first byte of every update, the ledger's files as a crash would leave them already tell of it."""
     seen = list[tuple[Any, ...]]()
-    rig = SessionRig(ledger_in=tmp_path / "ledger")
-    async with rig.welcomed() as stream:
+    async with welcomed(ledger_in=tmp_path / "ledger") as (rig, stream):
         write = stream.write
 
         async def look_at_the_disk(data: bytes) -> None:
@@ -109,8 +108,7 @@ async def test_nothing_is_sent_before_the_ledger_has_it(tmp_path: Path, monkeypa
 async def test_a_restarted_client_sends_the_bytes_it_kept(tmp_path: Path) -> None:
     answers = []
     for _ in range(2):
-        rig = SessionRig(ledger_in=tmp_path)
-        async with rig.welcomed() as stream:
+        async with welcomed(ledger_in=tmp_path) as (rig, stream):
             answers.append(await stream.ask(rig.model, 1, SCHEDULE))
         rig.ledger.close()
     (first, update), (second, again) = answers
@@ -119,8 +117,7 @@ async def test_a_restarted_client_sends_the_bytes_it_kept(tmp_path: Path) -> Non
 
 
 async def test_an_acknowledged_round_asked_for_once_more_is_refused(tmp_path: Path) -> None:
-    rig = SessionRig(ledger_in=tmp_path)
-    async with rig.welcomed() as stream:
+    async with welcomed(ledger_in=tmp_path) as (rig, stream):
         await stream.ask(rig.model, 1, SCHEDULE)
         stream.say(ack=pb.Ack(round=1, attempt=1))
         result = await stream.refusal(rig.model, 1, SCHEDULE)
@@ -129,8 +126,7 @@ async def test_an_acknowledged_round_asked_for_once_more_is_refused(tmp_path: Pa
 
 
 async def test_a_job_under_another_schedule_is_a_mismatch_and_costs_nothing(tmp_path: Path) -> None:
-    rig = SessionRig(ledger_in=tmp_path)
-    async with rig.welcomed() as stream:
+    async with welcomed(ledger_in=tmp_path) as (rig, stream):
         for schedule in ("", "what only the server agreed to"):
             result = await stream.refusal(rig.model, 1, schedule)
             assert result.status == pb.STATUS_BUDGET_MISMATCH
@@ -151,8 +147,7 @@ async def test_whatever_the_server_asks_the_budget_is_not_passed(tmp_path: Path)
 
 
 async def test_what_the_disk_does_not_take_is_not_sent(tmp_path: Path) -> None:
-    rig = SessionRig(ledger_in=tmp_path)
-    async with rig.welcomed() as stream:
+    async with welcomed(ledger_in=tmp_path) as (rig, stream):
         await stream.ask(rig.model, 1, SCHEDULE)
         with full_disk(2 << 12):  # no third page in a -wal
             result = await stream.refusal(rig.model, 2, SCHEDULE)

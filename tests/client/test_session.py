@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from pausefl_proto.errors import PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, encode, unpack
 from rigs.clock import Clock
-from rigs.session import BUDGET, SCHEDULE, InlineExecutor, SessionRig, private
+from rigs.session import BUDGET, SCHEDULE, InlineExecutor, SessionRig, held_back, private, welcomed
 
 
 async def test_a_hello_says_who_it_is_and_what_it_has_spent(tmp_path: Path) -> None:
@@ -74,8 +73,7 @@ async def test_stops_before_a_job_are_told_back_to_when_the_last_one_came() -> N
 
 async def test_injected_delays_are_reported_as_measured_and_as_drawn() -> None:
     tick_s = 2**-13
-    rig = SessionRig(delays=lambda t: Delays(t * 2**-10, t * 2**-11))
-    async with rig.welcomed() as stream:
+    async with welcomed(delays=lambda t: Delays(t * 2**-10, t * 2**-11)) as (rig, stream):
         time_passes = asyncio.ensure_future(let_time_pass(rig.clock, tick_s))
         timing = (await stream.ask(rig.model, round=1))[0].timing
         time_passes.cancel()
@@ -92,8 +90,7 @@ async def let_time_pass(clock: Clock, tick_s: float) -> None:
 
 @pytest.mark.parametrize("size", [1, 6, MAX_FRAME_BYTES // 4 + 1, MAX_FRAME_BYTES // 2 + 7])
 async def test_an_update_of_any_size_arrives_whole(size: int) -> None:
-    rig = SessionRig(size=size)
-    async with rig.welcomed() as stream:
+    async with welcomed(size=size) as (rig, stream):
         result, update = await stream.ask(rig.model, round=3)
     assert (result.round, result.attempt, result.status) == (3, 1, pb.STATUS_OK)
     assert update == np.random.default_rng(1).standard_normal(size, np.float32).tobytes()
@@ -102,39 +99,31 @@ async def test_an_update_of_any_size_arrives_whole(size: int) -> None:
 
 @pytest.mark.parametrize("told_to", [True, False])
 async def test_a_loss_is_told_only_by_a_client_that_discloses_it(told_to: bool) -> None:
-    rig = SessionRig(discloses_loss=told_to)
-    async with rig.welcomed() as stream:
+    async with welcomed(discloses_loss=told_to) as (rig, stream):
         result, _ = await stream.ask(rig.model)
     assert (result.HasField("loss"), result.loss) == (told_to, 0.25 if told_to else 0.0)
 
 
 async def test_a_ping_is_answered_while_the_trainer_works() -> None:
-    with ThreadPoolExecutor(1) as executor:
-        rig = SessionRig(executor=executor)
-        rig.trainer.gate.clear()
-        async with rig.welcomed() as stream:
-            stream.give_job(rig.model)
-            stream.say(ping=pb.Ping(nonce=99))
-            assert (await stream.heard()).pong.nonce == 99
-            assert stream.is_silent()
-            rig.trainer.gate.set()
-            assert (await stream.upload())[0].round == 1
+    async with held_back() as (rig, stream):
+        stream.give_job(rig.model)
+        stream.say(ping=pb.Ping(nonce=99))
+        assert (await stream.heard()).pong.nonce == 99
+        assert stream.is_silent()
+        rig.trainer.gate.set()
+        assert (await stream.upload())[0].round == 1
 
 
 async def test_jobs_that_came_while_it_worked_are_answered_in_order() -> None:
-    with ThreadPoolExecutor(1) as executor:
-        rig = SessionRig(executor=executor)
-        rig.trainer.gate.clear()
-        async with rig.welcomed() as stream:
-            for t in (1, 2, 3):
-                stream.give_job(rig.model, round=t)
-            rig.trainer.gate.set()
-            assert [(await stream.upload())[0].round for _ in range(3)] == [1, 2, 3]
+    async with held_back() as (rig, stream):
+        for t in (1, 2, 3):
+            stream.give_job(rig.model, round=t)
+        rig.trainer.gate.set()
+        assert [(await stream.upload())[0].round for _ in range(3)] == [1, 2, 3]
 
 
 async def test_asked_again_after_a_broken_line_it_sends_the_same_bytes_and_charges_once(tmp_path: Path) -> None:
-    rig = SessionRig(ledger_in=tmp_path)
-    async with rig.welcomed() as first:
+    async with welcomed(ledger_in=tmp_path) as (rig, first):
         result, update = await first.ask(rig.model, schedule=SCHEDULE)
         first.give(OSError("the line broke"))
         second = await rig.server.welcome()
@@ -150,8 +139,7 @@ async def test_asked_again_after_a_broken_line_it_sends_the_same_bytes_and_charg
 
 
 async def test_a_line_that_breaks_in_the_middle_of_an_upload_costs_nothing_more(tmp_path: Path) -> None:
-    rig = SessionRig(size=MAX_FRAME_BYTES // 2 + 7, ledger_in=tmp_path)
-    async with rig.welcomed() as first:
+    async with welcomed(size=MAX_FRAME_BYTES // 2 + 7, ledger_in=tmp_path) as (rig, first):
         first.writes_until_break = 2  # the header with frame 0, and frame 1; frame 2 is lost
         first.give_job(rig.model, schedule=SCHEDULE)
         lost = pb.ClientMessage.FromString(unpack(await first.heard_bytes())[0]).result
@@ -164,25 +152,21 @@ async def test_a_line_that_breaks_in_the_middle_of_an_upload_costs_nothing_more(
 
 
 async def test_a_line_that_breaks_while_it_trains_does_not_train_twice(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as executor:
-        rig = SessionRig(ledger_in=tmp_path, executor=executor)
-        rig.trainer.gate.clear()
-        async with rig.welcomed() as first:
-            first.give_job(rig.model, schedule=SCHEDULE)
-            await first.all_read()  # so the job was taken before the line breaks
-            first.give(None)
-            second = await rig.server.welcome()
-            second.give_job(rig.model, schedule=SCHEDULE)
-            rig.trainer.gate.set()
-            result, _ = await second.upload()
+    async with held_back(ledger_in=tmp_path) as (rig, first):
+        first.give_job(rig.model, schedule=SCHEDULE)
+        await first.all_read()  # so the job was taken before the line breaks
+        first.give(None)
+        second = await rig.server.welcome()
+        second.give_job(rig.model, schedule=SCHEDULE)
+        rig.trainer.gate.set()
+        result, _ = await second.upload()
     assert result.status == pb.STATUS_OK
     assert (rig.trainer.rounds, rig.ledger.released) == ([1], 1)
 
 
 @pytest.mark.parametrize(("round", "attempt"), [(1, 1), (2, 1), (1, 2), (0, 0)])
 async def test_an_update_is_forgotten_once_it_is_acknowledged(round: int, attempt: int) -> None:
-    rig = SessionRig()
-    async with rig.welcomed() as stream:
+    async with welcomed() as (rig, stream):
         _, update = await stream.ask(rig.model)
         stream.say(ack=pb.Ack(round=round, attempt=attempt))
         is_forgotten = (await stream.ask(rig.model))[1] != update
@@ -191,24 +175,24 @@ async def test_an_update_is_forgotten_once_it_is_acknowledged(round: int, attemp
 
 
 async def test_a_later_rounds_job_acknowledges_the_rounds_before() -> None:
-    rig = SessionRig()
-    async with rig.welcomed() as stream:
+    async with welcomed() as (rig, stream):
         uploads = [(await stream.ask(rig.model, round=t))[1] for t in (1, 2, 1)]
     assert len(set(uploads)) == 3
     assert rig.trainer.rounds == [1, 2, 1]
 
 
 async def test_another_model_for_the_same_round_is_another_key(tmp_path: Path) -> None:
-    rig = SessionRig(ledger_in=tmp_path)
-    async with rig.welcomed() as stream:
+    async with welcomed(ledger_in=tmp_path) as (rig, stream):
         await stream.ask(rig.model, schedule=SCHEDULE)
         result, _ = await stream.ask(rig.model + 1, schedule=SCHEDULE)
     assert result.release.participation == rig.ledger.released == 2
 
 
 async def test_a_spent_budget_is_said_and_the_client_stays(tmp_path: Path) -> None:
-    rig = SessionRig(privacy=private(tmp_path, Clock(), Budget(10.0, 0.5, epsilon_floor=BUDGET.epsilon(1))))
-    async with rig.welcomed() as stream:
+    async with welcomed(privacy=private(tmp_path, Clock(), Budget(10.0, 0.5, epsilon_floor=BUDGET.epsilon(1)))) as (
+        rig,
+        stream,
+    ):
         assert (await stream.ask(rig.model, round=1, schedule=SCHEDULE))[0].status == pb.STATUS_OK
         refusal = await stream.refusal(rig.model, 2, SCHEDULE)
         assert (refusal.round, refusal.status) == (2, pb.STATUS_BUDGET_EXHAUSTED)
@@ -253,8 +237,7 @@ async def test_a_link_that_fails_fails_its_job_and_not_the_client(error: BaseExc
             raise error
         return Delays()
 
-    rig = SessionRig(delays=draw)
-    async with rig.welcomed() as stream:
+    async with welcomed(delays=draw) as (rig, stream):
         refusal = await stream.refusal(rig.model)
         assert (refusal.round, refusal.status) == (1, pb.STATUS_FAILED)
         said = f"{type(error).__name__}: {error}"

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -246,6 +246,24 @@ class SessionRig:
         """The stream of a session that runs, once it has been welcomed."""
         async with self.running():
             yield await self.server.welcome()
+
+
+@asynccontextmanager
+async def welcomed(**options: Any) -> AsyncIterator[tuple[SessionRig, ServerEnd]]:
+    """A session that runs, and its stream, once it has been welcomed."""
+    rig = SessionRig(**options)
+    async with rig.welcomed() as stream:
+        yield rig, stream
+
+
+@asynccontextmanager
+async def held_back(threads: int = 1, **options: Any) -> AsyncIterator[tuple[SessionRig, ServerEnd]]:
+    """The same with a trainer in a thread, which waits for its gate."""
+    with ThreadPoolExecutor(threads) as executor:
+        rig = SessionRig(executor=executor, **options)
+        rig.trainer.gate.clear()
+        async with rig.welcomed() as stream:
+            yield rig, stream
 
 
 def private(folder: Path, clock: Clock, budget: Budget = BUDGET, privatise_s: float = 0.0) -> ReleasePrivacy:

@@ -19,10 +19,7 @@ def problem(seed: int, n: int = 12, m: int = 4) -> dict[str, Any]:
     """A random clustered problem with distinct values."""
     rng = np.random.default_rng(seed)
     return {
-        "ucb": rng.random(n),
-        "g": rng.random(n),
-        "p": rng.random(n),
-        "value": rng.random(n),
+        **{name: rng.random(n) for name in ("ucb", "g", "p", "value")},
         "cluster": rng.integers(0, 3, n),
         "marginal": np.array([0.0, 0.3]),
         "start": rng.choice(n, m, replace=False),
@@ -34,23 +31,16 @@ def axes_of(task: dict[str, Any], neighbourhood: str) -> tuple[np.ndarray, ...]:
 
 
 def run(task: dict[str, Any], neighbourhood: str, cooling: Cooling, seed: int = 3, clock: Any = None) -> Any:
-    return anneal_additive(
-        task["ucb"],
-        task["value"],
-        task["start"],
-        axes_of(task, neighbourhood),
-        cooling,
-        seed,
-        clock or Clock(),
-        task["cluster"],
-        task["marginal"],
-        np.zeros(3, np.int64),
-    )
+    chain = task["ucb"], task["value"], task["start"], axes_of(task, neighbourhood), cooling, seed, clock or Clock()
+    return anneal_additive(*chain, task["cluster"], task["marginal"], np.zeros(3, np.int64))
+
+
+def additive(task: dict[str, Any]) -> Additive:
+    return Additive(task["value"], task["cluster"], task["marginal"])
 
 
 def energy(task: dict[str, Any], rows: Any) -> float:
-    value = Additive(task["value"], task["cluster"], task["marginal"])
-    return float(task["ucb"][rows].min()) + value.reset(np.asarray(rows))
+    return float(task["ucb"][rows].min()) + additive(task).reset(np.asarray(rows))
 
 
 def neighbours_by_definition(task: dict[str, Any], current: set[int], neighbourhood: str) -> set[tuple[int, int]]:
@@ -102,8 +92,7 @@ def test_the_compiled_chain_and_the_one_in_python_take_the_same_steps(neighbourh
     task = problem(seed, n=40, m=6)
     cooling = Cooling(0.2, 300)
     compiled, _ = run(task, neighbourhood, cooling, seed)
-    value = Additive(task["value"], task["cluster"], task["marginal"])
-    plain, _ = anneal(task["ucb"], value, task["start"], axes_of(task, neighbourhood), cooling, seed, Clock())
+    plain, _ = anneal(task["ucb"], additive(task), task["start"], axes_of(task, neighbourhood), cooling, seed, Clock())
     assert compiled.tolist() == plain.tolist()
 
 
@@ -148,8 +137,7 @@ def test_the_time_cap_ends_the_chain() -> None:
     task = problem(3)
     _, steps = run(task, "v2", Cooling(1.0, 100_000, time_cap_s=5.0), clock=Clock(1.0))
     assert steps == 4 * annealing.CHUNK  # five looks after the start, the cap is reached
-    value = Additive(task["value"], task["cluster"], task["marginal"])
-    _, steps = anneal(task["ucb"], value, task["start"], (), Cooling(1.0, 100_000, 5.0), 0, Clock(1.0))
+    _, steps = anneal(task["ucb"], additive(task), task["start"], (), Cooling(1.0, 100_000, 5.0), 0, Clock(1.0))
     assert steps == 4
 
 
@@ -165,8 +153,7 @@ def test_sets_of_one_and_of_all_but_one_are_found_as_by_brute_force(m: int, neig
 def test_where_everyone_is_in_the_set_there_is_nothing_to_anneal() -> None:
     task = problem(5, n=4, m=4)
     assert run(task, "v2", Cooling(1.0, 100))[0].tolist() == [0, 1, 2, 3]
-    value = Additive(task["value"], task["cluster"], task["marginal"])
-    assert anneal(task["ucb"], value, task["start"], (), Cooling(1.0, 100), 0, Clock())[1] == 0
+    assert anneal(task["ucb"], additive(task), task["start"], (), Cooling(1.0, 100), 0, Clock())[1] == 0
 
 
 def test_a_function_of_the_set_and_its_swap_methods_agree() -> None:
@@ -183,13 +170,10 @@ def test_a_function_of_the_set_and_its_swap_methods_agree() -> None:
     assert fast.swapped(2, 11) == pytest.approx(slow.swapped(2, 11))
 
 
-def test_label_diversity_is_one_for_complementary_clients() -> None:
+def test_label_diversity_is_one_for_complementary_clients_and_none_for_a_single_label() -> None:
     diversity = LabelDiversity(np.array([[10.0, 0.0], [0.0, 10.0], [10.0, 0.0]]))
     assert diversity(np.array([0, 1])) == pytest.approx(1.0)
     assert diversity(np.array([0, 2])) == pytest.approx(0.0, abs=1e-6)
-
-
-def test_a_single_label_has_no_diversity() -> None:
     play = Play(policy_of("sa-pause labels")).rounds(1)
     play.table.label_counts = {0: np.array([5.0])}  # as its client states
     context = context_of(play.table, 2)

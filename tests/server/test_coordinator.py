@@ -98,13 +98,6 @@ class Careless(All):
         return Inspection([{"cosine": math.nan} for _ in updates], np.ones(len(rows), np.bool_))
 
 
-async def test_a_policy_that_finds_no_number_ends_the_run_before_it_is_written(rig: MakeRig) -> None:
-    async with rig(Careless(2), rounds=1, minimum_clients=1).running("a") as r:
-        with pytest.raises(PauseflError, match=r"^selection\.policy: in round 1 its inspect returned statistics with"):
-            await r.played()
-        assert r.store.rounds() == []
-
-
 @dataclass(frozen=True)
 class Unprepared(All):
     """Cannot load what it needs."""
@@ -129,14 +122,18 @@ class Wild(Policy):
         return Selection(np.array([0, 99]))
 
 
-async def test_a_policy_that_chooses_what_cannot_be_played_ends_the_run_in_one_line(rig: MakeRig) -> None:
-    async with rig(Wild(2)).running() as r:
+@pytest.mark.parametrize(
+    ("policy", "said", "jobs"),
+    [(Careless(2), r"its inspect returned statistics with", 1), (Wild(2), r"it chose row 99: must be one of", 0)],
+)
+async def test_a_policy_that_cannot_be_right_ends_the_run_in_one_line_before_it_is_written(
+    rig: MakeRig, policy: Policy, said: str, jobs: int
+) -> None:
+    async with rig(policy, rounds=1).running() as r:
         peers = await r.join_all("ab")
-        with pytest.raises(
-            PauseflError, match=r"^selection\.policy: in round 1 it chose row 99: must be one of [^\n]*$"
-        ):
+        with pytest.raises(PauseflError, match=rf"^selection\.policy: in round 1 {said} [^\n]*$"):
             await r.played()
-        assert all(peer.jobs.empty() for peer in peers)
+        assert [peer.jobs.qsize() for peer in peers] == [jobs] * 2
         assert r.store.rounds() == []
 
 
@@ -157,8 +154,7 @@ async def test_rule_and_optimizer_make_the_model_and_the_state_is_committed(rig:
 async def test_whoever_answers_first_the_model_is_the_same(tmp_path: Path) -> None:
     digests = []
     for order in ("abc", "cba", "bca"):
-        folder = tmp_path / order
-        folder.mkdir()
+        (folder := tmp_path / order).mkdir()
         async with CoordinatorRig(folder, rounds=1, minimum_clients=3).running() as r:
             peers = {c: await r.join(c, manual=True) for c in "abc"}
             for peer in peers.values():
@@ -173,12 +169,8 @@ async def test_whoever_answers_first_the_model_is_the_same(tmp_path: Path) -> No
 async def test_the_same_seed_chooses_the_same_clients_whatever_order_they_came_in(tmp_path: Path) -> None:
     chosen = []
     for order in ("abcd", "dcab"):
-        folder = tmp_path / order
-        folder.mkdir()
-        async with CoordinatorRig(folder, Random(2), rounds=10, minimum_clients=4).running() as r:
-            for c in order:
-                await r.join(c)
-            await r.played()
+        (folder := tmp_path / order).mkdir()
+        async with CoordinatorRig(folder, Random(2), rounds=10, minimum_clients=4).played_by(order) as r:
             chosen.append([record.chosen for record in r.store.rounds()])
     assert chosen[0] == chosen[1]
     assert len(set(chosen[0])) > 1

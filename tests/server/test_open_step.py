@@ -100,21 +100,18 @@ def test_a_lost_client_is_waited_for_until_it_should_be_back_and_never_beyond_th
     assert [opened.misses[client_id].kind for client_id in "ab"] == ["timeout", "lost"]
 
 
-def test_a_round_trip_runs_from_the_first_time_that_a_client_was_handed_the_job() -> None:
+@pytest.mark.parametrize(
+    ("handed_over_s", "expected"), [([SENT_S, 15.0], (SENT_S, SENT_S)), ([SENT_S - 1], (None, 16.0))]
+)
+def test_a_round_trip_runs_from_the_first_hand_over_of_this_rounds_job(
+    handed_over_s: list[float], expected: tuple[float | None, float]
+) -> None:
     opened = open_round()
-    for handed_over_s in (SENT_S, 15.0):
-        opened.lost("a", 20.0, handed_over_s)
+    for each_s in handed_over_s:
+        opened.lost("a", 20.0, each_s)
         job = opened.returned("a", 16.0)
         assert job is not None
-        assert (job.handed_over_s, job.ready_s) == (SENT_S, SENT_S)
-
-
-def test_an_earlier_rounds_job_starts_no_round_trip_of_this_one() -> None:
-    opened = open_round()
-    opened.lost("a", 20.0, SENT_S - 1)
-    job = opened.returned("a", 16.0)
-    assert job is not None
-    assert (job.handed_over_s, job.ready_s) == (None, 16.0)
+        assert (job.handed_over_s, job.ready_s) == expected
 
 
 def test_a_server_that_stood_still_waits_for_all_once_more_and_no_further_time() -> None:
@@ -154,42 +151,34 @@ def deadline_s(answers: Answers, **changes: float) -> float:
     return derived_deadline_s(table, np.arange(len(table)), **changes)  # type: ignore[arg-type]
 
 
-def test_a_client_that_was_never_seen_has_the_start_value() -> None:
-    assert deadline_s({"a": []} | {"b": [0.1]}) == UNSEEN_S
+DEADLINES: dict[str, tuple[Answers, dict[str, float], float]] = {
+    "never seen": ({"a": [], "b": [0.1]}, {}, UNSEEN_S),
+    "quick: the floor": ({"a": [0.1, 0.2], "b": [0.3]}, {}, LEAST_S),
+    "the slowest decides": ({"a": [0.1], "b": [20.0], "c": [5.0]}, {}, FACTOR * 20.0),
+    "one outlier": ({"a": [5.0] * 14 + [100.0]}, {}, FACTOR * 5.0),
+    "what is long past": ({"a": [100.0] + [5.0] * 16}, {}, FACTOR * 5.0),
+    "after a miss": ({"a": [0.1, None]}, {}, UNSEEN_S),
+    "back after a miss": ({"a": [0.1, None, 0.1]}, {}, LEAST_S),
+    "slow, then a miss": ({"a": [50.0, None]}, {}, FACTOR * 50.0),
+    "another attempt": ({"a": []}, {"failed_attempts": 1}, RETRY_FACTOR * UNSEEN_S),
+    "many attempts": ({"a": []}, {"failed_attempts": 9}, GREATEST_S),
+    "more attempts than floats hold": ({"a": []}, {"failed_attempts": 10**6}, GREATEST_S),
+    "the cap": ({"a": [1e4]}, {}, GREATEST_S),
+    "stretched": ({"a": []}, {"time_scale": 4.0}, 4 * UNSEEN_S),
+    "the stretched cap": ({"a": [1e4]}, {"time_scale": 4.0}, 4 * GREATEST_S),
+    "not shrunk": ({"a": []}, {"time_scale": 0.1}, UNSEEN_S),
+}
 
 
-def test_quick_clients_are_waited_for_at_least_the_floor() -> None:
-    assert deadline_s({"a": [0.1, 0.2], "b": [0.3]}) == LEAST_S
+@pytest.mark.parametrize("what", DEADLINES)
+def test_a_deadline_is_that_of_the_slowest_clients_usual_round_trips(what: str) -> None:
+    answers, changes, expected_s = DEADLINES[what]
+    assert deadline_s(answers, **changes) == expected_s
 
 
-def test_the_slowest_of_the_chosen_clients_decides() -> None:
-    assert deadline_s({"a": [0.1], "b": [20.0], "c": [5.0]}) == FACTOR * 20.0
+def test_clients_that_are_not_chosen_move_no_deadline() -> None:
     table = table_of({"a": [0.1], "b": [20.0], "c": [5.0]})
     assert derived_deadline_s(table, np.array([0, 2])) == FACTOR * 5.0
-
-
-def test_one_outlier_among_many_round_trips_does_not_count() -> None:
-    assert deadline_s({"a": [5.0] * 14 + [100.0]}) == FACTOR * 5.0
-    assert deadline_s({"a": [100.0] + [5.0] * 16}) == FACTOR * 5.0, "what is long past is forgotten"
-
-
-def test_after_a_miss_a_client_is_given_the_start_value_again() -> None:
-    assert deadline_s({"a": [0.1, None]}) == UNSEEN_S
-    assert deadline_s({"a": [0.1, None, 0.1]}) == LEAST_S
-    assert deadline_s({"a": [50.0, None]}) == FACTOR * 50.0
-
-
-def test_further_attempts_at_a_round_wait_longer_up_to_the_cap() -> None:
-    assert deadline_s({"a": []}, failed_attempts=1) == RETRY_FACTOR * UNSEEN_S
-    assert deadline_s({"a": []}, failed_attempts=9) == GREATEST_S
-    assert deadline_s({"a": [1e4]}) == GREATEST_S
-    assert deadline_s({"a": []}, failed_attempts=10**6) == GREATEST_S
-
-
-def test_stretched_delays_stretch_what_is_not_measured() -> None:
-    assert deadline_s({"a": []}, time_scale=4.0) == 4 * UNSEEN_S
-    assert deadline_s({"a": [1e4]}, time_scale=4.0) == 4 * GREATEST_S
-    assert deadline_s({"a": []}, time_scale=0.1) == UNSEEN_S
 
 
 @given(st.lists(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=40), min_size=1, max_size=8), st.integers(0, 6))

@@ -11,11 +11,17 @@ from rigs.client_actor import ClientActorRig
 from rigs.command import played, query, sets
 
 
-def test_everybody_is_pinged_in_turn_at_the_rate_asked_for() -> None:
-    schedule = PingSchedule(4.0)
-    for client_id in "abc":
+def begun(pings_per_s: float, client_ids: str) -> PingSchedule:
+    """A schedule that these clients have joined, at time 0."""
+    schedule = PingSchedule(pings_per_s)
+    for client_id in client_ids:
         schedule.join(client_id)
     assert schedule.take_due(0.0, ()) == []
+    return schedule
+
+
+def test_everybody_is_pinged_in_turn_at_the_rate_asked_for() -> None:
+    schedule = begun(4.0, "abc")
     assert schedule.take_due(0.5, ()) == ["a", "b"]
     assert schedule.take_due(0.6, ()) == []
     assert schedule.take_due(0.75, ()) == ["c"]
@@ -23,18 +29,12 @@ def test_everybody_is_pinged_in_turn_at_the_rate_asked_for() -> None:
 
 
 def test_a_long_pause_earns_no_more_than_a_seconds_worth() -> None:
-    schedule = PingSchedule(2.0)
-    for client_id in "abcdef":
-        schedule.join(client_id)
-    schedule.take_due(0.0, ())
+    schedule = begun(2.0, "abcdef")
     assert schedule.take_due(3600.0, ()) == ["a", "b"]
 
 
 def test_the_busy_stay_first_in_line_and_the_gone_are_not_pinged() -> None:
-    schedule = PingSchedule(1.0)
-    for client_id in "abc":
-        schedule.join(client_id)
-    schedule.take_due(0.0, ())
+    schedule = begun(1.0, "abc")
     assert schedule.take_due(1.0, {"a"}) == ["b"]
     schedule.leave("c")
     assert schedule.take_due(2.0, ()) == ["a"]
@@ -43,9 +43,7 @@ def test_the_busy_stay_first_in_line_and_the_gone_are_not_pinged() -> None:
 
 
 def test_a_rate_of_none_pings_nobody() -> None:
-    schedule = PingSchedule(0.0)
-    schedule.join("a")
-    assert [schedule.take_due(t, ()) for t in (0.0, 1e6)] == [[], []]
+    assert begun(0.0, "a").take_due(1e6, ()) == []
 
 
 async def test_a_ping_is_timed_and_one_that_a_job_overtook_is_not() -> None:

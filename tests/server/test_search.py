@@ -66,10 +66,11 @@ def test_pivot_and_fill_is_optimal(problem: dict[str, Any]) -> None:
     assert_optimal(problem, rows, [0.0])
 
 
-@given(problems())
+@pytest.mark.parametrize("search", [clustered_pivot_and_fill, brute_force])
+@given(problem=problems())
 @settings(max_examples=400, deadline=None, derandomize=True)
-def test_clustered_pivot_and_fill_is_optimal(problem: dict[str, Any]) -> None:
-    assert_optimal(problem, clustered_pivot_and_fill(**problem), [0.0, problem["penalty"]])
+def test_a_clustered_search_is_optimal(search: Callable[..., Any], problem: dict[str, Any]) -> None:
+    assert_optimal(problem, search(**problem), [0.0, problem["penalty"]])
 
 
 @given(problems(), st.lists(st.sampled_from([0.0, 0.25, 0.5, 3.0]), min_size=1, max_size=4))
@@ -78,12 +79,6 @@ def test_convex_pivot_and_fill_is_optimal(problem: dict[str, Any], steps: list[f
     marginal = np.cumsum(steps)
     args = (problem["ucb"], problem["value"], problem["m"], problem["cluster"], marginal, problem["forced"])
     assert_optimal(problem, convex_pivot_and_fill(*args), marginal)
-
-
-@given(problems())
-@settings(max_examples=200, deadline=None, derandomize=True)
-def test_brute_force_is_optimal(problem: dict[str, Any]) -> None:
-    assert_optimal(problem, brute_force(**problem), [0.0, problem["penalty"]])
 
 
 @given(problems(), st.randoms(use_true_random=False))
@@ -115,19 +110,14 @@ def hard(k: int, m: int, seed: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_two_clustered_searches_agree_on_large_problems(seed: int) -> None:
-    """They share no inner loop; eq. (22) is the convex penalty (0, λ, λ, ...)."""
+    """They share no inner loop; eq. (22) is the convex penalty (0, λ, λ, ...). Without a penalty, both are plain."""
     problem = hard(3000, 200, seed)
+    ucb, value, m, cluster, forced = (problem[key] for key in ("ucb", "value", "m", "cluster", "forced"))
     marginal = [0.0, problem["penalty"]]
-    fast = clustered_pivot_and_fill(**problem)
-    args = (problem["ucb"], problem["value"], problem["m"], problem["cluster"], marginal, problem["forced"])
-    assert energy(problem, fast, marginal) == energy(problem, convex_pivot_and_fill(*args), marginal)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_no_penalty_makes_the_clustered_search_the_plain_one(seed: int) -> None:
-    problem = hard(3000, 200, seed) | {"penalty": 0.0}
-    plain = pivot_and_fill(problem["ucb"], problem["value"], problem["m"], problem["forced"])
-    assert energy(problem, clustered_pivot_and_fill(**problem), [0.0]) == energy(problem, plain, [0.0])
+    fast, convex = clustered_pivot_and_fill(**problem), convex_pivot_and_fill(ucb, value, m, cluster, marginal, forced)
+    assert energy(problem, fast, marginal) == energy(problem, convex, marginal)
+    unpriced, plain = clustered_pivot_and_fill(**problem | {"penalty": 0.0}), pivot_and_fill(ucb, value, m, forced)
+    assert energy(problem, unpriced, [0.0]) == energy(problem, plain, [0.0])
 
 
 @pytest.mark.parametrize("levels", [2, 50, 10**6], ids="{} levels".format)
@@ -194,14 +184,8 @@ def test_inputs_are_left_as_they_were() -> None:
     ],
 )
 def test_bad_input_is_refused(change: dict[str, Any], message: str) -> None:
-    problem: dict[str, Any] = {
-        "ucb": [1.0, 2.0, 3.0],
-        "value": [0.0, 0.0, 0.0],
-        "m": 2,
-        "cluster": [0, 1, 1],
-        "penalty": 1.0,
-        "forced": (),
-    }
+    problem: dict[str, Any] = {"ucb": [1.0, 2.0, 3.0], "value": [0.0, 0.0, 0.0], "m": 2, "forced": ()}
+    problem |= {"cluster": [0, 1, 1], "penalty": 1.0}
     for search in (clustered_pivot_and_fill, brute_force):
         with pytest.raises(ValueError, match=message):
             search(**(problem | change))

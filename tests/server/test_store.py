@@ -4,6 +4,7 @@ import asyncio
 import math
 import sqlite3
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -28,7 +29,6 @@ FINITE = st.floats(allow_nan=False)
 COUNTS = st.integers(0, 2**63 - 1)
 NAMES = st.text(max_size=20)
 NUMBERS = st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3)
-
 
 TEXTS = st.lists(NAMES, max_size=3).map(tuple)
 BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
@@ -80,9 +80,8 @@ def test_every_field_of_every_record_comes_back(records: list[RoundRecord]) -> N
         in_order = sorted(records, key=lambda r: r.round)
         assert store.rounds() == in_order
         store.close()
-        again = Store(path)
-        assert again.rounds() == in_order
-        again.close()
+        with closing(Store(path)) as again:
+            assert again.rounds() == in_order
 
 
 @given(st.lists(st.tuples(st.sampled_from(["validation", "test"]), st.booleans(), COUNTS, FINITE, FINITE), max_size=6))
@@ -122,14 +121,8 @@ def test_events_after_the_last_round_wait_for_the_next_one() -> None:
 def test_a_round_taken_back_is_gone_but_what_was_spent_is_not() -> None:
     with fresh_store() as (store, _):
         store.commit_round(record(1, observation("a", participation=1, epsilon=4.0, epsilon_spent=4.0)))
-        store.commit_round(
-            record(
-                2,
-                observation("a", participation=2, epsilon=2.0, epsilon_spent=6.0),
-                observation("b", participation=0),
-                events=(LogEvent("joined", "b"),),
-            )
-        )
+        second = observation("a", participation=2, epsilon=2.0, epsilon_spent=6.0), observation("b", participation=0)
+        store.commit_round(record(2, *second, events=(LogEvent("joined", "b"),)))
         store.save_evaluations(2, [Evaluation("test", True, 10, 0.5, 1.0)])
         store.go_back_to(1)
         assert [r.round for r in store.rounds()] == [1]
@@ -175,9 +168,8 @@ def test_events_of_rounds_taken_back_wait_until_a_round_knows_of_them() -> None:
         store.commit_round(record(2, observation("a"), attempt=2, events=events))
         assert store.late_events() == []
         store.close()
-        again = Store(path)  # which verifies the seals
-        assert again.late_events() == []
-        again.close()
+        with closing(Store(path)) as again:  # which verifies the seals
+            assert again.late_events() == []
 
 
 def test_facts_about_a_run_are_kept() -> None:
@@ -186,9 +178,8 @@ def test_facts_about_a_run_are_kept() -> None:
         store.set_meta("colour", "red")
         store.set_meta("colour", "blue")
         store.close()
-        again = Store(path)
-        assert again.meta("colour") == "blue"
-        again.close()
+        with closing(Store(path)) as again:
+            assert again.meta("colour") == "blue"
 
 
 def test_what_is_committed_survives_a_crash_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,12 +194,10 @@ def test_what_is_committed_survives_a_crash_of_the_machine(monkeypatch: pytest.M
 @pytest.mark.parametrize("version", ["0", str(SCHEMA_VERSION + 1), "new", None])
 def test_another_schema_version_is_refused(tmp_path: Path, version: str | None) -> None:
     Store(tmp_path / "run.db").close()
-    db = sqlite3.connect(tmp_path / "run.db")
-    db.execute("DELETE FROM meta WHERE key = 'schema_version'")
-    if version is not None:
-        db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (version,))
-    db.commit()
-    db.close()
+    with closing(sqlite3.connect(tmp_path / "run.db")) as db, db:
+        db.execute("DELETE FROM meta WHERE key = 'schema_version'")
+        if version is not None:
+            db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (version,))
     with pytest.raises(ConfigError, match=rf"run\.db: has schema_version {version}, .* reads {SCHEMA_VERSION}"):
         Store(tmp_path / "run.db")
 
@@ -222,76 +211,61 @@ def test_a_file_that_is_no_log_is_refused(tmp_path: Path, content: bytes) -> Non
 
 def test_a_file_left_empty_by_a_crash_is_begun_afresh(tmp_path: Path) -> None:
     (tmp_path / "run.db").touch()
-    store = Store(tmp_path / "run.db")
-    store.commit_round(record(1))
-    assert len(store.rounds()) == 1
-    store.close()
+    with closing(Store(tmp_path / "run.db")) as store:
+        store.commit_round(record(1))
+        assert len(store.rounds()) == 1
 
 
 # -- views
 
 
-def test_the_breakdown_adds_up() -> None:
-    timing = Timing(6.0, 0.25, 0.5, 0.125, 1.0, 0.0625, 0.75, 0.5, reconnect_s=2.0)
+def spent(client_id: str, epsilon: float, participation: int = 1) -> Observation:
+    return observation(client_id, participation=participation, epsilon=0.5, epsilon_spent=epsilon)
+
+
+TIMING = Timing(6.0, 0.25, 0.5, 0.125, 1.0, 0.0625, 0.75, 0.5, reconnect_s=2.0)
+LATENCIES = [record(t, round_latency_s=s, cluster_penalty_s=0.125) for t, s in enumerate((0.5, 0.25, 1.0), start=1)]
+LEAKS = [record(1), record(2, spent("a", 3.0), spent("b", 5.0)), record(3, spent("a", 4.0)), record(4)]
+CHOICES = [record(1, chosen=("a", "a", "b")), record(2, chosen=('quote"d', "a"))]
+JOINS = [
+    record(1, events=(LogEvent("joined", "a"),)),
+    record(2, observation("a", statistics={"drift": 0.25}), events=(LogEvent("joined", "b"), LogEvent("left", "a"))),
+    record(3, events=(LogEvent("joined", "a"),)),
+]
+
+
+@pytest.mark.parametrize(
+    ("records", "sql", "rows"),
+    [
+        (
+            [record(1, observation("a", timing=TIMING, drawn_down_s=0.5, drawn_up_s=0.75))],
+            "SELECT device_s, communication_s, propagation_s, drawn_s FROM breakdown",
+            [(1.1875, 4.8125, 0.8125, 1.25)],
+        ),
+        (
+            LATENCIES,
+            "SELECT round, round_latency_s, total_latency_s, cluster_penalty_s FROM round_latency",
+            [(1, 0.5, 0.5, 0.125), (2, 0.25, 0.75, 0.125), (3, 1.0, 1.75, 0.125)],
+        ),
+        ([record(1, spent("a", 2.5, 3), observation("b"))], "SELECT * FROM leakage", [(1, "a", 3, 0.5, 2.5)]),
+        (
+            [*LEAKS, record(5, spent("a", 6.0))],
+            "SELECT round, max_epsilon_spent FROM greatest_leakage ORDER BY round",
+            [(1, 0.0), (2, 5.0), (3, 5.0), (4, 5.0), (5, 6.0)],
+        ),
+        (CHOICES, "SELECT * FROM selections ORDER BY client_id", [("a", 3), ("b", 1), ('quote"d', 1)]),
+        (CHOICES, "SELECT * FROM choices", [(1, "a", 2), (1, "b", 1), (2, "a", 1), (2, 'quote"d', 1)]),
+        (JOINS, "SELECT * FROM joins ORDER BY client_id", [("a", 1), ("b", 2)]),
+        (JOINS, "SELECT * FROM statistics", [(2, "a", "drift", 0.25)]),
+    ],
+)
+def test_a_view_tells_of_all_rounds(records: list[RoundRecord], sql: str, rows: list[tuple[Any, ...]]) -> None:
+    """The greatest leakage never falls and knows of rounds without answers; a client drawn twice counts twice."""
     with fresh_store() as (store, path):
-        store.commit_round(record(1, observation("a", timing=timing, drawn_down_s=0.5, drawn_up_s=0.75)))
-        ((device_s, communication_s, propagation_s, drawn_s),) = query(
-            path, "SELECT device_s, communication_s, propagation_s, drawn_s FROM breakdown"
-        )
-    assert device_s == timing.device_s == 1.1875
-    assert communication_s == timing.communication_s == 4.8125
-    assert propagation_s == timing.propagation_s == 0.8125
-    assert drawn_s == 1.25
-
-
-def test_latency_runs_up_over_the_rounds() -> None:
-    with fresh_store() as (store, path):
-        for t, latency_s in enumerate((0.5, 0.25, 1.0), start=1):
-            store.commit_round(record(t, round_latency_s=latency_s, cluster_penalty_s=0.125))
-        rows = query(path, "SELECT round, round_latency_s, total_latency_s, cluster_penalty_s FROM round_latency")
-    assert rows == [(1, 0.5, 0.5, 0.125), (2, 0.25, 0.75, 0.125), (3, 1.0, 1.75, 0.125)]
-
-
-def test_leakage_lists_private_releases_alone() -> None:
-    with fresh_store() as (store, path):
-        private = observation("a", participation=3, epsilon=0.5, epsilon_spent=2.5)
-        store.commit_round(record(1, private, observation("b")))
-        assert query(path, "SELECT * FROM leakage") == [(1, "a", 3, 0.5, 2.5)]
-
-
-def test_the_greatest_leakage_never_falls_and_knows_of_rounds_without_answers() -> None:
-    def spent(client_id: str, epsilon: float) -> Observation:
-        return observation(client_id, participation=1, epsilon=epsilon, epsilon_spent=epsilon)
-
-    with fresh_store() as (store, path):
-        store.commit_round(record(1))
-        store.commit_round(record(2, spent("a", 3.0), spent("b", 5.0)))
-        store.commit_round(record(3, spent("a", 4.0)))
-        store.commit_round(record(4))
-        store.commit_round(record(5, spent("a", 6.0)))
-        rows = query(path, "SELECT round, max_epsilon_spent FROM greatest_leakage ORDER BY round")
-    assert rows == [(1, 0.0), (2, 5.0), (3, 5.0), (4, 5.0), (5, 6.0)]
-
-
-def test_selections_count_a_client_drawn_twice_twice() -> None:
-    with fresh_store() as (store, path):
-        store.commit_round(record(1, chosen=("a", "a", "b")))
-        store.commit_round(record(2, chosen=('quote"d', "a")))
-        assert dict(query(path, "SELECT * FROM selections")) == {"a": 3, "b": 1, 'quote"d': 1}
-        rows = query(path, "SELECT * FROM choices ORDER BY round, client_id")
-    assert rows == [(1, "a", 2), (1, "b", 1), (2, "a", 1), (2, 'quote"d', 1)]
-
-
-def test_a_client_joins_once_and_its_statistics_have_names() -> None:
-    with fresh_store() as (store, path):
-        store.commit_round(record(1, events=(LogEvent("joined", "a"),)))
-        seen = observation("a", statistics={"drift": 0.25, "norm": 2.0})
-        store.commit_round(record(2, seen, events=(LogEvent("joined", "b"), LogEvent("left", "a"))))
-        store.commit_round(record(3, events=(LogEvent("joined", "a"),)))
-        joins = query(path, "SELECT * FROM joins ORDER BY client_id")
-        statistics = query(path, "SELECT * FROM statistics ORDER BY name")
-    assert joins == [("a", 1), ("b", 2)]
-    assert statistics == [(2, "a", "drift", 0.25), (2, "a", "norm", 2.0)]
+        for each in records:
+            store.commit_round(each)
+        assert sorted(query(path, sql)) == rows
+    assert (TIMING.device_s, TIMING.communication_s, TIMING.propagation_s) == (1.1875, 4.8125, 0.8125)
 
 
 def test_accuracy_stands_beside_the_latency_it_took() -> None:
@@ -314,23 +288,17 @@ def test_the_name_of_a_tasks_score_is_kept() -> None:
 # -- the server optimizer's state
 
 
-def test_the_optimizers_state_of_the_last_two_rounds_is_kept(tmp_path: Path) -> None:
-    store = Store(tmp_path / "run.db")
-    for t in range(1, 5):
-        store.commit_round(record(t), optimizer_state=theta(t, 6))
-    for t in (3, 4):
-        state = store.optimizer_state(t)
-        assert state is not None
-        assert state.tobytes() == theta(t, 6).tobytes()
-    assert store.optimizer_state(2) is None
-    store.close()
-
-
-def test_an_optimizer_without_state_keeps_none(tmp_path: Path) -> None:
-    store = Store(tmp_path / "run.db")
-    store.commit_round(record(1), optimizer_state=theta(0, 0))
-    assert store.optimizer_state(1) is None
-    store.close()
+def test_the_optimizers_state_of_the_last_two_rounds_is_kept_where_there_is_one() -> None:
+    with fresh_store() as (store, _):
+        for t in range(1, 5):
+            store.commit_round(record(t), optimizer_state=theta(t, 6))
+        for t in (3, 4):
+            state = store.optimizer_state(t)
+            assert state is not None
+            assert state.tobytes() == theta(t, 6).tobytes()
+        assert store.optimizer_state(2) is None
+        store.commit_round(record(5), optimizer_state=theta(0, 0))
+        assert store.optimizer_state(5) is None
 
 
 # -- the actor

@@ -25,7 +25,7 @@ from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.coordinator import MakeRig
 from rigs.federation import BIG, PRIVATE, SIZE, clients, federation, log_of
 from rigs.federation import private as ledger_of
-from rigs.session import SCHEDULE, ServerEnd, SessionRig
+from rigs.session import SCHEDULE, ServerEnd, SessionRig, held_back, welcomed
 
 
 def withdraw(stream: ServerEnd, round: int) -> None:
@@ -79,24 +79,20 @@ async def test_a_guard_that_is_cancelled_is_no_withdrawal() -> None:
 
 
 async def test_a_job_that_waits_for_another_is_dropped_unpaid(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as executor:
-        rig = SessionRig(ledger_in=tmp_path, executor=executor)
-        rig.trainer.gate.clear()
-        async with rig.welcomed() as stream:
-            for t in (1, 2, 3):
-                stream.give_job(rig.model, t, SCHEDULE)
-            withdraw(stream, 2)
-            await stream.all_read()
-            rig.trainer.gate.set()
-            answers = [await answer(stream) for _ in range(3)]
+    async with held_back(ledger_in=tmp_path) as (rig, stream):
+        for t in (1, 2, 3):
+            stream.give_job(rig.model, t, SCHEDULE)
+        withdraw(stream, 2)
+        await stream.all_read()
+        rig.trainer.gate.set()
+        answers = [await answer(stream) for _ in range(3)]
     assert answers == [(1, pb.STATUS_OK), (2, pb.STATUS_WITHDRAWN), (3, pb.STATUS_OK)]
     assert rig.trainer.rounds == [1, 3]
     assert rig.ledger.released == 2
 
 
 async def test_a_job_that_is_held_by_the_link_is_dropped_at_once(tmp_path: Path) -> None:
-    rig = SessionRig(ledger_in=tmp_path, delays=lambda _: Delays(down_s=3600.0))
-    async with rig.welcomed() as stream:
+    async with welcomed(ledger_in=tmp_path, delays=lambda _: Delays(down_s=3600.0)) as (rig, stream):
         stream.give_job(rig.model, 1, SCHEDULE)
         withdraw(stream, 1)
         assert await answer(stream) == (1, pb.STATUS_WITHDRAWN)
@@ -104,8 +100,7 @@ async def test_a_job_that_is_held_by_the_link_is_dropped_at_once(tmp_path: Path)
 
 
 async def test_a_job_whose_model_has_not_come_whole_is_dropped(tmp_path: Path) -> None:
-    rig = SessionRig(size=BIG, ledger_in=tmp_path)
-    async with rig.welcomed() as stream:
+    async with welcomed(size=BIG, ledger_in=tmp_path) as (rig, stream):
         stream.give(pack_job(1, 1, rig.model, digest(rig.model), SCHEDULE)[0])
         withdraw(stream, 1)
         assert await answer(stream) == (1, pb.STATUS_WITHDRAWN)
@@ -115,19 +110,16 @@ async def test_a_job_whose_model_has_not_come_whole_is_dropped(tmp_path: Path) -
 
 
 async def test_training_that_ends_after_its_job_was_withdrawn_is_not_paid_for(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as executor:
-        rig = SessionRig(ledger_in=tmp_path, executor=executor)
-        rig.trainer.gate.clear()
-        async with rig.welcomed() as stream:
-            stream.give_job(rig.model, 1, SCHEDULE)
-            await asyncio.to_thread(rig.trainer.begun.wait, 20)
-            withdraw(stream, 1)
-            await stream.all_read()
-            rig.trainer.gate.set()
-            assert await answer(stream) == (1, pb.STATUS_WITHDRAWN)
-            assert rig.ledger.released == 0
-            stream.give_job(rig.model, 1, SCHEDULE)  # a server that was started again asks for the same once more
-            assert await answer(stream) == (1, pb.STATUS_OK)
+    async with held_back(ledger_in=tmp_path) as (rig, stream):
+        stream.give_job(rig.model, 1, SCHEDULE)
+        await asyncio.to_thread(rig.trainer.begun.wait, 20)
+        withdraw(stream, 1)
+        await stream.all_read()
+        rig.trainer.gate.set()
+        assert await answer(stream) == (1, pb.STATUS_WITHDRAWN)
+        assert rig.ledger.released == 0
+        stream.give_job(rig.model, 1, SCHEDULE)  # a server that was started again asks for the same once more
+        assert await answer(stream) == (1, pb.STATUS_OK)
     assert rig.ledger.released == 1
 
 
@@ -152,29 +144,25 @@ async def test_the_stated_time_of_a_job_ends_with_it(is_ended: bool) -> None:
 @pytest.mark.parametrize("is_withdrawn", [False, True])
 async def test_the_work_of_a_broken_stream_ends_before_the_next_job_begins(is_withdrawn: bool) -> None:
     """With two trainers' threads: one client has one trainer, one ledger and one state."""
-    with ThreadPoolExecutor(2) as executor:
-        rig = SessionRig(executor=executor)
-        rig.trainer.gate.clear()
-        async with rig.welcomed() as broken:
-            broken.give_job(rig.model, 1)
-            await asyncio.to_thread(rig.trainer.begun.wait, 20)
-            broken.give(None)
-            stream = await rig.server.welcome()
-            rig.trainer.begun.clear()
-            stream.give_job(rig.model, 2)
-            assert not await asyncio.to_thread(rig.trainer.begun.wait, 0.2)
-            if is_withdrawn:
-                withdraw(stream, 2)
-                assert await answer(stream) == (2, pb.STATUS_WITHDRAWN)
-                stream.give_job(rig.model, 3)
-            rig.trainer.gate.set()
-            assert (await stream.upload())[0].round == (3 if is_withdrawn else 2)
+    async with held_back(threads=2) as (rig, broken):
+        broken.give_job(rig.model, 1)
+        await asyncio.to_thread(rig.trainer.begun.wait, 20)
+        broken.give(None)
+        stream = await rig.server.welcome()
+        rig.trainer.begun.clear()
+        stream.give_job(rig.model, 2)
+        assert not await asyncio.to_thread(rig.trainer.begun.wait, 0.2)
+        if is_withdrawn:
+            withdraw(stream, 2)
+            assert await answer(stream) == (2, pb.STATUS_WITHDRAWN)
+            stream.give_job(rig.model, 3)
+        rig.trainer.gate.set()
+        assert (await stream.upload())[0].round == (3 if is_withdrawn else 2)
     assert rig.trainer.rounds == [1, 3 if is_withdrawn else 2]
 
 
 async def test_an_update_that_is_paid_for_is_sent_all_the_same(tmp_path: Path) -> None:
-    rig = SessionRig(ledger_in=tmp_path)
-    async with rig.welcomed() as stream:
+    async with welcomed(ledger_in=tmp_path) as (rig, stream):
         stream.give_job(rig.model, 1, SCHEDULE)
         assert await answer(stream) == (1, pb.STATUS_OK)
         withdraw(stream, 1)

@@ -26,7 +26,7 @@ from pausefl_server.connections.hello_limits import MOST_WAITING
 from rigs.client_actor import ClientActorRig
 from rigs.command import PAUSEFL, query, rounds_in, sets
 from rigs.places import TESTS
-from rigs.session import SessionRig
+from rigs.session import welcomed
 from rigs.waiting import wait_for
 from stops.play import play, stops
 
@@ -61,8 +61,7 @@ async def test_what_once_harmed_a_server_is_told_in_short(data: bytes) -> None:
 
 @corpus("to_client")
 async def test_what_once_harmed_a_client_costs_it_its_stream_alone(data: bytes) -> None:
-    rig = SessionRig()
-    async with rig.welcomed() as stream:
+    async with welcomed() as (rig, stream):
         stream.give(data)
         again = await rig.server.welcome()
         assert (await again.ask(rig.model))[0].status == pb.STATUS_OK
