@@ -94,6 +94,7 @@ def commands(folder: Path) -> Mapping[str, Sequence[str]]:
         "tests": [*_python("pytest"), "-q", "-k", "cuda", *files],
         **measured,
         "audit": [*_pausefl("audit", "small_cifar"), *ON_GPU, "--uploads", "2000"],
+        "audits of runs": [*_python("benchmarks.audited"), "cuda"],
         **runs,
     }
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import gpu
+from benchmarks.audited import audited
 from benchmarks.busy import busy_share, covered
 from benchmarks.own.training import PRESETS
 from pausefl.cli import parser
@@ -45,6 +46,15 @@ def test_training_is_measured_for_every_workload_and_drawn() -> None:
     assert len(axes.patches) == 2 * 2 * len(PRESETS)
     assert all("busy" in label.get_text() for label in axes.get_xticklabels()[1::2])
     assert {"1", "10"} & {label.get_text() for label in axes.get_yticklabels()}  # and not as mathematics
+
+
+@pytest.mark.end_to_end
+def test_a_run_is_audited() -> None:
+    changes = {"experiment.rounds": 2, "workload.model": "synthetic", "clients.count": 10}
+    found = audited("virtual clock", "cpu", changes)
+    assert found["releases"] == 10
+    assert found["canaries"] == 64 * 10
+    assert 0 < found["lower_bound"] <= found["epsilon"] == pytest.approx(3.92, abs=0.01)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda span: (min(span), max(span)))))
