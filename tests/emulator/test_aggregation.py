@@ -30,8 +30,6 @@ from pausefl_server.model.aggregation import (
 )
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, DynamicRegularizer, Optimizer, ServerOptimizer
-from pausefl_server.selection.policies.everyone import All
-from rigs.coordinator import BUDGET, MakeRig, averaged, update_of
 
 quickly = settings(max_examples=60, deadline=None, derandomize=True)
 SIZES = st.sampled_from([1, 2, 50, 1000, 8192, 20_000, 70_000])  # one block, and more than one
@@ -181,19 +179,13 @@ def test_arguments_are_left_as_they_were(rule: str, n: int) -> None:
     assert not any(np.shares_memory(combined, v) for v in updates)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_agreement_is_kept(rule: str) -> None:
-    (update,) = vectors(1, 100, seed=8)
-    combined = rule_of(rule).combine([update] * 5, np.ones(5))
-    np.testing.assert_allclose(combined, update, atol=1e-6)
+GREATEST = [np.full(10, value, np.float32) for value in (0.0, 3e38, -3e38)]
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("value", [0.0, 3e38, -3e38])
-def test_no_value_that_the_wire_takes_makes_a_result_that_is_not_finite(rule: str, value: float) -> None:
-    update = np.full(10, value, np.float32)
-    combined = rule_of(rule).combine([update] * 4, np.ones(4))
-    np.testing.assert_allclose(combined, update, rtol=1e-6)
+@pytest.mark.parametrize("update", [*vectors(1, 100, seed=8), *GREATEST], ids=["some", "0", "greatest", "least"])
+def test_agreement_is_kept_also_at_the_greatest_values_that_the_wire_takes(rule: str, update: Vector) -> None:
+    np.testing.assert_allclose(rule_of(rule).combine([update] * 5, np.ones(5)), update, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean"])
@@ -330,15 +322,3 @@ def test_an_update_far_greater_than_the_rounds_median_is_an_outlier() -> None:
     assert found == {2: "has a norm of 100, the round's others allow 6"}
     for updates in ([unit, 0 * unit], [0 * unit] * 2, []):
         assert outliers(updates, norm_limit=3.0) == {}
-
-
-async def test_an_outlier_enters_no_model_and_is_logged(rig: MakeRig) -> None:
-    async with rig(All(3), rounds=1, minimum_clients=3, aggregation=Aggregation(norm_limit=3.0)).running() as r:
-        for client_id in "ac":
-            await r.join(client_id)
-        b = await r.join("b", manual=True)
-        await b.play(1, vector=1000 * update_of("b", 1))
-        await r.played()
-        np.testing.assert_allclose(r.coordinator.theta, averaged(r.theta_0, 1, "ac"), atol=1e-6)
-        assert r.events() == [("rejected", "b")]
-        assert r.spent("b") == (1, BUDGET.spent(1))

@@ -2,7 +2,7 @@
 
 import math
 import sqlite3
-import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -45,11 +45,9 @@ def make(seed):
 
 @pytest.mark.parametrize("private", [True, False])
 def test_a_client_whose_training_gives_no_numbers_refuses_its_jobs_and_spends_nothing(
-    private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    private: bool, tmp_path: Path, own_module: Callable[[str, str], Path]
 ) -> None:
-    (tmp_path / "broken_sensor.py").write_text(BROKEN_SENSOR)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "broken_sensor", raising=False)
+    own_module("broken_sensor", BROKEN_SENSOR)
     settings = {
         "experiment.rounds": 3, "experiment.clock": "virtual", "experiment.python_path": [str(tmp_path)],
         "clients.count": 4, "selection.m": 4, "selection.policy": "random", "server.rest_rounds_max": 0,

@@ -270,6 +270,7 @@ async def test_a_kept_late_update_that_is_an_outlier_is_logged_as_dropped(rig: M
         np.testing.assert_allclose(r.coordinator.theta, averaged(model, 2, "ac"), atol=1e-5)
         judged = [event for event in r.events() if event[0] in ("rejected", "merged", "dropped")]
         assert judged == [("rejected", "c"), ("dropped", "c")]
+        assert r.spent("c") == (2, BUDGET.spent(2))
         assert r.coordinator.state.table.used[r.coordinator.state.table.row_of["c"]] == 2
 
 

@@ -3,7 +3,7 @@
 import csv
 import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -52,24 +52,18 @@ def page(reported: Path) -> str:
     return (reported / "report.html").read_text(encoding="utf-8")
 
 
-def test_columns_are_those_of_the_views(reported: Path) -> None:
+def test_columns_and_curves_are_those_of_the_views(reported: Path) -> None:
+    """Clients that were never chosen are listed, unseen releases counted; a curve starts before the first round."""
     run = read_run(reported)
     np.testing.assert_allclose(run.round_latency["total_latency_s"], [0.5, 0.8, 1.5])
     np.testing.assert_allclose(run.greatest_leakage["max_epsilon_spent"], [1.0, 1.0, 1.5])
     np.testing.assert_allclose(run.breakdown["propagation_s"], 0.015)
-
-
-def test_clients_never_chosen_are_listed_and_unseen_releases_counted(reported: Path) -> None:
-    clients = read_run(reported).clients
-    assert clients["client_id"].tolist() == ["$x$", "<script>", "c"]
-    assert clients["times_chosen"].tolist() == [2, 2, 0]
-    assert clients["accepted"].tolist() == [2, 2, 0]
-    assert clients["released"].tolist() == [3, 2, 0]
-    assert clients["epsilon_spent"].tolist() == [1.5, 1.0, 0.0]
-
-
-def test_a_curve_is_the_subsets_series_and_starts_before_the_first_round(reported: Path) -> None:
-    total_latency_s, accuracy = read_run(reported).curve("test")
+    assert run.clients["client_id"].tolist() == ["$x$", "<script>", "c"]
+    assert run.clients["times_chosen"].tolist() == [2, 2, 0]
+    assert run.clients["accepted"].tolist() == [2, 2, 0]
+    assert run.clients["released"].tolist() == [3, 2, 0]
+    assert run.clients["epsilon_spent"].tolist() == [1.5, 1.0, 0.0]
+    total_latency_s, accuracy = run.curve("test")
     np.testing.assert_allclose(total_latency_s, [0.0, 0.8, 1.5])
     assert accuracy.tolist() == [0.1, 0.5, 0.7]
 
@@ -131,14 +125,11 @@ def test_suspect_rounds_are_marked_and_explained(reported: Path, page: str) -> N
     assert "measure on a machine that is not shared" in page
 
 
-def test_page_stands_alone(page: str) -> None:
+def test_page_stands_alone_and_escapes_what_users_named(page: str) -> None:
     for outside in ("http:", "https:", "src=", "<link", "@import", "url(http"):
         assert outside not in page
     assert page.count("<svg") == len(FIGURES)
     assert "prefers-color-scheme: dark" in page
-
-
-def test_page_escapes_what_users_named(page: str) -> None:
     for raw in ("<script>", "<i>demo</i>", "<b>more</b>"):
         assert raw not in page
     assert "&lt;script&gt;" in page
@@ -266,12 +257,27 @@ def test_a_folder_that_is_no_run_directory_is_named(tmp_path: Path, name: str) -
         read_run(tmp_path / "nowhere")
 
 
-def test_another_schema_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("statement", "readers", "message"),
+    [
+        ("UPDATE meta SET value = '99' WHERE key = 'schema_version'", [read_run], "schema_version is 99"),
+        # else its figures would be others than summary.json's
+        (
+            "DELETE FROM observations WHERE round = 2",
+            [read_run, read_log, latencies_of],
+            r"\(round 2 is not what was written\); restore it from a copy",
+        ),
+    ],
+)
+def test_a_log_that_was_changed_or_is_of_another_version_makes_no_report(
+    tmp_path: Path, statement: str, readers: Sequence[Callable[[Path], object]], message: str
+) -> None:
     run_dir = write_run(tmp_path / "run")
     with closing(sqlite3.connect(run_dir / "run.db")) as database, database:
-        database.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
-    with pytest.raises(ConfigError, match="schema_version is 99"):
-        read_run(run_dir)
+        database.execute(statement)
+    for read in readers:
+        with pytest.raises(ConfigError, match=message):
+            read(run_dir)
 
 
 @pytest.mark.parametrize(
@@ -309,16 +315,6 @@ def test_a_value_of_another_type_in_a_summary_is_named(tmp_path: Path, key: str,
     run_dir = write_run(tmp_path / "run", **{key: value})
     with refused(f"summary.json: {said}"):
         read_run(run_dir)
-
-
-def test_a_log_that_was_changed_makes_no_report(tmp_path: Path) -> None:
-    """Its figures would be others than summary.json's."""
-    run_dir = write_run(tmp_path / "run")
-    with closing(sqlite3.connect(run_dir / "run.db")) as database, database:
-        database.execute("DELETE FROM observations WHERE round = 2")
-    for read in (read_run, read_log, latencies_of):
-        with pytest.raises(ConfigError, match=r"\(round 2 is not what was written\); restore it from a copy"):
-            read(run_dir)
 
 
 # -- figures with a dot for each exchange
@@ -413,13 +409,9 @@ def test_those_of_rounds_that_were_taken_back_are_late(store: Store, tmp_path: P
     assert late["epsilon"].sum() == 1.5
 
 
-def test_a_run_in_which_all_came_in_time_has_none(tmp_path: Path) -> None:
+def test_the_figure_has_a_ring_for_each_and_none_where_all_came_in_time(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run")
     assert all(column.size == 0 for column in late_releases(run_dir).values())
-
-
-def test_the_figure_has_a_ring_for_each(tmp_path: Path) -> None:
-    run_dir = write_run(tmp_path / "run")
     run = read_run(run_dir)
     ids, last = run.clients["client_id"], int(run.round_latency["round"].max())
     log = Store(run_dir / "run.db")

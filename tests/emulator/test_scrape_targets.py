@@ -26,7 +26,7 @@ metrics.client_port = 0
 
 
 class Scraper:
-    """Scrapes everything in targets.json as soon as all are there."""
+    """Looks into targets.json after each round: keeps what is there last, and scrapes all once there are three."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = run_dir / "targets.json"
@@ -34,12 +34,11 @@ class Scraper:
         self.pages: dict[str, list[str]] = {}
 
     def show(self, event: ProgressEvent) -> None:
-        if not isinstance(event, RoundCommitted) or self.pages:
-            return
-        groups = {group["labels"]["job"]: group for group in json.loads(self._file.read_text())}
-        if sum(len(group["targets"]) for group in groups.values()) == 3:
-            self.groups = groups
-            self.pages = {job: [scrape(address) for address in group["targets"]] for job, group in groups.items()}
+        if isinstance(event, RoundCommitted):
+            self.groups = {group["labels"]["job"]: group for group in json.loads(self._file.read_text())}
+            if not self.pages and sum(len(group["targets"]) for group in self.groups.values()) == 3:
+                for job, group in self.groups.items():
+                    self.pages[job] = [scrape(address) for address in group["targets"]]
 
 
 def scrape(address: str) -> str:
@@ -70,26 +69,14 @@ def test_a_run_says_where_each_of_its_processes_is_scraped(tmp_path: Path) -> No
     assert "host_metrics" in summary_of(run_dir)["disclosed"]
 
 
-class LastTargets:
-    """Looks into targets.json after each round; keeps what is there last."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._file = run_dir / "targets.json"
-        self.seen: list[str] = []
-
-    def show(self, event: ProgressEvent) -> None:
-        if isinstance(event, RoundCommitted):
-            groups = json.loads(self._file.read_text())
-            self.seen = [address for group in groups for address in group["targets"]]
-
-
 @pytest.mark.end_to_end
 def test_clients_that_have_left_are_scraped_no_more(tmp_path: Path) -> None:
-    last, groups = LastTargets(tmp_path), {"stay": {"count": 1}, "go": {"count": 1, "leave_round": 5}}
+    last, groups = Scraper(tmp_path), {"stay": {"count": 1}, "go": {"count": 1, "leave_round": 5}}
     changes = {"clients.count": 2, "clients.groups": groups, "clients.per_process": 1, "selection.m": 1}
     changes |= {"experiment.rounds": 60, "latency.delay": {"kind": "constant", "value_s": 0.05}}
     Fleet(plan_of(parse_experiment(CONFIG, changes), "run"), tmp_path).run(last)
-    assert len(last.seen) == 2, "the server and the process that stays"
+    addresses = [address for group in last.groups.values() for address in group["targets"]]
+    assert len(addresses) == 2, "the server and the process that stays"
 
 
 def test_a_process_that_is_started_again_is_scraped_where_it_listens_now(tmp_path: Path) -> None:

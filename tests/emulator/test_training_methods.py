@@ -18,6 +18,7 @@ from pausefl_client.data.partition import PARTITIONERS, partition
 from pausefl_client.data.tasks import LearningTask
 from pausefl_client.registries import OPTIMIZERS, SCHEDULES, TRAINING_METHODS, WITH_CONTROL
 from pausefl_client.training.method import Batch, TrainingMethod
+from pausefl_client.training.methods.fedprox import FedProx
 from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.models import build_model
 from pausefl_client.training.optimizers import LearningRates
@@ -141,41 +142,15 @@ def test_a_learning_rate_that_no_round_can_have_is_told_with_its_round() -> None
 # -- methods
 
 
-class Drifting(TrainingMethod):
-    """A memory of its own, as SCAFFOLD and FedDyn have: a correction that grows with every round."""
-
-    def __init__(self, rate: float = 0.1) -> None:
-        self.rate = rate
-        self.correction: dict[str, torch.Tensor] = {}
-        self.start: dict[str, torch.Tensor] = {}
-
-    def begin_round(self, model: nn.Module, round: int) -> None:
-        assert round >= 1
-        self.start = {name: value.detach().clone() for name, value in model.named_parameters()}
-
-    def change_gradients(self, model: nn.Module) -> None:
-        for name, parameter in model.named_parameters():
-            if name in self.correction:
-                assert parameter.grad is not None
-                parameter.grad.add_(self.correction[name])
-
-    def end_round(self, model: nn.Module) -> None:
-        for name, parameter in model.named_parameters():
-            moved = parameter.detach() - self.start[name]
-            self.correction[name] = self.correction.get(name, torch.zeros_like(moved)) + self.rate * moved
-
-    def state(self) -> Mapping[str, Any]:
-        return {"correction": self.correction} if self.correction else {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.correction = dict(state.get("correction", {}))
+class Named(FedProx):
+    """A method of one's own, named by its module; SCAFFOLD and FedDyn are those with a memory."""
 
 
 METHODS: Mapping[str, dict[str, Any]] = {name: {} for name in TRAINING_METHODS} | {
     "fedprox": {"mu": 0.5},
     "feddyn": {"alpha": 0.1},
     "moon": {"mu": 1.0},
-    "own_methods:Drifting": {"rate": 0.2},
+    "own_methods:Named": {"mu": 0.2},
 }
 
 
@@ -273,10 +248,10 @@ def test_what_a_method_may_remember_is_read_back(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_experiment_names_its_method() -> None:
-    experiment = parse_experiment('[workload]\ntraining = { kind = "own_methods:Drifting", rate = 0.3 }')
+    experiment = parse_experiment('[workload]\ntraining = { kind = "own_methods:Named", mu = 0.3 }')
     first, second = method_of(experiment.workload), method_of(experiment.workload)
-    assert isinstance(first, Drifting)
-    assert first.rate == 0.3
+    assert isinstance(first, Named)
+    assert first.mu == 0.3
     assert first is not second  # each client has its own
     assert type(method_of(parse_experiment("[workload]\nproximal_mu = 0.5").workload)).__name__ == "FedProx"
 
