@@ -8,9 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pausefl.experiment.loading import parse_experiment
-from pausefl.experiment.server_records import check_policies
-from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.model.aggregation import (
     RULES,
@@ -301,19 +298,6 @@ def test_a_control_variate_follows_the_plain_mean_of_its_changes_times_the_share
     moved = model.updated(updates, np.array([1.0, 3.0]), Aggregation(), ServerOptimizer(), clients=8)
     np.testing.assert_allclose(moved.theta[:3], (updates[0][:3] + 3 * updates[1][:3]) / 4, atol=1e-6)
     np.testing.assert_allclose(moved.theta[3:], (updates[0][3:] + updates[1][3:]) / 8, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("rule=mode", 'rule = "mode": .*must be one of fedavg, median'),
-        ("optimizer=lion", 'optimizer.kind = "lion": .*must be one of sgd, fedavgm'),
-        ("optimizer.tau=nan", "optimizer.tau = nan: must be above 0"),
-    ],
-)
-def test_bad_parameters_are_named(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^aggregation\.{message}"):
-        check_policies(parse_experiment("", [f"aggregation.{override}"]))
 
 
 def test_an_update_far_greater_than_the_rounds_median_is_an_outlier() -> None:

@@ -27,7 +27,7 @@ from pausefl.experiment.population.behaviours import (
 )
 from pausefl_client.data.datasets import Examples
 from pausefl_client.data.holdings import synthetic_holding
-from pausefl_client.training.pace import RealPace, pace, paced_by
+from pausefl_client.training.pace import pace
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
@@ -169,6 +169,8 @@ def test_epochs_are_drawn_from_the_choices() -> None:
     drawn = {chain(LocalEpochs((2, 5)), client_id=f"c{k}").settings(SETTINGS).epochs for k in range(20)}
     assert drawn == {2, 5}
     assert dataclasses.replace(chain(LocalEpochs()).settings(SETTINGS), epochs=1) == SETTINGS
+    with pytest.raises(ValueError, match=r"choices = \[\]: must hold at least one number of epochs"):
+        LocalEpochs(())
 
 
 def test_a_poisoned_update_is_noise_with_the_norm_of_an_honest_one() -> None:
@@ -213,21 +215,6 @@ def test_dropping_out_happens_after_training_with_its_probability() -> None:
         trainer.train(HONEST[0], round=1 + dropped.index(True))
 
 
-def test_a_slow_device_takes_a_multiple_of_the_time() -> None:
-    class Counted(RealPace):
-        now_s = 0.0
-
-        def time_s(self) -> float:
-            return self.now_s
-
-        def wait(self, wait_s: float) -> None:
-            self.now_s += wait_s
-
-    with paced_by(counted := Counted()):
-        chain(SlowDevice(4.0)).trainer(Honest(train_s=0.5)).train(HONEST[0], round=1)
-    assert counted.now_s == 4 * 0.5
-
-
 def test_a_share_of_a_group_is_slow() -> None:
     """A device is slow for good: the draw is the client's own, and the same however often it is asked."""
 
@@ -252,8 +239,3 @@ def test_a_chain_applies_one_after_the_other() -> None:
     assert both.labels[:3].tolist() == [2, 3, 4]
     first, second = updates(GaussianUpdate(), GaussianUpdate())[0], updates(GaussianUpdate())[0]
     assert not np.array_equal(first, second)  # each place in the chain has draws of its own
-
-
-def test_epochs_need_a_choice() -> None:
-    with pytest.raises(ValueError, match=r"choices = \[\]: must hold at least one number of epochs"):
-        LocalEpochs(())

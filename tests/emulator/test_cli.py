@@ -123,28 +123,17 @@ def test_bad_input_is_said_in_one_line(
     assert not list(tmp_path.rglob("run.db"))
 
 
-def test_data_says_what_a_set_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["data", "digits"])
-    assert capsys.readouterr().out.startswith("digits: 1200 training, 297 validation, 300 test examples, 10 classes")
-
-
-def test_a_simulation_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["simulate", "demo", "--rounds", "200", "--run-dir", str(tmp_path / "out")])
-    said = capsys.readouterr().out
-    assert "total latency" in said
-    assert "in the genie's own objective" in said
-    assert (tmp_path / "out/simulation.png").stat().st_size > 0
-    main(["simulate", "demo", "--rounds", "20", "--set", "selection.policy=all", "--run-dir", str(tmp_path / "all")])
-    assert "no regret: " in capsys.readouterr().out
-
-
 def test_paths_are_printed_as_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for run_dir in ("r[alpha]/:x:", "r[/alpha]"):
-        main(["simulate", "demo", "--rounds", "20", "--run-dir", run_dir])
-        assert f"figure: {run_dir}/simulation.png\n" in capsys.readouterr().out
+    for run_dir, policy, said in (("r[alpha]/:x:", "pause", "in the genie's own"), ("r[/alpha]", "all", "no regret: ")):
+        main(["simulate", "demo", "--rounds", "20", "--run-dir", run_dir, "--set", f"selection.policy={policy}"])
+        printed = capsys.readouterr().out
+        assert f"figure: {run_dir}/simulation.png\n" in printed
+        assert said in printed
+        assert "total latency" in printed
+        assert (tmp_path / run_dir / "simulation.png").stat().st_size > 0
 
 
 def test_a_summary_shows_what_failed_as_it_was_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,12 +49,14 @@ from rigs.experiments import small
 
 
 def parse(*overrides: str, text: str = "") -> Experiment:
-    """An experiment whose policies have been looked at too, as every command does it."""
+    """An experiment whose policies and method have been looked at too, as every command does it."""
     experiment = parse_experiment(text, overrides)
     check_policies(experiment)
+    method_of(experiment.workload)
     return experiment
 
 
+NETEM = "latency.delay.kind=none\nclients.per_process=1\nlatency.injection=netem\n"
 # (overrides, what the message must begin with, what it must say is allowed)
 MISTAKES = [
     # steps without rounds
@@ -149,6 +151,36 @@ MISTAKES = [
     ),
     # also where nothing is learned
     ("workload.dataset=mnst\nworkload.model=synthetic", 'workload.dataset = "mnst"', "did you mean mnist"),
+    ("workload.partition=sorted", 'workload.partition = "sorted"', "must be one of iid, dominant-label"),
+    ("workload.partition=dirichlet", 'workload.partition = "dirichlet"', 'is ambiguous; "dominant-label"'),
+    ('workload.partition={kind="label-dirichlet", concentration=1e308}', "workload.partition.concentration", "1e+100"),
+    ('workload.partition={kind="dominant-label", dominant_share=1.5}', "workload.partition.dominant_share", "= 1.5"),
+    ('workload.partition={kind="label-dirichlet", alpha=1.0}', "workload.partition.alpha", "unknown key"),
+    ("workload.training=plane", 'workload.training = "plane"', "did you mean plain"),
+    ('workload.training={kind="fedprx"}', 'workload.training.kind = "fedprx"', "did you mean fedprox"),
+    ("workload.training={mu=1.0}", "workload.training.kind", "is missing"),
+    ('workload.training={kind="fedprox"}', "workload.training.mu", "is missing"),
+    ('workload.training={kind="fedprox", mu=-1.0}', "workload.training.mu = -1.0", "must be"),
+    ('workload.training={kind="fedprox", nu=1.0}', "workload.training.nu", "unknown key"),
+    (
+        "workload.training=torch.nn:Linear",
+        "workload.training",
+        "a subclass of pausefl_client.training.method.TrainingM",
+    ),
+    ("workload.training=fedprox\nworkload.proximal_mu=1.0", "workload.proximal_mu", "goes with"),
+    ("workload.model=resnet18", 'workload.model = "resnet18"', "must be one of mlp"),
+    ("workload.dataset=cifar100", 'workload.dataset = "cifar100"', "did you mean cifar10"),
+    ("aggregation.rule=mode", 'aggregation.rule = "mode"', "must be one of fedavg, median"),
+    ("aggregation.optimizer=lion", 'aggregation.optimizer.kind = "lion"', "must be one of sgd, fedavgm"),
+    ("aggregation.optimizer.tau=nan", "aggregation.optimizer.tau = nan", "must be above 0"),
+    # one half of a method
+    ('workload.training={kind="feddyn", alpha=0.1}', "workload.training", 'with aggregation.optimizer = "feddyn"'),
+    ("aggregation.optimizer=feddyn", "aggregation.optimizer", '"feddyn": goes with workload.training = "feddyn"'),
+    ('aggregation.optimizer={kind="feddyn", tau=0.1}', "aggregation.optimizer.tau", "unknown key"),
+    ("selection.policy=pns\nselection.pns.beta=2.0", "selection.pns.beta = 2.0", "must be at most 1"),
+    ("selection.policy=pns\nserver.late=buffer", 'server.late = "buffer"', "pns judges updates"),
+    ("selection.policy=chr\nserver.late=buffer", 'server.late = "buffer"', "chr judges updates"),
+    (NETEM + "metrics.client_port=0", "metrics.client_port = 0", "clients in network namespaces"),
     # what would take all memory
     ("clients.count=1_000_001", "clients.count = 1000001", "must be at most 1000000"),
     ("workload.model_bytes=4294967300", "workload.model_bytes = 4294967300", "must be at most"),

@@ -37,10 +37,10 @@ IDS = (*(f"original-{k}" for k in range(6)), *(f"relevant-{k}" for k in range(3)
 JOIN, LEAVE = 5, 40
 
 
-def play(policy: NewcomerPolicy, rounds: int, *, seed: int = 1, **laws: DriftLaw) -> NewcomerResult:
-    """Originals from round 1, all newcomers from round 5; laws by the beginning of the ids."""
+def play(policy: NewcomerPolicy, rounds: int, *, seed: int = 1, stay: int = 6, **laws: DriftLaw) -> NewcomerResult:
+    """Originals from round 1, of whom so many stay; all newcomers from round 5; laws by the beginning of the ids."""
     there = np.ones((rounds, len(IDS)), np.bool_)
-    there[: JOIN - 1, 6:] = False
+    there[: JOIN - 1, 6:] = there[JOIN - 1 :, stay:6] = False
     of_client = {client_id: laws.get(client_id.split("-")[0], BernoulliDrift(0.85)) for client_id in IDS}
     return simulate_newcomers(policy, DriftSetting(of_client, Presence(IDS, there), seed), rounds)
 
@@ -155,15 +155,11 @@ def test_draws_are_the_same_for_every_policy_and_length() -> None:
 
 def test_only_harmful_newcomers_are_let_in_by_half_unless_guarded() -> None:
     """Two-means rates a newcomer by those chosen beside it, so its chance varies; the guard asks the originals."""
-    laws: dict[str, DriftLaw] = {
-        "original": LogNormalDrift(1.0, 0.1),
-        "relevant": LogNormalDrift(5.0, 0.5),
-        "harmful": LogNormalDrift(5.0, 0.5),
-    }
+    laws: dict[str, DriftLaw] = dict.fromkeys(("relevant", "harmful"), LogNormalDrift(5.0, 0.5))
     newcomers = slice(6, 12)
     for guarded, least, most in ((False, 0.35, 0.65), (True, 0.0, 0.0)):
         policy = FedTs(3, newcomer_share=1.0, guard="leave-one-out" if guarded else "none")
-        result = play(policy, 200, seed=1, **laws)
+        result = play(policy, 200, seed=1, original=LogNormalDrift(1.0, 0.1), **laws)
         successes = result.state.successes[newcomers].sum() / (6 * 196)
         assert least <= successes <= most
         assert (result.regret == 0).all()
@@ -172,33 +168,21 @@ def test_only_harmful_newcomers_are_let_in_by_half_unless_guarded() -> None:
 @pytest.mark.parametrize(("less", "more"), [("relevant", "harmful"), ("harmful", "relevant")])
 def test_laws_under_which_the_chances_contradict_the_means_are_refused(less: str, more: str) -> None:
     """Skewed drifts of a great mean are mostly small: the regret of choosing them would be below 0."""
-    skewed: dict[str, DriftLaw] = {
-        "original": LogNormalDrift(1.0, 0.2),
-        less: LogNormalDrift(1.4, 1.4),
-        more: LogNormalDrift(2.0, 20.0),
-    }
+    skewed: dict[str, DriftLaw] = {less: LogNormalDrift(1.4, 1.4), more: LogNormalDrift(2.0, 20.0)}
     with pytest.raises(
         ConfigError,
         match=r"^clients\.groups: these drift laws do not tell relevant from irrelevant newcomers: .*"
         rf" {more}-0 .* small with a chance of 0\.\d+, {less}-0 of 0\.\d+$",
     ):
-        play(FedTs(3, search_after=3), 40, seed=1, **skewed)
+        play(FedTs(3, search_after=3), 40, seed=1, original=LogNormalDrift(1.0, 0.2), **skewed)
 
 
 def test_an_original_that_is_alone_leaves_newcomers_unrated() -> None:
     """As in a run: the guard has nothing to compare with when the other originals have left."""
-    laws = {
-        "original": LogNormalDrift(1.0, 0.1),
-        "relevant": LogNormalDrift(1.0, 0.1),
-        "harmful": LogNormalDrift(9.0, 0.5),
-    }
-    there = np.ones((50, len(IDS)), np.bool_)
-    there[: JOIN - 1, 6:] = False
-    there[JOIN - 1 :, 1:6] = False
-    setting = DriftSetting({i: laws[i.split("-")[0]] for i in IDS}, Presence(IDS, there), 1)
+    laws = dict.fromkeys(("original", "relevant"), LogNormalDrift(1.0, 0.1)) | {"harmful": LogNormalDrift(9.0, 0.5)}
     for guarded, rated in ((False, 6 * 46), (True, 0)):
         policy = FedTs(2, newcomer_share=1.0, guard="leave-one-out" if guarded else "none")
-        state = simulate_newcomers(policy, setting, 50).state
+        state = play(policy, 50, stay=1, **laws).state
         assert state.successes.sum() + state.failures.sum() == rated
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pausefl.experiment.loading import parse_experiment
 from pausefl_client.data.partition import (
     PARTITIONERS,
     ByClient,
@@ -178,27 +177,6 @@ def test_the_greatest_concentration_gives_equal_shares(partitioner: Partitioner)
 def test_by_client_needs_owners() -> None:
     with pytest.raises(ConfigError, match="does not say whose its examples are"):
         partition(ByClient(), LABELS, clients=3, classes=10, seed=1)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ('"sorted"', r"workload\.partition = \"sorted\": must be one of iid, dominant-label"),
-        ('"dirichlet"', r'"dirichlet": is ambiguous; "dominant-label"'),
-        ('{ kind = "label-dirichlet", concentration = 1e308 }', r"concentration = 1e\+308: must be at most 1e\+100"),
-        ('{ kind = "dominant-label", dominant_share = 1.5 }', r"workload\.partition\.dominant_share = 1\.5"),
-        ('{ kind = "label-dirichlet", alpha = 1.0 }', r"workload\.partition\.alpha"),
-    ],
-)
-def test_an_experiment_names_what_is_wrong_with_its_partition(value: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_experiment(f"[workload]\npartition = {value}")
-
-
-def test_an_experiment_keeps_its_partition() -> None:
-    text = '[workload]\npartition = { kind = "label-dirichlet", concentration = 0.3 }'
-    experiment = parse_experiment(parse_experiment(text).to_toml())
-    assert experiment.workload.partition == {"kind": "label-dirichlet", "concentration": 0.3}
 
 
 class _Sorting:

@@ -13,7 +13,7 @@ from torch import nn
 
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.population.behaviours import GaussianUpdate
-from pausefl.experiment.server_records import check_policies, optimizer_of
+from pausefl.experiment.server_records import optimizer_of
 from pausefl_client.data.datasets import Examples
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.methods.fedbn import FedBN
@@ -31,7 +31,6 @@ from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import DynamicRegularizer, ServerOptimizer
 from rigs.command import played, run, summary_of
-from rigs.refusals import refused
 
 Floats = npt.NDArray[np.float64]
 
@@ -198,21 +197,6 @@ def test_the_contrastive_loss_of_equal_features_is_ln_2() -> None:
 
 
 # -- refused
-
-
-@pytest.mark.parametrize(
-    ("toml", "message"),
-    [
-        ('workload.training = { kind = "feddyn", alpha = 0.1 }', 'goes with aggregation.optimizer = "feddyn"'),
-        ('aggregation.optimizer = "feddyn"', '"feddyn": goes with workload.training = "feddyn"'),
-        ('aggregation.optimizer = { kind = "feddyn", tau = 0.1 }', "aggregation.optimizer.tau: unknown key"),
-        ('selection.policy = "pns"\nselection.pns = { beta = 2.0 }', "beta = 2.0: must be at most 1"),
-        ('selection.policy = "pns"\nserver.late = "buffer"', 'server.late = "buffer": pns judges updates'),
-    ],
-)
-def test_a_half_of_a_method_is_refused_in_one_line(toml: str, message: str) -> None:
-    with refused(message):
-        check_policies(parse_experiment(toml))
 
 
 def test_a_model_without_the_layers_a_method_needs_is_refused() -> None:

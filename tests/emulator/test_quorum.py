@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pausefl.experiment.loading import parse_experiment
-from pausefl.experiment.server_records import check_policies, selected_policy
-from pausefl_proto.errors import ConfigError, WireError
+from pausefl.experiment.server_records import selected_policy
+from pausefl_proto.errors import WireError
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation, weighted_mean
 from pausefl_server.model.global_model import GlobalModel
@@ -57,11 +57,6 @@ def test_without_enough_clients_to_spare_all_are_waited_for() -> None:
 def test_over_selection_asks_for_more_than_m() -> None:
     experiment = parse_experiment("[selection]\npolicy = 'random'\nm = 5\nover_selection = 0.3\n")
     assert selected_policy(experiment.selection).m == 7
-
-
-def test_a_policy_that_judges_updates_takes_no_late_ones() -> None:
-    with pytest.raises(ConfigError, match=r'server\.late = "buffer": chr judges updates'):
-        check_policies(parse_experiment("[selection]\npolicy = 'chr'\n[server]\nlate = 'buffer'\n"))
 
 
 # -- rounds

@@ -22,7 +22,7 @@ from pausefl.runtime.run_dir import made_run_dir, new_run_dir, resume_command, s
 from pausefl_audit.audit import check_ledgers
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_proto.errors import ConfigError
-from rigs.command import PAUSEFL, command_line, query, rounds_in, summary_of
+from rigs.command import PAUSEFL, command_line, rounds_in, summary_of
 from rigs.refusals import complaint
 from rigs.waiting import wait_for
 
@@ -195,19 +195,6 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureF
     assert "all rounds done" in printed
 
 
-@pytest.mark.slow
-def test_a_finished_run_is_given_more_rounds(tmp_path: Path) -> None:
-    """It goes on as a run of so many rounds would have, and is bound to the new number from then on."""
-    run_dir, whole = tmp_path / "run", tmp_path / "whole"
-    main(["run", str(config_in(tmp_path)), "--run-dir", str(run_dir)])
-    main(["run", "--resume", str(run_dir), "--rounds", "6"])
-    main(["run", str(config_in(tmp_path, rounds=6)), "--run-dir", str(whole)])
-    assert stored_experiment(run_dir) == stored_experiment(whole)
-    assert summary_of(run_dir)["rounds"] == 6
-    chosen = "SELECT round, chosen FROM rounds ORDER BY round"
-    assert query(run_dir, chosen) == query(whole, chosen)
-
-
 def test_an_extension_that_was_cut_short_leaves_a_readable_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shorter, longer = (experiment(rounds=rounds) for rounds in (3, 9))
     begin(tmp_path / "run", shorter)
@@ -247,31 +234,28 @@ def test_the_keys_in_which_a_run_differs_are_named(tmp_path: Path) -> None:
         begin(tmp_path / "run", experiment({"selection.m": 1, "aggregation.optimizer": "fedadam"}), resume=True)
 
 
+ELSEWHERE = """
+clients.connect_timeout_s = 5.0
+metrics = { enabled = true, port = 9464 }
+server = { host = "0.0.0.0", port = 50051, insecure = true }
+tls = { ca = "new/ca.pem", certificate = "new/server.pem", key = "new/server.key" }
+admission = { tokens = "new/tokens.txt", token = "new/token", clients = ["client-000", "client-001"] }
+[evaluation]
+address = "evaluator:50052"
+host = "0.0.0.0"
+port = 50052
+insecure = true
+answer_timeout_s = 5.0
+connect_timeout_s = 5.0
+"""
+
+
 def test_a_run_goes_on_elsewhere(tmp_path: Path) -> None:
     """At another address, under renewed certificates, with other patience: none of it changes what is played."""
     began = experiment()
     begin(tmp_path / "run", began)
-    elsewhere = {
-        "server.host": "0.0.0.0",
-        "server.port": 50051,
-        "server.insecure": True,
-        "clients.connect_timeout_s": 5.0,
-        "evaluation.address": "evaluator:50052",
-        "evaluation.host": "0.0.0.0",
-        "evaluation.port": 50052,
-        "evaluation.answer_timeout_s": 5.0,
-        "evaluation.connect_timeout_s": 5.0,
-        "evaluation.insecure": True,
-        "metrics.enabled": True,
-        "metrics.port": 9464,
-        "tls.ca": "new/ca.pem",
-        "tls.certificate": "new/server.pem",
-        "tls.key": "new/server.key",
-        "admission.tokens": "new/tokens.txt",
-        "admission.token": "new/token",
-        "admission.clients": ["client-000", "client-001"],
-    }
-    with made_run_dir(experiment(elsewhere), tmp_path / "run", resume=True):
+    elsewhere = parse_experiment(text_of().replace("metrics.enabled = false", ELSEWHERE))
+    with made_run_dir(elsewhere, tmp_path / "run", resume=True):
         assert in_force(stored_experiment(tmp_path / "run")) == in_force(began)
 
 

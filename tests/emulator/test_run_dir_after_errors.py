@@ -2,7 +2,6 @@
 
 import errno
 import shutil
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -61,17 +60,6 @@ def test_a_run_that_has_lost_its_log_is_not_begun_anew(what: str, tmp_path: Path
     shutil.rmtree(run_dir / "checkpoints")
     with made_run_dir(EXPERIMENT, run_dir, resume=True):
         assert log.stat().st_size > 0
-
-
-def test_a_log_that_the_disk_does_not_take_is_no_damaged_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def full(*_: object, **__: object) -> None:
-        error = sqlite3.OperationalError("database or disk is full")
-        error.sqlite_errorcode = sqlite3.SQLITE_FULL
-        raise error
-
-    monkeypatch.setattr(Store, "_open", full)
-    with pytest.raises(ConfigError, match=r"run\.db: cannot be written \(database or disk is full\)$"):
-        Store(tmp_path / "run.db")
 
 
 def test_a_whole_log_that_the_disk_does_not_take_is_to_be_restored_from_no_copy(tmp_path: Path) -> None:

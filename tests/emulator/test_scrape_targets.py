@@ -93,9 +93,3 @@ def test_a_process_that_is_started_again_is_scraped_where_it_listens_now(tmp_pat
 def test_one_port_for_many_processes_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^metrics\.client_port = 9465: 2 client processes run here"):
         Fleet(plan_of(parse_experiment(CONFIG, ["metrics.client_port=9465"]), "run"), tmp_path)
-
-
-def test_clients_in_namespaces_cannot_be_scraped() -> None:
-    netem = ["clients.per_process=1", "latency.injection=netem"]
-    with pytest.raises(ConfigError, match=r"^metrics\.client_port = 0: clients in network namespaces"):
-        parse_experiment(CONFIG, netem)

@@ -33,12 +33,14 @@ def make_trainer(
     settings: TrainingSettings,
     *,
     examples: Examples = EXAMPLES,
+    classes: int = 0,
     seed: int = 1,
     client_id: str = "c1",
     method: TrainingMethod | None = None,
+    device: torch.device = CPU,
 ) -> TorchTrainer:
-    model = build_model("mlp", DIGITS.input_shape, 10, seed)
-    return TorchTrainer(model, LocalData(examples), settings, device=CPU, seed=seed, client_id=client_id, method=method)
+    model, data = build_model("mlp", DIGITS.input_shape, 10, seed), LocalData(examples, classes)
+    return TorchTrainer(model, data, settings, device=device, seed=seed, client_id=client_id, method=method)
 
 
 THETA = ModelVector(build_model("mlp", DIGITS.input_shape, 10, 1)).values()
@@ -48,11 +50,8 @@ ADAM = TrainingSettings("adam", learning_rate=0.01, batch_size=20, epochs=1, max
 
 @pytest.mark.parametrize(("classes", "counted"), [(1024, 1024), (1025, 0)])
 def test_label_counts_of_any_data_set_are_taken_by_the_server(classes: int, counted: int) -> None:
-    data = LocalData(EXAMPLES, classes)
-    model = build_model("mlp", DIGITS.input_shape, 10, 1)
-    trainer = TorchTrainer(model, data, SGD, device=CPU, seed=1, client_id="c1")
     result = pb.Result()
-    result.statistics.update(trainer.label_counts)
+    result.statistics.update(make_trainer(SGD, classes=classes).label_counts)
     found = statistics_of(result)
     assert len(found) == counted
     assert list(found) == sorted(found)
@@ -169,9 +168,6 @@ def test_every_epoch_sees_every_example_once_in_a_new_order() -> None:
 def test_images_are_normalised_and_features_are_not() -> None:
     assert normalise(torch.tensor([0, 255], dtype=torch.uint8)).tolist() == [-1.0, 1.0]
     assert normalise(torch.tensor([0.0, 255.0])).tolist() == [0.0, 255.0]
-
-
-def test_features_train_too() -> None:
     features = Examples((EXAMPLES.inputs / 255).astype(np.float32), EXAMPLES.labels)
     assert np.isfinite(make_trainer(SGD, examples=features).train(THETA, round=1).update).all()
 
@@ -197,10 +193,9 @@ def test_client_processes_take_turns_on_the_devices_of_their_machine() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_trains_as_the_cpu_does() -> None:
-    model = build_model("mlp", DIGITS.input_shape, 10, 1)
-    trainer = TorchTrainer(model, LocalData(EXAMPLES), SGD, device=torch.device("cuda"), seed=1, client_id="c1")
-    expected = make_trainer(SGD).train(THETA, round=1)
-    np.testing.assert_allclose(trainer.train(THETA, round=1).update, expected.update, atol=1e-5)
+    here, there = (make_trainer(SGD, device=torch.device(device)) for device in ("cpu", "cuda"))
+    expected = here.train(THETA, round=1).update
+    np.testing.assert_allclose(there.train(THETA, round=1).update, expected, atol=1e-5)
 
 
 def test_a_synthetic_update_differs_by_client_and_round() -> None:

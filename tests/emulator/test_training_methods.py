@@ -27,7 +27,6 @@ from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
-from rigs.refusals import refused
 
 CPU = torch.device("cpu")
 torch.set_num_threads(1)  # as clients have it
@@ -254,26 +253,6 @@ def test_an_experiment_names_its_method() -> None:
     assert first.mu == 0.3
     assert first is not second  # each client has its own
     assert type(method_of(parse_experiment("[workload]\nproximal_mu = 0.5").workload)).__name__ == "FedProx"
-
-
-@pytest.mark.parametrize(
-    ("toml", "message"),
-    [
-        ('training = "plane"', 'workload.training = "plane": did you mean plain'),
-        ('training = { kind = "fedprx" }', 'workload.training.kind = "fedprx": did you mean fedprox'),
-        ("training = { mu = 1.0 }", "workload.training.kind: is missing"),
-        ('training = { kind = "fedprox" }', "workload.training.mu: is missing"),
-        ('training = { kind = "fedprox", mu = -1.0 }', "workload.training.mu = -1.0: must be"),
-        ('training = { kind = "fedprox", nu = 1.0 }', "workload.training.nu: unknown key"),
-        ('training = "torch.nn:Linear"', "must be a subclass of pausefl_client.training.method.TrainingMethod"),
-        ('training = "fedprox"\nproximal_mu = 1.0', "workload.proximal_mu: goes with"),
-        ('model = "resnet18"', 'workload.model = "resnet18": must be one of mlp'),
-        ('dataset = "cifar100"', 'workload.dataset = "cifar100": did you mean cifar10'),
-    ],
-)
-def test_a_wrong_name_is_one_line(toml: str, message: str) -> None:
-    with refused(message):
-        method_of(parse_experiment(f"[workload]\n{toml}").workload)
 
 
 # -- tasks

@@ -178,6 +178,13 @@ async def test_a_client_that_is_not_waited_for_at_the_stop_may_have_charged(rig:
 KINDS = st.sampled_from(["joined", "left", "reconciled", "unsettled", "withdrawn"])
 
 
+def folded(events: Sequence[LogEvent]) -> ClientTable:
+    table = ClientTable(seed=1)
+    table.apply_events([LogEvent("joined", client_id, n_examples=1) for client_id in "ab"], 1)
+    table.apply_events(events, 2)
+    return table
+
+
 @given(st.lists(st.tuples(KINDS, st.sampled_from("ab"), st.integers(0, 2)), max_size=20), st.integers(0, 3))
 def test_merged_events_settle_what_they_would_one_by_one(kinds: list[tuple[EventKind, str, int]], missed: int) -> None:
     released = Counter[str]()
@@ -185,9 +192,7 @@ def test_merged_events_settle_what_they_would_one_by_one(kinds: list[tuple[Event
     for number, (kind, client_id, more) in enumerate(kinds):
         released[client_id] += more
         events.append(LogEvent(kind, client_id, f"event {number}", released=released[client_id]))
-    table = ClientTable(seed=1)
-    table.apply_events([LogEvent("joined", c, n_examples=1) for c in "ab"], 1)
-    table.apply_events(events, 2)
+    table = folded(events)
 
     def bound(told: Sequence[LogEvent]) -> int:
         jobs = UnansweredJobs()
@@ -350,13 +355,6 @@ def test_a_message_that_tells_of_several_releases_settles_as_many_jobs() -> None
 
 
 # --- repeated events are merged without changing what a fold makes of them
-
-
-def folded(events: Sequence[LogEvent]) -> ClientTable:
-    table = ClientTable(seed=1)
-    table.apply_events([LogEvent("joined", client_id, n_examples=1) for client_id in "ab"], 1)
-    table.apply_events(events, 2)
-    return table
 
 
 EVENTS = st.builds(
