@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
@@ -180,9 +181,15 @@ async def test_the_servers_own_evaluator_is_started_again_for_the_last_model() -
 @pytest.mark.slow
 def test_a_run_outlives_its_evaluator(start: Callable[..., Process], tmp_path: Path) -> None:
     """The server is there first; the evaluator comes, is killed by kill -9, and comes again. All with mutual TLS."""
-    port = free_port()
-    server = start("server", "--run-dir", "run", "--set", f"evaluation.address=localhost:{port}")
+    port, metrics_port = free_port(), free_port()
+    options = ["--set", f"evaluation.address=localhost:{port}", "--set", f"metrics.port={metrics_port}"]
+    server = start("server", "--run-dir", "run", *options)
     server.event("notice", f"waiting up to 60 s for the evaluator at localhost:{port}")
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/healthz", timeout=10) as healthy:
+        assert healthy.read() == b"ok\n"
+    with pytest.raises(urllib.error.HTTPError) as waits:
+        urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/readyz", timeout=10)
+    assert waits.value.read() == b"waits for the evaluator\n"
     evaluator = start("evaluator", "--set", f"evaluation.port={port}", "--set", "evaluation.metrics_port=0")
     with urllib.request.urlopen(evaluator.event("metrics")["url"], timeout=10) as scraped:
         told = scraped.read()

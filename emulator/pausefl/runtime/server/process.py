@@ -1,10 +1,11 @@
 """Runs the server of one run: finds its model and evaluator and, at the end, writes its summary and model files."""
 
+import asyncio
 import gc
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -41,6 +42,8 @@ from pausefl_process.events import (
     to_line,
 )
 from pausefl_process.files import Lock, sync_folder, write_durably
+from pausefl_process.health import health_routes
+from pausefl_process.http_server import WebServer
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, PauseflError, first_error
 from pausefl_proto.wire import Vector
@@ -143,7 +146,7 @@ async def play(
         noise = NoiseAhead.of(settings.privacy.budget, settings.rounds, charged, clients)
         if noise.swamps:
             report(Notice(noise.text))
-    async with _initial_model(plan.model, report, evaluators) as (model, evaluator):
+    async with _initial_model(plan, report, evaluators) as (model, evaluator):
         has_control = isinstance(plan.model, EvaluatedModel) and plan.model.has_control
         manifest = model.manifest.with_control() if has_control else model.manifest
         models = ModelFiles(run_dir, manifest, model.rest)
@@ -213,9 +216,10 @@ def _forget(models: ModelFiles, run_dir: Path, round: int) -> None:
 
 @asynccontextmanager
 async def _initial_model(
-    model: SyntheticModel | EvaluatedModel, report: Report, evaluators: Evaluators
+    plan: ServerPlan, report: Report, evaluators: Evaluators
 ) -> AsyncIterator[tuple[InitialModel, ModelEvaluator | None]]:
-    """The model to begin with, and its evaluator; None for the synthetic one."""
+    """The model to begin with, and its evaluator; None for the synthetic one. Probes are answered meanwhile."""
+    model, metrics = plan.model, plan.endpoints.metrics
     if isinstance(model, SyntheticModel):
         yield InitialModel(model.manifest, np.zeros(model.manifest.size, np.float32)), None
         return
@@ -224,11 +228,17 @@ async def _initial_model(
         report(Notice(text))
 
     report(Preparing("the evaluator loads torch, makes the first model and tries it"))
-    async with evaluators(model.evaluator, say) as evaluator:
-        initial = await evaluator.initial()
-        if local := initial.rest.local.size:
-            say(f"{local:,} running statistics stay with each client; the evaluator estimates its own on held-out data")
-        yield initial, evaluator
+    with ExitStack() as waiting:
+        if metrics is not None and metrics.port:
+            probes = health_routes(asyncio.get_running_loop(), lambda: "", lambda: "waits for the evaluator")
+            waiting.enter_context(closing(WebServer(metrics.host, metrics.port, probes, key="metrics.port")))
+        async with evaluators(model.evaluator, say) as evaluator:
+            initial = await evaluator.initial()
+            waiting.close()
+            if local := initial.rest.local.size:
+                own = "the evaluator estimates its own on held-out data"
+                say(f"{local:,} running statistics stay with each client; {own}")
+            yield initial, evaluator
 
 
 def _logged(report: Report) -> Report:
