@@ -125,9 +125,8 @@ def test_a_summary_that_breaks_its_bounds_is_told() -> None:
     assert len(told) == 10
 
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.realtime]
-
-
+@pytest.mark.end_to_end
+@pytest.mark.realtime
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler to make a machine seem to sleep")
 async def test_what_a_stop_or_a_sleep_touched_is_marked_and_nothing_else(tmp_path: Path) -> None:
     """One of each of the server, of a client and of both at once; `python tests/stops` plays a hundred."""
@@ -137,6 +136,8 @@ async def test_what_a_stop_or_a_sleep_touched_is_marked_and_nothing_else(tmp_pat
     assert (total["wrongly marked"], total["rejected"]) == ([], 0)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.realtime
 def test_a_stop_leaves_no_mark_on_the_virtual_clock(tmp_path: Path) -> None:
     run_dir, keys = tmp_path / "run", ("workload.model=synthetic", "clients.count=4", "selection.m=2")
     command = [*PAUSEFL, "run", "demo", "--virtual", "--run-dir", str(run_dir), *sets(*keys, "experiment.rounds=500")]
