@@ -126,7 +126,6 @@ class Unfinished(Policy):
 """
 
 
-@pytest.mark.end_to_end
 @pytest.mark.parametrize(("here", "clock"), [("warm_up", "real"), ("select", "real"), ("select", "virtual")])
 @pytest.mark.slow
 def test_an_iterator_at_its_end_ends_a_run(tmp_path: Path, here: str, clock: str) -> None:

@@ -45,6 +45,13 @@ def count(path: Path) -> int:
         return ledger.released
 
 
+def assert_refused(path: Path, why: str) -> None:
+    """Neither an audit nor a client takes the ledger."""
+    for look in (lambda: verified_spend(path), lambda: Ledger(path, BUDGET, **HOLDER)):
+        with pytest.raises(LedgerError, match=rf"a\.db: {why}"):
+            look()
+
+
 def copied(path: Path, folder: Path, *, alone: bool = False) -> Path:
     """What a crash leaves of a ledger, or somebody who copies the main file alone; the path of that."""
     folder.mkdir()
@@ -72,19 +79,17 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ledger(path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(path, BUDGET, **HOLDER)
-    yield ledger
-    ledger.close()
+    with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
+        yield ledger
 
 
 def test_the_disk_is_asked_to_keep_every_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = opened_connections(monkeypatch)
-    ledger = Ledger(path, BUDGET, **HOLDER)
-    own = opened[-1]
-    pragmas = {name: own.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")}
-    assert pragmas == {"synchronous": 2, "journal_mode": "wal"}  # 2 is FULL
-    assert own.execute("PRAGMA locking_mode").fetchone() == ("exclusive",)
-    ledger.close()
+    with closing(Ledger(path, BUDGET, **HOLDER)):
+        own = opened[-1]
+        pragmas = {name: own.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")}
+        assert pragmas == {"synchronous": 2, "journal_mode": "wal"}  # 2 is FULL
+        assert own.execute("PRAGMA locking_mode").fetchone() == ("exclusive",)
 
 
 def test_a_release_is_on_disk_when_record_returns(ledger: Ledger, path: Path, tmp_path: Path) -> None:
@@ -98,25 +103,22 @@ def test_a_release_is_on_disk_when_record_returns(ledger: Ledger, path: Path, tm
 
 def test_a_ledger_goes_on_where_it_was_left(path: Path) -> None:
     for spent in (0, 1, 2):
-        ledger = Ledger(path, BUDGET, **HOLDER)
-        assert (ledger.released, ledger.epsilon_spent) == (spent, BUDGET.spent(spent))
-        release(ledger, round=spent + 1)
-        ledger.close()
+        with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
+            assert (ledger.released, ledger.epsilon_spent) == (spent, BUDGET.spent(spent))
+            release(ledger, round=spent + 1)
 
 
 def test_the_bytes_are_kept_until_settled(path: Path) -> None:
-    ledger = Ledger(path, BUDGET, **HOLDER)
-    assert ledger.open_release() is None
-    release(ledger, 1)
-    ledger.close()
-    ledger = Ledger(path, BUDGET, **HOLDER)
-    kept = ledger.open_release()
-    assert kept is not None
-    assert (kept.key, kept.noised, kept.update_digest) == (key(1), bytes(BYTES), "update 1")
-    assert kept.charge.epsilon_spent == BUDGET.spent(1)
-    ledger.settle()
-    assert ledger.open_release() is None
-    ledger.close()
+    with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
+        assert ledger.open_release() is None
+        release(ledger, 1)
+    with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
+        kept = ledger.open_release()
+        assert kept is not None
+        assert (kept.key, kept.noised, kept.update_digest) == (key(1), bytes(BYTES), "update 1")
+        assert kept.charge.epsilon_spent == BUDGET.spent(1)
+        ledger.settle()
+        assert ledger.open_release() is None
     assert rows(path, "SELECT fate FROM releases") == [("settled",)]
     assert rows(path, "SELECT * FROM kept") == []
 
@@ -130,10 +132,9 @@ def test_bytes_beyond_the_limit_are_not_kept_but_charged(ledger: Ledger) -> None
 
 
 def test_a_release_nobody_settled_is_written_off_by_the_next(path: Path) -> None:
-    ledger = played(path, 2)
-    ledger.settle()
-    release(ledger, 3)
-    ledger.close()
+    with closing(played(path, 2)) as ledger:
+        ledger.settle()
+        release(ledger, 3)
     assert rows(path, "SELECT fate FROM releases ORDER BY participation") == [("written off",), ("settled",), ("open",)]
     assert rows(path, "SELECT participation FROM kept") == [(3,)]
 
@@ -150,12 +151,11 @@ def test_a_key_is_charged_once(ledger: Ledger) -> None:
 
 
 def test_the_floor_and_the_end_of_the_budget_refuse(path: Path) -> None:
-    ledger = Ledger(path, Budget(10.0, 0.04, BUDGET.epsilon(2)), **HOLDER)
-    release(ledger, 1)
-    release(ledger, 2)
-    with pytest.raises(BudgetError, match=r"release 3 would have epsilon 0\.362, the floor is 0\.37"):
-        ledger.next_charge()
-    ledger.close()
+    with closing(Ledger(path, Budget(10.0, 0.04, BUDGET.epsilon(2)), **HOLDER)) as ledger:
+        release(ledger, 1)
+        release(ledger, 2)
+        with pytest.raises(BudgetError, match=r"release 3 would have epsilon 0\.362, the floor is 0\.37"):
+            ledger.next_charge()
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,7 @@ def test_the_floor_and_the_end_of_the_budget_refuse(path: Path) -> None:
 def test_an_altered_ledger_is_refused(path: Path, tampering: str) -> None:
     played(path, 3).close()
     execute(path, tampering)
-    for look in (lambda: Ledger(path, BUDGET, **HOLDER), lambda: verified_spend(path)):
-        with pytest.raises(LedgerError, match=r"a\.db: release \d does not fit the hash chain; it was altered"):
-            look()
+    assert_refused(path, r"release \d does not fit the hash chain; it was altered")
 
 
 @pytest.mark.parametrize(
@@ -215,22 +213,19 @@ def test_a_spend_that_is_not_the_schedules_is_refused(path: Path, monkeypatch: p
 def test_a_ledger_without_the_log_of_its_releases_is_refused(path: Path, tmp_path: Path) -> None:
     with closing(played(path, 30)):
         alone, both = copied(path, tmp_path / "alone", alone=True), copied(path, tmp_path / "both")
-    for look in (lambda: Ledger(alone, BUDGET, **HOLDER), lambda: verified_spend(alone)):
-        with pytest.raises(LedgerError, match=r"a\.db: its last releases stood in a\.db-wal, which is missing"):
-            look()
+    assert_refused(alone, r"its last releases stood in a\.db-wal, which is missing")
     assert count(both) == 30
 
 
 def test_the_file_alone_is_refused_however_much_of_the_log_it_has_taken_in(path: Path, tmp_path: Path) -> None:
     """Of ten releases of 1 MB most have been moved into the file when it is copied, but not all."""
-    ledger = Ledger(path, BUDGET, **HOLDER)
-    for round_ in range(1, 11):
-        release(ledger, round_, memoryview(bytes(KEPT_BYTES_MAX)))
-        alone = copied(path, tmp_path / str(round_), alone=True)
-        with pytest.raises(LedgerError, match=r"a\.db-wal, which is missing"):
-            Ledger(alone, BUDGET, **HOLDER)
-    assert sum(file.stat().st_size for file in path.parent.iterdir()) < 10 * KEPT_BYTES_MAX
-    ledger.close()
+    with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
+        for round_ in range(1, 11):
+            release(ledger, round_, memoryview(bytes(KEPT_BYTES_MAX)))
+            alone = copied(path, tmp_path / str(round_), alone=True)
+            with pytest.raises(LedgerError, match=r"a\.db-wal, which is missing"):
+                Ledger(alone, BUDGET, **HOLDER)
+        assert sum(file.stat().st_size for file in path.parent.iterdir()) < 10 * KEPT_BYTES_MAX
 
 
 @pytest.mark.parametrize("where", [0.2, 0.5, 0.99])
@@ -242,9 +237,7 @@ def test_a_flipped_bit_in_the_log_is_a_missed_release(path: Path, tmp_path: Path
     data = bytearray(wal.read_bytes())
     data[int(where * len(data))] ^= 1
     wal.write_bytes(data)
-    for look in (lambda: verified_spend(crashed), lambda: Ledger(crashed, BUDGET, **HOLDER)):
-        with pytest.raises(LedgerError, match=r"a\.db: counts [0-4] releases, 5 were charged: the others stood in"):
-            look()
+    assert_refused(crashed, "counts [0-4] releases, 5 were charged: the others stood in")
 
 
 def test_bytes_that_are_not_kept_do_not_move_the_log(ledger: Ledger, path: Path) -> None:
@@ -275,14 +268,13 @@ def test_a_crash_while_the_log_is_moved_loses_nothing(
     path: Path, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = opened_connections(monkeypatch)
-    ledger = Ledger(path, BUDGET, **HOLDER)
-    own = opened[-1]
-    release(ledger, 1)
-    own.execute("PRAGMA user_version = 1")
-    if step == "user_version = 0":
-        own.execute("PRAGMA wal_checkpoint(PASSIVE)")
-    crashed = copied(path, tmp_path / "crashed")
-    ledger.close()
+    with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
+        own = opened[-1]
+        release(ledger, 1)
+        own.execute("PRAGMA user_version = 1")
+        if step == "user_version = 0":
+            own.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        crashed = copied(path, tmp_path / "crashed")
     assert [count(crashed) for _ in range(2)] == [1, 1]  # also when it was closed without another release
 
 

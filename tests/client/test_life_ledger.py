@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -43,22 +44,21 @@ def test_budgets_add_up(tmp_path_factory: pytest.TempPathFactory, runs: list[tup
     """Runs come, go and come back; each spends its own schedule, and none what the life does not have."""
     path, released = tmp_path_factory.mktemp("life") / "a.db", dict.fromkeys("abc", 0)
     for run, wanted in runs:
-        ledger = opened(path, run, lifetime)
-        assert ledger.spent.released == released[run]
-        assert ledger.spent.epsilon == pytest.approx(BUDGET.spent(released[run]))
-        for _ in range(wanted):
-            before = sum(map(BUDGET.spent, released.values()))
-            if before + BUDGET.epsilon(released[run] + 1) > lifetime * (1 + 1e-9):
-                with pytest.raises(BudgetError, match="--epsilon-lifetime is"):
-                    ledger.next_charge()
-                break
-            released[run] += 1
-            key = ReleaseKey(run, released[run], 1, "model")
-            ledger.record(key, ledger.next_charge(), "update", memoryview(b"noised"))
-            found = ledger.open_release()
-            assert found is not None
-            assert (found.key, found.charge.participation) == (key, released[run])
-        ledger.close()
+        with closing(opened(path, run, lifetime)) as ledger:
+            assert ledger.spent.released == released[run]
+            assert ledger.spent.epsilon == pytest.approx(BUDGET.spent(released[run]))
+            for _ in range(wanted):
+                before = sum(map(BUDGET.spent, released.values()))
+                if before + BUDGET.epsilon(released[run] + 1) > lifetime * (1 + 1e-9):
+                    with pytest.raises(BudgetError, match="--epsilon-lifetime is"):
+                        ledger.next_charge()
+                    break
+                released[run] += 1
+                key = ReleaseKey(run, released[run], 1, "model")
+                ledger.record(key, ledger.next_charge(), "update", memoryview(b"noised"))
+                found = ledger.open_release()
+                assert found is not None
+                assert (found.key, found.charge.participation) == (key, released[run])
         in_all = sum(map(BUDGET.spent, released.values()))
         assert verified_spend(path).released == sum(released.values())
         assert verified_spend(path).epsilon == pytest.approx(in_all)
@@ -83,20 +83,20 @@ def test_no_kill_forgets_what_a_life_has_spent(tmp_path: Path) -> None:
         assert released <= found.released <= released + 1
         assert epsilon <= found.epsilon <= 100.0
         begun += 1000  # the killed run does not go on
-    last = opened(path, "the last", lifetime=verified_spend(path).epsilon + BUDGET.epsilon(1) / 2)
-    with pytest.raises(BudgetError, match=r"release 1 of this run would bring the epsilon of all runs to"):
+    lifetime, said = (
+        verified_spend(path).epsilon + BUDGET.epsilon(1) / 2,
+        "release 1 of this run would bring the epsilon",
+    )
+    with closing(opened(path, "the last", lifetime)) as last, pytest.raises(BudgetError, match=said):
         last.next_charge()
-    last.close()
 
 
 def test_a_release_of_another_run_is_sent_in_none(tmp_path: Path) -> None:
-    first = opened(tmp_path / "a.db", "first")
-    first.record(ReleaseKey("first", 1, 1, "model"), first.next_charge(), "update", memoryview(b"noised"))
-    first.close()
-    second = opened(tmp_path / "a.db", "second")
-    assert second.open_release() is None
-    assert second.next_charge().participation == 1
-    second.close()
+    with closing(opened(tmp_path / "a.db", "first")) as first:
+        first.record(ReleaseKey("first", 1, 1, "model"), first.next_charge(), "update", memoryview(b"noised"))
+    with closing(opened(tmp_path / "a.db", "second")) as second:
+        assert second.open_release() is None
+        assert second.next_charge().participation == 1
 
 
 def test_a_lifes_ledger_and_a_runs_do_not_pass_for_each_other(tmp_path: Path) -> None:

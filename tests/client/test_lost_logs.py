@@ -88,9 +88,8 @@ def test_an_older_file_beside_a_later_log_is_refused(tmp_path: Path) -> None:
     before.parent.mkdir()
     shutil.copy(path, before)
     played(path, 30).close()
-    ledger = played(path, 1)
-    shutil.copy(path.with_name("a.db-wal"), before.parent)
-    ledger.close()
+    with closing(played(path, 1)):
+        shutil.copy(path.with_name("a.db-wal"), before.parent)
     for reads in (verified_spend, lambda file: Ledger(file, BUDGET, unit="vector")):
         with pytest.raises(LedgerError, match=r"a\.db: is damaged \("):
             reads(before)
@@ -140,9 +139,8 @@ def test_a_closed_ledger_can_be_audited_where_nothing_can_be_written(tmp_path: P
 
 def test_closing_twice_does_not_take_from_others_what_tells_of_a_lost_log(tmp_path: Path) -> None:
     path = tmp_path / "ledgers" / "a.db"
-    closed = played(path)
-    closed.settle()
-    closed.close()
+    with closing(played(path)) as closed:
+        closed.settle()
     with closing(Ledger(path, BUDGET, unit="vector")) as ledger:
         release(ledger)
         closed.close()
@@ -153,14 +151,13 @@ def test_closing_twice_does_not_take_from_others_what_tells_of_a_lost_log(tmp_pa
 def test_a_ledger_that_was_taken_away_takes_no_further_release(tmp_path: Path, loss: str) -> None:
     """SQLite would go on writing to it, and the next process would begin to count anew."""
     path = tmp_path / "ledgers" / "a.db"
-    ledger = played(path)
-    if loss == "deleted":
-        shutil.rmtree(path.parent)
-    else:
-        path.parent.rename(tmp_path / "elsewhere")
-    if loss == "replaced":
-        played(path, 1).close()
-    with pytest.raises(LedgerError, match=r"a\.db: .*deleted, moved or replaced"):
-        release(ledger)
-    assert ledger.released == 5
-    ledger.close()
+    with closing(played(path)) as ledger:
+        if loss == "deleted":
+            shutil.rmtree(path.parent)
+        else:
+            path.parent.rename(tmp_path / "elsewhere")
+        if loss == "replaced":
+            played(path, 1).close()
+        with pytest.raises(LedgerError, match=r"a\.db: .*deleted, moved or replaced"):
+            release(ledger)
+        assert ledger.released == 5

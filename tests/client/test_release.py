@@ -4,7 +4,7 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,8 @@ KEY = ReleaseKey("run", 1, 1, "model")
 
 @contextmanager
 def releasing(folder: Path) -> Iterator[Releaser]:
-    ledger = Ledger(folder / "a.db", BUDGET, unit="coordinate", client_id="a", data="synthetic")
-    yield Releaser(ReleasePrivacy(MECHANISM, ledger, lambda _: NumpyLaplace(entropy_rng())))
-    ledger.close()
+    with closing(Ledger(folder / "a.db", BUDGET, unit="coordinate", client_id="a", data="synthetic")) as ledger:
+        yield Releaser(ReleasePrivacy(MECHANISM, ledger, lambda _: NumpyLaplace(entropy_rng())))
 
 
 def is_clipped_and_noised(released: Vector) -> bool:
@@ -64,10 +63,8 @@ def test_after_a_crash_without_bytes_the_release_is_written_off_and_charged(tmp_
 def test_bytes_that_were_swapped_on_disk_are_not_sent(tmp_path: Path) -> None:
     with releasing(tmp_path) as releaser:
         releaser.release(np.ones(D, np.float32), KEY)
-    db = sqlite3.connect(tmp_path / "a.db")
-    db.execute("UPDATE kept SET noised = ?", (np.ones(D, np.float32).tobytes(),))
-    db.commit()
-    db.close()
+    with closing(sqlite3.connect(tmp_path / "a.db")) as db, db:
+        db.execute("UPDATE kept SET noised = ?", (np.ones(D, np.float32).tobytes(),))
     with releasing(tmp_path) as releaser, pytest.raises(LedgerError, match="are not those it charged"):
         releaser.recall(KEY)
 

@@ -298,7 +298,6 @@ def wait_until_all_is_shown(prometheus: Prometheus, chosen: dict[str, str]) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.end_to_end
 def test_every_query_finds_data_during_after_and_between_runs(prometheus: Prometheus, tmp_path: Path) -> None:
     def is_scraped(run: str) -> Callable[[], object]:
         return lambda: prometheus.values(f'count(pausefl_client_selections_total{{run="{run}"}}) == 4')

@@ -311,7 +311,6 @@ def command(part: str, changes: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.end_to_end
 def test_the_pods_commands_make_a_run(tmp_path: Path, authority: Authority) -> None:
     """A server and two pods of five clients, over TLS, as processes of this machine."""
     config = next(t["data"] for t in rendered("laptop") if "experiment.toml" in t.get("data", {}))
@@ -377,7 +376,6 @@ def test_a_sweeps_job_has_a_pod_for_each_line_of_its_runs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.end_to_end
 def test_runs_of_a_sweeps_pods_are_those_of_pausefl_sweep(tmp_path: Path) -> None:
     """Also one whose first pod was asked to end."""
     config, kept, shim = synthetic(tmp_path, rounds=1000, clients=6), tmp_path / "kept", tmp_path / "bin/pausefl"

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,8 @@ def test_a_part_is_killed_with_its_pod(tmp_path: Path, pod: dict[str, str], numb
 def metrics() -> Iterator[int]:
     """The port of a client process's probes."""
     routes = {"/healthz": lambda _: Response("text/plain", [b"ok\n"])}
-    server = WebServer("127.0.0.1", 0, routes, key="metrics.client_port")
-    yield int(server.address.rpartition(":")[2])
-    server.close()
+    with closing(WebServer("127.0.0.1", 0, routes, key="metrics.client_port")) as server:
+        yield int(server.address.rpartition(":")[2])
 
 
 def is_alive(port: int, pod: dict[str, str]) -> bool:

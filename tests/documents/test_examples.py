@@ -49,7 +49,6 @@ def test_the_index_names_every_example_and_how_it_is_run() -> None:
         assert all((ROOT / word).exists() and folder in word for word in named)
 
 
-@pytest.mark.end_to_end
 @pytest.mark.slow
 def test_a_policy_with_a_memory_comes_to_prefer_fast_clients(tmp_path: Path) -> None:
     """By then each of six clients was chosen: what comes after rests on the memory alone."""
@@ -62,7 +61,6 @@ def test_a_policy_with_a_memory_comes_to_prefer_fast_clients(tmp_path: Path) -> 
     assert run("run", "--resume", tmp_path / "run", "--rounds", 10).returncode == 0
 
 
-@pytest.mark.end_to_end
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "accuracy", "parameters"),
@@ -75,7 +73,6 @@ def test_examples_of_own_code_learn(example: str, accuracy: float, parameters: i
     assert parameters in {sum(array.size for array in found.model().values()), None}
 
 
-@pytest.mark.end_to_end
 @pytest.mark.slow
 def test_an_aggregation_rule_combines(tmp_path: Path) -> None:
     small = ("experiment.rounds=4", "clients.groups.honest.count=3", "selection.m=3", "privacy.enabled=false")
@@ -96,7 +93,6 @@ def test_delays_are_those_of_the_file_in_its_order(tmp_path: Path) -> None:
         assert drawn_s == pytest.approx(0.05 * measured[round_ - 1] / 1000, abs=1e-9)
 
 
-@pytest.mark.end_to_end
 @pytest.mark.slow
 def test_a_sweep_draws_a_picture(tmp_path: Path) -> None:
     out = executed(smaller((EXAMPLES / "sweep/sweep.py").read_text("utf-8")), tmp_path)
@@ -106,7 +102,6 @@ def test_a_sweep_draws_a_picture(tmp_path: Path) -> None:
     assert str(folder.relative_to(tmp_path)) in out
 
 
-@pytest.mark.end_to_end
 @pytest.mark.slow
 def test_a_notebooks_cells_run_in_order(tmp_path: Path) -> None:
     notebook: dict[str, Any] = json.loads((EXAMPLES / "notebook/compare.ipynb").read_text("utf-8"))

@@ -51,7 +51,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return own
 
 
-@pytest.mark.end_to_end
 @pytest.mark.slow
 def test_the_documented_examples_run_from_another_folder_and_go_on(folder: Path, tmp_path: Path) -> None:
     small = ("--set", "latency.time_scale=0.1", "--set", "evaluation.every=1")
@@ -66,7 +65,6 @@ def test_the_documented_examples_run_from_another_folder_and_go_on(folder: Path,
 # -- errors
 
 
-@pytest.mark.end_to_end
 @pytest.mark.parametrize(
     ("module", "line", "change"),
     [

@@ -6,6 +6,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -100,12 +101,11 @@ async def test_a_server_without_a_working_store_is_not_healthy(tmp_path: Path, m
 
 async def test_a_process_whose_event_loop_stands_still_is_not_healthy() -> None:
     routes = health_routes(asyncio.get_running_loop(), lambda: "", lambda: "")
-    web = WebServer("127.0.0.1", 0, routes, key="metrics.port")
-    said: list[tuple[int, str]] = []
-    asking = threading.Thread(target=lambda: said.append(ask(f"http://{web.address}/healthz")))
-    asking.start()
-    asking.join(20)  # on the event loop's thread
-    web.close()
+    with closing(WebServer("127.0.0.1", 0, routes, key="metrics.port")) as web:
+        said: list[tuple[int, str]] = []
+        asking = threading.Thread(target=lambda: said.append(ask(f"http://{web.address}/healthz")))
+        asking.start()
+        asking.join(20)  # on the event loop's thread
     assert said == [(503, "the event loop has not turned for 2 s")]
 
 

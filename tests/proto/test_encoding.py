@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -120,12 +121,11 @@ def test_a_release_is_repeated_byte_by_byte_and_charged_once(name: str, tmp_path
     mechanism, key, update = Mechanism("vector", 1.0), ReleaseKey("run", 1, 1, "model"), np.ones(600, np.float32)
 
     def release(*, afresh: bool) -> tuple[bytes, str]:
-        ledger = Ledger(tmp_path / "a.db", Budget(10.0, 0.5), unit="vector", client_id="a", data="none")
-        releaser = Releaser(ReleasePrivacy(mechanism, ledger, lambda _: NumpyLaplace(entropy_rng())), ENCODED[name])
-        released = releaser.release(update, key) if afresh else releaser.recall(key)
-        assert released is not None
-        assert ledger.released == 1
-        ledger.close()
+        with closing(Ledger(tmp_path / "a.db", Budget(10.0, 0.5), unit="vector", client_id="a", data="none")) as ledger:
+            releaser = Releaser(ReleasePrivacy(mechanism, ledger, lambda _: NumpyLaplace(entropy_rng())), ENCODED[name])
+            released = releaser.release(update, key) if afresh else releaser.recall(key)
+            assert released is not None
+            assert ledger.released == 1
         assert released.digest == digest(released.vector)
         return np.ascontiguousarray(released.vector).tobytes(), released.digest
 

@@ -32,6 +32,14 @@ def played(*arguments: object, timeout_s: float = 120) -> subprocess.CompletedPr
     return done
 
 
+def refusal(done: "subprocess.CompletedProcess[str]") -> str:
+    """The one line with which a command was refused."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pausefl: ")
+    return line.removeprefix("pausefl: ")
+
+
 def sets(*changes: str) -> list[str]:
     """The options that change these keys."""
     return [word for change in changes for word in ("--set", change)]

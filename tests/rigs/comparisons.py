@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
@@ -74,17 +75,16 @@ def write_grouped_run(path: Path, policy: str, seed: int, evaluated: Sequence[in
     """The same with groups, of which two join before round 2: `pause` then chooses relevant-000 only until round 4."""
     write_run(path, policy, seed)
     (path / "run.db").unlink()
-    log = Store(path / "run.db")
-    for number in range(1, 5):
-        joins = {1: ["original"], 2: ["relevant", "poisoned"]}.get(number, [])
-        events = tuple(LogEvent("joined", client_id) for group in joins for client_id in GROUPS[group])
-        if number in evaluated:
-            log.save_evaluations(number, [Evaluation("test", True, 100, ACCURACIES[policy][number - 1], 1.0)])
-        chosen: tuple[str, ...] = ("original-000",) if number == 1 else ("relevant-000",)
-        if number == 4 or (policy == "random" and number > 1):
-            chosen = ("relevant-000", "poisoned-000")
-        log.commit_round(RoundRecord(number, 1, chosen, None, (), events, 1.0, number, 1e-4, "digest"))
-    log.close()
+    with closing(Store(path / "run.db")) as log:
+        for number in range(1, 5):
+            joins = {1: ["original"], 2: ["relevant", "poisoned"]}.get(number, [])
+            events = tuple(LogEvent("joined", client_id) for group in joins for client_id in GROUPS[group])
+            if number in evaluated:
+                log.save_evaluations(number, [Evaluation("test", True, 100, ACCURACIES[policy][number - 1], 1.0)])
+            chosen: tuple[str, ...] = ("original-000",) if number == 1 else ("relevant-000",)
+            if number == 4 or (policy == "random" and number > 1):
+                chosen = ("relevant-000", "poisoned-000")
+            log.commit_round(RoundRecord(number, 1, chosen, None, (), events, 1.0, number, 1e-4, "digest"))
     roles = {"original": "", "relevant": 'role = "relevant"\n', "poisoned": 'role = "irrelevant"\n'}
     tables = (f"[clients.groups.{name}]\ncount = {len(ids)}\n{roles[name]}" for name, ids in GROUPS.items())
     (path / "config.toml").write_text("".join(tables))

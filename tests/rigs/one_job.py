@@ -1,14 +1,23 @@
-"""A coordinator that welcomes every client and gives it one job."""
+"""A coordinator that welcomes every client and gives it one job, and a server before one."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 
+from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, digest, pack_job
 from pausefl_server.actor import Actor
+from pausefl_server.connections.answer_limits import AnswerLimits
+from pausefl_server.connections.hello_limits import ConnectionBounds
+from pausefl_server.connections.stream_handler import ClientStreamHandler
+from pausefl_server.connections.transport import FederationServer
+from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.messages import Dispatch, Lost, Register
+from rigs.federation import SIZE
 
 
 class OneJob(Actor[Any]):
@@ -31,3 +40,29 @@ class OneJob(Actor[Any]):
             case _:
                 self.told.put_nowait(message)
         return None
+
+
+@asynccontextmanager
+async def listening(
+    tls: Tls | None = None,
+    admission: Admission | None = None,
+    bounds: ConnectionBounds = ConnectionBounds(),  # noqa: B008 - it cannot change
+    offer: str = "",
+    coordinator: Actor[Any] | None = None,
+    size: int = SIZE,
+) -> AsyncIterator[int]:
+    """The port of a server before this coordinator, or before one that gives every client a job."""
+    coordinator = coordinator or OneJob(size)
+    running = asyncio.ensure_future(coordinator.run())
+    handler = ClientStreamHandler(
+        coordinator,  # type: ignore[arg-type]
+        *(AnswerLimits(size), admission),
+        hello_timeout_s=bounds.hello_timeout_s,
+    )
+    server = FederationServer(handler, tls, offer=offer, bounds=bounds)
+    try:
+        yield await server.start("127.0.0.1", 0)
+    finally:
+        await server.stop(0)
+        coordinator.stop()
+        await running

@@ -29,16 +29,8 @@ def told_client(data: bytes) -> pb.ServerMessage:
 async def test_the_round_trip_runs_from_the_first_frame_handed_over_to_the_last_received() -> None:
     rig = ClientActorRig(BIG)
     rig.stream.write_s = 0.25  # each of the model's two frames takes so long to hand over
-    timing = pb.Timing(
-        download_s=0.25,
-        injected_down_s=0.5,
-        queue_s=0.125,
-        train_s=2.0,
-        privatise_s=0.0625,
-        injected_up_s=1.0,
-        drawn_down_s=0.5,
-        drawn_up_s=1.0,
-    )
+    parts = {"download_s": 0.25, "injected_down_s": 0.5, "queue_s": 0.125, "train_s": 2.0, "privatise_s": 0.0625}
+    timing = pb.Timing(**parts, injected_up_s=1.0, drawn_down_s=0.5, drawn_up_s=1.0)
     release = pb.Release(participation=3, epsilon=0.5, epsilon_spent=1.5)
     messages = upload(vector(BIG), timing=timing, release=release, loss=0.75)
     async with rig.at_work():
@@ -47,8 +39,7 @@ async def test_the_round_trip_runs_from_the_first_frame_handed_over_to_the_last_
         update = await rig.updated()
     t = update.timing
     assert (t.round_trip_s, t.upload_s) == (0.25 + 0.25 + 4.0 + 0.5, 0.5)
-    assert (t.download_s, t.injected_down_s, t.queue_s) == (0.25, 0.5, 0.125)
-    assert (t.train_s, t.privatise_s, t.injected_up_s) == (2.0, 0.0625, 1.0)
+    assert {name: getattr(t, name) for name in (*parts, "injected_up_s")} == {**parts, "injected_up_s": 1.0}
     assert (t.device_s, t.communication_s, t.propagation_s) == (2.1875, 2.8125, 0.5625)
     assert (update.drawn_down_s, update.drawn_up_s, update.loss) == (0.5, 1.0, 0.75)
     assert (update.client_id, update.round, update.attempt) == ("client-1", 1, 1)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,9 +161,15 @@ def test_what_is_learnt_is_a_fold_over_the_log(policy: Policy) -> None:
 # --- the threshold (eqs. (7) to (10)) and its decisions
 
 
-def test_drifts_are_small_up_to_the_mean_of_the_centroids() -> None:
-    play = with_newcomers(FedTs(2)).rounds(3)
+def rating(**parameters: Any) -> NewcomerPlay:
+    """A play whose newcomers are there, and none of them rated yet."""
+    play = with_newcomers(FedTs(2, **parameters)).rounds(3)
     play.select()
+    return play
+
+
+def test_drifts_are_small_up_to_the_mean_of_the_centroids() -> None:
+    play = rating()
     state = play.after_drifts(relevant_0=1.0, relevant_1=3.0, poisoned_0=9.0, poisoned_1=11.0)
     assert state.centroids == (2.0, 10.0)
     assert [play.posterior(i) for i in (*RELEVANT[:2], *POISONED[:2])] == [(2, 1), (2, 1), (1, 2), (1, 2)]
@@ -173,8 +180,7 @@ def test_drifts_are_small_up_to_the_mean_of_the_centroids() -> None:
 
 
 def test_a_drift_of_exactly_the_threshold_is_small_and_a_single_one_moves_no_centroid() -> None:
-    play = with_newcomers(FedTs(2)).rounds(3)
-    play.select()
+    play = rating()
     play.after_drifts(relevant_0=2.0, poisoned_0=6.0)
     assert play.after_drifts(relevant_0=0.0, relevant_1=4.0, poisoned_0=6.0).centroids == (2.0, 6.0)
     assert play.posterior(RELEVANT[1]) == (2, 1)
@@ -183,8 +189,7 @@ def test_a_drift_of_exactly_the_threshold_is_small_and_a_single_one_moves_no_cen
 
 @pytest.mark.parametrize("drifts", [{"relevant_0": 5.0}, {"relevant_0": 5.0, "poisoned_0": 5.0}])
 def test_a_single_drift_and_equal_ones_are_successes(drifts: dict[str, float]) -> None:
-    play = with_newcomers(FedTs(2)).rounds(3)
-    play.select()
+    play = rating()
     play.after_drifts(**drifts)
     assert {play.posterior(i.replace("_", "-")) for i in drifts} == {(2, 1)}
     play.after_drifts(relevant_0=5.0, poisoned_0=9.0)
@@ -193,8 +198,7 @@ def test_a_single_drift_and_equal_ones_are_successes(drifts: dict[str, float]) -
 
 def test_centroids_are_kept_when_all_drifts_fall_on_one_side() -> None:
     """Fed-TS, Section V-C: "the new centroids will be used for the next initialization"."""
-    play = with_newcomers(FedTs(2)).rounds(3)
-    play.select()
+    play = rating()
     assert play.after_drifts(relevant_0=1.0, poisoned_0=100.0).centroids == (1.0, 100.0)
     assert play.after_drifts(relevant_0=2.0, relevant_1=4.0).centroids == (3.0, 100.0)
     assert [play.posterior(i) for i in RELEVANT[:2]] == [(3, 1), (2, 1)]
@@ -203,8 +207,7 @@ def test_centroids_are_kept_when_all_drifts_fall_on_one_side() -> None:
 
 
 def test_centroids_restart_after_an_empty_cluster_if_asked_to() -> None:
-    play = with_newcomers(FedTs(2, centroids="restart")).rounds(3)
-    play.select()
+    play = rating(centroids="restart")
     assert play.after_drifts(relevant_0=1.0, poisoned_0=100.0).centroids == (1.0, 100.0)
     assert play.after_drifts(relevant_0=0.1, poisoned_0=10.0).centroids is None
     assert play.posterior(POISONED[0]) == (2, 2)
@@ -214,8 +217,7 @@ def test_centroids_restart_after_an_empty_cluster_if_asked_to() -> None:
 
 def test_rescaled_centroids_follow_the_originals_own_drifts() -> None:
     """Training has made all drifts a tenth: the poisoned one is still told apart, also among its like."""
-    play = with_newcomers(FedTs(2, centroids="rescaled")).rounds(3)
-    play.select()
+    play = rating(centroids="rescaled")
     play.after_drifts(original_0=2.0, original_1=4.0, relevant_0=1.0, poisoned_0=100.0)
     state = play.after_drifts(original_0=0.3, original_2=0.3, relevant_0=0.1, relevant_1=0.3)
     assert state.centroids == pytest.approx((0.2, 10.0))

@@ -136,26 +136,19 @@ async def test_a_client_that_sends_more_than_it_was_asked_for_has_to_rest() -> N
         await rig.actor.listen()
 
 
-def test_a_client_that_was_quiet_for_long_may_send_no_more_than_another() -> None:
+@pytest.mark.parametrize(("what", "most"), [("unsolicited", 64), ("rejection", 8)])
+def test_a_client_may_send_so_much_however_long_it_was_quiet_and_as_much_again_after_a_rest(
+    what: str, most: int
+) -> None:
     clock = Clock()
     rate_limit = ClientRateLimit(clock)
-    clock.advance(1e6)
-    for _ in range(64):
-        rate_limit.count_unsolicited()
-    with pytest.raises(AbuseError, match="rests for 1 s"):
-        rate_limit.count_unsolicited()
-
-
-def test_after_a_rest_all_is_counted_from_the_start() -> None:
-    clock = Clock()
-    rate_limit = ClientRateLimit(clock)
-    for count, most in ((rate_limit.count_unsolicited, 64), (rate_limit.count_rejection, 8)):
-        for _ in range(2):
-            for _ in range(most):
-                count("garbage")
-            with pytest.raises(AbuseError):
-                count("garbage")
-            clock.advance(1.0)
+    count = getattr(rate_limit, f"count_{what}")
+    for quiet_s, rest_s in ((1e6, 1), (1.0, 2)):
+        clock.advance(quiet_s)
+        for _ in range(most):
+            count("garbage")
+        with pytest.raises(AbuseError, match=f"rests for {rest_s} s"):
+            count("garbage")
 
 
 def test_a_rejection_is_forgiven_every_five_seconds() -> None:

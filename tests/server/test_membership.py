@@ -19,35 +19,24 @@ from rigs.coordinator import BUDGET, SIZE, FakePeer, MakeRig, averaged
 
 # -- who is let in
 
+ANOTHER = Manifest((TensorSpec("v", (SIZE,)),)).to_message()
+ANOTHER_REST = Manifest((TensorSpec("w", (SIZE,)),), constants="c0ffee").to_message()
+ANOTHER_TYPE = pb.Manifest(tensors=[pb.Tensor(name="w", shape=[SIZE], dtype="float64")])
 WRONG_HELLOS: dict[str, tuple[dict[str, Any], str]] = {
     "another protocol": ({"protocol_version": PROTOCOL_VERSION + 1}, "protocol version"),
     "no name": ({"client_id": ""}, "client id is empty"),
     "the name of somebody connected": ({"client_id": "a"}, "'a' is connected already"),
     "no data": ({"n_examples": 0}, "has 0 examples, must be 1 to"),
     "more data than can be": ({"n_examples": 10**9 + 1}, "has 1000000001 examples, must be 1 to 1000000000"),
-    "another model": (
-        {"manifest": Manifest((TensorSpec("v", (SIZE,)),)).to_message()},
-        "tensors differ in name, shape or order",
-    ),
-    "another rest of the model": (
-        {"manifest": Manifest((TensorSpec("w", (SIZE,)),), constants="c0ffee").to_message()},
-        "frozen parameters or buffers differ",
-    ),
-    "another model, under the name of somebody connected": (
-        {"client_id": "a", "manifest": Manifest((TensorSpec("v", (SIZE,)),)).to_message()},
-        "tensors differ in name, shape or order",  # it need not try again
-    ),
-    "another dtype": (
-        {"manifest": pb.Manifest(tensors=[pb.Tensor(name="w", shape=[SIZE], dtype="float64")])},
-        "only float32",
-    ),
+    "another model": ({"manifest": ANOTHER}, "tensors differ in name, shape or order"),
+    "another rest of the model": ({"manifest": ANOTHER_REST}, "frozen parameters or buffers differ"),
+    # It need not try again.
+    "another model, under the name of somebody connected": ({"client_id": "a", "manifest": ANOTHER}, "tensors differ"),
+    "another dtype": ({"manifest": ANOTHER_TYPE}, "only float32"),
     "another schedule": ({"ledger": pb.Ledger(schedule="cheaper")}, "privacy differs"),
     "no ledger": ({"ledger": pb.Ledger()}, "privacy differs"),
     "more spent than the budget": ({"ledger": pb.Ledger(schedule="agreed", released=1, epsilon_spent=11.0)}, "ledger"),
-    "an epsilon that is no number": (
-        {"ledger": pb.Ledger(schedule="agreed", released=1, epsilon_spent=math.nan)},
-        "ledger",
-    ),
+    "spent no number": ({"ledger": pb.Ledger(schedule="agreed", released=1, epsilon_spent=math.nan)}, "ledger"),
     "less than nothing spent": ({"ledger": pb.Ledger(schedule="agreed", released=1, epsilon_spent=-1.0)}, "ledger"),
 }
 

@@ -38,9 +38,8 @@ for t in range(1, 10**6):
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A log that was closed."""
-    store = Store(tmp_path / "run.db")
-    commit(store)
-    store.close()
+    with closing(Store(tmp_path / "run.db")) as store:
+        commit(store)
     return tmp_path / "run.db"
 
 
@@ -79,12 +78,9 @@ def files(path: Path) -> dict[str, bytes]:
 
 def contents(path: Path) -> dict[str, list[tuple[object, ...]]]:
     """All rows but the idle pings, which nothing is replayed from."""
-    database = sqlite3.connect(path)
-    try:
+    with closing(sqlite3.connect(path)) as database:
         names = [name for (name,) in database.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         return {name: database.execute(f"SELECT * FROM {name}").fetchall() for name in names if name != "pings"}
-    finally:
-        database.close()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -104,14 +100,13 @@ def test_flipped_bits_are_found_or_change_nothing(path: Path, seed: int) -> None
 @pytest.mark.parametrize("follows", ["a round", "a failed attempt"])
 def test_what_the_next_attempt_will_have_to_know_is_sealed_as_well(tmp_path: Path, follows: str) -> None:
     path, later = tmp_path / "run.db", [LogEvent("reconciled", "a", released=7)]
-    store = Store(path)
-    if follows == "a round":
-        store.commit_round(record(1), later_events=later)
-    else:
-        store.commit_round(record(1))
-        store.save_failed_attempt(replace(record(2), observations=()), later_events=later)
-    assert store.late_events() == later
-    store.close()
+    with closing(Store(path)) as store:
+        if follows == "a round":
+            store.commit_round(record(1), later_events=later)
+        else:
+            store.commit_round(record(1))
+            store.save_failed_attempt(replace(record(2), observations=()), later_events=later)
+        assert store.late_events() == later
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("UPDATE events SET released = 0 WHERE attempt = 0")
     assert "round 2 is not what was written" in refusal(path)
@@ -134,24 +129,18 @@ def test_what_the_next_attempt_will_have_to_know_is_sealed_as_well(tmp_path: Pat
     ],
 )
 def test_a_changed_row_is_named(path: Path, change: str, found: str) -> None:
-    store = Store(path)
-    store.set_meta("attempt of round 99", "2")
-    store.close()
-    database = sqlite3.connect(path)
-    assert database.execute(change).rowcount > 0
-    database.commit()
-    database.close()
+    with closing(Store(path)) as store:
+        store.set_meta("attempt of round 99", "2")
+    with closing(sqlite3.connect(path)) as database, database:
+        assert database.execute(change).rowcount > 0
     assert f"({found} is not what was written); restore it from a copy" in refusal(path)
 
 
 def test_a_new_evaluation_neither_reads_nor_seals_those_of_other_rounds(path: Path) -> None:
-    store = Store(path)
-    database = sqlite3.connect(path)
-    database.execute("UPDATE evaluations SET accuracy = 1.0 WHERE round = 2")
-    database.commit()
-    database.close()
-    store.save_evaluations(11, [Evaluation("test", True, 100, 0.5, 1.0)])
-    store.close()
+    with closing(Store(path)) as store:
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute("UPDATE evaluations SET accuracy = 1.0 WHERE round = 2")
+        store.save_evaluations(11, [Evaluation("test", True, 100, 0.5, 1.0)])
     assert "evaluations 2 is not what was written" in refusal(path)
 
 
@@ -161,10 +150,9 @@ def test_half_a_log_is_refused(path: Path) -> None:
 
 
 def test_a_log_whose_writer_was_killed_is_whole(killed: Path) -> None:
-    store = Store(killed)
-    assert [r.round for r in store.rounds()] == list(range(1, len(store.rounds()) + 1))
-    assert len(store.rounds()) >= 10
-    store.close()
+    with closing(Store(killed)) as store:
+        assert [r.round for r in store.rounds()] == list(range(1, len(store.rounds()) + 1))
+        assert len(store.rounds()) >= 10
 
 
 @pytest.mark.parametrize("where", [0.1, 0.5, 0.9])
@@ -196,9 +184,8 @@ def test_a_copy_of_an_earlier_round_takes_the_place_of_all_files(path: Path) -> 
     said = refusal(path)
     assert said.endswith("restore it from a copy, and delete run.db-wal and run.db-head unless they are the copy's")
     path.with_name("run.db-head").unlink()
-    store = Store(path)
-    assert len(store.rounds()) == ROUNDS
-    store.close()
+    with closing(Store(path)) as store:
+        assert len(store.rounds()) == ROUNDS
 
 
 def test_what_sqlite_finds_amiss_is_said_in_one_line(path: Path) -> None:
@@ -222,9 +209,8 @@ def test_a_log_that_was_read_while_it_was_closed_misses_its_write_ahead_log(path
     shutil.copytree(path.parent, path.parent / "whole")
     path.with_name("run.db-wal").unlink()
     assert "its last 1 commits, which stood in run.db-wal, are lost" in refusal(path)
-    store = Store(path.parent / "whole" / "run.db")
-    assert len(store.rounds()) == ROUNDS + 1
-    store.close()
+    with closing(Store(path.parent / "whole" / "run.db")) as store:
+        assert len(store.rounds()) == ROUNDS + 1
     assert [file.name for file in (path.parent / "whole").iterdir()] == ["run.db"]
 
 
@@ -251,9 +237,8 @@ Store(Path(sys.argv[1]))
 """,
         tmp_path / "run.db",
     )
-    store = Store(tmp_path / "run.db")
-    commit(store)
-    store.close()
+    with closing(Store(tmp_path / "run.db")) as store:
+        commit(store)
     Store(tmp_path / "run.db").close()
 
 
@@ -272,9 +257,8 @@ os.kill(os.getpid(), 9)
         tmp_path / "run.db",
     )
     assert (tmp_path / "run.db-journal").stat().st_size > 0
-    store = Store(tmp_path / "run.db")
-    commit(store)
-    store.close()
+    with closing(Store(tmp_path / "run.db")) as store:
+        commit(store)
 
 
 @pytest.mark.parametrize("loss", ["deleted", "moved", "replaced"])

@@ -26,13 +26,10 @@ from pausefl_proto.endpoint import HELLOS_AT_ONCE
 from pausefl_proto.errors import ConfigError, PauseflError, TryLaterError, WireError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.hello_limits import MAX_HELLO_BYTES, MOST_WAITING, ConnectionBounds, HelloLimiter
-from pausefl_server.connections.stream_handler import ClientStreamHandler
-from pausefl_server.connections.transport import FederationServer
 from pausefl_server.rounds.admission import Admission
-from rigs.federation import SIZE, answer_of, clients, federation, hello, raw_stream
-from rigs.one_job import OneJob
+from rigs.federation import answer_of, clients, federation, hello, raw_stream
+from rigs.one_job import listening
 
 
 @pytest.fixture(scope="module")
@@ -51,26 +48,6 @@ def by_token(files: Path) -> tuple[Admission, str]:
 
 def tls_of(files: Path, name: str) -> Tls:
     return Tls(str(files / f"{name}.pem"), str(files / f"{name}.key"), str(files / "ca.pem"))
-
-
-@asynccontextmanager
-async def listening(
-    tls: Tls | None = None,
-    admission: Admission | None = None,
-    bounds: ConnectionBounds = ConnectionBounds(),  # noqa: B008 - it cannot change
-    offer: str = "",
-) -> AsyncIterator[int]:
-    """A server's port."""
-    coordinator = OneJob(SIZE)
-    running = asyncio.ensure_future(coordinator.run())
-    handler = ClientStreamHandler(coordinator, AnswerLimits(SIZE), admission, hello_timeout_s=bounds.hello_timeout_s)  # type: ignore[arg-type]
-    server = FederationServer(handler, tls, offer=offer, bounds=bounds)
-    try:
-        yield await server.start("127.0.0.1", 0)
-    finally:
-        await server.stop(0)
-        coordinator.stop()
-        await running
 
 
 async def answer_to(client_id: str, port: int, tls: Tls | None = None, token: str = "") -> str:
@@ -106,18 +83,15 @@ def test_an_id_has_at_most_128_printable_characters() -> None:
             Admission().check(wrong, [], "")
 
 
-async def test_a_client_is_who_its_certificate_names(files: Path) -> None:
+@pytest.mark.parametrize(
+    ("certificate", "own", "anothers"), [("clients/a", "a", "b"), ("clients/group-*", "group-007", "a")]
+)
+async def test_a_client_is_whom_its_certificate_names(files: Path, certificate: str, own: str, anothers: str) -> None:
+    """Which may be of a group."""
+    shown, why = tls_of(files, certificate), f"neither certificate nor token shows that this client is '{anothers}'"
     async with listening(tls_of(files, "server"), admission=Admission(by_certificate=True)) as port:
-        shown = tls_of(files, "clients/a")
-        assert await answer_to("a", port, shown) == "welcome"
-        assert "neither certificate nor token shows that this client is 'b'" in await answer_to("b", port, shown)
-
-
-async def test_a_certificate_may_name_a_group_of_ids(files: Path) -> None:
-    async with listening(tls_of(files, "server"), admission=Admission(by_certificate=True)) as port:
-        shown = tls_of(files, "clients/group-*")
-        assert await answer_to("group-007", port, shown) == "welcome"
-        assert "neither" in await answer_to("a", port, shown)
+        assert await answer_to(own, port, shown) == "welcome"
+        assert why in await answer_to(anothers, port, shown)
 
 
 async def test_a_client_is_who_its_token_was_made_for(files: Path) -> None:

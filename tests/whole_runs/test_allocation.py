@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pausefl.cli import main
 from pausefl_client.privacy.ledger import verified_spend
 from rigs.command import PAUSEFL, synthetic
+from rigs.refusals import complaint
 from rigs.waiting import wait_for
 
 
@@ -94,12 +94,8 @@ def test_a_task_that_cannot_take_part_says_why(
 ) -> None:
     monkeypatch.delenv("SLURM_PROCID", raising=False)
     (tmp_path / "clients-1-of-1").mkdir()
-    config = str(synthetic(tmp_path, clients=4))
-    with pytest.raises(SystemExit) as ended:
-        main(["allocation", config, "--shared", str(tmp_path), "--set=clients.connect_timeout_s=0.1", *options])
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    where = synthetic(tmp_path, clients=4), "--shared", tmp_path, "--set=clients.connect_timeout_s=0.1"
+    assert said in complaint(capsys, "allocation", *where, *options)
 
 
 def test_a_client_ends_where_its_server_ended_before_it_listened(
@@ -108,7 +104,6 @@ def test_a_client_ends_where_its_server_ended_before_it_listened(
     notice = tmp_path / "server-0-0-0"
     notice.write_text("", "utf-8")
     monkeypatch.setattr("time.sleep", lambda _: notice.unlink())
-    with pytest.raises(SystemExit) as ended:
-        main(["allocation", str(synthetic(tmp_path)), "--shared", str(tmp_path), "--rank=1", "--ranks=2"])
-    assert ended.value.code == 1
-    assert capsys.readouterr().err == "pausefl: the server has ended before it listened; the first task says why\n"
+    task = "allocation", synthetic(tmp_path), "--shared", tmp_path, "--rank=1", "--ranks=2"
+    said = complaint(capsys, *task, status=1)
+    assert said == "the server has ended before it listened; the first task says why"

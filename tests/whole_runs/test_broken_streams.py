@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from chaos.line import Line
@@ -24,30 +23,25 @@ from pausefl_proto.errors import EvaluatorLost
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Vector, unpack
 from pausefl_server.actor import Actor, ActorStopped
-from pausefl_server.connections.answer_limits import AnswerLimits
-from pausefl_server.connections.stream_handler import ClientStreamHandler
-from pausefl_server.connections.transport import FederationServer
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.messages import Lost, Register, Shutdown
 from pausefl_server.selection.policies.everyone import All
-from pausefl_server.service import Endpoints, RunOutputs, serve
 from rigs.federation import (
     BIG,
     PRIVATE,
     SIZE,
-    Federation,
     answer_of,
     clients,
     errors_in,
     federation,
     hello,
     log_of,
-    network_settings,
     private,
     raw_stream,
     take_a_job,
 )
+from rigs.one_job import listening
 from rigs.ports import free_port
 
 # -- what breaks
@@ -167,18 +161,13 @@ class SlowCoordinator(Actor[Any]):
 async def test_a_client_that_vanishes_between_hello_and_welcome_is_lost_like_any_other() -> None:
     """Or its name would stay taken for ever."""
     coordinator = SlowCoordinator()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(coordinator.run())
-        server = FederationServer(ClientStreamHandler(coordinator, AnswerLimits(SIZE)))  # type: ignore[arg-type]
-        port = await server.start("127.0.0.1", 0)
+    async with listening(coordinator=coordinator) as port:
         async with raw_stream(port) as call:
             await call.write(hello("shy"))
             await asyncio.wait_for(coordinator.registered.wait(), 20)
         coordinator.may_answer.set()
         lost = await asyncio.wait_for(coordinator.lost.get(), 20)
         assert lost.peer.client_id == "shy"
-        await server.stop(0)
-        coordinator.stop()
 
 
 class GatedTrainer(SyntheticTrainer):
@@ -285,21 +274,11 @@ async def test_a_client_waits_for_a_server_that_is_not_there_yet(tmp_path: Path)
         finally:
             attempts.set()
 
-    run = Federation()
     async with clients() as some:
         goodbye = some.start("a", port, connecting=early)
         await asyncio.wait_for(attempts.wait(), 20)
-        endpoints = Endpoints("127.0.0.1", port)
-        await serve(
-            network_settings(minimum_clients=1),
-            All(1),
-            np.zeros(SIZE, np.float32),
-            None,
-            endpoints,
-            tmp_path,
-            run.tell,
-            RunOutputs(lambda _: None),
-        )
+        async with federation(tmp_path, minimum_clients=1, port=port) as run:
+            await run.finished()
         assert await goodbye == "all rounds done"
 
 

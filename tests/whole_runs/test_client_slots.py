@@ -95,7 +95,6 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.end_to_end
 def test_clients_that_go_by_slot_play_and_go_on_with_their_ledgers(tmp_path: Path) -> None:
     """Two runs on one ledger folder, as containers on one volume: two processes, each a client of its own."""
     for run, rounds in enumerate((3, 2)):

@@ -13,12 +13,9 @@ import pytest
 from pausefl_client.transport import connect
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import unpack
-from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.hello_limits import ConnectionBounds
-from pausefl_server.connections.stream_handler import ClientStreamHandler
-from pausefl_server.connections.transport import FederationServer
 from rigs.federation import BIG, hello
-from rigs.one_job import OneJob
+from rigs.one_job import OneJob, listening
 from rigs.places import TESTS
 
 DEAD_AFTER_S = 3.0
@@ -43,16 +40,13 @@ asyncio.run(main())
 
 SERVER = """
 import asyncio
-from pausefl_server.connections.answer_limits import AnswerLimits
-from pausefl_server.connections.stream_handler import ClientStreamHandler
-from pausefl_server.connections.transport import FederationServer
 from rigs.federation import BIG
-from rigs.one_job import OneJob
+from rigs.one_job import listening
 
 async def main():
-    coordinator = OneJob(BIG)
-    print(await FederationServer(ClientStreamHandler(coordinator, AnswerLimits(BIG))).start("127.0.0.1", 0), flush=True)
-    await coordinator.run()
+    async with listening(size=BIG) as port:
+        print(port, flush=True)
+        await asyncio.Event().wait()
 
 asyncio.run(main())
 """
@@ -81,19 +75,13 @@ async def line_of(process: asyncio.subprocess.Process) -> str:
 
 
 async def test_a_client_that_is_stopped_in_a_round_is_found_dead() -> None:
-    coordinator = OneJob(BIG)
-    running = asyncio.ensure_future(coordinator.run())
-    handler = ClientStreamHandler(coordinator, AnswerLimits(BIG))  # type: ignore[arg-type]
-    server = FederationServer(handler, bounds=ConnectionBounds(dead_after_s=DEAD_AFTER_S))
-    async with python(CLIENT, await server.start("127.0.0.1", 0)) as client:
+    coordinator, bounds = OneJob(BIG), ConnectionBounds(dead_after_s=DEAD_AFTER_S)
+    async with listening(bounds=bounds, coordinator=coordinator, size=BIG) as port, python(CLIENT, port) as client:
         assert await line_of(client) == "in a round"
         stopped_s = time.monotonic()
         client.send_signal(signal.SIGSTOP)
         await asyncio.wait_for(coordinator.lost.get(), 90)
         assert time.monotonic() - stopped_s < DEAD_AFTER_S + TOLERANCE_S
-    await server.stop(0)
-    coordinator.stop()
-    await running
 
 
 async def test_a_server_that_is_stopped_in_a_round_is_found_dead() -> None:

@@ -179,7 +179,6 @@ async def test_an_evaluator_that_was_not_started_needs_no_end(monkeypatch: pytes
     await evaluator.close()
 
 
-@pytest.mark.end_to_end
 @pytest.mark.slow
 def test_a_run_whose_server_is_stopped_ends_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

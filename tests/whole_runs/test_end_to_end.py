@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rigs import log
-from rigs.command import Background, command_line, kill_group, played, query, rounds_in, run, synthetic
+from rigs.command import Background, command_line, kill_group, played, query, refusal, rounds_in, run, synthetic
 from rigs.waiting import wait_for
 
 pytestmark = pytest.mark.end_to_end
@@ -35,9 +35,8 @@ def test_digits_are_learnt_over_the_network(tmp_path: Path) -> None:
     assert summary["vector_epsilon_max"] == pytest.approx(summary["max_epsilon_spent"] * summary["model_size"])
     for name in ("config.toml", "run.db", "model.safetensors", "report.html", "server.log", "clients.log"):
         assert (tmp_path / "run" / name).stat().st_size > 0, name
-    rows = query(
-        tmp_path / "run", "SELECT round_trip_s, device_s, communication_s, drawn_s, propagation_s FROM breakdown"
-    )
+    parts = "round_trip_s, device_s, communication_s, drawn_s, propagation_s"
+    rows = query(tmp_path / "run", f"SELECT {parts} FROM breakdown")
     assert len(rows) == 36
     for round_trip_s, device_s, communication_s, drawn_s, propagation_s in rows:
         assert 0 < device_s < round_trip_s
@@ -46,10 +45,8 @@ def test_digits_are_learnt_over_the_network(tmp_path: Path) -> None:
     assert {c for (c,) in query(tmp_path / "run", "SELECT DISTINCT client_id FROM selections")} == {
         f"client-{k:03}" for k in range(6)
     }
-    accuracies = query(
-        tmp_path / "run", "SELECT round, accuracy FROM accuracy WHERE split = 'test' AND subset ORDER BY 1"
-    )
-    assert [r for r, _ in accuracies] == [4, 8, 12]
+    evaluated = query(tmp_path / "run", "SELECT round FROM accuracy WHERE split = 'test' AND subset ORDER BY 1")
+    assert evaluated == [(4,), (8,), (12,)]
 
 
 def test_both_ledgers_tell_the_same(tmp_path: Path) -> None:
@@ -139,10 +136,7 @@ def test_groups_join_and_leave_when_they_should(tmp_path: Path, background: Back
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, arguments: list[str], message: str) -> None:
-    done = run("run", "demo", "--run-dir", tmp_path / "run", *arguments)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("pausefl: ")
+    line = refusal(run("run", "demo", "--run-dir", tmp_path / "run", *arguments))
     assert re.search(message, line), line
     assert not (tmp_path / "run").exists()
 
@@ -160,12 +154,9 @@ def test_what_was_refused_leaves_only_what_was_there(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         for command in ("server", "run"):
             for run_dir in ("mine", "a/b/c"):
-                done = run(command, config, "--run-dir", tmp_path / run_dir, "--set", f"server.port={port}")
-                assert done.returncode == 2
-                (line,) = done.stderr.splitlines()
-                assert line.startswith(
-                    f"pausefl: server.port = {port}: cannot listen on 127.0.0.1:{port} (Address already in use)"
-                )
+                line = refusal(run(command, config, "--run-dir", tmp_path / run_dir, "--set", f"server.port={port}"))
+                said = f"server.port = {port}: cannot listen on 127.0.0.1:{port} (Address already in use)"
+                assert line.startswith(said)
                 assert sorted(tmp_path.rglob("*")) == before
     assert run("run", config, "--run-dir", tmp_path / "mine").returncode == 0
     assert (tmp_path / "mine/notes.txt").read_text() == "keep me"

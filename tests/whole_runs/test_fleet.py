@@ -50,7 +50,6 @@ def released_in_the_logs(folder: Path, client_id: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.end_to_end
 async def test_a_campaign_that_was_killed_goes_on_with_the_clients_that_stayed(
     tmp_path: Path, background: Background, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,4 +1,4 @@
-"""Real runs that are interrupted or killed: what is saved, what is left, and how they go on."""
+"""Real runs that are interrupted or killed, or a client process of theirs: what is saved and left, how they go on."""
 
 import json
 import os
@@ -97,12 +97,8 @@ def test_nothing_outlives_a_killed_parent(tmp_path: Path, background: Background
     wait_for(lambda: not any(is_alive(child) for child in family), "every process to end", 20)
 
 
-BARE = {
-    "privacy.enabled": False,
-    "selection.m": 3,
-    "aggregation.rule": "median",
-    "aggregation.optimizer.kind": "fedyogi",
-}
+YOGI = {"aggregation.rule": "median", "aggregation.optimizer.kind": "fedyogi"}
+BARE = {"privacy.enabled": False, "selection.m": 3, **YOGI}
 
 
 @pytest.mark.slow
@@ -141,3 +137,47 @@ def test_a_run_killed_while_it_plays_rounds_again_has_not_ended(tmp_path: Path, 
     assert run("run", "--resume", folder).returncode == 0
     assert query(folder, "SELECT round, attempt FROM rounds ORDER BY round") == [(1, 1), (2, 2)]
     assert json.loads((folder / "summary.json").read_text())["rounds"] == 2
+
+
+VICTIM = {
+    "clients.count": 2,
+    "clients.groups.original.count": 1,
+    "clients.groups.victim.count": 1,
+    "selection.policy": "all",
+    "metrics.enabled": False,
+}
+COMING = {"clients.count": 3, "clients.groups.late.count": 1, "clients.groups.late.join_round": 3}
+
+
+def process_of(client_id: str, run: int) -> psutil.Process | None:
+    """The process that has this client's ledger open."""
+    for process in psutil.Process(run).children(recursive=True):
+        try:
+            if any(Path(file.path).name == f"{client_id}.db" for file in process.open_files()):
+                return process
+        except psutil.Error:
+            continue
+    return None
+
+
+@pytest.mark.parametrize("coming", [{}, COMING], ids=["all are there", "some come later"])
+def test_a_killed_client_process_is_back_soon(tmp_path: Path, background: Background, coming: dict[str, int]) -> None:
+    config, run_dir = synthetic(tmp_path, 100_000, m=1, train_s=0.02, more=VICTIM | coming), tmp_path / "run"
+    process = background("run", config, "--run-dir", run_dir)
+    wait_for(lambda: rounds_in(run_dir) >= 5, "five rounds", running=process)
+    victim = process_of("victim-000", process.pid)
+    assert victim is not None
+    killed_in = rounds_in(run_dir)
+    victim.kill()
+
+    def is_back() -> bool:
+        of_victim = f"kind = 'joined' AND client_id = 'victim-000' AND round > {killed_in}"
+        joined = query(run_dir, f"SELECT round FROM events WHERE {of_victim}")
+        ((chosen,),) = query(run_dir, "SELECT chosen FROM rounds ORDER BY round DESC LIMIT 1")
+        return bool(joined) and "victim-000" in json.loads(str(chosen))
+
+    wait_for(is_back, "the client to take part again", 20.0, running=process)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(30) in (0, 130)
+    # Of messages that come together the terminal shows some: the log has all.
+    assert "pausefl-victim-000 ended (exit code -9)" in (run_dir / "clients.log").read_text()

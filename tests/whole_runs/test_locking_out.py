@@ -57,7 +57,6 @@ def test_who_may_join_is_of_the_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.end_to_end
 def test_the_recipe_locks_a_client_out_of_a_run(tmp_path: Path) -> None:
     """As docs/machines.md has it, with real processes, certificates, and a resume."""
     make_certificates(tmp_path / "certs", ["localhost"], [f"client-00{i}" for i in range(3)])

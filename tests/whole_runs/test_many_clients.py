@@ -27,7 +27,6 @@ def test_more_clients_share_a_process_per_core(monkeypatch: pytest.MonkeyPatch) 
     assert parse_experiment("", ["clients.count=1000", "clients.per_process=500"]).clients_per_process == 500
 
 
-@pytest.mark.end_to_end
 @pytest.mark.slow
 def test_a_crowd_queues_for_its_trainer_and_says_so(tmp_path: Path) -> None:
     crowd = {"clients.per_process": 20, "selection.policy": "all"}

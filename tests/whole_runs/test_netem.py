@@ -71,15 +71,8 @@ def test_a_law_becomes_a_delay_and_a_jitter_of_its_mean_and_spread() -> None:
 )
 def test_a_law_that_netem_cannot_spread_is_refused(law: str, message: str) -> None:
     """Before, an exponential law of mean 0.1 s was given a spread of 0.058 s without a word."""
-    with pytest.raises(ConfigError, match=f'latency.injection = "netem": .*{message}') as refused:
+    with pytest.raises(ConfigError, match=f'^latency.injection = "netem": [^\n]*{message}[^\n]*$'):
         parse_experiment(NETEM + law)
-    assert "\n" not in str(refused.value)
-
-
-def test_more_clients_than_a_bridge_has_ports_are_refused() -> None:
-    many = ["clients.count=1024", "clients.per_process=1"]
-    with pytest.raises(ConfigError, match="goes with at most 1023 clients, not 1024"):
-        parse_experiment(NETEM + '[latency.delay]\nkind = "none"\n', many)
 
 
 def test_the_widest_law_that_netem_keeps_passes() -> None:
@@ -107,6 +100,7 @@ def test_clients_inject_nothing_where_the_kernel_does() -> None:
     ("toml", "message"),
     [
         ("[clients]\nper_process = 2\n", "goes with clients.per_process = 1"),
+        ("[clients]\nper_process = 1\ncount = 1024\n", "goes with at most 1023 clients, not 1024"),
         ('[[latency.access_points]]\nclients = "client-000"\n', "without access_points"),
     ],
 )
@@ -116,10 +110,9 @@ def test_what_namespaces_cannot_do_is_refused(toml: str, message: str) -> None:
 
 
 def test_a_law_that_changes_with_the_round_is_refused() -> None:
+    day = 'kind = "day"\nof = {kind = "constant", value_s = 1}\nperiod_rounds = 9\namplitude = 0.1\n'
     with pytest.raises(ConfigError, match="changes with the round"):
-        ways(
-            '[latency.delay]\nkind = "day"\nof = {kind = "constant", value_s = 1}\nperiod_rounds = 9\namplitude = 0.1\n'
-        )
+        ways(f"[latency.delay]\n{day}")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the probe reaches the kernel as root only")

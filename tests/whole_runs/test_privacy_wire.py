@@ -74,6 +74,11 @@ def play(tmp_path: Path, wiretap: Wiretap, unit: str, **privacy: object) -> Any:
     return wiretap
 
 
+def bare(client_id: str, round_: int) -> Vector:
+    """The update that a client releases in a round, before it is clipped."""
+    return SyntheticTrainer(D, seed=1, client_id=client_id).train(np.zeros(D, np.float32), round=round_).update
+
+
 def clipped(update: Vector, unit: str) -> npt.NDArray[np.float64]:
     """Where the clip has to put an update: computed here, and not by what is tested."""
     values: npt.NDArray[np.float64] = update.astype(np.float64)
@@ -112,15 +117,13 @@ def test_every_value_that_crosses_is_clipped_and_noised_at_the_charged_epsilon(
 ) -> None:
     noise, raw = [], []
     for client_id, result, vector in updates(play(tmp_path, wiretap, unit)):
-        update = (
-            SyntheticTrainer(D, seed=1, client_id=client_id).train(np.zeros(D, np.float32), round=result.round).update
-        )
-        bare = clipped(update, unit)
+        update = bare(client_id, result.round)
+        expected = clipped(update, unit)
         assert vector.shape == (D,)
         # A Laplace draw rounds away in float32 once in some ten million here: three of one upload never do.
-        assert np.count_nonzero(vector == bare.astype(np.float32)) <= 2
+        assert np.count_nonzero(vector == expected.astype(np.float32)) <= 2
         raw.append(update.tobytes())
-        noise.append((vector.astype(np.float64) - bare) / scale(unit, result.release.epsilon))
+        noise.append((vector.astype(np.float64) - expected) / scale(unit, result.release.epsilon))
     # Eighteen releases of 5,000 coordinates; a right mechanism fails this one time in 10,000.
     assert stats.kstest(np.concatenate(noise), stats.laplace.cdf).pvalue > 1e-4
     # Sums of n absolute values of Laplace(1) follow Gamma(n): it sees an ε that is 4 % off.
@@ -149,7 +152,6 @@ def test_a_reproducible_run_can_be_undone_and_says_so(tmp_path: Path, wiretap: W
     client_id, result, vector = left[0]
     source = NumpyLaplace(generator(1, "noise", client_id, result.round, result.attempt))
     noise = source.laplace(np.zeros(D), scale("coordinate", result.release.epsilon))
-    update = SyntheticTrainer(D, seed=1, client_id=client_id).train(np.zeros(D, np.float32), round=result.round).update
-    assert np.abs(vector - noise - clipped(update, "coordinate")).max() < 1e-9
+    assert np.abs(vector - noise - clipped(bare(client_id, result.round), "coordinate")).max() < 1e-9
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (summary["private"], summary["noise"]) == (False, "reproducible")

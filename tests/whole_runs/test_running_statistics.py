@@ -1,6 +1,7 @@
 """Running statistics of batch normalisation: averaged beside the update, or each client's own."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +85,13 @@ def test_a_poisoned_update_has_statistics_that_can_be(behaviour: GaussianUpdate 
 def test_a_release_leaves_statistics_bare_and_whole(tmp_path: Path, encoding: Encoding) -> None:
     budget, update = Budget(100.0, 0.04), np.ones(1_000, np.float32)
     identity = {"unit": "coordinate", "examples": "e", "noise": "fresh"}
-    ledger = Ledger(tmp_path / "a.db", budget, **identity)
-    rng = np.random.default_rng(1)
-    privacy = ReleasePrivacy(Mechanism("coordinate", 0.02), ledger, lambda _: NumpyLaplace(rng))
-    released = Releaser(privacy, encoding, 10).release(update, ReleaseKey("run", 1, 1, ""))
-    arrived = encoding.beside(10).decode(released.vector.tobytes(), 1_000)
-    assert np.array_equal(arrived[-10:], update[-10:])
-    assert np.abs(arrived[:-10]).max() < 0.5
-    ledger.close()
+    with closing(Ledger(tmp_path / "a.db", budget, **identity)) as ledger:
+        rng = np.random.default_rng(1)
+        privacy = ReleasePrivacy(Mechanism("coordinate", 0.02), ledger, lambda _: NumpyLaplace(rng))
+        released = Releaser(privacy, encoding, 10).release(update, ReleaseKey("run", 1, 1, ""))
+        arrived = encoding.beside(10).decode(released.vector.tobytes(), 1_000)
+        assert np.array_equal(arrived[-10:], update[-10:])
+        assert np.abs(arrived[:-10]).max() < 0.5
 
 
 def test_the_server_averages_statistics_plainly_whatever_its_optimizer_does() -> None:

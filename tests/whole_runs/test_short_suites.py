@@ -178,7 +178,6 @@ def test_the_table_is_of_these_mutants_and_none_goes_unnoticed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.end_to_end
 @pytest.mark.parametrize("why", SHORT)
 def test_a_mutant_is_caught(why: str) -> None:
     (mutant,) = (mutant for mutant in MUTANTS if mutant.why == why)

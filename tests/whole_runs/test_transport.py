@@ -20,8 +20,6 @@ from pausefl_proto.endpoint import listen, make_server, open_channel
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_MESSAGE_BYTES, decode, pack
-from pausefl_server.selection.policies.everyone import All
-from pausefl_server.service import Endpoints, RunOutputs, serve
 from rigs.federation import (
     BIG,
     PRIVATE,
@@ -32,7 +30,6 @@ from rigs.federation import (
     federation,
     hello,
     log_of,
-    network_settings,
     private,
     raw_stream,
     take_a_job,
@@ -195,18 +192,9 @@ async def test_a_taken_port_is_bad_input(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        run = serve(
-            network_settings(),
-            All(1),
-            np.zeros(SIZE, np.float32),
-            None,
-            Endpoints("127.0.0.1", port),
-            tmp_path,
-            lambda event: None,  # noqa: ARG005
-            RunOutputs(lambda _: None),
-        )
         with pytest.raises(ExceptionGroup) as caught:
-            await run
+            async with federation(tmp_path, port=port):
+                pass
     assert caught.group_contains(ConfigError, match=rf"server\.port = {port}: cannot listen")
 
 

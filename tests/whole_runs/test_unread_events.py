@@ -152,7 +152,6 @@ class Talkative(Random):
 
 
 @pytest.mark.slow
-@pytest.mark.end_to_end
 def test_what_own_code_prints_on_the_event_loop_stalls_no_round(tmp_path: Path, unread: int) -> None:
     (tmp_path / "talkative.py").write_text(TALKATIVE)
     keys = {"selection.policy": "talkative:Talkative"}
@@ -171,7 +170,6 @@ def test_what_own_code_prints_on_the_event_loop_stalls_no_round(tmp_path: Path, 
     assert server.returncode == 0
 
 
-@pytest.mark.end_to_end
 @pytest.mark.slow
 def test_a_run_whose_output_is_not_read_plays_on_and_ends_when_asked_to(tmp_path: Path, unread: int) -> None:
     run_dir, config = tmp_path / "run", synthetic(tmp_path, rounds=1_000_000, clients=1, m=1)

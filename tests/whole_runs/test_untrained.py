@@ -108,7 +108,6 @@ def line_of(text: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.end_to_end
 @pytest.mark.parametrize(
     ("model", "said", "place"),
     [
@@ -133,7 +132,6 @@ def test_a_model_that_cannot_be_trained_ends_the_run_with_its_error_and_place(
 # -- during a run
 
 
-@pytest.mark.end_to_end
 @pytest.mark.parametrize("private", ["false", "true"])
 @pytest.mark.slow
 def test_jobs_that_fail_are_counted_by_kind_and_shown_with_the_errors_own_line(
@@ -156,7 +154,6 @@ def test_jobs_that_fail_are_counted_by_kind_and_shown_with_the_errors_own_line(
     assert (said in server) is (private == "false")  # of a private run the server learns no text
 
 
-@pytest.mark.end_to_end
 @pytest.mark.slow
 def test_a_private_virtual_run_shows_why_jobs_failed(demo: Demo, tmp_path: Path) -> None:
     said = "ValueError: Expected more than 1 value per channel when training"
@@ -166,7 +163,6 @@ def test_a_private_virtual_run_shows_why_jobs_failed(demo: Demo, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.end_to_end
 def test_a_step_that_cannot_be_measured_is_told_in_one_line(demo: Demo) -> None:
     done = demo("normalised", {**PARTIAL, "experiment.clock": "virtual"})
     assert done.returncode == FAILED
@@ -176,7 +172,6 @@ def test_a_step_that_cannot_be_measured_is_told_in_one_line(demo: Demo) -> None:
     )
 
 
-@pytest.mark.end_to_end
 @pytest.mark.slow
 def test_a_run_whose_clients_all_fail_stops_after_three(demo: Demo, tmp_path: Path) -> None:
     done = demo("homesick", {**PARTIAL, "privacy.enabled": "false", "experiment.rounds": 100})
@@ -302,7 +297,6 @@ def test_an_interrupted_server_says_how_to_go_on(tmp_path: Path, background: Bac
     assert last == f"pausefl: stopped by SIGTERM; go on with: pausefl server CONFIG --resume --run-dir {run_dir}"
 
 
-@pytest.mark.end_to_end
 @pytest.mark.slow
 def test_a_command_that_goes_on_with_an_interrupted_run_works(tmp_path: Path, background: Background) -> None:
     process = background("run", synthetic(tmp_path, rounds=40, train_s=0.05), "--run-dir", tmp_path / "run")

@@ -70,7 +70,6 @@ def test_a_system_that_does_not_play_is_told_with_what_it_printed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.end_to_end
 def test_the_accuracy_of_quick_rounds_is_heard(tmp_path: Path) -> None:
     """Not every end of them is told, and the accuracy may come before the next that is."""
     write_data(tmp_path, ["workload.dataset=digits", "workload.examples=60", "clients.count=2", "selection.m=1"])
