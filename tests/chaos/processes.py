@@ -62,12 +62,6 @@ class Child:
             await asyncio.sleep(seconds)
             self._process.send_signal(signal.SIGCONT)
 
-    def descriptors(self) -> int:
-        """How many it holds; 0 once it has ended."""
-        with suppress(psutil.Error):
-            return psutil.Process(self.pid).num_fds()
-        return 0
-
     async def _listen(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:

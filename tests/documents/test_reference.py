@@ -1,5 +1,6 @@
-"""The reference of configuration keys: docs/reference/configuration.md is what the code says, as is `validate`."""
+"""Generated pages are what the code, the results and the imports say, as `validate` is."""
 
+import pkgutil
 import re
 import tomllib
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.registries import TRAINING_METHODS
 from pausefl_server.selection import POLICIES
 from rigs.links import links_of
-from rigs.places import ROOT
+from rigs.places import ROOT, script
 
 DOCS = ROOT / "docs"
 RECORDS = [
@@ -119,3 +120,30 @@ def test_validate_prints_the_policys_defaults_and_those_of_kinds(capsys: pytest.
     assert printed["selection"]["oort"]["pacer_window"] == 20
     assert printed["selection"]["pause"]["zeta"] == 1.0
     assert printed["latency"]["delay"] == {"kind": "halves", "floor_s": 0.05, "sd_s": 0.05}
+
+
+measured = script(DOCS / "generated_tables.py")
+
+
+@pytest.mark.parametrize("document", sorted({document for _, document, *_ in measured.TABLES}))
+def test_the_tables_of_a_document_are_those_of_the_results(document: str) -> None:
+    written = text = (DOCS / document).read_text("utf-8")
+    for name, _, results, table in (row for row in measured.TABLES if row[1] == document):
+        written = measured.with_table(written, name, table(measured.read_lines(DOCS / "results" / results)))
+    assert written == text, "run python docs/generated_tables.py"
+
+
+def test_the_table_of_chaos_tells_of_runs_in_which_something_did_not_hold() -> None:
+    play = {"scenario": "disk", "rounds": 0, "seconds": 60.0, "faults": {"full disk": 2}, "held": {}}
+    assert "did not hold: 0." in measured.reliability.chaos_table([play])
+    assert "2 faults in 1 runs" in measured.reliability.chaos_table([play])
+    assert "did not hold: 1." in measured.reliability.chaos_table([play, play | {"violated": "a round was lost"}])
+
+
+def test_the_drawings_of_the_architecture_are_what_the_imports_say() -> None:
+    drawn = script(DOCS / "draw_architecture.py").drawn()
+    kept = {path.name: path.read_text("utf-8") for path in DOCS.glob("architecture*")}
+    assert drawn == kept, "python docs/draw_architecture.py draws them afresh"
+    names = re.findall(r"`(pausefl\w*(?:\.\w+)+)`", drawn["architecture.md"])
+    assert all(map(pkgutil.resolve_name, names)), "an error names what the code lacks"
+    assert "pausefl_server.rounds.coordinator.Coordinator._play" in names
