@@ -16,10 +16,14 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, PercentFormatter
 
 HERE = Path(__file__).parent
 UNITS = {"s": "s", "percentunit": "", "Bps": "B/s", "bytes": "B", "decbytes": "B", "none": "", "prefix:ε ": ""}
+LEGEND_MAX = 12
+"""Names below a panel; Grafana scrolls."""
 COLOURS = {"green": "#2a9d5c", "orange": "#e8912d", "red": "#c0392b", "text": "#1c2228"}
 
 Series = dict[str, Any]
@@ -115,7 +119,8 @@ def lines(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
     """Values over time, stacked where they are, with dashed thresholds of a limit."""
     shown = [series for series in found if series["ref"] != "budget"]
     if panel["fieldConfig"]["defaults"]["custom"].get("stacking", {}).get("mode") == "normal":
-        times = np.unique(np.concatenate([s["t"] for s in shown]))
+        ends = [(s["t"][0] - 1e-3, s["t"][-1] + 1e-3) for s in shown]
+        times = np.unique(np.concatenate([*(s["t"] for s in shown), *ends]))
         stacked = [np.interp(times, s["t"], s["y"], left=0, right=0) for s in shown]
         axes.stackplot(times, stacked, labels=[s["name"] for s in shown], alpha=0.7)
     else:
@@ -126,9 +131,10 @@ def lines(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
             for share, colour in ((0.7, "orange"), (0.9, "red")):
                 axes.axhline(share * series["y"][-1], color=COLOURS[colour], linestyle="--", linewidth=0.8)
             axes.set_ylim(0, series["y"][-1])
-    axes.set_ylabel(UNITS[unit_of(panel)])
+    scale(axes.yaxis, unit_of(panel))
     axes.set_xlabel("seconds before now")
-    axes.legend(fontsize=5, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
+    handles = axes.get_legend_handles_labels()[0][:LEGEND_MAX]
+    axes.legend(handles=handles, fontsize=5, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
 
 
 def numbers(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
@@ -150,7 +156,7 @@ def bars(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
     axes.barh([s["name"] for s in shown], [s["y"][-1] for s in shown], color=COLOURS["green"])
     axes.set_xlim(0, max(s["y"][-1] for s in found))
     axes.invert_yaxis()
-    axes.set_xlabel(UNITS[unit_of(panel)])
+    scale(axes.xaxis, unit_of(panel))
 
 
 def curves(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
@@ -160,6 +166,7 @@ def curves(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
             _, of_x, of_y = np.intersect1d(x["t"], y["t"], return_indices=True)
             axes.plot(x["y"][of_x], y["y"][of_y], ".-", markersize=3, linewidth=0.8, label=x["labels"].get("run"))
     axes.set_xlabel(panel["fieldConfig"]["defaults"]["custom"].get("axisLabel", ""))
+    scale(axes.yaxis, unit_of(panel))
     axes.legend(fontsize=6)
 
 
@@ -168,7 +175,8 @@ def heat(axes: Axes, _: dict[str, Any], found: list[Series]) -> None:
     by_bound = sorted((float(s["labels"]["le"]), s) for s in found if s["labels"]["le"] != "+Inf")
     times = np.unique(np.concatenate([s["t"] for s in found]))
     counts = np.array([np.interp(times, s["t"], s["y"], left=0, right=0) for _, s in by_bound])
-    axes.pcolormesh(times, [bound for bound, _ in by_bound], np.diff(counts, axis=0, prepend=0), cmap="Oranges")
+    cells = np.diff(counts, axis=0, prepend=0)
+    axes.pcolormesh(times, [bound for bound, _ in by_bound], np.ma.masked_less_equal(cells, 0), cmap="Oranges")
     axes.set_yscale("log")
     axes.set_ylabel("s")
 
@@ -180,10 +188,16 @@ def table(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
     if keys:
         names = next(t["options"]["renameByName"] for t in panel["transformations"] if t["id"] == "organize")
         columns = [keys[0], *names.values()]
+        units = {
+            styled["matcher"]["options"]: made["value"]
+            for styled in panel["fieldConfig"]["overrides"]
+            for made in styled["properties"]
+            if made["id"] == "unit"
+        }
         of_key: dict[str, dict[str, str]] = {}
         for series in found:
             name = names[f"Value #{series['ref']}"]
-            of_key.setdefault(series["labels"][keys[0]], {})[name] = f"{series['y'][-1]:.4g}"
+            of_key.setdefault(series["labels"][keys[0]], {})[name] = shown_as(series["y"][-1], units[name])
         cells = [[key, *(row.get(column, "") for column in columns[1:])] for key, row in of_key.items()]
     else:
         columns = next(t["options"]["include"]["names"] for t in panel["transformations"] if "include" in t["options"])
@@ -201,7 +215,19 @@ def shown_as(value: float, unit: str) -> str:
     """A value as a tile has it."""
     if unit == "percentunit":
         return f"{100 * value:.3g} %"
+    if UNITS[unit].startswith("B"):
+        return EngFormatter(UNITS[unit], places=1)(value)
     return f"ε {value:.3g}" if unit.startswith("prefix") else f"{value:.4g} {UNITS[unit]}"
+
+
+def scale(axis: Axis, unit: str) -> None:
+    """Label an axis by the unit of its values."""
+    if unit == "percentunit":
+        axis.set_major_formatter(PercentFormatter(1.0))
+    elif UNITS[unit].startswith("B"):
+        axis.set_major_formatter(EngFormatter(UNITS[unit]))
+    else:
+        axis.set_label_text("ε" if unit.startswith("prefix") else UNITS[unit])
 
 
 def colour_of(panel: dict[str, Any], value: float) -> str:

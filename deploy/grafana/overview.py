@@ -37,7 +37,7 @@ def overview() -> Dashboard:
         number(
             About("Round", "Rounds committed so far, and how many the run is to have.", NONE, sixth, 4),
             Query('pausefl_round{run=~"$run"}', "{{run}}: round"),
-            Query('pausefl_rounds{run=~"$run"}', "of"),
+            Query('pausefl_rounds{run=~"$run"}', "{{run}}: of"),
         ),
         number(
             About(
@@ -68,8 +68,8 @@ def overview() -> Dashboard:
         ),
         number(
             About("Clients", "Clients whose stream is open, and how many should be connected.", NONE, sixth, 4),
-            Query('pausefl_connected_clients{run=~"$run"}', "{{run}} connected"),
-            Query('pausefl_expected_clients{run=~"$run"}', "of"),
+            Query('pausefl_connected_clients{run=~"$run"}', "{{run}}: connected"),
+            Query('pausefl_expected_clients{run=~"$run"} > 0', "{{run}}: of"),
         ),
         number(
             About(

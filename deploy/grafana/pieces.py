@@ -31,7 +31,7 @@ NONE, SECONDS, SHARE, BYTES_PER_S, EPSILON = "none", "s", "percentunit", "Bps", 
 NO_DATA = "No data in this range: was a run scraped then?"
 NOT_PRIVATE = "No ε: this run has no privacy, or is not being scraped"
 IN_ROUNDS = "In rounds no update is stale"
-NO_HOSTS = "Client hosts are not being scraped (metrics.client_port)"
+NO_HOSTS = "Client hosts are not being scraped (metrics.client_port), or the run is over"
 
 WIDTH = 24
 """Of a dashboard, in the units of `span`."""
