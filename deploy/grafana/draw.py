@@ -22,7 +22,7 @@ from matplotlib.ticker import EngFormatter, PercentFormatter
 
 HERE = Path(__file__).parent
 UNITS = {"s": "s", "percentunit": "", "Bps": "B/s", "bytes": "B", "decbytes": "B", "none": "", "prefix:ε ": ""}
-LEGEND_MAX = 12
+LEGEND_MAX = 8
 """Names below a panel; Grafana scrolls."""
 COLOURS = {"green": "#2a9d5c", "orange": "#e8912d", "red": "#c0392b", "text": "#1c2228"}
 
@@ -134,7 +134,15 @@ def lines(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
     scale(axes.yaxis, unit_of(panel))
     axes.set_xlabel("seconds before now")
     handles = axes.get_legend_handles_labels()[0][:LEGEND_MAX]
-    axes.legend(handles=handles, fontsize=5, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
+    axes.legend(
+        handles=handles,
+        fontsize=5,
+        ncols=4,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0),
+        borderaxespad=5,
+        frameon=False,
+    )
 
 
 def numbers(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
