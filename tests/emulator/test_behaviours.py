@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,37 +26,24 @@ from pausefl.experiment.population.behaviours import (
     StaleModel,
 )
 from pausefl_client.data.datasets import Examples
-from pausefl_client.data.holdings import synthetic_holding
-from pausefl_client.training.pace import pace
+from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_proto.errors import ConfigError, PauseflError
-from pausefl_proto.wire import Manifest, TensorSpec, Vector
+from pausefl_proto.wire import Vector
 
 SIZE = 5000
 SETTINGS = TrainingSettings()
 EXAMPLES = Examples(np.arange(3000, dtype=np.float32).reshape(3000, 1), np.arange(3000) % 10)
 
 
-class Honest:
+class Honest(SyntheticTrainer):
     """Answers with an update that tells the model and the round it was asked for."""
 
-    n_examples = 7
-    label_counts: ClassVar[dict[str, float]] = {"label_0": 7.0}
-    manifest = Manifest((TensorSpec("w", (SIZE,)),))
-    holding = synthetic_holding("honest")
-
-    def __init__(self, train_s: float = 0.0) -> None:
-        self._train_s = train_s
+    def __init__(self) -> None:
+        super().__init__(SIZE, seed=1, client_id="honest")
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-        pace().wait(self._train_s)
         return TrainingOutcome(theta + np.float32(round), loss=0.25)
-
-    def state(self) -> bytes:
-        return b""
-
-    def restore(self, state: bytes) -> None:
-        assert not state
 
 
 def chain(*behaviours: Behaviour, client_id: str = "c1", seed: int = 1) -> BehaviourChain:
@@ -76,8 +63,8 @@ HONEST = updates()
 def test_a_behaviour_changes_one_thing_only(name: str) -> None:
     behaviours = chain(BEHAVIOURS[name]())
     trainer = behaviours.trainer(Honest())
-    assert (trainer.n_examples, trainer.label_counts) == (7, {"label_0": 7.0})
-    assert trainer.manifest == Honest.manifest
+    for stated in ("n_examples", "label_counts", "manifest"):
+        assert getattr(trainer, stated) == getattr(Honest(), stated)
     changed = {
         "examples": behaviours.examples(EXAMPLES, 10) is not EXAMPLES,
         "settings": behaviours.settings(SETTINGS) != SETTINGS,

@@ -80,15 +80,11 @@ def test_a_kept_certificate_names_what_its_star_and_addresses_stand_for(tmp_path
     assert f"kept {tmp_path}/server.pem" in make_certificates(tmp_path, [host], [])
 
 
-def test_a_kept_certificate_of_another_origin_may_name_nobody(tmp_path: Path) -> None:
+def test_a_kept_certificate_of_another_origin_names_nobody_and_one_that_is_none_is_named(tmp_path: Path) -> None:
     make_certificates(tmp_path, ["server.lab"], [])
     shutil.copy(tmp_path / "ca.pem", tmp_path / "server.pem")
     (said,) = (line for line in make_certificates(tmp_path, ["server.lab"], []) if "server.pem" in line)
     assert "which does not name server.lab" in said
-
-
-def test_a_kept_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
-    make_certificates(tmp_path, ["server.lab"], [])
     (tmp_path / "server.pem").write_text("torn")
     with pytest.raises(ConfigError, match=f"^{tmp_path}/server.pem: is no certificate; delete it to have one made"):
         make_certificates(tmp_path, ["server.lab"], [])

@@ -239,10 +239,15 @@ def with_delays(tmp_path: Path, text: str, more: str, clients: int = 2) -> Exper
     return parse_experiment(f"[clients]\ncount = {clients}\n[selection]\nm = 1\n[latency]\ndelay = {table}\n")
 
 
-def test_each_client_has_the_delays_measured_with_it(tmp_path: Path) -> None:
+def test_each_client_has_the_delays_measured_with_it_as_recorded_and_in_the_unit_that_is_said(tmp_path: Path) -> None:
     columns = 'column = "ms", client_column = "device", unit = "ms"'
     laws = delays_of(with_delays(tmp_path, PINGS, columns))
     assert [law.mean_s for law in laws.values()] == pytest.approx([0.12, 0.29])
+    law = delays_of(with_delays(tmp_path, PINGS, f'{columns}, order = "recorded"'))["client-000"]
+    draws = [law.sample(np.random.default_rng(), 1, first_round=t)[0] for t in (1, 2, 3, 4)]
+    assert draws == pytest.approx([0.1, 0.12, 0.14, 0.1])
+    law = delays_of(with_delays(tmp_path, PINGS, 'column = "ms", unit = "s"'))["client-000"]
+    assert law.mean_s == pytest.approx(188)
 
 
 def test_a_file_that_names_clients_of_the_experiment_is_read_by_name(tmp_path: Path) -> None:
@@ -251,13 +256,6 @@ def test_a_file_that_names_clients_of_the_experiment_is_read_by_name(tmp_path: P
     assert [law.mean_s for law in delays_of(with_delays(tmp_path, text, columns)).values()] == [0.1, 0.3]
     with pytest.raises(ConfigError, match=r'delay.client_column = "client": .*rtt.csv has no client-002'):
         with_delays(tmp_path, text, columns, clients=3)
-
-
-def test_delays_can_be_replayed_as_recorded(tmp_path: Path) -> None:
-    columns = 'column = "ms", client_column = "device", unit = "ms", order = "recorded"'
-    law = delays_of(with_delays(tmp_path, PINGS, columns))["client-000"]
-    draws = [law.sample(np.random.default_rng(), 1, first_round=t)[0] for t in (1, 2, 3, 4)]
-    assert draws == pytest.approx([0.1, 0.12, 0.14, 0.1])
 
 
 @pytest.mark.parametrize(
@@ -272,11 +270,6 @@ def test_delays_can_be_replayed_as_recorded(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_file_of_delays_is_one_line(text: str, more: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         with_delays(tmp_path, text, more)
-
-
-def test_seconds_may_be_long_if_they_are_said_to_be_seconds(tmp_path: Path) -> None:
-    law = delays_of(with_delays(tmp_path, PINGS, 'column = "ms", unit = "s"'))["client-000"]
-    assert law.mean_s == pytest.approx(188)
 
 
 def test_a_path_begins_in_the_folder_of_the_experiment_file(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Logs are lines for people, or JSON objects with the round and the client that they are about."""
 
-import io
 import json
 import logging
 import os
@@ -29,10 +28,8 @@ def root_logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root.setLevel(level)
 
 
-def logged(monkeypatch: pytest.MonkeyPatch) -> str:
+def logged(capsys: pytest.CaptureFixture[str]) -> str:
     """What one line about a round of a client, and one with a traceback, look like."""
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
     set_up_log()
     log = logging.getLogger("pausefl.test")
     log.info("joined", extra={"round": 3, "client_id": "client-007"})
@@ -40,36 +37,33 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> str:
         raise LookupError("no weights")
     except LookupError:
         log.exception("failed")
-    return stream.getvalue()
+    return capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("root_logger")
-def test_a_stream_that_was_gone_before_its_end_is_no_error_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
+def test_a_stream_that_was_gone_before_its_end_is_no_error_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
     set_up_log()
     for name in ("ExecuteBatchError", "KeyError"):
         logging.getLogger("grpc._cython.cygrpc").error("%s raised in core by servicer method [/Join]", name)
-    (line,) = stream.getvalue().splitlines()
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("ERROR KeyError raised in core by servicer method [/Join]")
 
 
 @pytest.mark.usefixtures("root_logger")
-def test_a_json_line_names_the_round_and_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_json_line_names_the_round_and_the_client(capsys: pytest.CaptureFixture[str]) -> None:
     ask_for(json=True)
-    joined, failed = map(json.loads, logged(monkeypatch).splitlines())
+    joined, failed = map(json.loads, logged(capsys).splitlines())
     assert joined.pop("time").endswith("+00:00")
     wanted = {"level": "info", "kind": "log", "logger": "pausefl.test", "message": "joined", "round": 3}
-    wanted |= {"client": "client-007"}
-    assert joined == wanted
+    assert joined == wanted | {"client": "client-007"}
     assert failed["exception"].splitlines()[-1] == "LookupError: no weights"
 
 
 @pytest.mark.usefixtures("root_logger")
-def test_a_line_for_people_has_its_time_first_and_quiet_leaves_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert logged(monkeypatch).splitlines()[0].endswith(" INFO joined")
+def test_a_line_for_people_has_its_time_first_and_quiet_leaves_it_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert logged(capsys).splitlines()[0].endswith(" INFO joined")
     ask_for(quiet=True)
-    assert "joined" not in logged(monkeypatch)
+    assert "joined" not in logged(capsys)
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

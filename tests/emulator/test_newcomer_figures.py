@@ -77,10 +77,9 @@ def test_the_policys_fold_is_kept_round_by_round(learnt: Learning) -> None:
     assert learnt.join_round.tolist() == [2, 2, 2, 4]
     assert learnt.s.tolist() == [[1, 1, 1, 1], [1, 2, 2, 1], [1, 3, 2, 1], [2, 4, 2, 1], [2, 4, 3, 1]]
     assert learnt.f.tolist() == [[1, 1, 1, 1], [2, 1, 1, 1], [2, 1, 1, 1], [2, 1, 1, 1], [2, 1, 1, 2]]
-
-
-def test_a_threshold_is_where_drifts_were_compared(learnt: Learning) -> None:
     np.testing.assert_array_equal(learnt.threshold, [np.nan, 5.5, np.nan, 5.5, 4.0])
+    sizes = {insertion: size.tolist() for insertion, size in learnt.sizes.items()}
+    assert sizes == {2: [0, 3, 1, 2, 1], 4: [0, 0, 0, 0, 1]}
 
 
 def test_every_drift_from_the_first_insertion_on_stands_beside_what_it_counted_as(learnt: Learning) -> None:
@@ -92,11 +91,6 @@ def test_every_drift_from_the_first_insertion_on_stands_beside_what_it_counted_a
         (3, "original-000", 0.4, True, False),
     ]
     assert [small for *_, small in rows[4:]] == [True, True, True, True, False]
-
-
-def test_p_is_how_many_newcomers_of_each_insertion_were_chosen(learnt: Learning) -> None:
-    sizes = {insertion: size.tolist() for insertion, size in learnt.sizes.items()}
-    assert sizes == {2: [0, 3, 1, 2, 1], 4: [0, 0, 0, 0, 1]}
 
 
 def test_in_a_run_where_everybody_answers_every_choice_of_a_newcomer_is_rated(played: Path) -> None:

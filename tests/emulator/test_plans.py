@@ -48,10 +48,8 @@ def test_the_server_is_told_what_its_experiment_says() -> None:
     assert plan.settings.expected(1) < plan.settings.expected(3) == set(experiment.client_ids)
     assert plan.oracle is not None
     assert plan.oracle.mean_latency_s == pytest.approx(dict.fromkeys(experiment.client_ids, 0.2))
-
-
-def test_only_policies_that_need_them_are_told_the_true_laws() -> None:
-    assert plan_of(parse_experiment(EXPERIMENT, ["selection.policy=random"]), "run").server.oracle is None
+    unaware = parse_experiment(EXPERIMENT, ["selection.policy=random"])
+    assert plan_of(unaware, "run").server.oracle is None, "only policies that need them are told the true laws"
 
 
 def test_server_and_evaluator_agree_on_what_is_evaluated() -> None:

@@ -26,12 +26,9 @@ def table_of(sizes: dict[str, int], examples_max: int | None = None) -> ClientTa
     return table
 
 
-def test_a_stated_size_counts_up_to_the_cap() -> None:
+def test_a_stated_size_counts_up_to_the_cap_or_without_one_to_five_times_the_median() -> None:
     table = table_of({"a": 100, "b": 10**9}, examples_max=500)
     assert (table.n_examples.tolist(), table.stated_examples.tolist()) == ([100, 500], [100, 10**9])
-
-
-def test_without_a_cap_a_stated_size_counts_up_to_five_times_the_median() -> None:
     table = table_of({"a": 100, "b": 10**9})
     assert table.n_examples.tolist() == [100, 500]
     table.apply_events([LogEvent("joined", "c", n_examples=300)], round=2)

@@ -137,14 +137,11 @@ def test_the_terminal_shows_the_numbers_and_ids_are_no_markup() -> None:
         assert text in shown
 
 
-def test_a_terminal_is_asked_for_before_anything_is_known() -> None:
+def test_a_terminal_is_shown_something_before_anything_is_known_and_a_pipe_gets_plain_lines() -> None:
     out = io.StringIO()
     with make_view(Console(file=out, force_terminal=True, color_system=None), "demo"):
         pass
     assert "demo" in out.getvalue()
-
-
-def test_a_pipe_gets_plain_lines() -> None:
     assert isinstance(make_view(Console(file=io.StringIO()), "demo"), PlainView)
 
 
