@@ -9,22 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pausefl_proto.wire import Vector
-from pausefl_server.model.aggregation import (
-    RULES,
-    Aggregation,
-    AggregationRule,
-    clipped,
-    inner_product,
-    krum,
-    krum_scores,
-    median,
-    multi_krum,
-    outliers,
-    sort_columns,
-    squared_distance,
-    trimmed_mean,
-    weighted_mean,
-)
+from pausefl_server.model import aggregation as rules
+from pausefl_server.model.aggregation import RULES, Aggregation, AggregationRule, weighted_mean
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, DynamicRegularizer, Optimizer, ServerOptimizer
 
@@ -92,7 +78,7 @@ def test_the_median_is_the_middle_value_of_each_coordinate(n: int, size: int, se
     updates = vectors(n, size, seed)
     ordered = np.sort(np.stack(updates), axis=0)
     expected = (ordered[(n - 1) // 2] + ordered[n // 2]) / np.float32(2)
-    np.testing.assert_allclose(median(updates), expected, atol=1e-7)
+    np.testing.assert_allclose(rules.median(updates), expected, atol=1e-7)
 
 
 @quickly
@@ -100,7 +86,7 @@ def test_the_median_is_the_middle_value_of_each_coordinate(n: int, size: int, se
 def test_columns_are_sorted_as_numpy_sorts_them(n: int, seed: int) -> None:
     rows = np.random.default_rng(seed).integers(-5, 6, (n, 300)).astype(np.float32)  # many of them equal
     expected = np.sort(rows, axis=0)
-    sort_columns(rows)
+    rules.sort_columns(rows)
     assert np.array_equal(rows, expected)
 
 
@@ -108,7 +94,7 @@ def test_columns_are_sorted_as_numpy_sorts_them(n: int, seed: int) -> None:
 def test_few_and_many_updates_have_the_same_median(n: int) -> None:
     """Few are sorted by whole rows, many by columns."""
     updates = vectors(n, 8192, seed=n)
-    assert np.array_equal(median(updates), np.median(np.stack(updates), axis=0))
+    assert np.array_equal(rules.median(updates), np.median(np.stack(updates), axis=0))
 
 
 @quickly
@@ -118,7 +104,7 @@ def test_the_trimmed_mean_leaves_out_the_extremes(n: int, size: int, harmful: in
     f = next(f for f in range(harmful, -1, -1) if n - 2 * f >= 1)
     columns = np.stack(updates).T[:200]
     expected = np.array([np.mean(sorted(map(float, column))[f : n - f]) for column in columns])
-    np.testing.assert_allclose(trimmed_mean(updates, harmful)[:200], expected, atol=1e-6)
+    np.testing.assert_allclose(rules.trimmed_mean(updates, harmful)[:200], expected, atol=1e-6)
 
 
 @quickly
@@ -130,10 +116,12 @@ def test_krum_scores_are_sums_of_the_least_distances(n: int, size: int, harmful:
     for i, one in enumerate(updates):
         distances = sorted(float(((np.float64(one) - o) ** 2).sum()) for j, o in enumerate(updates) if j != i)
         expected.append(sum(distances[:neighbours]))
-    assert krum_scores(updates, harmful) == pytest.approx(expected, rel=1e-9)
-    assert krum(updates, harmful).tobytes() == updates[int(np.argmin(expected))].tobytes()
+    assert rules.krum_scores(updates, harmful) == pytest.approx(expected, rel=1e-9)
+    assert rules.krum(updates, harmful).tobytes() == updates[int(np.argmin(expected))].tobytes()
     best = np.argsort(expected, kind="stable")[: max(1, n - harmful)]
-    np.testing.assert_allclose(multi_krum(updates, harmful), np.mean([updates[i] for i in best], axis=0), atol=1e-6)
+    np.testing.assert_allclose(
+        rules.multi_krum(updates, harmful), np.mean([updates[i] for i in best], axis=0), atol=1e-6
+    )
 
 
 @quickly
@@ -142,7 +130,7 @@ def test_no_clipped_update_is_longer_than_the_bound(n: int, size: int, clip_norm
     updates = [np.float32(k + 1) * u for k, u in enumerate(vectors(n, size, seed))]
     norms = [float(np.linalg.norm(np.float64(u))) for u in updates]
     bound = clip_norm or float(np.median(norms))
-    for before, after, norm in zip(updates, clipped(updates, clip_norm), norms, strict=True):
+    for before, after, norm in zip(updates, rules.clipped(updates, clip_norm), norms, strict=True):
         np.testing.assert_allclose(after, before * min(1.0, bound / norm), rtol=1e-5)
 
 
@@ -150,13 +138,13 @@ def test_no_clipped_update_is_longer_than_the_bound(n: int, size: int, clip_norm
 @given(SIZES, st.integers(0, 1000))
 def test_squared_distance_is_that_of_float64(size: int, seed: int) -> None:
     a, b = vectors(2, size, seed)
-    assert squared_distance(a, b) == pytest.approx(float(((np.float64(a) - np.float64(b)) ** 2).sum()), rel=1e-12)
+    assert rules.squared_distance(a, b) == pytest.approx(float(((np.float64(a) - np.float64(b)) ** 2).sum()), rel=1e-12)
 
 
 def test_an_inner_product_is_that_of_float64() -> None:
     a, b = np.full(20_000, 1e30, np.float32), np.full(20_000, 3.0, np.float32)
-    assert inner_product(a, a) == pytest.approx(2e64)
-    assert inner_product(a, b) == pytest.approx(6e34)
+    assert rules.inner_product(a, a) == pytest.approx(2e64)
+    assert rules.inner_product(a, b) == pytest.approx(6e34)
 
 
 # -- what every rule keeps to
@@ -302,7 +290,7 @@ def test_a_control_variate_follows_the_plain_mean_of_its_changes_times_the_share
 
 def test_an_update_far_greater_than_the_rounds_median_is_an_outlier() -> None:
     unit = np.full(4, 0.5, np.float32)  # of norm 1
-    found = outliers([unit, 2 * unit, 100 * unit], norm_limit=3.0)
+    found = rules.outliers([unit, 2 * unit, 100 * unit], norm_limit=3.0)
     assert found == {2: "has a norm of 100, the round's others allow 6"}
     for updates in ([unit, 0 * unit], [0 * unit] * 2, []):
-        assert outliers(updates, norm_limit=3.0) == {}
+        assert rules.outliers(updates, norm_limit=3.0) == {}

@@ -169,7 +169,7 @@ MISTAKES = [
     ),
     ("workload.training=fedprox\nworkload.proximal_mu=1.0", "workload.proximal_mu", "goes with"),
     ("workload.model=resnet18", 'workload.model = "resnet18"', "must be one of mlp"),
-    ("workload.dataset=cifar100", 'workload.dataset = "cifar100"', "did you mean cifar10"),
+    ("workload.dataset=cifar100", 'workload.dataset = "cifar100"', "did you mean cifar10? It must be one of"),
     ("aggregation.rule=mode", 'aggregation.rule = "mode"', "must be one of fedavg, median"),
     ("aggregation.optimizer=lion", 'aggregation.optimizer.kind = "lion"', "must be one of sgd, fedavgm"),
     ("aggregation.optimizer.tau=nan", "aggregation.optimizer.tau = nan", "must be above 0"),
@@ -423,6 +423,7 @@ def test_any_value_survives_being_written_down(host: str, alpha: float, tau_min_
     ("name", "message"),
     [
         ("demmo", '"demmo" is neither a .toml file nor a preset; did you mean demo'),
+        ("no-such-preset", '"no-such-preset" is neither a .toml file nor a preset; presets: demo,'),
         ("{folder}", "is neither"),
         *((f"{{folder}}/{name}.toml", f"{name}.toml: cannot be read") for name in ("missing", "binary", "folder")),
     ],
