@@ -16,6 +16,7 @@ from pausefl.experiment.registries import REGISTRIES
 from pausefl.experiment.toml_source import preset_names
 from pausefl.results.reading import read_run
 from pausefl.terminal_table import plain_console
+from pausefl_server.selection import POLICIES
 from rigs.command import PAUSEFL, played, python, run, summary_of, synthetic
 from rigs.ports import free_port
 from rigs.refusals import complaint, refused
@@ -223,6 +224,16 @@ def test_a_new_project_passes_its_own_test(fleet: bool, tmp_path: Path) -> None:
     assert experiment.client_ids[0] == ("phone-1" if fleet else "client-000")
     with pytest.raises(SystemExit, match="2"):
         main(["new", str(tmp_path / "mine")])
+
+
+def test_a_new_project_takes_each_policy_that_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for policy in POLICIES.built_in:
+        main(["new", str(tmp_path / f"with {policy}"), "--policy", policy])
+        assert capsys.readouterr().out.endswith(f"run it: pausefl run '{tmp_path}/with {policy}/experiment.toml'\n")
+        assert pausefl.load(tmp_path / f"with {policy}/experiment.toml").selection.policy == policy
+    with pytest.raises(SystemExit, match="2"):
+        main(["new", str(tmp_path / "misspelt"), "--policy", "puase"])
+    assert "did you mean pause" in capsys.readouterr().err
 
 
 # -- places that cannot be read or written, and damaged files

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 from importlib import resources
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pausefl.experiment.measured.reading import Reading
 from pausefl.terminal_table import plain_console
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
+from pausefl_server.selection import policy_class
 
 _FILES = {"experiment.toml": "experiment.toml", "own.py": "own.txt", "test_own.py": "test_own.txt"}
 
@@ -16,25 +18,24 @@ _FILES = {"experiment.toml": "experiment.toml", "own.py": "own.txt", "test_own.p
 def new(options: argparse.Namespace) -> None:
     """Write the files of a new project; ConfigError where one of them is there."""
     folder, policy = Path(options.folder), options.policy or "own:Own"
-    clients, latency = (
-        "count = 6",
-        'signal = "communication"\ntime_scale = 0.1                # wait a tenth of each delay',
-    )
+    disclosed = [] if ":" in policy else sorted(policy_class(policy, "--policy")(m=2).disclosures)
+    values = {"policy": policy, "disclose": json.dumps(disclosed), "clients": "count = 6"}
+    values["latency"] = 'signal = "communication"\ntime_scale = 0.1                # wait a tenth of each delay'
     if options.fleet:
         fleet = Path(options.fleet).absolute()
-        clients = f"ids = {json.dumps(_devices(fleet), ensure_ascii=False)}"
-        latency = f'delay = {{ kind = "empirical", file = {json.dumps(str(fleet))}, client_column = "client" }}'
+        values["clients"] = f"ids = {json.dumps(_devices(fleet), ensure_ascii=False)}"
+        delay = f'kind = "empirical", file = {json.dumps(str(fleet))}, client_column = "client"'
+        values["latency"] = f"delay = {{ {delay} }}"
     if there := next((name for name in _FILES if (folder / name).exists()), ""):
         raise ConfigError(f"{folder / there}: is there; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     for name, template in _FILES.items():
         text = resources.files("pausefl").joinpath("templates", template).read_text("utf-8")
-        for place, value in {"@policy@": policy, "@clients@": clients, "@latency@": latency}.items():
-            text = text.replace(place, value)
+        for place, value in values.items():
+            text = text.replace(f"@{place}@", value)
         write_durably(folder / name, text)
-    plain_console().print(
-        f"written: {', '.join(_FILES)}\nrun it: pausefl run {folder / 'experiment.toml'}", soft_wrap=True
-    )
+    run_it = shlex.join(["pausefl", "run", str(folder / "experiment.toml")])
+    plain_console().print(f"written: {', '.join(_FILES)}\nrun it: {run_it}", soft_wrap=True)
 
 
 def _devices(fleet: Path) -> list[str]:

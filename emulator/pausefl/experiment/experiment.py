@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from pausefl.experiment.links import LatencyTable
+from pausefl.experiment.objects import labels_of
 from pausefl.experiment.tables import (
     AdmissionTable,
     AggregationTable,
@@ -86,7 +87,7 @@ class Experiment(TomlTable):
     @property
     def title(self) -> str:
         """The title of a run of it while it is shown."""
-        return f"{self.selection.policy} on {self.learned_from}"
+        return " on ".join(labels_of((self.selection.policy, self.learned_from)).values())
 
     @property
     def disclosed(self) -> frozenset[str]:

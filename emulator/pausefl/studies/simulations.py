@@ -55,7 +55,7 @@ def run_simulations(
             curves.setdefault(policy, []).append(_read(own / "simulation.csv"))
     unit = experiment.privacy.unit if experiment.privacy.enabled else None
     warning = _warning(summaries) or _no_choice(experiment)
-    baseline = "random" if "random" in policies else next(iter(policies))
+    baseline = "random" if "random" in variants else next(iter(variants))
     summary = {
         "rounds": rounds,
         "privacy_unit": unit,

@@ -7,7 +7,7 @@ charges, and whether two draws of noise are ever alike. A run that was dealt can
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
@@ -57,10 +57,13 @@ class Audit:
     """What was asked of clip, noise and seeds, with the p-value of each answer."""
     ledgers: str
     """What the ledgers of a run say; empty without a run."""
-    witnessed: Sequence[Witness] = field(repr=False)
+    witnessed: Sequence[Witness]
     """What attackers saw of each client process."""
     guesses: Sequence[Guesses] = ()
     """What was guessed of the canaries that a run was dealt, by claimed ε; empty where it was dealt none."""
+
+    def __repr__(self) -> str:
+        return f"<Audit of {self.experiment.title}: {len(self.leaks)} bounds on ε, {len(self.checks)} checks>"
 
     @property
     def multiple(self) -> float:

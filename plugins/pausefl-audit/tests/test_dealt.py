@@ -95,5 +95,6 @@ def test_a_right_run_stays_below_its_claims(
 @pytest.mark.parametrize(("settings", "broken"), [(ROUNDS, "Half"), (ROUNDS, "Without"), (STEPS, "Without")])
 def test_a_run_with_too_little_noise_is_caught(settings: Mapping[str, Any], broken: str, tmp_path: Path) -> None:
     audit = Audit(pausefl.load("demo"), (), (), "", (), found_in(tmp_path, settings, broken))
+    assert repr(audit) == "<Audit of pause on digits: 0 bounds on ε, 0 checks>"
     with pytest.raises(PauseflError, match=r"canaries of the run: releases leak at least [1-9.]+ times"):
         audit.raise_if_broken()
