@@ -224,9 +224,8 @@ from pausefl_client.data.datasets import Examples
 from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.models import build_model
 from pausefl_client.training.trainer import TrainingSettings
-from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, warm_up
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 
-warm_up()
 gc.freeze()
 loaded = len(sys.modules)
 if os.fork() > 0:
@@ -244,7 +243,7 @@ print(len(sys.modules) - loaded, own_kb / 1024)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_client_forked_from_a_warm_parent_trains_cheaply() -> None:
+def test_a_forked_client_trains_cheaply() -> None:
     new_modules, own_mb = python("-W", "error::UserWarning", "-c", FORKED).split()
     assert int(new_modules) < 40
     assert float(own_mb) < 50

@@ -1,7 +1,9 @@
 """A client's optimizer and its schedule, as `[workload]` names them."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 import torch
@@ -14,6 +16,29 @@ from pausefl_proto.errors import ConfigError, PauseflError
 
 # One kernel for all parameters. Others of torch's optimizers have none for the CPU, or for a GPU.
 _FUSED = {"sgd", "adam", "adamw"}
+
+
+def _spare_compiler() -> None:
+    """Unwrap what makes torch import its compiler at the first step of an optimizer: 800 modules, and a second."""
+    base: Any = torch.optim.Optimizer
+    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+        setattr(base, name, inspect.unwrap(getattr(base, name)))
+    for optimizer in OPTIMIZERS.values():
+        optimizer.step = _for_no_compiler(inspect.unwrap(optimizer.step))
+
+
+def _for_no_compiler(step: Callable[..., Any]) -> Callable[..., Any]:
+    """As torch wraps an optimizer's step, but for breaks of graphs that a compiler records."""
+
+    @wraps(step)
+    def wrapped(optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
+        with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
+            return step(optimizer, *args, **options)
+
+    return wrapped
+
+
+_spare_compiler()
 
 
 def make_optimizer(settings: TrainingSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

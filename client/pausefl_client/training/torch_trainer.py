@@ -15,7 +15,7 @@ from pausefl_client.training.device_copies import gathered_bytes, off_device, on
 from pausefl_client.training.joined_states import JoinedStates, joined, parted
 from pausefl_client.training.method import Batch, TrainingMethod, checked_losses, checked_state
 from pausefl_client.training.model_vector import ConstantBuffers, ModelVector
-from pausefl_client.training.optimizers import LearningRates, make_optimizer
+from pausefl_client.training.optimizers import LearningRates
 from pausefl_client.training.paced import steps_of
 from pausefl_client.training.random_layers import RandomLayers
 from pausefl_client.training.saved_states import StateWriter, read_states
@@ -282,20 +282,3 @@ def dealt_device(name: str, process: int, count: int) -> int:
         found = f"{count} CUDA devices, from cuda:0 on" if count else "no CUDA device"
         raise ConfigError(f'workload.device = "{name}": torch finds {found}')
     return int(number)
-
-
-def warm_up() -> None:
-    """Make torch import, in a parent that will fork clients, all that a first optimizer step imports (800 modules).
-
-    Leaves alone what would break the children on a machine with a GPU: no backward pass, since autograd's device
-    threads do not survive a fork, and no question to the CUDA driver, which would initialise it.
-    """
-    use_one_thread()
-    parameter = nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
-    asks_driver, torch.cuda.is_available = torch.cuda.is_available, lambda: False
-    try:
-        for optimizer in ("adam", "sgd"):
-            make_optimizer(TrainingSettings(optimizer), [parameter]).step()
-    finally:
-        torch.cuda.is_available = asks_driver

@@ -1,4 +1,4 @@
-"""A client process's part with torch. Importing this module warms torch up, so that forked clients start fast.
+"""A client process's part with torch.
 
 The fork server imports it before it forks; gRPC is imported by then too, but nothing of it has been started, and CUDA
 has not been touched.
@@ -21,10 +21,9 @@ from pausefl_client.data.datasets import load_dataset
 from pausefl_client.data.holdings import dealing_of, holding_of
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.models import build_model
-from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, resolve_device, use_one_thread, warm_up
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, resolve_device, use_one_thread
 from pausefl_client.training.trainer import Trainer, TrainingSettings
 
-warm_up()
 # Objects made so far are never collected, so the pages that hold them stay shared with the children.
 gc.freeze()
 # The fork server itself collects them at its end; triton, which torch 2.14 and later load, else reports them as leaked.
