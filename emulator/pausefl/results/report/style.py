@@ -133,6 +133,9 @@ def rendered(figure: Figure, kind: str) -> bytes:
             locator.set_params(integer=True)  # nothing happens half-way between two rounds
     buffer = io.BytesIO()
     with mpl.rc_context(RC):
+        if (layout := figure.get_layout_engine()) is not None:  # savefig would draw all of it to lay it out
+            layout.execute(figure)
+            figure.set_layout_engine(None)
         figure.savefig(buffer, format=kind, dpi=160 if kind == "png" else "figure", metadata=KINDS[kind])
     return buffer.getvalue()
 
