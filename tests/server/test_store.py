@@ -227,9 +227,10 @@ TIMING = Timing(6.0, 0.25, 0.5, 0.125, 1.0, 0.0625, 0.75, 0.5, reconnect_s=2.0)
 LATENCIES = [record(t, round_latency_s=s, cluster_penalty_s=0.125) for t, s in enumerate((0.5, 0.25, 1.0), start=1)]
 LEAKS = [record(1), record(2, spent("a", 3.0), spent("b", 5.0)), record(3, spent("a", 4.0)), record(4)]
 CHOICES = [record(1, chosen=("a", "a", "b")), record(2, chosen=('quote"d', "a"))]
+STATISTICS = {"drift": 0.25, "norm": 2.0}
 JOINS = [
     record(1, events=(LogEvent("joined", "a"),)),
-    record(2, observation("a", statistics={"drift": 0.25}), events=(LogEvent("joined", "b"), LogEvent("left", "a"))),
+    record(2, observation("a", statistics=STATISTICS), events=(LogEvent("joined", "b"), LogEvent("left", "a"))),
     record(3, events=(LogEvent("joined", "a"),)),
 ]
 
@@ -256,7 +257,7 @@ JOINS = [
         (CHOICES, "SELECT * FROM selections ORDER BY client_id", [("a", 3), ("b", 1), ('quote"d', 1)]),
         (CHOICES, "SELECT * FROM choices", [(1, "a", 2), (1, "b", 1), (2, "a", 1), (2, 'quote"d', 1)]),
         (JOINS, "SELECT * FROM joins ORDER BY client_id", [("a", 1), ("b", 2)]),
-        (JOINS, "SELECT * FROM statistics", [(2, "a", "drift", 0.25)]),
+        (JOINS, "SELECT * FROM statistics", [(2, "a", name, value) for name, value in STATISTICS.items()]),
     ],
 )
 def test_a_view_tells_of_all_rounds(records: list[RoundRecord], sql: str, rows: list[tuple[Any, ...]]) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rigs import log
 from rigs.command import Background, command_line, kill_group, played, query, refusal, rounds_in, run, synthetic
 from rigs.waiting import wait_for
 
@@ -47,19 +46,6 @@ def test_digits_are_learnt_over_the_network(tmp_path: Path) -> None:
     }
     evaluated = query(tmp_path / "run", "SELECT round FROM accuracy WHERE split = 'test' AND subset ORDER BY 1")
     assert evaluated == [(4,), (8,), (12,)]
-
-
-def test_both_ledgers_tell_the_same(tmp_path: Path) -> None:
-    played("run", synthetic(tmp_path), "--run-dir", tmp_path / "run")
-    mirrored = dict(query(tmp_path / "run", "SELECT client_id, max(epsilon_spent) FROM leakage GROUP BY 1"))
-    assert len(mirrored) == 4
-    for client_id, spent in mirrored.items():
-        spending = "SELECT count(*), sum(epsilon), max(epsilon_spent) FROM releases"
-        ((count, total, last),) = log.query(tmp_path / f"run/ledgers/{client_id}.db", spending)
-        assert last == spent
-        assert total == pytest.approx(spent)
-        chosen = query(tmp_path / "run", f"SELECT times_chosen FROM selections WHERE client_id = '{client_id}'")
-        assert chosen == [(count,)]
 
 
 @pytest.mark.slow

@@ -3,26 +3,21 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 
-from pausefl_client.session_settings import StreamToServer
 from pausefl_client.training.synthetic import SyntheticTrainer
-from pausefl_client.transport import connect
 from pausefl_process.http_server import WebServer
 from pausefl_proto.addresses import host_and_port, is_loopback
 from pausefl_proto.endpoint import listen, make_server, open_channel
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import MAX_MESSAGE_BYTES, decode, pack
+from pausefl_proto.wire import MAX_MESSAGE_BYTES
 from rigs.federation import (
     BIG,
-    PRIVATE,
     SIZE,
     answer_of,
     clients,
@@ -30,7 +25,6 @@ from rigs.federation import (
     federation,
     hello,
     log_of,
-    private,
     raw_stream,
     take_a_job,
 )
@@ -130,46 +124,6 @@ async def test_garbage_after_the_hello_ends_its_stream_and_no_other(tmp_path: Pa
             assert await call.read() is grpc.aio.EOF
         result = await run.finished()
     assert result.state.round == 3
-
-
-async def test_a_damaged_upload_is_asked_for_again_and_costs_no_second_epsilon(tmp_path: Path) -> None:
-    uploads: list[str] = []
-
-    class Damaging:
-        """A client's stream that flips a bit of its first two updates."""
-
-        def __init__(self, stream: StreamToServer) -> None:
-            self._stream = stream
-
-        async def read(self) -> bytes | None:
-            return await self._stream.read()
-
-        async def write(self, message: bytes) -> None:
-            said, payload = decode(pb.ClientMessage, message)
-            if said.WhichOneof("kind") == "result":
-                uploads.append(said.result.update.digest)
-                if len(uploads) <= 2:
-                    message = pack(said, memoryview(bytes(len(payload))))
-            await self._stream.write(message)
-
-    async with federation(tmp_path / "run", rounds=1, privacy=PRIVATE) as run, clients() as some:
-        port = await run.port
-
-        @asynccontextmanager
-        async def damaging() -> AsyncIterator[StreamToServer]:
-            async with connect(f"127.0.0.1:{port}") as stream:
-                yield Damaging(stream)
-
-        privacy = {c: private(tmp_path, c) for c in ("a", "b")}
-        some.start("a", port, privacy=privacy["a"])
-        some.start("b", port, privacy=privacy["b"], connecting=damaging)
-        result = await run.finished()
-    assert len(uploads) == 3
-    assert len(set(uploads)) == 1
-    (record,) = log_of(tmp_path / "run")
-    assert [o.client_id for o in record.observations] == ["a", "b"]
-    assert result.state.table.released.tolist() == [1, 1]
-    assert [p.ledger.released for p in privacy.values()] == [1, 1]
 
 
 async def test_a_message_beyond_the_limit_ends_its_stream_and_no_other(tmp_path: Path) -> None:

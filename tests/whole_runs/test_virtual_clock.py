@@ -166,13 +166,6 @@ def test_with_equal_delays_steps_are_taken_when_a_queue_of_c_servers_is_done(tmp
     assert summary["idle_share"] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_training_takes_the_time_of_its_law(tmp_path: Path) -> None:
-    law = {"kind": "constant", "value_s": 1.25}
-    rounds = play(tmp_path / "run", {**SYNTHETIC, "workload.training_time": law})
-    trained_s = [o.timing.train_s for record in rounds for o in record.observations]
-    assert trained_s == pytest.approx([1.25] * len(trained_s), abs=1e-6)
-
-
 def test_a_slow_device_is_slow_in_virtual_time_too(tmp_path: Path) -> None:
     groups = {"slow": {"count": 3, "behaviours": [{"kind": "slow-device", "factor": 4.0}]}, "quick": {"count": 3}}
     rounds = play(
