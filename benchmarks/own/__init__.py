@@ -39,6 +39,7 @@ INSTRUMENTS = {
     "encodings": Benchmark(
         "benchmarks.own.encodings", "updates in fewer bytes over a narrow way up: latency and accuracy"
     ),
+    "power": Benchmark("benchmarks.own.power", "what the audit of a run shows after how many releases"),
     "privacy": Benchmark("benchmarks.own.privacy", "what a release costs: clip, noise and the durable ledger entry"),
 }
 """The instruments by name, those of `pausefl bench` among them."""

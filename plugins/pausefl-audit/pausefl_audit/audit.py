@@ -18,6 +18,7 @@ from pausefl.experiment.client_records import budget_of
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.loading import load_experiment
 from pausefl.library import load, run
+from pausefl.outcomes import check_outcome
 from pausefl.results.reading import read_run
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.run_dir import stored_experiment
@@ -113,13 +114,17 @@ def run_audit(source: str | Path | Experiment, overrides: Sequence[str], uploads
 
 
 def play_with_canaries(source: str | Path | Experiment, overrides: Sequence[str], run_dir: Path) -> Path:
-    """Play an experiment as a run that is dealt canaries, or go on with the one there; returns where it lies."""
+    """Play an experiment as a run that is dealt canaries, or go on with the one there; returns where it lies.
+
+    PauseflError where it fails, such as for updates that the server rejects.
+    """
     if (run_dir / "config.toml").exists():
-        run(None, run_dir, resume=True)
-        return run_dir
-    experiment = load(source, overrides)
-    _audited(experiment)
-    run(with_canaries(experiment), run_dir)
+        played = run(None, run_dir, resume=True)
+    else:
+        experiment = load(source, overrides)
+        _audited(experiment)
+        played = run(with_canaries(experiment), run_dir)
+    check_outcome(played.summary["outcome"], played.summary["stopped_because"], "the same command")
     return run_dir
 
 

@@ -1,9 +1,8 @@
 """What the server of a run noted of its clients' canaries (`dealt`), and what guesses of their signs tell.
 
-A guess about a fair coin, made from an ε-LDP release, is right with a probability of at most e^ε/(1 + e^ε), whatever
-came before; so the number of right guesses of one run bounds ε from below (Steinke, Nasr and Jagielski, "Privacy
-Auditing with One (1) Training Run", NeurIPS 2023, for pure local DP). Rounds, steps and late answers may mix: a coin is
-tossed for one job.
+The number of right guesses of one run bounds ε from below (Steinke, Nasr and Jagielski, "Privacy Auditing with One (1)
+Training Run", NeurIPS 2023, for pure local DP; `findings.chance_right`). Rounds, steps and late answers may mix: a coin
+is tossed for one job.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from pausefl.experiment.experiment import Experiment
 from pausefl.results.reading import read_run
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl_audit.dealt import Dealt, places, signs
-from pausefl_audit.findings import Guesses
+from pausefl_audit.findings import Guesses, guesses_all
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Vector
@@ -66,8 +65,8 @@ def with_canaries(experiment: Experiment) -> Experiment:
 def guesses_of(run_dir: Path) -> list[Guesses]:
     """What was guessed of a run's canaries, by claimed ε, the greatest first; nothing where it was dealt none.
 
-    A sign is guessed where noise of the charged scale makes one e^ε times as likely as the other: beyond the bounds of
-    the clip, or nearly there, as some encodings round. Elsewhere a guess is right more rarely, so none is made.
+    Of a small claim, a sign is guessed where noise of the charged scale makes one e^ε times as likely as the other:
+    beyond the bounds of the clip, or nearly there, as some encodings round. Of others, every sign (`guesses_all`).
     """
     experiment = stored_experiment(run_dir)
     unit, seed = experiment.privacy.unit, experiment.experiment.seed
@@ -82,7 +81,7 @@ def guesses_of(run_dir: Path) -> list[Guesses]:
                 continue
             seen = seen[:1] if unit == "vector" else seen
             key = ("behaviour", o.client_id, place[o.client_id], record.round - o.staleness)
-            dealt, clear = signs(generator(seed, *key), seen.size), np.abs(seen) >= reach
+            dealt, clear = signs(generator(seed, *key), seen.size), (np.abs(seen) >= reach) | guesses_all(o.epsilon)
             before = found.get(o.epsilon, Guesses(o.epsilon))
             right = int(((seen > 0) == (dealt > 0))[clear].sum())
             found[o.epsilon] = before.plus(Guesses(o.epsilon, 1, seen.size, int(clear.sum()), right))
