@@ -36,7 +36,11 @@ def main() -> int:
             verdict = try_mutant(mutant)
             kept.add(verdict)
         done += 1
-        says = "CAUGHT BY NOTHING" if verdict.survives else f"audit: {verdict.audit}; tests: {verdict.tests}"
+        says = (
+            "CAUGHT BY NOTHING"
+            if verdict.survives
+            else f"run: {verdict.run}; audit: {verdict.audit}; tests: {verdict.tests}"
+        )
         print(f"[{done}/{len(chosen)}] {mutant.why}: {says}", flush=True)
         return verdict
 

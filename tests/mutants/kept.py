@@ -27,7 +27,7 @@ class KeptVerdicts:
     def add(self, verdict: Verdict) -> None:
         """Keep a verdict at once."""
         with self._lock:
-            self._found[verdict.mutant.why] = [verdict.audit, verdict.tests]
+            self._found[verdict.mutant.why] = [verdict.run, verdict.audit, verdict.tests]
             self._file.parent.mkdir(exist_ok=True)
             self._file.write_text(json.dumps({"tree": self._tree, "found": self._found}, indent=1), "utf-8")
 

@@ -28,16 +28,18 @@ _CRASH = re.compile(r"^E +(?:AttributeError|ImportError|NameError|SyntaxError)",
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who caught a mutant: what the audit said, and the first test that failed."""
+    """Who caught a mutant: what both audits said, and the first test that failed."""
 
     mutant: Mutant
+    run: str
+    """What the audit of a run that is dealt canaries said."""
     audit: str
     tests: str
 
     @property
     def survives(self) -> bool:
-        """Whether it went unnoticed by both."""
-        return self.audit in (MISSED, NOT_ASKED) and self.tests == MISSED
+        """Whether it went unnoticed by all of them."""
+        return {self.run, self.audit, self.tests} <= {MISSED, NOT_ASKED}
 
 
 def try_mutant(mutant: Mutant) -> Verdict:
@@ -47,7 +49,8 @@ def try_mutant(mutant: Mutant) -> Verdict:
         file.write_text(mutated(mutant, file.read_text("utf-8")), "utf-8")
         audit = [f"{unit}: {said}" for unit in mutant.audits if (said := _audit(copy, unit)) != MISSED]
         missed = MISSED if mutant.audits else NOT_ASKED
-        return Verdict(mutant, "; ".join(audit) or missed, _test(copy, mutant.tests))
+        run = _audit_of_a_run(copy, (*mutant.audits, "coordinate")[0])
+        return Verdict(mutant, run, "; ".join(audit) or missed, _test(copy, mutant.tests))
 
 
 def mutated(mutant: Mutant, text: str) -> str:
@@ -62,13 +65,17 @@ def check_tree(mutants: Sequence[Mutant]) -> None:
     units, tests = {unit for m in mutants for unit in m.audits}, {test for m in mutants for test in m.tests}
     with _copy() as copy:
         said = {unit: _audit(copy, unit) for unit in units} | {"tests": _test(copy, sorted(tests))}
+        said |= {f"run, {unit}": _audit_of_a_run(copy, unit) for unit in units}
     if wrong := {where: what for where, what in said.items() if what != MISSED}:
         raise RuntimeError(f"the tree as it is does not pass: {wrong}")
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
     """benchmarks/privacy-mutants.md."""
-    rows = (f"| {v.mutant.why} | `{Path(v.mutant.file).name}` | {v.audit} | {_linked(v.tests)} |" for v in verdicts)
+    rows = (
+        f"| {v.mutant.why} | `{Path(v.mutant.file).name}` | {v.run} | {v.audit} | {_linked(v.tests)} |"
+        for v in verdicts
+    )
     return "\n".join([_HEAD.format(count=len(verdicts)), *rows, ""])
 
 
@@ -91,6 +98,13 @@ def _audit(copy: Path, unit: str) -> str:
         raise RuntimeError(f"the audit crashed: {done.stderr[-2000:]}")
     last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
     return last.removeprefix("pausefl: ").split(":")[0]
+
+
+def _audit_of_a_run(copy: Path, unit: str) -> str:
+    """What the canaries of a run tell, or why it does not come to its end; `MISSED` where it claims what it leaks."""
+    with tempfile.TemporaryDirectory(prefix="pausefl-mutant-run-") as folder:
+        done = _python(copy, str(Path(__file__).with_name("audit_of_a_run.py")), f"{folder}/run", unit)
+    return MISSED if done.returncode == 0 else f"{unit}: {done.stderr.strip().splitlines()[-1]}"
 
 
 def _test(copy: Path, tests: Sequence[str]) -> str:
@@ -120,9 +134,9 @@ def _linked(test: str) -> str:
 
 _HEAD = """# Who catches what: privacy broken on purpose
 
-Written by `make mutants`, not by hand. Each of the {count} breakages below is made in a copy of the packages; then
-`pausefl audit` (where clip, noise or seed are broken) and a few test files are run against it. A cell names the first
-question, attack or test that failed. Both also pass on the tree without a breakage.
+Written by `make mutants`, not by hand. Each of the {count} breakages below is made in a copy of the packages. Then a
+run with canaries is played and audited, `pausefl audit` attacks the mechanism (where clip, noise or seed are broken),
+and a few test files are run. A cell names what was found first. The tree without a breakage passes all of them.
 
-| breakage | in | caught by the audit | caught by the test |
-|---|---|---|---|"""
+| breakage | in | caught by the audit of a run | caught by the audit of the mechanism | caught by the test |
+|---|---|---|---|---|"""

@@ -173,8 +173,8 @@ def test_the_table_is_of_these_mutants_and_none_goes_unnoticed() -> None:
     ]
     assert [row[0] for row in rows] == [mutant.why for mutant in MUTANTS]
     assert len(rows) >= 25
-    for _, _, audit, tests in rows:
-        assert tests != MISSED or audit not in (MISSED, NOT_ASKED)
+    for _, _, *said in rows:
+        assert not {*said} <= {MISSED, NOT_ASKED}
 
 
 @pytest.mark.slow
