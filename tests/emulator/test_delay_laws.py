@@ -260,13 +260,6 @@ def test_the_state_of_a_round_is_that_of_the_chain_step_by_step(to_bad: float, t
     assert [bool(draws(law, 1, t)[0]) for t in (1, 17, 60)] == [bad[0], bad[16], bad[59]]
 
 
-def test_a_chain_dwells_in_its_states_as_long_as_it_should() -> None:
-    bad = MarkovDelay(Constant(0.0), Constant(1.0), 0.05, 0.2, path=7).is_bad(200_000)
-    assert bad.mean() == pytest.approx(0.2, abs=0.01)
-    starts = np.flatnonzero(bad[1:] & ~bad[:-1])
-    assert bad.sum() / len(starts) == pytest.approx(5.0, rel=0.05)  # 1 / to_good rounds a time
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

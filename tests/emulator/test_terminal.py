@@ -47,11 +47,6 @@ def test_plain_lines_say_where_the_run_is() -> None:
     )
 
 
-def test_who_is_waited_for_is_named() -> None:
-    progress = fold(RunProgress(), WaitingForClients(28, 30, ("client-003", "client-017")), 0.0)
-    assert progress.status == "waiting for clients: 28 of 30, client-003, client-017 missing"
-
-
 def test_plain_lines_come_at_most_twice_a_second_and_the_last_round_is_not_lost() -> None:
     view, clock, out = plain()
     with view:
@@ -101,8 +96,9 @@ def test_the_last_evaluation_is_printed_by_itself() -> None:
     assert out.getvalue().splitlines()[-1] == "test accuracy 75.0% after round 100, of all data"
 
 
-def test_progress_is_a_fold_and_keeps_the_last_rounds_only() -> None:
-    progress = RunProgress()
+def test_progress_is_a_fold_that_names_who_is_waited_for_and_keeps_the_last_rounds_only() -> None:
+    progress = fold(RunProgress(), WaitingForClients(28, 30, ("client-003", "client-017")), 0.0)
+    assert progress.status == "waiting for clients: 28 of 30, client-003, client-017 missing"
     for number in range(1, 21):
         progress = fold(progress, round_event(number), now_s=0.0)
     assert [event.round for event in progress.rounds] == list(range(13, 21))

@@ -203,11 +203,14 @@ def test_merged_events_settle_what_they_would_one_by_one(kinds: list[tuple[Event
     assert bound(PendingEvents(events).waiting()) == bound(events)
 
 
-def test_a_job_that_is_dropped_twice_pays_for_no_other() -> None:
+def test_a_job_is_settled_once_and_by_a_message_that_tells_of_several_releases_as_many() -> None:
     table, jobs = ClientTable(), UnansweredJobs()
     table.apply_events([LogEvent("joined", "b", n_examples=1)], 1)
     jobs.settle([LogEvent("withdrawn", "b"), LogEvent("unsettled", "b")])
     assert jobs.releases_at_most(table, BUDGET) == {"b": 1}
+    jobs.settle([unsettled("a", t, 1) for t in (1, 2, 3)])
+    jobs.settle([LogEvent("reconciled", "a", released=2, epsilon_spent=BUDGET.spent(2))])
+    assert jobs.releases_at_most(table, BUDGET) == {"a": 3, "b": 1}
 
 
 # --- servers that are killed, or go back
@@ -345,13 +348,6 @@ def test_rounds_taken_back_keep_what_their_misses_may_have_cost(store: Store) ->
     for back_to in (2, 1):
         store.go_back_to(back_to)
         assert most() == 13
-
-
-def test_a_message_that_tells_of_several_releases_settles_as_many_jobs() -> None:
-    jobs = UnansweredJobs()
-    jobs.settle([unsettled("a", t, 1) for t in (1, 2, 3)])
-    jobs.settle([LogEvent("reconciled", "a", released=2, epsilon_spent=BUDGET.spent(2))])
-    assert jobs.releases_at_most(ClientTable(), BUDGET) == {"a": 3}
 
 
 # --- repeated events are merged without changing what a fold makes of them
