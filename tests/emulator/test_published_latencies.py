@@ -228,7 +228,9 @@ def test_fedscales_devices_come_and_go_by_their_behaviour_traces(
     """A round stands for 20,000 s: the first device is there in rounds 1 to 3 and 6, the other from round 4."""
     (tmp_path / "client_device_capacity").write_bytes(pickle.dumps(CAPACITY))
     (tmp_path / "client_behave_trace").write_bytes(pickle.dumps(BEHAVIOUR))
-    experiment = fitted(tmp_path / "client_device_capacity", capsys, "--format", "fedscale")
+    options = ("--format", "fedscale", "--figure", str(tmp_path / "fit.png"))
+    experiment = fitted(tmp_path / "client_device_capacity", capsys, *options)
+    assert (tmp_path / "fit.png").stat().st_size > 0
     trace = {"kind": "trace", "path": str(tmp_path / "client_behave_trace"), "round_s": 20_000.0}
     phones = {"count": 2, "ids": ["1", "2"], "availability": trace}
     changes = SMALL | {"experiment.rounds": 6, "clients.ids": [], "clients.groups": {"phones": phones}}

@@ -188,21 +188,10 @@ def test_leakage_is_drawn_in_one_named_unit(units: Sequence[str | None], title: 
     np.testing.assert_array_equal(np.asarray(leakage.lines[0].get_ydata()), values)
 
 
-def test_an_interrupted_campaign_begins_no_further_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    played = []
-
-    def interrupted(_: object, run_dir: Path, *more: object, **options: object) -> dict[str, Any]:
-        played.append(run_dir.name)
-        return {"outcome": "interrupted"}
-
-    monkeypatch.setattr("pausefl.studies.playing.run_experiment", interrupted)
-    with pytest.raises(CampaignInterrupted, match=r"go on with: pausefl sweep --resume .*/s$"):
-        run_sweep(DEMO, {**BASE, "selection.m": [1, 2]}, 1, tmp_path / "s", OneByOne(Quiet()))
-    assert played == ["m=1-seed1"]
-
-
-def test_a_run_of_a_long_value_has_a_name_fit_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins as the value does, is another one for another value, and is found again."""
+def test_an_interrupted_campaign_begins_no_further_run_and_finds_those_of_long_values_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name fit for a folder begins as the value does, and is another one for another value."""
     played = []
 
     def made(_: object, run_dir: Path, *more: object, **options: object) -> dict[str, Any]:
@@ -212,12 +201,14 @@ def test_a_run_of_a_long_value_has_a_name_fit_for_a_folder(tmp_path: Path, monke
 
     monkeypatch.setattr("pausefl.studies.playing.run_experiment", made)
     monkeypatch.setattr("pausefl.studies.sweep.read_summary", lambda _: {"total_latency_s": 1.0, "rounds": 2})
-    laws = [{"kind": "values", "values_s": [0.125 + k / 1000 for k in range(100)] + [last]} for last in (1.0, 2.0)]
+    laws = [{"kind": "values", "values_s": [0.125 + k / 1000 for k in range(100)] + [last]} for last in (1.0, 2.0, 3.0)]
     grid = {**BASE, "selection.m": [2], "latency.delay": laws}
-    with pytest.raises(CampaignInterrupted, match="interrupted in run 2 of 2"):
-        run_sweep(DEMO, grid, 1, tmp_path / "s", OneByOne(Quiet()))
-    with pytest.raises(CampaignInterrupted, match="interrupted in run 2 of 2"):
-        resume_sweep(tmp_path / "s", OneByOne(Quiet()))
+    for play in (
+        lambda: run_sweep(DEMO, grid, 1, tmp_path / "s", OneByOne(Quiet())),
+        lambda: resume_sweep(tmp_path / "s", OneByOne(Quiet())),
+    ):
+        with pytest.raises(CampaignInterrupted, match=r"interrupted in run 2 of 3.*; go on with: pausefl sweep .*/s$"):
+            play()
     assert len(set(played)) == 2
     assert played[:2] == played[2:]
     assert all(re.fullmatch(r"delay=-kind-values-values_s-0\.125-.{66}-[0-9a-f]{12}-seed1", name) for name in played)
