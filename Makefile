@@ -130,7 +130,7 @@ figures-gpu:
 test-containers: $(READY)
 	PAUSEFL_CONTAINERS=1 $(BIN)/pytest -s tests/deploy/test_container_run.py
 
-# Break privacy in some forty ways, one at a time, and see that audit or tests notice: a quarter of an hour. Writes
+# Break privacy in some forty ways, one at a time, and see that audits or tests notice: some 20 minutes. Writes
 # benchmarks/privacy-mutants.md.
 mutants: $(READY)
 	$(BIN)/python tests/mutants

@@ -2,7 +2,7 @@
 
 python tests/mutants [WORD...]      with words, only the mutants whose description has one of them; writes nothing
 
-A quarter of an hour on two cores. What was found is kept in build/mutants.json, so that an interrupted run goes on
+Some 20 minutes on two cores. What was found is kept in build/mutants.json, so that an interrupted run goes on
 where it stopped; a change of the packages or of the catalogue starts it anew.
 """
 

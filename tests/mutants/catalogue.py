@@ -17,7 +17,7 @@ class Mutant:
     tests: tuple[str, ...]
     """The test files that are run against it."""
     audits: tuple[str, ...] = ()
-    """The units in which `pausefl audit` is asked too: where clip, noise or seed are broken."""
+    """The units in which `pausefl audit` is asked too: where clip, noise, seed or what is sent are broken."""
 
 
 def _read(path: Path) -> tuple[Mutant, ...]:

@@ -135,8 +135,9 @@ def _linked(test: str) -> str:
 _HEAD = """# Who catches what: privacy broken on purpose
 
 Written by `make mutants`, not by hand. Each of the {count} breakages below is made in a copy of the packages. Then a
-run with canaries is played and audited, `pausefl audit` attacks the mechanism (where clip, noise or seed are broken),
-and a few test files are run. A cell names what was found first. The tree without a breakage passes all of them.
+run with canaries is played and audited, `pausefl audit` attacks the mechanism (where clip, noise, seed or what is sent
+are broken), and a few test files are run. A cell names what was found first, such as why the run ended early. The tree
+without a breakage passes all of them.
 
 | breakage | in | caught by the audit of a run | caught by the audit of the mechanism | caught by the test |
 |---|---|---|---|---|"""
