@@ -37,7 +37,7 @@ IDS = (*(f"original-{k}" for k in range(6)), *(f"relevant-{k}" for k in range(3)
 JOIN, LEAVE = 5, 40
 
 
-def play(policy: NewcomerPolicy, rounds: int, *, seed: int = 1, stay: int = 6, **laws: DriftLaw) -> NewcomerResult:
+def play(policy: NewcomerPolicy, rounds: int, stay: int = 6, /, *, seed: int = 1, **laws: DriftLaw) -> NewcomerResult:
     """Originals from round 1, of whom so many stay; all newcomers from round 5; laws by the beginning of the ids."""
     there = np.ones((rounds, len(IDS)), np.bool_)
     there[: JOIN - 1, 6:] = there[JOIN - 1 :, stay:6] = False
@@ -182,7 +182,7 @@ def test_an_original_that_is_alone_leaves_newcomers_unrated() -> None:
     laws = dict.fromkeys(("original", "relevant"), LogNormalDrift(1.0, 0.1)) | {"harmful": LogNormalDrift(9.0, 0.5)}
     for guarded, rated in ((False, 6 * 46), (True, 0)):
         policy = FedTs(2, newcomer_share=1.0, guard="leave-one-out" if guarded else "none")
-        state = play(policy, 50, stay=1, **laws).state
+        state = play(policy, 50, 1, seed=1, **laws).state
         assert state.successes.sum() + state.failures.sum() == rated
 
 
