@@ -3,6 +3,7 @@
 python -m benchmarks                              everything, some 20 minutes; each play is written down at once
 python -m benchmarks --go-on                      after an interruption: what was played is not played again
 python -m benchmarks --cell "10 clients, 1 MB"    one cell anew, all of its systems; the other cells stay
+python -m benchmarks --simulators                 the virtual clock beside pfl-research, in a file of its own
 """
 
 import argparse
@@ -10,12 +11,12 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks.environments import BUILD, ROOT, SYSTEMS, python_of
+from benchmarks.environments import BUILD, RESULTS, SYSTEMS, python_of
 from benchmarks.measuring import PlayError, play
-from benchmarks.plan import CELLS, TRAINING, Turn, turns
+from benchmarks.plan import CELLS, SIMULATED, Turn, turns
 from benchmarks.results import Results
-from benchmarks.small_mnist import write_data
 from benchmarks.systems.task import Task
+from benchmarks.trained_data import write_data
 from pausefl_proto.errors import ConfigError
 
 
@@ -23,12 +24,13 @@ def main() -> int:
     """0 if all was played, 2 for bad input."""
     options = _options()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does: no process is left behind
-    cells = options.cell or list(CELLS)
+    cells = options.cell or [name for name in CELLS if (name in SIMULATED) == options.simulators]
+    file = options.results or RESULTS / ("simulators.jsonl" if options.simulators else "benchmarks.jsonl")
     try:
-        results = Results.opened(options.results, anew=[] if options.go_on else cells)
+        results = Results.opened(file, anew=[] if options.go_on else cells)
         due = [turn for turn in turns(cells, options.repetitions) if not results.has(turn)]
-        if TRAINING in cells:
-            write_data(BUILD / "small_mnist")
+        for preset in {CELLS[name].preset for name in cells} - {""}:
+            write_data(BUILD / preset, preset=preset)
         for name in {turn.system for turn in due}:
             python_of(SYSTEMS[name])
         for number, turn in enumerate(due, 1):
@@ -45,8 +47,8 @@ def main() -> int:
 
 def _task(turn: Turn) -> Task:
     cell = turn.cell
-    data = str(BUILD / "small_mnist") if cell.name == TRAINING else ""
-    return Task(cell.clients, cell.per_round, cell.model_bytes, cell.rated_round, data, turn.repetition)
+    data = str(BUILD / cell.preset) if cell.preset else ""
+    return Task(cell.clients, cell.per_round, cell.model_bytes, cell.rated_round, data, cell.has_noise, turn.repetition)
 
 
 def _options() -> argparse.Namespace:
@@ -54,7 +56,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each cell (default: 3)")
     parser.add_argument("--cell", action="append", choices=CELLS, help="play this one anew; repeatable")
     parser.add_argument("--go-on", action="store_true", help="keep what the results hold")
-    parser.add_argument("--results", type=Path, default=ROOT / "docs/results/benchmarks.jsonl", metavar="FILE")
+    parser.add_argument("--simulators", action="store_true", help="their cells, in docs/results/simulators.jsonl")
+    parser.add_argument("--results", type=Path, metavar="FILE")
     return parser.parse_args()
 
 

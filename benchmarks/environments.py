@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build/benchmarks"
+RESULTS = ROOT / "docs/results"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ SYSTEMS = {
             ("flwr", "ray", "torch"),
         ),
         System("superlink", "flower_superlink", "Flower's SuperLink", "flower-superlink.txt", ("flwr", "grpcio")),
+        System("virtual", "pausefl_virtual", "pausefl, virtual clock", "", ("numpy", "torch")),
+        System("pfl", "pfl_research", "pfl-research", "pfl-research.txt", ("pfl", "numpy", "torch")),
         System("sockets", "sockets", "raw sockets", "", ("numpy", "torch")),
     )
 }

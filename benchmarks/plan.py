@@ -24,6 +24,12 @@ SEEDS = 8
 _FAST = ("pausefl", "flower-1.17", "sockets")
 _SIZES = {"4 kB": 4_000, "1 MB": 1_000_000, "10 MB": 10_000_000}
 _WARM_UP = {"4 kB": 10, "1 MB": 3, "10 MB": 1}
+_SIMULATORS = ("virtual", "pfl")
+_SIMULATED = (
+    ("small MNIST", "small_mnist", 30, 5, 300),
+    ("large MNIST", "large_mnist", 300, 15, 100),
+    ("small CIFAR-10", "small_cifar", 30, 5, 4),
+)
 # A SuperLink starts a process for each message, which takes a round a quarter of a minute and more: the second alone is
 # measured, since nodes install the app in the first.
 _ONE_ROUND = Window(warm_up=1, warm_up_s=0.0, seconds=0.0, rounds_min=1)
@@ -41,6 +47,9 @@ class Cell:
     window: Window
     rated_round: int = 0
     """The last round of a training; 0: nothing is trained."""
+    preset: str = ""
+    """What is trained."""
+    has_noise: bool = False
 
 
 CELLS = {
@@ -51,10 +60,17 @@ CELLS = {
             for clients in (10, 30)
             for size, model_bytes in _SIZES.items()
         ),
-        Cell(TRAINING, 30, 5, 0, Window(), rated_round=300),
+        Cell(TRAINING, 30, 5, 0, Window(), rated_round=300, preset="small_mnist"),
+        *(
+            Cell(f"simulated {name}{', noise' * noise}", clients, m, 0, Window(), rounds, preset, noise)
+            for name, preset, clients, m, rounds in _SIMULATED
+            for noise in (False, True)
+        ),
     )
 }
 """By name."""
+SIMULATED = tuple(name for name in CELLS if name.startswith("simulated "))
+"""Those for simulators, which no network delays."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +87,7 @@ def turns(cells: list[str], repetitions: int) -> Iterator[Turn]:
     """All plays, cell after cell in each repetition; the systems take turns at being first."""
     for repetition in range(1, max(repetitions, SEEDS) + 1):
         for cell in (CELLS[name] for name in cells if repetition <= repetitions or name == TRAINING):
-            systems = [*_FAST, *_slow(cell, repetition)]
+            systems = list(_SIMULATORS) if cell.name in SIMULATED else [*_FAST, *_slow(cell, repetition)]
             first = (repetition - 1) % len(systems)
             for system in systems[first:] + systems[:first]:
                 yield Turn(cell, repetition, system, _ONE_ROUND if system == "superlink" else cell.window)

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.environments import SYSTEMS
-from benchmarks.plan import CELLS, TRAINING
+from benchmarks.plan import CELLS, SIMULATED, TRAINING
 
 Line = Mapping[str, Any]
 
@@ -79,6 +79,39 @@ def training_table(lines: Sequence[Line]) -> str:
     return _table(rows) if len(rows) > 1 else "Not measured yet."
 
 
+def simulators_table(lines: Sequence[Line]) -> str:
+    """What is simulated, by system; times over those of the virtual clock, paired by repetition."""
+    head = [
+        "case",
+        "system",
+        "a round",
+        "times ours",
+        "whole command",
+        "times ours",
+        "processor time a round",
+        "memory",
+    ]
+    rows = [[*head, "accuracy"]]
+    for cell in SIMULATED:
+        own = _by_repetition(lines, cell, "virtual")
+        for system in ("virtual", "pfl"):
+            played = _by_repetition(lines, cell, system)
+            found = list(played.values())
+            if not found:
+                continue
+            whole_s, memory_mb = _median(found, "whole_s"), _median(found, "peak_rss_bytes") / 1e6
+            rows.append(
+                [
+                    *(cell.removeprefix("simulated "), SYSTEMS[system].shown),
+                    *(_ms(_median(found, "round_s")), _ratio(own, played)),
+                    *(f"{whole_s:.1f} s", _ratio(own, played, "whole_s")),
+                    *(_ms(_median(found, "cpu_s")), f"{memory_mb:,.0f} MB"),
+                    _accuracy(found),
+                ]
+            )
+    return _table(rows)
+
+
 def _grid(lines: Sequence[Line], shown: Callable[[list[Line]], str]) -> str:
     systems = _systems(lines)
     rows = [["round", *(SYSTEMS[name].shown for name in systems)]]
@@ -114,9 +147,9 @@ def _accuracy(found: Sequence[Line]) -> str:
     return f"{median(values):.1f} %{spread}"
 
 
-def _ratio(own: Mapping[int, Line], other: Mapping[int, Line]) -> str:
+def _ratio(own: Mapping[int, Line], other: Mapping[int, Line], measured: str = "round_s") -> str:
     """Of the repetitions that both played."""
-    ratios = [other[k]["round_s"] / own[k]["round_s"] for k in sorted(own.keys() & other.keys())]
+    ratios = [other[k][measured] / own[k][measured] for k in sorted(own.keys() & other.keys())]
     if not ratios:
         return ""
     spread = f" ({_short(min(ratios))}–{_short(max(ratios))})" if len(ratios) > 1 else ""

@@ -2,6 +2,7 @@
 
 make benchmarks                                     # writes docs/results/benchmarks.jsonl
 python -m benchmarks --results docs/results/benchmarks-elsewhere.jsonl    # on another machine
+python -m benchmarks --simulators                   # writes docs/results/simulators.jsonl
 python -m benchmarks.own annealing --json > docs/results/annealing.jsonl
 make chaos                                          # writes docs/results/chaos.jsonl
 python -m benchmarks.own overload --json > docs/results/overload.jsonl
@@ -46,6 +47,8 @@ TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("benchmarks-processor", "../benchmarks/peers.md", "benchmarks.jsonl", peers.cpu_table),
     ("benchmarks-memory", "../benchmarks/peers.md", "benchmarks.jsonl", peers.memory_table),
     ("benchmarks-training", "../benchmarks/peers.md", "benchmarks.jsonl", peers.training_table),
+    ("simulators-session", "../benchmarks/peers.md", "simulators.jsonl", peers.session_table),
+    ("simulators", "../benchmarks/peers.md", "simulators.jsonl", peers.simulators_table),
     ("benchmarks-elsewhere-session", "../benchmarks/peers.md", "benchmarks-elsewhere.jsonl", peers.machine_line),
     ("benchmarks-elsewhere-rounds", "../benchmarks/peers.md", "benchmarks-elsewhere.jsonl", peers.round_table),
     ("benchmarks-elsewhere-ratios", "../benchmarks/peers.md", "benchmarks-elsewhere.jsonl", peers.ratio_table),

@@ -1,16 +1,18 @@
-"""The training of small MNIST in plain torch, step for step that of pausefl's clients (preset `small_mnist`)."""
+"""The training of a preset in plain torch, step for step that of pausefl's clients."""
 
-import json
-from collections import OrderedDict
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.systems.task import Task, Vector
+from benchmarks.systems.task import Task, Vector, settings_of
+
+_GROUPS = 8
 
 torch.set_num_threads(1)  # client processes share the cores
 # The first step of an optimizer imports some 800 modules: take it here, before clients are forked, as pausefl does.
@@ -25,10 +27,10 @@ class LocalTraining:
     def __init__(self, task: Task, client: int) -> None:
         torch.manual_seed(client)  # forked clients would draw the same batches
         folder = Path(task.data)
-        self._settings = json.loads((folder / "settings.json").read_text("utf-8"))
+        self._settings = settings_of(task)
         examples = np.load(folder / f"client-{client}.npz")
         self._inputs, self._labels = (torch.from_numpy(examples[name]) for name in ("inputs", "labels"))
-        self._model = _model(self._settings["layers"])
+        self._model = model_of(self._settings)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=self._settings["learning_rate"], fused=True)
 
     def train(self, theta: Vector) -> tuple[Vector, int]:
@@ -36,7 +38,7 @@ class LocalTraining:
         nn.utils.vector_to_parameters(torch.from_numpy(theta.copy()), self._model.parameters())
         rows = torch.randperm(len(self._labels)).split(self._settings["batch_size"])  # type: ignore[no-untyped-call]
         for batch in rows[: self._settings["max_steps"]]:
-            loss = functional.cross_entropy(self._model(_scaled(self._inputs[batch])), self._labels[batch])
+            loss = functional.cross_entropy(self._model(scaled(self._inputs[batch])), self._labels[batch])
             self._optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             self._optimizer.step()
@@ -54,22 +56,25 @@ def accuracy(task: Task, theta: Vector) -> float:
     """The share of test examples that a model, (d,) float32, classifies rightly."""
     folder = Path(task.data)
     examples = np.load(folder / "test.npz")
-    model = _model(json.loads((folder / "settings.json").read_text("utf-8"))["layers"])
+    model = model_of(settings_of(task))
     nn.utils.vector_to_parameters(torch.from_numpy(theta.copy()), model.parameters())
     with torch.inference_mode():
-        found = model(_scaled(torch.from_numpy(examples["inputs"]))).argmax(1)
+        parts = torch.split(torch.from_numpy(examples["inputs"]), 1000)
+        found = torch.cat([model(scaled(part)).argmax(1) for part in parts])
     return float((found == torch.from_numpy(examples["labels"])).float().mean())
 
 
-def _model(layers: list[int]) -> nn.Module:
-    """Fully connected with ReLU between the layers."""
-    parts = OrderedDict[str, nn.Module](flat=nn.Flatten())
-    for place, (wide, narrow) in enumerate(pairwise(layers)):
-        if place:
-            parts[f"relu-{place}"] = nn.ReLU()
-        parts[f"linear-{place}"] = nn.Linear(wide, narrow)
-    return nn.Sequential(parts)
+def model_of(settings: Mapping[str, Any]) -> nn.Module:
+    """The net `mlp`, or `cnn3`."""
+    parts: list[nn.Module] = []
+    for before, channels in pairwise(settings["channels"]):
+        parts += [nn.Conv2d(before, channels, 3), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(_GROUPS, channels)]
+    parts.append(nn.Flatten())
+    for wide, narrow in pairwise(settings["layers"][:-1]):
+        parts += [nn.Linear(wide, narrow), nn.ReLU(), *([nn.GroupNorm(1, narrow)] if settings["channels"] else [])]
+    return nn.Sequential(*parts, nn.Linear(*settings["layers"][-2:]))
 
 
-def _scaled(images: torch.Tensor) -> torch.Tensor:
+def scaled(images: torch.Tensor) -> torch.Tensor:
+    """Pixels, uint8, as float32 from -1 to 1."""
     return images.float().div_(127.5).sub_(1)

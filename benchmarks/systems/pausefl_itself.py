@@ -1,10 +1,10 @@
-"""pausefl as `pausefl run` plays it, without privacy, delays and metrics, which the others do not have."""
+"""pausefl as `pausefl run` plays it, without delays and metrics, which the others do not have."""
 
-import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.systems.task import ENDLESS, Task, progress
+from benchmarks.systems.task import ENDLESS, Task, progress, settings_of
 from pausefl.bench.runs import BARE
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.loading import load_experiment, parse_experiment
@@ -13,25 +13,26 @@ from pausefl.runtime.plan import plan_of
 from pausefl_process.events import ModelEvaluated, ProgressEvent, RoundCommitted, WaitingForClients
 
 
-def experiment_of(task: Task) -> Experiment:
-    """The experiment that plays a task."""
+def experiment_of(task: Task, settings: Sequence[str] = ()) -> Experiment:
+    """The experiment that plays a task, with these settings (key=value) beside."""
     everything = task.per_round == task.clients
     common = [
         f"experiment.rounds={ENDLESS}",
         f"clients.count={task.clients}",
         f"selection.m={task.per_round}",
         f"selection.policy={'all' if everything else 'random'}",
+        *settings,
     ]
     if not task.data:
         return parse_experiment(BARE, [*common, f"workload.model_bytes={task.model_bytes}"])
-    bare = ("privacy.enabled=false", 'latency.delay={kind="none"}', "metrics.enabled=false")
+    bare = (f"privacy.enabled={str(task.has_noise).lower()}", 'latency.delay={kind="none"}', "metrics.enabled=false")
     rated = (f"evaluation.every={task.rated_round}", "evaluation.subset=10000")  # a subset of all examples
-    settings = json.loads((Path(task.data) / "settings.json").read_text("utf-8"))
+    data = settings_of(task)
     seeds = (
         f"experiment.seed={task.seed}",
-        *(f"experiment.{part}_seed={settings['seed']}" for part in ("split", "model")),
+        *(f"experiment.{part}_seed={data['seed']}" for part in ("split", "model")),
     )
-    return load_experiment(settings["preset"], [*common, *bare, *rated, *seeds, *settings["overrides"]])
+    return load_experiment(data["preset"], [*common, *bare, *rated, *seeds, *data["overrides"]])
 
 
 class _View:
@@ -49,11 +50,11 @@ class _View:
             progress().accuracy(event.accuracy)
 
 
-def main() -> None:
+def main(*settings: str) -> None:
     """Play rounds without end, as one run."""
     task = Task.given()
     with tempfile.TemporaryDirectory() as folder:
-        Fleet(plan_of(experiment_of(task), "bench"), Path(folder)).run(_View(task.clients))
+        Fleet(plan_of(experiment_of(task, settings), "bench"), Path(folder)).run(_View(task.clients))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,9 @@ class Task:
     rated_round: int = 0
     """The round after which the model's accuracy is told; 0: none."""
     data: str = ""
-    """The folder of the training's data, from `benchmarks.small_mnist`; empty: clients answer with what they got."""
+    """The folder of the training's data, from `benchmarks.trained_data`; empty: clients answer with what they got."""
+    has_noise: bool = False
+    """Whether clients clip and add Laplace noise."""
     seed: int = 1
     """What pausefl draws choices and batches from; the others draw them anew in each play."""
 
@@ -47,6 +49,12 @@ class Task:
     def environment(self, progress: Path) -> dict[str, str]:
         """The variables that give the task to a system's processes."""
         return {TASK: json.dumps(asdict(self)), PROGRESS: str(progress)}
+
+
+def settings_of(task: Task) -> dict[str, Any]:
+    """How clients train, from `benchmarks.trained_data`."""
+    found: dict[str, Any] = json.loads((Path(task.data) / "settings.json").read_text("utf-8"))
+    return found
 
 
 class Progress:

@@ -1,4 +1,4 @@
-"""The data of the preset `small_mnist` as files: systems without pausefl train the same net on the same examples."""
+"""The data of a preset as files: systems without pausefl train the same net on the same examples."""
 
 import json
 from collections.abc import Sequence
@@ -13,25 +13,26 @@ from pausefl_client.data.partition import partition
 from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.models import build_model
 
-_PRESET = "small_mnist"
 
-
-def write_data(folder: Path, overrides: Sequence[str] = ()) -> None:
+def write_data(folder: Path, overrides: Sequence[str] = (), preset: str = "small_mnist") -> None:
     """Write each client's examples, the test examples, the first model and how clients train.
 
     `overrides` (key=value) change the preset. ConfigError if the data set is not here.
     """
-    experiment = load_experiment(_PRESET, overrides)
+    experiment = load_experiment(preset, overrides)
     workload, seed = experiment.workload, experiment.experiment.seed
     data = load_dataset(workload.dataset, examples=workload.examples, seed=seed)
     clients = len(experiment.client_ids)
     parts = partition(partitioner_of(workload), data.train.labels, clients=clients, classes=data.classes, seed=seed)
     model = build_model(workload.model, data.input_shape, data.classes, seed)
-    weights = [tensor.shape for tensor in model.state_dict().values() if tensor.ndim == 2]
+    shapes = [tensor.shape for tensor in model.state_dict().values()]
+    convolved = [shape for shape in shapes if len(shape) == 4]
+    weights = [shape for shape in shapes if len(shape) == 2]
     settings = {
-        "preset": _PRESET,
+        "preset": preset,
         "overrides": list(overrides),
         "seed": seed,
+        "channels": [*(shape[1] for shape in convolved[:1]), *(shape[0] for shape in convolved)],
         "layers": [weights[0][1], *(shape[0] for shape in weights)],
         "learning_rate": workload.learning_rate,
         "batch_size": workload.batch_size,
