@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from pausefl.results.csv_table import write_csv, write_records
 def test_a_table_is_read_back_as_it_was_but_no_text_is_a_formula_to_a_spreadsheet(tmp_path: Path) -> None:
     """Texts of clients stand in tables, and one of them may be `=HYPERLINK(...)`; numbers stay numbers."""
     formulas = ["=1+1", "+1", "-1", "@a"]
-    rows = [['comma, quote"', 0.1], ["ε", None], ["a=1", -0.5], *([text, ""] for text in formulas)]
+    rows: list[list[Any]] = [['comma, quote"', 0.1], ["ε", None], ["a=1", -0.5], *[[text, ""] for text in formulas]]
     write_csv(tmp_path / "a.csv", ["name", "value"], rows)
     assert b"\r" not in (tmp_path / "a.csv").read_bytes()
     with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:

@@ -3,7 +3,7 @@
 import csv
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -203,10 +203,11 @@ def test_an_interrupted_campaign_begins_no_further_run_and_finds_those_of_long_v
     monkeypatch.setattr("pausefl.studies.sweep.read_summary", lambda _: {"total_latency_s": 1.0, "rounds": 2})
     laws = [{"kind": "values", "values_s": [0.125 + k / 1000 for k in range(100)] + [last]} for last in (1.0, 2.0, 3.0)]
     grid = {**BASE, "selection.m": [2], "latency.delay": laws}
-    for play in (
+    plays: list[Callable[[], object]] = [
         lambda: run_sweep(DEMO, grid, 1, tmp_path / "s", OneByOne(Quiet())),
         lambda: resume_sweep(tmp_path / "s", OneByOne(Quiet())),
-    ):
+    ]
+    for play in plays:
         with pytest.raises(CampaignInterrupted, match=r"interrupted in run 2 of 3.*; go on with: pausefl sweep .*/s$"):
             play()
     assert len(set(played)) == 2
