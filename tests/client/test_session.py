@@ -128,14 +128,15 @@ async def test_asked_again_after_a_broken_line_it_sends_the_same_bytes_and_charg
         first.give(OSError("the line broke"))
         second = await rig.server.welcome()
         again, same = await second.ask(rig.model, schedule=SCHEDULE)
-    assert same == update
+        _, once_more = await second.ask(rig.model, schedule=SCHEDULE)  # its upload was damaged on the way
+    assert update == same == once_more
     assert again.update == result.update
     assert again.release == result.release
     assert (result.release.participation, result.release.epsilon) == (1, BUDGET.epsilon(1))
     assert (rig.ledger.released, rig.trainer.rounds) == (1, [1])
     # The work belongs to the exchange before.
     assert (again.timing.train_s, again.timing.privatise_s) == (0.0, 0.0)
-    assert [job.status for job in rig.answered] == ["ok", "resent"]
+    assert [job.status for job in rig.answered] == ["ok", "resent", "resent"]
 
 
 async def test_a_line_that_breaks_in_the_middle_of_an_upload_costs_nothing_more(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pausefl
-from rigs.command import python, run
+from rigs.command import python, run, summary_of
 from rigs.places import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -59,6 +59,7 @@ def test_a_policy_with_a_memory_comes_to_prefer_fast_clients(tmp_path: Path) -> 
     early = set(chosen["client_id"][chosen["round"] <= 2])
     assert len(early) == 6
     assert run("run", "--resume", tmp_path / "run", "--rounds", 10).returncode == 0
+    assert summary_of(tmp_path / "run")["rounds"] == 10
 
 
 @pytest.mark.slow

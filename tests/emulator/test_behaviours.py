@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -38,6 +38,9 @@ EXAMPLES = Examples(np.arange(3000, dtype=np.float32).reshape(3000, 1), np.arang
 
 class Honest(SyntheticTrainer):
     """Answers with an update that tells the model and the round it was asked for."""
+
+    n_examples = 7
+    label_counts: ClassVar[dict[str, float]] = {"label_0": 7.0}
 
     def __init__(self) -> None:
         super().__init__(SIZE, seed=1, client_id="honest")
