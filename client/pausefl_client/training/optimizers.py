@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,27 +18,19 @@ from pausefl_proto.errors import ConfigError, PauseflError
 _FUSED = {"sgd", "adam", "adamw"}
 
 
-def _spare_compiler() -> None:
-    """Unwrap what makes torch import its compiler at the first step of an optimizer: 800 modules, and a second."""
-    base: Any = torch.optim.Optimizer
-    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
-        setattr(base, name, inspect.unwrap(getattr(base, name)))
-    for optimizer in OPTIMIZERS.values():
-        optimizer.step = _for_no_compiler(inspect.unwrap(optimizer.step))
+@cache
+def _without_compiler(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The optimizer less what makes torch import its compiler at the first step: 800 modules, and a second."""
+    own_step = inspect.unwrap(optimizer.step)
 
+    def step(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            return own_step(self, *args, **options)
 
-def _for_no_compiler(step: Callable[..., Any]) -> Callable[..., Any]:
-    """As torch wraps an optimizer's step, but for breaks of graphs that a compiler records."""
-
-    @wraps(step)
-    def wrapped(optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
-        with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
-            return step(optimizer, *args, **options)
-
-    return wrapped
-
-
-_spare_compiler()
+    wrapped = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    return type(
+        optimizer.__name__, (optimizer,), {"step": step, **{n: inspect.unwrap(getattr(optimizer, n)) for n in wrapped}}
+    )
 
 
 def make_optimizer(settings: TrainingSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -46,6 +38,8 @@ def make_optimizer(settings: TrainingSettings, parameters: list[nn.Parameter]) -
     options: dict[str, Any] = {"fused": True} if settings.optimizer in _FUSED else {}
     options |= {"lr": settings.learning_rate, **settings.optimizer_options}
     factory = OPTIMIZERS.find(settings.optimizer, "workload.optimizer")
+    if settings.optimizer in OPTIMIZERS:  # torch's own
+        factory = _without_compiler(factory)
     optimizer: torch.optim.Optimizer = _made(factory, parameters, options, "workload.optimizer_options")
     return optimizer
 
