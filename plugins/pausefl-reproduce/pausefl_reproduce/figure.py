@@ -117,7 +117,7 @@ def _draw_rounds(summary: StoredSummary) -> Figure:
         _band(axes, summary["series"][name]["accuracy_by_round"], look, name)
     axes.set(title="Accuracy by round", xlabel="round", ylabel="test accuracy", xlim=(0, None))
     percent_axis(axes)
-    axes.legend(loc="lower right", handlelength=3.2)
+    figure.legend(loc="outside right center", handlelength=3.2)
     return figure
 
 
@@ -134,7 +134,7 @@ def _draw_selections(summary: StoredSummary) -> Figure:
         axes.xaxis.get_major_locator().set_params(integer=True)
     panels[0].set_ylabel("rounds in which it was chosen")
     handles = [Line2D([], [], color=_ROLES[role], linewidth=6) for role in ("relevant", "irrelevant")]
-    panels[-1].legend(handles, ["relevant", "irrelevant"], loc="upper right")
+    figure.legend(handles, ["relevant", "irrelevant"], loc="outside right center")
     return figure
 
 
@@ -144,7 +144,7 @@ def _draw_newcomers(summary: StoredSummary) -> Figure:
     for name, look in policy_looks(summary["series"]).items():
         _band(axes, summary["series"][name]["newcomers"]["by_round"], look, name)
     axes.set(title="Newcomers chosen", xlabel="round", ylabel="newcomers a round", xlim=(0, None), ylim=(0, None))
-    axes.legend(handlelength=3.2)
+    figure.legend(loc="outside right center", handlelength=3.2)
     return figure
 
 

@@ -16,6 +16,7 @@ from pausefl.results.figures import Figures
 from pausefl.results.labels import LabelCounts, clients_labels
 from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latency_unit, time_axis
 from pausefl.results.report import group_plots, learning_plots
+from pausefl.results.report.comparison.figure import ABOVE
 from pausefl.results.report.group_plots import ChoicesByGroup
 from pausefl.results.report.learning import Learning, learning
 from pausefl.results.report.style import (
@@ -197,7 +198,7 @@ def labels(held: LabelCounts) -> Figure:
     axes.grid(axis="x")
     axes.set_ylim(n_clients - 0.4, -0.6)
     axes.set_xlim(-0.6, classes - 0.4)
-    axes.locator_params(axis="x", integer=True, nbins=min(classes, 20))
+    axes.set_xticks(range(0, classes, -(-classes // 20)))
     name_places(axes.yaxis, held.client_ids, fontsize=7)
     return figure
 
@@ -233,7 +234,7 @@ def latency(run: RunData) -> Figure:
     by_exchange.text(0.03, 0.97, _out_of(len(drawn_s)), transform=by_exchange.transAxes, va="top", **_NOTE)
     by_exchange.set(xlim=(0, limit_s), ylim=(0, limit_s), aspect="equal")
     by_exchange.locator_params(nbins=5)
-    by_exchange.legend(loc="lower right")
+    figure.legend(**ABOVE)
     return figure
 
 
@@ -256,7 +257,6 @@ def _latency_by_client(axes: Axes, run: RunData, drawn_s: FloatArray, measured_s
         axes.plot(ping_s, "_", markersize=size + 2, color=MUTED.light, label="ping, idle")
     _label(axes, "Latency of each client", "client, by drawn delay", _in_seconds(run, "median and 10–90 %"))
     axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left")
     name_clients(axes, ids[order])
 
 

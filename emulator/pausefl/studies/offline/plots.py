@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pausefl.experiment.measured.censoring import equal_values
+from pausefl.results.report.comparison.figure import ABOVE
 from pausefl.results.report.style import RC, SERIES, new_figure, whisker
 from pausefl.studies.offline.fitting import as_written
 from pausefl.studies.offline.latency_fit import LatencyFit
@@ -71,5 +72,5 @@ def draw_replay(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]])
         axes.plot(number, waited_s.cumsum(), "--", color=SERIES[1].light, label=f"{summary['policy']}, estimated")
         middle, half = whisker(total["low"], total["high"])
         axes.errorbar(number[-1:], middle, half, color=SERIES[1].light, capsize=4, label="95 % of the draws")
-        axes.legend()
+        figure.legend(**ABOVE)
     return figure

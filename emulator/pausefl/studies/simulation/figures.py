@@ -68,7 +68,7 @@ def _draw_regret(axes: Axes, result: SimulationResult) -> None:
         axes.plot(result.round, getattr(result, column), color=colour, linestyle=dash, label=label)
     draw_fits(axes, result.round, result.genie_regret)
     axes.set(title="Regret against the genie", xlabel="round", ylabel=_REGRET)
-    _legend_below(axes)
+    legend_below(axes)
 
 
 def draw_fits(axes: Axes, rounds: IntArray, regret: FloatArray) -> None:
@@ -99,10 +99,10 @@ def _draw_bounds(axes: Axes, result: SimulationResult, bounds: Mapping[str, Floa
             axes.plot(result.round, values, color=colour, linestyle=dash, label=f"{name}, where above 0")
     powers_of_ten(axes.xaxis)
     powers_of_ten(axes.yaxis)
-    _legend_below(axes)
+    legend_below(axes)
 
 
-def _legend_below(axes: Axes) -> None:
+def legend_below(axes: Axes) -> None:
     """Where it hides no curve: these cross the panel in any direction."""
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.17), borderaxespad=0, handlelength=3.2)
 

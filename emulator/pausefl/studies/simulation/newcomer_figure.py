@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from pausefl.results.report.style import DASHES, RC, SERIES, draw_bars, name_clients, powers_of_ten
 from pausefl.studies.simulation.curves import recorded_rounds
-from pausefl.studies.simulation.figures import draw_fits
+from pausefl.studies.simulation.figures import draw_fits, legend_below
 from pausefl.studies.simulation.newcomers import NewcomerResult
 
 _KINDS = {"relevant": SERIES[0].light, "irrelevant": SERIES[1].light}
@@ -25,7 +25,7 @@ def draw_newcomers(result: NewcomerResult, intervals: Iterable[tuple[int, str, i
         regret.plot(rounds[at], total[at], color=SERIES[0].light, label="regret")
         draw_fits(regret, rounds, total)
         regret.set(title="Regret against the relevant newcomers", xlabel="round", ylabel="Σ Δ of irrelevant chosen")
-        regret.legend(handlelength=3.2)
+        legend_below(regret)
         _draw_intervals(by_interval, result, list(intervals))
         _draw_selections(selections, result)
     return figure
@@ -42,7 +42,7 @@ def _draw_intervals(axes: Axes, result: NewcomerResult, rows: list[tuple[int, st
     axes.set_xscale("log")
     powers_of_ten(axes.xaxis)
     if result.insertions:
-        axes.legend()
+        legend_below(axes)
 
 
 def _draw_selections(axes: Axes, result: NewcomerResult) -> None:
