@@ -208,7 +208,7 @@ def test_an_interrupted_campaign_begins_no_further_run_and_finds_those_of_long_v
         lambda: resume_sweep(tmp_path / "s", OneByOne(Quiet())),
     ]
     for play in plays:
-        with pytest.raises(CampaignInterrupted, match=r"interrupted in run 2 of 3.*; go on with: pausefl sweep .*/s$"):
+        with pytest.raises(CampaignInterrupted, match=r"in run 2 of 3.*; go on with: pausefl sweep --resume .*/s$"):
             play()
     assert len(set(played)) == 2
     assert played[:2] == played[2:]
