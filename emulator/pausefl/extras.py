@@ -27,6 +27,8 @@ PACKAGES = {
     "opendp": ("opendp",),
     "tensorboard": ("tensorboardX",),
     "mlflow": ("mlflow",),
+    "trackio": ("trackio",),
+    "wandb": ("wandb",),
     "completion": ("shtab",),
     "notebook": ("cloudpickle",),
     "slurm": ("submitit",),

@@ -18,10 +18,7 @@ def health_routes(loop: asyncio.AbstractEventLoop, trouble: Trouble, not_ready: 
 
     A process is healthy while its event loop turns and it has no `trouble`; it is ready when nothing is `not_ready`.
     """
-    return {
-        "/healthz": lambda _: _answer(trouble() or _stalled(loop)),
-        "/readyz": lambda _: _answer(not_ready()),
-    }
+    return {"/healthz": lambda _: _answer(trouble() or _stalled(loop)), "/readyz": lambda _: _answer(not_ready())}
 
 
 def _stalled(loop: asyncio.AbstractEventLoop) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 import pausefl
 from pausefl.runtime.observers import Observed, Observer, load_observers, observed
-from pausefl.runtime.observers.figures import figures
+from pausefl.runtime.observers.base import figures
 from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent, RollCall, RoundCommitted, from_line
 from rigs.command import played, synthetic
 from rigs.refusals import refused
@@ -152,7 +152,7 @@ def test_one_that_takes_for_ever_holds_up_nothing(tmp_path: Path, monkeypatch: p
     ("name", "complaint"),
     [
         ("tensorbord", 'experiment.observers: "tensorbord": did you mean tensorboard?'),
-        ("nothing", 'must be one of mlflow, tensorboard, or "module:name"'),
+        ("nothing", 'must be one of mlflow, tensorboard, trackio, wandb, or "module:name"'),
         ("no_such_module:Noting", "cannot be imported (ModuleNotFoundError: No module named 'no_such_module')"),
         ("test_observers:unmakeable", '"test_observers:unmakeable": cannot be made: LookupError: no such thing ('),
         ("test_observers:Deaf", '"test_observers:Deaf": its `begin` must take (run_dir, settings);'),
@@ -201,6 +201,21 @@ def test_mlflow_gets_parameters_metrics_and_the_outcome(tmp_path: Path, monkeypa
     history = client.get_metric_history(found.info.run_id, "total_latency_s")
     assert [(metric.step, metric.value) for metric in history] == [(1, 0.5), (2, 1.0)]
     assert found.info.status == "FAILED"  # it never said how it ended
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_trackers_get_settings_and_figures_offline(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "TRACKIO_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(key, value)
+    pytest.importorskip(name)  # trackio reads its variable once
+    shown: list[ProgressEvent] = []
+    with Observed(shown.append, load_observers([name]), tmp_path, SETTINGS) as seen:
+        seen.show(a_round(1))
+        seen.show(ModelEvaluated(1, "test", 0.75, None))
+    assert not [event for event in shown if isinstance(event, Notice)], "an observer that failed is told of"
+    kept = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    for text in ("accuracy/test", "total_latency_s", "experiment", tmp_path.name):
+        assert text.encode() in kept
 
 
 @pytest.mark.slow

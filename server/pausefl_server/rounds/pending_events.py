@@ -102,10 +102,7 @@ class PendingEvents:
         kept = self._events[place]
         greater = max((kept, event), key=lambda e: e.released)
         self._events[place] = replace(
-            kept,
-            count=kept.count + event.count,
-            released=greater.released,
-            epsilon_spent=greater.epsilon_spent,
+            kept, count=kept.count + event.count, released=greater.released, epsilon_spent=greater.epsilon_spent
         )
 
     def _add_coming_or_going(self, event: LogEvent) -> None:

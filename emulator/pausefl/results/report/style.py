@@ -141,10 +141,7 @@ def rendered(figure: Figure, kind: str) -> bytes:
 
 
 def write_picture(
-    path: Path,
-    draw: Callable[[], Figure | None],
-    figures: Figures | None = None,
-    kinds: Sequence[str] = ("png", "pdf"),
+    path: Path, draw: Callable[[], Figure | None], figures: Figures | None = None, kinds: Sequence[str] = ("png", "pdf")
 ) -> bytes | None:
     """Draw a figure, write it to PATH.KIND for each kind and return the first file's bytes.
 

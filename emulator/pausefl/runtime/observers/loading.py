@@ -13,6 +13,8 @@ from pausefl_proto.errors import ConfigError
 OBSERVERS: Mapping[str, str] = {
     "mlflow": "pausefl.runtime.observers.mlflow:MLflow",
     "tensorboard": "pausefl.runtime.observers.tensorboard:TensorBoard",
+    "trackio": "pausefl.runtime.observers.wandb:Trackio",
+    "wandb": "pausefl.runtime.observers.wandb:WandB",
 }
 """The observers built in: each needs the extra of its name."""
 _KEY = "experiment.observers"

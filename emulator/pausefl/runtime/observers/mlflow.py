@@ -8,8 +8,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
-from pausefl.runtime.observers.base import Observer
-from pausefl.runtime.observers.figures import figures
+from pausefl.runtime.observers.base import Observer, figures
 from pausefl_process.events import Finished, ProgressEvent
 
 _EXPERIMENT = "pausefl"

@@ -6,8 +6,7 @@ from typing import Any
 
 from tensorboardX import SummaryWriter
 
-from pausefl.runtime.observers.base import Observer
-from pausefl.runtime.observers.figures import figures
+from pausefl.runtime.observers.base import Observer, figures
 from pausefl_process.events import ProgressEvent
 
 
