@@ -99,6 +99,10 @@ def commands() -> list[str]:
     return list(sub.choices)
 
 
+STORIES = {"docs/own-fleet.md", "docs/own-policy.md"}
+"""Typed from start to end by test_stories."""
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A reader's folder, with the files that snippets name: modules shown in a document, and measured delays."""
@@ -133,7 +137,9 @@ def test_toml_snippets_are_parts_of_experiments(page: str, folder: Path) -> None
         check_policies(parse_experiment(text))
 
 
-@pytest.mark.parametrize("text", [pytest.param(text, id=page) for page, text in longest(snippets("python"))])
+@pytest.mark.parametrize(
+    "text", [pytest.param(text, id=page) for page, text in longest(snippets("python")) if page not in STORIES]
+)
 @pytest.mark.slow
 def test_a_python_snippet_runs(text: str, folder: Path) -> None:
     for shown, run in SMALLER.items():
