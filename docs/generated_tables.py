@@ -47,6 +47,8 @@ TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("benchmarks-processor", "../benchmarks/peers.md", "benchmarks.jsonl", peers.cpu_table),
     ("benchmarks-memory", "../benchmarks/peers.md", "benchmarks.jsonl", peers.memory_table),
     ("benchmarks-training", "../benchmarks/peers.md", "benchmarks.jsonl", peers.training_table),
+    ("simulators-session", "../benchmarks/peers.md", "simulators.jsonl", peers.session_table),
+    ("simulators", "../benchmarks/peers.md", "simulators.jsonl", peers.simulators_table),
     ("benchmarks-elsewhere-session", "../benchmarks/peers.md", "benchmarks-elsewhere.jsonl", peers.machine_line),
     ("benchmarks-elsewhere-rounds", "../benchmarks/peers.md", "benchmarks-elsewhere.jsonl", peers.round_table),
     ("benchmarks-elsewhere-ratios", "../benchmarks/peers.md", "benchmarks-elsewhere.jsonl", peers.ratio_table),
