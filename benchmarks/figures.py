@@ -5,8 +5,8 @@ python -m benchmarks.figures fedts-fig7 --jobs 2      one figure, two runs at a 
 python -m benchmarks.figures --merge FILE             take over what another machine has played, and write the page
 
 Each finished run is kept as a line of docs/results/reproduce/NAME.runs.jsonl, so that an interrupted queue goes on
-where it stopped. A figure is written anew from the seeds that all its series have. With `--out FILE` all lines go into
-that file, and no page is written: for `make figures-gpu` on a lent machine.
+where it stopped. A figure is written anew from the seeds that all its played series have. With `--out FILE` all lines
+go into that file, and no page is written: for `make figures-gpu` on a lent machine.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def main() -> int:
         if options.merge:
             lines.add(read_lines(options.merge))
         else:
-            play(names, lines, options.jobs, options.device)
+            play(names, lines, options.jobs, options.device, options.series)
     except CampaignInterrupted:
         print("figures: interrupted; the same command goes on", file=sys.stderr)
     except PauseflError as error:
@@ -173,22 +173,22 @@ def request_of(name: str) -> Request:
     return Request(figure, series, wanted.seeds, "full", ("experiment.clock=virtual", *wanted.set), RUNS / name)
 
 
-def missing(names: Sequence[str], lines: Lines) -> Iterator[tuple[str, str, Planned]]:
-    """Entry, series and run of all that is not kept: entry by entry, seed by seed."""
+def missing(names: Sequence[str], lines: Lines, only: Sequence[str] = ()) -> Iterator[tuple[str, str, Planned]]:
+    """Entry, series and run of all that is not kept, or of these series alone: entry by entry, seed by seed."""
     for name in names:
         request = request_of(name)
         kept = {series: lines.runs(name, series) for series in request.series}
         for series, run in planned(request, {series: request.experiment(series) for series in request.series}):
-            if run.experiment.experiment.seed not in kept[series]:
+            if run.experiment.experiment.seed not in kept[series] and (not only or series in only):
                 yield name, series, Planned(f"{name}/{run.name}", run.experiment)
 
 
-def play(names: Sequence[str], lines: Lines, jobs: int, device: str) -> None:
+def play(names: Sequence[str], lines: Lines, jobs: int, device: str, only: Sequence[str] = ()) -> None:
     """Play what is missing, and keep each run as it ends. CampaignInterrupted when a signal ends it.
 
     A run that fails is told of with the end of its server's log, and taken up again once.
     """
-    left = {run.name: (name, series, run) for name, series, run in missing(names, lines)}
+    left = {run.name: (name, series, run) for name, series, run in missing(names, lines, only)}
     began_s, again = time.monotonic(), set[str]()
     runs = [run for _, _, run in left.values()]
     devices = _fastest(runs, jobs) if device == "fastest" and runs else {}
@@ -304,13 +304,13 @@ def _fastest(runs: Sequence[Planned], jobs: int) -> dict[str, str]:
 
 
 def write_figures(names: Sequence[str], lines: Lines) -> None:
-    """Write the summary of each figure from the seeds that all its series have, and the page."""
+    """Write the summary of each figure from the seeds that all its played series have, and the page."""
     for name in (name for name in names if not PLAN.get(name, Wanted()).of):
         request = request_of(name)
-        played = {series: lines.runs(name, series) for series in request.series}
-        if seeds := sorted(set.intersection(*(set(runs) for runs in played.values()))):
+        played = {series: runs for series in request.series if (runs := lines.runs(name, series))}
+        if seeds := sorted(set.intersection(*(set(runs) for runs in played.values())) if played else ()):
             found = {series: [runs[seed] for seed in seeds] for series, runs in played.items()}
-            summary = summary_of(replace(request, seeds=len(seeds)), found)
+            summary = summary_of(replace(request, series=tuple(found), seeds=len(seeds)), found)
             if len(seeds) >= _seeds_of(KEPT / f"{name}.json"):
                 write_durably(KEPT / f"{name}.json", as_text(summary))
     write_page(KEPT.parents[1])
@@ -325,6 +325,7 @@ def _seeds_of(file: Path) -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser("figures", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", help="these alone, in this order; default: all of the plan")
+    parser.add_argument("--series", type=lambda text: text.split(","), default=[], help="play these alone: a,b")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
     parser.add_argument("--device", choices=("cpu", "cuda", "fastest"), default="cpu")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the lines here, and write no page")
