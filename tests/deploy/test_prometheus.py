@@ -1,17 +1,32 @@
-"""deploy/prometheus: promtool finds the configuration sound and the rules right, and every alert can be acted upon."""
+"""Prometheus and Grafana: configuration, rules and dashboards are sound, and every query finds data in a real run."""
 
 import functools
 import json
+import math
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
 
+from pausefl.certificates import make_certificates
 from rigs.places import ROOT
+from rigs.ports import free_port
+from rigs.waiting import wait_for
 
 FOLDER = ROOT / "deploy/prometheus"
 CONFIGURATIONS = ["prometheus.yml", "files.yml", "kubernetes.yml"]
@@ -128,3 +143,300 @@ def test_in_kubernetes_our_annotated_ports_are_scraped_and_named(tmp_path: Path)
     assert (server["job"], server["instance"]) == ("pausefl-server", "lab/server-0")
     assert "run" not in clients.keys() | server.keys(), "they say it themselves"
     assert (clients["__metrics_path__"], server["__metrics_path__"]) == ("/metrics", "/else")
+
+
+DEPLOY = ROOT / "deploy"
+NAMES = ["overview", "latency", "privacy"]
+EXPERIMENT = """
+experiment.rounds = 100_000
+clients = { count = 4, per_process = 2 }
+selection.m = 2
+privacy = { epsilon_budget = 10.0, eta = 0.01, epsilon_floor = 1e-5 }
+latency.delay = { kind = "exponential", mean_s = 0.02 }
+workload.max_steps = 1
+evaluation.every = 5
+metrics.client_port = 0
+asynchronous = { concurrency = 2, buffer = 1 }
+"""
+
+# What compares series of one moment is not known once a run is over, nor is how many clients should be there.
+OF_NOW = {"privacy: Ledgers apart: A", "privacy: Time until budgets end: A", "overview: Clients: B"}
+# Where nothing is the matter, they say so.
+MAY_BE_EMPTY = {"overview: Alerts: A", "overview: Suspect rounds by reason: A"}
+
+
+@functools.cache
+def dashboard(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DEPLOY / f"grafana/dashboards/{name}.json").read_text("utf-8"))
+    return found
+
+
+def panels_of(name: str) -> list[dict[str, Any]]:
+    """The panels of a dashboard, without the titles of its rows."""
+    return [panel for panel in dashboard(name)["panels"] if panel["type"] != "row"]
+
+
+def expressions(*, instant: bool) -> dict[str, str]:
+    """Every query of every panel that is asked for one moment, or over a range."""
+    return {
+        f"{name}: {panel['title']}: {target['refId']}": target["expr"]
+        for name in NAMES
+        for panel in panels_of(name)
+        for target in panel["targets"]
+        if bool(target.get("instant")) == instant
+    }
+
+
+def recorded() -> dict[str, str]:
+    """Every recorded rule but the limit on ε, which is none as it comes."""
+    groups = yaml.safe_load((DEPLOY / "prometheus/recording.yml").read_text("utf-8"))["groups"]
+    names = {rule["record"] for group in groups for rule in group["rules"]} - {"unit:pausefl_epsilon_limit:constant"}
+    return {name: name for name in names}
+
+
+def substituted(text: str, variables: dict[str, str]) -> str:
+    for name, value in variables.items():
+        text = text.replace(f"${name}", value)
+    assert "$" not in text, text
+    return text
+
+
+def variables_of(name: str) -> dict[str, str]:
+    """The query of each variable."""
+    listed = dashboard(name)["templating"]["list"]
+    return {v["name"]: v["query"]["query"] for v in listed if v["type"] == "query"}
+
+
+def test_the_committed_dashboards_are_what_the_code_builds(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, DEPLOY / "grafana/build.py", tmp_path], check=True)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == sorted(NAMES)
+    for name in NAMES:
+        built = json.loads((tmp_path / f"{name}.json").read_text("utf-8"))
+        assert built == dashboard(name), "run deploy/grafana/build.py"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_panels_do_not_overlap(name: str) -> None:
+    places = [panel["gridPos"] for panel in dashboard(name)["panels"]]
+    assert all(p["x"] >= 0 and p["x"] + p["w"] <= 24 for p in places)
+    for a, b in combinations(places, 2):
+        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+        assert beside or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dashboards_share_their_variables_and_link_to_each_other(name: str) -> None:
+    made = dashboard(name)
+    assert set(variables_of(name)) == {"run", "client", "unit"}
+    (link,) = made["links"]
+    assert (made["uid"], link["tags"], made["tags"]) == (f"pausefl-{name}", ["pausefl"], ["pausefl"])
+    assert (link["includeVars"], link["keepTime"]) == (True, True)
+    for uid in re.findall(r'"/d/([\w-]+)', json.dumps(made)):
+        assert uid in {f"pausefl-{other}" for other in NAMES}
+
+
+def test_numbers_and_tables_are_of_the_range_chosen_and_never_made_up() -> None:
+    """A run that is over can be read, and what is not known is not 0."""
+    instant = expressions(instant=True)
+    assert len(instant) > 25
+    for place, expr in instant.items():
+        assert "vector(0)" not in expr
+        assert "[$__range]" in expr or place in OF_NOW, place
+
+
+def rates() -> list[Any]:
+    """Every query of a rate, with the time Grafana takes it over: four of the query's steps, or of the scrapes'."""
+    text = (DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text("utf-8")
+    (source,) = yaml.safe_load(text)["datasources"]
+    found = []
+    for name in NAMES:
+        for panel in panels_of(name):
+            for target in panel["targets"]:
+                if "$__rate_interval" in target["expr"]:
+                    step_s = int((target.get("interval") or source["jsonData"]["timeInterval"]).removesuffix("s"))
+                    chosen = {"__rate_interval": f"{4 * step_s}s", "run": "a"}
+                    expr = substituted(target["expr"], chosen)
+                    found.append(pytest.param(expr, id=f"{name}: {panel['title']}: {target['refId']}"))
+    return found
+
+
+def exchanges_every(period_s: int, expr: str) -> list[dict[str, str]]:
+    """What a query asks for, counting up by one so often for five minutes, as promtool takes it."""
+    values = " ".join(str(at_s // period_s) for at_s in range(300))
+    names = set(re.findall(r"(?:pausefl|process)_\w+", expr))
+    labels = ['le="0.1",', 'le="+Inf",', 'part="download",', 'part="injected_up",', 'direction="up",']
+    return [{"series": f'{name}{{{label}run="a"}}', "values": values} for name in names for label in labels]
+
+
+@pytest.mark.parametrize(("period_s", "always"), [(10, True), (45, False)])
+@pytest.mark.parametrize("expr", rates())
+def test_slow_rounds_leave_no_gaps(expr: str, period_s: int, always: bool, tmp_path: Path) -> None:
+    """Even where rounds take longer than rates reach back, none is a NaN, in which a line would end."""
+    least = 120 if always else 1
+    expected: dict[str, list[dict[str, Any]]] = {
+        f"min(count_over_time(({expr})[2m:1s])) >= bool {least}": [{"labels": "{}", "value": 1}],
+        f"count_over_time((({expr}) != ({expr}))[2m:1s])": [],
+    }
+    checks = [{"eval_time": "4m", "expr": asked, "exp_samples": found} for asked, found in expected.items()]
+    series = exchanges_every(period_s, expr)
+    test = {"interval": "1s", "input_series": series, "promql_expr_test": checks}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [test]}), "utf-8")
+    done = promtool("test", "rules", tmp_path / "test.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Prometheus:
+    """A real one, that scrapes a real run."""
+
+    def __init__(self, folder: Path, targets: Path) -> None:
+        config = {
+            "global": {"scrape_interval": "250ms", "evaluation_interval": "250ms"},
+            "rule_files": [str(DEPLOY / "prometheus/recording.yml"), str(DEPLOY / "prometheus/alerts.yml")],
+            "scrape_configs": [
+                {"job_name": "pausefl", "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}]}
+            ],
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config), "utf-8")
+        self.address = f"127.0.0.1:{free_port()}"
+        self._log = (folder / "prometheus.log").open("w")
+        options = {
+            "config.file": folder / "prometheus.yml",
+            "storage.tsdb.path": folder / "tsdb",
+            "web.listen-address": self.address,
+        }
+        command = ["prometheus", *(f"--{name}={value}" for name, value in options.items())]
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """The data of the API's answer; its error is raised."""
+        url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(error.read().decode()) from error
+
+    def is_ready(self) -> bool:
+        """Whether it answers queries yet."""
+        try:
+            urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=10).close()
+        except urllib.error.URLError:
+            return False
+        return True
+
+    def values(self, expr: str) -> list[float]:
+        """What an instant query finds."""
+        return [float(found["value"][1]) for found in self.ask("query", query=expr)["result"]]
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(10)
+        self._log.close()
+
+
+def certified(folder: Path) -> list[str]:
+    make_certificates(folder / "certs", ["127.0.0.1"], [])
+    files = {"certificate": "server.pem", "key": "server.key", "ca": "ca.pem"}
+    return [f"--set=tls.{key}={folder / 'certs' / name}" for key, name in files.items()]
+
+
+@contextmanager
+def playing(folder: Path, name: str, *settings: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A run, clients and all, that goes on for as long as the block does; Prometheus is told where it is."""
+    (folder / "tiny.toml").write_text(EXPERIMENT, "utf-8")
+    command = ["run", str(folder / "tiny.toml"), "--run-dir", str(folder / name), *settings]
+    with (
+        (folder / f"{name}.log").open("wb") as log,
+        subprocess.Popen([sys.executable, "-m", "pausefl", *command], stdout=log, stderr=subprocess.STDOUT) as running,
+    ):
+        try:
+            wait_for((folder / name / "targets.json").exists, "the targets", running=running)
+            (folder / "targets" / f"{name}.json").symlink_to(folder / name / "targets.json")
+            yield running
+        finally:
+            running.kill()
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
+    if shutil.which("prometheus") is None:
+        pytest.skip("Prometheus is not installed")
+    (tmp_path / "targets").mkdir()
+    scraping = Prometheus(tmp_path, tmp_path / "targets/*.json")
+    try:
+        wait_for(scraping.is_ready, "Prometheus")
+        yield scraping
+    finally:
+        scraping.close()
+
+
+def choose(prometheus: Prometheus, runs: str) -> dict[str, str]:
+    """A value for each variable, found as Grafana finds it, and what Grafana knows of by itself."""
+    chosen = {"__rate_interval": "5s", "__range": "600s", "run": runs}
+    for name, query in variables_of("overview").items():
+        series, label = re.fullmatch(r"label_values\((.*), (\w+)\)", query).groups()  # type: ignore[union-attr]
+        values = prometheus.ask(f"label/{label}/values", **{"match[]": substituted(series, chosen)})
+        assert values, f"the variable {name} has no values"
+        if name != "run":
+            chosen[name] = "|".join(values) if name == "client" else values[0]
+    return chosen
+
+
+def without_data(prometheus: Prometheus, chosen: dict[str, str], *, is_played: bool) -> list[str]:
+    """Which queries find no number: of tiles and tables now, of curves in the last ten minutes."""
+    instant = {**expressions(instant=True), **(recorded() if is_played else {})}
+    found = {place: prometheus.values(asked(expr, chosen)) for place, expr in instant.items()}
+    empty = [place for place, values in found.items() if not any(map(math.isfinite, values))]
+    now_s = time.time()
+    span = {"start": str(now_s - 600), "end": str(now_s), "step": "1s"}
+    for place, expr in expressions(instant=False).items():
+        curves = prometheus.ask("query_range", query=asked(expr, chosen), **span)["result"]
+        if not any(math.isfinite(float(value)) for series in curves for _, value in series["values"]):
+            empty.append(place)
+    silent = MAY_BE_EMPTY if is_played else MAY_BE_EMPTY | OF_NOW
+    return [place for place in empty if place not in silent]
+
+
+def asked(expr: str, chosen: dict[str, str]) -> str:
+    """The query as Grafana sends it; a dashboard of one run has the first of those chosen."""
+    one = expr.replace('run="$run"', f'run="{chosen["run"].partition("|")[0]}"')
+    return substituted(one, chosen)
+
+
+def wait_until_all_is_shown(prometheus: Prometheus, chosen: dict[str, str]) -> None:
+    """Rates want a few scrapes to go by, accuracies a model that was evaluated."""
+    until = time.monotonic() + 60
+    while (empty := without_data(prometheus, chosen, is_played=True)) and time.monotonic() < until:
+        time.sleep(0.5)
+    assert empty == [], "\n".join(empty)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_every_query_finds_data_during_after_and_between_runs(prometheus: Prometheus, tmp_path: Path) -> None:
+    def is_scraped(run: str) -> Callable[[], object]:
+        return lambda: prometheus.values(f'count(pausefl_client_selections_total{{run="{run}"}}) == 4')
+
+    with playing(tmp_path, "first", "--set=server.mode=asynchronous", *certified(tmp_path)) as running:
+        wait_for(is_scraped("first"), "the first scrape", running=running)
+        chosen = choose(prometheus, "first")
+        for expr in [*expressions(instant=True).values(), *expressions(instant=False).values()]:
+            promql_parser.parse(substituted(expr, chosen))
+        wait_until_all_is_shown(prometheus, chosen)
+        running.send_signal(signal.SIGINT)
+        running.wait(60)
+    wait_for(lambda: not prometheus.values("pausefl_round"), "the end of the first run in Prometheus")
+    assert without_data(prometheus, chosen, is_played=False) == []
+    rounds = 'max by (run) (last_over_time(pausefl_round{run=~"first|second"}[10m]))'
+    (of_first,) = prometheus.values(rounds)
+    with playing(tmp_path, "second") as running:
+        wait_for(is_scraped("second"), "the second run", running=running)
+        wait_until_all_is_shown(prometheus, choose(prometheus, "second|first"))
+        assert without_data(prometheus, chosen, is_played=False) == [], "the first run still answers"
+        played = prometheus.values(rounds)
+        assert len(played) == 2, "neither continues the other"
+        assert of_first in played
+        assert prometheus.values('count({__name__=~"pausefl_.+|process_.+",run=""})') == []
+        if drawings := os.environ.get("PAUSEFL_DRAWN_BOARDS"):
+            draw = (sys.executable, str(DEPLOY / "grafana/draw.py"), f"http://{prometheus.address}")
+            subprocess.run([*draw, drawings, "first|second"], check=True)

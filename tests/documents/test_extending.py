@@ -1,5 +1,6 @@
-"""Code of one's own: the documented examples in one run, where modules are found, how errors are told, objects."""
+"""Code of one's own: documented examples, where modules are found, how errors are told, objects, a contribution."""
 
+import os
 import re
 import sys
 import threading
@@ -24,7 +25,8 @@ from pausefl_proto.errors import PauseflError
 from pausefl_server.model.aggregation import Aggregation, AggregationRule
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, Optimizer
-from rigs.command import played, run, summary_of
+from rigs.command import played, python, run, summary_of
+from rigs.package import copied_sources
 from rigs.places import ROOT
 
 DOCUMENT = ROOT / "docs/extending.md"
@@ -288,3 +290,54 @@ def test_python_path_is_relative_to_the_file(folder: Path) -> None:
 def test_parameters_of_a_built_in_rule_are_sent_to_their_table() -> None:
     with pytest.raises(pausefl.ConfigError, match=r'= "trimmed-mean"; its parameters belong in \[aggregation\]$'):
         pausefl.load("demo", {"aggregation.rule": {"kind": "trimmed-mean", "harmfull": 1}})
+
+
+POLICY = '''"""The clients chosen least often: a policy for the test of the recipe."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pausefl_server.selection.base import Context, Policy, Selection
+from pausefl_server.selection.terms import rows_in_tie_order
+
+
+@dataclass(frozen=True)
+class Rarest(Policy):
+    """Chooses the m eligible clients that were chosen least often."""
+
+    patience_s: float = 1.0
+    """How long the test of the recipe waits."""
+
+    def select(self, state: Any, context: Context) -> Selection:
+        rows = rows_in_tie_order(context)
+        order = np.argsort(context.table.chosen[rows], kind="stable")
+        return Selection(np.sort(rows[order[: self.m]]))
+'''
+SELECTION = Path("server/pausefl_server/selection")
+
+
+@pytest.mark.end_to_end
+def test_a_policy_that_is_named_alone_comes_under_contract_and_into_the_reference(tmp_path: Path) -> None:
+    copied_sources(tmp_path)
+    (tmp_path / SELECTION / "policies/rarest.py").write_text(POLICY, "utf-8")
+    named = tmp_path / SELECTION / "__init__.py"
+    text, count = re.subn(
+        r'(        "fastest": Fastest,\n)',
+        r'\1        "rarest": "pausefl_server.selection.policies.rarest:Rarest",\n',
+        named.read_text("utf-8"),
+    )
+    assert count == 1
+    named.write_text(text, "utf-8")
+
+    contract = printed_in(tmp_path, "-m", "pytest", "-q", "tests/server/test_policies.py", "-k", "rarest")
+    assert int(re.findall(r"(\d+) passed", contract)[0]) > 10
+    printed_in(tmp_path, "docs/write_reference.py")
+    assert "`patience_s`" in (tmp_path / "docs/reference/configuration.md").read_text("utf-8")
+
+
+def printed_in(checkout: Path, *arguments: str) -> str:
+    """What a Python command prints that uses the packages of that checkout."""
+    packages = [str(checkout / package) for package in ("proto", "process", "server", "client", "emulator")]
+    return python(*arguments, cwd=checkout, PYTHONPATH=os.pathsep.join(packages))

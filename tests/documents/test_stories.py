@@ -1,8 +1,10 @@
-"""The pages that tell a task from start to end: all that they show is typed in order, in a folder with the examples."""
+"""What a reader types: the pages that tell a task from start to end, and each example as its README says."""
 
 import ast
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,10 +15,12 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 
-from rigs.command import kill_group, python
+import pausefl
+from rigs.command import kill_group, python, run, summary_of
 from rigs.places import ROOT
 from rigs.ports import free_port
 
@@ -134,3 +138,102 @@ def reading(folder: Path, smaller: Mapping[str, str]) -> Iterator[Reader]:
 def test_a_page_can_be_typed_from_start_to_end(page: str, smaller: dict[str, str], tmp_path: Path) -> None:
     with reading(tmp_path, {**smaller, "50051": str(free_port())}) as reader:
         reader.follow((ROOT / page).read_text("utf-8"))
+
+
+EXAMPLES = ROOT / "examples"
+FOLDERS = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir())
+
+
+def played(example: str, folder: Path, *small: str) -> pausefl.Run:
+    """A finished run of an example, and nothing failed in it."""
+    all_of_them = ("latency.time_scale=0.05", "evaluation.every=2", "clients.per_process=4", *small)
+    settings = [f"--set={setting}" for setting in all_of_them]
+    done = run("run", EXAMPLES / example / "experiment.toml", "--run-dir", folder / "run", *settings)
+    assert done.returncode == 0, done.stderr
+    found = pausefl.open(folder / "run")
+    assert not found.summary.get("failures")
+    return found
+
+
+def executed(code: str, folder: Path) -> str:
+    """What a program prints, run in a folder with the environment of the tests."""
+    return python("-W", "error", "-c", code, cwd=folder, MPLBACKEND="agg")
+
+
+def smaller(code: str) -> str:
+    """The same program with fewer rounds, clients and runs."""
+    clients = re.sub(r'"clients.count": \d+', '"clients.count": 3, "clients.per_process": 3', code)
+    return re.sub(r"(rounds|ROUNDS) = .*", r"\1 = 2", clients).replace("[0.0, 5.0]", "[0.0]")
+
+
+def test_the_index_names_every_example_and_how_it_is_run() -> None:
+    text = (EXAMPLES / "README.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| \[\w+\]\((\w+)/[^)]*\) \|.*\| `([^`]+)` \|$", text, re.MULTILINE))
+    assert sorted(rows) == FOLDERS
+    for folder, command in rows.items():
+        named = [word for word in shlex.split(command) if "examples/" in word]
+        assert named
+        assert all((ROOT / word).exists() and folder in word for word in named)
+
+
+@pytest.mark.slow
+def test_a_policy_with_a_memory_comes_to_prefer_fast_clients(tmp_path: Path) -> None:
+    """By then each of six clients was chosen: what comes after rests on the memory alone."""
+    small = ("experiment.rounds=8", "clients.count=6", "workload.model=synthetic", "latency.time_scale=0.02")
+    found = played("policy", tmp_path, *small, "selection.moving_average:MovingAverage.exploration=0.0")
+    assert found.summary["policy"] == "moving_average:MovingAverage"
+    chosen = found.columns("choices")
+    early = set(chosen["client_id"][chosen["round"] <= 2])
+    assert len(early) == 6
+    assert run("run", "--resume", tmp_path / "run", "--rounds", 10).returncode == 0
+    assert summary_of(tmp_path / "run")["rounds"] == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "accuracy", "parameters"),
+    [("model_and_data", 0.85, 30 * 16 + 16 + 16 * 2 + 2), ("training_method", 0.4, None)],
+)
+def test_examples_of_own_code_learn(example: str, accuracy: float, parameters: int | None, tmp_path: Path) -> None:
+    small = ("experiment.rounds=6", "clients.count=4", "selection.m=2", "privacy.enabled=false")
+    found = played(example, tmp_path, *small)
+    assert found.summary["final_accuracy"] > accuracy
+    assert parameters in {sum(array.size for array in found.model().values()), None}
+
+
+@pytest.mark.slow
+def test_an_aggregation_rule_combines(tmp_path: Path) -> None:
+    small = ("experiment.rounds=4", "clients.groups.honest.count=3", "selection.m=3", "privacy.enabled=false")
+    found = played("aggregation", tmp_path, *small)
+    assert found.summary["rounds"] == 4
+
+
+@pytest.mark.end_to_end
+def test_delays_are_those_of_the_file_in_its_order(tmp_path: Path) -> None:
+    found = played("measured_delays", tmp_path, "experiment.rounds=4", "workload.model=synthetic")
+    file = EXAMPLES / "measured_delays/pings.csv"
+    pings = np.genfromtxt(file, delimiter=",", skip_header=1, dtype=None, encoding="utf-8")
+    device_of = {f"client-{k:03}": name for k, name in enumerate(dict.fromkeys(ping[0] for ping in pings))}
+    seen = found.columns("observations")
+    drawn = seen["drawn_down_s"] + seen["drawn_up_s"]
+    for client, round_, drawn_s in zip(seen["client_id"], seen["round"], drawn, strict=True):
+        measured = [ms for device, ms in pings if device == device_of[client]]
+        assert drawn_s == pytest.approx(0.05 * measured[round_ - 1] / 1000, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_a_sweep_draws_a_picture(tmp_path: Path) -> None:
+    out = executed(smaller((EXAMPLES / "sweep/sweep.py").read_text("utf-8")), tmp_path)
+    (folder,) = tmp_path.glob("runs/sweep-*")
+    assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "sweep.csv").read_text("utf-8").count("\n") == 3
+    assert str(folder.relative_to(tmp_path)) in out
+
+
+@pytest.mark.slow
+def test_a_notebooks_cells_run_in_order(tmp_path: Path) -> None:
+    notebook: dict[str, Any] = json.loads((EXAMPLES / "notebook/compare.ipynb").read_text("utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells), "clear the outputs"
+    executed(smaller("\n".join("".join(cell["source"]) for cell in cells)), tmp_path)
+    assert list(tmp_path.glob("runs/notebook/notebook.png"))

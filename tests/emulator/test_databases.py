@@ -1,29 +1,47 @@
-"""Databases that other programs use too, that were copied, or whose file system has no locks."""
+"""Logs and ledgers: shared with other programs, copied, without locks or disk, after errors, and long ones."""
 
 import asyncio
 import errno
 import fcntl
+import json
 import shutil
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pausefl.experiment.loading import parse_experiment
+from pausefl.results import reading
+from pausefl.results.reading import read_run
+from pausefl.results.report import plots
+from pausefl.results.report.comparison.why import draw_why
+from pausefl.results.report.html import run_page
+from pausefl.results.tally import RunTally
 from pausefl.runtime.client.slots import claimed_clients
-from pausefl.runtime.run_dir import made_run_dir
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN, made_run_dir, stored_experiment
 from pausefl_client.privacy.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey, verified_spend
 from pausefl_process import databases
 from pausefl_process.files import prepare_folder
 from pausefl_proto.budget import Budget
-from pausefl_proto.errors import ConfigError, LedgerError
+from pausefl_proto.errors import ConfigError, LedgerError, PauseflError
+from pausefl_proto.wire import digest
+from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.selection.policies.everyone import All
 from pausefl_server.storage.checkpoint import Checkpoint
+from pausefl_server.storage.restore import restore
 from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import CommitRound, StoreActor
 from rigs.connections import opened_connections
+from rigs.coordinator import SIZE
+from rigs.disks import full_disk
 from rigs.log import record, theta
+from rigs.refusals import refused
+from rigs.reports import summary
+from rigs.settings import server_settings
 
 BUDGET = Budget(10.0, 0.04)
 HOLDER = {"unit": "vector", "client_id": "a", "data": "digits"}
@@ -169,3 +187,177 @@ def _held_alone(path: Path) -> int:
 def _opened(path: Path) -> Ledger:
     with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
         return ledger
+
+
+CLIENTS = tuple(f"client-{k:03}" for k in range(50))
+ROUNDS = 200, 600
+BYTES_AN_OBSERVATION = 200
+"""Some twenty columns of eight bytes; as Python's objects an observation takes a kilobyte."""
+THETA = np.zeros(SIZE, np.float32)
+
+
+def records(rounds: int) -> Iterator[RoundRecord]:
+    joined = tuple(LogEvent("joined", c, n_examples=40) for c in CLIENTS)
+    for t in range(1, rounds + 1):
+        seen = tuple(
+            Observation(c, Timing(0.5 + k / 100, train_s=0.1), 0.5 + k / 100, 40, t, 0.01, 0.01 * t, drawn_up_s=0.3)
+            for k, c in enumerate(CLIENTS)
+        )
+        chosen, events = CLIENTS, joined if t == 1 else ()
+        yield RoundRecord(t, 1, chosen, None, seen, events, 1.0, float(t), 1e-4, digest(THETA))
+
+
+@pytest.fixture(scope="module")
+def run_dirs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Runs of the two lengths."""
+    return [written(tmp_path_factory.mktemp(f"{rounds}-rounds"), rounds) for rounds in ROUNDS]
+
+
+def written(run_dir: Path, rounds: int) -> Path:
+    with closing(Store(run_dir / "run.db")) as store:
+        for record in records(rounds):
+            store.commit_round(record)
+    with closing(Checkpoint(run_dir / "checkpoints")) as checkpoint:
+        checkpoint.save(rounds, THETA)
+    (run_dir / "summary.json").write_text(json.dumps(summary(rounds=rounds)))
+    (run_dir / "config.toml").write_text('[workload]\nmodel = "synthetic"\n')
+    return run_dir
+
+
+def summarised(run_dir: Path) -> None:
+    with closing(Store(run_dir / "run.db", verify=False)) as store:
+        tally = RunTally(store.log(), store.failed_attempts(), store.late_events())
+        assert tally.timing_error_s["p50"] is not None
+
+
+def reported(run_dir: Path) -> None:
+    run = read_run(run_dir)
+    figures = plots.draw_all(run)
+    assert {"latency", "breakdown", "waterfall", "releases"} <= figures.keys()
+    assert f">1–{run.summary['rounds']}<" in run_page(run, {})
+
+
+def compared(run_dir: Path) -> None:
+    assert draw_why({"pause": [read_run(run_dir)]}) is not None
+
+
+def resumed(run_dir: Path) -> None:
+    with ExitStack() as opened:
+        store = opened.enter_context(closing(Store(run_dir / "run.db")))
+        checkpoint = opened.enter_context(closing(Checkpoint(run_dir / "checkpoints")))
+        settings = server_settings(SIZE, privacy=None, rounds=1000)
+        start = restore(settings, All(50), THETA, store, checkpoint, lambda *_: None, say=lambda _: None)
+        assert start.state.table.chosen.min() == start.state.round > 0
+
+
+def peak_bytes(work: Callable[[Path], None], run_dir: Path) -> int:
+    tracemalloc.start()
+    try:
+        work(run_dir)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("work", [summarised, reported, compared, resumed])
+def test_memory_hardly_grows(
+    run_dirs: list[Path], work: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plots, "MOST_DOTS", 1000)  # of which both runs have more
+    monkeypatch.setattr(reading, "_ROWS_AT_ONCE", 1000)
+    work(run_dirs[0])  # what is imported and cached at first is no part of it
+    least, most = (peak_bytes(work, run_dir) for run_dir in run_dirs)
+    observations = (ROUNDS[1] - ROUNDS[0]) * len(CLIENTS)
+    assert (most - least) / observations < BYTES_AN_OBSERVATION
+
+
+def test_a_run_that_fails_before_anybody_came_leaves_its_logs_alone(tmp_path: Path) -> None:
+    """The same folder can be tried again once the cause is mended."""
+    run_dir = tmp_path / "run"
+    with pytest.raises(PauseflError, match="no loss"), made_run_dir(EXPERIMENT, run_dir):
+        Store(run_dir / "run.db").close()
+        for name in ("server.log", "step.json", "batched.json"):
+            (run_dir / name).write_text("made by the run\n")
+        (run_dir / "tensorboard").mkdir()
+        raise PauseflError("no loss")
+    assert [path.name for path in run_dir.iterdir()] == ["server.log"]
+    with pytest.raises(PauseflError, match="nobody answered"), made_run_dir(EXPERIMENT, run_dir):
+        with closing(Store(run_dir / "run.db")) as store:
+            store.save_late_events(1, [LogEvent("joined", "client-000")])
+        raise PauseflError("nobody answered")
+    assert (run_dir / "run.db").exists(), "what client-000 may have spent is known"
+
+
+def test_a_run_whose_log_was_taken_away_keeps_the_rest(tmp_path: Path) -> None:
+    """Whether a round was played, nobody can tell."""
+    run_dir = tmp_path / "run"
+    with pytest.raises(PauseflError, match="moved"), made_run_dir(EXPERIMENT, run_dir):
+        (run_dir / "checkpoints").mkdir()
+        (run_dir / "run.db").rename(tmp_path / "elsewhere.db")
+        raise PauseflError("moved")
+    assert (run_dir / "checkpoints").exists()
+    assert (run_dir / "config.toml").exists()
+
+
+@pytest.mark.parametrize("what", ["is empty", "is missing"])
+def test_a_run_that_has_lost_its_log_is_not_begun_anew(what: str, tmp_path: Path) -> None:
+    """Its clients' ledgers hold what they spent, of which a log begun anew would know nothing."""
+    run_dir = tmp_path / "run"
+    with made_run_dir(EXPERIMENT, run_dir):
+        (run_dir / "checkpoints").mkdir()  # as `Checkpoint` does, before the first job
+    log = run_dir / "run.db"
+    log.write_bytes(b"") if what == "is empty" else log.unlink()
+    refused = pytest.raises(ConfigError, match=r"run\.db: is missing or empty, but a run began there; restore it")
+    with refused, made_run_dir(EXPERIMENT, run_dir, resume=True):
+        pass
+    shutil.rmtree(run_dir / "checkpoints")
+    with made_run_dir(EXPERIMENT, run_dir, resume=True):
+        assert log.stat().st_size > 0
+
+
+def test_a_whole_log_that_the_disk_does_not_take_is_to_be_restored_from_no_copy(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    Store(path).close()
+    with closing(Store(path)) as store, full_disk():
+        with pytest.raises(ConfigError, match=r"run\.db: cannot be written \(.*is the disk full\?\)$"):
+            store.set_meta("colour", "red" * 100_000)
+        assert store.meta("colour") is None
+    with full_disk(), pytest.raises(ConfigError, match=r"run\.db: cannot be written \(.*is the disk full\?\)$"):
+        Store(path)
+    Store(path).close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimeoutError(),
+        ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
+        OSError(errno.EMFILE, "too many"),
+        FileExistsError(errno.EEXIST, "File exists", "/elsewhere/output"),
+        PermissionError(errno.EACCES, "denied"),
+    ],
+)
+def test_an_error_that_is_not_the_disks_is_not_laid_to_the_directory(error: OSError, tmp_path: Path) -> None:
+    with pytest.raises(type(error)) as raised, made_run_dir(EXPERIMENT, tmp_path / "run"):
+        raise error
+    assert raised.value is error
+
+
+@pytest.mark.parametrize(("number", "file"), [(errno.ENOSPC, None), (errno.EACCES, "run/run.db")])
+def test_an_error_of_the_disk_is_laid_to_the_directory(number: int, file: str | None, tmp_path: Path) -> None:
+    with refused("run: cannot be written (it failed"), made_run_dir(EXPERIMENT, tmp_path / "run"):
+        raise OSError(number, "it failed", file and str(tmp_path / file))
+
+
+def test_a_number_is_the_same_with_and_without_a_point(tmp_path: Path) -> None:
+    """Tables of free keys keep numbers as they were typed."""
+    for value, resume in ((1.0, False), (1, True)):
+        with made_run_dir(EXPERIMENT.replace({"selection.pause.alpha": value}), tmp_path / "run", resume=resume):
+            pass
+
+
+def test_the_folder_of_a_comparison_is_told_from_a_run(tmp_path: Path) -> None:
+    """`make demo` leaves one that is called after the demo, as a run would be."""
+    (tmp_path / CAMPAIGN_PLAN).touch()
+    with pytest.raises(ConfigError, match=r"holds a comparison, a sweep or a search; name one of the runs in it$"):
+        stored_experiment(tmp_path)

@@ -1,27 +1,28 @@
-"""The wheel and a package that adds a policy, installed by pip outside the repository (more: `make test-package`)."""
+"""The wheel and a package that adds a policy, installed outside the repository, and private names of libraries."""
 
 import json
 import os
+import pkgutil
 import re
 import sqlite3
 import subprocess
 import sys
 import zipfile
 from contextlib import closing, suppress
+from dataclasses import make_dataclass
 from pathlib import Path
 
 import pytest
 
 from rigs.command import synthetic
 from rigs.package import copied_sources, pip, source_files
+from rigs.places import ROOT
 from rigs.waiting import wait_for
 
 PACKAGES = ("pausefl", "pausefl_client", "pausefl_process", "pausefl_proto", "pausefl_server")
 PLUGINS = ("examples/plugin/", *(f"plugins/pausefl-{name}/" for name in ("tune", "reproduce", "audit", "hf")))
 # With what is in the environment already: nothing is fetched.
 OFFLINE = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet")
-
-pytestmark = pytest.mark.end_to_end
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,7 @@ def command(installed: Path, cwd: Path, *arguments: object) -> subprocess.Comple
     )
 
 
+@pytest.mark.end_to_end
 def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel: Path) -> None:
     sources = {name.partition("/")[2] for name in source_files()}
     wanted = {name for name in sources if name.partition("/")[0] in PACKAGES}
@@ -64,6 +66,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel: Path
         assert any(name.endswith(ending) for name in held), ending
 
 
+@pytest.mark.end_to_end
 def test_the_installed_command_is_the_wheels(installed: Path, tmp_path: Path) -> None:
     code = "import pausefl, pausefl_server; print(pausefl.__file__, pausefl_server.__file__)"
     environment = {**os.environ, "PYTHONPATH": str(installed)}
@@ -74,6 +77,7 @@ def test_the_installed_command_is_the_wheels(installed: Path, tmp_path: Path) ->
     assert "  demo\n" in listed.stdout
 
 
+@pytest.mark.end_to_end
 def test_an_installed_package_adds_a_policy_that_plays(installed: Path, tmp_path: Path) -> None:
     listed = command(installed, tmp_path, "validate", "--list").stdout
     assert re.search(r"^  equal-turns +package pausefl-equal-turns 0\.1\.0$", listed, re.MULTILINE)
@@ -85,6 +89,7 @@ def test_an_installed_package_adds_a_policy_that_plays(installed: Path, tmp_path
     assert (summary["policy"], summary["rounds"]) == ("equal-turns", 6)
 
 
+@pytest.mark.end_to_end
 def test_a_search_that_was_killed_goes_on_by_the_installed_package(installed: Path, tmp_path: Path) -> None:
     experiment, few = synthetic(tmp_path, rounds=6, clients=4, m=2), ("--trials", "20", "--seeds", "1")
     words = ("-m", "pausefl", "tune", experiment, *few, "--fresh-seeds", "2", "--run-dir", "found")
@@ -104,3 +109,28 @@ def n_tried(study: Path) -> int:
         query = "SELECT count(*) FROM trials WHERE state IN ('COMPLETE', 'PRUNED')"
         return int(database.execute(query).fetchone()[0])
     return 0
+
+
+PRIVATE = {
+    "multiprocessing.forkserver._forkserver": "multiprocessing.forkserver:_forkserver",
+    "PollerCompletionQueue._handle_events": "grpc._cython.cygrpc:PollerCompletionQueue._handle_events",
+    "torch.nn.modules.dropout._DropoutNd": "torch.nn.modules.dropout:_DropoutNd",
+    "torch._foreach_copy_": "torch:_foreach_copy_",
+    "torch._foreach_zero_": "torch:_foreach_zero_",
+}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_private_name_is_there(name: str) -> None:
+    assert pkgutil.resolve_name(PRIVATE[name]) is not None
+    assert f"`{name}`" in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("attribute", ["alive_fd", "pid", "address"])
+def test_a_fork_server_can_be_given_up(attribute: str) -> None:
+    assert hasattr(pkgutil.resolve_name(PRIVATE["multiprocessing.forkserver._forkserver"]), f"_forkserver_{attribute}")
+
+
+def test_a_dataclass_makes_its_init_of_a_text() -> None:
+    made = vars(make_dataclass("Made", ["field"]))["__init__"]
+    assert made.__code__.co_filename == "<string>"

@@ -1,5 +1,6 @@
-"""A figure beside a run never costs it: each is made to raise in turn, and is missing with its reason."""
+"""Figures beside a run: what they say of newcomers, and that one that fails is missing, with its reason."""
 
+import csv
 import importlib
 import inspect
 import io
@@ -7,8 +8,9 @@ import json
 import pkgutil
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,12 @@ from pausefl.cli.summary_table import summary_table
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.server_records import selected_policy
 from pausefl.results.figures import Figures
-from pausefl.results.report import report_runs, style
+from pausefl.results.reading import RunData, read_run
+from pausefl.results.report import export_csv, report_runs, style
 from pausefl.results.report.comparison import compare, write_comparison
+from pausefl.results.report.learning import Learning, learning
+from pausefl.results.report.plots import draw_all
+from pausefl.results.report.style import rendered
 from pausefl.results.report.sweep import write_sweep
 from pausefl.results.stored_summary import read_summary
 from pausefl.results.summary import summarise
@@ -32,7 +38,176 @@ from pausefl.runtime.plan import plan_of
 from pausefl_server.service import RunResult
 from pausefl_server.state import replay
 from pausefl_server.storage.store import Store
+from rigs.command import run, summary_of
 from rigs.experiments import small
+from rigs.newcomers import round_with
+
+EXPERIMENT = """
+experiment.rounds = 10
+selection = { policy = "fed-ts", m = 2, fed-ts = { newcomer_share = 0.5 } }
+privacy.enabled = false
+latency.delay.kind = "none"
+workload.model = "synthetic"
+[clients]
+per_process = 4
+groups.original = { count = 4 }
+groups.relevant = { count = 3, role = "relevant", join_round = 3 }
+[clients.groups.poisoned]
+count = 3
+role = "irrelevant"
+join_round = 3
+behaviours = [{ kind = "gaussian-update", scale = 3.0 }]
+"""
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run with real processes, with its tables."""
+    folder = tmp_path_factory.mktemp("newcomers")
+    (folder / "experiment.toml").write_text(EXPERIMENT)
+    done = run("run", folder / "experiment.toml", "--run-dir", folder / "run")
+    assert done.returncode == 0, done.stderr
+    export_csv(read_run(folder / "run"))
+    return folder / "run"
+
+
+HAND = [
+    round_with(1, ("original-000", "original-001"), original_000=0.1, original_001=0.2),
+    round_with(
+        2, ("relevant-000", "relevant-001", "poisoned-000"), relevant_000=1.0, relevant_001=3.0, poisoned_000=9.0
+    ),
+    round_with(3, original_000=0.4, relevant_000=50.0),
+    round_with(4, ("poisoned-001",), relevant_000=2.0, poisoned_000=2.0),
+    round_with(5, relevant_001=1.0, poisoned_001=7.0),
+]
+"""Centroids 2 and 9; a single newcomer's drift; all on one side, so 2 and 9 again; centroids 1 and 7."""
+
+
+@pytest.fixture(scope="module")
+def by_hand(played: Path) -> RunData:
+    ids = sorted({event.client_id for record in HAND for event in record.events})
+    return replace(read_run(played), records=HAND, clients={"client_id": np.array(ids)})
+
+
+@pytest.fixture(scope="module")
+def learnt(by_hand: RunData) -> Learning:
+    found = learning(by_hand)
+    assert found is not None
+    return found
+
+
+@pytest.mark.slow
+def test_the_policys_fold_is_kept_round_by_round(learnt: Learning) -> None:
+    assert learnt.newcomers.tolist() == ["poisoned-000", "relevant-000", "relevant-001", "poisoned-001"]
+    assert learnt.join_round.tolist() == [2, 2, 2, 4]
+    assert learnt.s.tolist() == [[1, 1, 1, 1], [1, 2, 2, 1], [1, 3, 2, 1], [2, 4, 2, 1], [2, 4, 3, 1]]
+    assert learnt.f.tolist() == [[1, 1, 1, 1], [2, 1, 1, 1], [2, 1, 1, 1], [2, 1, 1, 1], [2, 1, 1, 2]]
+    np.testing.assert_array_equal(learnt.threshold, [np.nan, 5.5, np.nan, 5.5, 4.0])
+    sizes = {insertion: size.tolist() for insertion, size in learnt.sizes.items()}
+    assert sizes == {2: [0, 3, 1, 2, 1], 4: [0, 0, 0, 0, 1]}
+
+
+def test_every_drift_from_the_first_insertion_on_stands_beside_what_it_counted_as(learnt: Learning) -> None:
+    rows = list(zip(*(column.tolist() for column in learnt.drifts.values()), strict=True))
+    assert rows[:4] == [
+        (2, "relevant-000", 1.0, False, True),
+        (2, "relevant-001", 3.0, False, True),
+        (2, "poisoned-000", 9.0, False, False),
+        (3, "original-000", 0.4, True, False),
+    ]
+    assert [small for *_, small in rows[4:]] == [True, True, True, True, False]
+
+
+def test_in_a_run_where_everybody_answers_every_choice_of_a_newcomer_is_rated(played: Path) -> None:
+    data = read_run(played)
+    found = learning(data)
+    assert found is not None
+    chosen = found.chosen.sum(axis=0)
+    assert chosen.sum() == sum(not i.startswith("original") for record in data.records for i in record.chosen)
+    assert ((found.s[-1] - 1) + (found.f[-1] - 1)).tolist() == chosen.tolist()
+
+
+def test_policies_without_posteriors_and_runs_without_newcomers_have_nothing_learnt(by_hand: RunData) -> None:
+    summary = by_hand.summary
+    assert learning(replace(by_hand, summary={**summary, "policy": "random", "policy_parameters": {"m": 2}})) is None
+    assert learning(replace(by_hand, summary={**summary, "policy": "my.own:Policy"})) is None
+    assert learning(replace(by_hand, records=HAND[:1])) is None
+    assert learning(replace(by_hand, records=[])) is None
+    assert learning(replace(by_hand, summary={**summary, "policy": "drift-ucb"})) is not None
+
+
+# --- what is drawn
+
+
+@pytest.fixture(scope="module")
+def figures(by_hand: RunData) -> Mapping[str, Figure]:
+    return draw_all(by_hand)
+
+
+@pytest.mark.parametrize("drift", [{}, {"drift": 0.0}])
+def test_newcomers_without_drifts_can_be_reported_on(by_hand: RunData, drift: Mapping[str, float]) -> None:
+    """Nobody answered, or every update was the same: a logarithmic axis has nothing to show."""
+    records = [replace(r, observations=tuple(replace(o, statistics=drift) for o in r.observations)) for r in HAND]
+    figures = draw_all(replace(by_hand, records=records))
+    assert "threshold" not in figures
+    assert "<svg" in rendered(figures["posteriors"], "svg").decode()
+
+
+def test_selections_are_counted_by_client_and_averaged_by_group(figures: Mapping[str, Figure]) -> None:
+    by_round, by_client = figures["selections"].axes
+    means = {line.get_label(): line for line in by_round.lines if not line.get_label().startswith("_")}
+    assert list(means) == ["original", "relevant", "poisoned"]
+    assert means["relevant"].get_xdata().tolist() == [1, 2, 3, 4, 5]
+    assert means["relevant"].get_ydata().tolist() == [0, 1, 1.5, 2, 2.5]
+    assert [label.get_text() for label in by_client.get_xticklabels()][2:4] == ["relevant-000", "relevant-001"]
+    assert [bar.get_height() for bar in by_client.patches] == [2, 1, 3, 2, 2, 1]
+
+
+# --- a run with real processes
+
+
+def test_a_run_counts_its_selections_by_group(played: Path) -> None:
+    groups = summary_of(played)["selections_by_group"]
+    counted = {name: (group["clients"], group["join_round"]) for name, group in groups.items()}
+    assert counted == {"original": (4, 1), "relevant": (3, 3), "poisoned": (3, 3)}
+    assert groups["original"]["selections_after_join"] == 2 * 10
+    newcomers = [groups[name] for name in ("relevant", "poisoned")]
+    assert sum(group["selections_after_join"] for group in newcomers) == 3 * 8
+    for group in newcomers:
+        assert group["per_client_round"] == group["selections_after_join"] / (3 * 8)
+
+
+def rows(path: Path) -> Sequence[Mapping[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_its_tables_hold_what_it_learnt(played: Path) -> None:
+    found = learning(read_run(played))
+    assert found is not None
+    posteriors = rows(played / "csv" / "posteriors.csv")
+    assert len(posteriors) == 6 * 8
+    assert [int(row["s"]) for row in posteriors[-6:]] == found.s[-1].tolist()
+    drifts = rows(played / "csv" / "drifts.csv")
+    statistics = rows(played / "csv" / "statistics.csv")
+    since = [float(row["value"]) for row in statistics if int(row["round"]) >= 3]
+    assert [float(row["drift"]) for row in drifts] == since
+    assert {row["name"] for row in statistics} == {"drift"}
+    thresholds = {int(row["round"]): float(row["threshold"]) for row in drifts if row["threshold"]}
+    assert thresholds == {t: x for t, x in enumerate(found.threshold, start=1) if not np.isnan(x)}
+    assert {row["client_id"]: row["join_round"] for row in rows(played / "csv" / "joins.csv")}["relevant-000"] == "3"
+
+
+def test_accuracy_is_drawn_around_the_joins(played: Path) -> None:
+    data = read_run(played)
+    accuracy = {
+        "round": np.array([0, 5, 10]), "split": np.array(["test"] * 3), "subset": np.ones(3, np.int64),
+        "accuracy": np.array([0.1, 0.5, 0.7]), "total_latency_s": np.array([0.0, 1.0, 2.0]),
+    }  # fmt: skip
+    axes = draw_all(replace(data, accuracy=accuracy))["joins"].axes[0]
+    assert axes.lines[0].get_xdata().tolist() == [0, 5, 10]
+    assert [text.get_text() for text in axes.texts] == ["round 3\nrelevant\npoisoned"]
+
 
 NEWCOMERS = """
 experiment = { rounds = 4, clock = "virtual" }

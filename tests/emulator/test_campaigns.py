@@ -1,0 +1,451 @@
+"""Sweeps and other campaigns: what a grid spans, whose folder it is, what failed runs say, and how they are resumed."""
+
+import csv
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pausefl
+from pausefl.cli import main, parser
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.toml_source import read_source
+from pausefl.results.report.sweep import caveats, draw_sweep
+from pausefl.runtime.fleet import SILENT
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN
+from pausefl.studies.campaign import CampaignInterrupted, Plan, Planned, begin, is_finished, read_plan
+from pausefl.studies.executors import side_by_side
+from pausefl.studies.playing import OneByOne, Player
+from pausefl.studies.redrawing import report_folder
+from pausefl.studies.sweep import parse_grid, resume_sweep, run_sweep
+from pausefl_proto.errors import ConfigError
+from rigs.command import rounds_in, run, synthetic
+from rigs.experiments import SMALL, small
+from rigs.refusals import complaint, refused
+
+BASE: dict[str, Sequence[Any]] = {**{key: [value] for key, value in SMALL.items()}, "experiment.rounds": [2]}
+DEMO = read_source("demo")
+
+
+class Quiet:
+    """A view that counts the runs it is opened for."""
+
+    def __init__(self) -> None:
+        self.titles: list[str] = []
+
+    def __call__(self, title: str) -> Any:
+        self.titles.append(title)
+        return nullcontext(self)
+
+    def show(self, event: Any) -> None:
+        """Ignore the event."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "grid"),
+    [
+        (["selection.pause.alpha=1,10,100"], {"selection.pause.alpha": [1, 10, 100]}),
+        (["experiment.name=a,b", "selection.m=2"], {"experiment.name": ["a", "b"], "selection.m": [2]}),
+        (['privacy.disclose=["loss", "labels"]'], {"privacy.disclose": [["loss", "labels"]]}),
+        (
+            ['workload.partition=iid,{kind="shards",per_client=2}, "shards"'],
+            {"workload.partition": ["iid", {"kind": "shards", "per_client": 2}, "shards"]},
+        ),
+        (['privacy.disclose=[],["loss", "labels"]'], {"privacy.disclose": [[], ["loss", "labels"]]}),
+        (['a.b="x, \\"y",\'z, "\',it\'s,[["}",1]]'], {"a.b": ['x, "y', 'z, "', "it's", [["}", 1]]]}),
+    ],
+)
+def test_a_grid_is_read_from_settings(settings: list[str], grid: dict[str, list[Any]]) -> None:
+    assert parse_grid(settings) == grid
+
+
+def test_virtual_holds_for_every_run_of_a_sweep() -> None:
+    options = parser().parse_args(["sweep", "demo", "--virtual", "--set", "selection.m=1,2"])
+    assert parse_grid(options.grid) == {"experiment.clock": ["virtual"], "selection.m": [1, 2]}
+
+
+@pytest.mark.parametrize("setting", ["selection.m", "=1", "selection.m="])
+def test_a_setting_without_key_or_value_is_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be table\.key=value"):
+        parse_grid([setting])
+
+
+def test_a_key_that_is_set_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"selection\.m is set twice; list all its values in one --set$"):
+        parse_grid(["selection.m=1", "selection.m=2"])
+    with pytest.raises(ConfigError, match=r'selection\."mine:Policy"\.a is set twice'):
+        parse_grid(["selection.mine:Policy.a=1", 'selection."mine:Policy".a=2'])
+
+
+MANY: dict[str, Sequence[Any]] = {f"selection.pause.{key}": range(1, 10_001) for key in ("alpha", "gamma", "zeta")}
+LEDGER = {**BASE, "privacy.ledger_dir": ["ledgers"]}
+REFUSED: list[tuple[dict[str, Sequence[Any]], int, str]] = [
+    ({**BASE, "experiment.seed": [1, 2]}, 2, "seed: lists 2 seeds beside --seeds 2; leave one of the two out"),
+    ({**BASE, "selection.m": [1, 2, 1]}, 1, "--set selection.m: 1 and 1 are the same; name each value once"),
+    ({**BASE, "selection.pause.alpha": [1, 1.0]}, 1, "--set selection.pause.alpha: 1 and 1.0 are the same; name each"),
+    ({**BASE, "selection.m": [2, 5]}, 1, "selection.m = 5"),
+    ({**LEDGER, "selection.m": [1, 2]}, 1, "privacy.ledger_dir, whose budgets"),
+    (LEDGER, 2, "privacy.ledger_dir, whose budgets"),
+    (MANY, 2, "--set: 1000000000000 settings of 2 seeds each are more than 10000 runs"),
+    ({}, 1, "nothing varies; name a key and its values"),
+]
+
+
+@pytest.mark.parametrize(("grid", "seeds", "message"), REFUSED)
+def test_a_senseless_grid_is_refused(grid: dict[str, Sequence[Any]], seeds: int, message: str, tmp_path: Path) -> None:
+    """Two seeds in one row, a budget that runs would share, more runs than can ever be played."""
+    with refused(message):
+        run_sweep(DEMO, grid, seeds, tmp_path / "s", OneByOne(Quiet()))
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path) -> None:
+    folder, view = tmp_path / "sweep", Quiet()
+    sweep = run_sweep(DEMO, {**BASE, "selection.m": [1, 2]}, 1, folder, OneByOne(view))
+    assert len(view.titles) == len(sweep.rows) == 2
+    with (folder / "sweep.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["selection.m"] for row in rows] == ["1", "2"]
+    assert all(float(row["total_latency_s"]) > 0 for row in rows)
+    assert (folder / "sweep.png").stat().st_size > 10_000
+
+    lost = folder / rows[1]["run_dir"]
+    shutil.rmtree(lost)
+    assert not is_finished(lost)
+    again = Quiet()
+    assert len(resume_sweep(folder, OneByOne(again)).rows) == 2
+    assert again.titles == ["m=2-seed1 (2 of 2)"]
+    assert is_finished(lost)
+    assert not (lost / "report.html").exists()  # it is drawn when it is asked for
+
+    written = (folder / "sweep.csv").read_bytes()
+    for path in (folder / "sweep.csv", folder / "sweep.png"):
+        path.unlink()
+    assert report_folder(folder, csv=False)[-2:] == [folder / "sweep.csv", folder / "sweep.png"]
+    assert (folder / "sweep.csv").read_bytes() == written
+    assert (folder / "sweep.png").exists()
+    assert (lost / "report.html").exists()
+    shutil.rmtree(lost)
+    report_folder(folder, csv=False)
+    with (folder / "sweep.csv").open(encoding="utf-8") as file:
+        _, missing = csv.DictReader(file)
+    assert (missing["outcome"], missing["stopped_because"]) == ("missing", "not finished")
+    shutil.rmtree(folder / rows[0]["run_dir"])
+    with pytest.raises(ConfigError, match=r"none of its 2 runs is finished; go on with: pausefl sweep --resume"):
+        report_folder(folder, csv=False)
+
+
+def test_a_point_that_the_data_refuse_is_a_row_of_the_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    grid = {**BASE, "workload.model": ["mlp"], "clients.count": [3, 4000], "selection.m": [1]}
+    sweep = run_sweep(DEMO, grid, 1, tmp_path / "s", OneByOne(Quiet()))
+    assert [row["outcome"] for row in sweep.rows] == ["completed", "missing"]
+    assert sweep.rows[1]["stopped_because"].startswith("clients.count = 4000: must be from 1 to the 1200")
+    assert "count=4000-seed1 cannot be played: clients.count" in caplog.text
+    with pytest.raises(ConfigError, match="4000"):
+        run_sweep(DEMO, {**grid, "clients.count": [4000]}, 1, tmp_path / "none", OneByOne(Quiet()))
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "rounds", "note"),
+    [
+        ("budgets_spent", 8, "1 of 2 runs ended early; runs have 8 to 12 rounds: their totals do not compare"),
+        ("failed", 8, "1 of 2 runs ended early; runs have 8 to 12 rounds: their totals do not compare"),
+        ("failed", 12, ""),  # in its last round
+        ("completed", 8, ""),  # as was asked for: experiment.rounds is varied
+    ],
+)
+def test_totals_of_runs_that_ended_early_are_warned_of(outcome: str, rounds: int, note: str) -> None:
+    figures = {"total_latency_s": 3.0, "max_epsilon_spent": 1.0, "rounds": 12, "outcome": "completed"}
+    whole = {"key": "a", "seed": 1, **figures}
+    rows = [whole, {**whole, "key": "b", "rounds": rounds, "outcome": outcome}]
+    one_seed = "; ".join(filter(None, [note, "one seed: differences may be chance"]))
+    assert draw_sweep(rows, ["key"]).get_supxlabel().replace("\n", " ") == caveats(rows) == one_seed
+    again = [{**row, "seed": 2} for row in rows]
+    assert caveats([*rows, *again]) == note.replace("1 of 2", "2 of 4")
+    moved = caveats([{**row, "machine": f"{row['key']} core"} for row in rows])
+    assert "played on unequal machines: a core; b core" in moved
+    bars = "means over 2 seeds; bars: the range from the least to the greatest seed"
+    assert draw_sweep([*rows, *again], ["key"]).get_supxlabel().replace("\n", " ").startswith(bars)
+
+
+@pytest.mark.parametrize(
+    ("units", "title", "values"),
+    [
+        (("coordinate", "coordinate"), "greatest ε per coordinate", [2.0, 3.0]),
+        (("vector", None), "greatest ε of the whole upload vector", [2.0, np.nan]),
+        (("coordinate", "vector"), "greatest ε of the whole upload vector\n(privacy.unit differs)", [200.0, 3.0]),
+    ],
+)
+def test_leakage_is_drawn_in_one_named_unit(units: Sequence[str | None], title: str, values: list[float]) -> None:
+    rows = []
+    for key, unit, spent in zip("ab", units, (2.0, 3.0), strict=True):
+        of_vector = 100 * spent if unit == "coordinate" else spent
+        epsilons = {"max_epsilon_spent": unit and spent, "vector_epsilon_max": unit and of_vector}
+        rows.append({"key": key, "total_latency_s": 1.0, "privacy_unit": unit, **epsilons})
+    _, leakage = draw_sweep(rows, ["key"]).axes
+    assert leakage.get_title(loc="left") == title
+    np.testing.assert_array_equal(np.asarray(leakage.lines[0].get_ydata()), values)
+
+
+def test_an_interrupted_campaign_begins_no_further_run_and_finds_those_of_long_values_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name fit for a folder begins as the value does, and is another one for another value."""
+    played = []
+
+    def made(_: object, run_dir: Path, *more: object, **options: object) -> dict[str, Any]:
+        run_dir.mkdir(exist_ok=True)
+        played.append(run_dir.name)
+        return {"outcome": "interrupted" if len(played) % 2 == 0 else "completed"}
+
+    monkeypatch.setattr("pausefl.studies.playing.run_experiment", made)
+    monkeypatch.setattr("pausefl.studies.sweep.read_summary", lambda _: {"total_latency_s": 1.0, "rounds": 2})
+    laws = [{"kind": "values", "values_s": [0.125 + k / 1000 for k in range(100)] + [last]} for last in (1.0, 2.0, 3.0)]
+    grid = {**BASE, "selection.m": [2], "latency.delay": laws}
+    plays: list[Callable[[], object]] = [
+        lambda: run_sweep(DEMO, grid, 1, tmp_path / "s", OneByOne(Quiet())),
+        lambda: resume_sweep(tmp_path / "s", OneByOne(Quiet())),
+    ]
+    for play in plays:
+        with pytest.raises(CampaignInterrupted, match=r"in run 2 of 3.*; go on with: pausefl sweep --resume .*/s$"):
+            play()
+    assert len(set(played)) == 2
+    assert played[:2] == played[2:]
+    assert all(re.fullmatch(r"delay=-kind-values-values_s-0\.125-.{66}-[0-9a-f]{12}-seed1", name) for name in played)
+
+
+def test_only_a_campaign_of_the_same_command_can_go_on(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no interrupted pausefl sweep"):
+        read_plan(tmp_path, "sweep")
+    begin(tmp_path, Plan("compare", "", {}))
+    with pytest.raises(ConfigError, match="was begun by pausefl compare"):
+        read_plan(tmp_path, "sweep")
+
+
+ALONE = OneByOne(lambda _: nullcontext(SILENT))
+TOGETHER = side_by_side(2, lambda _: None)
+PLAYERS = pytest.mark.parametrize("player", [ALONE, TOGETHER], ids=["alone", "side by side"])
+ANOTHER = r"holds another campaign \(pausefl .*\); choose another folder, or go on with that one by --resume$"
+
+
+def experiment(**changes: Any) -> Experiment:
+    """One client of three a round, for two rounds; changes are of [experiment]."""
+    own = {f"experiment.{key}": value for key, value in {"rounds": 2, **changes}.items()}
+    return small({"clients.count": 3, "selection.m": 1, "privacy.enabled": False, **own})
+
+
+def sweep(folder: Path, values: Sequence[int] = (1,), seeds: int = 1, **changes: Any) -> pausefl.Sweep:
+    return run_sweep(experiment(**changes).to_toml(), {"selection.m": values}, seeds, folder, ALONE)
+
+
+def test_a_folder_of_another_comparison_is_refused(tmp_path: Path) -> None:
+    played = pausefl.compare(experiment(), ["random"], folder=tmp_path, progress=False)
+    assert played.folder == tmp_path
+    begun = (tmp_path / CAMPAIGN_PLAN).read_text()
+    for other, policies, seeds in (
+        (experiment(rounds=3), ["random"], 1),
+        (experiment(), ["random", "all"], 1),
+        (experiment(), ["random"], 2),
+    ):
+        with pytest.raises(ConfigError, match=ANOTHER):
+            pausefl.compare(other, policies, seeds, tmp_path, progress=False)
+    assert (tmp_path / CAMPAIGN_PLAN).read_text() == begun
+    again = pausefl.compare(experiment(), ["random"], folder=tmp_path, progress=False)  # the same one goes on
+    assert again.rows == played.rows
+
+
+def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
+    sweep(tmp_path)
+    others: list[Callable[[], object]] = [
+        lambda: sweep(tmp_path, rounds=3),
+        lambda: sweep(tmp_path, (1, 2)),
+        lambda: sweep(tmp_path, seeds=2),
+        lambda: pausefl.compare(experiment(), ["random"], folder=tmp_path, progress=False),
+    ]
+    for other in others:
+        with pytest.raises(ConfigError, match=ANOTHER):
+            other()
+
+
+def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
+    few: dict[str, Any] = {"folder": tmp_path, "trials": 1, "seeds": 1, "fresh_seeds": 2}
+    private = experiment().replace({"privacy.enabled": True})
+    pausefl.tune(private, ["selection.pause.alpha=1..100"], **few)
+    with pytest.raises(ConfigError, match=ANOTHER):
+        pausefl.tune(private, ["selection.pause.gamma=0..9"], **few)
+
+
+@PLAYERS
+def test_a_finished_run_of_another_experiment_is_not_taken_for_the_planned_one(tmp_path: Path, player: Player) -> None:
+    ALONE.play([Planned("a", experiment())], tmp_path)
+    changed = [Planned("b", experiment()), Planned("a", experiment(rounds=3))]
+    with pytest.raises(ConfigError, match=r"/a: holds a finished run of another experiment; .*choose another folder"):
+        player.play(changed, tmp_path)
+    assert not (tmp_path / "b").exists(), "said before anything is played"
+
+
+def test_a_campaign_that_goes_on_takes_no_run_of_another(tmp_path: Path) -> None:
+    sweep(tmp_path)
+    plan = json.loads((tmp_path / CAMPAIGN_PLAN).read_text())
+    plan["source"] = experiment(rounds=3).to_toml()
+    (tmp_path / CAMPAIGN_PLAN).write_text(json.dumps(plan))
+    for gather in (lambda: resume_sweep(tmp_path, ALONE), lambda: report_folder(tmp_path, csv=False)):
+        with pytest.raises(ConfigError, match="holds a finished run of another experiment"):
+            gather()
+
+
+@pytest.mark.parametrize(
+    ("plan", "again"),
+    [
+        (Plan("reproduce", "", {"name": "small_mnist"}), "pausefl reproduce small_mnist --resume --out {folder}"),
+        (Plan("tune", "", {"by": "run"}), "pausefl tune --resume {folder}"),
+    ],
+)
+def test_the_report_of_an_unknown_campaign_names_its_command(tmp_path: Path, plan: Plan, again: str) -> None:
+    begin(tmp_path, plan)
+    with refused(f"pausefl {plan.command}; to write its files again: {again.format(folder=tmp_path)}"):
+        report_folder(tmp_path, csv=False)
+
+
+def test_no_run_of_a_campaign_counts_as_two(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^random-seed1: two of the runs have this name; name each .* once$"):
+        pausefl.compare(experiment(), ["random", "random", "all"], folder=tmp_path / "c", progress=False)
+    with pytest.raises(ConfigError, match=r"^--set selection.m: 1 and 1 are the same; name each value once"):
+        sweep(tmp_path / "s", (1, 2, 1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_does_not_begin_in_a_campaigns_folder(tmp_path: Path) -> None:
+    sweep(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=rf"^--run-dir {tmp_path}: holds a campaign \(.*\); choose another$"):
+        pausefl.run(experiment(), tmp_path, progress=False)
+    assert sorted(tmp_path.iterdir()) == before
+    sweep(tmp_path)  # which is still the folder of this one
+
+
+def test_a_campaign_does_not_begin_in_a_runs_folder(tmp_path: Path) -> None:
+    pausefl.run(experiment(), tmp_path, progress=False)
+    with pytest.raises(ConfigError, match=r"holds a run; choose another"):
+        sweep(tmp_path)
+    assert not (tmp_path / CAMPAIGN_PLAN).exists()
+
+
+def ended(capsys: pytest.CaptureFixture[str], status: int, *arguments: object) -> str:
+    """The last line of what a command complains of, which ends with this status."""
+    with pytest.raises(SystemExit, match=f"^{status}$"):
+        main([*map(str, arguments)])
+    return capsys.readouterr().err.splitlines()[-1].removeprefix("pausefl: ")
+
+
+@pytest.mark.slow
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("command", ["compare", "sweep"])
+def test_a_campaign_names_its_failed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    config, folder = synthetic(tmp_path, rounds=3, clients=3, m=1, train_s=4.0), tmp_path / "all"
+    failing = ["--set", "server.round_timeout_s=1.5", "--set", "server.rounds_without_update_max=1"]
+    if command == "compare":
+        arguments, names = [*failing, "--policies", "random"], "random-seed1"
+    else:
+        arguments, names = [*failing, "--set", "workload.train_s=0.0,4.0"], "train_s=4.0-seed1"
+    said = complaint(capsys, command, config, "--run-dir", folder, *arguments, status=1)
+    runs = "1 of 2" if command == "sweep" else "1 of 1"
+    again = f"to play them again, delete their folders, then pausefl {command} --resume {folder}"
+    assert said == f"{runs} runs ended early: {names}; {again}"
+    assert list(folder.glob("*.png"))  # what there is stays
+
+
+@pytest.mark.slow
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("lost", ["outcome", "failures"])
+def test_a_run_of_an_older_version_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: str) -> None:
+    folder = tmp_path / "all"
+    main(["compare", str(synthetic(tmp_path, rounds=2)), "--policies", "random", "--run-dir", str(folder)])
+    path = folder / "random-seed1/summary.json"
+    summary = json.loads(path.read_text())
+    del summary[lost]
+    path.write_text(json.dumps(summary))
+    capsys.readouterr()
+    for words in (("compare", "--resume", folder), ("report", path.parent)):
+        assert complaint(capsys, *words) == f"{path}: lacks {lost}; an older version may have written it"
+
+
+RAISES = """
+from pausefl_server.selection import Policy, Selection
+
+class Raises(Policy):
+    def select(self, state, context):
+        if context.round == 3:
+            raise KeyError("x")
+        return Selection(context.eligible[: self.m])
+"""
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("more", [[], ["--jobs", "1"]])
+def test_an_error_of_own_code_tells_a_way(tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+    """The rounds before it are kept, and it names their run."""
+    (tmp_path / "raising.py").write_text(RAISES)
+    config, folder = synthetic(tmp_path, rounds=4, clients=3, m=1), tmp_path / "all"
+    arguments = ["--policies", "raising:Raises", "--virtual", *more]
+    said = ended(capsys, 1, "compare", config, "--run-dir", folder, *arguments)
+    assert said.startswith("raising.Raises-seed1: KeyError: 'x' (")
+    assert said.endswith(f"raising.py:7); go on with: pausefl compare --resume {folder}")
+
+
+@pytest.mark.slow
+@pytest.mark.end_to_end
+def test_a_run_that_failed_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "raising.py").write_text(RAISES)
+    config, run_dir = str(synthetic(tmp_path, rounds=4, clients=3, m=1)), tmp_path / "run"
+    own = ["--set", "selection.policy=raising:Raises", "--set", "experiment.clock=virtual"]
+    failed = run("run", config, "--run-dir", run_dir, *own)
+    assert failed.returncode == 1
+    assert failed.stderr.endswith(f"raising.py:7); go on with: pausefl run --resume {run_dir}\n")
+    (tmp_path / "raising.py").write_text(RAISES.replace("== 3", "== 0"))
+    assert run("run", "--resume", run_dir).returncode == 0
+    assert rounds_in(run_dir) == 4
+
+
+@pytest.mark.end_to_end
+def test_a_run_that_an_impossible_choice_ends_says_so_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "choosing.py").write_text(RAISES.replace('raise KeyError("x")', "return Selection([])"))
+    config, run_dir = synthetic(tmp_path, rounds=4, clients=3, m=1), tmp_path / "run"
+    own = ["--set", "selection.policy=choosing:Raises", "--virtual"]
+    said = ended(capsys, 1, "run", config, "--run-dir", run_dir, *own)
+    assert said.startswith("selection.policy: in round 3 it chose rows of type list: must be")
+    assert said.endswith(f"; go on with: pausefl run --resume {run_dir}")
+
+
+@pytest.mark.end_to_end
+def test_a_run_that_failed_in_python_says_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raising_in_python.py").write_text(RAISES)
+    monkeypatch.chdir(tmp_path)
+    own = {"selection.policy": "raising_in_python:Raises", "experiment.clock": "virtual"}
+    experiment = pausefl.load(synthetic(tmp_path, rounds=4, clients=3, m=1), own)
+    with pytest.raises(pausefl.PauseflError) as failed:
+        pausefl.run(experiment, progress=False)
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert str(failed.value).endswith(f"_python.py:7); go on with: pausefl.run(run_dir={str(run_dir)!r}, resume=True)")
+    assert rounds_in(run_dir) == 2
+
+
+@pytest.mark.end_to_end
+def test_a_run_whose_rounds_are_all_played_is_not_to_be_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pausefl.results.report.write_report", interrupted)
+    config, run_dir = synthetic(tmp_path, rounds=2, clients=3, m=1), tmp_path / "run"
+    said = ended(capsys, 130, "run", config, "--run-dir", run_dir, "--virtual")
+    assert said == f"interrupted; all rounds are played; pausefl report {run_dir} writes the report"

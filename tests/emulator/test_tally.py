@@ -1,0 +1,190 @@
+"""What is counted from a run's log, and its tables: times and doubts, how often groups were chosen, CSV files."""
+
+import csv
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pausefl.experiment.tables import ClientGroup
+from pausefl.results.csv_table import write_csv, write_records
+from pausefl.results.selections import GroupChoices, choices_by_group, relevant_to_irrelevant
+from pausefl.results.summary import by_whom
+from pausefl.results.tally import RunTally
+from pausefl_process.host_monitor import HostReport
+from pausefl_server.host_limits import HostLimits, ordered
+from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
+from rigs.log import record
+
+
+def timed(*timings: Timing, drawn_s: float) -> RoundRecord:
+    seen = tuple(
+        Observation(f"c{i}", t, t.round_trip_s, 1, 0, 0.0, 0.0, drawn_down_s=drawn_s / 2, drawn_up_s=drawn_s / 2)
+        for i, t in enumerate(timings)
+    )
+    return RoundRecord(1, 0, tuple(o.client_id for o in seen), None, seen, (), 1.0, 1.0, 0.0, "")
+
+
+IN_TIME = Timing(1.02, download_s=0.1, train_s=0.5, injected_up_s=0.4, upload_s=0.01)
+LATE = Timing(1.32, download_s=0.1, train_s=1.2, upload_s=0.01)
+
+
+def test_an_overrun_is_an_update_ready_after_it_was_due() -> None:
+    assert RunTally([timed(IN_TIME, LATE, drawn_s=1.0), timed(LATE, drawn_s=1.0)]).overruns == 2
+    assert RunTally([timed(IN_TIME, LATE, drawn_s=2.0)]).overruns == 0
+
+
+def test_a_total_is_held_against_the_round_trip() -> None:
+    rounds = [timed(IN_TIME, drawn_s=1.0)]
+    assert RunTally(rounds, mode="total").timing_error_s["p50"] == pytest.approx(0.02)
+    assert RunTally(rounds).timing_error_s["p50"] == pytest.approx(0.48)
+
+
+def test_delays_that_were_never_held_do_not_hide_behind_a_sign() -> None:
+    """With it, both quantiles were those of the other clients."""
+    rounds = [timed(*9 * [IN_TIME], drawn_s=0.5), timed(IN_TIME, drawn_s=1e6)]
+    found = RunTally(rounds).timing_error_s
+    assert found["p50"] == pytest.approx(0.02)
+    assert found["p99"] is not None
+    assert found["p99"] > 1e5
+
+
+def test_a_client_that_makes_rounds_suspect_is_named() -> None:
+    """What a client says of its host cannot be checked: one that says ill of it in each round is known by that."""
+    limits, busy = HostLimits(steal_share=0.2), HostReport(steal_share=0.3)
+    played = timed(IN_TIME, IN_TIME, IN_TIME, drawn_s=0.5)
+    rounds = []
+    for who in ({0}, {0, 2}, {0}, set()):
+        seen = [dataclasses.replace(o, host=busy) if i in who else o for i, o in enumerate(played.observations)]
+        seen = [dataclasses.replace(o, suspect=tuple(limits.of_client(o.host, "round_trip"))) for o in seen]
+        doubts = ordered(doubt for o in seen for doubt in o.suspect)
+        rounds.append(dataclasses.replace(played, observations=tuple(seen), suspect=doubts))
+    found = RunTally(rounds).suspect_because["clients steal_share"]
+    assert (found["rounds"], found["clients"]) == (3, {"c0": 3, "c2": 1})
+    assert by_whom(found["clients"]) == "; c0 (3), c2 (1)"
+    assert by_whom({f"c{i}": 9 - i for i in range(6)}) == "; c0 (9), c1 (8), c2 (7), c3 (6) and 2 more"
+    server = dataclasses.replace(rounds[0], suspect=tuple(limits.of_server(busy)))
+    assert RunTally([server]).suspect_because["server steal_share"]["clients"] == {}
+
+
+@pytest.mark.parametrize(("chosen", "asked"), [(["abc", "a", "aab"], [1, 3]), (["ab", "bc"], [2, 2]), ([], None)])
+def test_each_client_of_a_round_counts_once(chosen: Sequence[str], asked: list[int] | None) -> None:
+    rounds = [record(t, chosen=tuple(clients)) for t, clients in enumerate(chosen, start=1)]
+    assert RunTally(rounds).asked_per_round == asked
+
+
+GROUPS = {
+    "original": ClientGroup(count=2),
+    "relevant": ClientGroup(count=2, role="relevant"),
+    "poisoned": ClientGroup(count=2, role="irrelevant"),
+}
+
+
+def log(*rounds: tuple[Sequence[LogEvent], Sequence[str]]) -> list[RoundRecord]:
+    """Rounds as (what happened before, who was chosen)."""
+    return [record(t, chosen=tuple(chosen), events=tuple(events)) for t, (events, chosen) in enumerate(rounds, 1)]
+
+
+def joined(*ids: str) -> list[LogEvent]:
+    return [LogEvent("joined", client_id) for client_id in ids]
+
+
+def counts(choices: Mapping[str, GroupChoices], group: str) -> tuple[list[int], list[int]]:
+    return choices[group].eligible.tolist(), choices[group].chosen.tolist()
+
+
+def test_a_client_can_be_chosen_while_it_is_connected_and_not_retired() -> None:
+    records = log(
+        (joined("original-000", "original-001"), ("original-000",)),
+        (joined("relevant-000"), ("original-001", "relevant-000")),
+        ([LogEvent("left", "original-000")], ("original-001", "relevant-000")),
+        ([*joined("original-000"), LogEvent("retired", "original-001")], ("original-000", "original-000")),
+    )
+    choices = choices_by_group(records, GROUPS)
+    assert counts(choices, "original") == ([2, 2, 1, 1], [1, 1, 1, 2])
+    assert counts(choices, "relevant") == ([0, 1, 1, 1], [0, 1, 1, 0])
+    assert (choices["original"].clients, choices["original"].join_round) == (2, 1)
+    assert choices["relevant"].join_round == 2
+    assert choices["relevant"].per_client_round == pytest.approx(2 / 3)
+
+
+def test_clients_that_came_with_an_attempt_without_answers_are_known() -> None:
+    failed, answered = log((joined("original-000", "original-001"), ("original-000",)), ((), ("original-001",)))
+    played = replace(answered, round=1, attempt=2, failed_attempts=(failed,))
+    assert counts(choices_by_group([played], GROUPS), "original") == ([2], [1])
+
+
+def test_a_group_that_never_came_has_no_share_and_strangers_have_no_group() -> None:
+    choices = choices_by_group(log((joined("original-000", "a-stranger", "alone"), ("alone", "a-stranger"))), GROUPS)
+    assert counts(choices, "original") == ([1], [0])
+    assert choices["original"].per_client_round == 0
+    assert (choices["poisoned"].clients, choices["poisoned"].join_round) == (0, None)
+    assert choices["poisoned"].per_client_round is None
+
+
+def test_the_ratio_is_of_newcomers_per_client_and_round() -> None:
+    rounds = [
+        (joined("relevant-000"), ("relevant-000",)),  # an original, whatever its group is called
+        (joined("relevant1-000", "poisoned-000", "poisoned-001"), ("relevant1-000", "poisoned-000")),
+        ([], ("relevant1-000",)),
+    ]
+    groups = {
+        "relevant": ClientGroup(count=1, role="relevant"),
+        "relevant1": ClientGroup(count=1, role="relevant"),
+        "poisoned": ClientGroup(count=2, role="irrelevant"),
+    }
+    assert relevant_to_irrelevant(choices_by_group(log(*rounds), groups)) == 1 / (1 / 4)
+    assert relevant_to_irrelevant(choices_by_group(log(*rounds[:1]), groups)) is None
+    relevant_alone = {name: groups[name] for name in ("relevant", "relevant1")}
+    assert relevant_to_irrelevant(choices_by_group(log(*rounds), relevant_alone)) is None
+    never = [rounds[0], (rounds[1][0], ("relevant1-000",))]
+    assert relevant_to_irrelevant(choices_by_group(log(*never), groups)) is None
+
+
+def test_a_groups_role_is_what_its_table_says_whatever_the_group_is_called() -> None:
+    rounds = [
+        (joined("old-000"), ("old-000",)),
+        (joined("relevant-000", "good-000"), ("good-000", "relevant-000")),
+        ((), ("good-000",)),
+    ]
+    groups = {
+        "old": ClientGroup(count=1),
+        "relevant": ClientGroup(count=1, role="irrelevant"),
+        "good": ClientGroup(count=1, role="relevant"),
+    }
+    assert relevant_to_irrelevant(choices_by_group(log(*rounds), groups)) == 2
+    unsaid = {**groups, "relevant": ClientGroup(count=1)}
+    assert relevant_to_irrelevant(choices_by_group(log(*rounds), unsaid)) is None
+
+
+def test_a_table_is_read_back_as_it_was_but_no_text_is_a_formula_to_a_spreadsheet(tmp_path: Path) -> None:
+    """Texts of clients stand in tables, and one of them may be `=HYPERLINK(...)`; numbers stay numbers."""
+    formulas = ["=1+1", "+1", "-1", "@a"]
+    rows: list[list[Any]] = [['comma, quote"', 0.1], ["ε", None], ["a=1", -0.5], *[[text, ""] for text in formulas]]
+    write_csv(tmp_path / "a.csv", ["name", "value"], rows)
+    assert b"\r" not in (tmp_path / "a.csv").read_bytes()
+    with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
+        header, *found = csv.reader(file)
+    assert header == ["name", "value"]
+    assert found[:3] == [['comma, quote"', "0.1"], ["ε", ""], ["a=1", "-0.5"]]
+    assert found[3:] == [[f"'{text}", ""] for text in formulas]
+
+
+def test_records_have_a_column_for_each_name_that_any_of_them_has(tmp_path: Path) -> None:
+    write_records(tmp_path / "a.csv", [{"a": 1}, {"b": 2, "a": 3}])
+    assert (tmp_path / "a.csv").read_text("utf-8") == "a,b\n1,\n3,2\n"
+
+
+def test_a_table_that_breaks_off_leaves_the_one_before(tmp_path: Path) -> None:
+    def rows() -> Iterator[list[int]]:
+        yield [1]
+        raise OSError("the disk is full")
+
+    write_csv(tmp_path / "a.csv", ["x"], [[0]])
+    with pytest.raises(OSError, match="full"):
+        write_csv(tmp_path / "a.csv", ["x"], rows())
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+    assert (tmp_path / "a.csv").read_text("utf-8") == "x\n0\n"
