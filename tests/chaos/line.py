@@ -26,11 +26,6 @@ def _dropped(data: bytes, size: float) -> list[bytes]:
     return [data[:start], data[start + 1 + len(data) // 10 :]]
 
 
-def _duplicated(data: bytes, size: float) -> list[bytes]:
-    start = int(size * len(data))
-    return [data, data[start:]]
-
-
 def _reordered(data: bytes, size: float) -> list[bytes]:
     cut = 1 + int(size * (len(data) - 1))
     return [data[cut:], data[:cut]]
@@ -45,7 +40,7 @@ def _flipped(data: bytes, size: float) -> list[bytes]:
 
 DAMAGES: dict[str, Damage] = {
     "drop bytes": _dropped,
-    "duplicate bytes": _duplicated,
+    "duplicate bytes": lambda data, size: [data, data[int(size * len(data)) :]],
     "reorder bytes": _reordered,
     "flip a bit": _flipped,
 }

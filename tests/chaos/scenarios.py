@@ -37,31 +37,16 @@ def _federation(seed: int, folder: Path) -> Play:
     return Federation(seed, shape, folder)
 
 
-def _storm(seed: int, folder: Path) -> Play:
-    shape = Shape(
-        rounds=250, faults=60, hosts=20, clients_each=50, m=20, pause_s=0.5, line_weight=0.0, clients_weight=1.0
-    )
-    return Federation(seed, shape, folder)
-
-
-def _processes(seed: int, folder: Path) -> Play:
-    return WholeRun(seed, RunShape(rounds=150, faults=10, pause_s=1.0, is_learning=False), folder)
-
-
-def _learning(seed: int, folder: Path) -> Play:
-    return WholeRun(seed, RunShape(rounds=80, faults=10, pause_s=1.0, is_learning=True), folder)
-
-
-def _disk(seed: int, folder: Path) -> Play:
-    return WholeRun(seed, RunShape(rounds=150, faults=8, pause_s=1.0, is_learning=False, disk_bytes=48 << 20), folder)
-
-
+_STORM = Shape(250, faults=60, hosts=20, clients_each=50, m=20, pause_s=0.5, line_weight=0.0, clients_weight=1.0)
+_PROCESSES = RunShape(rounds=150, faults=10, pause_s=1.0, is_learning=False)
+_LEARNING = RunShape(rounds=80, faults=10, pause_s=1.0, is_learning=True)
+_DISK = RunShape(rounds=150, faults=8, pause_s=1.0, is_learning=False, disk_bytes=48 << 20)
 SCENARIOS: Mapping[str, Callable[[int, Path], Play]] = {
     "federation": _federation,
-    "storm": _storm,
-    "processes": _processes,
-    "learning": _learning,
-    "disk": _disk,
+    "storm": lambda seed, folder: Federation(seed, _STORM, folder),
+    "processes": lambda seed, folder: WholeRun(seed, _PROCESSES, folder),
+    "learning": lambda seed, folder: WholeRun(seed, _LEARNING, folder),
+    "disk": lambda seed, folder: WholeRun(seed, _DISK, folder),
 }
 """Name -> (seed, folder) -> what is played."""
 

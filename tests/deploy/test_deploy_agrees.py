@@ -14,9 +14,8 @@ DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = ("server", "evaluator", "client")
-STAGES: dict[str, str] = dict(
-    re.findall(r"(?ms)^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", (DEPLOY / "Dockerfile").read_text("utf-8"))
-)
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8")
+STAGES: dict[str, str] = dict(re.findall(r"(?ms)^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", DOCKERFILE))
 
 
 def options(service: str) -> dict[str, str]:
@@ -55,9 +54,8 @@ def test_no_image_runs_as_root() -> None:
     (user,) = re.findall(r"(?m)^USER (\d+):(\d+)$", STAGES["runtime"])
     assert "0" not in user
     assert f"useradd --uid {user[0]} " in STAGES["runtime"]
-    dockerfile = (DEPLOY / "Dockerfile").read_text("utf-8")
     for name in (*OURS, "whole", "client-cuda"):
-        assert f"\nFROM runtime AS {name}\n" in dockerfile
+        assert f"\nFROM runtime AS {name}\n" in DOCKERFILE
         assert "USER" not in STAGES[name]
 
 
@@ -86,18 +84,14 @@ def test_published_ports_are_listened_on() -> None:
 
 
 def test_secrets_are_given_to_those_who_read_them() -> None:
-    files = {
-        name: secret["file"].removeprefix("${CERTIFICATES:-./certs}/") for name, secret in COMPOSE["secrets"].items()
-    }
+    secrets = COMPOSE["secrets"].items()
+    files = {name: secret["file"].removeprefix("${CERTIFICATES:-./certs}/") for name, secret in secrets}
     assert files["ca"] == "ca.pem"
     for service in OURS:
         tls = {key: options(service)[f"tls.{key}"] for key in ("ca", "certificate", "key")}
-        assert tls == {
-            "ca": "/run/secrets/ca",
-            "certificate": f"/run/secrets/{service}-certificate",
-            "key": f"/run/secrets/{service}-key",
-        }
-        assert [f"/run/secrets/{name}" for name in SERVICES[service]["secrets"]] == list(tls.values())
+        own = ["ca", f"{service}-certificate", f"{service}-key"]
+        assert list(tls.values()) == [f"/run/secrets/{name}" for name in own]
+        assert SERVICES[service]["secrets"] == own
         assert files[f"{service}-certificate"] == f"{service}.pem"
         assert files[f"{service}-key"] == f"{service}.key"
 

@@ -369,9 +369,8 @@ def test_a_sweeps_job_has_a_pod_for_each_line_of_its_runs() -> None:
     assert (job["completionMode"], job["completions"]) == ("Indexed", len(grid))
     (words,) = re.findall(r"^pausefl sweep \S+ --virtual (.*?) --run-dir", documented(), re.MULTILINE)
     assert words == "--set selection.m=2,5 --seeds 2"
-    assert grid == {
-        f"m={m}-seed{seed}": f"--set=selection.m={m} --set=experiment.seed={seed}" for seed in (1, 2) for m in (2, 5)
-    }
+    points = [(m, seed) for seed in (1, 2) for m in (2, 5)]
+    assert grid == {f"m={m}-seed{s}": f"--set=selection.m={m} --set=experiment.seed={s}" for m, s in points}
     theirs = pods(rendered("laptop"))["server"]
     assert pod["spec"]["securityContext"] == theirs["spec"]["securityContext"]
     assert container(pod)["securityContext"] == container(theirs)["securityContext"]
@@ -395,9 +394,8 @@ def test_runs_of_a_sweeps_pods_are_those_of_pausefl_sweep(tmp_path: Path) -> Non
         (tmp_path / disk).mkdir()
         own = {"TMPDIR": str(tmp_path / disk), "JOB_COMPLETION_INDEX": str(index)}
         environment = {**os.environ, **own, "PATH": f"{shim.parent}:{os.environ['PATH']}"}
-        return subprocess.Popen(
-            ["sh", KUBERNETES / "sweep/play.sh", tmp_path / "runs.txt", kept, config], env=environment
-        )
+        play = ["sh", KUBERNETES / "sweep/play.sh", tmp_path / "runs.txt", kept, config]
+        return subprocess.Popen(play, env=environment)
 
     with pod(0, "a") as first, pod(1, "b") as other:
         wait_for(lambda: rounds_in(tmp_path / "a/run"), "a round", running=first)

@@ -299,12 +299,8 @@ class Prometheus:
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config), "utf-8")
         self.address = f"127.0.0.1:{free_port()}"
         self._log = (folder / "prometheus.log").open("w")
-        options = {
-            "config.file": folder / "prometheus.yml",
-            "storage.tsdb.path": folder / "tsdb",
-            "web.listen-address": self.address,
-        }
-        command = ["prometheus", *(f"--{name}={value}" for name, value in options.items())]
+        files = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+        command = ["prometheus", *files, f"--web.listen-address={self.address}"]
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
 
     def ask(self, path: str, **parameters: str) -> Any:

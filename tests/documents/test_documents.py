@@ -288,10 +288,8 @@ def test_a_wrong_command_is_found(line: str) -> None:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A Python command, from the top of the repository."""
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, env=environment
-    )
+    command, environment = [sys.executable, *arguments], {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
 
 
 @pytest.fixture

@@ -94,9 +94,8 @@ def test_every_table_and_kind_says_what_it_is_and_every_key_has_a_type_and_a_sen
 
 
 def test_a_number_has_bounds_unless_what_it_is_part_of_is_checked_as_a_whole() -> None:
-    unbounded = {
-        name for name, key in keys() if re.search(r"(number|integer)s?\b(?! [≥><])", type_in_words(key.annotation))
-    }
+    number = r"(number|integer)s?\b(?! [≥><])"
+    unbounded = {name for name, key in keys() if re.search(number, type_in_words(key.annotation))}
     any_will_do = {f"law.{key}" for key in ("constant.value_s", "normal.mean_s", "day.phase_rounds")}
     any_will_do |= {"behaviour.scaled-update.factor"}
     ascending = {"law.schedule.rounds", "law.drift.rounds", "law.outage.windows"}
@@ -286,9 +285,8 @@ def test_a_series_of_short_runs_cuts_no_other_series_times() -> None:
 def test_a_model_that_diverged_needs_longer_than_any_run_and_has_no_total() -> None:
     def run(seconds: float, accuracy: float, *, diverged: bool = False) -> Any:
         evaluations = {"seconds": [seconds], "accuracy": [accuracy]}
-        return SimpleNamespace(
-            diverged=diverged, is_whole=not diverged, total_latency_s=seconds, evaluations=evaluations
-        )
+        said = {"diverged": diverged, "is_whole": not diverged, "total_latency_s": seconds}
+        return SimpleNamespace(**said, evaluations=evaluations)
 
     runs: Any = {"a": [run(3, 0.1, diverged=True), run(50, 0.9)], "random": [run(60, 0.9), run(60, 0.9)]}
     waits = {name: _waits(of_series, 60.0) for name, of_series in runs.items()}

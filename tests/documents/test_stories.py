@@ -24,9 +24,7 @@ from rigs.command import kill_group, python, run, summary_of
 from rigs.places import ROOT
 from rigs.ports import free_port
 
-PARTS = re.compile(
-    r"^```(?P<language>\w*)\n(?P<block>.*?)^```|(?P<printed>(?:^    \S[^\n]*\n)+)", re.MULTILINE | re.DOTALL
-)
+PARTS = re.compile(r"(?ms)^```(?P<language>\w*)\n(?P<block>.*?)^```|(?P<printed>(?:^    \S[^\n]*\n)+)")
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
@@ -65,9 +63,8 @@ class Reader:
             commands = commands.replace(shown, typed)
         for command in commands.replace("\\\n", " ").splitlines():
             stays = "--stay" in command
-            started = subprocess.Popen(
-                command, **self._shell, stdout=DEVNULL if stays else PIPE, stderr=STDOUT, text=True
-            )
+            out = DEVNULL if stays else PIPE
+            started = subprocess.Popen(command, **self._shell, stdout=out, stderr=STDOUT, text=True)
             self._started.append(started)
             if not stays:
                 printed, _ = started.communicate()
@@ -77,12 +74,8 @@ class Reader:
     @property
     def _shell(self) -> dict[str, Any]:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {
-            "cwd": self.folder,
-            "shell": True,
-            "start_new_session": True,
-            "env": {**os.environ, "PATH": path, "COLUMNS": "80"},
-        }
+        environment = {**os.environ, "PATH": path, "COLUMNS": "80"}
+        return {"cwd": self.folder, "shell": True, "start_new_session": True, "env": environment}
 
     def _find(self, printed: str) -> None:
         """AssertionError where words shown were neither printed nor written to a file, whatever the figures are."""

@@ -195,9 +195,7 @@ def test_leakage_is_drawn_in_one_named_unit(units: Sequence[str | None], title: 
     np.testing.assert_array_equal(np.asarray(leakage.lines[0].get_ydata()), values)
 
 
-def test_an_interrupted_campaign_begins_no_further_run_and_finds_those_of_long_values_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_campaigns_find_runs_of_long_values_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name fit for a folder begins as the value does, and is another one for another value."""
     played = []
 

@@ -318,9 +318,8 @@ def test_a_simulated_miss_costs_the_deadline_and_its_release() -> None:
 def test_a_deadline_that_no_latency_passes_changes_nothing() -> None:
     laws = {f"c{k}": Constant(0.1 * (k + 1)) for k in range(6)}
     # The last client misses the last deadline: played one by one.
-    settings = [
-        Setting(laws, dict.fromkeys(laws, 100), server_of(0.05, round_timeout_s=d)) for d in (math.inf, 0.7, 0.55)
-    ]
+    servers = [server_of(0.05, round_timeout_s=deadline_s) for deadline_s in (math.inf, 0.7, 0.55)]
+    settings = [Setting(laws, dict.fromkeys(laws, 100), server) for server in servers]
     free, bound, slow = (simulate_pause(Pause(2), setting, 50) for setting in settings)
     np.testing.assert_array_equal(free.regret, bound.regret)
     assert slow.missed is not None

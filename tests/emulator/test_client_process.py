@@ -149,9 +149,8 @@ async def test_a_refused_client_is_told_at_the_end_and_the_others_go_on(tmp_path
             both = ["client-000", "client-001"]
             with pytest.raises(PauseflError, match="client id 'client-000' is connected already"):
                 async with asyncio.timeout(30):
-                    await run_clients_over_grpc(
-                        client_plan(parse_experiment(TWO)), both, f"127.0.0.1:{port}", tmp_path / "ledgers"
-                    )
+                    plan = client_plan(parse_experiment(TWO))
+                    await run_clients_over_grpc(plan, both, f"127.0.0.1:{port}", tmp_path / "ledgers")
         assert (await run.finished()).state.round == 10
     assert "client-001" in {o.client_id for record in log_of(tmp_path) for o in record.observations}
 

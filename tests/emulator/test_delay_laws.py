@@ -138,10 +138,7 @@ def test_expectations_in_closed_form(law: Delay, mean_s: float, mean_inverse: fl
     assert law.mean_inverse == (mean_inverse if math.isinf(law.mean_inverse) else pytest.approx(mean_inverse))
 
 
-FLOORED = [
-    Floor(Normal(mean_s, sd_s), 0.05)
-    for mean_s, sd_s in ((0.9, 0.05), (0.07, 0.05), (0.0, 0.05), (0.3, 0.0), (0.01, 0.0))
-]
+NORMALS = Normal(0.9, 0.05), Normal(0.07, 0.05), Normal(0.0, 0.05), Normal(0.3, 0.0), Normal(0.01, 0.0)
 
 
 def expected(law: Floor, f: Callable[[float], float]) -> float:
@@ -153,7 +150,7 @@ def expected(law: Floor, f: Callable[[float], float]) -> float:
     return float(f(law.floor_s) * normal.cdf(law.floor_s) + normal.expect(f, lb=law.floor_s))
 
 
-@pytest.mark.parametrize("law", FLOORED)
+@pytest.mark.parametrize("law", [Floor(normal, 0.05) for normal in NORMALS])
 def test_means_are_those_of_the_floored_law(law: Floor) -> None:
     assert law.mean_s == pytest.approx(expected(law, lambda x: x), rel=1e-4)
     assert law.mean_inverse == pytest.approx(expected(law, lambda x: 1 / x), rel=1e-4)

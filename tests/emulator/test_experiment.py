@@ -428,9 +428,7 @@ def test_any_value_survives_being_written_down(host: str, alpha: float, tau_min_
         *((f"{{folder}}/{name}.toml", f"{name}.toml: cannot be read") for name in ("missing", "binary", "folder")),
     ],
 )
-def test_what_is_neither_a_file_nor_a_preset_or_cannot_be_read_is_named(
-    name: str, message: str, tmp_path: Path
-) -> None:
+def test_what_is_no_file_and_no_preset_or_cannot_be_read_is_named(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "folder.toml").mkdir()
     with pytest.raises(ConfigError, match=re.escape(message)):
@@ -446,9 +444,7 @@ def test_what_is_neither_a_file_nor_a_preset_or_cannot_be_read_is_named(
         ("", ["rounds"], "--set rounds: must be table.key=value"),
     ],
 )
-def test_a_mistake_in_a_file_is_told_with_the_files_name(
-    text: str, overrides: list[str], message: str, tmp_path: Path
-) -> None:
+def test_a_mistake_is_told_with_the_files_name(text: str, overrides: list[str], message: str, tmp_path: Path) -> None:
     (file := tmp_path / "mine.toml").write_text(text)
     with pytest.raises(ConfigError, match=f"^{re.escape(message.format(file=file))}"):
         load_experiment(str(file), overrides)

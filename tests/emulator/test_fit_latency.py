@@ -420,18 +420,15 @@ def fitted(file: Path, capsys: pytest.CaptureFixture[str], *options: str) -> Pat
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_file_is_played_by_what_fit_latency_makes_of_it(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_published_file_is_fitted_and_played(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     published, form = PUBLISHED[name], name.partition(",")[0]
     file = published.write(tmp_path)
     options = [f"--{key.replace('_', '-')}={value}" for key, value in published.options.items()]
     experiment = fitted(file, capsys, "--format", form, *options)
     assert pausefl.load(experiment).client_ids == [*published.latencies_ms]
     read = pausefl.fit_latency(file, format=form, **published.options).latencies.values()
-    assert [of.seconds.tolist() for of in read] == [
-        pytest.approx([ms / 1000 for ms in each]) for each in published.latencies_ms.values()
-    ]
+    for of, written_ms in zip(read, published.latencies_ms.values(), strict=True):
+        assert of.seconds == pytest.approx([ms / 1000 for ms in written_ms])
     assert tuple(len(of.bounds_s) for of in read) == (published.lost or (0,) * len(published.latencies_ms))
 
     played = pausefl.run(pausefl.load(experiment, SMALL), tmp_path / "run", progress=False)
@@ -454,9 +451,7 @@ def test_a_published_file_can_be_the_delays_of_an_experiment(name: str, tmp_path
         assert all(published.has(value, client) for value in law.values_s)
 
 
-def test_fedscales_devices_come_and_go_by_their_behaviour_traces(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fedscales_devices_come_and_go_by_their_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A round stands for 20,000 s: the first device is there in rounds 1 to 3 and 6, the other from round 4."""
     (tmp_path / "client_device_capacity").write_bytes(pickle.dumps(CAPACITY))
     (tmp_path / "client_behave_trace").write_bytes(pickle.dumps(BEHAVIOUR))

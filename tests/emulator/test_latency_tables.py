@@ -91,9 +91,7 @@ def test_draws_depend_on_seed_client_and_round_alone() -> None:
 
 
 def test_a_whole_exchange_is_split_and_scaled() -> None:
-    parsed = experiment(
-        '[latency]\ndown_share = 0.25\ntime_scale = 0.1\n[latency.delay]\nkind = "constant"\nvalue_s = 4\n'
-    )
+    parsed = experiment('latency = {down_share = 0.25, time_scale = 0.1, delay = {kind = "constant", value_s = 4}}')
     delays = made_links(parsed)["client-000"].draw(1)
     assert (delays.down_s, delays.up_s) == pytest.approx((0.1, 0.3))
 

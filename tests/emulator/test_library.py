@@ -213,9 +213,8 @@ def test_several_policies_are_simulated_under_the_same_latencies(tmp_path: Path)
     pause, random = (found.summary["policies"][name]["total_latency_s"] for name in ("pause", "random"))
     assert pause["least"] <= pause["mean"] <= pause["greatest"] < random["least"]
     answer, caveat = found.summary["answers"]
-    assert re.fullmatch(
-        r"pause waits [\d.]+ % less than random \([\d.]+ to [\d.]+ %, 3 seeds, too few for an interval\)", answer
-    )
+    range_of_seeds = r"\([\d.]+ to [\d.]+ %, 3 seeds, too few for an interval\)"
+    assert re.fullmatch(rf"pause waits [\d.]+ % less than random {range_of_seeds}", answer)
     assert "no network, training or accuracy was measured" in caveat
     with (found.folder / "simulations.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

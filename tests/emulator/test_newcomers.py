@@ -147,9 +147,8 @@ def test_draws_are_the_same_for_every_policy_and_length() -> None:
     assert np.array_equal(short.insertions[0].chosen, long.insertions[0].chosen[:50])
     other = play(FedTs(3), 50, seed=2, harmful=BernoulliDrift(0.2))
     assert not np.array_equal(short.insertions[0].chosen, other.insertions[0].chosen)
-    setting = DriftSetting(
-        {"a": LogNormalDrift(1.0, 0.2), "b": BernoulliDrift(0.5)}, Presence.of_all(["a", "b"]), seed=3
-    )
+    laws: dict[str, DriftLaw] = {"a": LogNormalDrift(1.0, 0.2), "b": BernoulliDrift(0.5)}
+    setting = DriftSetting(laws, Presence.of_all(["a", "b"]), seed=3)
     assert np.array_equal(list(setting.drifts(5000))[:10], list(setting.drifts(10)))
 
 

@@ -192,9 +192,8 @@ def test_a_command_says_what_to_install(arguments: list[str], package: str, extr
 
 def test_every_missing_package_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pausefl.extras.find_spec", lambda _: None)
-    with pytest.raises(
-        ConfigError, match=r'^jinja2, matplotlib, psutil, scipy: not installed; pip install "pausefl\[report,bench\]"$'
-    ):
+    packages = "jinja2, matplotlib, psutil, scipy"
+    with pytest.raises(ConfigError, match=rf'^{packages}: not installed; pip install "pausefl\[report,bench\]"$'):
         require("report", "bench")
 
 

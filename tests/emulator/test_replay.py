@@ -205,10 +205,8 @@ def test_only_a_job_that_was_refused_spends_nothing() -> None:
     kinds: tuple[tuple[MissKind, int], ...] = (("refused", 0), ("rejected", 5), ("timeout", 5), ("lost", 5))
     once = experiment_of("all", "[server]\nrounds_without_update_max = 1\nrest_rounds_max = 0")
     for kind, releases in kinds:
-        records = [
-            dataclasses.replace(r, misses=tuple(dataclasses.replace(m, kind=kind) for m in r.misses))
-            for r in log.records
-        ]
+        misses = [tuple(dataclasses.replace(miss, kind=kind) for miss in record.misses) for record in log.records]
+        records = [dataclasses.replace(r, misses=of) for r, of in zip(log.records, misses, strict=True)]
         (spent,) = play_on_log(once, RecordedLog(records, ()), draws=1).max_epsilon_spent
         assert spent == pytest.approx(BUDGET.spent(releases)), kind
 
@@ -221,10 +219,9 @@ def test_only_a_job_that_was_refused_spends_nothing() -> None:
     ],
 )
 def test_what_the_log_lacks_is_one_line(policy: str, line: str) -> None:
-    records = [
-        dataclasses.replace(r, observations=tuple(dataclasses.replace(o, loss=None) for o in r.observations))
-        for r in played("random", 3).records
-    ]
+    log = played("random", 3).records
+    silent = [tuple(dataclasses.replace(o, loss=None) for o in record.observations) for record in log]
+    records = [dataclasses.replace(r, observations=of) for r, of in zip(log, silent, strict=True)]
     with refused(line):
         play_on_log(experiment_of(policy, "[privacy]\nenabled = false"), RecordedLog(records, ()), draws=1)
 
@@ -317,9 +314,8 @@ def test_an_estimate_is_written_with_its_caveat(run_dir: Path, tmp_path: Path) -
     assert lines[0] == "round,recorded,chosen,recorded_s,waited_s,low_s,high_s,extrapolated"
     assert len(lines) == 7
     assert (tmp_path / "out/replay.png").stat().st_size > 0
-    assert replay_log(parse_experiment((run_dir / "config.toml").read_text()), read_log(run_dir)) == list(
-        pausefl.replay(run_dir).choices
-    )
+    choices = replay_log(parse_experiment((run_dir / "config.toml").read_text()), read_log(run_dir))
+    assert choices == list(pausefl.replay(run_dir).choices)
 
 
 def test_the_command_says_it_and_refuses_other_keys(run_dir: Path) -> None:

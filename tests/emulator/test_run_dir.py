@@ -94,10 +94,8 @@ def test_a_run_goes_on_with_no_other_configuration(
 ) -> None:
     run_dir = shutil.copytree(killed, tmp_path / "run")
     damage(run_dir / "config.toml")
-    for arguments in (
-        ("run", "--resume", run_dir),
-        ("server", config_in(tmp_path, rounds=100_000), "--resume", "--run-dir", run_dir),
-    ):
+    serve = "server", config_in(tmp_path, rounds=100_000), "--resume", "--run-dir", run_dir
+    for arguments in (("run", "--resume", run_dir), serve):
         assert message in refused(*arguments)
     for name in ("run.db", "server.log", "ledgers/client-000.db"):
         assert (run_dir / name).read_bytes() == (killed / name).read_bytes()
@@ -151,10 +149,8 @@ def test_two_processes_never_use_one_run_directory(tmp_path: Path, background: S
     config = config_in(tmp_path, rounds=100_000, train_s=0.05)
     first = background("run", config, "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run"), "a round", running=first)
-    for arguments in (
-        ("run", "--resume", tmp_path / "run"),
-        ("server", config, "--resume", "--run-dir", tmp_path / "run"),
-    ):
+    serve = "server", config, "--resume", "--run-dir", tmp_path / "run"
+    for arguments in (("run", "--resume", tmp_path / "run"), serve):
         assert f"run directory {tmp_path / 'run'}: another process is using it" in refused(*arguments)
     first.send_signal(signal.SIGINT)
     assert first.wait(60) == 130

@@ -139,9 +139,7 @@ def test_a_machine_that_cannot_play_is_told_at_first(changes: dict[str, object],
     assert [path.name for path in tmp_path.iterdir()] == ["campaign.json"]
 
 
-def test_an_interrupted_run_elsewhere_is_brought_back_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_elsewhere_comes_back_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(tmp_path, Plan("sweep", "", {}))
     play, places = run_experiment, list[Path]()
 
@@ -236,9 +234,7 @@ def _kill_once(run_dir: Path) -> int:
     return rounds_in(run_dir)
 
 
-def test_jobs_of_slurm_are_not_lost_while_it_does_not_answer_nor_where_a_result_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_job_is_lost_while_slurm_is_silent_or_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submitit = pytest.importorskip("submitit")
     looks, done = tmp_path / "looks", tmp_path / "done"
     (tmp_path / "squeue").write_text(f"#!/bin/sh\necho look >> {looks}\nexit 1\n")

@@ -203,9 +203,7 @@ def test_with_a_phi_of_ones_own_there_is_no_regret(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("time_scale", "timeout_s", "deadline_s"), [(0.1, 0.5, 5.0), (4.0, 2.0, 0.5), (0.1, "auto", 600.0)]
 )
-def test_the_deadline_is_in_real_seconds_and_the_latencies_are_not(
-    policy: str, time_scale: float, timeout_s: float | str, deadline_s: float
-) -> None:
+def test_deadlines_are_in_real_time(policy: str, time_scale: float, timeout_s: float | str, deadline_s: float) -> None:
     """All answer just below the deadline and miss just above it; "auto" waits 60 real seconds for unknown clients."""
     for delay_s, missed in ((0.9 * deadline_s, 0), (1.1 * deadline_s, 3 * 30)):
         text = CONFIG.format(policy=policy, partition="iid").replace("[experiment]", "[experiment]\nrounds = 30")

@@ -145,11 +145,8 @@ def test_the_ratio_is_of_newcomers_per_client_and_round() -> None:
 
 
 def test_a_groups_role_is_what_its_table_says_whatever_the_group_is_called() -> None:
-    rounds = [
-        (joined("old-000"), ("old-000",)),
-        (joined("relevant-000", "good-000"), ("good-000", "relevant-000")),
-        ((), ("good-000",)),
-    ]
+    second = joined("relevant-000", "good-000"), ("good-000", "relevant-000")
+    rounds = [(joined("old-000"), ("old-000",)), second, ((), ("good-000",))]
     groups = {
         "old": ClientGroup(count=1),
         "relevant": ClientGroup(count=1, role="irrelevant"),

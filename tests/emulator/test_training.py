@@ -68,9 +68,8 @@ def test_one_step_over_all_examples_is_the_gradient() -> None:
     outcome = make_trainer(settings).train(THETA, round=1)
     model = build_model("mlp", DIGITS.input_shape, 10, 1)
     ModelVector(model).fill(THETA)
-    loss = functional.cross_entropy(
-        model(torch.from_numpy(EXAMPLES.inputs / np.float32(127.5) - 1)), torch.from_numpy(EXAMPLES.labels)
-    )
+    outputs = model(torch.from_numpy(EXAMPLES.inputs / np.float32(127.5) - 1))
+    loss = functional.cross_entropy(outputs, torch.from_numpy(EXAMPLES.labels))
     gradient = torch.autograd.grad(loss, list(model.parameters()))
     expected = -0.1 * torch.cat([part.flatten() for part in gradient]).numpy()
     assert outcome.loss == pytest.approx(float(loss.detach()), rel=1e-5)

@@ -14,9 +14,8 @@ from pausefl.studies.simulation.outputs import in_words, run_simulation
 from pausefl_tune.plan import TuningPlan
 from rigs.experiments import small
 
-each_unit = pytest.mark.parametrize(
-    ("unit", "label"), [("coordinate", "ε per coordinate"), ("vector", "ε of the whole upload vector")]
-)
+LABELS = ("coordinate", "ε per coordinate"), ("vector", "ε of the whole upload vector")
+each_unit = pytest.mark.parametrize(("unit", "label"), LABELS)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
@@ -26,6 +26,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, SERVICE, decode, digest, pack_job, unpack
 from rigs.command import toml_of
 
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 HELD, ENDED = "on a stream that goes on", "as the last of a stream"
 _CLIENTS = 24
 _MOST_IN_A_BURST = 200
@@ -118,7 +119,7 @@ class ClientFuzz:
         finally:
             await server.stop(0)
 
-    async def _join(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+    async def _join(self, _: Any, context: Context) -> None:
         """One stream: a welcome, nonsense that a client may overlook, a sound job, and nonsense that ends it."""
         self._streams += 1
         rng = random.Random(f"{self._seed}/{self._streams}")
@@ -126,7 +127,7 @@ class ClientFuzz:
         with suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(_ANSWER_WITHIN_S):
                 if self._base_is_taken.is_set() and rng.random() < 0.02:
-                    await self._send_malformed(context, pb.ServerMessage(welcome=_WELCOME), rng, ENDED)
+                    await self._send_malformed(context, pb.ServerMessage(welcome=_WELCOME), rng)
                     return
                 await context.write(pb.ServerMessage(welcome=_WELCOME).SerializeToString())
                 if hello.client_id not in self._warm:
@@ -140,39 +141,30 @@ class ClientFuzz:
                 if rng.random() < 0.3:
                     await self._give_job(context, hello.client_id)
                 if rng.random() < 0.5:  # a client waits ever longer where every stream ends in damage
-                    await self._send_malformed(context, self._hostile_job(rng), rng, ENDED)
+                    await self._send_malformed(context, self._hostile_job(rng), rng)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(rng.uniform(0, 0.2)):
                         await self._listen(context, hello.client_id)
 
-    async def _send_malformed(
-        self,
-        context: "grpc.aio.ServicerContext[bytes, bytes]",
-        message: pb.ServerMessage,
-        rng: random.Random,
-        layer: str,
-    ) -> None:
+    async def _send_malformed(self, context: Context, message: pb.ServerMessage, rng: random.Random) -> None:
         payload = self._model.tobytes() if message.HasField("job") or message.HasField("frame") else b""
         name, data = malformed(message, payload, rng)
         if _dismisses(data):
             return  # a final goodbye ends a client as it should
         await context.write(data)
-        self._tally.add(layer, name)
+        self._tally.add(ENDED, name)
 
     def _hostile_job(self, rng: random.Random) -> pb.ServerMessage:
         model = pb.Vector(size_bytes=self._model.nbytes, frames=1, digest=digest(self._model))
         job = pb.Job(round=rng.choice((0, 1, 2**32 - 1)), attempt=1, model=model, schedule=self._schedule)
-        return rng.choice(
-            (
-                pb.ServerMessage(job=job),
-                pb.ServerMessage(job=job),
-                pb.ServerMessage(frame=pb.Frame(index=rng.randrange(3))),
-                pb.ServerMessage(ack=pb.Ack(round=1, attempt=rng.randrange(3))),
-                pb.ServerMessage(goodbye=pb.Goodbye(reason="x" * 1000)),
-            )
+        others = (
+            pb.ServerMessage(frame=pb.Frame(index=rng.randrange(3))),
+            pb.ServerMessage(ack=pb.Ack(round=1, attempt=rng.randrange(3))),
+            pb.ServerMessage(goodbye=pb.Goodbye(reason="x" * 1000)),
         )
+        return rng.choice((*[pb.ServerMessage(job=job)] * 2, *others))
 
-    async def _give_job(self, context: "grpc.aio.ServicerContext[bytes, bytes]", client_id: str) -> None:
+    async def _give_job(self, context: Context, client_id: str) -> None:
         """A job as an honest server gives it, with a model of its own; wait for its answer."""
         self._jobs += 1
         round_ = 1_000 + self._jobs
@@ -181,23 +173,17 @@ class ClientFuzz:
         await self._listen(context, client_id, round_)
         self._answered += 1
 
-    async def _listen(
-        self, context: "grpc.aio.ServicerContext[bytes, bytes]", client_id: str, until_round: int | None = None
-    ) -> None:
+    async def _listen(self, context: Context, client_id: str, until_round: int | None = None) -> None:
         """Note every release that leaves, until that of a round."""
         while True:
             said = pb.ClientMessage.FromString(unpack(await _read(context))[0])
             if not said.HasField("result"):
                 continue
-            result = said.result
-            if result.release.participation:
-                before = self._released.setdefault(client_id, {}).setdefault(
-                    result.release.participation, result.update.digest
-                )
+            result, number = said.result, said.result.release.participation
+            if number:
+                before = self._released.setdefault(client_id, {}).setdefault(number, result.update.digest)
                 if before != result.update.digest:
-                    self._wrong.append(
-                        f"{client_id}: release {result.release.participation} left twice, with other bytes"
-                    )
+                    self._wrong.append(f"{client_id}: release {number} left twice, with other bytes")
             if result.round == until_round:
                 assert result.status == pb.STATUS_OK, result
                 return
@@ -210,9 +196,8 @@ class ClientFuzz:
             path = folder / f"ledgers/{client_id}.db"
             with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
                 charged = dict(db.execute("SELECT participation, update_digest FROM releases").fetchall())
-                holder = dict(
-                    db.execute("SELECT key, value FROM meta WHERE key NOT IN ('schedule', 'unit')").fetchall()
-                )
+                of_holder = "SELECT key, value FROM meta WHERE key NOT IN ('schedule', 'unit')"
+                holder = dict(db.execute(of_holder).fetchall())
             ledger = Ledger(path, budget, unit=experiment.privacy.unit, **holder)  # walks the chain of all rows
             if abs(ledger.epsilon_spent - budget.spent(ledger.released)) > 1e-9:
                 self._wrong.append(f"{client_id}: {ledger.epsilon_spent} spent on {ledger.released} releases")
@@ -228,15 +213,14 @@ _WELCOME = pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="fuzz")
 def _overlooked(rng: random.Random) -> tuple[str, bytes]:
     """A message that no client waits for, and that is no reason to leave the stream."""
     number = rng.choice((0, 1, 2**31, 2**32 - 1))
-    message = rng.choice(
-        (
-            pb.ServerMessage(ack=pb.Ack(round=number, attempt=number)),
-            pb.ServerMessage(ping=pb.Ping(nonce=number)),
-            pb.ServerMessage(frame=pb.Frame(index=number)),
-            pb.ServerMessage(),
-            pb.ServerMessage(welcome=pb.Welcome(protocol_version=number, run_id="other")),
-        )
+    kinds: tuple[dict[str, Any], ...] = (
+        {"ack": pb.Ack(round=number, attempt=number)},
+        {"ping": pb.Ping(nonce=number)},
+        {"frame": pb.Frame(index=number)},
+        {},
+        {"welcome": pb.Welcome(protocol_version=number, run_id="other")},
     )
+    message = pb.ServerMessage(**rng.choice(kinds))
     name, data = malformed(message, b"", rng)
     with suppress(DamageError):
         if decode(pb.ServerMessage, data)[0].WhichOneof("kind") not in ("job", "goodbye"):
@@ -250,7 +234,7 @@ def _dismisses(data: bytes) -> bool:
     return False
 
 
-async def _read(context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+async def _read(context: Context) -> bytes:
     """The next message; ConnectionError at the end."""
     data: Any = await context.read()
     if data is grpc.aio.EOF:

@@ -46,22 +46,9 @@ def opening(settings: bytes = b"") -> bytes:
     return PREFACE + frame(SETTINGS, 0, 0, settings)
 
 
-def _garbage(rng: random.Random) -> list[bytes]:
-    return [rng.randbytes(rng.choice((1, 9, 100, 4000))) for _ in range(4)]
-
-
-def _tls_or_http1(rng: random.Random) -> list[bytes]:
-    return [rng.choice((b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"))]
-
-
-def _random_frames(rng: random.Random) -> list[bytes]:
-    frames = [
-        frame(
-            rng.randrange(12), rng.randrange(256), rng.choice((0, 1, 2, 3, 2**31 - 1)), rng.randbytes(rng.randrange(40))
-        )
-        for _ in range(60)
-    ]
-    return [opening(), *frames]
+def _random_frame(rng: random.Random) -> bytes:
+    stream, payload = rng.choice((0, 1, 2, 3, 2**31 - 1)), rng.randbytes(rng.randrange(40))
+    return frame(rng.randrange(12), rng.randrange(256), stream, payload)
 
 
 def _random_headers(rng: random.Random) -> list[bytes]:
@@ -74,15 +61,11 @@ def _pings_and_settings(rng: random.Random) -> list[bytes]:
     return [opening(), *(rng.choice(flood) for _ in range(200))]
 
 
-def _rapid_resets(rng: random.Random) -> list[bytes]:
-    """Calls that are taken back at once (CVE-2023-44487)."""
-    return [opening(), *(call(2 * i + 1) + frame(RESET, 0, 2 * i + 1, bytes(4)) for i in range(100))]
-
-
-def _endless_headers(rng: random.Random) -> list[bytes]:
-    """A header block that never ends (CVE-2024-27316)."""
-    more = frame(CONTINUATION, 0, 1, header("x" * 30, "y" * 90) * 20)
-    return [opening(), frame(HEADERS, 0, 1, header("a", "b")), *([more] * 100)]
+# Calls that are taken back at once (CVE-2023-44487), and a header block that never ends (CVE-2024-27316).
+_RAPID_RESETS = [opening(), *(call(i) + frame(RESET, 0, i, bytes(4)) for i in range(1, 200, 2))]
+_MORE_HEADERS = frame(CONTINUATION, 0, 1, header("x" * 30, "y" * 90) * 20)
+_ENDLESS_HEADERS = [opening(), frame(HEADERS, 0, 1, header("a", "b")), *([_MORE_HEADERS] * 100)]
+_NO_HTTP2 = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 
 
 def _broken_windows(rng: random.Random) -> list[bytes]:
@@ -105,13 +88,13 @@ def _lying_frames(rng: random.Random) -> list[bytes]:
 
 
 ATTACKS: dict[str, Callable[[random.Random], list[bytes]]] = {
-    "no HTTP/2": _garbage,
-    "TLS or HTTP/1": _tls_or_http1,
-    "random frames": _random_frames,
+    "no HTTP/2": lambda rng: [rng.randbytes(rng.choice((1, 9, 100, 4000))) for _ in range(4)],
+    "TLS or HTTP/1": lambda rng: [rng.choice(_NO_HTTP2)],
+    "random frames": lambda rng: [opening(), *(_random_frame(rng) for _ in range(60))],
     "random headers": _random_headers,
     "pings and settings": _pings_and_settings,
-    "rapid resets": _rapid_resets,
-    "endless headers": _endless_headers,
+    "rapid resets": lambda _: _RAPID_RESETS,
+    "endless headers": lambda _: _ENDLESS_HEADERS,
     "broken windows": _broken_windows,
     "lying messages": _lying_messages,
     "other calls": _other_calls,

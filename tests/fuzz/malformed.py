@@ -91,14 +91,6 @@ def _flipped(message: Message, payload: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def _random_bytes(message: Message, payload: bytes, rng: random.Random) -> bytes:
-    return rng.randbytes(rng.choice((0, 1, 2, 5, 30, 300, 3000)))
-
-
-def _doubled(message: Message, payload: bytes, rng: random.Random) -> bytes:
-    return message.SerializeToString() + _packed(message, payload)
-
-
 def _wrong_size(message: Message, payload: bytes, rng: random.Random) -> bytes:
     return _packed(message, payload[: rng.randrange(len(payload) + 1)] + rng.randbytes(rng.randrange(9)))
 
@@ -111,9 +103,7 @@ def _wrong_values(message: Message, payload: bytes, rng: random.Random) -> bytes
 
 def _lying_payload(message: Message, payload: bytes, rng: random.Random) -> bytes:
     """A payload whose length is not its own."""
-    length = rng.choice(
-        (b"\xff\xff\xff\xff\x0f", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x80\x80", b"\x05", b"")
-    )
+    length = rng.choice((b"\xff" * 4 + b"\x0f", b"\xff" * 9 + b"\x01", b"\x80\x80", b"\x05", b""))
     return b"\x7a" + length + rng.randbytes(rng.randrange(5)) + message.SerializeToString()
 
 
@@ -128,8 +118,8 @@ WAYS: dict[str, Way] = {
     "hostile fields": _hostile_fields,
     "truncated": _truncated,
     "flipped bits": _flipped,
-    "random bytes": _random_bytes,
-    "doubled": _doubled,
+    "random bytes": lambda _, __, rng: rng.randbytes(rng.choice((0, 1, 2, 5, 30, 300, 3000))),
+    "doubled": lambda message, payload, _: message.SerializeToString() + _packed(message, payload),
     "wrong size": _wrong_size,
     "wrong values": _wrong_values,
     "lying payload": _lying_payload,

@@ -47,9 +47,8 @@ def memory_bound_bytes(server: dict[str, Any]) -> int:
 
 def disk_bound_bytes(server: dict[str, Any]) -> int:
     """What run.db and the server's output may hold after so many messages and rounds."""
-    return int(
-        DISK_BYTES + DISK_BYTES_PER_MESSAGE * server["messages"] + DISK_BYTES_PER_ROUND * server.get("rounds", 0)
-    )
+    growth_bytes = DISK_BYTES_PER_MESSAGE * server["messages"] + DISK_BYTES_PER_ROUND * server.get("rounds", 0)
+    return int(DISK_BYTES + growth_bytes)
 
 
 def failures(summary: dict[str, Any]) -> list[str]:

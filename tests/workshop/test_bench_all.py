@@ -52,11 +52,8 @@ def test_a_change_beyond_noise_is_told_from_noise() -> None:
     before = measurement({"train_s": values(1.0), "ratio": values(2.0), "rounds_per_s": values(60.0)})
     after = measurement({"train_s": values(0.7), "ratio": values(2.0), "rounds_per_s": values(40.0)})
     found = {change.figure: change for change in changes(before, after)}
-    assert {name: change.verdict for name, change in found.items()} == {
-        "train_s": "better",
-        "ratio": "same",
-        "rounds_per_s": "worse",
-    }
+    verdicts = {"train_s": "better", "ratio": "same", "rounds_per_s": "worse"}
+    assert {name: change.verdict for name, change in found.items()} == verdicts
     assert found["train_s"].ratio_low < 0.7 < found["train_s"].ratio_high < 1
     words = list(in_words(before, after, list(found.values())))
     assert words[-1] == "2 of 3 figures changed beyond noise; 0 could not be compared"

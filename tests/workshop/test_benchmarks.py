@@ -55,9 +55,7 @@ def test_a_play_is_measured_and_leaves_no_process_behind(name: str) -> None:
         ("small_cifar", "benchmarks.own.training:noise_of_cifar", 1e-3),  # of Adam's first steps, of ±0.01 a value
     ],
 )
-def test_the_training_beside_pausefl_takes_the_same_steps(
-    preset: str, dataset: str, atol: float, tmp_path: Path
-) -> None:
+def test_the_training_beside_pausefl_steps_the_same(preset: str, dataset: str, atol: float, tmp_path: Path) -> None:
     """With one batch a round nothing is left to chance: the same net, data, optimizer and its state."""
     sizes = ["workload.examples=300", "clients.count=10", "workload.batch_size=100"]
     write_data(tmp_path, [f"workload.dataset={dataset}", *sizes], preset)
