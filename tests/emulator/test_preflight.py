@@ -270,89 +270,84 @@ def written(path: Path, content: str | bytes) -> Path:
 HEADER = "client,time,seconds\n"
 UNANSWERED = {"result": [{"rtt": 1.5}, {"x": "*"}], "prb_id": 1, "timestamp": 1}
 SERIES = {"metric": {"instance": "a"}, "values": [[1, "0.1"], [2, "NaN"]]}
-LATENCIES: dict[str, tuple[str | bytes, str, str]] = {
-    "nothing": ("", "", "is empty"),
-    "a header alone": (HEADER, "", "holds no latencies"),
-    "one column": ("seconds\n0.1\n", "", 'line 1 has no column "client" (it has: seconds); say which: --client-column'),
+LATENCIES: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, str]] = {
+    "nothing": ("", "is empty"),
+    "a header alone": (HEADER, "holds no latencies"),
+    "one column": ("seconds\n0.1\n", 'line 1 has no column "client" (it has: seconds); say which: --client-column'),
     "a column of another name": (
         "client,time,ms\na,1,231\n",
-        "",
         'line 1 has no column "seconds" (it has: client, time, ms); say which: --column NAME',
     ),
-    "devices": ("device;seconds\na;0,1\n", "", "(it has: device, seconds); say which: --client-column NAME"),
-    "a column twice": ("client,seconds,seconds\na,1,1\n", "", 'line 1 has 2 columns "seconds"'),
+    "devices": ("device;seconds\na;0,1\n", "(it has: device, seconds); say which: --client-column NAME"),
+    "a column twice": ("client,seconds,seconds\na,1,1\n", 'line 1 has 2 columns "seconds"'),
     "decimal commas": (
         f"{HEADER}a,1,0,1\n",
-        "",
         "line 2 has 4 values and the header 3 names; decimals need a point, or semicolons between",
     ),
     "milliseconds": (
         f"{HEADER}a,1,231\na,2,244\nb,1,812\nb,2,901\n",
-        "",
         'line 2 has "231" for seconds, and the median is 528, which looks like milliseconds; add --unit ms, or --unit',
     ),
-    "a word": (f"{HEADER}a,1,fast\n", "", 'line 2 has "fast" for seconds: must be a number above 0'),
-    "below 0": (f"{HEADER}a,1,0.1\na,2,-0.1\n", "", 'line 3 has "-0.1" for seconds'),
-    "infinity": (f"{HEADER}a,1,0.1\na,2,inf\n", "", 'line 3 has "inf" for seconds: must be a number above 0; if its'),
+    "a word": (f"{HEADER}a,1,fast\n", 'line 2 has "fast" for seconds: must be a number above 0'),
+    "below 0": (f"{HEADER}a,1,0.1\na,2,-0.1\n", 'line 3 has "-0.1" for seconds'),
+    "infinity": (f"{HEADER}a,1,0.1\na,2,inf\n", 'line 3 has "inf" for seconds: must be a number above 0; if its'),
     "a blank": (
         f"{HEADER}a,1,0.1\n\na,2,\n",
-        "",
         "line 4 has nothing for seconds: must be a number above 0; if its probe was lost, add --lost '' and --timeout",
     ),
-    "a short line": (f"{HEADER}a,1,0.1\na,2\n", "", "line 3 has nothing for seconds"),
-    "a timeout": (f"{HEADER}a,1,timeout\n", "", "if its probe was lost, add --lost timeout and --timeout-s 5.0"),
-    "a timeout of unknown length": (f"{HEADER}a,1,-\n", "--lost=-", "line 2 is a lost probe; say how long it was"),
+    "a short line": (f"{HEADER}a,1,0.1\na,2\n", "line 3 has nothing for seconds"),
+    "a timeout": (f"{HEADER}a,1,timeout\n", "if its probe was lost, add --lost timeout and --timeout-s 5.0"),
+    "a timeout of unknown length": (f"{HEADER}a,1,-\n", "line 2 is a lost probe; say how long it was", "--lost=-"),
     "a time that is none": (
         f"{HEADER}a,noon,0.1\n",
-        "",
         'line 2 has "noon" for time: must be a number or an ISO 8601 date, such as 2026-03-01T10:00:00Z; rows in order',
     ),
-    "nobody": (f"{HEADER},1,0.1\n", "", "line 2 does not say whose latency it is (column client)"),
-    "an open quote": (f'{HEADER}"a,1,0.1\nb,2,0.2\n', "", "line 3 ends a text of several lines: its quotes are not"),
-    "a long cell": (f"{HEADER}{'x' * 200_000},1,0.1\n", "", "cannot be read (line 2: field larger than field limit"),
-    "Latin-1": ((HEADER + "Gerät,1,0.1\n").encode("latin-1"), "", "(line 2, column 4 is no UTF-8; save the file as"),
-    "UTF-16 without a mark": (HEADER.encode("utf-16-le"), "", "is no text: line 1, column 2 is a zero byte; save it "),
-    "a spreadsheet": (b"PK\x03\x04\x00\x00", "", "is no text: line 1, column 5 is a zero byte; save it as CSV in UTF"),
-    "cut off": (gzip.compress(HEADER.encode() * 99)[:-9], "", "cannot be read (Compressed file ended before"),
-    "damaged": (gzip.compress(HEADER.encode())[:-8] + bytes(8), "", "cannot be read (CRC check failed)"),
-    "no such filter": (f"{HEADER}a,1,0.1\n", "--filter client=b", "no row passes --filter client=b (there is: a)"),
-    "a filter of no column": (f"{HEADER}a,1,0.1\n", "--filter x=b", 'line 1 has no column "x" (it has: client, time'),
-    "ping": ("PING a (1.2.3.4)", "", "line 1 is no header of a CSV file; try --format ping"),
-    "ping -D": ("[1764201601.1] 64 bytes", "", "line 1 is no header of a CSV file; try --format ping"),
-    "RIPE Atlas": (json.dumps([{"fw": 1}]), "", "line 1 is no header of a CSV file; try --format ripe-atlas"),
-    "iperf3": ('{"start": {}}', "", "line 1 is no header of a CSV file; try --format iperf3"),
-    "Prometheus": ('{"status": "success"}', "--format k6", "line 1 is no header of a CSV file; try --format promethe"),
-    "FedScale": (pickle.dumps({1: {}}), "", "line 1 is no header of a CSV file; try --format fedscale"),
-    "k6": ("metric_name,timestamp,metric_value,name\nvus,1,1,u\n", "", "say which: --column NAME; try --format k6"),
-    "locust": ("Timestamp,Name,50%\n1,/a,N/A\n", "--column 50%", "say which: --client-column NAME; try --format locu"),
-    "NDT": ("a_TestTime,a_MinRTT,client_IP\n1,2,3\n", "--column a_MinRTT", "NAME; try --format ndt"),
-    "WonderNetwork": ('"source","avg","timestamp"\n1,2,3\n', "", "say which: --column NAME; try --format wondernetwo"),
+    "nobody": (f"{HEADER},1,0.1\n", "line 2 does not say whose latency it is (column client)"),
+    "an open quote": (f'{HEADER}"a,1,0.1\nb,2,0.2\n', "line 3 ends a text of several lines: its quotes are not"),
+    "a long cell": (f"{HEADER}{'x' * 200_000},1,0.1\n", "cannot be read (line 2: field larger than field limit"),
+    "Latin-1": ((HEADER + "Gerät,1,0.1\n").encode("latin-1"), "(line 2, column 4 is no UTF-8; save the file as"),
+    "UTF-16 without a mark": (HEADER.encode("utf-16-le"), "is no text: line 1, column 2 is a zero byte; save it "),
+    "a spreadsheet": (b"PK\x03\x04\x00\x00", "is no text: line 1, column 5 is a zero byte; save it as CSV in UTF"),
+    "cut off": (gzip.compress(HEADER.encode() * 99)[:-9], "cannot be read (Compressed file ended before"),
+    "damaged": (gzip.compress(HEADER.encode())[:-8] + bytes(8), "cannot be read (CRC check failed)"),
+    "no such filter": (f"{HEADER}a,1,0.1\n", "no row passes --filter client=b (there is: a)", "--filter client=b"),
+    "a filter of no column": (f"{HEADER}a,1,0.1\n", 'line 1 has no column "x" (it has: client, time', "--filter x=b"),
+    "ping": ("PING a (1.2.3.4)", "line 1 is no header of a CSV file; try --format ping"),
+    "ping -D": ("[1764201601.1] 64 bytes", "line 1 is no header of a CSV file; try --format ping"),
+    "RIPE Atlas": (json.dumps([{"fw": 1}]), "line 1 is no header of a CSV file; try --format ripe-atlas"),
+    "iperf3": ('{"start": {}}', "line 1 is no header of a CSV file; try --format iperf3"),
+    "Prometheus": ('{"status": "success"}', "line 1 is no header of a CSV file; try --format promethe", "--format k6"),
+    "FedScale": (pickle.dumps({1: {}}), "line 1 is no header of a CSV file; try --format fedscale"),
+    "k6": ("metric_name,timestamp,metric_value,name\nvus,1,1,u\n", "say which: --column NAME; try --format k6"),
+    "locust": ("Timestamp,Name,50%\n1,/a,N/A\n", "say which: --client-column NAME; try --format locu", "--column 50%"),
+    "NDT": ("a_TestTime,a_MinRTT,client_IP\n1,2,3\n", "NAME; try --format ndt", "--column a_MinRTT"),
+    "WonderNetwork": ('"source","avg","timestamp"\n1,2,3\n', "say which: --column NAME; try --format wondernetwo"),
     "CSV as Prometheus": (
         f"{HEADER}a,1,2\n",
-        "--format prometheus",
         'is not of the format "prometheus" (line 1, column 1: Expecting value); try --format csv',
+        "--format prometheus",
     ),
-    "CSV as FedScale": (HEADER, "--format fedscale", '"fedscale" (is no pickle of plain values (pickle data was trun'),
-    "CSV as NDT": ("client,ms\na,1\n", "--format ndt", 'line 1 has no column "a_MinRTT" (it has: client, ms); say wh'),
-    "broken JSON": ('[{"prb_id": 1,\n  "result" 2}]', "--format ripe-atlas", "(line 2, column 12: Expecting ':' del"),
-    "broken JSON of two": ("[]\n{", "--format ripe-atlas", "(line 2, column 2: Expecting property name"),
-    "Prometheus as iperf3": ('{\n "status": "success"}', "--format iperf3", '(no "start" where one was due); try --f'),
-    "an error of iperf3": ('{"start": {}, "error": "no route to host"}', "--format iperf3", "(it is an error: no rou"),
-    "JSON too deep": ("[" * 200_000, "--format ripe-atlas", 'is not of the format "ripe-atlas" (its parts are of'),
-    "a lost probe": (json.dumps([UNANSWERED]), "--format ripe-atlas", "result 2 is a lost probe; say how long it was"),
+    "CSV as FedScale": (HEADER, '"fedscale" (is no pickle of plain values (pickle data was trun', "--format fedscale"),
+    "CSV as NDT": ("client,ms\na,1\n", 'line 1 has no column "a_MinRTT" (it has: client, ms); say wh', "--format ndt"),
+    "broken JSON": ('[{"prb_id": 1,\n  "result" 2}]', "(line 2, column 12: Expecting ':' del", "--format ripe-atlas"),
+    "broken JSON of two": ("[]\n{", "(line 2, column 2: Expecting property name", "--format ripe-atlas"),
+    "Prometheus as iperf3": ('{\n "status": "success"}', '(no "start" where one was due); try --f', "--format iperf3"),
+    "an error of iperf3": ('{"start": {}, "error": "no route to host"}', "(it is an error: no rou", "--format iperf3"),
+    "JSON too deep": ("[" * 200_000, 'is not of the format "ripe-atlas" (its parts are of', "--format ripe-atlas"),
+    "a lost probe": (json.dumps([UNANSWERED]), "result 2 is a lost probe; say how long it was", "--format ripe-atlas"),
     "no number in JSON": (
         json.dumps({"status": "success", "data": {"result": [SERIES]}}),
-        "--format prometheus",
         'value 2 has "NaN" for value: must be a number above 0; if its probe was lost, add --lost NaN and --timeout-s',
+        "--format prometheus",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LATENCIES)
 def test_a_wrong_file_of_latencies(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content, options, line = LATENCIES[name]
+    content, line, *options = LATENCIES[name]
     file = written(tmp_path / "fleet.csv", content)
-    said = complaint(capsys, tmp_path, "fit-latency", str(file), *options.split())
+    said = complaint(capsys, tmp_path, "fit-latency", str(file), *" ".join(options).split())
     assert said.startswith("fleet.csv: ")
     assert line in said
 
@@ -363,32 +358,31 @@ def test_a_timeout_is_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert said == "pausefl: timeout_s = -3.0: must be above 0"
 
 
-DELAYS = {
-    "milliseconds": ("s\n231\n244\n", "", 'line 2 has "231" for s, and the median is 237.5, which looks like millise'),
-    "a blank": ("s\n0.1\n\n''\n", "", "line 4 has \"''\" for s: must be a number of at least 0"),
+DELAYS: dict[str, tuple[str, str] | tuple[str, str, str]] = {
+    "milliseconds": ("s\n231\n244\n", 'line 2 has "231" for s, and the median is 237.5, which looks like millise'),
+    "a blank": ("s\n0.1\n\n''\n", "line 4 has \"''\" for s: must be a number of at least 0"),
     "a timeout": (
         "s\n1\n\ntimeout\n",
-        "",
         'line 4 has "timeout" for s: must be a number of at least 0; if its probe was lost, add lost = ["timeout"] an',
     ),
-    "below 0": ("s\n0.1\n-0.1\n", "", 'line 3 has "-0.1" for s: must be a number of at least 0'),
-    "a short line": ("c,s\n1,0.1\n2\n", "", "line 3 has nothing for s: must be a number of at least 0"),
-    "text over lines": ('s\n"0.1\n0.2"\n', "", r'line 3 has "0.1\n0.2" for s'),
-    "another column": ("rtt\n0.1\n", "", 'line 1 has no column "s" (it has: rtt); say which: column = "NAME"'),
-    "a column twice": ("s,s\n0.1,0.2\n", "", 'line 1 has 2 columns "s"'),
-    "decimal commas": ("s\n0.1\n0,2\n", "", "line 3 has 2 values and the header 1 names; decimals need a point"),
-    "no client": ("c,s\na,1\n,2\n", ', client_column = "c"', "line 3 does not say whose latency it is (column c)"),
-    "another format": ('[{"fw": 1}]', "", 'line 1 is no header of a CSV file; try format = "ripe-atlas"'),
-    "no values": ("s\n", "", "holds no values"),
-    "nothing": ("", "", "is empty"),
+    "below 0": ("s\n0.1\n-0.1\n", 'line 3 has "-0.1" for s: must be a number of at least 0'),
+    "a short line": ("c,s\n1,0.1\n2\n", "line 3 has nothing for s: must be a number of at least 0"),
+    "text over lines": ('s\n"0.1\n0.2"\n', r'line 3 has "0.1\n0.2" for s'),
+    "another column": ("rtt\n0.1\n", 'line 1 has no column "s" (it has: rtt); say which: column = "NAME"'),
+    "a column twice": ("s,s\n0.1,0.2\n", 'line 1 has 2 columns "s"'),
+    "decimal commas": ("s\n0.1\n0,2\n", "line 3 has 2 values and the header 1 names; decimals need a point"),
+    "no client": ("c,s\na,1\n,2\n", "line 3 does not say whose latency it is (column c)", ', client_column = "c"'),
+    "another format": ('[{"fw": 1}]', 'line 1 is no header of a CSV file; try format = "ripe-atlas"'),
+    "no values": ("s\n", "holds no values"),
+    "nothing": ("", "is empty"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DELAYS)
 def test_a_wrong_file_of_delays(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content, more, line = DELAYS[name]
+    content, line, *more = DELAYS[name]
     file = written(tmp_path / "rtt.csv", content)
-    delay = f'[latency]\ndelay = {{ kind = "empirical", file = "rtt.csv", column = "s"{more} }}\n'
+    delay = f'[latency]\ndelay = {{ kind = "empirical", file = "rtt.csv", column = "s"{"".join(more)} }}\n'
     written(tmp_path / "mine.toml", EXPERIMENT + delay)
     said = complaint(capsys, tmp_path, "run", str(tmp_path / "mine.toml"), "--run-dir", str(tmp_path / "run"))
     assert said.startswith(f'mine.toml: latency.delay.file = "{file}": {line}')
@@ -396,30 +390,30 @@ def test_a_wrong_file_of_delays(name: str, tmp_path: Path, capsys: pytest.Captur
 
 TRACE = "client_id,round,on\n"
 IN_SECONDS = ", round_s = 9.0"
-TRACES: dict[str, tuple[str | bytes, str, str]] = {
-    "nothing": ("", "", "is empty"),
-    "another column": ("client,round,on\n", "", 'line 1 has no column "client_id" (it has: client, round, on)'),
-    "times": ("client_id,time_s,on\n", "", 'line 1 has no column "round" (it has: client_id, time_s, on); add round_s'),
-    "rounds": (TRACE, IN_SECONDS, 'line 1 has no column "time_s" (it has: client_id, round, on); leave round_s out'),
-    "no number": (f"{TRACE}phones-000,x,1\n", "", 'line 2 has "x" for round: must be a number from 1'),
-    "round 0": (f"{TRACE}a,2,1\na,0,1\n", "", 'line 3 has "0" for round: must be a number from 1'),
-    "below 0": ("client_id,time_s,on\na,-1,0\n", IN_SECONDS, 'line 2 has "-1" for time_s: must be a number from 0'),
-    "a word": (f"{TRACE}phones-000,3,yes\n", "", 'line 2 has "yes" for on: must be 1 or 0'),
-    "a short line": (f"{TRACE}a,3\n", "", "line 2 has nothing for on: must be 1 or 0"),
-    "nobody": ("round,on,client_id\n2,0\n", "", "line 2 has nothing for client_id: must be the id of a client"),
-    "others": (f"{TRACE}other,3,1\n", "", "names other, which is no client of this experiment"),
-    "Latin-1": ("client_id,round,on\nGerät,3,1\n".encode("latin-1"), "", "cannot be read (line 2, column 4 is no UTF"),
-    "FedScale's": (pickle.dumps({1: {}}), "", "is a trace of FedScale, in seconds; add round_s, how many seconds one"),
-    "a table of devices": (pickle.dumps({1: {}}), IN_SECONDS, "is no trace of FedScale (KeyError: 'active')"),
-    "code": (pickle.dumps({1: Path()}), IN_SECONDS, "is no trace of FedScale (ValueError: is no pickle of plain valu"),
+TRACES: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, str]] = {
+    "nothing": ("", "is empty"),
+    "another column": ("client,round,on\n", 'line 1 has no column "client_id" (it has: client, round, on)'),
+    "times": ("client_id,time_s,on\n", 'line 1 has no column "round" (it has: client_id, time_s, on); add round_s'),
+    "rounds": (TRACE, 'line 1 has no column "time_s" (it has: client_id, round, on); leave round_s out', IN_SECONDS),
+    "no number": (f"{TRACE}phones-000,x,1\n", 'line 2 has "x" for round: must be a number from 1'),
+    "round 0": (f"{TRACE}a,2,1\na,0,1\n", 'line 3 has "0" for round: must be a number from 1'),
+    "below 0": ("client_id,time_s,on\na,-1,0\n", 'line 2 has "-1" for time_s: must be a number from 0', IN_SECONDS),
+    "a word": (f"{TRACE}phones-000,3,yes\n", 'line 2 has "yes" for on: must be 1 or 0'),
+    "a short line": (f"{TRACE}a,3\n", "line 2 has nothing for on: must be 1 or 0"),
+    "nobody": ("round,on,client_id\n2,0\n", "line 2 has nothing for client_id: must be the id of a client"),
+    "others": (f"{TRACE}other,3,1\n", "names other, which is no client of this experiment"),
+    "Latin-1": ("client_id,round,on\nGerät,3,1\n".encode("latin-1"), "cannot be read (line 2, column 4 is no UTF"),
+    "FedScale's": (pickle.dumps({1: {}}), "is a trace of FedScale, in seconds; add round_s, how many seconds one"),
+    "a table of devices": (pickle.dumps({1: {}}), "is no trace of FedScale (KeyError: 'active')", IN_SECONDS),
+    "code": (pickle.dumps({1: Path()}), "is no trace of FedScale (ValueError: is no pickle of plain valu", IN_SECONDS),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TRACES)
 def test_a_wrong_trace(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content, more, line = TRACES[name]
+    content, line, *more = TRACES[name]
     file = written(tmp_path / "trace", content)
-    availability = f'availability = {{ kind = "trace", path = "trace"{more} }}'
+    availability = f'availability = {{ kind = "trace", path = "trace"{"".join(more)} }}'
     written(tmp_path / "mine.toml", EXPERIMENT.replace("count = 2", f"count = 2\n{availability}"))
     said = complaint(capsys, tmp_path, "run", str(tmp_path / "mine.toml"), "--run-dir", str(tmp_path / "run"))
     assert said.startswith(f'mine.toml: clients.groups.phones.availability.path = "{file}": {line}')
