@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pausefl_proto.wire import Vector
@@ -66,8 +66,11 @@ def test_only_the_ratios_of_the_weights_count(scale: float) -> None:
 
 
 @quickly
-@given(COUNTS, SIZES, st.integers(0, 1000))
+@given(COUNTS | st.sampled_from([32, 33]), SIZES, st.integers(0, 1000))
+@example(32, 8192, 1)
+@example(33, 8192, 1)
 def test_the_median_is_the_middle_value_of_each_coordinate(n: int, size: int, seed: int) -> None:
+    """Up to 32 updates are sorted by whole rows, more by columns."""
     updates = vectors(n, size, seed)
     ordered = np.sort(np.stack(updates), axis=0)
     expected = (ordered[(n - 1) // 2] + ordered[n // 2]) / np.float32(2)
@@ -81,13 +84,6 @@ def test_columns_are_sorted_as_numpy_sorts_them(n: int, seed: int) -> None:
     expected = np.sort(rows, axis=0)
     rules.sort_columns(rows)
     assert np.array_equal(rows, expected)
-
-
-@pytest.mark.parametrize("n", [32, 33])
-def test_few_and_many_updates_have_the_same_median(n: int) -> None:
-    """Few are sorted by whole rows, many by columns."""
-    updates = vectors(n, 8192, seed=n)
-    assert np.array_equal(rules.median(updates), np.median(np.stack(updates), axis=0))
 
 
 @quickly
@@ -163,13 +159,6 @@ def test_agreement_is_kept_also_at_the_greatest_values_that_the_wire_takes(rule:
     np.testing.assert_allclose(rule_of(rule).combine([update] * 5, np.ones(5)), update, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed-mean"])
-def test_coordinate_rules_do_not_even_depend_on_the_order(rule: str) -> None:
-    updates = vectors(4, 30, seed=2)
-    results = {Aggregation(rule).combine(p, np.ones(4)).tobytes() for p in itertools.permutations(updates)}
-    assert len(results) == 1
-
-
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum", "multi-krum"])
 @pytest.mark.parametrize("harm", [1e6, -1e6])
 def test_f_harmful_updates_of_many_do_not_move_the_result_far(rule: str, harm: float) -> None:
@@ -180,10 +169,12 @@ def test_f_harmful_updates_of_many_do_not_move_the_result_far(rule: str, harm: f
     assert np.abs(Aggregation().combine([*harmful, *honest], np.ones(9)) - 1).max() > 1e5
 
 
-def test_clipping_bounds_what_one_update_can_do() -> None:
+def test_clipping_bounds_what_one_update_can_do_and_coordinate_rules_do_not_even_depend_on_the_order() -> None:
     updates = [*vectors(4, 50, seed=4), np.full(50, 1e6, np.float32)]
     combined = Aggregation("norm-clip", clip_norm=2.0).combine(updates, np.ones(5))
     assert np.linalg.norm(combined) <= 2.0 + 1e-5
+    for rule in (Aggregation("median"), Aggregation("trimmed-mean")):
+        assert len({rule.combine(p, np.ones(4)).tobytes() for p in itertools.permutations(updates[:4])}) == 1
 
 
 # -- server optimizers
@@ -250,12 +241,8 @@ def test_a_step_leaves_its_arguments_as_they_were(kind: str) -> None:
         vector.flags.writeable = False
     moved, _ = optimizer.step(theta, change, state)
     assert not any(np.shares_memory(moved, v) for v in (theta, change, state))
-
-
-def test_plain_averaging_adds_the_change() -> None:
-    theta, change = vectors(2, 500, seed=5)
-    moved, _ = ServerOptimizer().step(theta, change, ServerOptimizer().start(500))
-    assert moved.tobytes() == (theta + change).tobytes()
+    averaged, _ = ServerOptimizer().step(theta, change, ServerOptimizer().start(20))
+    assert averaged.tobytes() == (theta + change).tobytes()
 
 
 def test_the_share_of_all_clients_is_1_at_most_where_a_late_update_comes_besides() -> None:

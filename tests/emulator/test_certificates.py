@@ -81,6 +81,7 @@ def test_a_kept_certificate_names_what_its_star_and_addresses_stand_for(tmp_path
 
 
 def test_a_kept_certificate_of_another_origin_names_nobody_and_one_that_is_none_is_named(tmp_path: Path) -> None:
+    """Nor is an authority made anew that lacks its key."""
     make_certificates(tmp_path, ["server.lab"], [])
     shutil.copy(tmp_path / "ca.pem", tmp_path / "server.pem")
     (said,) = (line for line in make_certificates(tmp_path, ["server.lab"], []) if "server.pem" in line)
@@ -88,6 +89,11 @@ def test_a_kept_certificate_of_another_origin_names_nobody_and_one_that_is_none_
     (tmp_path / "server.pem").write_text("torn")
     with pytest.raises(ConfigError, match=f"^{tmp_path}/server.pem: is no certificate; delete it to have one made"):
         make_certificates(tmp_path, ["server.lab"], [])
+    (tmp_path / "ca.key").unlink()
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match=r"ca\.pem: is there without ca\.key"):
+        make_certificates(tmp_path, ["server.lab"], [])
+    assert contents(tmp_path) == before
 
 
 def test_hosts_are_named_as_names_and_addresses(tmp_path: Path) -> None:
@@ -96,23 +102,6 @@ def test_hosts_are_named_as_names_and_addresses(tmp_path: Path) -> None:
     names = shown.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["localhost", "*.lab", "my_server.lab"]
     assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1", "::1"]
-
-
-def test_a_torn_authority_is_not_made_anew(tmp_path: Path) -> None:
-    make_certificates(tmp_path, ["server.lab"], [])
-    (tmp_path / "ca.key").unlink()
-    before = contents(tmp_path)
-    with pytest.raises(ConfigError, match=r"ca\.pem: is there without ca\.key"):
-        make_certificates(tmp_path, ["server.lab"], [])
-    assert contents(tmp_path) == before
-
-
-def test_the_server_knows_tokens_by_their_digests_alone(tmp_path: Path) -> None:
-    make_certificates(tmp_path, ["server.lab"], ["a", "b"])
-    token = read_token(str(tmp_path / "clients/a.token"))
-    digests = read_token_digests(str(tmp_path / "tokens.txt"))
-    assert token not in (tmp_path / "tokens.txt").read_text()
-    assert Admission(tokens=digests).check("a", (), token)
 
 
 OF_NO_TOKEN = hashlib.sha256().hexdigest()
@@ -126,9 +115,12 @@ def test_a_file_that_holds_no_digests_is_bad_input(tmp_path: Path, text: str) ->
         read_token_digests(str(path))
 
 
-def test_an_empty_token_is_given_no_digest(tmp_path: Path) -> None:
+def test_the_server_knows_tokens_by_their_digests_alone_and_an_empty_one_has_none(tmp_path: Path) -> None:
     """With it every stranger would be that client."""
     make_certificates(tmp_path, ["server.lab"], ["a", "b"])
+    token = read_token(str(tmp_path / "clients/a.token"))
+    assert token not in (tmp_path / "tokens.txt").read_text()
+    assert Admission(tokens=read_token_digests(str(tmp_path / "tokens.txt"))).check("a", (), token)
     (tmp_path / "clients/b.token").write_text("\n")
     with pytest.raises(ConfigError, match=r"clients/b\.token.*holds no token"):
         make_certificates(tmp_path, ["server.lab"], ["a", "b"])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib.image
@@ -18,13 +19,21 @@ from pausefl_proto.errors import ConfigError
 from rigs.comparisons import ACCURACIES, grouped_runs, rewrite_summary, write_run, write_runs
 from rigs.log import changing_log
 
+Runs = Mapping[str, Sequence[Path]]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    """Run directories by policy, of three seeds each."""
+    return write_runs(tmp_path)
+
 
 def drawn(comparison: Comparison) -> Figure:
     return draw_comparison(comparison.runs, comparison.split, comparison.privacy, comparison.common_accuracy)
 
 
-def test_time_to_the_common_accuracy_and_what_it_saves(tmp_path: Path) -> None:
-    comparison = compare(write_runs(tmp_path))
+def test_time_to_the_common_accuracy_and_what_it_saves(runs: Runs) -> None:
+    comparison = compare(runs)
     assert comparison.baseline == "random"
     assert comparison.common_accuracy == 0.75
     pause, random = comparison.rows
@@ -60,8 +69,8 @@ def test_runs_that_differ_in_more_than_their_policy_are_no_same_experiment(tmp_p
     assert "the runs differ in selection.pause.alpha, workload.model" in str(as_table(unlike).caption)
 
 
-def test_a_notebook_shows_the_table_of_the_page(tmp_path: Path) -> None:
-    comparison = compare(write_runs(tmp_path))
+def test_a_notebook_shows_the_table_of_the_page(runs: Runs, tmp_path: Path) -> None:
+    comparison = compare(runs)
     shown = comparison._repr_html_()
     table = shown[: shown.index("</table>")]
     assert table in write_comparison(comparison, tmp_path / "out").read_text("utf-8")
@@ -80,24 +89,21 @@ def test_suspect_rounds_are_not_forgotten(tmp_path: Path) -> None:
     assert "3 of 24 rounds are suspect" in write_comparison(comparison, tmp_path / "spoilt").read_text()
 
 
-def test_a_comparison_over_unequal_machines_says_so(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path)
+def test_a_comparison_over_unequal_machines_says_so(runs: Runs) -> None:
     for policy, cores in (("pause", 2), ("random", 4)):
         assert "machines" not in compare(runs).warning
         rewrite_summary(runs[policy][0], starts=[{"machine": f"{cores} cores, a processor"}])
     assert "played on unequal machines: 2 cores, a processor; 4 cores, a processor" in compare(runs).warning
 
 
-def test_no_table_of_emulated_latencies_calls_them_seconds(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path)
+def test_no_table_of_emulated_latencies_calls_them_seconds(runs: Runs, tmp_path: Path) -> None:
     rewrite_summary(runs["pause"][0], time_scale=0.1)
     page = write_comparison(compare(runs), tmp_path / "out").read_text("utf-8")
     assert "total latency (s)" not in page
     assert page.count("<th>total latency (emulated s)</th>") == 2
 
 
-def test_runs_of_unequal_length_are_marked_wherever_they_are_compared(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path)
+def test_runs_of_unequal_length_are_marked_wherever_they_are_compared(runs: Runs, tmp_path: Path) -> None:
     rewrite_summary(runs["pause"][0], rounds=2)
     with changing_log(runs["pause"][0]) as database:
         for table in ("observations", "rounds", "events", "evaluations"):
@@ -110,16 +116,15 @@ def test_runs_of_unequal_length_are_marked_wherever_they_are_compared(tmp_path: 
         assert comparison.warning in said
 
 
-def test_one_seed_claims_no_saving(tmp_path: Path) -> None:
-    comparison = compare({policy: runs[:1] for policy, runs in write_runs(tmp_path).items()})
+def test_one_seed_claims_no_saving(runs: Runs) -> None:
+    comparison = compare({policy: of_policy[:1] for policy, of_policy in runs.items()})
     assert comparison.no_saving_because == "one seed"
     assert all(row.latency_saved is None for row in comparison.rows)
     assert all(row.time_difference_s is None for row in comparison.rows)
     assert all(row.time_to_common_s is not None for row in comparison.rows)
 
 
-def test_a_comparison_at_the_first_models_level_claims_no_saving(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path)
+def test_a_comparison_at_the_first_models_level_claims_no_saving(runs: Runs) -> None:
     assert compare(runs).no_saving_because == ""
     with changing_log(runs["random"][0]) as database:
         database.execute("UPDATE evaluations SET round = 0, accuracy = 0.75 WHERE round = 1")
@@ -163,8 +168,8 @@ def test_spread_shows_the_range_of_few_seeds_and_the_interval_of_many() -> None:
     assert Spread.of([1.0, None]) is None
 
 
-def test_files_are_written_and_the_figure_is_not_blank(tmp_path: Path) -> None:
-    page = write_comparison(compare(write_runs(tmp_path)), tmp_path / "out", ["pdf"])
+def test_files_are_written_and_the_figure_is_not_blank(runs: Runs, tmp_path: Path) -> None:
+    page = write_comparison(compare(runs), tmp_path / "out", ["pdf"])
     table = json.loads((page.parent / "comparison.json").read_text(encoding="utf-8"))
     assert [row["policy"] for row in table["policies"]] == ["pause", "random"]
     assert table["policies"][0]["time_to_common_s"]["mean"] == 6.0
@@ -180,8 +185,7 @@ def test_files_are_written_and_the_figure_is_not_blank(tmp_path: Path) -> None:
     assert all((page.parent / f"{name}.pdf").read_bytes().startswith(b"%PDF") for name in ("comparison", "why"))
 
 
-def test_the_page_leads_to_each_report_that_is_drawn(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path)
+def test_the_page_leads_to_each_report_that_is_drawn(runs: Runs, tmp_path: Path) -> None:
     assert "report.html" not in write_comparison(compare(runs), tmp_path / "none").read_text(encoding="utf-8")
     for run_dir in (run_dir for of_policy in runs.values() for run_dir in of_policy):
         (run_dir / "report.html").touch()
@@ -191,17 +195,16 @@ def test_the_page_leads_to_each_report_that_is_drawn(tmp_path: Path) -> None:
     assert sorted((tmp_path / "out" / "deep" / link).resolve().parent for link in links) == sorted(folders)
 
 
-def test_a_comparison_shows_who_was_chosen_of_fast_and_slow_clients(tmp_path: Path) -> None:
-    runs = compare(write_runs(tmp_path)).runs
-    latency_s = mean_latency_s(runs)
+def test_a_comparison_shows_who_was_chosen_of_fast_and_slow_clients(runs: Runs) -> None:
+    played = compare(runs).runs
+    latency_s = mean_latency_s(played)
     assert list(latency_s.values()) == sorted(latency_s.values())
-    for policy, share in chosen_share(runs, list(latency_s)).items():
-        records = [record for run in runs[policy] for record in run.records]
+    for policy, share in chosen_share(played, list(latency_s)).items():
+        records = [record for run in played[policy] for record in run.records]
         assert share.sum() == pytest.approx(np.mean([len(set(r.chosen) & set(latency_s)) for r in records]))
 
 
-def test_regressions_are_compared_by_their_own_score(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path)
+def test_regressions_are_compared_by_their_own_score(runs: Runs, tmp_path: Path) -> None:
     for run_dir in (*runs["pause"], *runs["random"]):
         rewrite_summary(run_dir, metric="R²")
     text = write_comparison(compare(runs), tmp_path / "out").read_text("utf-8")
@@ -295,9 +298,8 @@ def test_groups_are_counted_per_client_and_per_round_they_could_be_chosen(tmp_pa
     assert random["relevant_to_irrelevant"]["mean"] == 0.5
 
 
-def test_groups_of_which_none_joins_later_are_compared(tmp_path: Path) -> None:
+def test_groups_of_which_none_joins_later_are_compared(runs: Runs, tmp_path: Path) -> None:
     """There is a table of them, and nothing to draw."""
-    runs = write_runs(tmp_path)
     for path in (path for of_policy in runs.values() for path in of_policy):
         (path / "config.toml").write_text("[clients.groups.only]\ncount = 1\n")
     page = write_comparison(compare(runs), tmp_path / "out")

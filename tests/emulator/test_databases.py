@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -58,16 +58,15 @@ def test_a_file_system_without_locks_is_named(name: str, tmp_path: Path, monkeyp
     monkeypatch.setattr(fcntl, name, without_locks)
     folder = tmp_path / "no/such"
     said = r"its file system has no locks \((flock|fcntl): No locks available\); put it on a local disk$"
-    for use in (made_run_dir(EXPERIMENT, folder), claimed_clients(["a"], None, 1, folder), ledgers_in(folder)):
-        with pytest.raises(ConfigError, match=f"{folder}: {said}"), use:
-            pass
+    uses: list[Callable[[], object]] = [
+        made_run_dir(EXPERIMENT, folder).__enter__,
+        claimed_clients(["a"], None, 1, folder).__enter__,
+        lambda: prepare_folder(folder, "privacy.ledger_dir"),
+    ]
+    for use in uses:
+        with pytest.raises(ConfigError, match=f"{folder}: {said}"):
+            use()
     assert not list(tmp_path.iterdir())
-
-
-@contextmanager
-def ledgers_in(folder: Path) -> Iterator[None]:
-    prepare_folder(folder, "privacy.ledger_dir")
-    yield
 
 
 def _held(path: Path) -> sqlite3.Connection:

@@ -160,16 +160,13 @@ def test_what_clients_said_of_failed_jobs_is_told_and_no_other_reason() -> None:
     assert tally.unneeded_jobs == 1
 
 
-def evaluation(split: Split, loss: float) -> Evaluation:
-    return Evaluation(split, subset=True, n_examples=10, accuracy=0.1, loss=loss)
-
-
 def test_the_first_loss_that_is_not_finite_is_noticed() -> None:
     said: list[ProgressEvent] = []
     reporter = ProgressReporter(server_settings(8), said.append)
+    splits: tuple[Split, ...] = ("validation", "test")
     for t, loss in ((1, 2.3), (2, math.inf), (3, math.inf)):
-        reporter.evaluated(t, evaluation("validation", loss))
-        reporter.evaluated(t, evaluation("test", loss))
+        for split in splits:
+            reporter.evaluated(t, Evaluation(split, subset=True, n_examples=10, accuracy=0.1, loss=loss))
     notices = [event.message for event in said if isinstance(event, Notice)]
     assert notices == ["the model after round 2 has diverged: its validation loss is not finite"]
 

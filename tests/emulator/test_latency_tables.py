@@ -41,44 +41,38 @@ TABLES = {
 
 
 def test_a_number_may_be_drawn_once_per_client() -> None:
-    parsed = experiment(
-        '[latency.delay]\nkind = "gamma"\nshape = 2\nmean_s = {kind = "lognormal", mean_s = 0.2, sd_s = 0.1}\n'
-    )
+    mean_s = 'mean_s = {kind = "lognormal", mean_s = 0.2, sd_s = 0.1}'
+    parsed = experiment(f'[latency.delay]\nkind = "gamma"\nshape = 2\n{mean_s}\n')
     means_s = [law.mean_s for law in delays_of(parsed).values()]
     assert len(set(means_s)) == 4
     assert means_s == [law.mean_s for law in delays_of(parsed).values()]
     assert all(isinstance(law, Gamma) for law in delays_of(parsed).values())
-    many = parse_experiment(
-        '[clients]\ncount = 1000\n[latency.delay]\nkind = "exponential"\n'
-        'mean_s = {kind = "lognormal", mean_s = 0.2, sd_s = 0.1}\n'
-    )
+    many = parse_experiment(f'[clients]\ncount = 1000\n[latency.delay]\nkind = "exponential"\n{mean_s}\n')
     means = np.array([law.mean_s for law in delays_of(many).values()])
     assert means.mean() == pytest.approx(0.2, abs=5 * 0.1 / 1000**0.5)
 
 
-def test_the_halves_may_be_part_of_another_law() -> None:
+def test_the_halves_may_be_part_of_another_law_and_chains_of_different_clients_walk_apart() -> None:
     slow = '[latency.delay]\nkind = "scale"\nfactor = 10\nof = {kind = "halves"}\n'
-    laws = delays_of(experiment(slow)).values()
-    assert [law.mean_s for law in laws] == [10 * half.mean_s for half in published_halves(4)]
-
-
-def test_chains_of_different_clients_walk_apart() -> None:
+    means_s = [law.mean_s for law in delays_of(experiment(slow)).values()]
+    assert means_s == [10 * half.mean_s for half in published_halves(4)]
     laws = delays_of(experiment(f'[latency.delay]\nkind = "markov"\n{TABLES["markov"]}\n')).values()
     assert len({law.path for law in laws if isinstance(law, MarkovDelay)}) == 4
 
 
-def test_both_ways_are_drawn_apart() -> None:
-    parsed = experiment(
-        '[latency.down]\nkind = "exponential"\nmean_s = 0.1\n[latency.up]\nkind = "exponential"\nmean_s = 0.4\n'
-    )
+def test_both_ways_are_drawn_apart_and_a_whole_exchange_is_split_and_scaled() -> None:
+    way = 'kind = "exponential"\nmean_s = '
+    parsed = experiment(f"[latency.down]\n{way}0.1\n[latency.up]\n{way}0.4\n")
     link = made_links(parsed)["client-000"]
     ways = np.array([(d.down_s, d.up_s) for d in map(link.draw, range(1, 2001))])
     assert ways.mean(axis=0) == pytest.approx([0.1, 0.4], rel=0.1)
     assert abs(np.corrcoef(ways.T)[0, 1]) < 0.1
     assert delays_of(parsed)["client-000"] == Sum((Exponential(0.1), Exponential(0.4)))
     only_up = made_links(experiment('[latency.up]\nkind = "constant"\nvalue_s = 0.4\n'))["client-000"]
-    assert only_up.draw(1).down_s == 0
-    assert only_up.draw(1).up_s == 0.4
+    assert (only_up.draw(1).down_s, only_up.draw(1).up_s) == (0, 0.4)
+    whole = experiment('latency = {down_share = 0.25, time_scale = 0.1, delay = {kind = "constant", value_s = 4}}')
+    delays = made_links(whole)["client-000"].draw(1)
+    assert (delays.down_s, delays.up_s) == pytest.approx((0.1, 0.3))
 
 
 def test_draws_depend_on_seed_client_and_round_alone() -> None:
@@ -88,12 +82,6 @@ def test_draws_depend_on_seed_client_and_round_alone() -> None:
     assert forwards == backwards[::-1]
     assert forwards != [made_links(parsed)["client-002"].draw(t) for t in range(1, 20)]
     assert forwards != [made_links(parsed, seed=2)["client-001"].draw(t) for t in range(1, 20)]
-
-
-def test_a_whole_exchange_is_split_and_scaled() -> None:
-    parsed = experiment('latency = {down_share = 0.25, time_scale = 0.1, delay = {kind = "constant", value_s = 4}}')
-    delays = made_links(parsed)["client-000"].draw(1)
-    assert (delays.down_s, delays.up_s) == pytest.approx((0.1, 0.3))
 
 
 def test_groups_have_laws_and_bandwidths_of_their_own() -> None:
@@ -253,16 +241,17 @@ def test_a_file_that_names_clients_of_the_experiment_is_read_by_name(tmp_path: P
         with_delays(tmp_path, text, columns, clients=3)
 
 
-@pytest.mark.parametrize(
-    ("text", "more", "message"),
-    [
-        (PINGS, 'column = "ms", unit = "ms", client_column = "x"', r"line 1 has no column .* \(it has: device, ms\)"),
-        (PINGS, 'column = "ms", unit = "ms", order = "random"', r"latency.delay.order = 'random'"),
-        ("c,s\na,1\n", 'column = "s", client_column = "c"', "has 1 clients, the experiment 2"),
-        ("s\nnan\n", 'column = "s"', 'line 2 has "nan" for s'),
-    ],
-)
-def test_what_is_wrong_with_a_file_of_delays_is_one_line(text: str, more: str, message: str, tmp_path: Path) -> None:
+BAD = {
+    'column = "ms", unit = "ms", client_column = "x"': (PINGS, r"line 1 has no column .* \(it has: device, ms\)"),
+    'column = "ms", unit = "ms", order = "random"': (PINGS, r"latency.delay.order = 'random'"),
+    'column = "s", client_column = "c"': ("c,s\na,1\n", "has 1 clients, the experiment 2"),
+    'column = "s"': ("s\nnan\n", 'line 2 has "nan" for s'),
+}
+
+
+@pytest.mark.parametrize("more", BAD)
+def test_what_is_wrong_with_a_file_of_delays_is_one_line(more: str, tmp_path: Path) -> None:
+    text, message = BAD[more]
     with pytest.raises(ConfigError, match=message):
         with_delays(tmp_path, text, more)
 

@@ -154,21 +154,18 @@ except pausefl.ConfigError as error:
     assert python("-c", code) == f'3\n{missing}; pip install "pausefl[server,client,report]"\n'
 
 
-def test_a_run_whose_folder_was_moved_does_not_pass_for_one_that_goes_on(run: pausefl.Run, tmp_path: Path) -> None:
-    copied = pausefl.open(shutil.copytree(run.path, tmp_path / "run"))
-    copied.path.rename(tmp_path / "moved")
-    with pytest.raises(pausefl.ConfigError, match=r"run: not a run directory, it has no run\.db$"):
-        _ = copied.summary
-    assert pausefl.open(tmp_path / "moved").summary == run.summary
-
-
 def test_results_are_found_from_elsewhere(run: pausefl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose folder was moved does not pass for one that goes on."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run.path, "copy")
     opened, simulation = pausefl.open("copy"), pausefl.simulate(pausefl.load("demo", SIX), 20, "simulated")
     monkeypatch.chdir("/")
     assert opened.summary == pickle.loads(pickle.dumps(opened)).summary == run.summary
     assert (simulation.folder / "simulation.json").exists()
+    opened.path.rename(tmp_path / "moved")
+    with pytest.raises(pausefl.ConfigError, match=r"copy: not a run directory, it has no run\.db$"):
+        _ = opened.summary
+    assert pausefl.open(tmp_path / "moved").summary == run.summary
 
 
 def test_what_is_no_run_or_no_table_is_refused_in_one_line(run: pausefl.Run, tmp_path: Path) -> None:
@@ -190,15 +187,14 @@ def test_what_is_no_run_or_no_table_is_refused_in_one_line(run: pausefl.Run, tmp
 
 
 def test_a_script_needs_no_guard_and_a_running_loop_is_no_obstacle(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import asyncio, pausefl\n"
-        f"experiment = pausefl.load('demo', {TINY!r})\n"
-        "async def main():\n"
-        "    return pausefl.run(experiment, 'out', progress=False)\n"
-        "print(asyncio.run(main()).summary['rounds'])\n"
-    )
-    assert python(str(script), cwd=tmp_path) == "3\n"
+    code = f"""import asyncio, pausefl
+experiment = pausefl.load("demo", {TINY!r})
+async def main():
+    return pausefl.run(experiment, "out", progress=False)
+print(asyncio.run(main()).summary["rounds"])
+"""
+    (tmp_path / "script.py").write_text(code)
+    assert python("script.py", cwd=tmp_path) == "3\n"
 
 
 def test_runs_at_a_relative_path_have_a_name(run: pausefl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,17 +246,14 @@ def test_what_a_cell_defined_goes_by_its_own_name_unless_two_have_it() -> None:
     assert list(labels_of([one, two]).values()) == [one, two]
 
 
-def test_no_saving_is_claimed_where_each_round_asks_all_clients(tmp_path: Path) -> None:
-    experiment = pausefl.load("demo", {**SIX, "selection.m": SIX["clients.count"]})
-    found = pausefl.simulate(experiment, 5, tmp_path / "all", policies=["pause", "random"])
+def test_regrets_of_one_objective_are_shown_without_a_word_and_no_saving_where_all_are_asked(tmp_path: Path) -> None:
+    """A genie explores nothing: ζ does not change what it weighs."""
+    everybody = pausefl.load("demo", {**SIX, "selection.m": SIX["clients.count"]})
+    found = pausefl.simulate(everybody, 5, tmp_path / "all", policies=["pause", "random"])
     assert "each round asks all 6 clients, so no policy can choose" in found.summary["warning"]
     assert not found.summary["answers"]
-
-
-def test_regrets_of_one_objective_are_shown_without_a_word(tmp_path: Path) -> None:
-    """A genie explores nothing: ζ does not change what it weighs."""
     experiment = pausefl.load("demo", {**SIX, "selection.pause.zeta": 3.0})
-    found = pausefl.simulate(experiment, 20, tmp_path, policies=["pause", "random"], seeds=2)
+    found = pausefl.simulate(experiment, 20, tmp_path / "some", policies=["pause", "random"], seeds=2)
     *policies, spread, regret = simulations.in_words(found.summary)
     assert [line.partition(":")[0] for line in policies] == ["pause", "random"]
     assert spread.startswith("a mean over the seeds each")
@@ -329,10 +322,7 @@ WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "an object": (lambda e: pausefl.run(e, observers=[object()]), r": must be a list of pausefl\.Observer objects$"),  # type: ignore[list-item] # on purpose
     "its method": (lambda e: pausefl.run(e, observers=[Deaf()]), r"^observers: Deaf: its `on_event` must take \(eve"),
     "a table": (lambda _: pausefl.load("demo", {"privacy": {"eta": 1}}), r'^"privacy": must .* such as privacy\.eta$'),
-    "an unknown observer": (
-        lambda e: pausefl.load(e, {"experiment.observers": ["no:X"]}),
-        '"no:X": cannot be imported',
-    ),
+    "an unknown observer": (lambda e: pausefl.load(e, {"experiment.observers": ["no:X"]}), '"no:X": cannot be impo'),
     "a setting": (lambda _: pausefl.load("demo", "selection.m=2"), r"^overrides = 'selection\.m=2': must be values by"),
     "pairs": (lambda _: pausefl.load("demo", [("selection.m", 2)]), r"^overrides = \[\('sel"),  # type: ignore[list-item] # on purpose
     "a number": (lambda _: pausefl.load("demo", 3), r"^overrides = 3: must be values by"),  # type: ignore[arg-type] # on purpose

@@ -61,18 +61,14 @@ def test_a_stream_that_was_gone_before_its_end_is_no_error_of_the_server(capsys:
 
 
 @pytest.mark.usefixtures("root_logger")
-def test_a_json_line_names_the_round_and_the_client(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_is_for_people_with_its_time_or_json_with_round_and_client(capsys: pytest.CaptureFixture[str]) -> None:
+    assert logged(capsys).splitlines()[0].endswith(" INFO joined")
     ask_for(json=True)
     joined, failed = map(json.loads, logged(capsys).splitlines())
     assert joined.pop("time").endswith("+00:00")
     wanted = {"level": "info", "kind": "log", "logger": "pausefl.test", "message": "joined", "round": 3}
     assert joined == wanted | {"client": "client-007"}
     assert failed["exception"].splitlines()[-1] == "LookupError: no weights"
-
-
-@pytest.mark.usefixtures("root_logger")
-def test_a_line_for_people_has_its_time_first_and_quiet_leaves_it_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert logged(capsys).splitlines()[0].endswith(" INFO joined")
     ask_for(quiet=True)
     assert "joined" not in logged(capsys)
 
@@ -227,10 +223,8 @@ def scrape(address: str) -> str:
 
 @pytest.mark.end_to_end
 def test_a_run_says_where_each_of_its_processes_is_scraped(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run-1"
-    run_dir.mkdir()
-    scraper = Scraper(run_dir)
-    Fleet(plan_of(parse_experiment(CONFIG), run_dir.name), run_dir).run(scraper)
+    scraper = Scraper(tmp_path)
+    Fleet(plan_of(parse_experiment(CONFIG), "run-1"), tmp_path).run(scraper)
     assert {group["labels"]["run"] for group in scraper.groups.values()} == {"run-1"}
     (server,) = scraper.pages["pausefl-server"]
     labels = 'dataset="synthetic",model="synthetic",policy="all",run="run-1",run_name="run-1",unit="coordinate"'
@@ -244,8 +238,8 @@ def test_a_run_says_where_each_of_its_processes_is_scraped(tmp_path: Path) -> No
     for client_id in ("client-000", "client-001", "client-002", "client-003"):
         label = f'pausefl_host_epsilon_spent{{client="{client_id}",run="run-1",unit="coordinate"}}'
         assert sum(label in host for host in hosts) == 1
-    assert json.loads((run_dir / "targets.json").read_text()) == []
-    assert "host_metrics" in summary_of(run_dir)["disclosed"]
+    assert json.loads((tmp_path / "targets.json").read_text()) == []
+    assert "host_metrics" in summary_of(tmp_path)["disclosed"]
 
 
 @pytest.mark.end_to_end
@@ -258,7 +252,9 @@ def test_clients_that_have_left_are_scraped_no_more(tmp_path: Path) -> None:
     assert len(addresses) == 2, "the server and the process that stays"
 
 
-def test_a_process_that_is_started_again_is_scraped_where_it_listens_now(tmp_path: Path) -> None:
+def test_one_port_for_many_processes_is_bad_input_and_a_process_is_scraped_where_it_listens_now(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^metrics\.client_port = 9465: 2 client processes run here"):
+        Fleet(plan_of(parse_experiment(CONFIG, ["metrics.client_port=9465"]), "run"), tmp_path)
     targets = Targets(tmp_path)
     for address in ("127.0.0.1:9001", "127.0.0.1:9002"):
         with targets.expect("pausefl-client-000") as end:
@@ -267,8 +263,3 @@ def test_a_process_that_is_started_again_is_scraped_where_it_listens_now(tmp_pat
         targets.hear(expected)
     (group,) = json.loads((tmp_path / "targets.json").read_text())
     assert group["targets"] == ["127.0.0.1:9002"]
-
-
-def test_one_port_for_many_processes_is_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^metrics\.client_port = 9465: 2 client processes run here"):
-        Fleet(plan_of(parse_experiment(CONFIG, ["metrics.client_port=9465"]), "run"), tmp_path)

@@ -116,7 +116,10 @@ def test_with_one_kind_alone_there_is_nothing_to_regret(small: tuple[float, ...]
 # -- simulated
 
 
-def test_taking_everybody_costs_every_gap_in_every_round() -> None:
+def test_taking_everybody_costs_every_gap_in_every_round_and_without_newcomers_the_originals_are_chosen() -> None:
+    setting = DriftSetting({i: BernoulliDrift(0.5) for i in IDS}, Presence.of_all(IDS))
+    alone = simulate_newcomers(FedTs(2), setting, 30)
+    assert (alone.insertions, alone.regret.tolist(), alone.table.chosen.sum()) == ((), [0] * 30, 60)
     result = play(FedTs(3, newcomer_share=1.0), 60, harmful=BernoulliDrift(0.25))
     assert result.threshold == pytest.approx((0.15 + 0.75) / 2)
     assert result.regret[: JOIN - 1].sum() == 0
@@ -168,11 +171,9 @@ def test_only_harmful_newcomers_are_let_in_by_half_unless_guarded() -> None:
 def test_laws_under_which_the_chances_contradict_the_means_are_refused(less: str, more: str) -> None:
     """Skewed drifts of a great mean are mostly small: the regret of choosing them would be below 0."""
     skewed: dict[str, DriftLaw] = {less: LogNormalDrift(1.4, 1.4), more: LogNormalDrift(2.0, 20.0)}
-    with pytest.raises(
-        ConfigError,
-        match=r"^clients\.groups: these drift laws do not tell relevant from irrelevant newcomers: .*"
-        rf" {more}-0 .* small with a chance of 0\.\d+, {less}-0 of 0\.\d+$",
-    ):
+    refusal = r"^clients\.groups: these drift laws do not tell relevant from irrelevant newcomers: .*"
+    chances = rf" {more}-0 .* small with a chance of 0\.\d+, {less}-0 of 0\.\d+$"
+    with pytest.raises(ConfigError, match=refusal + chances):
         play(FedTs(3, search_after=3), 40, seed=1, original=LogNormalDrift(1.0, 0.2), **skewed)
 
 
@@ -183,13 +184,6 @@ def test_an_original_that_is_alone_leaves_newcomers_unrated() -> None:
         policy = FedTs(2, newcomer_share=1.0, guard="leave-one-out" if guarded else "none")
         state = play(policy, 50, 1, seed=1, **laws).state
         assert state.successes.sum() + state.failures.sum() == rated
-
-
-def test_without_newcomers_the_originals_are_chosen() -> None:
-    result = simulate_newcomers(FedTs(2), DriftSetting({i: BernoulliDrift(0.5) for i in IDS}, Presence.of_all(IDS)), 30)
-    assert result.insertions == ()
-    assert result.regret.tolist() == [0] * 30
-    assert result.table.chosen.sum() == 60
 
 
 # -- experiments
@@ -215,7 +209,9 @@ def drift_setting(experiment: Experiment, rounds: int) -> DriftSetting:
     return DriftSetting(drift_laws_of(experiment.groups), presence, 3)
 
 
-def test_newcomers_are_chosen_only_while_they_are_there() -> None:
+def test_newcomers_are_chosen_only_while_they_are_there_and_a_round_with_nobody_there_passes() -> None:
+    alone = DriftSetting({"a": BernoulliDrift(0.5)}, Presence(("a",), np.array([[True], [False], [True]])))
+    assert simulate_newcomers(FedTs(1), alone, 3).table.chosen.tolist() == [2]
     setting = drift_setting(parse_experiment(CONFIG, ["selection.fed-ts.newcomer_share=1.0"]), 70)
     (joined,) = simulate_newcomers(FedTs(3, newcomer_share=1.0), setting, 70).insertions
     assert joined.client_ids == ("late-000", "late-001", "noisy-000", "noisy-001")
@@ -223,12 +219,6 @@ def test_newcomers_are_chosen_only_while_they_are_there() -> None:
     there = np.arange(1, 71)
     assert np.array_equal(joined.chosen[:, 0], (there >= 4) & (there < 40))
     assert np.array_equal(joined.chosen[:, 2], (there >= 4) & ((there - 1) % 7 < 5))
-
-
-def test_a_round_with_nobody_there_passes() -> None:
-    there = np.array([[True], [False], [True]])
-    setting = DriftSetting({"a": BernoulliDrift(0.5)}, Presence(("a",), there))
-    assert simulate_newcomers(FedTs(1), setting, 3).table.chosen.tolist() == [2]
 
 
 def test_a_simulation_leaves_intervals_curves_and_a_figure(tmp_path: Path) -> None:
@@ -299,7 +289,6 @@ class Greedy(FedTs):
         return Selection(np.append(context.eligible, len(context.table)))
 
 
-@dataclass(frozen=True)
 class Curious(FedTs):
     """Wants to know the losses."""
 

@@ -112,7 +112,9 @@ def test_scaffold_is_algorithm_1_with_option_2() -> None:
 
 
 def test_feddyn_is_algorithm_1() -> None:
-    alpha, clients, optimizer = 0.5, [Client(1), Client(2)], DynamicRegularizer()
+    alpha, clients = 0.5, [Client(1), Client(2)]
+    optimizer = optimizer_of(parse_experiment('aggregation.optimizer = "feddyn"').aggregation.optimizer)
+    assert isinstance(optimizer, DynamicRegularizer)
     trainers = [client.trainer(FedDyn(alpha)) for client in clients]
     model = GlobalModel.start(START, optimizer)
     theta, h, own = START.astype(np.float64), np.zeros(3), [np.zeros(3), np.zeros(3)]
@@ -191,15 +193,9 @@ def test_moon_descends_the_papers_loss() -> None:
     assert np.abs(second - plain.train(later, round=2).update).max() > 1e-3
 
 
-def test_the_contrastive_loss_of_equal_features_is_ln_2() -> None:
+def test_the_contrastive_loss_of_equal_features_is_ln_2_and_layers_that_a_method_needs_are_asked_for() -> None:
     z = torch.randn(5, 4)
     assert float(contrast(z, z, z, 0.5)) == pytest.approx(np.log(2), abs=1e-6)
-
-
-# -- refused
-
-
-def test_a_model_without_the_layers_a_method_needs_is_refused() -> None:
     with pytest.raises(ConfigError, match="has no normalisation layers"):
         Client(1).trainer(FedBN()).train(START, round=1)
     with pytest.raises(ConfigError, match="has no linear layer"):
@@ -214,11 +210,6 @@ def test_poison_has_the_norm_of_each_part_of_an_honest_update() -> None:
     honest, poison = trainer.train(theta, round=1).update, poisoned.train(theta, round=1).update
     for part in (slice(3), slice(3, None)):
         assert np.linalg.norm(poison[part]) == pytest.approx(2 * np.linalg.norm(honest[part]), rel=1e-5)
-
-
-def test_feddyns_server_is_selected_by_its_name() -> None:
-    experiment = parse_experiment('aggregation.optimizer = "feddyn"')
-    assert isinstance(optimizer_of(experiment.aggregation.optimizer), DynamicRegularizer)
 
 
 # -- real processes

@@ -33,13 +33,6 @@ from rigs.reports import records, write_run
 FIGURES = {"accuracy", "leakage", "releases", "selections", "rounds", "latency", "breakdown", "waterfall"}
 
 
-def without_rounds(run_dir: Path) -> Path:
-    with changing_log(run_dir) as database:
-        for table in ("observations", "rounds", "events", "evaluations"):
-            database.execute(f"DELETE FROM {table}")
-    return run_dir
-
-
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = write_run(tmp_path_factory.mktemp("report") / "run")
@@ -52,9 +45,18 @@ def page(reported: Path) -> str:
     return (reported / "report.html").read_text(encoding="utf-8")
 
 
-def test_columns_and_curves_are_those_of_the_views(reported: Path) -> None:
+@pytest.fixture(scope="module")
+def run(reported: Path) -> RunData:
+    return read_run(reported)
+
+
+def page_of(run_dir: Path, **summary: object) -> str:
+    """The page of a run whose summary says so."""
+    return write_report(write_run(run_dir, **summary)).read_text(encoding="utf-8")
+
+
+def test_columns_and_curves_are_those_of_the_views(run: RunData) -> None:
     """Clients that were never chosen are listed, unseen releases counted; a curve starts before the first round."""
-    run = read_run(reported)
     np.testing.assert_allclose(run.round_latency["total_latency_s"], [0.5, 0.8, 1.5])
     np.testing.assert_allclose(run.greatest_leakage["max_epsilon_spent"], [1.0, 1.0, 1.5])
     np.testing.assert_allclose(run.breakdown["propagation_s"], 0.015)
@@ -79,15 +81,11 @@ def test_every_figure_is_drawn_and_none_is_blank(reported: Path) -> None:
         assert pixels[..., :3].var() > 1e-3, file.name
 
 
-def test_the_breakdown_stacks_up_to_the_mean_round_trip(reported: Path) -> None:
-    run = read_run(reported)
-    bars = draw_all(run)["breakdown"].axes[0].patches
+def test_the_breakdown_stacks_up_to_the_mean_round_trip_and_the_waterfall_is_of_the_median_round(run: RunData) -> None:
+    figures = draw_all(run)
+    bars, axes = figures["breakdown"].axes[0].patches, figures["waterfall"].axes[0]
     assert len(bars) == 11 * 2
     assert max(bar.get_y() + bar.get_height() for bar in bars) == pytest.approx(np.mean([0.5, 0.7]) + 0.001 + 0.004)
-
-
-def test_the_waterfall_is_of_the_median_round(reported: Path) -> None:
-    axes = draw_all(read_run(reported))["waterfall"].axes[0]
     assert axes.get_title(loc="left") == "Round 1, of median latency"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["<script>", "$x$"]
     assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == pytest.approx(0.505)
@@ -108,16 +106,15 @@ def test_the_waterfall_names_those_whom_the_committed_attempt_gave_up(tmp_path: 
     assert text.get_text() == "given up: b after 0.5 s"
 
 
-def test_idle_pings_stand_beside_what_was_measured(reported: Path) -> None:
-    run = read_run(reported)
+def test_idle_pings_stand_beside_what_was_measured(run: RunData) -> None:
     assert run.ping_baseline["client_id"].tolist() == ["$x$"]
     assert run.ping_baseline["ping_mean_s"].tolist() == pytest.approx([0.004])
     (line,) = (line for line in draw_all(run)["latency"].axes[0].lines if line.get_label() == "ping, idle")
     assert np.nansum(line.get_ydata()) == pytest.approx(0.004)
 
 
-def test_suspect_rounds_are_marked_and_explained(reported: Path, page: str) -> None:
-    figures = draw_all(read_run(reported))
+def test_suspect_rounds_are_marked_and_explained(run: RunData, page: str) -> None:
+    figures = draw_all(run)
     assert [text.get_text() for text in figures["waterfall"].axes[0].texts] == ["suspect: clients steal_share"]
     labels = [text.get_text() for text in figures["latency"].legends[0].get_texts()]
     assert labels[-2:] == ["measured = drawn", "in suspect rounds"]
@@ -151,9 +148,9 @@ def test_rounds_are_listed_in_ranges_and_very_many_are_counted() -> None:
     assert in_ranges(np.arange(1, 2001, 2)).endswith(", 117, 119 and 940 more (view leakage of run.db)")
 
 
-def test_a_figure_of_many_exchanges_shows_some_of_every_client(reported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_of_many_exchanges_shows_some_of_every_client(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every n-th would be the same clients in each round, where n divides how many are chosen."""
-    run, clients, rounds = read_run(reported), 50, 200
+    clients, rounds = 50, 200
     ids = np.array([f"c{k:02}" for k in range(clients)])
     many = {
         "client_id": np.tile(ids, rounds), "round": np.repeat(np.arange(1, rounds + 1), clients),
@@ -206,24 +203,23 @@ def test_a_report_without_rounds_is_by_elapsed_time_and_tells_staleness_and_who_
 
 
 def test_a_vector_epsilon_is_not_multiplied(tmp_path: Path) -> None:
-    run_dir = write_run(tmp_path / "run", privacy_unit="vector", vector_epsilon_max=1.5)
-    page = write_report(run_dir).read_text(encoding="utf-8")
+    page = page_of(tmp_path / "run", privacy_unit="vector", vector_epsilon_max=1.5)
     assert "<td>1.5</td><td>1.5</td>" in page
     assert "ε of the whole upload vector" in page
 
 
 def test_a_run_without_privacy_says_so_and_a_time_scale_is_explained(tmp_path: Path) -> None:
-    no_privacy = {"privacy_unit": None, "epsilon_budget": None, "max_epsilon_spent": None, "vector_epsilon_max": None}
-    run_dir = write_run(tmp_path / "run", time_scale=0.1, timing_error_s={"p50": None, "p99": None}, **no_privacy)
-    page = write_report(run_dir).read_text(encoding="utf-8")
+    none = ("privacy_unit", "epsilon_budget", "max_epsilon_spent", "vector_epsilon_max")
+    no_error = {"p50": None, "p99": None}
+    page = page_of(tmp_path / "run", time_scale=0.1, timing_error_s=no_error, **dict.fromkeys(none))
     assert "added no noise" in page
     assert "multiplies real overhead and timing error by 10 " in page
     assert page.count("real seconds (time_scale 0.1)") == 5, "on each axis of times of the exchanges"
-    assert not (run_dir / "plots" / "leakage.svg").exists()
+    assert not (tmp_path / "run/plots/leakage.svg").exists()
 
 
 def test_a_regression_is_not_reported_as_a_classification(tmp_path: Path) -> None:
-    text = write_report(write_run(tmp_path / "run", metric="R²")).read_text("utf-8")
+    text = page_of(tmp_path / "run", metric="R²")
     assert "R² against latency" in text
     assert "test R², last model" in text
     assert "accuracy" not in re.sub(r'id="[^"]*"|href="[^"]*"|clip-path="[^"]*"', "", text).lower()
@@ -231,7 +227,10 @@ def test_a_regression_is_not_reported_as_a_classification(tmp_path: Path) -> Non
 
 def test_a_run_with_nothing_in_it_can_be_reported(tmp_path: Path) -> None:
     nothing = dict.fromkeys(("final_accuracy", "best_accuracy", "timing_error_s"))
-    run_dir = without_rounds(write_run(tmp_path / "run", rounds=0, **nothing))
+    run_dir = write_run(tmp_path / "run", rounds=0, **nothing)
+    with changing_log(run_dir) as database:
+        for table in ("observations", "rounds", "events", "evaluations"):
+            database.execute(f"DELETE FROM {table}")
     assert "not known: nothing was measured" in write_report(run_dir).read_text(encoding="utf-8")
     assert list((run_dir / "plots").iterdir()) == []
 
@@ -320,11 +319,6 @@ def test_a_value_of_another_type_in_a_summary_is_named(tmp_path: Path, key: str,
 # -- figures with a dot for each exchange
 
 EXCHANGES = 30
-
-
-@pytest.fixture(scope="module")
-def run(reported: Path) -> RunData:
-    return read_run(reported)
 
 
 def many(run: RunData, n: int, suspect: int) -> RunData:

@@ -15,30 +15,38 @@ from pausefl.results.report.comparison import compare
 from pausefl.runtime.terminal import PlainView, RunProgress, TerminalView, fold, make_view
 from pausefl.studies.compare import print_comparison
 from pausefl.terminal_table import FittingTable
-from pausefl_process.events import Done, Finished, Interrupted, MetricsServed, Notice, Preparing, WaitingForClients
+from pausefl_process.events import (
+    Done,
+    Finished,
+    Interrupted,
+    MetricsServed,
+    Notice,
+    Preparing,
+    ProgressEvent,
+    WaitingForClients,
+)
 from rigs.clock import Clock
 from rigs.comparisons import grouped_runs
 from rigs.events import evaluation, round_event
 from rigs.reports import summary
 
 
-def plain() -> tuple[PlainView, Clock, io.StringIO]:
+def plain(*events: ProgressEvent | float) -> list[str]:
+    """The plain lines that events make; a number lets as many seconds pass."""
     out, clock = io.StringIO(), Clock()
-    return PlainView(Console(file=out, width=40), "demo", clock), clock, out
+    with PlainView(Console(file=out, width=40), "demo", clock) as view:
+        for event in events:
+            if isinstance(event, float):
+                clock.advance(event)
+            else:
+                view.show(event)
+    return out.getvalue().splitlines()
 
 
 def test_plain_lines_say_where_the_run_is() -> None:
-    view, clock, out = plain()
-    with view:
-        view.show(Preparing("the evaluator makes the first model"))
-        clock.advance(1)
-        view.show(WaitingForClients(3, 30))
-        view.show(round_event(10))
-        clock.advance(4)
-        view.show(evaluation(10, 0.5))
-        view.show(round_event(12))
-        view.show(Finished("all rounds done"))
-    first, preparing, waiting, running, last = out.getvalue().splitlines()
+    begun = Preparing("the evaluator makes the first model"), 1.0, WaitingForClients(3, 30), round_event(10), 4.0
+    end = evaluation(10, 0.5), round_event(12), Finished("all rounds done")
+    first, preparing, waiting, running, last = plain(*begun, *end)
     assert preparing == "the evaluator makes the first model"
     assert (first, waiting, last) == ("demo", "waiting for clients: 3 of 30", "finished: all rounds done")
     assert running == (
@@ -48,52 +56,31 @@ def test_plain_lines_say_where_the_run_is() -> None:
 
 
 def test_plain_lines_come_at_most_twice_a_second_and_the_last_round_is_not_lost() -> None:
-    view, clock, out = plain()
-    with view:
-        for number in range(1, 101):
-            view.show(round_event(number))
-            clock.advance(0.01)
-    lines = out.getvalue().splitlines()
+    lines = plain(*(event for number in range(1, 101) for event in (round_event(number), 0.01)))
     assert len(lines) == 4
     assert lines[-1].startswith("round 100/100")
 
 
 def test_the_first_messages_held_back_are_printed_and_the_others_counted() -> None:
-    view, clock, out = plain()
-    with view:
-        view.show(round_event(1))
-        for client_id in "defgh":
-            view.show(Notice(f"client {client_id} left"))
-        clock.advance(1)
-        view.show(round_event(2))
-    *messages, last = out.getvalue().splitlines()[2:]
+    left = [Notice(f"client {client_id} left") for client_id in "defgh"]
+    *messages, last = plain(round_event(1), *left, 1.0, round_event(2))[2:]
     assert messages == ["client d left", "client e left", "client f left"]
     assert last.startswith("round 2/100")
     assert last.endswith("(+2 messages not shown)")
 
 
 def test_an_interrupt_is_answered_at_once() -> None:
-    view, _, out = plain()
-    with view:
+    out = io.StringIO()
+    with PlainView(Console(file=out, width=40), "demo", Clock()) as view:
         view.show(round_event(1))
         view.show(Interrupted("finishing"))
         assert out.getvalue().splitlines()[-1] == "finishing"
 
 
-def test_plain_lines_without_privacy_name_no_epsilon() -> None:
-    view, _, out = plain()
-    with view:
-        view.show(round_event(1, privacy_unit=None, epsilon_budget=None))
-    assert "ε" not in out.getvalue()
-
-
-def test_the_last_evaluation_is_printed_by_itself() -> None:
-    view, clock, out = plain()
-    with view:
-        view.show(round_event(100))
-        clock.advance(1)
-        view.show(evaluation(100, 0.75))
-    assert out.getvalue().splitlines()[-1] == "test accuracy 75.0% after round 100, of all data"
+def test_without_privacy_no_epsilon_is_named_and_the_last_evaluation_is_printed_by_itself() -> None:
+    lines = plain(round_event(100, privacy_unit=None, epsilon_budget=None), 1.0, evaluation(100, 0.75))
+    assert "ε" not in "".join(lines)
+    assert lines[-1] == "test accuracy 75.0% after round 100, of all data"
 
 
 def test_progress_is_a_fold_that_names_who_is_waited_for_and_keeps_the_last_rounds_only() -> None:
@@ -136,9 +123,8 @@ def test_the_terminal_shows_the_numbers_and_ids_are_no_markup() -> None:
 def test_a_terminal_is_shown_something_before_anything_is_known_and_a_pipe_gets_plain_lines() -> None:
     out = io.StringIO()
     with make_view(Console(file=out, force_terminal=True, color_system=None), "demo"):
-        pass
+        assert isinstance(make_view(Console(file=io.StringIO()), "demo"), PlainView)
     assert "demo" in out.getvalue()
-    assert isinstance(make_view(Console(file=io.StringIO()), "demo"), PlainView)
 
 
 # -- a terminal of 60 columns, on which nothing is cut that a wide one shows

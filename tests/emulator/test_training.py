@@ -109,19 +109,14 @@ def test_images_with_channels_last_train_as_others_do(monkeypatch: pytest.Monkey
     np.testing.assert_allclose(update, ModelVector(other).values() - theta, atol=1e-3 * np.abs(update).max())
 
 
-def test_training_leaves_nothing_behind_for_devices_not_in_use() -> None:
-    trainer, before = make_trainer(SGD), len(torch.cuda._queued_calls)
-    for t in (1, 2):
-        trainer.train(THETA, round=t)
-    assert len(torch.cuda._queued_calls) == before
-
-
-def test_an_update_depends_on_seed_client_and_round_alone() -> None:
+def test_an_update_depends_on_seed_client_and_round_alone_and_leaves_nothing_behind_for_devices_not_in_use() -> None:
+    before = len(torch.cuda._queued_calls)
     update = make_trainer(ADAM).train(THETA, round=3).update
     torch.rand(7)
     assert np.array_equal(update, make_trainer(ADAM).train(THETA, round=3).update)
     assert not np.array_equal(update, make_trainer(ADAM).train(THETA, round=4).update)
     assert not np.array_equal(update, make_trainer(ADAM, client_id="c2").train(THETA, round=3).update)
+    assert len(torch.cuda._queued_calls) == before
 
 
 def test_a_new_thread_trains_as_one_that_has_computed_before() -> None:
@@ -157,8 +152,7 @@ def test_adam_remembers_the_rounds_before_and_sgd_does_not() -> None:
     ("epochs", "max_steps", "steps"), [(1, None, 5), (1, 100, 5), (1, 3, 3), (3, None, 15), (2, 7, 7), (1, 1, 1)]
 )
 def test_a_round_has_the_steps_of_its_epochs_up_to_max_steps(epochs: int, max_steps: int | None, steps: int) -> None:
-    trainer = make_trainer(TrainingSettings("sgd", 0.1, 20, epochs, max_steps))
-    batches = list(trainer.drawn(1)[1])
+    batches = list(make_trainer(TrainingSettings("sgd", 0.1, 20, epochs, max_steps)).drawn(1)[1])
     assert len(batches) == steps
     assert all(len(batch) in (20, 10) for batch in batches)
 
@@ -177,11 +171,6 @@ def test_images_are_normalised_and_features_are_not() -> None:
     assert np.isfinite(make_trainer(SGD, examples=features).train(THETA, round=1).update).all()
 
 
-def test_a_device_is_the_one_named_or_cuda_where_there_is_one() -> None:
-    assert resolve_device("cpu") == CPU
-    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-
-
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so it is not missing")
 def test_missing_cuda_is_named(name: str) -> None:
@@ -189,7 +178,9 @@ def test_missing_cuda_is_named(name: str) -> None:
         resolve_device(name)
 
 
-def test_client_processes_take_turns_on_the_devices_of_their_machine() -> None:
+def test_a_device_is_the_one_named_or_cuda_where_there_is_one_and_client_processes_take_turns_on_several() -> None:
+    assert resolve_device("cpu") == CPU
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert [dealt_device("auto", process, 3) for process in range(5)] == [0, 1, 2, 0, 1]
     assert {dealt_device("cuda:1", process, 2) for process in range(5)} == {1}
     with pytest.raises(ConfigError, match=r'workload\.device = "cuda:7": torch finds 2 CUDA devices, from cuda:0 on'):
@@ -286,15 +277,8 @@ def whole(tmp_path: Path) -> dict[int, bytes]:
     return {round_: client.train(round_) for round_ in (1, 2, 4, 5, 6)}
 
 
-def test_a_restart_after_any_round_changes_no_update(tmp_path: Path, whole: dict[int, bytes]) -> None:
-    client = Client(tmp_path / "parts")
-    for round_, update in whole.items():
-        assert client.train(round_) == update
-        client.start()
-
-
 def test_a_round_trained_again_gives_the_same_update(tmp_path: Path, whole: dict[int, bytes]) -> None:
-    """After a crash before its state was written, after one behind that, and in a client that lives on."""
+    """After a crash before its state was written, after one behind that, any round, and in a client that lives on."""
     client = Client(tmp_path / "parts")
     for round_, update in whole.items():
         assert client.train(round_, is_killed=True) == update
@@ -377,17 +361,13 @@ def test_a_rounds_state_is_gone_once_the_round_is_played_again(tmp_path: Path, w
     assert client.train(4) == whole[4]
 
 
-def key(round: int, run_id: str = "run") -> ReleaseKey:
-    return ReleaseKey(run_id, round, 1, f"model {round}")
-
-
 def test_a_state_that_is_shorter_than_the_one_it_overwrites_is_whole(tmp_path: Path) -> None:
     before, after = FakeTrainer(Clock()), FakeTrainer(Clock())
     states = TrainerStates(before, tmp_path / "a")
     for round_, remembered in ((1, [1] * 50), (2, [2] * 50), (3, [3])):
         before.rounds = remembered
-        states.keep(key(round_))
-    TrainerStates(after, tmp_path / "a").recall(key(4))
+        states.keep(ReleaseKey("run", round_, 1, f"model {round_}"))
+    TrainerStates(after, tmp_path / "a").recall(ReleaseKey("run", 4, 1, "model 4"))
     assert after.rounds == [3]
 
 
@@ -396,21 +376,17 @@ def test_a_first_training_that_is_broken_off_leaves_nothing_of_another_run(tmp_p
     states = TrainerStates(before, tmp_path / "a")
     for round_ in (1, 2):
         before.rounds = [round_]
-        states.keep(key(round_, "another"))
+        states.keep(ReleaseKey("another", round_, 1, f"model {round_}"))
     states = TrainerStates(after, tmp_path / "a")
-    states.recall(key(1))
+    states.recall(ReleaseKey("run", 1, 1, "model 1"))
     after.rounds = [1]
     states.undo()
     assert after.rounds == []
 
 
 def test_only_its_owner_may_read_what_a_trainer_remembers(tmp_path: Path, whole: dict[int, bytes]) -> None:
-    """It is computed from the data, and no noise was added to it."""
+    """It is computed from the data, and no noise was added to it. Nothing is written where nothing is remembered."""
+    TrainerStates(make_trainer(SGD), tmp_path / "folder/a").keep(ReleaseKey("run", 1, 1, "model"))
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
     assert len(files := list((tmp_path / "whole").iterdir())) == 2
     assert not any(file.stat().st_mode & 0o077 for file in files)
-
-
-def test_nothing_is_written_where_nothing_is_remembered(tmp_path: Path) -> None:
-    states = TrainerStates(make_trainer(SGD), tmp_path / "folder" / "a")
-    states.keep(ReleaseKey("run", 1, 1, "model"))
-    assert list(tmp_path.iterdir()) == []

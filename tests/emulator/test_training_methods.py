@@ -60,9 +60,8 @@ def updates(trainer: TorchTrainer, rounds: int, first: int = 1) -> list[Vector]:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_trains_and_goes_on_after_a_restart(name: str) -> None:
-    settings = TrainingSettings(name, learning_rate=0.01, optimizer_options={"weight_decay": 0.01})
-    if name == "rprop":
-        settings = TrainingSettings(name, learning_rate=0.01)
+    options = {} if name == "rprop" else {"weight_decay": 0.01}
+    settings = TrainingSettings(name, learning_rate=0.01, optimizer_options=options)
     whole = updates(trainer_of(settings), 3)
     assert all(np.isfinite(update).all() and update.any() for update in whole)
     first = trainer_of(settings)
@@ -73,12 +72,10 @@ def test_every_optimizer_trains_and_goes_on_after_a_restart(name: str) -> None:
 
 
 def test_momentum_and_weight_decay_change_what_is_learned() -> None:
-    plain = TrainingSettings("sgd", 0.05)
-    found = [
-        updates(trainer_of(TrainingSettings("sgd", 0.05, optimizer_options=options)), 1)[0]
-        for options in ({"momentum": 0.9}, {"weight_decay": 0.1})
-    ]
-    assert not any(np.array_equal(update, updates(trainer_of(plain), 1)[0]) for update in found)
+    plain = updates(trainer_of(TrainingSettings("sgd", 0.05)), 1)[0]
+    for options in ({"momentum": 0.9}, {"weight_decay": 0.1}):
+        settings = TrainingSettings("sgd", 0.05, optimizer_options=options)
+        assert not np.array_equal(updates(trainer_of(settings), 1)[0], plain)
 
 
 PARAMETERS: Mapping[str, dict[str, Any]] = {
@@ -104,11 +101,6 @@ def test_every_schedule_depends_on_the_round_alone(kind: str) -> None:
     assert np.array_equal(updates(jumped, 1, first=8)[0], updates(trainer_of(settings), 8)[7])
 
 
-def test_a_schedule_is_that_of_torch() -> None:
-    rates = LearningRates(TrainingSettings("adamw", 0.1, schedule={"kind": "step", "step_size": 2, "gamma": 0.5}))
-    assert [rates.at(t) for t in (1, 2, 3, 5)] == pytest.approx([0.1, 0.1, 0.05, 0.025])
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -130,7 +122,9 @@ def test_a_wrong_setting_is_one_line(settings: dict[str, Any], message: str) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_a_learning_rate_that_no_round_can_have_is_told_with_its_round() -> None:
+def test_a_schedule_is_that_of_torch_and_a_learning_rate_that_no_round_can_have_is_told_with_its_round() -> None:
+    halved = LearningRates(TrainingSettings("adamw", 0.1, schedule={"kind": "step", "step_size": 2, "gamma": 0.5}))
+    assert [halved.at(t) for t in (1, 2, 3, 5)] == pytest.approx([0.1, 0.1, 0.05, 0.025])
     rates = LearningRates(TrainingSettings("sgd", 0.1, schedule={"kind": "cosine", "T_max": 4, "eta_min": -0.09}))
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"learning rate of round 4 is -0\.06.*: must be finite and at least 0$"):
@@ -305,9 +299,8 @@ def test_targets_without_a_task_or_classes_are_refused_in_one_line() -> None:
     data = regression_set(1)
     with pytest.raises(ConfigError, match="needs a task"):
         Dataset("plane", data.train, data.validation, data.test, classes=1)
-    for kind in PARTITIONERS:
-        if kind == "iid":
-            assert len(partition(PARTITIONERS[kind](), data.train.labels, clients=5, classes=1, seed=1)) == 5
-        elif kind != "by-client":
-            with pytest.raises(ConfigError, match="deals out by class"):
-                partition(PARTITIONERS[kind](), data.train.labels, clients=5, classes=1, seed=1)
+    options: dict[str, Any] = {"clients": 5, "classes": 1, "seed": 1}
+    assert len(partition(PARTITIONERS["iid"](), data.train.labels, **options)) == 5
+    for kind in set(PARTITIONERS) - {"iid", "by-client"}:
+        with pytest.raises(ConfigError, match="deals out by class"):
+            partition(PARTITIONERS[kind](), data.train.labels, **options)
