@@ -4,8 +4,6 @@ The fork server imports it before it forks; gRPC is imported by then too, but no
 has not been touched.
 """
 
-import atexit
-import gc
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,11 +21,6 @@ from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.models import build_model
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, resolve_device, use_one_thread
 from pausefl_client.training.trainer import Trainer, TrainingSettings
-
-# Objects made so far are never collected, so the pages that hold them stay shared with the children.
-gc.freeze()
-# The fork server itself collects them at its end; triton, which torch 2.14 and later load, else reports them as leaked.
-atexit.register(gc.unfreeze)
 
 
 def make_torch_trainers(
