@@ -166,11 +166,8 @@ def test_no_pod_may_more_than_it_needs(overlay: str) -> None:
         assert spec["automountServiceAccountToken"] is False
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert only["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+        forbidden = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
+        assert only["securityContext"] == {**forbidden, "capabilities": {"drop": ["ALL"]}}
         assert only["resources"]["limits"]["memory"]
         assert only["resources"]["requests"]["cpu"]
         assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(only)
@@ -180,18 +177,14 @@ def test_no_pod_may_more_than_it_needs(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_must_outlive_a_pod_lies_on_a_claim_that_is_kept(overlay: str) -> None:
+    """`kubectl delete -k` deletes what is rendered, and with a namespace all that is in it."""
+    assert not of_kind(rendered(overlay), "Namespace", "PersistentVolumeClaim", "Secret")
     for name, mount in (("server", "/runs"), ("clients", "/ledgers")):
         stateful = of_kind(rendered(overlay), "StatefulSet")[name]["spec"]
         (claim,) = stateful["volumeClaimTemplates"]
         mounts = {m["name"]: m["mountPath"] for m in container(stateful["template"])["volumeMounts"]}
         assert mounts[claim["metadata"]["name"]] == mount
         assert stateful["persistentVolumeClaimRetentionPolicy"] == {"whenDeleted": "Retain", "whenScaled": "Retain"}
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_what_was_spent_is_not_deleted_with_an_overlay(overlay: str) -> None:
-    """`kubectl delete -k` deletes what is rendered, and with a namespace all that is in it."""
-    assert not of_kind(rendered(overlay), "Namespace", "PersistentVolumeClaim", "Secret")
 
 
 def test_the_documented_namespace_is_the_one_of_the_overlays() -> None:
@@ -325,21 +318,13 @@ def test_the_pods_commands_make_a_run(tmp_path: Path, authority: Authority) -> N
     def start(part: str, name: str, port: str) -> Path:
         home, tls = tmp_path / name, authority.certify(name, "DNS:localhost,IP:127.0.0.1,DNS:client-*")
         home.mkdir()
-        changes = {
-            "/experiment/": f"{tmp_path}/",
-            "/scripts/": f"{KUBERNETES}/base/",
-            "/runs/$(RUN)": str(home / "runs"),
-            "/ledgers": str(home / "ledgers"),
-            **{f"/certs/{pem}": path for pem, path in (("tls.crt", tls.certificate), ("tls.key", tls.key))},
-            "/certs/ca.crt": tls.ca,
-            "port=50051": "port=0",
-            "port=9464": "port=0",
-            "port=9465": "port=0",
-            "linger_s=60.0": "linger_s=0.1",
-            "pausefl-server:50051": f"localhost:{port}",
-            "$(SLOT)": name[-1],
-            "$(COUNT)": "5",
-        }
+        folders = {"/runs/$(RUN)": str(home / "runs"), "/ledgers": str(home / "ledgers")}
+        files = {"/experiment/": f"{tmp_path}/", "/scripts/": f"{KUBERNETES}/base/", **folders}
+        certificates = {"tls.crt": tls.certificate, "tls.key": tls.key, "ca.crt": tls.ca}
+        ports = {f"port={number}": "port=0" for number in (50051, 9464, 9465)}
+        client = {"pausefl-server:50051": f"localhost:{port}", "$(SLOT)": name[-1], "$(COUNT)": "5"}
+        changes = files | {f"/certs/{pem}": path for pem, path in certificates.items()} | ports | client
+        changes |= {"linger_s=60.0": "linger_s=0.1"}
         pod = {**os.environ, "TMPDIR": str(home)}
         started.append(subprocess.Popen(command(part, changes), env=pod, stdout=subprocess.PIPE, text=True))
         return home
@@ -425,6 +410,9 @@ def pod(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_part_that_is_over_is_waited_upon_and_not_played_again(tmp_path: Path, pod: dict[str, str]) -> None:
+    """One that fails ends its container."""
+    assert subprocess.run([*PART, "sh", "-c", "exit 3"], env=pod, check=False).returncode == 3
+    assert not (tmp_path / "over").exists()
     note = ["sh", "-c", 'echo played >> "$TMPDIR/notes"']
     for _ in range(2):  # Kubernetes starts the container again
         with subprocess.Popen([*PART, *note], env=pod) as waiting:
@@ -433,11 +421,6 @@ def test_a_part_that_is_over_is_waited_upon_and_not_played_again(tmp_path: Path,
             # The second time it may come before the trap is set.
             assert waiting.wait(10) in (128 + signal.SIGTERM, -signal.SIGTERM)
     assert (tmp_path / "notes").read_text("utf-8") == "played\n"
-
-
-def test_a_part_that_fails_ends_its_container(tmp_path: Path, pod: dict[str, str]) -> None:
-    assert subprocess.run([*PART, "sh", "-c", "exit 3"], env=pod, check=False).returncode == 3
-    assert not (tmp_path / "over").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -75,18 +75,15 @@ def unit_tests() -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("alert", rules("alerts.yml"), ids=ALERTS)
-def test_an_alert_says_what_is_the_matter_and_what_to_do(alert: dict[str, Any]) -> None:
+def test_an_alert_says_what_to_do_and_is_set_off_by_the_bad_run_alone(alert: dict[str, Any]) -> None:
+    name = alert["alert"]
+    fired = [sample["labels"] for case in unit_tests()[name] for sample in case["exp_samples"]]
+    assert fired
+    assert all(f'alertname="{name}"' in labels and 'run="bad"' in labels for labels in fired)
     assert set(alert["annotations"]) == {"summary", "description", "what_to_do"}
     assert "$labels.run" in alert["annotations"]["summary"]
     assert all(text.strip() for text in alert["annotations"].values())
     assert alert["labels"]["severity"] in {"info", "warning", "critical"}
-
-
-@pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_is_set_off_by_the_bad_run_alone(name: str) -> None:
-    fired = [sample["labels"] for case in unit_tests()[name] for sample in case["exp_samples"]]
-    assert fired
-    assert all(f'alertname="{name}"' in labels and 'run="bad"' in labels for labels in fired)
 
 
 def test_the_rules_ask_for_metrics_that_there_are() -> None:
@@ -99,18 +96,11 @@ def test_the_rules_ask_for_metrics_that_there_are() -> None:
 
 def pod(**labels: str) -> dict[str, str]:
     """A pod of ours as Kubernetes discovery describes it, unless said otherwise."""
-    described = {
-        "pod_label_app_kubernetes_io_name": "pausefl",
-        "pod_label_app_kubernetes_io_instance": "digits",
-        "pod_label_app_kubernetes_io_component": "clients",
-        "pod_annotation_prometheus_io_scrape": "true",
-        "pod_annotation_prometheus_io_port": "9465",
-        "pod_container_port_number": "9465",
-        "pod_phase": "Running",
-        "pod_name": "clients-7",
-        "namespace": "lab",
-    }
-    return {f"__meta_kubernetes_{name}": value for name, value in (described | labels).items()}
+    app = {"name": "pausefl", "instance": "digits", "component": "clients"}
+    described = {f"pod_label_app_kubernetes_io_{name}": value for name, value in app.items()}
+    described |= {"pod_annotation_prometheus_io_scrape": "true", "pod_annotation_prometheus_io_port": "9465"}
+    described |= {"pod_container_port_number": "9465", "pod_phase": "Running", "pod_name": "clients-7"}
+    return {f"__meta_kubernetes_{name}": value for name, value in (described | {"namespace": "lab"} | labels).items()}
 
 
 def test_in_kubernetes_our_annotated_ports_are_scraped_and_named(tmp_path: Path) -> None:
@@ -216,16 +206,13 @@ def test_the_committed_dashboards_are_what_the_code_builds(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_panels_do_not_overlap(name: str) -> None:
+def test_panels_do_not_overlap_and_dashboards_share_their_variables_and_link_to_each_other(name: str) -> None:
     places = [panel["gridPos"] for panel in dashboard(name)["panels"]]
     assert all(p["x"] >= 0 and p["x"] + p["w"] <= 24 for p in places)
     for a, b in combinations(places, 2):
         beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
         assert beside or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
 
-
-@pytest.mark.parametrize("name", NAMES)
-def test_dashboards_share_their_variables_and_link_to_each_other(name: str) -> None:
     made = dashboard(name)
     assert set(variables_of(name)) == {"run", "client", "unit"}
     (link,) = made["links"]
@@ -289,12 +276,11 @@ class Prometheus:
     """A real one, that scrapes a real run."""
 
     def __init__(self, folder: Path, targets: Path) -> None:
+        found = {"files": [str(targets)], "refresh_interval": "1s"}
         config = {
             "global": {"scrape_interval": "250ms", "evaluation_interval": "250ms"},
-            "rule_files": [str(DEPLOY / "prometheus/recording.yml"), str(DEPLOY / "prometheus/alerts.yml")],
-            "scrape_configs": [
-                {"job_name": "pausefl", "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}]}
-            ],
+            "rule_files": [str(FOLDER / "recording.yml"), str(FOLDER / "alerts.yml")],
+            "scrape_configs": [{"job_name": "pausefl", "file_sd_configs": [found]}],
         }
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config), "utf-8")
         self.address = f"127.0.0.1:{free_port()}"

@@ -178,12 +178,11 @@ def test_every_page_is_reached_from_the_readme() -> None:
 
 FIGURES = {figure for each in reproductions() for figure in each.figures}
 ASSIGNMENT = re.compile(r"[A-Z_]+=")
-FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
     """The words of every `pausefl` and `make` in fenced blocks, without what a shell does with them."""
-    for language, block in FENCED.findall(text):
+    for _, language, block in FENCE.findall(text):
         if language not in {"", "sh", "bash", "console"}:
             continue
         without_substitutions = re.sub(r"\$\([^)]*\)", "", block)
@@ -198,7 +197,7 @@ def command_lines(text: str) -> Iterator[list[str]]:
 
 def mentions(text: str) -> Iterator[list[str]]:
     """The words of every `pausefl` and `make` that a sentence names; names in capitals stand for what a user puts."""
-    for code in re.findall(r"`([^`]+)`", FENCED.sub("", text)):
+    for code in re.findall(r"`([^`]+)`", FENCE.sub("", text)):
         words = [word for word in code.split() if not ASSIGNMENT.match(word)]
         if len(words) > 1 and words[0] in {"pausefl", "make"}:
             yield words

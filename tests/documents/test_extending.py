@@ -90,12 +90,6 @@ def test_an_error_is_told_with_file_and_line(folder: Path, tmp_path: Path, modul
 # -- what the text says
 
 
-def test_another_optimizer_of_torch_is_named_by_its_module() -> None:
-    settings = TrainingSettings(optimizer="torch.optim:Adafactor", learning_rate=0.5)
-    optimizer = make_optimizer(settings, [torch.nn.Parameter(torch.zeros(1))])
-    assert (type(optimizer).__name__, optimizer.defaults["lr"]) == ("Adafactor", 0.5)
-
-
 def test_the_documented_behaviour_changes_updates_by_draws_of_the_round(folder: Path) -> None:
     class Honest(WrappedTrainer):
         def __init__(self) -> None: ...
@@ -287,7 +281,10 @@ def test_python_path_is_relative_to_the_file(folder: Path) -> None:
     assert pausefl.load(path).experiment.python_path == (str(gone),)
 
 
-def test_parameters_of_a_built_in_rule_are_sent_to_their_table() -> None:
+def test_another_optimizer_of_torch_is_named_by_its_module_and_parameters_of_a_built_in_rule_have_a_table() -> None:
+    settings = TrainingSettings(optimizer="torch.optim:Adafactor", learning_rate=0.5)
+    optimizer = make_optimizer(settings, [torch.nn.Parameter(torch.zeros(1))])
+    assert (type(optimizer).__name__, optimizer.defaults["lr"]) == ("Adafactor", 0.5)
     with pytest.raises(pausefl.ConfigError, match=r'= "trimmed-mean"; its parameters belong in \[aggregation\]$'):
         pausefl.load("demo", {"aggregation.rule": {"kind": "trimmed-mean", "harmfull": 1}})
 
@@ -322,14 +319,11 @@ SELECTION = Path("server/pausefl_server/selection")
 def test_a_policy_that_is_named_alone_comes_under_contract_and_into_the_reference(tmp_path: Path) -> None:
     copied_sources(tmp_path)
     (tmp_path / SELECTION / "policies/rarest.py").write_text(POLICY, "utf-8")
-    named = tmp_path / SELECTION / "__init__.py"
-    text, count = re.subn(
-        r'(        "fastest": Fastest,\n)',
-        r'\1        "rarest": "pausefl_server.selection.policies.rarest:Rarest",\n',
-        named.read_text("utf-8"),
-    )
-    assert count == 1
-    named.write_text(text, "utf-8")
+    named, line = tmp_path / SELECTION / "__init__.py", '        "fastest": Fastest,\n'
+    before, found, after = named.read_text("utf-8").partition(line)
+    assert found
+    own = '        "rarest": "pausefl_server.selection.policies.rarest:Rarest",\n'
+    named.write_text(before + line + own + after, "utf-8")
 
     contract = printed_in(tmp_path, "-m", "pytest", "-q", "tests/server/test_policies.py", "-k", "rarest")
     assert int(re.findall(r"(\d+) passed", contract)[0]) > 10

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,10 @@ def test_virtual_holds_for_every_run_of_a_sweep() -> None:
     assert parse_grid(options.grid) == {"experiment.clock": ["virtual"], "selection.m": [1, 2]}
 
 
-@pytest.mark.parametrize("setting", ["selection.m", "=1", "selection.m="])
-def test_a_setting_without_key_or_value_is_refused(setting: str) -> None:
-    with pytest.raises(ConfigError, match=r"must be table\.key=value"):
-        parse_grid([setting])
-
-
-def test_a_key_that_is_set_twice_is_refused() -> None:
+def test_a_setting_without_key_or_value_and_a_key_that_is_set_twice_are_refused() -> None:
+    for setting in ("selection.m", "=1", "selection.m="):
+        with pytest.raises(ConfigError, match=r"must be table\.key=value"):
+            parse_grid([setting])
     with pytest.raises(ConfigError, match=r"selection\.m is set twice; list all its values in one --set$"):
         parse_grid(["selection.m=1", "selection.m=2"])
     with pytest.raises(ConfigError, match=r'selection\."mine:Policy"\.a is set twice'):
@@ -244,33 +242,28 @@ def sweep(folder: Path, values: Sequence[int] = (1,), seeds: int = 1, **changes:
     return run_sweep(experiment(**changes).to_toml(), {"selection.m": values}, seeds, folder, ALONE)
 
 
+def compared(folder: Path, policies: Sequence[str] = ("random",), seeds: int = 1, **changes: Any) -> pausefl.Comparison:
+    return pausefl.compare(experiment(**changes), list(policies), seeds, folder, progress=False)
+
+
 def test_a_folder_of_another_comparison_is_refused(tmp_path: Path) -> None:
-    played = pausefl.compare(experiment(), ["random"], folder=tmp_path, progress=False)
+    played = compared(tmp_path)
     assert played.folder == tmp_path
     begun = (tmp_path / CAMPAIGN_PLAN).read_text()
-    for other, policies, seeds in (
-        (experiment(rounds=3), ["random"], 1),
-        (experiment(), ["random", "all"], 1),
-        (experiment(), ["random"], 2),
-    ):
+    others: list[dict[str, Any]] = [{"rounds": 3}, {"policies": ["random", "all"]}, {"seeds": 2}]
+    for other in others:
         with pytest.raises(ConfigError, match=ANOTHER):
-            pausefl.compare(other, policies, seeds, tmp_path, progress=False)
+            compared(tmp_path, **other)
     assert (tmp_path / CAMPAIGN_PLAN).read_text() == begun
-    again = pausefl.compare(experiment(), ["random"], folder=tmp_path, progress=False)  # the same one goes on
-    assert again.rows == played.rows
+    assert compared(tmp_path).rows == played.rows, "the same one goes on"
 
 
 def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
     sweep(tmp_path)
-    others: list[Callable[[], object]] = [
-        lambda: sweep(tmp_path, rounds=3),
-        lambda: sweep(tmp_path, (1, 2)),
-        lambda: sweep(tmp_path, seeds=2),
-        lambda: pausefl.compare(experiment(), ["random"], folder=tmp_path, progress=False),
-    ]
-    for other in others:
+    others: list[dict[str, Any]] = [{"rounds": 3}, {"values": (1, 2)}, {"seeds": 2}]
+    for begin_other in (*(partial(sweep, **other) for other in others), compared):
         with pytest.raises(ConfigError, match=ANOTHER):
-            other()
+            begin_other(tmp_path)
 
 
 def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
@@ -315,26 +308,24 @@ def test_the_report_of_an_unknown_campaign_names_its_command(tmp_path: Path, pla
 
 def test_no_run_of_a_campaign_counts_as_two(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^random-seed1: two of the runs have this name; name each .* once$"):
-        pausefl.compare(experiment(), ["random", "random", "all"], folder=tmp_path / "c", progress=False)
+        compared(tmp_path / "c", ["random", "random", "all"])
     with pytest.raises(ConfigError, match=r"^--set selection.m: 1 and 1 are the same; name each value once"):
         sweep(tmp_path / "s", (1, 2, 1))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_does_not_begin_in_a_campaigns_folder(tmp_path: Path) -> None:
-    sweep(tmp_path)
-    before = sorted(tmp_path.iterdir())
-    with pytest.raises(ConfigError, match=rf"^--run-dir {tmp_path}: holds a campaign \(.*\); choose another$"):
-        pausefl.run(experiment(), tmp_path, progress=False)
-    assert sorted(tmp_path.iterdir()) == before
-    sweep(tmp_path)  # which is still the folder of this one
-
-
-def test_a_campaign_does_not_begin_in_a_runs_folder(tmp_path: Path) -> None:
-    pausefl.run(experiment(), tmp_path, progress=False)
+def test_neither_a_run_nor_a_campaign_begins_in_the_others_folder(tmp_path: Path) -> None:
+    folder, run_dir = tmp_path / "campaign", tmp_path / "run"
+    sweep(folder)
+    before = sorted(folder.iterdir())
+    with pytest.raises(ConfigError, match=rf"^--run-dir {folder}: holds a campaign \(.*\); choose another$"):
+        pausefl.run(experiment(), folder, progress=False)
+    assert sorted(folder.iterdir()) == before
+    sweep(folder)  # which is still the folder of this one
+    pausefl.run(experiment(), run_dir, progress=False)
     with pytest.raises(ConfigError, match=r"holds a run; choose another"):
-        sweep(tmp_path)
-    assert not (tmp_path / CAMPAIGN_PLAN).exists()
+        sweep(run_dir)
+    assert not (run_dir / CAMPAIGN_PLAN).exists()
 
 
 def ended(capsys: pytest.CaptureFixture[str], status: int, *arguments: object) -> str:

@@ -28,9 +28,9 @@ from rigs.policies import IDS, Play, policy_of
 from rigs.settings import server_settings
 
 
-def table_of(*ids: str, tau_min_s: float | None = 0.05, examples: int = 100) -> ClientTable:
-    table = ClientTable(1, tau_min_s)
-    table.apply_events([LogEvent("joined", i, n_examples=examples) for i in ids], round=1)
+def table_of(*ids: str, tau_min_s: float | None = 0.05, seed: int = 1) -> ClientTable:
+    table = ClientTable(seed, tau_min_s)
+    table.apply_events([LogEvent("joined", i, n_examples=100) for i in ids], round=1)
     return table
 
 
@@ -72,12 +72,9 @@ def test_a_miss_is_measured_and_bounds_the_reward_from_both_sides() -> None:
     assert mean_of(table) == pytest.approx([lower])
     both = table.inverse_latency_sum[0] + table.censored_inverse_sum[0]
     assert 0.05 * both / table.measured[0] == pytest.approx(upper)
-
-
-def test_a_miss_before_the_first_answer_counts_by_its_bound() -> None:
-    table = table_of("a", tau_min_s=None)
-    table.apply_round(played(1, {}, {"a": 0.25}))
-    assert table.censored_inverse_sum.tolist() == [4.0]
+    unanswered = table_of("a", tau_min_s=None)
+    unanswered.apply_round(played(1, {}, {"a": 0.25}))
+    assert unanswered.censored_inverse_sum.tolist() == [4.0], "by its bound also before the first answer"
 
 
 @pytest.mark.parametrize(("discount", "window"), [(0.9, 0), (1.0, 5)])
@@ -221,36 +218,28 @@ def test_resting_clients_are_asked_after_all_where_too_few_are_left() -> None:
     assert selectable_rows(table, 4, 9, 64).size == 4
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_of_resting_clients_those_are_asked_first_whose_rest_ends_first(seed: int) -> None:
-    table = ClientTable(seed)
-    table.apply_events([LogEvent("joined", i, n_examples=100) for i in "ab"], round=1)
-    table.apply_round(played(1, {"b": 0.1}, {"a": 2.0}))
-    table.apply_round(played(3, {}, {"a": 2.0, "b": 2.0}))  # a rests twice as long
-    assert selectable_rows(table, 4, 1, 64).tolist() == [1]
-
-
-def test_a_client_that_missed_an_attempt_at_a_round_is_asked_again_only_where_there_is_no_other() -> None:
-    table = table_of("a", "b")
-    table.apply_round(played(4, {}, {"a": 2.0}))
-    assert selectable_rows(table, 4, 2, 64).tolist() == [1]
-    table.apply_round(played(4, {}, {"b": 2.0}))
-    assert selectable_rows(table, 4, 2, 64).tolist() == [0, 1]
-
-
-def test_of_clients_whose_rest_ends_at_once_the_seed_says_who_is_asked() -> None:
-    """Not the order of their ids, by which one client would always be the first."""
+def test_of_resting_clients_those_are_asked_first_whose_rest_ends_first_and_of_equals_by_the_seed() -> None:
+    """Not in the order of their ids, by which one client would always be the first."""
     recalled = set()
     for seed in range(20):
-        table = ClientTable(seed)
-        table.apply_events([LogEvent("joined", i, n_examples=100) for i in "abc"], round=1)
+        table = table_of("a", "b", seed=seed)
+        table.apply_round(played(1, {"b": 0.1}, {"a": 2.0}))
+        table.apply_round(played(3, {}, {"a": 2.0, "b": 2.0}))  # a rests twice as long
+        assert selectable_rows(table, 4, 1, 64).tolist() == [1]
+        table = table_of(*"abc", seed=seed)
         table.apply_round(played(1, {}, dict.fromkeys("abc", 2.0)))
         recalled |= {*selectable_rows(table, 2, 1, 8).tolist()}
         assert selectable_rows(table, 2, 1, 8).tolist() == [table.tie_key.argmin()]
     assert recalled == {0, 1, 2}
 
 
-def test_a_client_that_missed_hundreds_of_jobs_rests_as_long_as_ever_and_not_where_no_rest_is_asked_for() -> None:
+def test_a_client_that_missed_an_attempt_at_a_round_is_asked_again_only_where_there_is_no_other() -> None:
+    """One that missed hundreds of jobs rests as long as ever, and not where no rest is asked for."""
+    table = table_of("a", "b")
+    table.apply_round(played(4, {}, {"a": 2.0}))
+    assert selectable_rows(table, 4, 2, 64).tolist() == [1]
+    table.apply_round(played(4, {}, {"b": 2.0}))
+    assert selectable_rows(table, 4, 2, 64).tolist() == [0, 1]
     table = table_of("a", "b")
     table.misses_in_a_row[0], table.last_missed_round[0] = 300, 1000
     assert [selectable_rows(table, t, 1, 8).tolist() for t in (1008, 1009)] == [[1], [0, 1]]

@@ -22,6 +22,7 @@ from rigs.ports import free_port
 from rigs.refusals import complaint, refused
 from rigs.reports import summary
 
+Printed = pytest.CaptureFixture[str]
 NETEM = ("--set", "latency.injection=netem", "--set", "clients.per_process=1")
 
 
@@ -53,9 +54,8 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
     beside = f'python_path = [\n    "{tmp_path}",\n]'
     expected, found = printed.replace("# python_path is not set", beside), capsys.readouterr().out
     # Comments say what departs from the preset, which the file no longer names.
-    assert [line for line in found.splitlines() if line[:1] != "#"] == [
-        line for line in expected.splitlines() if line[:1] != "#"
-    ]
+    listed = [[line for line in text.splitlines() if line[:1] != "#"] for text in (found, expected)]
+    assert listed[0] == listed[1]
     assert 'policy = "random"' in printed
 
 
@@ -77,10 +77,7 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["compare", "demo", "--policies", ","], "--policies: needs at least one name"),
         (["compare", "demo", "--policies", "pause,paus"], 'selection.policy = "paus": did you mean'),
         (["compare", "demo", "--policies", "oort"], 'add privacy.disclose = ["loss"]'),
-        (
-            ["compare", "demo", "--policies", "all", "--seeds=2", "--set=privacy.ledger_dir=x"],
-            "--seeds 2: goes without",
-        ),
+        (["compare", "demo", "--policies=all", "--seeds=2", "--set=privacy.ledger_dir=x"], "--seeds 2: goes without"),
         (["simulate", "demo", "--rounds", "0"], "--rounds 0: must be at least 1"),
         (["simulate", "demo", "--policies", ","], "--policies: needs at least one name"),
         (["bench", "sprint"], 'bench "sprint": must be one of'),
@@ -107,23 +104,18 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["sweep", "--resume", "s", "--set", "selection.m=1"], "--set: cannot go with --resume"),
         (["tune", "--resume", "t", "--trials", "50"], "only --real-seeds, --jobs, --on, --on-option can"),
         (["audit", ".", "--set", "privacy.eta=9"], "--set: cannot go with RUN_DIR"),
+        (["certs", "certs", "localhost", "--clients=-1"], "--clients -1: is no name"),
     ],
 )
 def test_bad_input_is_said_in_one_line(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], message: str, tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert message.removeprefix("pausefl: ") in complaint(capsys, *arguments)
-    assert not list(tmp_path.rglob("run.db"))
+    assert not [path for name in ("run.db", "certs") for path in tmp_path.rglob(name)]
 
 
-def test_paths_are_printed_as_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_are_printed_as_they_are(tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for run_dir, policy, said in (("r[alpha]/:x:", "pause", "in the genie's own"), ("r[/alpha]", "all", "no regret: ")):
         main(["simulate", "demo", "--rounds", "20", "--run-dir", run_dir, "--set", f"selection.policy={policy}"])
@@ -134,7 +126,7 @@ def test_paths_are_printed_as_they_are(
         assert (tmp_path / run_dir / "simulation.png").stat().st_size > 0
 
 
-def test_a_summary_shows_what_failed_as_it_was_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_summary_shows_what_failed_as_it_was_said(capsys: Printed) -> None:
     said = "no file [/data/x]"
     failed = summary(data=None, final_accuracy=None, stopped_because=said, failures=[{"jobs": 2, "reason": said}])
     plain_console().print(summary_table(failed))
@@ -249,22 +241,16 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("command", ["simulate demo --rounds 3 --run-dir", "sweep demo --set selection.m=2 --run-dir"])
-def test_a_command_whose_results_cannot_be_written_says_so(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert complaint(capsys, *command.split(), "/dev/null/x").startswith("/dev/null/x: cannot be ")
-
-
-def test_unwritable_results_are_named(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_results_are_named(run_dir: Path, tmp_path: Path, capsys: Printed) -> None:
+    for command in ("simulate demo --rounds 3 --run-dir", "sweep demo --set selection.m=2 --run-dir"):
+        assert complaint(capsys, *command.split(), "/dev/null/x").startswith("/dev/null/x: cannot be ")
     (tmp_path / "pings.csv").write_text("client,time,seconds\na,1,0.1\na,2,0.2\n")
     said = complaint(capsys, "fit-latency", tmp_path / "pings.csv", "--figure", tmp_path / "no/such.png")
     assert said == f"{tmp_path}/no/such.png: cannot be read or written ({MISSING})"
     said = complaint(capsys, "replay", run_dir, "--policy", "random", "--draws", 1, "--out", "/dev/null/x")
     assert said == "/dev/null/x: cannot be read or written (Not a directory)"
-
-
-@pytest.mark.parametrize("command", ["validate", "fit-latency"])
-def test_a_file_that_is_not_there_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert complaint(capsys, command, "no/such.toml") == f"no/such.toml: cannot be read ({MISSING})"
+    for command in ("validate", "fit-latency"):
+        assert complaint(capsys, command, "no/such.toml") == f"no/such.toml: cannot be read ({MISSING})"
 
 
 @pytest.mark.parametrize(
@@ -283,9 +269,3 @@ def test_a_run_whose_configuration_is_damaged(damage: Damage, message: str, run_
     damage(damaged / "config.toml")
     with refused(f"{damaged / 'config.toml'}: {message}"):
         assert not read_run(damaged).groups
-
-
-def test_a_negative_number_of_clients_is_no_client_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = complaint(capsys, "certs", tmp_path / "certs", "localhost", "--clients=-1")
-    assert said.startswith("--clients -1: is no name")
-    assert not (tmp_path / "certs").exists()

@@ -135,16 +135,15 @@ def part_of(**subject: Any) -> bytes:
     return pb.ModelPart(evaluate=pb.Evaluate(subject=pb.Subject(**subject))).SerializeToString()
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        b"\xff\xff\xff",
-        b"",
-        part_of(protocol_version=PROTOCOL_VERSION + 1),
-        part_of(protocol_version=PROTOCOL_VERSION, workload=WORKLOAD),
-    ],
-    ids=["bytes", "nothing", "another version", "no model"],
-)
+NO_MODELS = {
+    "bytes": b"\xff\xff\xff",
+    "nothing": b"",
+    "another version": part_of(protocol_version=PROTOCOL_VERSION + 1),
+    "no model": part_of(protocol_version=PROTOCOL_VERSION, workload=WORKLOAD),
+}
+
+
+@pytest.mark.parametrize("part", NO_MODELS.values(), ids=NO_MODELS)
 async def test_what_is_no_model_is_refused_and_the_next_is_evaluated(part: bytes) -> None:
     async with serving() as address, asking(address) as remote:
         async with grpc.aio.insecure_channel(address) as channel:
@@ -240,14 +239,6 @@ async def test_calls_that_are_given_up_leave_no_model_behind() -> None:
         await server.stop()
 
 
-async def test_an_evaluator_that_stays_full_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_MOST_CALLS", 0)
-    monkeypatch.setattr(transport, "_ASK_AGAIN_S", 0.01)
-    async with serving() as address, asking(address, patience_s=0.05) as remote:
-        with pytest.raises(EvaluatorLost, match=r"the evaluator there has 0 of 0 models to evaluate already$"):
-            await remote.initial()
-
-
 # -- when nobody is there
 
 
@@ -262,9 +253,14 @@ async def test_an_evaluator_that_comes_up_late_is_waited_for() -> None:
             assert (await asked)[0].size == 3
 
 
-async def test_an_evaluator_that_never_comes_up_ends_the_wait() -> None:
+async def test_an_evaluator_that_never_comes_up_or_stays_full_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     async with asking("127.0.0.1:1", patience_s=0.1) as remote:
         with pytest.raises(EvaluatorLost, match=r'address = "127\.0\.0\.1:1": no evaluator answers \(.*refused'):
+            await remote.initial()
+    monkeypatch.setattr(transport, "_MOST_CALLS", 0)
+    monkeypatch.setattr(transport, "_ASK_AGAIN_S", 0.01)
+    async with serving() as address, asking(address, patience_s=0.05) as remote:
+        with pytest.raises(EvaluatorLost, match=r"the evaluator there has 0 of 0 models to evaluate already$"):
             await remote.initial()
 
 

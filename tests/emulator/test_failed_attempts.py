@@ -42,8 +42,7 @@ async def refuse(r: CoordinatorRig, peer: FakePeer) -> int:
 
 async def test_a_round_without_an_answer_is_tried_again_with_other_clients(rig: MakeRig) -> None:
     async with rig(Random(1), **RANDOM).running() as r:
-        for client_id in "abc":
-            await r.join(client_id, manual=True)
+        await r.join_all("abc", manual=True)
         for _ in range(2):
             await refuse(r, await next_asked(r))
         last = await next_asked(r)
@@ -111,8 +110,7 @@ async def test_an_answer_to_an_earlier_attempt_is_not_taken_for_one_to_this(rig:
 async def test_a_run_killed_between_two_attempts_goes_on_with_the_next(tmp_path: Path, rig: MakeRig) -> None:
     """The log is that of an uninterrupted run but for the clients' comings."""
     async with rig(Random(1), **RANDOM).running() as r:
-        for client_id in "abc":
-            await r.join(client_id, manual=True)
+        await r.join_all("abc", manual=True)
         first = await next_asked(r)
         await refuse(r, first)
         second = await next_asked(r)  # its job is out when the run is killed
@@ -121,8 +119,7 @@ async def test_a_run_killed_between_two_attempts_goes_on_with_the_next(tmp_path:
     assert [a.chosen for a in store.failed_attempts()] == [(first.client_id,)]
     store.close()
     async with rig(Random(1), **RANDOM).running() as r:
-        for client_id in "abc":
-            await r.join(client_id, manual=True)
+        await r.join_all("abc", manual=True)
         again = await next_asked(r)
         job = await again.next_job()
         assert (again.client_id, job.attempt) == (second.client_id, 2)

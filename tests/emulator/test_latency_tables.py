@@ -70,7 +70,7 @@ def test_both_ways_are_drawn_apart_and_a_whole_exchange_is_split_and_scaled() ->
     assert delays_of(parsed)["client-000"] == Sum((Exponential(0.1), Exponential(0.4)))
     only_up = made_links(experiment('[latency.up]\nkind = "constant"\nvalue_s = 0.4\n'))["client-000"]
     assert (only_up.draw(1).down_s, only_up.draw(1).up_s) == (0, 0.4)
-    whole = experiment('latency = {down_share = 0.25, time_scale = 0.1, delay = {kind = "constant", value_s = 4}}')
+    whole = experiment('[latency]\ndown_share = 0.25\ntime_scale = 0.1\ndelay = {kind = "constant", value_s = 4}')
     delays = made_links(whole)["client-000"].draw(1)
     assert (delays.down_s, delays.up_s) == pytest.approx((0.1, 0.3))
 

@@ -111,13 +111,6 @@ def test_of_a_large_fleet_the_first_hundred_by_either_order_are_shown(make_telem
     assert shown["last"]["exchanges"][0]["client"] == names[-1]
 
 
-def test_a_run_without_privacy_shows_no_epsilon(make_telemetry: MakeTelemetry) -> None:
-    telemetry = make_telemetry(None)
-    replay(All(2), 1, [record(1, ["a", "b"])], telemetry.round_committed)
-    shown = frame(telemetry.now, telemetry.settings)
-    assert (shown["unit"], shown["budget"], shown["leakage"], shown["private"]) == (None, None, [], False)
-
-
 # -- over HTTP
 
 
@@ -149,6 +142,13 @@ def test_a_reader_is_shown_what_is_there_then_what_changes_then_the_end(make_tel
         page.close()
         assert (next_frame(stream) or {})["status"] == "finished: all rounds done"
         assert next_frame(stream) is None
+
+
+def test_a_run_without_privacy_shows_no_epsilon(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(None)
+    replay(All(2), 1, [record(1, ["a", "b"])], telemetry.round_committed)
+    shown = frame(telemetry.now, telemetry.settings)
+    assert (shown["unit"], shown["budget"], shown["leakage"], shown["private"]) == (None, None, [], False)
 
 
 def test_whoever_comes_late_or_back_is_shown_the_whole_run(make_telemetry: MakeTelemetry) -> None:
@@ -193,19 +193,20 @@ def test_readers_are_bounded_and_leave_their_seats(make_telemetry: MakeTelemetry
                 pass
 
 
-@pytest.mark.parametrize(
-    ("host", "page", "is_there"),
-    [
-        ("127.0.0.1", "auto", True),
-        ("localhost", "auto", True),
-        ("0.0.0.0", "auto", False),
-        ("0.0.0.0", "on", True),
-        ("127.0.0.1", "off", False),
-    ],
-)
-def test_the_page_is_there_by_itself_only_on_loopback(host: str, page: str, is_there: bool) -> None:
+CASES = {
+    "127.0.0.1 auto": True,
+    "localhost auto": True,
+    "0.0.0.0 on": True,
+    "0.0.0.0 auto": False,
+    "127.0.0.1 off": False,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_page_is_there_by_itself_only_on_loopback(case: str) -> None:
+    host, page = case.split()
     metrics = load_experiment("demo", [f"metrics.host={host}", f"metrics.page={page}"]).metrics
-    assert metrics.has_page is is_there
+    assert metrics.has_page is CASES[case]
 
 
 NASTY = "<img src=x onerror=alert(1)>"
@@ -348,10 +349,9 @@ TEXTS = "(selector) => [...document.querySelectorAll(selector)].map((e) => e.tex
 @pytest.mark.end_to_end
 @pytest.mark.slow
 def test_a_browser_shows_a_real_run(browser: Browser, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    short = ["clients.count=4", "selection.m=2", "experiment.rounds=12", "evaluation.every=3"]
-    short += ["latency.time_scale=0.02"]
+    (run_dir := tmp_path / "run").mkdir()
+    short = {"clients.count": 4, "selection.m": 2, "experiment.rounds": 12, "evaluation.every": 3}
+    short |= {"latency.time_scale": 0.02}
     browser.look_like(DESK, "light")
     Fleet(plan_of(load_experiment("demo", short), "run"), run_dir).run(Visitor(browser))
     browser.wait_for("document.querySelector('#state').textContent === 'finished: all rounds done'")

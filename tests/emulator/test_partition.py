@@ -55,10 +55,6 @@ def test_a_seed_deals_alike_and_another_seed_does_not(kind: str) -> None:
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_iid_sizes_differ_by_one_at_most() -> None:
-    assert {part.size for part in deal(Iid(), 7)} == {857, 858}
-
-
 @given(seed=st.integers(0, 2**40), clients=st.integers(8, 60), dominant_share=st.floats(0.1, 0.5))
 def test_dominant_labels_leave_every_example_with_one_client(seed: int, clients: int, dominant_share: float) -> None:
     try:
@@ -71,7 +67,8 @@ def test_dominant_labels_leave_every_example_with_one_client(seed: int, clients:
         assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(LABELS.size))
 
 
-def test_dominant_label_is_about_a_quarter() -> None:
+def test_iid_sizes_differ_by_one_at_most_and_a_dominant_label_is_about_a_quarter() -> None:
+    assert {part.size for part in deal(Iid(), 7)} == {857, 858}
     parts = deal(DominantLabel(), 30)
     shares = [np.bincount(LABELS[part]).max() / part.size for part in parts]
     assert np.mean(shares) == pytest.approx(0.25, abs=0.02)
@@ -108,6 +105,8 @@ def test_a_client_has_at_most_as_many_labels_as_shards_cut_across_labels(per_cli
 
 
 def test_by_client_gives_each_the_examples_of_one_owner() -> None:
+    with pytest.raises(ConfigError, match="does not say whose its examples are"):
+        partition(ByClient(), LABELS, clients=3, classes=10, seed=1)
     owners = np.random.default_rng(1).choice([3, 17, 40, 41], LABELS.size)
     parts = partition(ByClient(), LABELS, clients=3, classes=10, seed=1, owners=owners)
     seen = [np.unique(owners[part]).tolist() for part in parts]
@@ -169,11 +168,6 @@ def test_a_tiny_concentration_gives_a_client_one_label_and_the_greatest_one_equa
     assert np.mean([np.bincount(LABELS[part]).max() / part.size for part in parts]) > 0.8
     for partitioner in (DominantLabel(1e100, 0.1), LabelDirichlet(1e100)):
         assert {part.size for part in deal(partitioner, 10)} == {LABELS.size // 10}
-
-
-def test_by_client_needs_owners() -> None:
-    with pytest.raises(ConfigError, match="does not say whose its examples are"):
-        partition(ByClient(), LABELS, clients=3, classes=10, seed=1)
 
 
 class _Sorting:

@@ -40,11 +40,8 @@ OwnModule = Callable[[str, str], Path]
 
 
 def selection_of(rows: Any, weights: Any = None, **details: Any) -> Selection:
-    return Selection(
-        np.array(rows, np.int64) if isinstance(rows, list) else rows,
-        np.array(weights) if isinstance(weights, list) else weights,
-        details,
-    )
+    chosen = np.array(rows, np.int64) if isinstance(rows, list) else rows
+    return Selection(chosen, np.array(weights) if isinstance(weights, list) else weights, details)
 
 
 PAIR = np.array([0, 1])
@@ -237,18 +234,14 @@ def test_a_policy_that_would_exit_is_one_line_with_its_place(
     assert complaint(capsys, *arguments, status=1) == f"SystemExit: 3 ({file}:8)"
 
 
-def test_policies_say_what_clients_must_disclose() -> None:
+def test_policies_say_what_clients_must_disclose_and_ask_for_an_oracle() -> None:
     assert Oort(5).disclosures == PowD(5).disclosures == {"loss"}
     assert SaPause(5, phi_g="label_diversity").disclosures == {"labels"}
     assert SaPause(5).disclosures == Pause(5).disclosures == frozenset()
-
-
-@pytest.mark.parametrize("policy", [Fastest, Genie])
-def test_an_oracle_is_asked_for(policy: type[Policy]) -> None:
-    assert policy(M).needs_oracle
-    play = Play(Pause(M))
-    with pytest.raises(ValueError, match="needs the true mean latencies"):
-        policy(M).select(None, context_of(play.table, 1, oracle=None))
+    for policy in (Fastest(M), Genie(M)):
+        assert policy.needs_oracle
+        with pytest.raises(ValueError, match="needs the true mean latencies"):
+            policy.select(None, context_of(Play(Pause(M)).table, 1, oracle=None))
 
 
 # --- the examples of docs/selection.md
@@ -312,30 +305,19 @@ class MyFedTs(FedTs):
 '''
 
 
-@pytest.fixture
-def subclasses(own_module: OwnModule) -> None:
+def test_a_subclass_of_pause_is_simulated_as_pause(tmp_path: Path, own_module: OwnModule) -> None:
+    """Compiled rounds stand in for one that chooses as PAUSE does."""
     own_module("policies_of_mine", SUBCLASSES)
+    found = []
+    for name, compiled in (("policies_of_mine:MyPause", True), ("pause", True), ("policies_of_mine:Hasty", False)):
+        experiment = parse_experiment("clients.count = 8", [f'selection.policy="{name}"', "selection.m=3"])
+        assert is_compiled(selected_policy(experiment.selection), setting_of(experiment)) is compiled
+        found.append(run_simulation(experiment, 60, tmp_path / name) | {"policy": ""})
+    assert found[0] == found[1]
 
 
-def found_by(policy: str, folder: Path) -> dict[str, Any]:
-    experiment = parse_experiment("clients.count = 8", [f'selection.policy="{policy}"', "selection.m=3"])
-    return run_simulation(experiment, 60, folder) | {"policy": ""}
-
-
-@pytest.mark.usefixtures("subclasses")
-def test_a_subclass_of_pause_is_simulated_as_pause(tmp_path: Path) -> None:
-    assert found_by("policies_of_mine:MyPause", tmp_path / "own") == found_by("pause", tmp_path / "ours")
-
-
-@pytest.mark.parametrize(("name", "compiled"), [("MyPause", True), ("Hasty", False)])
-@pytest.mark.usefixtures("subclasses")
-def test_compiled_rounds_stand_in_for_a_subclass_that_chooses_as_pause_does(name: str, compiled: bool) -> None:
-    experiment = parse_experiment("clients.count = 8", [f'selection.policy="policies_of_mine:{name}"'])
-    assert is_compiled(selected_policy(experiment.selection), setting_of(experiment)) is compiled
-
-
-@pytest.mark.usefixtures("subclasses")
-def test_a_subclass_of_fed_ts_is_reported_as_fed_ts(tmp_path: Path) -> None:
+def test_a_subclass_of_fed_ts_is_reported_as_fed_ts(tmp_path: Path, own_module: OwnModule) -> None:
+    own_module("policies_of_mine", SUBCLASSES)
     log = [
         round_with(1, ("original-000", "original-001"), original_000=0.1, original_001=0.2),
         round_with(2, ("late-000", "late-001"), late_000=1.0, late_001=9.0),
@@ -347,7 +329,5 @@ def test_a_subclass_of_fed_ts_is_reported_as_fed_ts(tmp_path: Path) -> None:
     own = replace(ours, summary={**summary, "policy": "policies_of_mine:MyFedTs"})
     expected, found = learning(ours), learning(own)
     assert expected is not None
-    assert found is not None
-    np.testing.assert_array_equal(found.s, expected.s)
-    np.testing.assert_array_equal(found.f, expected.f)
-    np.testing.assert_array_equal(found.threshold, expected.threshold)
+    for name in ("s", "f", "threshold"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))

@@ -46,7 +46,9 @@ def test_a_round_needs_some_and_at_most_all_of_the_clients_it_asked(asked: int, 
         assert needed == max(1, math.ceil(q * m - 1e-9))
 
 
-def test_without_enough_clients_to_spare_all_are_waited_for() -> None:
+def test_without_enough_clients_to_spare_all_are_waited_for_and_over_selection_asks_for_more_than_m() -> None:
+    experiment = parse_experiment("[selection]\npolicy = 'random'\nm = 5\nover_selection = 0.3\n")
+    assert selected_policy(experiment.selection).m == 7
     assert answers_needed(asked=5, m=5, spare=2, quorum=1.0) == 5
     assert answers_needed(asked=6, m=5, spare=2, quorum=1.0) == 5
     assert answers_needed(asked=9, m=5, spare=2, quorum=1.0) == 7, "newcomers that a policy asks beyond m"
@@ -54,17 +56,12 @@ def test_without_enough_clients_to_spare_all_are_waited_for() -> None:
     assert answers_needed(asked=25, m=25, spare=0, quorum=0.28) == 7, "0.28 · 25 is 7.000000000000001"
 
 
-def test_over_selection_asks_for_more_than_m() -> None:
-    experiment = parse_experiment("[selection]\npolicy = 'random'\nm = 5\nover_selection = 0.3\n")
-    assert selected_policy(experiment.selection).m == 7
-
-
 # -- rounds
 
 
 async def ask(r: CoordinatorRig, ids: str) -> dict[str, FakePeer]:
     """Clients that answer when they are told to, with the job of round 1."""
-    peers = {client_id: await r.join(client_id, manual=True) for client_id in ids}
+    peers = dict(zip(ids, await r.join_all(ids, manual=True), strict=True))
     for peer in peers.values():
         await peer.next_job()
     return peers

@@ -57,8 +57,7 @@ async def test_every_policy_chooses_again_what_it_chose_over_the_network(case: s
 
 async def test_failed_attempts_are_replayed_as_attempts_of_their_own(rig: MakeRig, tmp_path: Path) -> None:
     async with rig(Random(1), rounds=1, minimum_clients=3, rounds_without_update_max=5).running() as r:
-        for client_id in "abc":
-            await r.join(client_id, manual=True)
+        await r.join_all("abc", manual=True)
         for _ in range(2):
             peer = await asyncio.wait_for(r.asked.get(), 20)
             job = await peer.next_job()
@@ -119,14 +118,6 @@ def test_intervals_hold_what_the_other_policy_really_waits() -> None:
     assert held >= 7
 
 
-def test_a_client_that_the_log_never_asked_is_told_apart() -> None:
-    log = played("fastest", 6)
-    estimate = play_on_log(experiment_of("all"), log, draws=2)
-    assert (estimate.never_observed == len(IDS) - 4).all()
-    assert (estimate.extrapolated == len(IDS) - 4).all()
-    assert (estimate.asked == len(IDS)).all()
-
-
 def cut_short(log: RecordedLog, m: int) -> RecordedLog:
     """The log of rounds that end with their first m answers."""
     records = []
@@ -159,7 +150,11 @@ def test_a_logs_own_rounds_need_no_draw_though_some_were_not_waited_for() -> Non
     assert not estimate.at_bounds.any()
 
 
-def test_misses_stay_misses_and_cost_what_they_cost() -> None:
+def test_misses_stay_misses_and_a_client_that_the_log_never_asked_is_told_apart() -> None:
+    never = play_on_log(experiment_of("all"), played("fastest", 6), draws=2)
+    assert (never.never_observed == len(IDS) - 4).all()
+    assert (never.extrapolated == len(IDS) - 4).all()
+    assert (never.asked == len(IDS)).all()
     log = played("all", 5, silent=(IDS[0],))
     estimate = play_on_log(experiment_of("random", "[server]\nrest_rounds_max = 1"), log, draws=2)
     asked = [IDS[0] in chosen for chosen in estimate.first]

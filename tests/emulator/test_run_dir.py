@@ -29,26 +29,25 @@ from rigs.waiting import wait_for
 pytestmark = pytest.mark.end_to_end
 
 SYNTHETIC = """
-experiment.rounds = ROUNDS
 clients.count = 3
 selection = { policy = "random", m = 2 }
 latency.delay.kind = "none"
-workload = { model = "synthetic", train_s = TRAIN_S }
+workload.model = "synthetic"
 metrics.enabled = false
 """
 
 
-def text_of(rounds: int = 3, train_s: float = 0.0) -> str:
-    return SYNTHETIC.replace("ROUNDS", str(rounds)).replace("TRAIN_S", str(train_s))
+PLAYED = {"experiment.rounds": 3, "workload.train_s": 0.0}
 
 
-def experiment(changes: Mapping[str, Any] | None = None, **keys: Any) -> Experiment:
-    return parse_experiment(text_of(**keys), changes or {})
+def experiment(changes: Mapping[str, Any] | None = None, rounds: int = 3, train_s: float = 0.0) -> Experiment:
+    played = {"experiment.rounds": rounds, "workload.train_s": train_s}
+    return parse_experiment(SYNTHETIC, {**played, **(changes or {})})
 
 
 def config_in(folder: Path, **keys: Any) -> Path:
     path = folder / "synthetic.toml"
-    path.write_text(text_of(**keys))
+    path.write_text(experiment(**keys).to_toml())
     return path
 
 
@@ -137,14 +136,6 @@ def test_a_server_that_cannot_start_leaves_a_run_where_it_was(killed: Path, tmp_
     assert resume_command(run_dir) == f"pausefl run --resume {run_dir}"
 
 
-def test_the_configuration_is_written_once(tmp_path: Path) -> None:
-    with made_run_dir(experiment(), tmp_path / "run"):
-        before = (tmp_path / "run/config.toml").stat()
-    with made_run_dir(stored_experiment(tmp_path / "run"), tmp_path / "run", resume=True):
-        after = (tmp_path / "run/config.toml").stat()
-    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
-
-
 def test_two_processes_never_use_one_run_directory(tmp_path: Path, background: Start, refused: Refused) -> None:
     config = config_in(tmp_path, rounds=100_000, train_s=0.05)
     first = background("run", config, "--run-dir", tmp_path / "run")
@@ -181,12 +172,17 @@ def test_a_stopped_run_names_every_epsilon_spent(tmp_path: Path, background: Sta
     assert "count more" not in check_ledgers(tmp_path / "run")
 
 
+def held_in(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """Bytes and time of every file but SQLite's own of a database that a reader left open."""
+    files = (p for p in folder.rglob("*") if p.is_file() and not p.name.endswith(("-wal", "-shm")))
+    return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
+
+
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["run", str(config_in(tmp_path)), "--run-dir", str(tmp_path / "run")])
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files_in(tmp_path / "run")}
-    printed = capsys.readouterr().out
+    before, printed = held_in(tmp_path / "run"), capsys.readouterr().out
     main(["run", "--resume", str(tmp_path / "run")])
-    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files_in(tmp_path / "run")} == before
+    assert held_in(tmp_path / "run") == before
     assert "3 with 3 clients, 2 a round; all rounds done" in capsys.readouterr().out
     assert "all rounds done" in printed
 
@@ -220,8 +216,12 @@ def test_nothing_but_more_rounds_extends_a_run(tmp_path: Path, changes: dict[str
         begin(tmp_path / "run", experiment(**changes), resume=True)
 
 
-def test_the_keys_in_which_a_run_differs_are_named(tmp_path: Path) -> None:
+def test_the_keys_in_which_a_run_differs_are_named_and_the_configuration_is_written_once(tmp_path: Path) -> None:
     begin(tmp_path / "run", experiment({"selection.pause.alpha": 10.0}))
+    before = (tmp_path / "run/config.toml").stat()
+    begin(tmp_path / "run", stored_experiment(tmp_path / "run"), resume=True)
+    after = (tmp_path / "run/config.toml").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
     differences = (
         'another experiment: aggregation.optimizer.kind is "sgd" there, "fedadam" here; selection.m is 2 there, 1 here;'
         " selection.pause.alpha is 10.0 there, not set here$"
@@ -250,7 +250,7 @@ def test_a_run_goes_on_elsewhere(tmp_path: Path) -> None:
     """At another address, under renewed certificates, with other patience: none of it changes what is played."""
     began = experiment()
     begin(tmp_path / "run", began)
-    elsewhere = parse_experiment(text_of().replace("metrics.enabled = false", ELSEWHERE))
+    elsewhere = parse_experiment(SYNTHETIC.replace("metrics.enabled = false", ELSEWHERE), PLAYED)
     with made_run_dir(elsewhere, tmp_path / "run", resume=True):
         assert in_force(stored_experiment(tmp_path / "run")) == in_force(began)
 
@@ -267,11 +267,6 @@ def test_a_command_that_is_refused_leaves_no_default_folder(tmp_path: Path) -> N
     arguments = ["compare", "demo", "--policies", "paus"]
     assert subprocess.run([*PAUSEFL, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, check=False).returncode == 2
     assert list(tmp_path.iterdir()) == []
-
-
-def files_in(folder: Path) -> list[Path]:
-    """Every file but SQLite's own of a database that a reader left open."""
-    return sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.endswith(("-wal", "-shm")))
 
 
 def test_input_that_is_refused_takes_nothing_away_that_was_not_made_for_it(tmp_path: Path) -> None:

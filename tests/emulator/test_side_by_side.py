@@ -216,22 +216,20 @@ def test_a_run_whose_process_was_killed_goes_on(tmp_path: Path) -> None:
     said: list[str] = []
     run = Planned("long", experiment(rounds=400))
 
+    def kill_once() -> int:
+        wait_for(lambda: rounds_in(tmp_path / "long"), "rounds")
+        server: Any = forkserver._forkserver
+        for process in psutil.Process(server._forkserver_pid).children():
+            process.kill()
+        return rounds_in(tmp_path / "long")
+
     with ThreadPoolExecutor(1) as beside:
-        killed = beside.submit(_kill_once, tmp_path / "long")
+        killed = beside.submit(kill_once)
         assert not side_by_side(1, said.append).play([run], tmp_path)
         assert killed.result() < 400
     assert said[0].startswith("long: the server ended unexpectedly (exit code -9)")
     assert said[-1].startswith("long: completed (1 of 1")
     assert rounds_in(tmp_path / "long") == 400
-
-
-def _kill_once(run_dir: Path) -> int:
-    """Kill the process that plays a run, and return how many rounds it had played."""
-    wait_for(lambda: rounds_in(run_dir), "rounds")
-    server: Any = forkserver._forkserver
-    for process in psutil.Process(server._forkserver_pid).children():
-        process.kill()
-    return rounds_in(run_dir)
 
 
 def test_no_job_is_lost_while_slurm_is_silent_or_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,8 +273,4 @@ def test_no_job_is_lost_while_slurm_is_silent_or_unreadable(tmp_path: Path, monk
 )
 def test_what_is_left_follows_from_what_has_ended(ended: int, left: int, under_way: int, said: str) -> None:
     assert time_left(1200.0, ended, left, under_way) == said
-
-
-@pytest.mark.parametrize(("seconds", "words"), [(0.1, "1 s"), (2.9, "3 s"), (89 * 60, "89 min"), (5400, "1.5 h")])
-def test_durations_are_told_as_people_say_them(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words
+    assert [in_words(seconds) for seconds in (0.1, 2.9, 89 * 60, 5400)] == ["1 s", "3 s", "89 min", "1.5 h"]

@@ -46,13 +46,10 @@ def test_an_overstated_size_buys_neither_every_round_nor_the_average() -> None:
     assert (play.table.n_examples / play.table.n_examples.sum()).max() < 0.2
 
 
-def test_no_share_in_g_exceeds_the_greatest_weight_share() -> None:
+def test_no_share_in_g_or_of_the_average_exceeds_the_greatest_weight_share() -> None:
     table = table_of({"a": 900, "b": 100}, examples_max=900)
     context = context_of(table, 1, weight_share_max=0.6)
     assert generalisation(context, table.eligible(), 1, 2.0) == pytest.approx([0.6**2, 0.1**2])
-
-
-def test_no_share_of_the_average_exceeds_the_greatest_weight_share() -> None:
     assert capped_shares(np.array([6.0, 3.0, 1.0]), 0.5) == pytest.approx([0.5, 0.375, 0.125])
     assert capped_shares(np.array([6.0, 3.0, 1.0]), 1.0) == pytest.approx([0.6, 0.3, 0.1])
     assert capped_shares(np.array([6.0, 3.0]), 0.4) == pytest.approx([0.5, 0.5])
@@ -80,8 +77,7 @@ def test_capped_shares_are_shares(weights: list[float], share_max: float) -> Non
 async def test_a_client_drawn_twice_has_no_greater_share_than_the_limit(rig: MakeRig) -> None:
     rule = Aggregation(weight_share_max=0.4)
     async with rig(FirstTwice(3), rounds=1, minimum_clients=3, privacy=None, aggregation=rule).running() as r:
-        for client_id in "abc":
-            await r.join(client_id)
+        await r.join_all("abc")
         await r.played()
         mean = 0.4 * update_of("a", 1) + 0.3 * update_of("b", 1) + 0.3 * update_of("c", 1)
         np.testing.assert_allclose(r.coordinator.theta - r.theta_0, mean, atol=1e-6)

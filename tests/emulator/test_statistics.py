@@ -145,6 +145,9 @@ def test_a_difference_of_waits_is_antisymmetric(one: list[tuple[float, bool]], o
 
 
 def test_a_censored_pair_is_no_win_unless_it_is_known_to_be_later() -> None:
+    """Means compare as far as all with censored seeds were followed."""
+    long, short = waits([(10.0, False), (20.0, True)]), waits([(5.0, False), (8.0, True)])
+    assert common_horizon_s([long, short, waits([(1.0, True)])]) == 8.0
     first = waits([(10.0, True)] * 5)
     second = waits([(20.0, False), (5.0, False), (8.0, True), (10.0, True), (30, True)])
     assert restricted_difference(first, second, np.inf).win_rate == pytest.approx((1 + 0.5 + 0 + 0.5 + 1) / 5)
@@ -152,22 +155,13 @@ def test_a_censored_pair_is_no_win_unless_it_is_known_to_be_later() -> None:
     assert [restricted_difference(sooner, later, horizon_s).win_rate for horizon_s in (8.0, 9.5)] == [0.5, 1.0]
 
 
-def test_restricted_means_compare_as_far_as_all_with_censored_seeds_were_followed() -> None:
-    long, short = waits([(10.0, False), (20.0, True)]), waits([(5.0, False), (8.0, True)])
-    assert common_horizon_s([long, short, waits([(1.0, True)])]) == 8.0
-
-
-def test_the_first_evaluation_that_reaches_an_accuracy_counts_and_the_last_censors() -> None:
+def test_the_first_evaluation_that_reaches_an_accuracy_counts_and_the_last_censors_and_smoothing_averages() -> None:
     times = [np.array([1.0, 2.0, 3.0])] * 2
     found = first_reached(times, [np.array([0.1, 0.5, 0.4]), np.array([0.1, 0.2, 0.3])], 0.5)
     assert found.seconds.tolist() == [2.0, 3.0]
     assert found.reached.tolist() == [True, False]
-
-
-def test_smoothing_averages_the_last_rounds() -> None:
-    rounds = np.array([0.0, 5.0, 10.0, 15.0])
-    assert smoothed(rounds, np.array([1.0, 2.0, 4.0, 6.0]), 10).tolist() == [1.0, 1.5, 3.0, 5.0]
-    assert smoothed(rounds, np.array([1.0, 2.0, 4.0, 6.0]), 1).tolist() == [1.0, 2.0, 4.0, 6.0]
+    rounds, values = np.array([0.0, 5.0, 10.0, 15.0]), np.array([1.0, 2.0, 4.0, 6.0])
+    assert [smoothed(rounds, values, last).tolist() for last in (10, 1)] == [[1.0, 1.5, 3.0, 5.0], values.tolist()]
 
 
 def test_a_band_is_the_interval_of_each_point() -> None:
@@ -192,23 +186,20 @@ def test_a_relative_difference_is_paired(values: list[float], factor: float) -> 
     assert (found.mean, found.low, found.high) == pytest.approx([factor - 1] * 3), "no seed says otherwise"
 
 
-def test_a_relative_difference_spreads_as_its_pairs_do() -> None:
+def test_a_relative_difference_spreads_as_its_pairs_do_and_has_no_interval_where_the_mean_may_be_0() -> None:
     found = share_of([8.0, 21.0, 24.0, 35.0, 50.0], [10.0, 20.0, 30.0, 40.0, 50.0])
     low, high = bounds(found)
     assert found.mean == pytest.approx(138 / 150 - 1)
     assert low < found.mean < high
     assert share_of([8.0], [10.0]).low is None
+    found = share_of([1.0] * 5, [0.0, 0.0, 0.0, 0.0, 5.0])
+    assert (found.mean, found.low, found.high) == (0.0, None, None)
 
 
 @pytest.mark.parametrize("second", [[0.0] * 6, [1e-17, 0.0, 3e-17, 0.0, 0.0, 0.0]])
 def test_nothing_is_compared_with_a_mean_of_0(second: list[float]) -> None:
     for first in ([1.0] * 6, [0.0] * 6):
         assert relative_difference(first, second) is None
-
-
-def test_a_mean_that_may_be_0_has_a_share_without_an_interval() -> None:
-    found = share_of([1.0] * 5, [0.0, 0.0, 0.0, 0.0, 5.0])
-    assert (found.mean, found.low, found.high) == (0.0, None, None)
 
 
 @pytest.mark.parametrize(("saved", "unclear"), [((-0.1, 0.3), True), ((0.1, 0.3), False), ((-0.3, -0.1), False)])

@@ -289,8 +289,7 @@ async def test_a_run_that_ended_in_order_owes_nothing_when_it_is_begun_again(tmp
     for rounds in (2, 2):
         async with CoordinatorRig(tmp_path, rounds=rounds).running() as r:
             if r.coordinator.state.round < rounds:
-                for client_id in "ab":
-                    await r.join(client_id)
+                await r.join_all("ab")
             await r.played()
             assert most_releases(r) == 2
 
@@ -320,8 +319,7 @@ async def test_only_who_is_new_is_logged_before_the_job(rig: MakeRig, monkeypatc
 
 async def test_a_start_that_fails_before_a_job_is_out_charges_no_one(tmp_path: Path) -> None:
     async with CoordinatorRig(tmp_path, rounds=2).running() as r:
-        for client_id in "ab":
-            await r.join(client_id)
+        await r.join_all("ab")
         await r.played()
     async with CoordinatorRig(tmp_path, rounds=3).running():
         pass

@@ -69,16 +69,6 @@ def test_a_hold_ends_when_it_is_due_whatever_rounding_does(start_s: float, due_s
     assert run(main) == pytest.approx(max(start_s, due_s), rel=1e-12, abs=1e-9)
 
 
-def test_what_an_executor_does_takes_no_time() -> None:
-    async def main(_: Workers) -> tuple[float, int]:
-        seen = await asyncio.to_thread(lambda: 7)
-        with pytest.raises(ZeroDivisionError):
-            await asyncio.to_thread(lambda: 1 / 0)
-        return asyncio.get_running_loop().time(), seen
-
-    assert run(main) == (0.0, 7)
-
-
 def test_time_waits_for_work_and_the_work_takes_what_was_said() -> None:
     """The work is still under way when another timer would be due, and ends before the one after its own end."""
 
@@ -107,25 +97,23 @@ def test_time_waits_for_work_and_the_work_takes_what_was_said() -> None:
 def test_jobs_of_one_moment_compute_side_by_side() -> None:
     async def main(workers: Workers) -> list[bool]:
         both = threading.Barrier(2, timeout=20)
-
-        def work() -> bool:
-            return pace().during(1.0, lambda: both.wait() >= 0)
-
-        return await asyncio.gather(*(asyncio.wrap_future(workers.submit(work)) for _ in range(2)))
+        work = [workers.submit(lambda: pace().during(1.0, lambda: both.wait() >= 0)) for _ in range(2)]
+        return await asyncio.gather(*map(asyncio.wrap_future, work))
 
     assert run(main) == [True, True]
 
 
-def test_the_error_of_a_job_comes_when_its_time_is_over() -> None:
-    async def main(workers: Workers) -> float:
-        def work() -> None:
-            pace().during(1.5, lambda: 1 / 0)
-
+def test_what_an_executor_does_takes_no_time_and_the_error_of_a_job_comes_when_its_time_is_over() -> None:
+    async def main(workers: Workers) -> tuple[float, float, int]:
+        seen, clock = await asyncio.to_thread(lambda: 7), asyncio.get_running_loop().time
         with pytest.raises(ZeroDivisionError):
-            await asyncio.wrap_future(workers.submit(work))
-        return asyncio.get_running_loop().time()
+            await asyncio.to_thread(lambda: 1 / 0)
+        at_once_s = clock()
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wrap_future(workers.submit(lambda: pace().during(1.5, lambda: 1 / 0)))
+        return at_once_s, clock(), seen
 
-    assert run(main) == 1.5
+    assert run(main) == (0.0, 1.5, 7)
 
 
 def _compute_until_withdrawn() -> None:

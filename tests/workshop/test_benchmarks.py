@@ -48,13 +48,10 @@ def test_a_play_is_measured_and_leaves_no_process_behind(name: str) -> None:
     assert [p for p in psutil.Process().children(recursive=True) if "benchmarks.systems" in command_line(p)] == []
 
 
-@pytest.mark.parametrize(
-    ("preset", "dataset", "atol"),
-    [
-        ("small_mnist", "digits", 1e-6),
-        ("small_cifar", "benchmarks.own.training:noise_of_cifar", 1e-3),  # of Adam's first steps, of ±0.01 a value
-    ],
-)
+NOISE = "benchmarks.own.training:noise_of_cifar", 1e-3  # of Adam's first steps, of ±0.01 a value
+
+
+@pytest.mark.parametrize(("preset", "dataset", "atol"), [("small_mnist", "digits", 1e-6), ("small_cifar", *NOISE)])
 def test_the_training_beside_pausefl_steps_the_same(preset: str, dataset: str, atol: float, tmp_path: Path) -> None:
     """With one batch a round nothing is left to chance: the same net, data, optimizer and its state."""
     sizes = ["workload.examples=300", "clients.count=10", "workload.batch_size=100"]
@@ -138,6 +135,8 @@ def test_ratios_compare_plays_of_the_same_repetition() -> None:
     text = tables.ratio_table([{}, *lines])
     assert "| 10 clients, 4 kB | 0.38 (0.25–0.50) | 2.5 | 4.0 |" in text
     assert "3.00 ms" in tables.round_table([{}, *lines])
+    assert said_of([0.5, 2.0]) == "1.000 ± 0.693 times as long after as before", "a geometric mean and its error"
+    assert said_of([0.9]) == "0.900 times as long after as before"
 
 
 @pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 28, 28)), ("cnn3", (3, 32, 32))])
@@ -154,11 +153,6 @@ def test_the_lean_loop_computes_what_a_trainer_does(name: str, shape: tuple[int,
         rng.integers(2**63)  # seeds dropout
         update = lean.train(theta, rng.permutation(50))
         np.testing.assert_allclose(trainer.train(theta, round=t).update, update, atol=1e-5)
-
-
-def test_the_mean_of_ratios_is_geometric_and_has_its_standard_error() -> None:
-    assert said_of([0.5, 2.0]) == "1.000 ± 0.693 times as long after as before"
-    assert said_of([0.9]) == "0.900 times as long after as before"
 
 
 def test_a_folder_without_a_checkout_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

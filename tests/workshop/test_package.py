@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rigs.command import synthetic
+from rigs.command import python, synthetic
 from rigs.package import copied_sources, pip, source_files
 from rigs.places import ROOT
 from rigs.waiting import wait_for
@@ -46,14 +46,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(installed: Path, cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """`pausefl` as installed there, with the libraries of the tests' own environment."""
-    return subprocess.run(
-        [sys.executable, "-m", "pausefl", *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words, environment = [sys.executable, "-m", "pausefl", *map(str, arguments)], with_packages(installed)
+    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def with_packages(installed: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(installed)}
 
 
 @pytest.mark.end_to_end
@@ -69,9 +67,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel: Path
 @pytest.mark.end_to_end
 def test_the_installed_command_is_the_wheels(installed: Path, tmp_path: Path) -> None:
     code = "import pausefl, pausefl_server; print(pausefl.__file__, pausefl_server.__file__)"
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
-    found = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, check=True)
-    assert found.stdout.decode().count(str(installed)) == 2
+    assert python("-c", code, cwd=tmp_path, PYTHONPATH=str(installed)).count(str(installed)) == 2
     listed = command(installed, tmp_path, "validate", "--list")
     assert listed.returncode == 0, listed.stderr
     assert "  demo\n" in listed.stdout
@@ -93,8 +89,8 @@ def test_an_installed_package_adds_a_policy_that_plays(installed: Path, tmp_path
 def test_a_search_that_was_killed_goes_on_by_the_installed_package(installed: Path, tmp_path: Path) -> None:
     experiment, few = synthetic(tmp_path, rounds=6, clients=4, m=2), ("--trials", "20", "--seeds", "1")
     words = ("-m", "pausefl", "tune", experiment, *few, "--fresh-seeds", "2", "--run-dir", "found")
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
-    with subprocess.Popen([sys.executable, *map(str, words)], cwd=tmp_path, env=environment) as search:
+    command_line, environment = [sys.executable, *map(str, words)], with_packages(installed)
+    with subprocess.Popen(command_line, cwd=tmp_path, env=environment) as search:
         wait_for(lambda: n_tried(tmp_path / "found/study.db") > 2, "three trials", running=search)
         search.kill()
     resumed = command(installed, tmp_path, "tune", "--resume", "found")
