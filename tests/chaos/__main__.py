@@ -19,8 +19,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from chaos.played import Played
 from chaos.scenarios import SCENARIOS, in_turn
+from chaos.schedule import Played
 
 _ROOT = Path(__file__).parents[2]
 _RESULTS = _ROOT / "docs/results/chaos.jsonl"

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from chaos.books import check_books, check_logs, check_nothing_lost, committed, require
+from chaos.books import Progress, check_books, check_logs, check_nothing_lost, committed, require
 from chaos.line import KINDS, Line
-from chaos.played import Played
+from chaos.own_machine import WallClock
 from chaos.processes import Child, Processes
-from chaos.progress import Progress
-from chaos.schedule import Choice, Fault, schedule
-from chaos.wall_clock import WallClock
+from chaos.schedule import Choice, Fault, Played, schedule
 from rigs.command import toml_of
 
 # Some damaged bytes make gRPC's own code abort the process that reads them; no code of this project has a say in it.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from chaos.federation import Federation, Shape
-from chaos.played import Played
+from chaos.schedule import Played
 from chaos.whole_run import RunShape, WholeRun
 
 

@@ -1,8 +1,9 @@
-"""What happens when: an endless list of faults that the seed alone decides, so that a failure can be repeated."""
+"""What happens when: an endless list of faults that the seed alone decides, and what came of those that were played."""
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Side = Literal["up", "down"]
@@ -51,3 +52,20 @@ def schedule(seed: int, menu: Sequence[Choice], pause_s: float) -> Iterator[Faul
             side=rng.choice(("up", "down")),
             size=rng.random(),
         )
+
+
+@dataclass
+class Played:
+    """Counts of one play."""
+
+    rounds: int = 0
+    faults: "Counter[str]" = field(default_factory=Counter)
+    """Those that struck, by kind."""
+    checks: "Counter[str]" = field(default_factory=Counter)
+    """How often each invariant was found to hold."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Kinds of faults that cannot be had here, and why."""
+    struck: list[Fault] = field(default_factory=list)
+    """The schedule so far, also those that found nothing to strike."""
+    reasons: list[str] = field(default_factory=list)
+    """Why client processes ended by themselves."""

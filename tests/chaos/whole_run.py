@@ -9,12 +9,10 @@ from pathlib import Path
 
 import psutil
 
-from chaos.books import check_books, check_logs, check_nothing_lost, committed, require
-from chaos.disk import filled, mounted_disk
-from chaos.played import Played
+from chaos.books import Progress, check_books, check_logs, check_nothing_lost, committed, require
+from chaos.own_machine import filled, mounted_disk
 from chaos.processes import Child, Processes
-from chaos.progress import Progress
-from chaos.schedule import Choice, Fault, schedule
+from chaos.schedule import Choice, Fault, Played, schedule
 from rigs.command import toml_of
 
 _PATIENCE_S = 120.0

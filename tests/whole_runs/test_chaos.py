@@ -18,9 +18,9 @@ import pytest
 from chaos.books import Violation, check_books, check_logs, check_nothing_lost, committed
 from chaos.federation import Federation, Shape
 from chaos.line import DAMAGES, HINDRANCES, Line
+from chaos.own_machine import WallClock
 from chaos.processes import Processes
 from chaos.schedule import Choice, Fault, schedule
-from chaos.wall_clock import WallClock
 
 SHORT = Shape(
     rounds=50,
