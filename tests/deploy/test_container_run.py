@@ -257,14 +257,14 @@ def stack(
             docker("volume", "rm", volume)
 
 
-def test_the_run_s_results_are_on_its_volume(stack: Stack) -> None:
+def test_the_run_had_a_page_and_its_results_are_on_its_volume(stack: Stack) -> None:
+    assert "<html" in stack.page
     (server,) = stack.containers("server")
     assert server["State"]["ExitCode"] == 0
     (run_dir,) = stack.make("results").split()
     summary = json.loads((Path(run_dir) / "summary.json").read_text())
     print({key: summary[key] for key in ("final_accuracy", "wall_clock_s", "total_latency_s", "timing_error_s")})
-    assert summary["rounds"] == ROUNDS
-    assert summary["clients"] == CLIENTS
+    assert (summary["rounds"], summary["clients"]) == (ROUNDS, CLIENTS)
     assert summary["stopped_because"] == "all rounds done"
     assert (summary["policy"], summary["policy_parameters"]["exploration"]) == ("moving_average:MovingAverage", 0.5)
     assert summary["final_accuracy"] > 0.5
@@ -293,7 +293,8 @@ def test_containers_have_little_leave(stack: Stack) -> None:
     (evaluator,) = stack.containers("evaluator")
     assert stack.docker("exec", evaluator["Id"], "id", "--user") == "10001"
     assert "Read-only file system" in stack.docker.try_to("exec", evaluator["Id"], "touch", "/opt/x").stderr
-    wait_for(lambda: health(stack, "evaluator") == "healthy", "the health check", PATIENCE_S)
+    state = lambda: stack.containers("evaluator")[0]["State"]  # noqa: E731
+    wait_for(lambda: state()["Health"]["Status"] == "healthy", "the health check", PATIENCE_S)
 
 
 def test_they_speak_tls_with_those_who_show_a_certificate(stack: Stack) -> None:
@@ -317,21 +318,12 @@ def test_images_say_what_they_are_and_hold_no_more_than_they_need(stack: Stack) 
     assert "No module named 'torch'" in imported.stderr
 
 
-def test_the_run_had_a_page(stack: Stack) -> None:
-    assert "<html" in stack.page
-
-
 def test_prometheus_scraped_them(stack: Stack) -> None:
     if not stack.environment["PROMETHEUS_IMAGE"]:
         pytest.skip("no image of Prometheus can be had, and it is not installed")
     assert ask(stack, "max(max_over_time(pausefl_round[1h]))") == ROUNDS
     assert ask(stack, "max(last_over_time(pausefl_finished[1h]))") == 1
     assert ask(stack, 'count(max_over_time(up{job="pausefl-clients"}[1h]) == 1)') >= CLIENTS
-
-
-def health(stack: Stack, service: str) -> str:
-    """What the engine's health check says of a service's first container."""
-    return str(stack.containers(service)[0]["State"]["Health"]["Status"])
 
 
 def ask(stack: Stack, query: str) -> float:

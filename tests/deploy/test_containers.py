@@ -176,8 +176,7 @@ def test_every_part_of_a_run_has_the_experiments_folder(compose_py: ModuleType) 
 
 @pytest.mark.parametrize("command", ["down", "logs", "images"])
 def test_a_run_is_ended_where_its_files_are_gone(engine: dict[str, str], command: str) -> None:
-    gone = {"EXPERIMENT": "gone.toml", "PAUSEFL_DATA": "gone", "CLIENTS": "many"}
-    done = make(command, **engine, **gone)
+    done = make(command, **engine, EXPERIMENT="gone.toml", PAUSEFL_DATA="gone", CLIENTS="many")
     assert done.returncode == 0, done.stderr
 
 
@@ -375,12 +374,11 @@ def volumes(engine: dict[str, str], tmp_path: Path) -> dict[str, str]:
 
 def test_runs_that_are_copied_are_named_and_no_others(volumes: dict[str, str], tmp_path: Path) -> None:
     """A run that goes on has no summary yet; the folder may hold runs of this machine."""
-    volume, results = tmp_path / "volume", tmp_path / "results"
-    (volume / "second").mkdir(parents=True)
-    (results / "of-this-machine").mkdir(parents=True)
-    (results / "of-this-machine/summary.json").touch()
+    (tmp_path / "volume/second").mkdir(parents=True)
+    (tmp_path / "results/of-this-machine").mkdir(parents=True)
+    (tmp_path / "results/of-this-machine/summary.json").touch()
     done = make("results", **volumes)
-    assert (done.returncode, done.stdout) == (0, f"{results}/second (not at its end)\n")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/results/second (not at its end)\n")
 
 
 @pytest.mark.parametrize(

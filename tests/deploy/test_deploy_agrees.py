@@ -83,7 +83,9 @@ def test_published_ports_are_listened_on() -> None:
     assert grafana.endswith(":3000")
 
 
-def test_secrets_are_given_to_those_who_read_them() -> None:
+def test_secrets_are_given_to_those_who_read_them_and_get_into_no_commit() -> None:
+    """Documents and `make up` have them made in these folders."""
+    assert {"/certs/", "/deploy/certs/"} <= set((ROOT / ".gitignore").read_text("utf-8").splitlines())
     secrets = COMPOSE["secrets"].items()
     files = {name: secret["file"].removeprefix("${CERTIFICATES:-./certs}/") for name, secret in secrets}
     assert files["ca"] == "ca.pem"
@@ -96,11 +98,6 @@ def test_secrets_are_given_to_those_who_read_them() -> None:
         assert files[f"{service}-key"] == f"{service}.key"
 
 
-def test_private_keys_get_into_no_commit() -> None:
-    """Documents and `make up` have them made in these folders."""
-    assert {"/certs/", "/deploy/certs/"} <= set((ROOT / ".gitignore").read_text("utf-8").splitlines())
-
-
 def test_what_must_outlive_a_container_lies_on_a_volume() -> None:
     assert options("server")["run-dir"].startswith("/runs/")
     assert options("client")["ledger-dir"] == "/ledgers"
@@ -109,12 +106,8 @@ def test_what_must_outlive_a_container_lies_on_a_volume() -> None:
         assert mounts(service)[place] == volume
         assert volume in COMPOSE["volumes"]
         assert place in made.split()
-
-
-def test_data_sets_are_mounted_where_the_images_look_for_them() -> None:
     (data,) = re.findall(r"PAUSEFL_DATA=(\S+)", STAGES["runtime"])
-    assert data in mounts("evaluator")
-    assert data in mounts("client")
+    assert data in mounts("evaluator").keys() & mounts("client").keys(), "data sets, too, where images look for them"
 
 
 def test_prometheus_scrapes_the_services_where_they_are() -> None:

@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Any
@@ -21,6 +21,7 @@ import tomli_w
 
 import pausefl
 from rigs.command import kill_group, python, run, summary_of
+from rigs.command import played as play
 from rigs.places import ROOT
 from rigs.ports import free_port
 
@@ -84,7 +85,7 @@ class Reader:
         shown = [line for line in printed.splitlines() if "…" not in line and re.search("[a-z]", line)]
         assert [line for line in shown if _without_figures(line) not in there] == []
 
-    def leave(self) -> None:
+    def close(self) -> None:
         for process in self._started:
             if process.poll() is None:
                 kill_group(process)
@@ -110,15 +111,6 @@ def _replace_function(file: Path, code: str) -> None:
     file.write_text("\n".join(lines), "utf-8")
 
 
-@contextmanager
-def reading(folder: Path, smaller: Mapping[str, str]) -> Iterator[Reader]:
-    reader = Reader(folder, smaller)
-    try:
-        yield reader
-    finally:
-        reader.leave()
-
-
 @pytest.mark.end_to_end
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -129,7 +121,7 @@ def reading(folder: Path, smaller: Mapping[str, str]) -> Iterator[Reader]:
     ],
 )
 def test_a_page_can_be_typed_from_start_to_end(page: str, smaller: dict[str, str], tmp_path: Path) -> None:
-    with reading(tmp_path, {**smaller, "50051": str(free_port())}) as reader:
+    with closing(Reader(tmp_path, {**smaller, "50051": str(free_port())})) as reader:
         reader.follow((ROOT / page).read_text("utf-8"))
 
 
@@ -141,8 +133,7 @@ def played(example: str, folder: Path, *small: str) -> pausefl.Run:
     """A finished run of an example, and nothing failed in it."""
     all_of_them = ("latency.time_scale=0.05", "evaluation.every=2", "clients.per_process=4", *small)
     settings = [f"--set={setting}" for setting in all_of_them]
-    done = run("run", EXAMPLES / example / "experiment.toml", "--run-dir", folder / "run", *settings)
-    assert done.returncode == 0, done.stderr
+    play("run", EXAMPLES / example / "experiment.toml", "--run-dir", folder / "run", *settings)
     found = pausefl.open(folder / "run")
     assert not found.summary.get("failures")
     return found
@@ -197,8 +188,7 @@ def test_examples_of_own_code_learn(example: str, accuracy: float, parameters: i
 @pytest.mark.slow
 def test_an_aggregation_rule_combines(tmp_path: Path) -> None:
     small = ("experiment.rounds=4", "clients.groups.honest.count=3", "selection.m=3", "privacy.enabled=false")
-    found = played("aggregation", tmp_path, *small)
-    assert found.summary["rounds"] == 4
+    assert played("aggregation", tmp_path, *small).summary["rounds"] == 4
 
 
 @pytest.mark.end_to_end

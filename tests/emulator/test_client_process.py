@@ -212,7 +212,8 @@ THREE = 'clients.count = 3\nselection.m = 1\nworkload.model = "synthetic"'
 @pytest.mark.parametrize(("forked", "processes"), [(forked_client, 3), (forked_run, 2)], ids=["client", "run"])
 def test_a_process_is_forked_with_imports_and_own_noise(forked: Callable[..., BaseProcess], processes: int) -> None:
     """Same client, same key, same process image: only the operating system's entropy tells the draws apart."""
-    loaded, noise = zip(*told_by(forked, processes), strict=True)
+    told = json.loads(python("-m", "rigs.forked", forked.__name__, str(processes), THREE, cwd=TESTS))
+    loaded, noise = zip(*told, strict=True)
     assert loaded == (list(MODULES),) * processes
     assert len(set(map(tuple, noise))) == processes
 
@@ -224,12 +225,6 @@ def test_a_forked_process_has_the_environment_of_now(monkeypatch: pytest.MonkeyP
     assert variable_of_a_client() is None
     monkeypatch.setenv("PAUSEFL_DATA", "elsewhere")
     assert variable_of_a_client() == "elsewhere"
-
-
-def told_by(forked: Callable[..., BaseProcess], processes: int) -> list[Any]:
-    """What processes that need torch tell, forked by a server of their own."""
-    told: list[Any] = json.loads(python("-m", "rigs.forked", forked.__name__, str(processes), THREE, cwd=TESTS))
-    return told
 
 
 def variable_of_a_client() -> str | None:

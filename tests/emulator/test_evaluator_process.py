@@ -112,12 +112,6 @@ def serve(experiment: Experiment) -> None:
     serve_evaluator(evaluator_plan(experiment), lambda _: pytest.fail("it serves"))
 
 
-def test_a_machine_without_torch_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ConfigError, match=r"torch: not installed; pip install .pausefl\[evaluator\]"):
-        serve(parse_experiment(LEARNING))
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -136,6 +130,9 @@ def test_what_keeps_an_evaluator_from_serving(override: str, message: str, monke
         experiment = parse_experiment(LEARNING, [override.format(taken=port)])
         with refused(message.format(taken=port)):
             serve(experiment)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"torch: not installed; pip install .pausefl\[evaluator\]"):
+        serve(parse_experiment(LEARNING))
 
 
 @pytest.mark.end_to_end
@@ -271,12 +268,9 @@ def test_the_subset_is_fixed_and_a_part(evaluator: Evaluator) -> None:
     assert all(0 < part < all_ for part, all_ in zip(counts, whole, strict=True))
     same = Evaluator("digits", "mlp", seed=1, subset_examples=100)
     assert [share_of(k, same) * 100 for k in range(10)] == counts
-
-
-def test_the_subset_of_a_small_split_is_all_of_it() -> None:
     theta = np.zeros(2778, np.float32)
-    (evaluation,), _ = Evaluator("digits", "mlp", seed=1).evaluate(theta, ["validation"], subset=True)
-    assert (evaluation.n_examples, evaluation.subset) == (297, True)
+    (whole_split,), _ = Evaluator("digits", "mlp", seed=1).evaluate(theta, ["validation"], subset=True)
+    assert (whole_split.n_examples, whole_split.subset) == (297, True), "that of a small split is all of it"
 
 
 def test_a_new_thread_evaluates_as_one_that_has_computed_before() -> None:
@@ -288,12 +282,9 @@ def test_a_new_thread_evaluates_as_one_that_has_computed_before() -> None:
         assert pool.submit(evaluator.evaluate, theta, ["test"], subset=True).result().evaluations[0] == here
 
 
-def test_a_diverged_model_is_evaluated_too(evaluator: Evaluator) -> None:
+def test_a_diverged_model_is_evaluated_too_and_one_of_another_size_is_refused(evaluator: Evaluator) -> None:
     evaluation = evaluator.evaluate(np.full(2778, np.nan, np.float32), ["test"], subset=False).evaluations[0]
     assert evaluation.loss == np.inf
     assert 0 <= evaluation.accuracy < 0.3
-
-
-def test_a_model_of_another_size_is_refused(evaluator: Evaluator) -> None:
     with pytest.raises(ValueError, match="2778"):
         evaluator.evaluate(np.zeros(3, np.float32), ["test"], subset=True).evaluations[0]

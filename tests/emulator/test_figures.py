@@ -38,7 +38,8 @@ from pausefl.runtime.plan import plan_of
 from pausefl_server.service import RunResult
 from pausefl_server.state import replay
 from pausefl_server.storage.store import Store
-from rigs.command import run, summary_of
+from rigs.command import played as play
+from rigs.command import summary_of
 from rigs.experiments import small
 from rigs.newcomers import round_with
 
@@ -65,8 +66,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run with real processes, with its tables."""
     folder = tmp_path_factory.mktemp("newcomers")
     (folder / "experiment.toml").write_text(EXPERIMENT)
-    done = run("run", folder / "experiment.toml", "--run-dir", folder / "run")
-    assert done.returncode == 0, done.stderr
+    play("run", folder / "experiment.toml", "--run-dir", folder / "run")
     export_csv(read_run(folder / "run"))
     return folder / "run"
 
@@ -89,11 +89,15 @@ def by_hand(played: Path) -> RunData:
     return replace(read_run(played), records=HAND, clients={"client_id": np.array(ids)})
 
 
-@pytest.fixture(scope="module")
-def learnt(by_hand: RunData) -> Learning:
-    found = learning(by_hand)
+def learnt_of(data: RunData) -> Learning:
+    found = learning(data)
     assert found is not None
     return found
+
+
+@pytest.fixture(scope="module")
+def learnt(by_hand: RunData) -> Learning:
+    return learnt_of(by_hand)
 
 
 @pytest.mark.slow
@@ -120,8 +124,7 @@ def test_every_drift_from_the_first_insertion_on_stands_beside_what_it_counted_a
 
 def test_in_a_run_where_everybody_answers_every_choice_of_a_newcomer_is_rated(played: Path) -> None:
     data = read_run(played)
-    found = learning(data)
-    assert found is not None
+    found = learnt_of(data)
     chosen = found.chosen.sum(axis=0)
     assert chosen.sum() == sum(not i.startswith("original") for record in data.records for i in record.chosen)
     assert ((found.s[-1] - 1) + (found.f[-1] - 1)).tolist() == chosen.tolist()
@@ -183,8 +186,7 @@ def rows(path: Path) -> Sequence[Mapping[str, str]]:
 
 
 def test_its_tables_hold_what_it_learnt(played: Path) -> None:
-    found = learning(read_run(played))
-    assert found is not None
+    found = learnt_of(read_run(played))
     posteriors = rows(played / "csv" / "posteriors.csv")
     assert len(posteriors) == 6 * 8
     assert [int(row["s"]) for row in posteriors[-6:]] == found.s[-1].tolist()
@@ -370,14 +372,10 @@ def test_no_picture_costs_what_it_stands_beside(run_dir: Path, tmp_path: Path, m
 
 
 def test_a_run_ends_with_its_summary_where_its_report_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases that cannot be composed have the plain sum: of ε_1 = 784, e^784 is no float64."""
     monkeypatch.setattr("pausefl.results.report.write_report", fails)
-    assert pausefl.run(small(), tmp_path / "run", progress=False).summary["rounds"] == 3
-    assert not (tmp_path / "run/report.html").exists()
-
-
-def test_a_run_whose_releases_cannot_be_composed_has_the_plain_sum(tmp_path: Path) -> None:
-    """ε_1 = 784: e^784 is no float64."""
     experiment = small({"privacy.unit": "vector", "privacy.clip": 10.0, "privacy.epsilon_budget": 20_000.0})
     summary = pausefl.run(experiment, tmp_path / "run", progress=False).summary
-    assert summary["missing_figures"] == {}
+    assert not (tmp_path / "run/report.html").exists()
+    assert (summary["rounds"], summary["missing_figures"]) == (3, {})
     assert 784 < summary["epsilon_at_delta"] <= summary["max_epsilon_spent"]

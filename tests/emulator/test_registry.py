@@ -59,13 +59,17 @@ unfinished = more_pausefl:Unfinished
 """
 
 
+def install(site: Path, name: str, version: str, entry_points: str) -> None:
+    about = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (about / "entry_points.txt").write_text(entry_points)
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which a distribution is installed that adds names."""
-    about = tmp_path / "site/more_pausefl-1.2.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: more-pausefl\nVersion: 1.2\n")
-    (about / "entry_points.txt").write_text(ENTRY_POINTS)
+    install(tmp_path / "site", "more-pausefl", "1.2", ENTRY_POINTS)
     (tmp_path / "site/more_pausefl.py").write_text(ADDED)
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.delitem(sys.modules, "more_pausefl", raising=False)
@@ -90,10 +94,7 @@ def test_an_installed_package_adds_names_but_replaces_none(package: Path) -> Non
 
 
 def test_a_name_that_two_packages_add_is_refused_in_one_line_with_both(package: Path) -> None:
-    about = package / "other_pausefl-0.3.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other-pausefl\nVersion: 0.3\n")
-    (about / "entry_points.txt").write_text("[pausefl.things]\ncounter = other_pausefl:Counter\n")
+    install(package, "other-pausefl", "0.3", "[pausefl.things]\ncounter = other_pausefl:Counter\n")
     sys.path.append(str(package / "anew"))  # as where a package was installed since
     both = "more_pausefl:Counter (package more-pausefl 1.2) and other_pausefl:Counter (package other-pausefl 0.3)"
     message = f'some.thing = "counter": stands for {both}: must be one of these, as "package.module:name"'

@@ -392,16 +392,13 @@ def test_a_flood_of_rejections_is_one_event_that_counts_them() -> None:
     assert RunTally([], late_events=[event, LogEvent("rejected", "b", "one")]).events["rejected"] == 735
 
 
-def test_events_put_back_come_before_later_ones() -> None:
+def test_events_put_back_come_before_later_ones_and_a_hello_is_logged_where_the_last_commit_wrote_that_of_all() -> None:
     pending = PendingEvents([LogEvent("joined", "a"), LogEvent("retired", "b")])
     taken = pending.take()
     pending.add(LogEvent("left", "a"))
     pending.put_back(taken)
     assert pending.retired() == {"b"}
     assert [event.kind for event in pending.take()] == ["joined", "retired", "left"]
-
-
-def test_a_hello_is_logged_where_the_last_commit_wrote_that_of_every_client() -> None:
     pending = PendingEvents([LogEvent("joined", "a")])
     assert not pending.has_logged(pending.waiting())
     pending.to_log()

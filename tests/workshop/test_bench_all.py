@@ -22,14 +22,9 @@ from pausefl.bench.echo import time_echo
 from pausefl.runtime.processes.lifetime import start
 
 
-def measurement(figures: Mapping[str, Sequence[float]], **other: Any) -> dict[str, Any]:
-    return {
-        "name": "all",
-        "machine": {"cores": 2},
-        "versions": {"numpy": "2"},
-        "figures": [{"benchmark": "b", "case": "c", "figure": name, "values": v} for name, v in figures.items()],
-        **other,
-    }
+def measurement(figures: Mapping[str, Sequence[float]], cores: int = 2) -> dict[str, Any]:
+    listed = [{"benchmark": "b", "case": "c", "figure": name, "values": v} for name, v in figures.items()]
+    return {"name": "all", "machine": {"cores": cores}, "versions": {"numpy": "2"}, "figures": listed}
 
 
 def test_every_figure_has_a_value_of_each_repetition() -> None:
@@ -62,8 +57,7 @@ def test_a_change_beyond_noise_is_told_from_noise() -> None:
 
 def test_what_cannot_be_compared_is_counted_and_another_machine_is_named() -> None:
     before = measurement({"a": [1.0, 1.1], "gone": [1.0, 1.1], "negative": [-1.0, 2.0], "once": [1.0]})
-    after = measurement({"a": [1.0, 1.1], "new": [1.0, 1.1], "negative": [-1.0, 2.0], "once": [2.0]})
-    after["machine"] = {"cores": 4}
+    after = measurement({"a": [1.0, 1.1], "new": [1.0, 1.1], "negative": [-1.0, 2.0], "once": [2.0]}, cores=4)
     found = changes(before, after)
     assert [change.figure for change in found] == ["a"]
     words = list(in_words(before, after, found))

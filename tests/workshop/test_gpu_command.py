@@ -21,14 +21,13 @@ from pausefl.cli import parser
 from pausefl.experiment.loading import load_experiment
 from rigs.places import ROOT
 
+Printed = pytest.CaptureFixture[str]
 RUNS = gpu.RUNS.values()
 CPU = torch.device("cpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
-def test_without_a_gpu_it_ends_in_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_gpu_is_one_line(capsys: Printed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gpu, "RESULT", tmp_path / "gpu.json")
     assert gpu.main([]) == 2
     said = "gpu: torch finds no CUDA device here, so nothing was measured; torch "
