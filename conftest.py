@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hypothesis import settings
 
 from pausefl.runtime.processes.logs import VARIABLE
 from pausefl_server.monitoring.telemetry import Telemetry
+from pausefl_server.selection.base import Policy
 from pausefl_server.settings import PrivacySettings
 from pausefl_server.storage.store import Store
 from rigs.authority import Authority
@@ -108,9 +109,16 @@ def make_telemetry() -> Callable[..., Telemetry]:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> MakeRig:
+def rig(tmp_path: Path) -> Iterator[MakeRig]:
     """(policy, other settings...) -> a coordinator with its real store, and nobody connected yet."""
-    return lambda policy=None, **changes: CoordinatorRig(tmp_path, policy, **changes)
+    with ExitStack() as closing:
+
+        def make(policy: Policy | None = None, **changes: Any) -> CoordinatorRig:
+            made = CoordinatorRig(tmp_path, policy, **changes)
+            closing.callback(made.close)
+            return made
+
+        yield make
 
 
 @pytest.fixture

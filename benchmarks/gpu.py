@@ -31,7 +31,6 @@ ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs/results/gpu.json"
 PICTURE = ROOT / "docs/gpu.png"
 TESTS = (
-    "client/test_devices",
     "emulator/test_training",
     "client/test_batched_training",
     "client/test_recorded_passes",

@@ -1,13 +1,16 @@
-"""Both ledgers: the client's own, on a real disk, and the server's mirror of it."""
+"""Both ledgers: the client's own, on a real disk, and the server's mirror of it; and what a lost -wal makes of one."""
 
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,21 +24,28 @@ from rigs.disks import full_disk
 BUDGET = Budget(10.0, 0.04)
 BYTES = memoryview(b"noised bytes")
 HOLDER = {"unit": "vector", "client_id": "a", "data": "digits"}
+OPEN = (
+    "import sys; from pathlib import Path; from pausefl_proto.budget import Budget\n"
+    "from pausefl_client.privacy.ledger import Ledger\n"
+    f"Ledger(Path(sys.argv[1]), Budget(10.0, 0.04), **{HOLDER!r})"
+)
 
 
 def key(round: int, run_id: str = "run") -> ReleaseKey:
     return ReleaseKey(run_id, round, 1, f"model {round}")
 
 
-def release(ledger: Ledger, round: int, noised: memoryview = BYTES) -> None:
-    ledger.record(key(round), ledger.next_charge(), f"update {round}", noised)
+def release(ledger: Ledger, round: int | None = None, noised: memoryview = BYTES) -> None:
+    """Of this round, or of the next."""
+    round_ = round or ledger.released + 1
+    ledger.record(key(round_), ledger.next_charge(), f"update {round_}", noised)
 
 
-def played(path: Path, releases: int) -> Ledger:
-    """A ledger that is begun, and has released so many times."""
+def played(path: Path, releases: int = 5) -> Ledger:
+    """A ledger that has released so many times, after what it had before."""
     ledger = Ledger(path, BUDGET, **HOLDER)
-    for round_ in range(1, releases + 1):
-        release(ledger, round_)
+    for _ in range(releases):
+        release(ledger)
     return ledger
 
 
@@ -210,13 +220,6 @@ def test_a_spend_that_is_not_the_schedules_is_refused(path: Path, monkeypatch: p
 # -- a ledger is two files while somebody holds it
 
 
-def test_a_ledger_without_the_log_of_its_releases_is_refused(path: Path, tmp_path: Path) -> None:
-    with closing(played(path, 30)):
-        alone, both = copied(path, tmp_path / "alone", alone=True), copied(path, tmp_path / "both")
-    assert_refused(alone, r"its last releases stood in a\.db-wal, which is missing")
-    assert count(both) == 30
-
-
 def test_the_file_alone_is_refused_however_much_of_the_log_it_has_taken_in(path: Path, tmp_path: Path) -> None:
     """Of ten releases of 1 MB most have been moved into the file when it is copied, but not all."""
     with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
@@ -245,12 +248,6 @@ def test_bytes_that_are_not_kept_do_not_move_the_log(ledger: Ledger, path: Path)
     for round_ in range(1, 4):
         release(ledger, round_, memoryview(bytes(5 * KEPT_BYTES_MAX)))
     assert path.read_bytes() == before
-
-
-def test_a_ledger_that_was_closed_is_one_file(path: Path, tmp_path: Path) -> None:
-    played(path, 30).close()
-    assert list(path.parent.iterdir()) == [path]
-    assert count(copied(path, tmp_path / "alone")) == 30
 
 
 def test_whoever_looks_at_a_ledger_after_a_crash_does_no_harm(path: Path, tmp_path: Path) -> None:
@@ -296,12 +293,7 @@ def test_a_ledger_of_another_experiment_is_refused(
 
 
 def test_two_processes_cannot_open_one_ledger(ledger: Ledger, path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from pausefl_proto.budget import Budget\n"
-        "from pausefl_client.privacy.ledger import Ledger\n"
-        f"Ledger(Path(sys.argv[1]), Budget(10.0, 0.04), **{HOLDER!r})"
-    )
-    other = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
+    other = subprocess.run([sys.executable, "-c", OPEN, path], capture_output=True, text=True, check=False)
     assert other.returncode == 1
     assert other.stderr.splitlines()[-1].endswith("a.db: is open in another process")
     release(ledger, 1)
@@ -347,3 +339,122 @@ def test_a_release_that_is_durable_is_not_said_to_have_failed(tmp_path: Path) ->
         assert ledger.released == 1
         assert ledger.has_answered(key(1))
     assert verified_spend(path) == (1, BUDGET.spent(1))
+
+
+# It is killed where SQLite is about to tell whether the file is marked: the files it opened are there by then.
+KILLED = f"""
+import os, signal, sqlite3
+def killed(db, connect=sqlite3.connect):
+    class Connection(sqlite3.Connection):
+        def execute(self, sql, *more):
+            found = super().execute(sql, *more)
+            if sql == "PRAGMA user_version":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
+    return connect(db, isolation_level=None, factory=Connection)
+sqlite3.connect = lambda db, **_: killed(db)
+{OPEN}
+"""
+
+
+class FullDisk(sqlite3.Connection):
+    """A database whose disk takes a page more, or none, in its -wal, and nothing in the file."""
+
+    refused: tuple[str, ...] = ()
+
+    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+        """As on a disk that is full for some statements."""
+        if sql in self.refused:
+            raise sqlite3.OperationalError("database or disk is full")
+        return super().execute(sql, *parameters)
+
+
+def audited(path: Path) -> None:
+    with pytest.raises(LedgerError, match="which is missing"):
+        verified_spend(path)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def read(path: Path) -> None:
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
+        assert database.execute("SELECT count(*) FROM releases").fetchone() == (0,)
+    assert path.with_name("a.db-wal").stat().st_size == 0
+
+
+def opened_and_killed(path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, path], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert path.with_name("a.db-wal").exists()
+
+
+def test_an_older_file_beside_a_later_log_is_refused(path: Path, tmp_path: Path) -> None:
+    """The pages that lead to the log's own had been moved to the file before the log was begun anew."""
+    played(path).close()
+    before = copied(path, tmp_path / "before")
+    played(path, 30).close()
+    with closing(played(path, 1)):
+        shutil.copy(path.with_name("a.db-wal"), before.parent)
+    assert_refused(before, r"is damaged \(")
+
+
+@pytest.mark.parametrize("more", [(), ("PRAGMA user_version = 0",)], ids=["room for a page", "room for none"])
+def test_a_ledger_that_could_not_take_its_log_in_is_whole_once_it_could(
+    path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    """The disk was full while the -wal was to be moved, and had room again when the client ended."""
+    monkeypatch.setattr("pausefl_client.privacy.ledger._LOG_BYTES_MAX", 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=FullDisk))
+        ledger = played(path)
+    monkeypatch.setattr(FullDisk, "refused", ("PRAGMA wal_checkpoint(PASSIVE)", *more))
+    with pytest.raises(LedgerError, match="disk is full"):
+        release(ledger)
+    monkeypatch.setattr(FullDisk, "refused", ())
+    ledger.close()
+    assert verified_spend(path) == (5, BUDGET.spent(5))
+    assert count(path) == 5
+
+
+@pytest.mark.parametrize("look", [audited, read, opened_and_killed])
+def test_a_look_at_the_file_alone_does_not_make_it_a_ledger(
+    path: Path, tmp_path: Path, look: Callable[[Path], None]
+) -> None:
+    with closing(played(path)):
+        alone = copied(path, tmp_path / "alone", alone=True)
+    look(alone)
+    assert_refused(alone, r"its last releases stood in a\.db-wal, which is missing")
+
+
+def test_a_closed_ledger_can_be_audited_where_nothing_can_be_written(path: Path) -> None:
+    played(path).close()
+    path.chmod(0o444)
+    path.parent.chmod(0o555)
+    try:
+        assert verified_spend(path) == (5, BUDGET.spent(5))
+        assert list(path.parent.iterdir()) == [path]
+    finally:
+        path.parent.chmod(0o755)
+
+
+def test_closing_twice_does_not_take_from_others_what_tells_of_a_lost_log(path: Path) -> None:
+    with closing(played(path)) as closed:
+        closed.settle()
+    with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
+        release(ledger)
+        closed.close()
+        assert path.with_name("a.db-head").exists()
+
+
+@pytest.mark.parametrize("loss", ["deleted", "moved", "replaced"])
+def test_a_ledger_that_was_taken_away_takes_no_further_release(path: Path, tmp_path: Path, loss: str) -> None:
+    """SQLite would go on writing to it, and the next process would begin to count anew."""
+    with closing(played(path)) as ledger:
+        if loss == "deleted":
+            shutil.rmtree(path.parent)
+        else:
+            path.parent.rename(tmp_path / "elsewhere")
+        if loss == "replaced":
+            played(path, 1).close()
+        with pytest.raises(LedgerError, match=r"a\.db: .*deleted, moved or replaced"):
+            release(ledger)
+        assert ledger.released == 5

@@ -1,4 +1,4 @@
-"""Steps and passes that are recorded once and replayed, of clients that train alone or together."""
+"""Steps and passes that are recorded once and replayed, alone or together, and arrays on a device."""
 
 import threading
 from collections.abc import Callable
@@ -11,16 +11,19 @@ import torch
 from torch import nn
 
 from pausefl_client.batched.captured import CapturedSteps
+from pausefl_client.batched.host import BatchedHost
 from pausefl_client.batched.replays import Pass, Replays, Step, recorder_for
 from pausefl_client.batched.stack import ModelStack
+from pausefl_client.training.device_copies import off_device, on_device
 from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.models import build_model
 from pausefl_client.training.torch_trainer import TorchTrainer
 from pausefl_client.training.trainer import Trainer, TrainingSettings
 from pausefl_client.training.withdrawal import LASTING, Withdrawn, withdrawable
-from rigs.batched import ADAM, CPU, IMAGE, SGD, assert_same, network, played_together, theta_of, trainers_of
+from rigs.batched import ADAM, CPU, IMAGE, SGD, assert_same, expecting, network, played_together, theta_of, trainers_of
 
-CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+CUDA = pytest.param("cuda", marks=on_cuda)
 
 
 class Counting:
@@ -173,7 +176,7 @@ def test_a_devices_captured_steps_are_those_of_a_processor(
     assert not caplog.records
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@on_cuda
 @pytest.mark.parametrize("name", ["mlp", "cnn3"])
 def test_cuda_replays_recordings(name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
@@ -302,3 +305,80 @@ def test_shapes_beyond_the_most_graphs_are_called_as_they_are() -> None:
         assert made.tolist() == [3.0] * n
         assert len(steps) == i + 1
     assert recorded == [(n,) for n in range(1, 17)]
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_values_come_back_as_they_went(device: str) -> None:
+    values, rows = np.linspace(-1, 1, 100_000, dtype=np.float32), np.arange(12).reshape(3, 4)
+    values.flags.writeable = False
+    back, back_rows = off_device(on_device(values, torch.device(device)), on_device(rows, torch.device(device)))
+    assert np.array_equal(back, values)
+    assert np.array_equal(back_rows, rows)
+    assert (back.dtype, back_rows.dtype) == (values.dtype, rows.dtype)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_a_tensor_on_the_device_is_not_the_array(device: str) -> None:
+    """The array may be written to at once, also while a copy of it is under way."""
+    values = np.ones(1_000_000, np.float32)
+    tensor = on_device(values, torch.device(device))
+    values[:] = 2
+    (back,) = off_device(tensor)
+    assert np.all(back == 1)
+    tensor.zero_()
+    assert np.all(values == 2)
+
+
+@on_cuda
+def test_cuda_copies_use_page_locked_memory_again() -> None:
+    device, values = torch.device("cuda"), np.ones(1_000_000, np.float32)
+
+    def reserved_bytes() -> int:
+        return int(torch.cuda.host_memory_stats()["allocated_bytes.current"])
+
+    for _ in range(3):
+        off_device(on_device(values, device))
+    before = reserved_bytes()
+    for _ in range(100):
+        off_device(on_device(values, device))
+    assert reserved_bytes() <= before
+
+
+def test_no_tensors_are_no_arrays() -> None:
+    assert off_device() == ()
+
+
+CLIENTS = 8
+BYTES = 2_000_000_000
+"""Fewer than the clients need together, and more than one needs."""
+
+
+@on_cuda
+def test_cuda_trains_as_many_together_as_fit_and_loses_no_round(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    settings, shape, cuda = TrainingSettings("sgd", 0.05, batch_size=1000), (3, 32, 32), torch.device("cuda")
+
+    def made() -> list[TorchTrainer]:
+        sizes = [settings.batch_size] * CLIENTS
+        return trainers_of(
+            settings, model=lambda: build_model("cnn3", shape, 10, 1), sizes=sizes, shape=shape, device=cuda
+        )
+
+    alone, theta = made(), ModelVector(build_model("cnn3", shape, 10, 1)).values()
+    expected = [[trainer.train(theta, round=t).update for trainer in alone] for t in (1, 2, 3)]
+    host = BatchedHost()
+    clients = [host.outermost(f"c{i}", host.admit(f"c{i}", trainer)) for i, trainer in enumerate(made())]
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(BYTES / torch.cuda.get_device_properties(cuda).total_memory)
+    try:
+        for t, updates in enumerate(expected, start=1):
+            with expecting(host, CLIENTS, t, "a"):
+                for client, update in zip(clients, updates, strict=True):
+                    difference = client.train(theta, round=t).update - update
+                    assert np.linalg.norm(difference) <= 0.05 * np.linalg.norm(update)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    said = [record.getMessage() for record in caplog.records]
+    assert f"the device's memory does not hold {CLIENTS} clients together: 4 at once from now on" in said

@@ -1,16 +1,29 @@
-"""Progress events: one JSON form, there and back, and a document that describes every kind and field."""
+"""Progress events: one JSON form, there and back; and readers that take none, which hold no process up."""
 
+import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pausefl.runtime.fleet import OneAtATime
+from pausefl.runtime.processes.outbox import posted, posted_output
 from pausefl_process.events import (
     EVENT_TYPES,
+    Done,
     Finished,
     ModelEvaluated,
+    Notice,
     ProgressEvent,
     Ready,
     from_json,
@@ -18,6 +31,8 @@ from pausefl_process.events import (
     to_json,
     to_line,
 )
+from rigs.command import PAUSEFL, synthetic
+from rigs.waiting import wait_for
 
 # JSON has no infinity and no NaN; the producers write null instead.
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
@@ -64,3 +79,165 @@ def test_what_is_no_event_is_refused_by_name(value: dict[str, Any], reason: str)
 def test_a_line_that_is_no_object_is_refused() -> None:
     with pytest.raises(ValueError, match="not a JSON object"):
         from_line("[1]")
+
+
+def test_events_are_passed_on_in_order_by_a_thread() -> None:
+    passed: list[ProgressEvent] = []
+    events: list[ProgressEvent] = [Ready(1), Notice("x"), Done()]
+    with posted(passed.append) as report:
+        for event in events:
+            report(event)
+    assert passed == events
+
+
+def test_a_reader_that_takes_nothing_holds_nobody_up_and_costs_little_memory() -> None:
+    may_go_on, passed = threading.Event(), list[ProgressEvent]()
+
+    def take(event: ProgressEvent) -> None:
+        assert may_go_on.wait(20)
+        passed.append(event)
+
+    with posted(take, end_within_s=0.05) as report:
+        for _ in range(100_000):
+            report(Notice("x"))
+        report(Done())
+    assert passed == []
+    may_go_on.set()
+    wait_for(lambda: passed[-1:] == [Done()], "the last event")
+    assert len(passed) < 5000
+
+
+def test_text_is_written_by_a_thread_in_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    with posted_output():
+        print("one")
+        print("two", end=" ")
+        print("and a half, ünd mehr\nthree", end="")
+        print("warned", file=sys.stderr)
+    assert capfd.readouterr() == ("one\ntwo and a half, ünd mehr\nthree", "warned\n")
+
+
+def test_streams_without_a_descriptor_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_memory = io.StringIO()
+    monkeypatch.setattr("sys.stdout", in_memory)
+    with posted_output():
+        print("one")
+    assert in_memory.getvalue() == "one\n"
+
+
+def test_a_terminal_that_takes_nothing_holds_nobody_up(unread: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pausefl.runtime.processes.outbox._READ_WITHIN_S", 0.05)
+    with open(unread, "w", closefd=False) as stream, monkeypatch.context() as patched:
+        patched.setattr("sys.stderr", stream)
+        with posted_output():
+            for _ in range(10_000):
+                print("x" * 100, file=sys.stderr)
+
+
+def test_a_reader_that_has_gone_is_told_with_the_next_event_or_at_the_end() -> None:
+    def fail(_: ProgressEvent) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError), posted(fail) as report:
+        report(Ready(1))
+    with pytest.raises(ZeroDivisionError), posted(fail) as report:
+        report(Ready(1))
+        raise ZeroDivisionError
+
+
+def test_an_event_within_another_waits_until_that_is_shown() -> None:
+    """As one that a signal's handler shows while the main thread writes: a buffered writer refuses that."""
+    shown: list[ProgressEvent] = []
+
+    class Writer:
+        def show(self, event: ProgressEvent) -> None:
+            if isinstance(event, Ready):
+                view.show(Notice("from the handler"))
+            shown.append(event)
+
+    view = OneAtATime(Writer())
+    view.show(Ready(1))
+    view.show(Done())
+    assert shown == [Ready(1), Notice("from the handler"), Done()]
+
+
+@pytest.fixture
+def unread() -> Iterator[int]:
+    """The end of a pipe whose reader stopped long ago."""
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(theirs, b" " * 4096)
+    os.set_blocking(theirs, True)
+    yield theirs
+    os.close(theirs)
+    os.close(ours)
+
+
+def end(process: "subprocess.Popen[bytes]", within_s: float) -> bytes:
+    """Send SIGTERM to a process that may be stuck; what it has said on standard error once it has ended."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        _, said = process.communicate(timeout=within_s)
+    finally:
+        process.kill()
+    assert b"Traceback" not in said
+    assert b"Fatal" not in said
+    return said
+
+
+@pytest.mark.end_to_end
+def test_a_server_whose_output_is_not_read_ends_in_order(tmp_path: Path, unread: int) -> None:
+    run_dir, config = tmp_path / "run", synthetic(tmp_path, clients=1, m=1)
+    settings = ("--set", "clients.connect_timeout_s=60", "--set", "metrics.enabled=false")
+    command = [*PAUSEFL, "server", str(config), "--run-dir", str(run_dir), *settings]
+    with subprocess.Popen(command, stdout=unread, stderr=subprocess.PIPE) as server:
+        wait_for((run_dir / "run.db").exists, "the log", running=server)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.wait(2.0)  # it has begun to wait for clients, and says so
+        said = end(server, 25)
+    assert (run_dir / "summary.json").exists(), said
+
+
+TALKATIVE = """
+import sys
+
+from pausefl_server.selection.policies.uniform import Random
+
+
+class Talkative(Random):
+    def select(self, state, context):
+        print("choosing for round", context.round, file=sys.stderr)
+        return super().select(state, context)
+"""
+
+
+@pytest.mark.slow
+def test_what_own_code_prints_on_the_event_loop_stalls_no_round(tmp_path: Path, unread: int) -> None:
+    (tmp_path / "talkative.py").write_text(TALKATIVE)
+    keys = {"selection.policy": "talkative:Talkative"}
+    run_dir, config = tmp_path / "run", synthetic(tmp_path, clients=1, m=1, more=keys)
+    command = [*PAUSEFL, "server", str(config), "--run-dir", str(run_dir), "--set", "metrics.enabled=false"]
+    with subprocess.Popen([*command, "--set", "server.port=0"], stdout=subprocess.PIPE, stderr=unread) as server:
+        assert server.stdout is not None
+        ready = json.loads(server.stdout.readline())
+        client = [*PAUSEFL, "client", str(config), "--server", f"127.0.0.1:{ready['port']}"]
+        try:
+            join = [*client, "--client-id", "client-000", "--ledger-dir", str(tmp_path / "ledgers")]
+            assert subprocess.run(join, timeout=40, check=False).returncode == 0
+            server.communicate(timeout=20)
+        finally:
+            server.kill()
+    assert server.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_run_whose_output_is_not_read_plays_on_and_ends_when_asked_to(tmp_path: Path, unread: int) -> None:
+    run_dir, config = tmp_path / "run", synthetic(tmp_path, rounds=1_000_000, clients=1, m=1)
+    command = [*PAUSEFL, "run", str(config), "--json", "--run-dir", str(run_dir)]
+    with subprocess.Popen(command, stdout=unread, stderr=subprocess.PIPE, env=os.environ) as process:
+        # Its view is stuck with the first event, before any client was started.
+        wait_for((run_dir / "run.db").exists, "the log", running=process)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3.0)
+        end(process, 35)

@@ -1,21 +1,172 @@
-"""Memory, garbage collection and cores of a process."""
+"""A process's event loop, memory, garbage collection and cores, and what it says of its tasks when it gets SIGUSR1."""
 
+import asyncio
 import gc
 import os
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, TypeVar
 
+import grpc
 import pytest
 
+from pausefl.runtime.processes.event_loop import EventLoop
 from pausefl.runtime.processes.resources import collect_seldom
+from pausefl.runtime.processes.waits import run_telling_waits, waits
 from pausefl.runtime.server.process import sparing_clients
+from pausefl_process.ending import signals_to
 from pausefl_process.events import Notice, ProgressEvent, RoundCommitted
 from pausefl_process.machine import available_cores
 
-ROUNDS = """
+T = TypeVar("T")
+
+
+class Grpc:
+    """gRPC's way of telling an event loop of its events: a byte for each, then all that are there at the first."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.reader, self._writer = socket.socketpair()
+        self.reader.setblocking(False)
+        self._events: list[int] = []
+        self.turns: list[list[int]] = []
+        """The events of each turn of the loop in which it was told of some."""
+        self.on_event: Callable[[int], None] = lambda _: None
+        self._is_new_turn = True
+        self._turned = asyncio.Event()
+        loop.add_reader(self.reader, partial(self._handle_events, loop))
+        self._loop = loop
+
+    def happen(self, *events: int) -> None:
+        for event in events:
+            self._events.append(event)
+            self._writer.send(b"1")
+
+    async def told(self, turns: int) -> None:
+        while len(self.turns) < turns:
+            self._turned.clear()
+            await self._turned.wait()
+
+    def take_all(self) -> None:
+        self.reader.recv(10)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self.reader)
+        self.reader.close()
+        self._writer.close()
+
+    def _handle_events(self, loop: asyncio.AbstractEventLoop) -> None:
+        assert loop is self._loop
+        assert self.reader.recv(1) == b"1"
+        if self._is_new_turn:
+            self._is_new_turn = False
+            self.turns.append([])
+            loop.call_soon(self._end_turn)
+        while self._events:
+            self.turns[-1].append(event := self._events.pop(0))
+            self.on_event(event)
+
+    def _end_turn(self) -> None:
+        self._is_new_turn = True
+        self._turned.set()
+
+
+def run(main: Coroutine[Any, Any, T], make_loop: Callable[[], asyncio.AbstractEventLoop] = EventLoop) -> T:
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        return runner.run(main)
+
+
+@pytest.mark.parametrize(
+    ("make_loop", "turns"), [(EventLoop, [[1, 2, 3], [4]]), (asyncio.SelectorEventLoop, [[1, 2, 3], [], [], [4]])]
+)
+def test_ready_events_take_one_turn(make_loop: Callable[[], asyncio.AbstractEventLoop], turns: list[list[int]]) -> None:
+    async def play() -> list[list[int]]:
+        with closing(Grpc(asyncio.get_running_loop())) as grpcs:
+            grpcs.happen(1, 2, 3)
+            await grpcs.told(len(turns) - 1)
+            grpcs.happen(4)
+            await grpcs.told(len(turns))
+            return grpcs.turns
+
+    assert run(play(), make_loop) == turns
+
+
+def fail_at(event: int, happened: int) -> None:
+    if happened == event:
+        raise RuntimeError(f"event {event}")
+
+
+def test_events_after_one_that_fails_are_handled_in_the_next_turn() -> None:
+    async def play() -> list[list[int]]:
+        loop, failed = asyncio.get_running_loop(), list[str]()
+        loop.set_exception_handler(lambda _, context: failed.append(str(context["exception"])))
+        with closing(Grpc(loop)) as grpcs:
+            grpcs.on_event = partial(fail_at, 2)
+            grpcs.happen(1, 2, 3)
+            await grpcs.told(2)
+            assert failed == ["event 2"]
+            return grpcs.turns
+
+    assert run(play()) == [[1, 2], [3]]
+
+
+def test_bytes_that_another_loop_has_taken_are_no_error() -> None:
+    async def play() -> list[list[int]]:
+        loop, failed = asyncio.get_running_loop(), list[object]()
+        loop.set_exception_handler(lambda _, context: failed.append(context))
+        with closing(Grpc(loop)) as grpcs:
+            grpcs.on_event = lambda event: None if event != 1 else grpcs.take_all()
+            grpcs.happen(1, 2, 3)
+            await grpcs.told(1)
+            grpcs.happen(4)
+            await grpcs.told(2)
+            assert failed == []
+            return grpcs.turns
+
+    assert run(play()) == [[1, 2, 3], [4]]
+
+
+def test_other_readers_are_left_as_they_are() -> None:
+    async def play() -> bytes:
+        reader, writer = socket.socketpair()
+        with closing(reader), closing(writer):
+            read: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().add_reader(reader, lambda: read.set_result(reader.recv(10)))
+            writer.send(b"all of it")
+            try:
+                return await read
+            finally:
+                asyncio.get_running_loop().remove_reader(reader)
+
+    assert run(play()) == b"all of it"
+
+
+def test_grpc_is_known_by_how_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If grpcio comes to read its events in another way, this loop is of no use: look whether it can go."""
+    spared: list[object] = []
+    plain = asyncio.SelectorEventLoop.add_reader
+
+    def noted(loop: asyncio.SelectorEventLoop, fd: socket.socket, callback: Callable[..., None], *args: object) -> None:
+        spared.append(callback)
+        plain(loop, fd, callback, *args)
+
+    async def open_channel() -> None:
+        async with grpc.aio.insecure_channel("127.0.0.1:1"):
+            pass
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", noted)
+    run(open_channel())
+    assert [getattr(callback, "__qualname__", "") for callback in spared] == ["_once_for_all.<locals>.handle"]
+
+
+PLAYED = """
 import resource, sys
 import numpy as np
 from pausefl.runtime.processes.resources import keep_freed_memory
@@ -38,7 +189,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_a_round_of_great_updates_finds_the_memory_of_the_last_one() -> None:
     def pages_in(most_bytes: str) -> int:
         done = subprocess.run(
-            [sys.executable, "-c", ROUNDS, most_bytes], capture_output=True, text=True, timeout=150, check=True
+            [sys.executable, "-c", PLAYED, most_bytes], capture_output=True, text=True, timeout=150, check=True
         )
         return int(done.stdout)
 
@@ -110,3 +261,61 @@ def test_a_quota_bounds_cores_as_affinity_does(groups: str, bounds: dict[str, st
         file.write_text(f"{text}\n")
         file.with_name("cpu.cfs_period_us").write_text("100000\n")
     assert available_cores(tmp_path, tmp_path / "tree") == cores
+
+
+async def outermost(event: asyncio.Event) -> None:
+    async for _ in generated(event):
+        pass
+
+
+async def generated(event: asyncio.Event) -> AsyncIterator[None]:
+    await inner(event)
+    yield
+
+
+async def inner(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def test_a_wait_is_told_from_the_outermost_call_to_the_innermost_through_generators() -> None:
+    task = asyncio.create_task(outermost(asyncio.Event()), name="client-007")
+    await asyncio.sleep(0)
+    (line,) = (line for line in waits() if line.startswith("client-007: "))
+    places = [place.split()[-1] for place in line.removeprefix("client-007: ").split(" > ")]
+    assert places[:4] == ["outer", "generated", "inner", "wait"]
+    assert f"{Path(__file__).name}:" in line
+    task.cancel()
+
+
+def test_sigusr1_is_answered_and_ends_nothing_and_the_old_handler_is_back(capfd: pytest.CaptureFixture[str]) -> None:
+    heard: list[int] = []
+
+    def hear(number: int, _: FrameType | None) -> None:
+        heard.append(number)
+
+    async def asked() -> str:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        said = ""
+        while not said:
+            await asyncio.sleep(0)
+            said = capfd.readouterr().err
+        return said
+
+    with signals_to(hear, signal.SIGUSR1):
+        said = run_telling_waits(asked())
+        assert not heard
+        signal.raise_signal(signal.SIGUSR1)
+    assert "asked" in said
+    assert heard == [signal.SIGUSR1]
+
+
+def test_work_in_another_thread_is_done_without_signals() -> None:
+    done: list[int] = []
+
+    async def work() -> int:
+        return 5
+
+    thread = threading.Thread(target=lambda: done.append(run_telling_waits(work())))
+    thread.start()
+    thread.join()
+    assert done == [5]

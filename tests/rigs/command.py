@@ -94,6 +94,15 @@ def query(run_dir: Path, sql: str) -> list[tuple[Any, ...]]:
     return log.query(run_dir / "run.db", sql)
 
 
+def greatest_told(run_dir: Path, client_id: str) -> tuple[int, float]:
+    """How many releases of a client, and what ε, a run's log has heard of, of updates that were used or not."""
+    of = f"WHERE client_id = '{client_id}'"
+    told = f"SELECT participation AS i, epsilon_spent AS e FROM observations {of}"
+    told += f" UNION ALL SELECT released, epsilon_spent FROM events {of}"
+    ((count, epsilon),) = query(run_dir, f"SELECT max(i), max(e) FROM ({told})")
+    return int(count or 0), float(epsilon or 0.0)
+
+
 def rounds_in(run_dir: Path) -> int:
     try:
         return int(str(query(run_dir, "SELECT count(*) FROM rounds")[0][0]))

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -150,6 +150,9 @@ class CoordinatorRig:
         self.policy = policy or All(2)
         self.store = Store(folder / "run.db")
         self.checkpoint = Checkpoint(folder / "checkpoints")
+        self._files = ExitStack()
+        self._files.callback(self.checkpoint.close)
+        self._files.callback(self.store.close)
         self.telemetry = Telemetry(self.settings)
         self.shown: list[ProgressEvent] = []
         self.on_shown: Callable[[ProgressEvent], None] = lambda _: None
@@ -180,25 +183,37 @@ class CoordinatorRig:
 
     @asynccontextmanager
     async def running(self, client_ids: str = "") -> AsyncIterator["CoordinatorRig"]:
-        """The rig at work, joined by these clients, whose ids have a letter each."""
-        self.peers: list[FakePeer] = []  # the registered ones
+        """The rig at work, joined by these clients, whose ids have a letter each; its files close with the block."""
         try:
-            async with asyncio.TaskGroup() as group:
-                self._group = group
-                for actor in self._actors:
-                    group.create_task(actor.run())
-                self._played = asyncio.ensure_future(self.coordinator.run())
-                try:
-                    await self.join_all(client_ids)
-                    yield self
-                finally:
-                    if not self._played.done():
-                        self._played.cancel()
-                    await asyncio.gather(self._played, return_exceptions=True)
-                    for actor in (*self._started, *self._actors):
-                        actor.stop()
+            async with self._at_work(client_ids):
+                yield self
         finally:
             self.close()
+
+    @asynccontextmanager
+    async def playing(self, client_ids: str = "") -> AsyncIterator["CoordinatorRig"]:
+        """The same, until the run is over; its files stay open, for what the test asks of it afterwards."""
+        async with self._at_work(client_ids):
+            yield self
+            await self.played()
+
+    @asynccontextmanager
+    async def _at_work(self, client_ids: str) -> AsyncIterator[None]:
+        self.peers: list[FakePeer] = []  # the registered ones
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for actor in self._actors:
+                group.create_task(actor.run())
+            self._played = asyncio.ensure_future(self.coordinator.run())
+            try:
+                await self.join_all(client_ids)
+                yield
+            finally:
+                if not self._played.done():
+                    self._played.cancel()
+                await asyncio.gather(self._played, return_exceptions=True)
+                for actor in (*self._started, *self._actors):
+                    actor.stop()
 
     @asynccontextmanager
     async def played_by(self, client_ids: str) -> AsyncIterator["CoordinatorRig"]:
@@ -208,8 +223,7 @@ class CoordinatorRig:
 
     def close(self) -> None:
         """Close the files of a run that is not played."""
-        self.checkpoint.close()
-        self.store.close()
+        self._files.close()
 
     def peer(self, client_id: str, **options: Any) -> FakePeer:
         """A client with an actor that runs, not registered yet."""

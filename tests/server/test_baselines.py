@@ -1,11 +1,15 @@
-"""The policies that PAUSE and Fed-TS are compared with."""
+"""The policies that PAUSE and Fed-TS are compared with, against what their papers say, most of it in plain numpy."""
 
 import dataclasses
 import math
+from collections import deque
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, Observation
 from pausefl_server.selection import Policy
@@ -13,7 +17,10 @@ from pausefl_server.selection.observed import PolicyObservation, PolicyRound
 from pausefl_server.selection.policies.clustered import Clustered
 from pausefl_server.selection.policies.fastest import Fastest
 from pausefl_server.selection.policies.oort import Oort, scaled_utility
+from pausefl_server.selection.policies.pisces import Pisces, is_outlier
+from pausefl_server.selection.policies.pns import Pns, optimal_subset
 from pausefl_server.selection.policies.pow_d import PowD
+from pausefl_server.selection.policies.tifl import Tifl, quantile_tiers
 from pausefl_server.selection.terms import losses
 from rigs.policies import IDS, M, Play, context_of, true_mean_s
 
@@ -211,3 +218,203 @@ def test_oorts_pacer_takes_a_round_and_its_failed_attempts_for_one() -> None:
     assert percentile(5.0, 5.0, 1.0, 1.0, 0.5) == 60.0, "it thinks again after a whole window"
     assert percentile(5.0, 5.0, 5.0, None, None, None, 5.0) == 50.0
     assert percentile(5.0, 5.0, 1.0, 1.0) == percentile(5.0, 5.0, 1.0, None, None, 1.0) == 60.0
+
+
+TIERED = tuple(f"client-{k:02}" for k in range(20))
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_a_tier_with_credits_is_drawn_and_charged_once(tiers: int, m: int, credits: int, seed: int) -> None:
+    play = Play(Tifl(m, tiers=tiers, credits=credits, interval=3), IDS, seed)
+    for _ in range(30):
+        before, can_play = play.state, np.bincount(play.state.of_row[play.state.of_row >= 0], minlength=tiers) >= m
+        record = play.one_round()
+        assert (play.state.credits >= 0).all()
+        if "tier" not in record.details:
+            assert (play.state.credits == before.credits).all()
+            continue
+        tier = int(record.details["tier"])
+        assert {int(before.of_row[play.table.row_of[i]]) for i in record.chosen} == {tier}
+        assert before.credits[tier] > 0 or not before.credits[can_play].any()
+        full = before.credits if before.credits[tier] else np.full(tiers, credits)
+        assert (full - play.state.credits == (np.arange(tiers) == tier)).all()
+
+
+@given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=30), st.integers(1, 6))
+def test_tiers_are_quantiles_of_latency(latencies_s: list[float], count: int) -> None:
+    table = Play(Tifl(1), [f"client-{k:02}" for k in range(len(latencies_s))]).table
+    table.measured[:] = 2
+    table.inverse_latency_sum[:] = 2 / np.array(latencies_s)
+    tiers = quantile_tiers(table, count)
+    sizes = np.bincount(tiers, minlength=count)
+    assert np.ptp(sizes) <= 1
+    latency_s = np.array(latencies_s)
+    for tier in range(count - 1):
+        if sizes[tier] and sizes[tier + 1]:
+            assert latency_s[tiers == tier].max() <= latency_s[tiers == tier + 1].min() * (1 + 1e-12)
+
+
+def test_the_first_rounds_profile_and_then_one_tier_plays() -> None:
+    play = Play(Tifl(4, tiers=5), TIERED).rounds(25)
+    assert sorted(i for record in play.records[:5] for i in record.chosen) == list(TIERED)
+    by_speed = sorted(TIERED, key=true_mean_s)
+    assert all("tier" in record.details for record in play.records[5:])
+    fastest = {i for record in play.records[5:] if record.details["tier"] == 0 for i in record.chosen}
+    assert fastest <= set(by_speed[:8])
+
+
+def test_tiers_of_great_loss_are_drawn_more_often_unless_the_last_ones_loss_fell() -> None:
+    policy, play = Tifl(4, tiers=5, credits=10**6), Play(Tifl(4), TIERED)
+    table = play.table
+    table.chosen[:] = table.measured[:] = 2
+    table.inverse_latency_sum[:] = 2 / np.array([true_mean_s(i) for i in table.ids])
+    tiers = quantile_tiers(table, 5)
+    table.last_loss[:] = np.array([0.1, 0.5, 0.2, 0.4, 0.3])[tiers]
+    last = tuple(i for i, tier in zip(table.ids, tiers, strict=True) if tier == 2)
+    record = PolicyRound(10, last, tuple(PolicyObservation(i, 1.0, 1, 0.0, 0.0, 0.2) for i in last), ())
+    state = policy.observe(dataclasses.replace(policy.start(), of_row=tiers), record, table)
+    assert state.weight.tolist() == [1, 5, 2, 4, 3]
+    drawn = [int(policy.select(state, context_of(table, t)).details["tier"]) for t in range(2000)]
+    expected = state.weight / 15 * 2000
+    assert (np.abs(np.bincount(drawn, minlength=5) - expected) < 5 * np.sqrt(expected)).all()
+    table.last_loss[:] = np.array([0.5, 0.4, 0.1, 0.2, 0.3])[tiers]
+    again = dataclasses.replace(record, round=20)
+    assert policy.observe(state, again, table).weight.tolist() == state.weight.tolist()
+    assert policy.observe(state, dataclasses.replace(again, round=19), table).formed == 10
+    table.last_loss[tiers == 2] = 0.25
+    assert policy.observe(state, again, table).weight.tolist() == [5, 4, 2, 1, 3]
+
+
+def test_a_tier_with_too_few_eligible_clients_is_not_drawn() -> None:
+    play = Play(Tifl(4, tiers=5), TIERED).rounds(5)
+    play.table.connected[play.state.of_row != 3] = False
+    play.table.connected[play.state.of_row == 1] = [True, True, True, False]
+    selections = [play.policy.select(play.state, context_of(play.table, t)) for t in range(6, 30)]
+    assert {selection.details["tier"] for selection in selections} == {3.0}
+
+
+EXPLOITS = Pisces(1, exploration=0.0, exploration_min=0.0)
+
+
+def answered(staleness: int, client_id: str = IDS[0]) -> PolicyObservation:
+    return PolicyObservation(client_id, 1.0, 100, 0.0, 0.0, 1.0, staleness=staleness)
+
+
+def test_utility_is_data_times_loss_over_the_mean_of_the_last_five_stalenesses() -> None:
+    table, state = Play(EXPLOITS).table, EXPLOITS.start()
+    table.chosen[:], table.n_examples[:], table.last_loss[:] = 1, 100, 1.0
+    for t, staleness in enumerate((50, 4, 4, 4, 2, 1), 1):
+        state = EXPLOITS.observe(state, PolicyRound(t, IDS[:1], (answered(staleness),), ()), table)
+    freshness = 1 / (1 + (4 + 4 + 4 + 2 + 1) / 5)
+    for loss, chosen in ((0.99 / freshness, False), (1.01 / freshness, True)):
+        table.last_loss[0] = loss
+        assert (EXPLOITS.select(state, context_of(table, 9)).rows.tolist() == [0]) == chosen
+    linear, squared = (dataclasses.replace(EXPLOITS, beta=beta) for beta in (1.0, 2.0))
+    table.last_loss[0] = 1.5 / freshness
+    assert linear.select(state, context_of(table, 9)).rows.tolist() == [0]
+    assert squared.select(state, context_of(table, 9)).rows.tolist() != [0]
+
+
+def test_a_client_that_is_idle_does_not_turn_stale() -> None:
+    table = Play(EXPLOITS).table
+    state = EXPLOITS.observe(EXPLOITS.start(), PolicyRound(1, IDS[:1], (answered(3),), ()), table)
+    later = EXPLOITS.observe(state, PolicyRound(90, IDS[1:2], (answered(0, IDS[1]),), ()), table)
+    assert later.staleness[0, 0] == 3
+    assert np.isnan(later.staleness[0, 1:]).all()
+
+
+@pytest.mark.parametrize(("t", "share"), [(1, 0.3), (51, 0.3 * 0.99**50), (500, 0.1)])
+def test_places_explore_with_a_share_that_falls(t: int, share: float) -> None:
+    policy, table = Pisces(1), Play(Pisces(1)).table
+    table.chosen[:7], table.last_loss[:7] = 1, 1.0
+    rounds = 3000
+    contexts = [dataclasses.replace(context_of(table, t), rng=np.random.default_rng(i)) for i in range(rounds)]
+    explored = sum(int(policy.select(policy.start(), context).rows[0]) >= 7 for context in contexts)
+    assert abs(explored - rounds * share) < 5 * np.sqrt(rounds * share * (1 - share))
+
+
+@given(st.lists(st.floats(0, 5), max_size=25), st.floats(0, 2), st.integers(0, 5))
+def test_outliers_are_what_a_search_by_value_leaves_over(values: list[float], radius: float, neighbours: int) -> None:
+    """DBSCAN as printed (Ester et al., KDD 1996): clusters grow from core points; what none reaches is noise."""
+    near = [[j for j, b in enumerate(values) if abs(a - b) <= radius] for a in values]
+    reached: set[int] = set()
+    queue = deque(i for i, around in enumerate(near) if len(around) >= neighbours)
+    while queue:
+        if (i := queue.popleft()) in reached:
+            continue
+        reached.add(i)
+        if len(near[i]) >= neighbours:
+            queue.extend(near[i])
+    found = is_outlier(np.array(values, np.float64), radius, neighbours)
+    assert np.flatnonzero(~found).tolist() == sorted(reached)
+
+
+def test_an_outlier_without_credits_is_chosen_only_where_others_do_not_suffice() -> None:
+    policy, play = Pisces(4, exploration=0.0, exploration_min=0.0), Play(Pisces(4))
+    table, state = play.table, play.policy.start()
+    table.chosen[:], table.n_examples[:], table.last_loss[:] = 1, 100, 1.0
+    table.last_loss[0] = 9.0
+    for t in range(1, 9):
+        answers = tuple(answered(0, i) for i in IDS[:6])
+        state = policy.observe(state, PolicyRound(t, IDS[:6], answers, ()), table)
+        assert state.credits[0] == max(0, 5 - t)
+        chosen = policy.select(state, context_of(table, t + 1)).rows.tolist()
+        assert (0 in chosen) == (t < 5)
+    assert (state.credits[1:6] == 5).all()
+    few = context_of(table, 9, eligible=np.arange(4))
+    assert policy.select(state, few).rows.tolist() == [0, 1, 2, 3]
+
+
+ONE = np.ones(3, np.float32)
+
+
+def test_pns_leaves_out_updates_that_oppose_the_others() -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(50):
+        updates = list(rng.standard_normal((6, 8)).astype(np.float32) + rng.uniform(0, 2))
+        inside = list(range(6))
+
+        def aligned(rows: list[int], updates: list[Vector] = updates) -> float:
+            mean = np.mean([updates[i] for i in rows], axis=0)
+            return float(sum(updates[i] @ mean for i in rows))
+
+        while len(inside) > 4:
+            worst = max(inside, key=lambda i: aligned([j for j in inside if j != i]))
+            if aligned([j for j in inside if j != worst]) <= aligned(inside):
+                break
+            inside.remove(worst)
+        assert np.flatnonzero(optimal_subset(updates, 4)).tolist() == inside
+
+
+def test_pns_keeps_updates_that_oppose_no_other() -> None:
+    assert optimal_subset([0 * ONE] * 5, 4).all()
+
+
+def test_what_several_clients_lose_in_a_round_goes_to_the_others() -> None:
+    policy, table = Pns(4), Play(Pns(4)).table
+    table.chosen[:] = 10
+    left_out = tuple(PolicyObservation(i, 0.1, 100, 0.0, 0.0, statistics={"excluded": 1.0}) for i in IDS[:2])
+    weight = policy.observe(policy.start(), PolicyRound(1, IDS[:2], left_out, ()), table).weight
+    np.testing.assert_allclose(weight, [0.36] * 2 + [1 + 2 * 0.64 / 11] * 11)
+
+
+def test_pns_lowers_the_probability_of_clients_left_out() -> None:
+    policy, play = Pns(4), Play(Pns(4))
+    play.table.chosen[:] = 10
+    weight, excluded = np.ones(len(IDS)), np.zeros(len(IDS))
+    state = policy.start()
+    for t in range(1, 6):
+        observed = tuple(
+            PolicyObservation(IDS[k], 0.1, 100, 0.0, 0.0, statistics={"excluded": float(k == 2)}) for k in (1, 2, 3)
+        )
+        state = policy.observe(state, PolicyRound(t, IDS[1:4], observed, ()), play.table)
+        excluded[2] += 1
+        lost = weight[2] * min((excluded[2] / 10 + 0.7) ** 2, 1)
+        weight[2] -= lost
+        weight[np.arange(len(IDS)) != 2] += lost / (len(IDS) - 1)
+        np.testing.assert_allclose(state.weight, weight, atol=1e-12)
+    assert weight[2] == 0
+    rounds = [policy.select(state, context_of(play.table, t)).rows for t in range(1, 200)]
+    assert not any(2 in rows for rows in rounds)
+    assert policy.inspect(play.table, np.arange(3), [ONE, ONE, -ONE]).admitted.sum() == 3  # ⌈0.8 · 3⌉

@@ -1,15 +1,207 @@
-"""The client table is a fold over the log: what each record does to it, and that replaying gives it back."""
+"""What becomes of a round's answers: observations, the model they make, and the table that is a fold over the log."""
 
 import copy
 import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pausefl_process.host_monitor import HostReport
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.host_limits import HostLimits
+from pausefl_server.model.aggregation import Aggregation
+from pausefl_server.model.global_model import GlobalModel
+from pausefl_server.model.optimizers import ServerOptimizer
+from pausefl_server.records import TIMING_TOLERANCE_S, LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.release_checks import Release
+from pausefl_server.rounds.aggregation import AggregatedRound, WeightedUpdate, aggregate
+from pausefl_server.rounds.elapsed import Elapsed
+from pausefl_server.rounds.messages import Dispatch
+from pausefl_server.rounds.observations import bounded_timing, observe, with_stop_before
+from pausefl_server.rounds.open_step import OpenStep
+from pausefl_server.selection.base import Context, Inspection, Policy, Selection
+from pausefl_server.settings import ServerSettings
+from pausefl_server.state import RunState
+from rigs.coordinator import answer_of
+from rigs.settings import server_settings
+
+GBIT_10 = 1_250_000_000
+"""Bytes that take a second."""
+
+
+def observed(
+    now_s: float = 7.0,
+    settings: dict[str, Any] | None = None,
+    release: Release | None = None,
+    *,
+    is_overdue: bool = False,
+    untaught: int = 0,
+    **changes: Any,
+) -> Observation:
+    """The observation of a's answer, which came at 5.0, by a server that knows of three releases."""
+    table = ClientTable()
+    known = LogEvent("reconciled", "a", released=3, epsilon_spent=3.0)
+    table.apply_events([LogEvent("joined", "a", n_examples=10), known], round=1)
+    table.untaught[0] = untaught
+    update = answer_of("a", 1, release or Release(), arrived_s=5.0, **changes)
+    asked = server_settings(8, **(settings or {}))
+    return observe(update, bounded_timing(update), table, asked, now_s, is_overdue=is_overdue)
+
+
+def test_a_latency_is_never_0() -> None:
+    assert observed(timing=Timing(0.0)).latency_s == 1e-6
+
+
+def test_an_update_that_waits_for_the_coordinator_waits_on_the_server() -> None:
+    timing = observed(now_s=7.0, timing=Timing(1.0, server_wait_s=0.5)).timing
+    assert (timing.server_wait_s, timing.round_trip_s) == (2.5, 1.0)
+
+
+@pytest.mark.parametrize(("said", "logged"), [(2.0, 3.0), (4.0, 4.0)])
+def test_what_is_known_to_be_spent_is_not_talked_down(said: float, logged: float) -> None:
+    assert observed(release=Release(4, 1.0, said)).epsilon_spent == logged
+
+
+@pytest.mark.parametrize(("disclosed", "loss", "labels"), [((), None, {}), (("loss", "labels"), 0.5, {"label_0": 3.0})])
+def test_the_undisclosed_is_unlogged(disclosed: tuple[str, ...], loss: float | None, labels: dict[str, float]) -> None:
+    found = observed(settings={"disclosed": frozenset(disclosed)}, loss=0.5, statistics={"label_0": 3.0, "drift": 0.0})
+    assert (found.loss, found.statistics) == (loss, labels)
+
+
+@pytest.mark.parametrize(
+    ("timing", "wire_bytes", "device_s"),
+    [
+        (Timing(1.0, train_s=1.0 + TIMING_TOLERANCE_S / 2), 0, 1.0 + TIMING_TOLERANCE_S / 2),  # two clocks, one instant
+        (Timing(1.0, train_s=1.0, upload_s=0.25), 0, 0.75),
+        (Timing(1.0, train_s=1.0, upload_s=0.25), GBIT_10 // 2, 0.5),
+        (Timing(1.0, train_s=0.5, upload_s=0.25), GBIT_10 // 2, 0.5),
+        (Timing(1.0, train_s=0.5), 2 * GBIT_10, 0.0),
+        (Timing(1.0), 2 * GBIT_10, 0.0),
+    ],
+)
+def test_device_time_leaves_what_the_wire_takes_at_least(timing: Timing, wire_bytes: int, device_s: float) -> None:
+    update = answer_of("a", 1, Release(), timing=timing, bytes_down=wire_bytes // 2, bytes_up=wire_bytes // 2)
+    bounded = bounded_timing(update)
+    assert bounded.device_s == pytest.approx(device_s)
+    assert (bounded is timing) == (timing.device_s == device_s), "one that is cut is another"
+
+
+def test_the_parts_of_a_device_time_are_cut_alike() -> None:
+    timing = Timing(4.0, queue_s=1.0, train_s=2.0, privatise_s=1.0, upload_s=1.0)
+    bounded = bounded_timing(answer_of("a", 1, Release(), timing=timing))
+    assert (bounded.queue_s, bounded.train_s, bounded.privatise_s) == pytest.approx((0.75, 1.5, 0.75))
+    assert bounded.round_trip_s == 4.0
+
+
+STOPPED, SUSPENDED, BUSY = HostReport(stopped_s=4.0), HostReport(suspended_s=4.0), HostReport(loop_lag_s=4.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "suspect", "teaches"),
+    [
+        ({}, (), True),
+        ({"host": BUSY, "server_host": BUSY}, ("server loop_lag_s", "clients loop_lag_s"), True),
+        ({"host": STOPPED}, ("clients stopped_s",), False),
+        ({"server_host": SUSPENDED}, ("server suspended_s",), False),
+        ({"is_overdue": True}, ("server deadline_s",), False),
+        ({"host": STOPPED, "settings": {"limits": HostLimits(learn_from_stops=True)}}, ("clients stopped_s",), True),
+        ({"host": STOPPED, "untaught": 2}, ("clients stopped_s",), True),
+        ({"host": STOPPED, "server_host": STOPPED, "untaught": 2}, ("server stopped_s", "clients stopped_s"), False),
+    ],
+    ids=["quiet", "load", "client", "server", "deadline", "asked for", "client, once more", "both"],
+)
+def test_what_a_stop_touched_teaches_nothing(changes: dict[str, Any], suspect: tuple[str, ...], teaches: bool) -> None:
+    """A client whose host stands still by its own account in most of its exchanges is a slow client."""
+    found = observed(**changes)
+    assert (found.suspect, found.teaches) == (suspect, teaches)
+
+
+@pytest.mark.parametrize(
+    ("timing", "usual_s", "stopped_s"),
+    [
+        (Timing(4.0, train_s=1.0), 0.0, 5.0),
+        (Timing(4.0, train_s=1.0), 3.0, 0.0),
+        (Timing(4.0, train_s=4.0), 0.0, 0.0),
+        (Timing(4.0, train_s=1.0, reconnect_s=3.0), 0.0, 5.0),
+    ],
+    ids=["the job waited", "as usual", "over before the job", "its stream broke"],
+)
+def test_a_stop_before_the_job_counts_where_the_job_waited(timing: Timing, usual_s: float, stopped_s: float) -> None:
+    answer = answer_of("a", 1, Release(), timing=timing, still_before_s=5.0)
+    assert with_stop_before(answer, usual_s).host.stopped_s == stopped_s
+    assert with_stop_before(replace(answer, still_before_s=0.0), usual_s).host.stopped_s == 0.0
+
+
+IDS = ("a", "b", "c", "d", "e")
+
+
+@dataclass(frozen=True)
+class NotTheSecond(Policy):
+    """Notes what it is shown, and lets all but the second row into the model."""
+
+    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+        return Selection(context.eligible)
+
+    def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:  # noqa: ARG002
+        shown = zip(rows.tolist(), updates, strict=True)
+        return Inspection([{"row": float(row), "size": float(update.size)} for row, update in shown], rows != 1)
+
+
+def aggregated(
+    updates: dict[str, Vector],
+    settings: ServerSettings,
+    weights: FloatArray | None = None,
+    late: Sequence[WeightedUpdate] = (),
+) -> AggregatedRound:
+    """A round of five clients of which these have answered, with a model of zeros and two values."""
+    state = RunState.start(NotTheSecond(5), 1)
+    state.table.apply_events([LogEvent("joined", i, n_examples=10 * (k + 1)) for k, i in enumerate(IDS)], round=1)
+    opened = OpenStep(1, needed=5, time_scale=settings.time_scale, elapsed=Elapsed(0.0, 0.0))
+    opened.give(Dispatch(1, 1, (), 0.0, 0.0), Selection(np.arange(5), weights), IDS, sent_s=0.0, timeout_s=1.0)
+    for client_id, vector in updates.items():
+        opened.take(answer_of(client_id, 1, Release(), vector=vector), state.table, settings, now_s=1.0)
+    size = next(iter(updates.values())).size
+    model = GlobalModel.start(np.zeros(size, np.float32), ServerOptimizer(), model_size=2)
+    return aggregate(opened, late, state, model, settings)
+
+
+def random_updates(ids: str, size: int) -> dict[str, Vector]:
+    return {i: np.random.default_rng(ord(i)).standard_normal(size, np.float32) for i in ids}
+
+
+def test_each_update_keeps_its_row_and_its_weight_where_others_are_left_out() -> None:
+    updates = random_updates("bcd", 2)
+    weights = np.array([1.0, 2.0, 5.0, 7.0, 16.0])
+    for stated, (c, d) in ((weights, (5.0, 7.0)), (None, (30.0, 40.0))):
+        found = aggregated(updates, server_settings(2), stated)
+        assert {i: o.statistics["row"] for i, o in found.observations.items()} == {"b": 1.0, "c": 2.0, "d": 3.0}
+        mean = (c * updates["c"] + d * updates["d"]) / (c + d)
+        np.testing.assert_allclose(found.model.theta, mean, atol=1e-6)
+
+
+def test_a_control_variate_is_neither_shown_to_the_policy_nor_counted_in_a_norm() -> None:
+    updates = random_updates("abcd", 4)
+    updates["c"][2:] = 1e6
+    found = aggregated(updates, server_settings(2, aggregation=Aggregation(norm_limit=30.0)))
+    assert found.rejected == ()
+    assert {o.statistics["size"] for o in found.observations.values()} == {2.0}
+
+
+def test_a_fresh_and_a_late_update_of_a_client_are_rejected_each() -> None:
+    unit, great = np.ones(2, np.float32), np.full(2, 1000.0, np.float32)
+    late = [WeightedUpdate("c", great, 1.0), WeightedUpdate("a", unit, 1.0)]
+    updates = {"a": unit, "c": great, "d": unit, "e": unit}
+    found = aggregated(updates, server_settings(2, aggregation=Aggregation(norm_limit=3.0)), late=late)
+    assert [(event.kind, event.client_id) for event in found.rejected] == [("rejected", "c")] * 2
+    assert list(found.late_rejected) == [0]
+    np.testing.assert_allclose(found.model.theta, unit)
 
 
 def observation(client_id: str, latency_s: float = 0.5, **changes: object) -> Observation:

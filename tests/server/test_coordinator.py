@@ -33,43 +33,40 @@ from rigs.coordinator import BUDGET, SIZE, CoordinatorRig, MakeRig, averaged, di
 
 
 async def test_rounds_are_averaged_by_data_size_committed_and_acknowledged(rig: MakeRig) -> None:
-    async with rig(rounds=4, minimum_clients=3).running() as r:
+    async with rig(rounds=4, minimum_clients=3).playing() as r:
         peers = await r.join_all("cab")
-        await r.played()
-        theta = r.theta_0
-        for record in r.store.rounds():
-            theta = averaged(theta, record.round, "abc")
-        np.testing.assert_allclose(r.coordinator.theta, theta, atol=1e-5)
-        loaded = r.checkpoint.load(4, r.store.rounds()[-1].model_digest)
-        assert loaded is not None
-        assert loaded.tobytes() == r.coordinator.theta.tobytes()
-        assert [record.chosen for record in r.store.rounds()] == [("a", "b", "c")] * 4
-        assert r.coordinator.stopped_because == "all rounds done"
-        # A job acknowledges all before it; after the last round it is said.
-        assert [p.acknowledged for p in peers] == [[4]] * 3
-        assert [p.dismissed for p in peers] == [Dismiss("all rounds done", final=True)] * 3
+    theta = r.theta_0
+    for record in r.store.rounds():
+        theta = averaged(theta, record.round, "abc")
+    np.testing.assert_allclose(r.coordinator.theta, theta, atol=1e-5)
+    loaded = r.checkpoint.load(4, r.store.rounds()[-1].model_digest)
+    assert loaded is not None
+    assert loaded.tobytes() == r.coordinator.theta.tobytes()
+    assert [record.chosen for record in r.store.rounds()] == [("a", "b", "c")] * 4
+    assert r.coordinator.stopped_because == "all rounds done"
+    # A job acknowledges all before it; after the last round it is said.
+    assert [p.acknowledged for p in peers] == [[4]] * 3
+    assert [p.dismissed for p in peers] == [Dismiss("all rounds done", final=True)] * 3
 
 
 async def test_an_observation_says_what_was_measured(rig: MakeRig) -> None:
-    async with rig(rounds=1).running() as r:
+    async with rig(rounds=1).playing() as r:
         await r.join("a", released=4)
         await r.join("b")
-        await r.played()
-        (record,) = r.store.rounds()
-        a, b = record.observations
-        assert (a.client_id, a.participation, a.epsilon) == ("a", 5, BUDGET.epsilon(5))
-        assert (b.client_id, b.participation, b.epsilon_spent) == ("b", 1, BUDGET.spent(1))
-        assert (a.n_examples, a.bytes_down, a.bytes_up, a.timing.train_s) == (10, 100, 50, 0.125)
-        assert record.round_latency_s == max(latency_of(c, 1) for c in "ab") == r.coordinator.state.total_latency_s
+    (record,) = r.store.rounds()
+    a, b = record.observations
+    assert (a.client_id, a.participation, a.epsilon) == ("a", 5, BUDGET.epsilon(5))
+    assert (b.client_id, b.participation, b.epsilon_spent) == ("b", 1, BUDGET.spent(1))
+    assert (a.n_examples, a.bytes_down, a.bytes_up, a.timing.train_s) == (10, 100, 50, 0.125)
+    assert record.round_latency_s == max(latency_of(c, 1) for c in "ab") == r.coordinator.state.total_latency_s
 
 
 @pytest.mark.parametrize(("signal", "latency_s"), [("round_trip", 0.125 + 3.5), ("communication", 3.5)])
 async def test_the_policys_signal_is_latency_at_the_emulated_scale(rig: MakeRig, signal: str, latency_s: float) -> None:
-    async with rig(rounds=1, minimum_clients=1, signal=signal, time_scale=0.25).running() as r:
+    async with rig(rounds=1, minimum_clients=1, signal=signal, time_scale=0.25).playing() as r:
         peer = await r.join("a", manual=True)
         await peer.play(1, timing=Timing(1.0, train_s=0.125))
-        await r.played()
-        assert r.store.rounds()[0].observations[0].latency_s == latency_s
+    assert r.store.rounds()[0].observations[0].latency_s == latency_s
 
 
 @dataclass(frozen=True)
@@ -185,16 +182,15 @@ class Twice(Policy):
 
 
 async def test_a_client_drawn_twice_trains_once_and_counts_twice(rig: MakeRig) -> None:
-    async with rig(Twice(3), rounds=1).running() as r:
+    async with rig(Twice(3), rounds=1).playing() as r:
         a, b = await r.join("a"), await r.join("b")
-        await r.played()
-        assert (a.jobs.qsize(), b.jobs.qsize()) == (1, 1)
-        (record,) = r.store.rounds()
-        assert (record.chosen, len(record.observations)) == (("a", "a", "b"), 2)
-        assert (record.details, record.cluster_penalty_s) == ({"energy": 2.5}, 0.375)
-        expected = r.theta_0 + (2 * update_of("a", 1) + update_of("b", 1)) / 3
-        np.testing.assert_allclose(r.coordinator.theta, expected, atol=1e-6)
-        assert r.coordinator.state.table.chosen.tolist() == [2, 1]
+    assert (a.jobs.qsize(), b.jobs.qsize()) == (1, 1)
+    (record,) = r.store.rounds()
+    assert (record.chosen, len(record.observations)) == (("a", "a", "b"), 2)
+    assert (record.details, record.cluster_penalty_s) == ({"energy": 2.5}, 0.375)
+    expected = r.theta_0 + (2 * update_of("a", 1) + update_of("b", 1)) / 3
+    np.testing.assert_allclose(r.coordinator.theta, expected, atol=1e-6)
+    assert r.coordinator.state.table.chosen.tolist() == [2, 1]
 
 
 async def test_without_privacy_nothing_is_spent(rig: MakeRig) -> None:
@@ -215,32 +211,30 @@ async def test_every_client_gets_the_same_bytes(rig: MakeRig) -> None:
 
 
 async def test_a_client_that_has_spent_its_budget_retires(rig: MakeRig) -> None:
-    async with rig(All(1), rounds=3).running("a") as r:
+    async with rig(All(1), rounds=3).playing("a") as r:
         await r.join_and_work("b")
         await r.coordinator.tell(Refusal("b", 1, 1, "exhausted", "the budget is spent"))
-        await r.played()
-        assert [t.chosen for t in r.store.rounds()] == [("a", "b"), ("a",), ("a",)]
-        assert r.events() == [("retired", "b")]
+    assert [t.chosen for t in r.store.rounds()] == [("a", "b"), ("a",), ("a",)]
+    assert r.events() == [("retired", "b")]
 
 
 async def test_a_run_ends_when_nobody_has_budget_left(rig: MakeRig) -> None:
     """Rounds that find budgets used up are no failures."""
-    async with rig(All(1), rounds=100, connect_timeout_s=0.05, rounds_without_update_max=1).running() as r:
+    async with rig(All(1), rounds=100, connect_timeout_s=0.05, rounds_without_update_max=1).playing() as r:
         await r.join_all("ab", manual=True)
         for p in r.peers:
             await p.next_job()
             await r.coordinator.tell(Refusal(p.client_id, 1, 1, "exhausted", "spent"))
-        await r.played()
-        assert "budget" in r.coordinator.stopped_because
-        assert r.coordinator.outcome == "budgets_spent"
-        assert r.coordinator.state.table.retired.all()
+    assert "budget" in r.coordinator.stopped_because
+    assert r.coordinator.outcome == "budgets_spent"
+    assert r.coordinator.state.table.retired.all()
 
 
 # -- the end
 
 
 async def test_a_shutdown_gives_the_round_up_and_keeps_what_it_cost(rig: MakeRig) -> None:
-    async with rig(rounds=10).running() as r:
+    async with rig(rounds=10).playing() as r:
         a, b = await r.join_all("ab", manual=True)
         for p in (a, b):
             await p.play(1)
@@ -248,31 +242,29 @@ async def test_a_shutdown_gives_the_round_up_and_keeps_what_it_cost(rig: MakeRig
             await p.next_job()
         await a.answer(2)
         await r.coordinator.ask(Shutdown("stopped by SIGINT"))
-        await r.played()
-        assert [t.round for t in r.store.rounds()] == [1]
-        assert r.coordinator.stopped_because == "stopped by SIGINT"
-        assert r.spent("a") == (2, BUDGET.spent(2))  # of which one was not used
-        assert r.spent("b") == (1, BUDGET.spent(1))
-        late = r.store.late_events()
-        assert [(e.kind, e.client_id, e.released) for e in late] == [("reconciled", "a", 2), ("unsettled", "b", 0)]
-        assert b.dismissed == Dismiss("stopped by SIGINT", final=True)
+    assert [t.round for t in r.store.rounds()] == [1]
+    assert r.coordinator.stopped_because == "stopped by SIGINT"
+    assert r.spent("a") == (2, BUDGET.spent(2))  # of which one was not used
+    assert r.spent("b") == (1, BUDGET.spent(1))
+    late = r.store.late_events()
+    assert [(e.kind, e.client_id, e.released) for e in late] == [("reconciled", "a", 2), ("unsettled", "b", 0)]
+    assert b.dismissed == Dismiss("stopped by SIGINT", final=True)
 
 
 async def test_a_client_that_answers_soon_after_a_shutdown_owes_nothing(rig: MakeRig) -> None:
-    async with rig(rounds=10).running() as r:
+    async with rig(rounds=10).playing() as r:
         a, b = await r.join_all("ab", manual=True)
         await b.next_job()
         await a.answer(1)
         await r.coordinator.ask(Shutdown("stopped by SIGINT"))
         await r.coordinator.ask(Pinged("a", 0.25))  # answered once the round is given up
         await b.answer(1)
-        await r.played()
-        assert [r.spent(client_id) for client_id in "ab"] == [(1, BUDGET.spent(1))] * 2
-        assert not any(kind == "unsettled" for kind, _ in r.events())
+    assert [r.spent(client_id) for client_id in "ab"] == [(1, BUDGET.spent(1))] * 2
+    assert not any(kind == "unsettled" for kind, _ in r.events())
 
 
 async def test_a_ping_is_of_the_round_that_is_played(rig: MakeRig, tmp_path: Path) -> None:
-    async with rig(rounds=2).running() as r:
+    async with rig(rounds=2).playing() as r:
         peers = await r.join_all("ab", manual=True)
         for number in (1, 2):
             for peer in peers:
@@ -281,17 +273,15 @@ async def test_a_ping_is_of_the_round_that_is_played(rig: MakeRig, tmp_path: Pat
                 await r.coordinator.ask(Pinged("a", 0.25))
             for peer in peers:
                 await peer.answer(number)
-        await r.played()
     with closing(sqlite3.connect(tmp_path / "run.db")) as database:
         assert database.execute("SELECT round, client_id, ping_s FROM pings").fetchall() == [(2, "a", 0.25)]
 
 
 async def test_a_shutdown_before_the_first_round_keeps_who_had_joined(rig: MakeRig) -> None:
-    async with rig(minimum_clients=2).running("a") as r:
+    async with rig(minimum_clients=2).playing("a") as r:
         await r.coordinator.ask(Shutdown("stopped by SIGTERM"))
-        await r.played()
-        assert r.store.rounds() == []
-        assert [(e.kind, e.client_id) for e in r.store.late_events()] == [("joined", "a")]
+    assert r.store.rounds() == []
+    assert [(e.kind, e.client_id) for e in r.store.late_events()] == [("joined", "a")]
 
 
 async def test_after_the_end_nobody_is_left_waiting(rig: MakeRig) -> None:
@@ -325,32 +315,29 @@ async def test_a_round_is_told_to_whoever_watches(rig: MakeRig) -> None:
 
 
 async def test_a_refusal_of_an_earlier_round_ends_no_wait(rig: MakeRig) -> None:
-    async with rig(rounds=2, round_timeout_s=0.5).running("a") as r:
+    async with rig(rounds=2, round_timeout_s=0.5).playing("a") as r:
         b = await r.join_and_work("b")
         await b.next_job()  # of round 2: round 1 went without it
         r.coordinator.offer(Refusal("b", 1, 1, "refused", "out of memory"))
         r.coordinator.offer(b.update(2, b.release()))
-        await r.played()
-        assert [o.client_id for o in r.store.rounds()[1].observations] == ["a", "b"]
+    assert [o.client_id for o in r.store.rounds()[1].observations] == ["a", "b"]
 
 
 async def test_a_release_that_no_schedule_has_is_not_believed_of_an_answer_that_is_rejected(rig: MakeRig) -> None:
-    async with rig(rounds=1).running() as r:
+    async with rig(rounds=1).playing() as r:
         a, b = await r.join_all("ab", manual=True)
         await a.next_job()
         r.coordinator.offer(Refusal("b", 1, 1, "rejected", "not finite", Release(50, 1.0, 9.0)))
         await a.answer(1)
         await b.next_job()
-        await r.played()
-        assert r.spent("b") == (0, 0.0)
-        assert [(miss.client_id, miss.kind) for miss in r.store.rounds()[0].misses] == [("b", "rejected")]
+    assert r.spent("b") == (0, 0.0)
+    assert [(miss.client_id, miss.kind) for miss in r.store.rounds()[0].misses] == [("b", "rejected")]
 
 
 async def test_who_leaves_a_round_that_is_given_up_has_left(rig: MakeRig) -> None:
-    async with rig(rounds=1, privacy=None).running() as r:
+    async with rig(rounds=1, privacy=None).playing() as r:
         await r.join("a", manual=True)
         b = await r.join_and_work("b")
         await r.lose(b)
         await r.coordinator.tell(Shutdown("enough"))
-        await r.played()
-        assert [event.kind for event in r.store.late_events() if event.client_id == "b"] == ["joined", "left"]
+    assert [event.kind for event in r.store.late_events() if event.client_id == "b"] == ["joined", "left"]

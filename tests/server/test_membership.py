@@ -44,17 +44,16 @@ WRONG_HELLOS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("what", WRONG_HELLOS)
 async def test_who_does_not_fit_is_refused_with_a_reason_and_the_run_goes_on(rig: MakeRig, what: str) -> None:
     changes, reason = WRONG_HELLOS[what]
-    async with rig(rounds=2).running("a") as r:
+    async with rig(rounds=2).playing("a") as r:
         with pytest.raises(WireError, match=reason):
             await r.register(r.peer("z"), **changes)
         assert r.rejected() == 1
         await r.join("b")
-        await r.played()
-        assert r.coordinator.state.table.ids == ["a", "b"]
+    assert r.coordinator.state.table.ids == ["a", "b"]
 
 
 async def test_a_ledger_older_than_the_servers_mirror_is_refused(rig: MakeRig) -> None:
-    async with rig(rounds=2, minimum_clients=2).running() as r:
+    async with rig(rounds=2, minimum_clients=2).playing() as r:
         a, b = await r.join("a"), await r.join("b", manual=True)
         await b.play(1)
         await b.next_job()  # round 1 is in the log
@@ -63,7 +62,6 @@ async def test_a_ledger_older_than_the_servers_mirror_is_refused(rig: MakeRig) -
             await r.join("a", released=0)
         await r.join("a", released=a.released)
         await b.answer(2)
-        await r.played()
 
 
 async def test_what_is_waited_for_is_what_round_1_waits_for(rig: MakeRig) -> None:
@@ -88,31 +86,29 @@ async def test_a_run_without_rounds_left_waits_for_nobody(rig: MakeRig) -> None:
 
 
 async def test_a_run_that_everybody_left_ends(rig: MakeRig) -> None:
-    async with rig(rounds=100, minimum_clients=1, connect_timeout_s=0.05, rejoin_timeout_s=0.0).running() as r:
+    async with rig(rounds=100, minimum_clients=1, connect_timeout_s=0.05, rejoin_timeout_s=0.0).playing() as r:
         peer = await r.join_and_work("a")
         await r.lose(peer)
-        await r.played()
-        assert r.coordinator.stopped_because == "no client is connected"
-        assert r.events() == [("left", "a"), ("missed", "a")]
-        (failed,) = r.store.failed_attempts()
-        assert (r.store.rounds(), failed.observations, failed.model_digest) == ([], (), digest(r.theta_0))
+    assert r.coordinator.stopped_because == "no client is connected"
+    assert r.events() == [("left", "a"), ("missed", "a")]
+    (failed,) = r.store.failed_attempts()
+    assert (r.store.rounds(), failed.observations, failed.model_digest) == ([], (), digest(r.theta_0))
 
 
 async def test_a_newcomer_takes_part_in_the_next_round(rig: MakeRig) -> None:
-    async with rig(rounds=2, minimum_clients=1).running() as r:
+    async with rig(rounds=2, minimum_clients=1).playing() as r:
         a = await r.join_and_work("a")
         b = await r.join("b")
         assert b.jobs.empty()
         await a.answer(1)
         await a.play(2)
-        await r.played()
-        assert [t.chosen for t in r.store.rounds()] == [("a",), ("a", "b")]
-        assert r.coordinator.state.table.joined_round.tolist() == [1, 2]
+    assert [t.chosen for t in r.store.rounds()] == [("a",), ("a", "b")]
+    assert r.coordinator.state.table.joined_round.tolist() == [1, 2]
 
 
 async def test_a_round_begins_when_those_expected_have_come_and_gone(rig: MakeRig) -> None:
     there = {1: "ab", 2: "abc", 3: "bc"}
-    async with rig(rounds=3, expected=lambda t: frozenset(there[t])).running() as r:
+    async with rig(rounds=3, expected=lambda t: frozenset(there[t])).playing() as r:
         a, _ = await r.join("a"), await r.join("b")
         calls = await r.until_called(2)
         assert len(r.store.rounds()) == 1
@@ -120,21 +116,19 @@ async def test_a_round_begins_when_those_expected_have_come_and_gone(rig: MakeRi
         calls += await r.until_called(3)
         assert len(r.store.rounds()) == 2
         await r.lose(a)
-        await r.played()
-        assert [t.chosen for t in r.store.rounds()] == [tuple(there[t]) for t in (1, 2, 3)]
-        assert r.coordinator.state.table.joined_round.tolist() == [1, 1, 2]
-        assert max(calls) == 3
+    assert [t.chosen for t in r.store.rounds()] == [tuple(there[t]) for t in (1, 2, 3)]
+    assert r.coordinator.state.table.joined_round.tolist() == [1, 1, 2]
+    assert max(calls) == 3
 
 
 async def test_who_comes_between_rounds_is_in_the_log_before_its_first_job(rig: MakeRig) -> None:
     """It may charge that job: a kill must not leave a log that does not know it."""
     there = {1: "ab", 2: "abc"}
-    async with rig(rounds=2, expected=lambda t: frozenset(there[t])).running("ab") as r:
+    async with rig(rounds=2, expected=lambda t: frozenset(there[t])).playing("ab") as r:
         await r.until_called(2)
         c = await r.join_and_work("c")
         assert ("joined", "c") in [(event.kind, event.client_id) for event in r.store.late_events()]
         await c.answer(2)
-        await r.played()
 
 
 async def test_who_does_not_come_as_expected_is_waited_for_once(rig: MakeRig) -> None:
@@ -149,81 +143,75 @@ async def test_who_does_not_come_as_expected_is_waited_for_once(rig: MakeRig) ->
 
 
 async def test_who_gives_no_answer_is_missed_and_its_late_update_only_charged(rig: MakeRig) -> None:
-    async with rig(rounds=2, round_timeout_s=0.05).running("a") as r:
+    async with rig(rounds=2, round_timeout_s=0.05).playing("a") as r:
         b = await r.join_and_work("b")
         await b.next_job()  # round 2: round 1 went without it
         late = b.release()
         await b.answer(1, late)
         await b.answer(2)
-        await r.played()
-        first, second = r.store.rounds()
-        assert [o.client_id for o in first.observations] == ["a"]
-        assert [o.client_id for o in second.observations] == ["a", "b"]
-        np.testing.assert_allclose(r.coordinator.theta, averaged(averaged(r.theta_0, 1, "a"), 2, "ab"), atol=1e-6)
-        assert [e for e in r.events() if e[1] == "b"] == [("missed", "b"), ("late", "b"), ("reconciled", "b")]
-        assert r.spent("b") == (2, BUDGET.spent(2))
-        assert r.rejected() == 0
+    first, second = r.store.rounds()
+    assert [o.client_id for o in first.observations] == ["a"]
+    assert [o.client_id for o in second.observations] == ["a", "b"]
+    np.testing.assert_allclose(r.coordinator.theta, averaged(averaged(r.theta_0, 1, "a"), 2, "ab"), atol=1e-6)
+    assert [e for e in r.events() if e[1] == "b"] == [("missed", "b"), ("late", "b"), ("reconciled", "b")]
+    assert r.spent("b") == (2, BUDGET.spent(2))
+    assert r.rejected() == 0
 
 
 async def test_who_comes_back_within_the_round_gets_the_same_job(rig: MakeRig) -> None:
-    async with rig(rounds=1).running("a") as r:
+    async with rig(rounds=1).playing("a") as r:
         b = await r.join("b", manual=True)
         job = await b.next_job()
         await r.lose(b)
         again = await r.join("b", manual=True)
         assert (await again.next_job()).messages is job.messages
         await again.answer(1)
-        await r.played()
-        assert [o.client_id for o in r.store.rounds()[0].observations] == ["a", "b"]
-        assert r.events() == [("left", "b")]
+    assert [o.client_id for o in r.store.rounds()[0].observations] == ["a", "b"]
+    assert r.events() == [("left", "b")]
 
 
 async def test_who_answered_and_then_left_is_used_and_gets_no_second_job(rig: MakeRig) -> None:
-    async with rig(rounds=1).running() as r:
+    async with rig(rounds=1).playing() as r:
         a, b = await r.join_all("ab", manual=True)
         await a.next_job()
         await b.play(1)
         await r.lose(b)
         again = await r.join("b", manual=True, released=1)
         await a.answer(1)
-        await r.played()
-        assert [o.client_id for o in r.store.rounds()[0].observations] == ["a", "b"]
-        assert again.jobs.empty()
-        assert again.acknowledged == [1]
+    assert [o.client_id for o in r.store.rounds()[0].observations] == ["a", "b"]
+    assert again.jobs.empty()
+    assert again.acknowledged == [1]
 
 
 async def test_who_does_not_come_back_in_time_is_missed(rig: MakeRig) -> None:
-    async with rig(rounds=3, rejoin_timeout_s=0.02).running("a") as r:
+    async with rig(rounds=3, rejoin_timeout_s=0.02).playing("a") as r:
         b = await r.join_and_work("b")
         await r.lose(b)
-        await r.played()
-        assert [t.chosen for t in r.store.rounds()] == [("a", "b"), ("a",), ("a",)]
-        assert r.events() == [("left", "b"), ("missed", "b")]
+    assert [t.chosen for t in r.store.rounds()] == [("a", "b"), ("a",), ("a",)]
+    assert r.events() == [("left", "b"), ("missed", "b")]
 
 
 async def test_the_end_of_an_old_stream_does_not_end_the_new_one(rig: MakeRig) -> None:
-    async with rig(rounds=2).running("a") as r:
+    async with rig(rounds=2).playing("a") as r:
         old = await r.join_and_work("b")
         await r.lose(old)
         new = await r.join("b", manual=True)
         await r.lose(old)
         for t in (1, 2):
             await new.play(t)
-        await r.played()
-        assert r.events() == [("left", "b")]
+    assert r.events() == [("left", "b")]
 
 
 @pytest.mark.parametrize(
     ("kind", "settings"), [("refused", {}), ("exhausted", {"privacy": None})], ids=["cannot", "spent without privacy"]
 )
 async def test_a_client_that_cannot_misses_and_stays(rig: MakeRig, kind: Any, settings: dict[str, Any]) -> None:
-    async with rig(rounds=2, **settings).running("a") as r:
+    async with rig(rounds=2, **settings).playing("a") as r:
         b = await r.join_and_work("b")
         await r.coordinator.tell(Refusal("b", 1, 1, kind, "out of memory"))
         await b.play(2)
-        await r.played()
-        assert r.events() == [("missed", "b")]
-        assert (r.rejected(), r.coordinator.outcome) == (0, "completed")
+    assert r.events() == [("missed", "b")]
+    assert (r.rejected(), r.coordinator.outcome) == (0, "completed")
 
 
 WRONG_RELEASES: dict[str, tuple[Release, bool]] = {
@@ -239,46 +227,42 @@ WRONG_RELEASES: dict[str, tuple[Release, bool]] = {
 @pytest.mark.parametrize("what", WRONG_RELEASES)
 async def test_an_update_whose_release_does_not_fit_is_not_used(rig: MakeRig, what: str) -> None:
     release, is_believed = WRONG_RELEASES[what]
-    async with rig(rounds=1, **({"privacy": None} if "without" in what else {})).running("a") as r:
+    async with rig(rounds=1, **({"privacy": None} if "without" in what else {})).playing("a") as r:
         b = await r.join("b", manual=True)
         await b.play(1, release)
-        await r.played()
-        assert [o.client_id for o in r.store.rounds()[0].observations] == ["a"]
-        assert r.spent("b") == ((1, BUDGET.spent(1)) if is_believed else (0, 0.0))
-        assert r.rejected() == 1
+    assert [o.client_id for o in r.store.rounds()[0].observations] == ["a"]
+    assert r.spent("b") == ((1, BUDGET.spent(1)) if is_believed else (0, 0.0))
+    assert r.rejected() == 1
 
 
 async def test_what_a_rejected_update_cost_is_believed_upwards_only(rig: MakeRig) -> None:
-    async with rig(rounds=2).running("a") as r:
+    async with rig(rounds=2).playing("a") as r:
         b = await r.join("b", manual=True, released=5)
         for t, participation in ((1, 7), (2, 3)):
             await b.next_job()
             release = Release(participation, BUDGET.epsilon(participation), BUDGET.spent(participation))
             await r.coordinator.tell(Refusal("b", t, 1, "rejected", "checksum does not match", release))
-        await r.played()
-        assert r.spent("b") == (7, BUDGET.spent(7))
+    assert r.spent("b") == (7, BUDGET.spent(7))
 
 
 async def test_nobody_answers_for_somebody_who_was_not_asked(rig: MakeRig) -> None:
-    async with rig(Random(1), rounds=1).running() as r:
+    async with rig(Random(1), rounds=1).playing() as r:
         peers = {c: await r.join(c, manual=True) for c in "ab"}
         asked = await asyncio.wait_for(r.asked.get(), 20)
         (other,) = [p for p in peers.values() if p is not asked]
         await other.answer(1)
         await asked.answer(1)
-        await r.played()
-        assert [o.client_id for o in r.store.rounds()[0].observations] == [asked.client_id]
-        assert r.rejected() == 1
-        assert r.spent(other.client_id) == (1, BUDGET.spent(1))
+    assert [o.client_id for o in r.store.rounds()[0].observations] == [asked.client_id]
+    assert r.rejected() == 1
+    assert r.spent(other.client_id) == (1, BUDGET.spent(1))
 
 
 async def test_a_client_whose_stream_takes_nothing_holds_nobody_up(rig: MakeRig) -> None:
     """Its mailbox fills up round by round; the rounds must not wait for room in it."""
-    async with rig(rounds=100, round_timeout_s=0.05, rest_rounds_max=0).running("a") as r:
+    async with rig(rounds=100, round_timeout_s=0.05, rest_rounds_max=0).playing("a") as r:
         frozen = FakePeer(r, "b")  # its actor never runs
         await r.register(frozen)
         r.peers.remove(frozen)  # nor takes its goodbye
-        await r.played()
-        missed = Counter(r.events())
-        assert missed["missed", "b"] == 100
-        assert len(r.store.rounds()) == 100
+    missed = Counter(r.events())
+    assert missed["missed", "b"] == 100
+    assert len(r.store.rounds()) == 100

@@ -1,6 +1,7 @@
-"""What metrics show as a run goes on: without privacy, resumed, with many clients, and at its end."""
+"""What metrics show as a run goes on: without privacy, resumed, with many clients, at its end; and what it leaves."""
 
 import asyncio
+import os
 import re
 import signal
 import urllib.request
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from pausefl_server.monitoring.leak_check import count_held, left_over
 from pausefl_server.monitoring.snapshot import Curve
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation, LogEvent, Miss, RoundRecord
@@ -233,3 +235,22 @@ async def test_a_resumed_run_is_measured_before_anybody_is_back(tmp_path: Path) 
         samples = await asyncio.to_thread(samples_at, (await run.event("metrics"))["url"])
     assert (samples["pausefl_round"], samples["pausefl_round_trip_seconds_count"]) == (3, 6)
     assert samples["pausefl_total_latency_seconds"] == pytest.approx(result.state.total_latency_s)
+
+
+async def test_what_closes_late_is_not_left_over() -> None:
+    before = count_held()
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+    task = asyncio.ensure_future(asyncio.sleep(0.05))
+    asyncio.get_running_loop().call_later(0.1, os.close, descriptor)
+    assert await left_over(before) == {"tasks": 0, "descriptors": 0}
+    await task
+
+
+async def test_what_stays_open_is_left_over() -> None:
+    before = count_held()
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+    forever = asyncio.ensure_future(asyncio.Event().wait())
+    await asyncio.sleep(0)
+    assert await left_over(before, patience_s=0.1) == {"tasks": 1, "descriptors": 1}
+    os.close(descriptor)
+    forever.cancel()

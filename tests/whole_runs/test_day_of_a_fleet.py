@@ -17,7 +17,7 @@ import pytest
 from pausefl.certificates import make_certificates
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_process.files import write_durably
-from rigs.command import PAUSEFL, kill_group, query, rounds_in, toml_of
+from rigs.command import PAUSEFL, greatest_told, kill_group, query, rounds_in, toml_of
 from rigs.hosts import Hosts, hosts_of
 from rigs.ports import free_port
 from rigs.waiting import wait_for
@@ -224,12 +224,3 @@ def check_books(day: Day, runs: list[Path], kept: dict[Path, list[tuple[object, 
         assert epsilon <= LIFETIME
         told = [json.loads(line) for line in day.log_of(client_id).splitlines() if '"kind": "spent"' in line]
         assert told[-1]["epsilon"] == pytest.approx(epsilon)
-
-
-def greatest_told(run_dir: Path, client_id: str) -> tuple[int, float]:
-    """How many releases of a client, and what ε, a run's log has heard of, of updates that were used or not."""
-    of = f"WHERE client_id = '{client_id}'"
-    told = f"SELECT participation AS i, epsilon_spent AS e FROM observations {of}"
-    told += f" UNION ALL SELECT released, epsilon_spent FROM events {of}"
-    ((count, epsilon),) = query(run_dir, f"SELECT max(i), max(e) FROM ({told})")
-    return int(count or 0), float(epsilon or 0.0)

@@ -1,17 +1,27 @@
-"""Campaigns on clients that come from outside and stay: runs in a drawn order, a kill, a client that comes late."""
+"""Clients that come from outside and stay: one life, many runs; campaigns on them; the tasks of an allocation."""
 
 import asyncio
 import json
+import math
+import re
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pausefl import compare, load
+from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.loading import parse_experiment
-from pausefl.runtime.client.agreement import accepted
+from pausefl.runtime.client.agreement import accepted, offer_of
 from pausefl.runtime.client.connecting import way_of
-from pausefl.runtime.client.staying import StayingClients, stay
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.staying import StayingClients, in_run, stay
 from pausefl.runtime.fleet import SILENT
 from pausefl.runtime.provenance import note_start
 from pausefl.runtime.run import run_experiment
@@ -19,34 +29,107 @@ from pausefl.runtime.standing_fleet import StandingFleet
 from pausefl.studies.campaign import Planned
 from pausefl.studies.playing import _place_on_a_fleet
 from pausefl_client.privacy.ledger import verified_spend
-from pausefl_process.events import SpentInAllRuns
+from pausefl_process.events import MetricsServed, ProgressEvent, SpentInAllRuns
+from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
-from rigs.command import Background, kill_group, query, rounds_in, synthetic
+from pausefl_server.settings import PrivacySettings
+from rigs.command import PAUSEFL, Background, greatest_told, kill_group, query, rounds_in, synthetic, toml_of
 from rigs.comparisons import write_run
+from rigs.federation import SIZE, federation, log_of
 from rigs.ports import free_port
+from rigs.refusals import complaint
 from rigs.waiting import wait_for
+
+ONE = toml_of(
+    {
+        "clients.count": 1,
+        "selection.m": 1,
+        "latency.delay.kind": "none",
+        "workload": {"model": "synthetic", "model_bytes": 4 * SIZE},
+        "privacy": {"epsilon_budget": 10.0, "eta": 0.5, "unit": "vector"},
+    }
+)
+BUDGET = Budget(10.0, 0.5)
+OWN: dict[str, Any] = {"privacy": {"epsilon_budget": 10.0, "eta": 0.5, "unit": "vector"}, "metrics": {"client_port": 0}}
+
+
+def served(experiment: Experiment, rounds: int) -> dict[str, Any]:
+    """What a federation is given so that it plays this experiment."""
+    plan = client_plan(experiment)
+    privacy = PrivacySettings(BUDGET, "vector", plan.schedule)
+    agreed = {"agreement": plan.agreement, "offer": offer_of(experiment)}
+    return {**agreed, "privacy": privacy, "rounds": rounds, "minimum_clients": 1}
+
+
+def staying(
+    port: int, folder: Path, lifetime: float = math.inf, own: dict[str, Any] = OWN, client_id: str = "client-000"
+) -> StayingClients:
+    taken: Callable[[str], Experiment] = lambda offer: accepted(offer, own)  # noqa: E731
+    return StayingClients(f"127.0.0.1:{port}", [client_id], folder, way_of(own), taken, lifetime)
+
+
+def get(address: str, path: str) -> str:
+    try:
+        with urllib.request.urlopen(f"{address}{path}", timeout=10) as answer:
+            return str(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        return str(error.read().decode())
+
+
+async def test_a_client_plays_runs_until_its_life_is_spent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Three runs at one address. The client refuses the second, whose privacy is not its own."""
+    port, ledger = free_port(), tmp_path / "ledgers/client-000.db"
+    events: asyncio.Queue[ProgressEvent] = asyncio.Queue()
+    lifetime = BUDGET.spent(3) + BUDGET.spent(2) + BUDGET.epsilon(3) / 2
+    task = asyncio.create_task(stay(staying(port, ledger.parent, lifetime), events.put_nowait))
+    async with asyncio.timeout(60):
+        served_at = await events.get()
+        assert isinstance(served_at, MetricsServed)
+        base = served_at.url.removesuffix("/metrics")
+        assert await asyncio.to_thread(get, base, "/healthz") == "ok\n"
+        assert await asyncio.to_thread(get, base, "/readyz") == f"waits for a run at 127.0.0.1:{port}\n"
+        ours, other = parse_experiment(ONE), parse_experiment(ONE, ["privacy.eta=0.1"])
+        async with federation(tmp_path / "first", port=port, **served(ours, 3)) as run:
+            await run.finished()
+            first = await events.get()
+        async with federation(tmp_path / "other", port=port, connect_timeout_s=2.0, **served(other, 3)) as run:
+            with pytest.raises(ExceptionGroup):  # nobody came
+                await run.finished()
+        async with federation(tmp_path / "last", port=port, rejoin_timeout_s=0.5, **served(ours, 10)) as run:
+            assert (await run.finished()).state.round == 2
+            last = await events.get()
+        metrics = await asyncio.to_thread(get, base, "/metrics")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(first, SpentInAllRuns)
+    assert isinstance(last, SpentInAllRuns)
+    assert first.released == 3
+    assert first.epsilon == pytest.approx(BUDGET.spent(3))
+    assert (last.released, last.epsilon_lifetime) == (5, lifetime)
+    in_the_logs = sum(o.epsilon for name in ("first", "last") for r in log_of(tmp_path / name) for o in r.observations)
+    assert last.epsilon == pytest.approx(in_the_logs) == pytest.approx(verified_spend(ledger).epsilon)
+    told = re.sub(r',run="[^"]*"', "", metrics)
+    assert f'pausefl_host_epsilon_all_runs{{client="client-000",unit="vector"}} {last.epsilon}' in told
+    refused = [r.getMessage() for r in caplog.records if "takes no part" in r.getMessage()]
+    assert len(refused) == 1, "it says once what it does not take over, however often it is offered"
+    assert "privacy.eta is 0.5 here, 0.1 there; to agree: --set privacy.eta=0.1" in refused[0]
+
+
+@pytest.mark.parametrize(
+    ("own", "lifetime", "message"),
+    [
+        ({"privacy": {"enabled": False}}, 5.0, "--epsilon-lifetime 5: goes with privacy.enabled = true"),
+        ({"privacy": {"ledger_dir": "there"}}, math.inf, "privacy.ledger_dir = .*: goes without --stay"),
+    ],
+)
+def test_a_life_without_a_budget_of_its_own_is_refused(own: dict[str, Any], lifetime: float, message: str) -> None:
+    plan = client_plan(parse_experiment(ONE, {f"privacy.{key}": value for key, value in own["privacy"].items()}))
+    with pytest.raises(ConfigError, match=message):
+        in_run(plan, "run", staying(1, Path(), lifetime, own))
+
 
 PRIVACY = {"epsilon_budget": 30.0, "unit": "vector"}
 KEYS = {"clients.minimum": 2, "privacy": PRIVACY, "metrics.enabled": False}
-OWN: dict[str, Any] = {"privacy": PRIVACY}
-
-
-def staying(client_id: str, port: int, ledgers: Path) -> StayingClients:
-    return StayingClients(
-        *(f"127.0.0.1:{port}", [client_id], ledgers, way_of(OWN)), lambda offer: accepted(offer, OWN), 1000.0
-    )
-
-
-def released_in_the_logs(folder: Path, client_id: str) -> dict[str, int]:
-    """By run: how many of a client's releases the server has heard of, used or not."""
-    counted = {}
-    for run_dir in sorted(path for path in folder.iterdir() if (path / "run.db").exists()):
-        told = f"SELECT participation FROM observations WHERE client_id = '{client_id}'"
-        told += f" UNION ALL SELECT released FROM events WHERE client_id = '{client_id}'"
-        ((most,),) = query(run_dir, f"SELECT max(participation) FROM ({told})")
-        ((run_id,),) = query(run_dir, "SELECT value FROM meta WHERE key = 'run_id'")
-        counted[str(run_id)] = int(most or 0)
-    return counted
 
 
 @pytest.mark.slow
@@ -55,7 +138,8 @@ async def test_a_campaign_that_was_killed_goes_on_with_the_clients_that_stayed(
 ) -> None:
     caplog.set_level("INFO", "pausefl.client")
     config = synthetic(tmp_path, rounds=12, clients=3, train_s=0.03, more=KEYS)
-    port, folder, told = free_port(), tmp_path / "comparison", list[SpentInAllRuns]()
+    port, told = free_port(), list[SpentInAllRuns]()
+    folder, ledgers = tmp_path / "comparison", tmp_path / "ledgers"
     fleet = ["--fleet", f"127.0.0.1:{port}"]
     begin = ["compare", config, "--policies", "random,pause", "--run-dir", folder, *fleet]
 
@@ -64,7 +148,7 @@ async def test_a_campaign_that_was_killed_goes_on_with_the_clients_that_stayed(
             told.append(event)
 
     def come(client_id: str) -> "asyncio.Task[None]":
-        return asyncio.create_task(stay(staying(client_id, port, tmp_path / "ledgers"), note))
+        return asyncio.create_task(stay(staying(port, ledgers, 1000.0, {"privacy": PRIVACY}, client_id), note))
 
     def played() -> list[Path]:
         return sorted(folder.glob("*/run.db"))
@@ -94,9 +178,8 @@ async def test_a_campaign_that_was_killed_goes_on_with_the_clients_that_stayed(
     assert f"{first.name}: without client-002" in (tmp_path / "output").read_text()
     assert query(first, "SELECT DISTINCT detail FROM events WHERE kind = 'joined'") == [("127.0.0.1",)]
     for client_id in ("client-000", "client-001", "client-002"):
-        counted = released_in_the_logs(folder, client_id)
-        path = tmp_path / "ledgers" / f"{client_id}.db"
-        assert verified_spend(path).released == sum(counted.values())
+        path = ledgers / f"{client_id}.db"
+        assert verified_spend(path).released == sum(greatest_told(run, client_id)[0] for run in (first, second))
         assert [e.epsilon for e in told if e.client_id == client_id][-1] == verified_spend(path).epsilon
 
 
@@ -137,3 +220,97 @@ def test_a_run_goes_on_with_the_clients_that_hold_its_ledgers(tmp_path: Path) ->
     on_the_fleet = rf"pausefl run --resume {there} --fleet 0\.0\.0\.0:50051$"
     with pytest.raises(ConfigError, match=rf"there: was served to clients elsewhere.* {on_the_fleet}"):
         run_experiment(parse_experiment(""), there, SILENT, resume=True)
+
+
+@contextmanager
+def tasks_of(config: Path, shared: Path, rounds: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The tasks of an allocation of three; the last of them serves."""
+    words = [
+        *PAUSEFL,
+        "allocation",
+        str(config),
+        f"--shared={shared}",
+        f"--set=experiment.rounds={rounds}",
+        "--ranks=3",
+    ]
+    with ExitStack() as running:
+        tasks = [running.enter_context(subprocess.Popen([*words, f"--rank={rank}"])) for rank in (1, 2, 0)]
+        for task in tasks:
+            running.callback(task.kill)
+        yield tasks
+
+
+def play_allocation(config: Path, shared: Path, rounds: int) -> None:
+    """An allocation of three tasks, to its end."""
+    with tasks_of(config, shared, rounds) as tasks:
+        assert [task.wait() for task in tasks] == [0, 0, 0]
+
+
+@pytest.mark.end_to_end
+def test_the_tasks_of_an_allocation_are_one_fleet_which_another_goes_on_with(tmp_path: Path) -> None:
+    """Over TLS, with tokens: clients whose plan has `tls.ca` speak no other way."""
+    config, shared = synthetic(tmp_path, clients=5, m=2), tmp_path / "shared"
+    for rounds in (4, 6):
+        shared.mkdir(exist_ok=True)
+        (shared / "server-0-0-0").write_text("localhost:1", "utf-8")  # of one that was killed
+        play_allocation(config, shared, rounds)
+        summary = json.loads((shared / "run/summary.json").read_text("utf-8"))
+        assert (summary["rounds"], summary["outcome"]) == (rounds, "completed")
+    ledgers = {task: sorted(task.glob("ledgers/*.db")) for task in sorted(shared.glob("clients-*"))}
+    assert {task.name: [path.stem for path in paths] for task, paths in ledgers.items()} == {
+        "clients-1-of-2": ["client-000", "client-001"],
+        "clients-2-of-2": ["client-002", "client-003", "client-004"],
+    }
+    released = [verified_spend(path).released for paths in ledgers.values() for path in paths]
+    assert sum(released) == 6 * 2, "ledgers go on where they were"
+    assert not list(shared.glob("server-*"))
+
+
+@pytest.mark.end_to_end
+def test_a_killed_task_loses_no_epsilon(tmp_path: Path) -> None:
+    config, shared = synthetic(tmp_path, clients=5, m=2, train_s=0.02), tmp_path / "shared"
+    ledger = shared / "clients-1-of-2/ledgers/client-000.db"
+    with tasks_of(config, shared, 60) as (killed, other, serving):
+        wait_for(
+            lambda: sum(path.stat().st_size for path in ledger.parent.glob("client-000.db-wal")) > 60_000, "releases"
+        )
+        killed.kill()
+        killed.wait()
+        spent = verified_spend(ledger).released
+        serving.send_signal(signal.SIGINT)
+        assert (serving.wait(), other.wait()) != (0, 0)
+    assert spent > 0
+    play_allocation(config, shared, 60)
+    assert verified_spend(ledger).released >= spent
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "--rank and --ranks: are needed, both, where srun does not start this command"),
+        (["--rank=0", "--ranks=1"], "--rank 0 --ranks 1: must count 2 tasks or more"),
+        (["--rank=2", "--ranks=2"], "--rank 2 --ranks 2: must count 2 tasks or more, from 0 on"),
+        (["--rank=1", "--ranks=6"], "--ranks 6: one serves, and the others have too few clients (clients.count = 4)"),
+        (["--rank=1", "--ranks=2", "--set=experiment.clock=virtual"], "pausefl allocation takes"),
+        (["--rank=1", "--ranks=2"], "no server listened there within 0.1 s"),
+        (["--rank=0", "--ranks=4"], "--ranks 4: goes on with clients of other tasks"),
+    ],
+)
+def test_a_task_that_cannot_take_part_says_why(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_PROCID", raising=False)
+    (tmp_path / "clients-1-of-1").mkdir()
+    where = synthetic(tmp_path, clients=4), "--shared", tmp_path, "--set=clients.connect_timeout_s=0.1"
+    assert said in complaint(capsys, "allocation", *where, *options)
+
+
+def test_a_client_ends_where_its_server_ended_before_it_listened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notice = tmp_path / "server-0-0-0"
+    notice.write_text("", "utf-8")
+    monkeypatch.setattr("time.sleep", lambda _: notice.unlink())
+    task = "allocation", synthetic(tmp_path), "--shared", tmp_path, "--rank=1", "--ranks=2"
+    said = complaint(capsys, *task, status=1)
+    assert said == "the server has ended before it listened; the first task says why"

@@ -1,8 +1,13 @@
-"""Many clients in one process: how they are shared out, what they share, and what waiting for each other costs."""
+"""Many clients in a process, or in many: how they are shared out, who computes when, and which slot is whose."""
 
 import json
+import signal
+import subprocess
+import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,7 +15,15 @@ import pytest
 from pausefl.experiment.loading import parse_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import trainer_pool
-from rigs.command import played, query, synthetic
+from pausefl.runtime.client.slots import claimed_clients
+from pausefl_client.jobs import Withdrawal
+from pausefl_client.training.pace import TrainingPace, pace
+from pausefl_client.training.trainer_pool import TrainerPool
+from pausefl_client.training.withdrawal import Withdrawn, withdrawable
+from pausefl_proto.errors import ConfigError
+from rigs import log
+from rigs.command import PAUSEFL, played, query, synthetic
+from rigs.session import SessionRig
 
 
 @pytest.mark.parametrize(("count", "processes"), [(1, 1), (30, 30), (32, 32)])
@@ -75,3 +88,194 @@ def test_only_what_takes_no_time_is_on_the_event_loops_thread(overrides: tuple[s
     with trainer_pool(client_plan(experiment)) as pool:
         assert (pool is None) is is_at_once
         assert pool is None or pool.submit(threading.get_ident).result() != threading.get_ident()
+
+
+HOUR_S = 3600.0
+
+
+def begin_hour(pool: Executor) -> tuple[Withdrawal, "Future[None]"]:
+    """A job that trains for an hour, of which it computes nothing; with what ends it."""
+    withdrawal = Withdrawal()
+
+    def train() -> None:
+        with withdrawable(withdrawal):
+            pace().during(HOUR_S, lambda: None)
+
+    return withdrawal, pool.submit(train)
+
+
+def test_who_waits_lets_others_compute() -> None:
+    with TrainerPool(1) as pool:
+        hours = [begin_hour(pool) for _ in range(3)]
+        assert pool.submit(lambda: 7).result(20) == 7
+        for withdrawal, done in hours:
+            assert not done.done()
+            withdrawal.set()
+            with pytest.raises(Withdrawn):
+                done.result(20)
+        assert pool.submit(lambda: 8).result(20) == 8
+
+
+async def test_clients_that_share_a_process_wait_for_their_stated_times_side_by_side() -> None:
+    with TrainerPool(1) as pool:
+        slow, fast = SessionRig(executor=pool), SessionRig(executor=pool)
+        slow.state_time(HOUR_S)
+        async with slow.running(), fast.running():
+            (await slow.server.welcome()).give_job(slow.model, 1)
+            stream = await fast.server.welcome()
+            assert (await stream.ask(fast.model, 1))[0].round == 1
+
+
+@pytest.mark.parametrize("trainers", [1, 3])
+def test_no_more_compute_at_once_than_there_are_trainers(trainers: int) -> None:
+    """Waits that are over, or take no time, change nothing of that."""
+    computing, most, lock = 0, 0, threading.Lock()
+    all_there = threading.Barrier(trainers, timeout=20)
+
+    def compute(pace: TrainingPace) -> None:
+        nonlocal computing, most
+        with lock:
+            computing += 1
+            most = max(most, computing)
+        all_there.wait()
+        with lock:
+            computing -= 1
+        pace.wait(0.0)
+        for _ in range(2):
+            pace.wait(1e-6)
+
+    with TrainerPool(trainers) as pool:
+        for done in [pool.submit(lambda: compute(pace())) for _ in range(4 * trainers)]:
+            done.result(20)
+    assert most == trainers
+
+
+def test_one_trainer_takes_jobs_in_their_order_and_goes_on_after_one_that_failed() -> None:
+    seen: list[int] = []
+    with TrainerPool(1) as pool:
+        failing = pool.submit(lambda: 1 / 0)
+        for done in [pool.submit(seen.append, number) for number in range(20)]:
+            done.result(20)
+        with pytest.raises(ZeroDivisionError):
+            failing.result(20)
+    assert seen == list(range(20))
+
+
+def test_what_was_not_begun_is_cancelled_with_the_pool() -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    def compute() -> bool:
+        begun.set()
+        return gate.wait(20)
+
+    pool = TrainerPool(1)
+    first, second = pool.submit(compute), pool.submit(lambda: True)
+    assert begun.wait(20)
+    is_cancelled = threading.Event()
+    second.add_done_callback(lambda _: is_cancelled.set())
+    with ThreadPoolExecutor(1) as other:
+        ending = other.submit(pool.shutdown)
+        assert is_cancelled.wait(20)
+        gate.set()
+        ending.result(20)
+    assert first.result(20)
+    assert second.cancelled()
+
+
+CLIENTS = [f"client-{k:03}" for k in range(5)]
+HOLD = """
+import sys
+import threading
+from pathlib import Path
+from pausefl.runtime.client.slots import claimed_clients
+with claimed_clients([f"client-{k:03}" for k in range(5)], None, 1, Path(sys.argv[1])) as held:
+    print(*held, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that holds the first free slot, and the client it is."""
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def test_processes_hold_different_slots_and_a_killed_one_s_is_free_again(tmp_path: Path) -> None:
+    with holder(tmp_path) as (_, first), holder(tmp_path) as (killed, second), holder(tmp_path) as (_, third):
+        assert [first, second, third] == CLIENTS[:3]
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        with holder(tmp_path) as (_, next_one):
+            assert next_one == second
+
+
+def test_many_claims_at_once_are_never_the_same(tmp_path: Path) -> None:
+    """A lock belongs to an open file, so threads race for the folder as processes do."""
+    everybody = [f"client-{k:03}" for k in range(50)]
+    everybody_holds = threading.Barrier(len(everybody))
+
+    def claim(_: str) -> str:
+        with claimed_clients(everybody, None, 1, tmp_path) as (held,):
+            everybody_holds.wait(timeout=150)
+            return held
+
+    with ThreadPoolExecutor(len(everybody)) as threads:
+        assert sorted(threads.map(claim, everybody)) == everybody
+
+
+def test_a_slot_has_its_share_of_the_clients(tmp_path: Path) -> None:
+    with claimed_clients(CLIENTS, None, 2, tmp_path) as first, claimed_clients(CLIENTS, 2, 2, tmp_path) as last:
+        assert first == CLIENTS[:2]
+        assert last == CLIENTS[4:]
+
+
+@pytest.mark.parametrize(
+    ("slot", "message"),
+    [(3, "--slot 3: must be at most 2: there are 5 clients"), (1, "--slot 1: is held"), (None, "all 3 slots are held")],
+)
+def test_a_slot_that_cannot_be_had_is_said(slot: int | None, message: str, tmp_path: Path) -> None:
+    with (
+        claimed_clients(CLIENTS, None, 2, tmp_path),
+        claimed_clients(CLIENTS, None, 2, tmp_path),
+        claimed_clients(CLIENTS, None, 2, tmp_path),
+        pytest.raises(ConfigError, match=message),
+        claimed_clients(CLIENTS, slot, 2, tmp_path),
+    ):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match="file: cannot be written"),
+        claimed_clients(CLIENTS, None, 1, tmp_path / "file"),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_clients_that_go_by_slot_play_and_go_on_with_their_ledgers(tmp_path: Path) -> None:
+    """Two runs on one ledger folder, as containers on one volume: two processes, each a client of its own."""
+    for run, rounds in enumerate((3, 2)):
+        play(synthetic(tmp_path, rounds, clients=2), tmp_path / f"run-{run}", tmp_path / "ledgers")
+    count = "SELECT count(*) FROM releases"
+    releases = {path.stem: log.query(path, count)[0][0] for path in (tmp_path / "ledgers").glob("*.db")}
+    assert releases == dict.fromkeys(CLIENTS[:2], 5)
+
+
+def play(experiment: Path, run_dir: Path, ledgers: Path) -> None:
+    serve = [*PAUSEFL, "server", str(experiment), "--run-dir", str(run_dir)]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        events = (json.loads(line) for line in server.stdout)
+        address = next(f"127.0.0.1:{event['port']}" for event in events if event["kind"] == "ready")
+        arguments = [str(experiment), "--server", address, "--slot", "auto", "--ledger-dir", str(ledgers)]
+        clients = [subprocess.Popen([*PAUSEFL, "client", *arguments]) for _ in range(2)]
+        assert [event["kind"] for event in events][-1] == "finished"
+        assert [client.wait(30) for client in clients] == [0, 0]

@@ -1,10 +1,14 @@
-"""One data set, one budget: ledgers that outlive runs are found by the examples they count for, not by names."""
+"""Budgets as a run's user sees them: one data set, one budget; how they end a run, and where they can be read off."""
 
 import itertools
 import os
+import re
+import shutil
+import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +16,14 @@ import numpy as np
 import pytest
 
 from pausefl.experiment.loading import parse_experiment
+from pausefl.results import accounting
+from pausefl.results.accounting import tighter_epsilon
+from pausefl.results.reading import CLIENTS
+from pausefl.results.tally import RunTally
 from pausefl.runtime.client.plan import ClientPlan, client_plan
 from pausefl.runtime.client.privacy import open_privacies
 from pausefl.runtime.client.process import make_trainers
+from pausefl.runtime.run_dir import made_run_dir
 from pausefl_client.data.datasets import Dataset, Examples
 from pausefl_client.data.holdings import dealing_of, holding_of, synthetic_holding
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
@@ -23,8 +32,13 @@ from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.training.trainer import Trainer
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
-from rigs.command import refusal, run, sets
+from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.selection.policies.uniform import Random
+from pausefl_server.state import replay
+from pausefl_server.storage.store import Store
+from rigs.command import played, refusal, run, sets, summary_of, synthetic
 from rigs.connections import opened_connections
+from rigs.log import query
 
 RNG = np.random.default_rng(1)
 EXAMPLES = Examples(RNG.integers(0, 256, (50, 1, 8, 8), np.uint8), RNG.integers(0, 10, 50))
@@ -210,3 +224,232 @@ def test_a_release_costs_no_more_after_many_others(tmp_path: Path, monkeypatch: 
             ledger.has_answered(key)
             ledger.record(key, ledger.next_charge(), "update", memoryview(b"noised"))
     assert seen[300] - seen[299] < 1.2 * (seen[3] - seen[2])
+
+
+BUDGET = Budget(10.0, 0.04)
+BUDGETS = {
+    "clients.per_process": 3,
+    "selection.policy": "random",
+    "privacy.epsilon_budget": 10.0,
+    "metrics.enabled": False,
+}
+
+
+def play(tmp_path: Path, name: str, *changes: str) -> dict[str, Any]:
+    """Run the synthetic experiment; its summary."""
+    config = synthetic(tmp_path, rounds=100, clients=6, more=BUDGETS)
+    played("run", config, "--run-dir", tmp_path / name, *sets(*changes))
+    return summary_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("floor", [f"privacy.epsilon_floor={BUDGET.epsilon(5)!r}", "privacy.noise_to_clip_max=6.1"])
+@pytest.mark.slow
+def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: str) -> None:
+    """Six clients with five releases each, two a round: with one left over, 13 to 15 rounds."""
+    assert 2 / BUDGET.epsilon(5) < 6.1 < 2 / BUDGET.epsilon(6)
+    summary = play(tmp_path, "run", floor)
+    assert 13 <= summary["rounds"] <= 15
+    assert summary["outcome"] == "budgets_spent"
+    assert re.fullmatch(
+        r"privacy budgets: [01] of 6 clients may still release, a round takes m = 2", summary["stopped_because"]
+    )
+    assert summary["retired_clients"] >= 5
+    assert summary["max_epsilon_spent"] == pytest.approx(BUDGET.spent(5))
+    assert summary["epsilon_at_delta"] == pytest.approx(tighter_epsilon(BUDGET, "coordinate", 5, 1e-5))
+    for ledger in (tmp_path / "run/ledgers").glob("*.db"):
+        assert query(ledger, "SELECT max(participation) FROM releases")[0][0] <= 5
+    retired = query(tmp_path / "run/run.db", "SELECT DISTINCT client_id FROM events WHERE kind = 'retired'")
+    assert len(retired) == summary["retired_clients"]
+    announced = re.findall(r"used up about round (\d+) of 100", (tmp_path / "run/server.log").read_text())
+    assert len(announced) == 2
+    assert 13 <= int(announced[-1]) <= 15
+    page = (tmp_path / "run/report.html").read_text()
+    assert f"{summary['retired_clients']} of 6 did" in page
+    assert "Budgets are per run" in page
+
+
+@pytest.mark.slow
+def test_experiments_on_the_same_data_draw_from_one_budget(tmp_path: Path) -> None:
+    shared = f"privacy.ledger_dir={tmp_path / 'holders'}"
+    changes = (shared, "experiment.rounds=3", "selection.policy=all")
+    first, second = (play(tmp_path, name, *changes) for name in ("one", "two"))
+    assert first["max_epsilon_spent"] == pytest.approx(BUDGET.spent(3))
+    assert second["max_epsilon_spent"] == pytest.approx(BUDGET.spent(6))
+    assert second["budget_per"] == "data holder"
+    assert query(tmp_path / "two/run.db", "SELECT min(participation), max(participation) FROM leakage") == [(4, 6)]
+    assert "Budgets are per data holder" in (tmp_path / "two/report.html").read_text()
+    config = tmp_path / "synthetic.toml"
+    other = run("run", config, "--run-dir", tmp_path / "three", "--set", shared, "--set", "privacy.eta=0.5")
+    assert other.returncode == 2
+    assert "is another experiment's, its schedule is" in other.stderr
+    assert not (tmp_path / "three").exists()
+
+
+@pytest.mark.slow
+def test_ledgers_that_come_from_elsewhere_are_found_in_the_log(tmp_path: Path) -> None:
+    """Where a client keeps its ledger is its own choice, and the server's configuration knows nothing of it."""
+    changes = ("experiment.rounds=2", "selection.policy=all", "selection.m=6")
+    first = play(tmp_path, "one", *changes)
+    assert first["budget_per"] == "run"
+    (tmp_path / "two/ledgers").mkdir(parents=True)
+    for k in range(4):
+        shutil.copy(tmp_path / f"one/ledgers/client-{k:03}.db", tmp_path / "two/ledgers")
+    second = play(tmp_path, "two", *changes)
+    assert second["max_epsilon_spent"] == pytest.approx(BUDGET.spent(4))
+    assert second["budget_per"] == "data holder"
+    pages = [(tmp_path / name / "report.html").read_text() for name in ("one", "two")]
+    assert "every client came with a ledger that counted no release" in pages[0]
+    assert "4 of 6 clients came with part of their budget spent" in pages[1]
+    assert "Budgets are per run" not in pages[1]
+
+
+def take_part(tmp_path: Path, *changes: str) -> subprocess.CompletedProcess[str]:
+    """Be a client of a server that is not there: its ledger is opened before it looks for one."""
+    config = synthetic(tmp_path, rounds=100, clients=6, more=BUDGETS)
+    address = ("--server", "127.0.0.1:9", "--client-id", "client-000", "--ledger-dir", tmp_path / "ledgers")
+    return run("client", config, *address, *sets("clients.connect_timeout_s=0.01", *changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("begun", "then", "message"),
+    [
+        ("privacy.reproducible_noise=true", "privacy.eta=0.04", "its noise is 'reproducible', not 'fresh'"),
+        ("workload.model_bytes=4000000", "workload.model_bytes=400", "its model size is '1000000', not '100'"),
+    ],
+)
+def test_releases_that_do_not_add_up_are_not_charged(tmp_path: Path, begun: str, then: str, message: str) -> None:
+    for _ in range(2):
+        assert "the server cannot be reached" in take_part(tmp_path, begun).stderr
+    line = refusal(take_part(tmp_path, then))
+    assert re.search(rf"client-000\.db: is another experiment's, {message}: change that back, or keep", line), line
+
+
+@pytest.mark.end_to_end
+def test_the_model_of_a_ledger_in_the_unit_of_a_vector_may_change(tmp_path: Path) -> None:
+    for size in (4_000_000, 400):
+        done = take_part(tmp_path, "privacy.unit=vector", f"workload.model_bytes={size}")
+        assert "the server cannot be reached" in done.stderr
+
+
+def test_noise_from_the_seed_is_not_charged_to_ledgers_that_outlive_the_run(tmp_path: Path) -> None:
+    done = run("run", "demo", *sets("privacy.reproducible_noise=true", f"privacy.ledger_dir={tmp_path / 'holders'}"))
+    assert refusal(done).startswith("privacy.reproducible_noise = true: goes without privacy.ledger_dir only")
+    assert not (tmp_path / "holders").exists()
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("privacy.epsilon_floor=99.0", r"privacy\.epsilon_floor = 99: must be at most epsilon_1 = 1\.5684"),
+        ("privacy.noise_to_clip_max=0.1", r"privacy\.noise_to_clip_max = 0\.1: must be at least 2/epsilon_1 = 1\.27"),
+    ],
+)
+def test_bad_privacy_is_one_line(change: str, message: str) -> None:
+    line = refusal(run("validate", "demo", "--set", change))
+    assert re.search(message, line), line
+
+
+def test_ledgers_that_cannot_be_written_are_bad_input(tmp_path: Path) -> None:
+    folder = tmp_path / "no-folder"
+    folder.write_text("a file")
+    done = run("run", "demo", "--run-dir", tmp_path / "run", "--set", f"privacy.ledger_dir={folder}")
+    assert re.fullmatch(rf'privacy\.ledger_dir = "{folder}": cannot be written \(.*\)', refusal(done))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("releases", [0, 1])
+def test_refused_input_takes_no_ledger_away_that_has_released(tmp_path: Path, releases: int) -> None:
+    """Some clients may have released in round 1 when another one's input turns out to be bad."""
+
+    def refuse() -> None:
+        with closing(Ledger(tmp_path / "run/ledgers/a.db", BUDGET, unit="vector")) as ledger:
+            for _ in range(releases):
+                ledger.record(ReleaseKey("run", 1, 1, "model"), ledger.next_charge(), "update", memoryview(b"noised"))
+        raise ConfigError("bad input")
+
+    with pytest.raises(ConfigError), made_run_dir(parse_experiment(""), tmp_path / "run"):
+        refuse()
+    assert (tmp_path / "run/ledgers/a.db").exists() == bool(releases)
+
+
+def observation(client_id: str, i: int) -> Observation:
+    return Observation(client_id, Timing(0.1), 0.1, 40, i, BUDGET.epsilon(i), BUDGET.spent(i))
+
+
+def record(number: int, observations: tuple[Observation, ...], events: tuple[LogEvent, ...] = ()) -> RoundRecord:
+    ids = tuple(o.client_id for o in observations)
+    return RoundRecord(number, 1, ids, None, observations, events, 0.1, 1.0, 1e-4, "")
+
+
+def reconciled(client_id: str, i: int) -> LogEvent:
+    return LogEvent("reconciled", client_id, "", epsilon_spent=BUDGET.spent(i), released=i)
+
+
+def records() -> list[RoundRecord]:
+    """a is used twice; b's second release was rejected before round 2."""
+    joined = tuple(LogEvent("joined", c, n_examples=40) for c in "abc")
+    return [
+        record(1, (observation("a", 1), observation("b", 1)), joined),
+        record(2, (observation("a", 2),), (reconciled("b", 5),)),
+    ]
+
+
+def test_the_summary_counts_jobs_that_were_never_answered(tmp_path: Path) -> None:
+    """b's last job was given up, c has missed two, and a was heard of after what it missed."""
+    missed = [replace(record(t, ()), misses=tuple(Miss(c, "timeout", 1.0, 1.0, "") for c in "ac")) for t in (3, 4)]
+    played = [*records(), *missed, record(5, (observation("a", 5),))]
+    table = replay(Random(1), 1, played).table
+
+    def releases_at_most(*late: LogEvent, budget: Budget = BUDGET) -> dict[str, int]:
+        return RunTally(played, late_events=late).unanswered.releases_at_most(table, budget)
+
+    assert releases_at_most() == {"a": 5, "b": 5, "c": 2}
+    unsettled = LogEvent("unsettled", "b")
+    assert releases_at_most(unsettled)["b"] == 6
+    assert releases_at_most(unsettled, LogEvent("joined", "b", released=5))["b"] == 5
+    assert releases_at_most(unsettled, budget=Budget(10.0, 0.04, BUDGET.epsilon(5)))["b"] == 5
+
+
+def test_the_greatest_leakage_counts_what_was_spent_on_unused_updates(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run.db")
+    for r in records():
+        store.commit_round(r)
+    assert query(tmp_path / "run.db", "SELECT * FROM greatest_leakage") == [(1, BUDGET.spent(1)), (2, BUDGET.spent(5))]
+    store.save_late_events(3, [reconciled("c", 7)])
+    store.close()
+    by_round = query(tmp_path / "run.db", "SELECT * FROM greatest_leakage")
+    assert by_round == [(1, BUDGET.spent(1)), (2, BUDGET.spent(7))]
+    assert by_round[-1][1] == max(
+        row[0] for row in query(tmp_path / "run.db", f"SELECT epsilon_spent FROM ({CLIENTS})")
+    )
+
+
+@pytest.mark.parametrize("unit", ["coordinate", "vector"])
+def test_the_tighter_figure_is_a_bound_and_never_above_the_sum(unit: Any) -> None:
+    for participations in (0, 1, 10, 100):
+        tighter = tighter_epsilon(BUDGET, unit, participations, 1e-5)
+        assert tighter is not None
+        assert 0 <= tighter <= BUDGET.spent(participations)
+    assert tighter_epsilon(BUDGET, unit, 100, 1e-5) < 0.7 * BUDGET.spent(100)  # type: ignore[operator]
+    loose, tight = (tighter_epsilon(BUDGET, unit, 100, delta) for delta in (1e-3, 1e-9))
+    assert loose < tight  # type: ignore[operator]
+
+
+def test_the_tighter_figure_takes_bounded_time_whatever_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tighter_epsilon(BUDGET, "coordinate", 100, 1e-5)
+    monkeypatch.setattr(accounting, "_MOST_COMPOSED", 50)
+    begun = tighter_epsilon(BUDGET, "coordinate", 50, 1e-5)
+    assert whole is not None
+    assert begun is not None
+    for participations in (100, 2**32 - 1):
+        bounded = tighter_epsilon(BUDGET, "coordinate", participations, 1e-5)
+        assert bounded == pytest.approx(begun + BUDGET.spent(participations) - BUDGET.spent(50))
+        assert bounded >= whole  # type: ignore[operator]
+
+
+def test_the_tighter_figure_is_the_one_of_a_single_laplace_release() -> None:
+    """δ(ε) = 1 − e^{(ε − ε_1)/2} for the Laplace mechanism (Balle and Wang, 2018), so ε = ε_1 + 2 ln(1 − δ)."""
+    expected = BUDGET.epsilon(1) + 2 * np.log1p(-0.05)
+    assert tighter_epsilon(BUDGET, "coordinate", 1, 0.05) == pytest.approx(expected, abs=1e-3)

@@ -197,36 +197,34 @@ async def refuse(r: Any, peer: Any, round: int, reason: str, *, exhausted: bool 
 async def test_an_update_in_between_begins_the_count_anew_and_each_reason_is_told_once(rig: MakeRig) -> None:
     async with rig(
         All(1), rounds=100, minimum_clients=1, rest_rounds_max=0, rounds_without_update_max=2
-    ).running() as r:
+    ).playing() as r:
         a = await r.join("a", manual=True)
         await refuse(r, a, 1, "out of memory")
         again = await a.next_job()
         await a.answer(1, attempt=again.attempt)
         await refuse(r, a, 2, "out of memory")
         await refuse(r, a, 2, "too hot")
-        await r.played()
-        assert r.coordinator.outcome == "failed"
-        assert r.coordinator.stopped_because.endswith("in 2 attempts in a row; the last one, a: too hot")
-        (record,) = r.store.rounds()
-        assert [(a.attempt, len(a.misses), len(a.observations)) for a in record.attempts] == [(1, 1, 0), (2, 0, 1)]
-        assert [(a.round, a.attempt, a.misses[0].reason) for a in r.store.failed_attempts()] == [
-            (2, 1, "out of memory"),
-            (2, 2, "too hot"),
-        ]
-        notices = [e.message for e in r.shown_of(Notice) if "gave no update" in e.message]
-        assert notices == [
-            "client a gave no update in round 1: out of memory",
-            "client a gave no update in round 2: too hot",
-        ]
+    assert r.coordinator.outcome == "failed"
+    assert r.coordinator.stopped_because.endswith("in 2 attempts in a row; the last one, a: too hot")
+    (record,) = r.store.rounds()
+    assert [(a.attempt, len(a.misses), len(a.observations)) for a in record.attempts] == [(1, 1, 0), (2, 0, 1)]
+    assert [(a.round, a.attempt, a.misses[0].reason) for a in r.store.failed_attempts()] == [
+        (2, 1, "out of memory"),
+        (2, 2, "too hot"),
+    ]
+    notices = [e.message for e in r.shown_of(Notice) if "gave no update" in e.message]
+    assert notices == [
+        "client a gave no update in round 1: out of memory",
+        "client a gave no update in round 2: too hot",
+    ]
 
 
 async def test_a_short_run_without_any_update_has_failed_as_well(rig: MakeRig) -> None:
-    async with rig(All(1), rounds=1, minimum_clients=1).running() as r:
+    async with rig(All(1), rounds=1, minimum_clients=1).playing() as r:
         a = await r.join("a", manual=True)
         for _ in range(r.settings.rounds_without_update_max):
             await refuse(r, a, 1, "out of memory")
-        await r.played()
-        assert r.coordinator.outcome == "failed"
+    assert r.coordinator.outcome == "failed"
 
 
 # -- exit statuses
@@ -246,26 +244,24 @@ def expect(outcome: str, status: int, run_dir: Path) -> None:
 
 
 async def test_a_run_whose_clients_are_lost_has_failed(rig: MakeRig) -> None:
-    async with rig(All(1), rounds=100, minimum_clients=1, connect_timeout_s=0.05).running() as r:
+    async with rig(All(1), rounds=100, minimum_clients=1, connect_timeout_s=0.05).playing() as r:
         a = await r.join("a", manual=True)
         await a.play(1)
         await r.lose(a)
-        await r.played()
-        assert (r.coordinator.outcome, r.coordinator.stopped_because) == ("failed", "no client is connected")
+    assert (r.coordinator.outcome, r.coordinator.stopped_because) == ("failed", "no client is connected")
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
 async def test_a_run_whose_last_clients_with_budget_are_lost_has_failed(rig: MakeRig, rounds: int) -> None:
     """Whether the log knows already who has spent its budget, or is to be told with the next round."""
-    async with rig(All(1), rounds=100, minimum_clients=2, connect_timeout_s=0.05).running() as r:
+    async with rig(All(1), rounds=100, minimum_clients=2, connect_timeout_s=0.05).playing() as r:
         a, b = await r.join_all("ab", manual=True)
         await refuse(r, a, 1, "spent", exhausted=True)
         for number in range(1, rounds + 1):
             await b.play(number)
         await r.lose(b)
-        await r.played()
-        told = "no client with privacy budget left is connected; away: b"
-        assert (r.coordinator.outcome, r.coordinator.stopped_because) == ("failed", told)
+    told = "no client with privacy budget left is connected; away: b"
+    assert (r.coordinator.outcome, r.coordinator.stopped_because) == ("failed", told)
 
 
 async def test_who_has_left_as_planned_keeps_no_budget_for_the_run(rig: MakeRig) -> None:
@@ -274,16 +270,15 @@ async def test_who_has_left_as_planned_keeps_no_budget_for_the_run(rig: MakeRig)
         "connect_timeout_s": 0.05,
         "expected": lambda t: frozenset("a" if t > 1 else "ab"),
     }
-    async with rig(All(1), rounds=100, **settings).running() as r:
+    async with rig(All(1), rounds=100, **settings).playing() as r:
         a, b = await r.join_all("ab", manual=True)
         for peer in a, b:
             await peer.play(1)
         await r.until_called(2)
         await r.lose(b)
         await refuse(r, a, 2, "spent", exhausted=True)
-        await r.played()
-        told = "every client has spent its budget"
-        assert (r.coordinator.outcome, r.coordinator.stopped_because) == ("budgets_spent", told)
+    told = "every client has spent its budget"
+    assert (r.coordinator.outcome, r.coordinator.stopped_because) == ("budgets_spent", told)
 
 
 @pytest.mark.end_to_end
