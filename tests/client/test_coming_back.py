@@ -24,6 +24,7 @@ from rigs.session import FakeServer, FakeTrainer, SessionRig
 
 TRIES = 12
 BEGAN_S = SessionRig().clock()
+LOST = "client-007: no connection to the server"
 
 
 async def knock(port: int) -> None:
@@ -48,7 +49,7 @@ async def test_the_log_says_once_what_a_client_waits_for_before_it_gives_up(capl
         with pytest.raises(PauseflError, match="cannot be reached: nobody answers"):
             await asyncio.wait_for(task, 20)
     assert 60 < rig.clock() - BEGAN_S < 63
-    assert said(caplog) == ["client-007: no connection to the server (nobody answers); trying for up to 60 s"]
+    assert said(caplog) == [f"{LOST} (nobody answers); trying for up to 60 s"]
 
 
 async def test_the_log_says_that_a_client_lost_its_server_and_found_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -58,10 +59,7 @@ async def test_the_log_says_that_a_client_lost_its_server_and_found_it(caplog: p
         (await rig.server.welcome()).give(OSError("reset"))
         again = await rig.server.welcome()
         await again.ask(rig.model)
-    assert said(caplog) == [
-        "client-007: no connection to the server (reset); trying for up to 60 s",
-        "client-007: connected",
-    ]
+    assert said(caplog) == [f"{LOST} (reset); trying for up to 60 s", "client-007: connected"]
 
 
 async def test_a_client_that_stays_outlasts_a_day_of_silence(caplog: pytest.LogCaptureFixture) -> None:
@@ -74,10 +72,7 @@ async def test_a_client_that_stays_outlasts_a_day_of_silence(caplog: pytest.LogC
         rig.server.unreachable = False
         stream = await rig.server.welcome()
         await stream.ask(rig.model)
-    assert said(caplog) == [
-        "client-007: no connection to the server (nobody answers); trying until it is back",
-        "client-007: connected",
-    ]
+    assert said(caplog) == [f"{LOST} (nobody answers); trying until it is back", "client-007: connected"]
 
 
 async def test_the_waits_of_a_client_that_stays_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -401,9 +401,7 @@ def test_an_answer_that_is_no_file_is_one_line(tmp_path: Path, monkeypatch: pyte
             load_dataset("mnist", seed=1)
 
 
-def test_no_answer_is_given_up_with_one_line_that_says_what_to_put_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_answer_is_one_line_that_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(downloads, "PATIENCE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -103,9 +103,7 @@ def test_an_error_is_one_line_with_its_place(own: ModuleType, name: str, said: s
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("side", ["server", "client"])
 @pytest.mark.parametrize(("name", "said"), NOT_HELD)
-async def test_each_side_learns_of_an_error_that_no_future_holds(
-    own: ModuleType, name: str, said: str, side: str, at_once: bool
-) -> None:
+async def test_each_side_learns_of_any_error(own: ModuleType, name: str, said: str, side: str, at_once: bool) -> None:
     function = getattr(own, name)
     with ThreadPoolExecutor(1) as threads, pytest.raises(RuntimeError) as error:
         async with asyncio.timeout(WAITED_S):

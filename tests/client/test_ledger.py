@@ -416,9 +416,7 @@ def test_a_ledger_that_could_not_take_its_log_in_is_whole_once_it_could(
 
 
 @pytest.mark.parametrize("look", [audited, read, opened_and_killed])
-def test_a_look_at_the_file_alone_does_not_make_it_a_ledger(
-    path: Path, tmp_path: Path, look: Callable[[Path], None]
-) -> None:
+def test_a_look_at_the_file_alone_makes_it_no_ledger(path: Path, tmp_path: Path, look: Callable[[Path], None]) -> None:
     with closing(played(path)):
         alone = copied(path, tmp_path / "alone", alone=True)
     look(alone)

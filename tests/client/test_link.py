@@ -96,11 +96,7 @@ def play(story: Callable[[Callable[[], float]], Coroutine[Any, Any, T]]) -> T:
         return runner.run(story(runner.get_loop().time))
 
 
-@given(
-    st.floats(1.0, 1e9),
-    st.integers(1, 10**6),
-    st.lists(st.tuples(st.floats(0, 10), st.integers(0, 10**7)), min_size=1),
-)
+@given(st.floats(1.0, 1e9), st.integers(1, 10**6), st.lists(st.tuples(st.floats(0, 10), st.integers(0, 10**7))))
 def test_no_more_passes_than_burst_and_rate_allow(rate: float, burst: int, payloads: list[tuple[float, int]]) -> None:
     """The definition of a token bucket: in any stretch of time at most burst + rate × time, and no needless wait."""
     bucket, tokens, at_s = TokenBucket(rate, burst), float(burst), 0.0

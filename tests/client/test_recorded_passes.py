@@ -24,6 +24,7 @@ from rigs.batched import ADAM, CPU, IMAGE, SGD, assert_same, expecting, network,
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 CUDA = pytest.param("cuda", marks=on_cuda)
+Repeat = Callable[[], torch.Tensor]
 
 
 class Counting:
@@ -32,9 +33,7 @@ class Counting:
     def __init__(self) -> None:
         self.recorded = self.repeated = 0
 
-    def __call__(
-        self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step
-    ) -> Callable[[], torch.Tensor]:
+    def __call__(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> Repeat:
         self.recorded += 1
 
         def repeat() -> torch.Tensor:
@@ -102,7 +101,7 @@ def test_a_withdrawn_job_ends_and_what_was_recorded_stays() -> None:
 
 
 def test_a_client_whose_steps_do_not_fit_trains_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    def full(*_: object, **__: object) -> Callable[[], torch.Tensor]:
+    def full(*_: object, **__: object) -> Repeat:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
 
     (plain,), (own,) = trainers_of(sizes=(20,)), trainers_of(sizes=(20,))
@@ -117,7 +116,7 @@ def test_a_client_whose_steps_do_not_fit_trains_as_it_is(caplog: pytest.LogCaptu
 
 
 def test_errors_of_training_stay_errors() -> None:
-    def broken(*_: object, **__: object) -> Callable[[], torch.Tensor]:
+    def broken(*_: object, **__: object) -> Repeat:
         raise ValueError("no such round")
 
     (own,) = trainers_of(sizes=(20,))
@@ -210,9 +209,7 @@ class Repeating:
         tensors = *stack._leaves, stack.values, stack._gradients, *states
         return [tensor.data_ptr() for tensor in tensors]
 
-    def __call__(
-        self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step
-    ) -> Callable[[], torch.Tensor]:
+    def __call__(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> Repeat:
         self.shapes.append((inputs.shape[0], inputs.shape[1]))
         recorded = self.places()
 
@@ -226,9 +223,7 @@ class Repeating:
         return repeat
 
 
-@pytest.mark.parametrize(
-    "model", [network, lambda: build_model("mlp", (1, 8, 8), 10, 1)], ids=["autograd", "perceptron"]
-)
+@pytest.mark.parametrize("model", [network, lambda: build_model("mlp", (1, 8, 8), 10, 1)], ids=["autograd", "mlp"])
 def test_passes_are_recorded_once_a_shape_and_models_stay_in_place(model: Callable[[], nn.Module]) -> None:
     repeating, alone, together = Repeating(), trainers_of(model=model), trainers_of(model=model)
     stack = repeating.stack = ModelStack(alone[0].model, ADAM, len(alone), repeating)
@@ -258,7 +253,7 @@ def test_what_is_recorded_with_some_clients_serves_others(settings: TrainingSett
 
 
 def test_a_recording_for_which_memory_is_not_enough_is_none_that_is_refused() -> None:
-    def recorder(*_: object, **__: object) -> Callable[[], torch.Tensor]:
+    def recorder(*_: object, **__: object) -> Repeat:
         try:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
         finally:
@@ -271,7 +266,7 @@ def test_a_recording_for_which_memory_is_not_enough_is_none_that_is_refused() ->
 
 
 def test_a_pass_that_cannot_be_recorded_is_called_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    def refuse(*_: object, **__: object) -> Callable[[], torch.Tensor]:
+    def refuse(*_: object, **__: object) -> Repeat:
         raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors might ...")
 
     alone, together = trainers_of(), trainers_of()
@@ -288,7 +283,7 @@ def test_a_pass_that_cannot_be_recorded_is_called_and_told_once(caplog: pytest.L
 def test_shapes_beyond_the_most_graphs_are_called_as_they_are() -> None:
     recorded: list[torch.Size] = []
 
-    def recorder(one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> Callable[[], torch.Tensor]:
+    def recorder(one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> Repeat:
         recorded.append(inputs.shape)
 
         def repeat() -> torch.Tensor:

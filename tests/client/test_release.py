@@ -233,10 +233,8 @@ def test_no_kill_forgets_what_a_life_has_spent(tmp_path: Path) -> None:
         assert released <= found.released <= released + 1
         assert epsilon <= found.epsilon <= 100.0
         begun += 1000  # the killed run does not go on
-    lifetime, said = (
-        verified_spend(path).epsilon + LIFE_BUDGET.epsilon(1) / 2,
-        "release 1 of this run would bring the epsilon",
-    )
+    lifetime = verified_spend(path).epsilon + LIFE_BUDGET.epsilon(1) / 2
+    said = "release 1 of this run would bring the epsilon"
     with closing(opened(path, "the last", lifetime)) as last, pytest.raises(BudgetError, match=said):
         last.next_charge()
 

@@ -49,9 +49,8 @@ async def test_every_part_of_an_exchange_is_timed_where_it_happens(tmp_path: Pat
     t = result.timing
     assert (t.download_s, t.queue_s, t.train_s, t.privatise_s) == (0.5, 0.25, 2.0, 0.125)
     assert (t.injected_down_s, t.injected_up_s, t.drawn_down_s, t.drawn_up_s) == (0.0, 0.0, 0.0, 0.0)
-    assert rig.answered == [
-        AnsweredJob("ok", queue_s=0.25, train_s=2.0, privatise_s=0.125, round=1, client_id="client-007")
-    ]
+    (job,) = rig.answered
+    assert job == AnsweredJob("ok", queue_s=0.25, train_s=2.0, privatise_s=0.125, round=1, client_id="client-007")
 
 
 class AlwaysStill(HostWatch):
@@ -190,10 +189,8 @@ async def test_another_model_for_the_same_round_is_another_key(tmp_path: Path) -
 
 
 async def test_a_spent_budget_is_said_and_the_client_stays(tmp_path: Path) -> None:
-    async with welcomed(privacy=private(tmp_path, Clock(), Budget(10.0, 0.5, epsilon_floor=BUDGET.epsilon(1)))) as (
-        rig,
-        stream,
-    ):
+    privacy = private(tmp_path, Clock(), Budget(10.0, 0.5, epsilon_floor=BUDGET.epsilon(1)))
+    async with welcomed(privacy=privacy) as (rig, stream):
         assert (await stream.ask(rig.model, round=1, schedule=SCHEDULE))[0].status == pb.STATUS_OK
         refusal = await stream.refusal(rig.model, 2, SCHEDULE)
         assert (refusal.round, refusal.status) == (2, pb.STATUS_BUDGET_EXHAUSTED)
@@ -202,9 +199,7 @@ async def test_a_spent_budget_is_said_and_the_client_stays(tmp_path: Path) -> No
         await stream.all_read()
 
 
-@pytest.mark.parametrize(
-    "error", [PauseflError("no data left"), ValueError("a bug"), OSError("disk"), StopIteration("at its end")]
-)
+@pytest.mark.parametrize("error", [PauseflError("no data"), ValueError("a bug"), OSError("disk"), StopIteration("end")])
 async def test_a_trainer_that_fails_fails_its_job_and_not_the_client(error: Exception) -> None:
     rig = SessionRig()
     rig.trainer.fails_in = {1: error}
@@ -271,12 +266,10 @@ async def test_a_refused_hello_ends_it_with_the_reason() -> None:
 
 
 NOT_YET = pb.ServerMessage(goodbye=pb.Goodbye(reason="not yet"))
-DAMAGED_REFUSAL = encode(pb.ServerMessage(goodbye=pb.Goodbye(reason="unknown client", final=True)))[:-1]
+TORN_REFUSAL = encode(pb.ServerMessage(goodbye=pb.Goodbye(reason="unknown client", final=True)))[:-1]
 
 
-@pytest.mark.parametrize(
-    "answer", [None, NOT_YET.SerializeToString(), OSError("reset"), b"\xff\xff\xff", DAMAGED_REFUSAL]
-)
+@pytest.mark.parametrize("answer", [None, NOT_YET.SerializeToString(), OSError("reset"), b"\xff\xff\xff", TORN_REFUSAL])
 async def test_a_server_that_is_not_ready_or_not_understood_is_asked_again(answer: bytes | OSError | None) -> None:
     rig = SessionRig()
     async with rig.running():

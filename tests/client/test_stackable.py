@@ -1,7 +1,7 @@
 """Which clients' training can be shared; and what a model draws, which is of (seed, client, round) alone."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -258,9 +258,7 @@ def test_threads_do_not_draw_from_each_others_streams(model: Callable[[], nn.Mod
     alone = [train(trainer) for trainer in drawing_trainers(model, has_tokens=model is reading)]
     Meeting.met.reset()
     with ThreadPoolExecutor(2) as threads:
-        beside: Sequence[TrainingOutcome] = list(
-            threads.map(train, drawing_trainers(model, has_tokens=model is reading))
-        )
+        beside = list(threads.map(train, drawing_trainers(model, has_tokens=model is reading)))
     assert not np.array_equal(alone[0].update, alone[1].update)
     for one, other in zip(alone, beside, strict=True):
         assert np.array_equal(one.update, other.update)

@@ -36,11 +36,8 @@ def main() -> int:
             verdict = try_mutant(mutant)
             kept.add(verdict)
         done += 1
-        says = (
-            "CAUGHT BY NOTHING"
-            if verdict.survives
-            else f"run: {verdict.run}; audit: {verdict.audit}; tests: {verdict.tests}"
-        )
+        found = f"run: {verdict.run}; audit: {verdict.audit}; tests: {verdict.tests}"
+        says = "CAUGHT BY NOTHING" if verdict.survives else found
         print(f"[{done}/{len(chosen)}] {mutant.why}: {says}", flush=True)
         return verdict
 

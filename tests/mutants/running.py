@@ -120,11 +120,9 @@ def _test(copy: Path, tests: Sequence[str]) -> str:
 
 def _python(copy: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     path = os.pathsep.join(str(copy / package) for package in PACKAGES)
-    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "400", "TERM": "dumb"}
+    env = {**os.environ, "PYTHONPATH": path, "COLUMNS": "400", "TERM": "dumb"}
     command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-    )
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
 
 
 def _linked(test: str) -> str:

@@ -42,9 +42,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one megabyte."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
-    )
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, check=False)
     if mounted.returncode:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
     yield folder

@@ -153,9 +153,7 @@ def tell_draw(told: "Connection[Any, Any]") -> None:
 
 
 @pytest.mark.parametrize("refusal", [BlockingIOError(11, "no process more"), BrokenPipeError(32, "it has ended")])
-def test_a_run_whose_server_cannot_be_started_ends_with_the_reason(
-    refusal: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_a_server_says_why(refusal: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise refusal
 

@@ -188,9 +188,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc alone is told")
 def test_a_round_of_great_updates_finds_the_memory_of_the_last_one() -> None:
     def pages_in(most_bytes: str) -> int:
-        done = subprocess.run(
-            [sys.executable, "-c", PLAYED, most_bytes], capture_output=True, text=True, timeout=150, check=True
-        )
+        command = [sys.executable, "-c", PLAYED, most_bytes]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
         return int(done.stdout)
 
     assert pages_in(str(1 << 30)) < 40 < pages_in("")  # pages of 2 MiB, where the kernel has such
@@ -263,7 +262,7 @@ def test_a_quota_bounds_cores_as_affinity_does(groups: str, bounds: dict[str, st
     assert available_cores(tmp_path, tmp_path / "tree") == cores
 
 
-async def outermost(event: asyncio.Event) -> None:
+async def outer(event: asyncio.Event) -> None:
     async for _ in generated(event):
         pass
 
@@ -278,7 +277,7 @@ async def inner(event: asyncio.Event) -> None:
 
 
 async def test_a_wait_is_told_from_the_outermost_call_to_the_innermost_through_generators() -> None:
-    task = asyncio.create_task(outermost(asyncio.Event()), name="client-007")
+    task = asyncio.create_task(outer(asyncio.Event()), name="client-007")
     await asyncio.sleep(0)
     (line,) = (line for line in waits() if line.startswith("client-007: "))
     places = [place.split()[-1] for place in line.removeprefix("client-007: ").split(" > ")]

@@ -1,14 +1,20 @@
-"""The schedule of the ε_i (PAUSE v2, eq. (6)) and the floor under it."""
+"""The schedule of the ε_i (PAUSE v2, eq. (6)) and the floor under it; bounds said by annotations."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 import pytest
+from annotated_types import Lt
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pausefl_client.privacy.mechanism import Mechanism
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
+from pausefl_proto.number_types import Bounded, Count, Finite, Positive, Share
 
 budgets = st.builds(Budget, st.floats(1e-3, 1e3), st.floats(1e-3, 3.0))
 
@@ -17,9 +23,7 @@ def test_no_eta_is_too_great_and_what_cannot_be_spent_is_refused() -> None:
     """e^η alone overflows from 710 on."""
     assert Budget(10.0, 1000.0).epsilon(1) == 10.0
     assert Budget(10.0, 1000.0).spent(3) == 10.0
-    with pytest.raises(
-        ConfigError, match=r"privacy\.epsilon_budget = 5e-324: too small to spend with privacy\.eta = 0\.1"
-    ):
+    with pytest.raises(ConfigError, match=r"privacy\.epsilon_budget = 5e-324: too small to spend with privacy\.eta = "):
         Budget(5e-324, 0.1)
 
 
@@ -81,3 +85,64 @@ def test_the_ratio_of_noise_to_clip_is_the_mechanisms_in_both_units() -> None:
         assert budget.noise_to_clip(i) == pytest.approx(in_coordinate.scale(budget.epsilon(i)) / (0.02 / 2))
         assert budget.noise_to_clip(i) == pytest.approx(in_vector.scale(budget.epsilon(i)) / 0.02)
     assert budget.noise_to_clip(10**6) == math.inf
+
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+
+@dataclass(frozen=True)
+class Record(Bounded):
+    rate: Positive = 1.0
+    share: Share | None = None
+    counts: tuple[Count, ...] = ()
+    clusters: Count | Mapping[str, int] = 1
+    falling: Annotated[float, Lt(0)] = -1.0
+    start: Finite = 0.0
+    cap: float = math.inf
+    kind: Literal["one", "other"] = "one"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "must"),
+    [
+        *(("rate", value, "a finite number, above 0") for value in (0.0, math.inf, math.nan)),
+        *(("share", value, "a finite number, at least 0 and at most 1") for value in (-0.1, 1.1)),
+        ("clusters", 0, "at least 1"),
+        ("falling", 0.0, "a finite number, below 0"),
+        ("start", -math.inf, "a finite number"),
+        ("clusters", np.int64(0), "at least 1"),
+        ("rate", np.float32("nan"), "a finite number, above 0"),
+    ],
+)
+def test_a_number_beyond_its_bounds_is_named(name: str, value: Any, must: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        Record(**{name: value})
+    assert str(refused.value) == f"{name} = {value}: must be {must}"
+
+
+def test_each_value_of_a_tuple_and_a_literal_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"^counts = 0: must be at least 1$"):
+        Record(counts=(2, 0))
+    with pytest.raises(ValueError, match=r"^kind = 'third': must be one of one, other$"):
+        Record(kind="third")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "sound", [{"share": 0.0}, {"share": 1.0}, {"clusters": {"a": 0}}, {"counts": (1, 9)}, {"cap": math.inf}]
+)
+def test_what_lies_within_or_has_no_bounds_is_taken(sound: dict[str, Any]) -> None:
+    Record(**sound)
+
+
+@dataclass(frozen=True)
+class OwnRecord(Record):
+    """Of a user whose imports for type checkers are no others'."""
+
+    own: "Fraction | None" = None
+
+
+def test_a_record_with_a_name_for_type_checkers_alone_has_the_bounds_of_its_base() -> None:
+    assert OwnRecord(rate=2.0).own is None
+    with pytest.raises(ValueError, match=r"^rate = 0\.0"):
+        OwnRecord(rate=0.0)

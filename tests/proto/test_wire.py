@@ -202,9 +202,8 @@ def test_values_that_are_not_finite_or_too_great_are_refused_when_asked(value: f
     assert assembler.finish(check_finite=False).tobytes() == vector.tobytes()
 
 
-TENSORS = st.lists(
-    st.builds(TensorSpec, st.text(max_size=8), st.lists(st.integers(1, 5), max_size=3).map(tuple)), max_size=4
-)
+SHAPES = st.lists(st.integers(1, 5), max_size=3).map(tuple)
+TENSORS = st.lists(st.builds(TensorSpec, st.text(max_size=8), SHAPES), max_size=4)
 MANIFESTS = st.builds(lambda tensors, constants: Manifest(tuple(tensors), constants), TENSORS, st.text(max_size=8))
 
 
@@ -226,11 +225,7 @@ def test_splitting_gives_views_by_name_in_shape() -> None:
     manifest = Manifest((TensorSpec("w", (2, 3)), TensorSpec("b", (3,)), TensorSpec("s", ())))
     vector = np.arange(10, dtype=np.float32)
     parts = manifest.split(vector)
-    assert {name: part.tolist() for name, part in parts.items()} == {
-        "w": [[0, 1, 2], [3, 4, 5]],
-        "b": [6, 7, 8],
-        "s": 9,
-    }
+    assert {name: p.tolist() for name, p in parts.items()} == {"w": [[0, 1, 2], [3, 4, 5]], "b": [6, 7, 8], "s": 9}
     assert all(np.shares_memory(part, vector) for part in parts.values())
 
 

@@ -20,9 +20,8 @@ Background = Callable[..., "subprocess.Popen[bytes]"]
 
 
 def run(*arguments: object, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*PAUSEFL, *map(str, arguments)], capture_output=True, text=True, timeout=timeout_s, check=False
-    )
+    command = [*PAUSEFL, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
 def played(*arguments: object, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:

@@ -39,9 +39,7 @@ BUDGET = Budget(100.0, 0.04)
 IDS = tuple(f"client-{k:02}" for k in range(13))
 
 every_policy = pytest.mark.parametrize("case", CASES)
-unseen_first = pytest.mark.parametrize(
-    "case", [name for name in CASES if name.startswith(("pause", "sa-pause", "ucb"))]
-)
+unseen_first = pytest.mark.parametrize("case", [c for c in CASES if c.startswith(("pause", "sa-pause", "ucb"))])
 
 
 def policy_of(case: str, m: int = M) -> Policy:

@@ -13,10 +13,7 @@ def record(t: int) -> RoundRecord:
         Observation(c, Timing(0.5 + t, train_s=0.25), 0.5 + t, 100, t, 1 / t, float(t), statistics={"drift": t / 7})
         for c in "abc"
     )
-    events = (
-        LogEvent("joined", "d", n_examples=40),
-        LogEvent("reconciled", "d", "late", released=t, epsilon_spent=t / 3),
-    )
+    events = LogEvent("joined", "d", n_examples=4), LogEvent("reconciled", "d", "late", released=t, epsilon_spent=t / 3)
     return RoundRecord(t, 1, ("a", "b", "c"), None, observations, events, 0.5, float(t), 1e-4, f"digest {t}")
 
 

@@ -124,7 +124,7 @@ async def test_a_sequence_of_one_client_is_plain_descent(rig: MakeRig) -> None:
 
 
 @pytest.mark.parametrize("rule", ["fedbuff", "fedasync"])
-async def test_a_lone_stale_update_enters_as_printed_and_the_rules_differ_by_the_way_of_the_model(
+async def test_a_stale_update_enters_as_printed_and_rules_differ_by_the_way_of_the_model(
     rig: MakeRig, rule: str
 ) -> None:
     """Without staleness FedAsync's α is FedBuff's η_g; with it, they differ by α s(τ) (θ downloaded − θ)."""
@@ -147,9 +147,7 @@ async def test_a_lone_stale_update_enters_as_printed_and_the_rules_differ_by_the
 
 
 @pytest.mark.parametrize(("normaliser", "factor"), [("plain", 1 / math.sqrt(2)), ("discounted", 1.0)])
-async def test_equally_stale_updates_are_damped_by_the_plain_normaliser_alone(
-    rig: MakeRig, normaliser: str, factor: float
-) -> None:
+async def test_equal_staleness_damps_with_the_plain_normaliser(rig: MakeRig, normaliser: str, factor: float) -> None:
     steps = Asynchronous(concurrency=4, buffer=2, normaliser=normaliser)  # type: ignore[arg-type]
     async with playing(rig, "abcd", steps) as play:
         await play.handed_out(4)

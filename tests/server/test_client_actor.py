@@ -109,10 +109,9 @@ async def test_a_client_that_cannot_says_so_and_is_not_counted_as_wrong() -> Non
 @pytest.mark.parametrize(("afforded", "is_believed"), [(3, True), (4, False), (None, False)])
 async def test_a_budget_is_spent_only_where_its_schedule_bears_it_out(afforded: int | None, is_believed: bool) -> None:
     """Two releases at hello, and one that may have been under way: three at most, when its first job comes."""
-    budget = Budget(10.0, 0.1)
-    async with ClientActorRig(
-        budget=Budget(10.0, 0.1, budget.epsilon(afforded)) if afforded else budget
-    ).at_work() as rig:
+    plain = Budget(10.0, 0.1)
+    budget = Budget(10.0, 0.1, plain.epsilon(afforded)) if afforded else plain
+    async with ClientActorRig(budget=budget).at_work() as rig:
         rig.say(result=pb.Result(round=1, attempt=1, status=pb.STATUS_BUDGET_EXHAUSTED, reason="spent"))
         refusal = await rig.refused()
         assert refusal.kind == ("exhausted" if is_believed else "rejected")

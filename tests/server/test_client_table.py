@@ -367,11 +367,10 @@ EVENTS = st.builds(
     epsilon_spent=st.floats(0, 100),
     released=st.integers(0, 9),
 )
+LOGS = st.lists(st.tuples(st.lists(EVENTS, max_size=6), st.integers(0, 5)), min_size=1, max_size=12)
 
 
-@given(
-    st.lists(st.tuples(st.lists(EVENTS, max_size=6), st.integers(0, 5)), min_size=1, max_size=12), st.integers(0, 12)
-)
+@given(LOGS, st.integers(0, 12))
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_folding_a_log_in_two_parts_equals_folding_it_at_once(log: list[tuple[list[LogEvent], int]], cut: int) -> None:
     def fold(table: ClientTable, start: int, stop: int) -> ClientTable:

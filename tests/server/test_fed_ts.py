@@ -53,9 +53,7 @@ def test_leaving_one_out_is_the_drift_of_a_newcomer_among_the_others(n: int, wei
 
 @quickly
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=30), st.tuples(st.floats(0, 100), st.floats(0, 100)))
-def test_two_means_ends_where_both_centroids_are_means_of_what_is_nearest(
-    values: list[float], start: tuple[float, float]
-) -> None:
+def test_two_means_ends_at_means_of_what_is_nearest(values: list[float], start: tuple[float, float]) -> None:
     low, high = two_means(values, start)
     assert low <= high
     points = np.array(values)
@@ -295,9 +293,8 @@ def test_without_two_originals_the_guard_lets_no_newcomer_in_and_learns_nothing(
         dataclasses.replace(seen.get(client_id, record.observations[0]), client_id=client_id, statistics=found)
         for client_id, found in zip(answered, inspection.statistics, strict=True)
     )
-    after = policy.observe(
-        play.state, seen_by_policy(dataclasses.replace(record, observations=observations)), play.table
-    )
+    record = dataclasses.replace(record, observations=observations)
+    after = policy.observe(play.state, seen_by_policy(record), play.table)
     assert after == play.state
     with pytest.raises(ValueError, match=r"needs m of at least 2"):
         FedTs(1, guard="leave-one-out")

@@ -70,9 +70,8 @@ CERTIFIED = [LongValid("server.pem", "key"), None, Tls(ca="ca.pem")]
 
 @pytest.fixture(scope="module")
 def registry(make_telemetry: MakeTelemetry, tmp_path_factory: pytest.TempPathFactory) -> CollectorRegistry:
-    telemetry = make_telemetry(
-        private(), SIZE, clients=12, info=RunInfo("runs", "all", "digits", "mlp"), is_asynchronous=True
-    )
+    info = RunInfo("runs", "all", "digits", "mlp")
+    telemetry = make_telemetry(private(), SIZE, clients=12, info=info, is_asynchronous=True)
     play(telemetry)
     return make_registry(telemetry, MetricsSettings(), tmp_path_factory.mktemp("run"))
 
@@ -266,9 +265,7 @@ HOST_SAMPLES = [
 
 
 @pytest.mark.parametrize(("name", "labels", "value"), HOST_SAMPLES)
-def test_a_client_host_tells_what_it_did(
-    host_registry: CollectorRegistry, name: str, labels: dict[str, str], value: float
-) -> None:
+def test_a_host_tells_all(host_registry: CollectorRegistry, name: str, labels: dict[str, str], value: float) -> None:
     assert host_registry.get_sample_value(f"pausefl_host_{name}", labels) == pytest.approx(value)
 
 

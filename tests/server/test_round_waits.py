@@ -117,14 +117,12 @@ def test_a_lost_client_is_waited_for_until_it_should_be_back_and_never_beyond_th
     assert [opened.misses[client_id].kind for client_id in "ab"] == ["timeout", "lost"]
 
 
-@pytest.mark.parametrize(
-    ("handed_over_s", "expected"), [([SENT_S, 15.0], (SENT_S, SENT_S)), ([SENT_S - 1], (None, 16.0))]
-)
+@pytest.mark.parametrize(("given_s", "expected"), [([SENT_S, 15.0], (SENT_S, SENT_S)), ([SENT_S - 1], (None, 16.0))])
 def test_a_round_trip_runs_from_the_first_hand_over_of_this_rounds_job(
-    handed_over_s: list[float], expected: tuple[float | None, float]
+    given_s: list[float], expected: tuple[float | None, float]
 ) -> None:
     opened = open_round()
-    for each_s in handed_over_s:
+    for each_s in given_s:
         opened.lost("a", 20.0, each_s)
         job = opened.returned("a", 16.0)
         assert job is not None

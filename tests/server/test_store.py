@@ -52,9 +52,8 @@ HOSTS = records_of(HostReport)
 OBSERVATIONS = records_of(
     Observation, timing=records_of(Timing), host=HOSTS, suspect=st.lists(st.sampled_from(DOUBTS), max_size=3).map(tuple)
 )
-EVENTS = records_of(
-    LogEvent, kind=st.sampled_from(["joined", "left", "missed", "rejected", "reconciled", "retired", "capped"])
-)
+KINDS = st.sampled_from(["joined", "left", "missed", "rejected", "reconciled", "retired", "capped"])
+EVENTS = records_of(LogEvent, kind=KINDS)
 RECORDS = records_of(
     RoundRecord,
     round=st.integers(1, 2**62),

@@ -5,7 +5,7 @@ import gc
 import itertools
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
 import grpc
@@ -49,9 +49,7 @@ class BreakingContext:
             raise grpc.aio.InternalError('Failed "execute_batch": (SendMessageOperation,)')
 
 
-@pytest.mark.parametrize(
-    ("given", "breaks_at"), [(b"", "read"), (b"\xff", "write"), (hello("client"), "write")], ids=str
-)
+@pytest.mark.parametrize(("given", "breaks_at"), [(b"", "read"), (b"\xff", "write"), (hello("client"), "write")])
 async def test_a_stream_that_breaks_ends_its_coroutine_in_silence(given: bytes, breaks_at: str) -> None:
     async with stream_handler() as handler:
         stream = GrpcStreamToClient(BreakingContext(given, breaks_at))  # type: ignore[arg-type]
@@ -306,14 +304,6 @@ async def test_a_fresh_stream_brings_no_fresh_allowance() -> None:
             await rig.actor_of(rate_limit).listen()
 
 
-async def test_a_client_may_come_back_every_second_for_ever() -> None:
-    rig = ClientActorRig()
-    rate_limit = ClientRateLimit(rig.clock)
-    for _ in range(1000):
-        rate_limit.count_unsolicited("came and went")
-        rig.clock.advance(1.0)
-
-
 async def test_a_client_that_comes_and_goes_all_the_time_has_to_rest(tmp_path: Path) -> None:
     async with federation(tmp_path / "run", All(2), minimum_clients=2, connect_timeout_s=60.0) as run:
         visits = 1
@@ -366,18 +356,8 @@ def rest_of(rate_limit: ClientRateLimit, clock: Clock) -> int:
     raise AssertionError
 
 
-async def test_a_client_that_sends_more_than_it_was_asked_for_has_to_rest() -> None:
-    rig = ClientActorRig()
-    for _ in range(65):
-        rig.say(pong=pb.Pong(nonce=9))
-    with pytest.raises(AbuseError, match="sent more messages than it was asked for"):
-        await rig.actor.listen()
-
-
 @pytest.mark.parametrize(("what", "most"), [("unsolicited", 64), ("rejection", 8)])
-def test_a_client_may_send_so_much_however_long_it_was_quiet_and_as_much_again_after_a_rest(
-    what: str, most: int
-) -> None:
+def test_a_client_may_send_so_much_however_long_it_was_quiet_and_again_after_a_rest(what: str, most: int) -> None:
     clock = Clock()
     rate_limit = ClientRateLimit(clock)
     count = getattr(rate_limit, f"count_{what}")
@@ -389,13 +369,14 @@ def test_a_client_may_send_so_much_however_long_it_was_quiet_and_as_much_again_a
             count("garbage")
 
 
-def test_a_rejection_is_forgiven_every_five_seconds() -> None:
+@pytest.mark.parametrize(
+    ("what", "every_s", "is_forgiven"),
+    [("unsolicited", 1.0, True), ("rejection", 5.1, True), ("rejection", 4.9, False)],
+)
+def test_what_comes_seldom_enough_is_forgiven_for_ever(what: str, every_s: float, is_forgiven: bool) -> None:
     clock = Clock()
-    rate_limit = ClientRateLimit(clock)
-    for _ in range(1000):
-        rate_limit.count_rejection("garbage")
-        clock.advance(5.1)
-    with pytest.raises(AbuseError):
+    count = getattr(ClientRateLimit(clock), f"count_{what}")
+    with nullcontext() if is_forgiven else pytest.raises(AbuseError):
         for _ in range(1000):
-            rate_limit.count_rejection("garbage")
-            clock.advance(4.9)
+            count("garbage")
+            clock.advance(every_s)

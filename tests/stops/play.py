@@ -87,11 +87,9 @@ class Process:
         self._asleep = folder / f"{name}.asleep"
         self._asleep.write_bytes(bytes(8))
         self._asleep_ns = 0
-        environment = os.environ | {"LD_PRELOAD": str(library), "PAUSEFL_ASLEEP": str(self._asleep)}
+        env = os.environ | {"LD_PRELOAD": str(library), "PAUSEFL_ASLEEP": str(self._asleep)}
         with (folder / f"{name}.out").open("wb") as said, (folder / f"{name}.err").open("wb") as errors:
-            self.popen = subprocess.Popen(
-                [sys.executable, *map(str, command)], stdout=said, stderr=errors, env=environment
-            )
+            self.popen = subprocess.Popen([sys.executable, *map(str, command)], stdout=said, stderr=errors, env=env)
 
     async def stand_still(self, how: str, seconds: float) -> Interval:
         """From when until when it stood still: for so many seconds, or a little more."""

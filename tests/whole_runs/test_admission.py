@@ -39,6 +39,8 @@ from rigs.one_job import listening
 from rigs.ports import free_port
 from rigs.waiting import wait_for
 
+PATIENT = ConnectionBounds(hello_timeout_s=60.0)
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -91,15 +93,13 @@ def test_an_id_has_at_most_128_printable_characters() -> None:
             Admission().check(wrong, [], "")
 
 
-@pytest.mark.parametrize(
-    ("certificate", "own", "anothers"), [("clients/a", "a", "b"), ("clients/group-*", "group-007", "a")]
-)
-async def test_a_client_is_whom_its_certificate_names(files: Path, certificate: str, own: str, anothers: str) -> None:
+@pytest.mark.parametrize(("file", "own", "other"), [("clients/a", "a", "b"), ("clients/group-*", "group-007", "a")])
+async def test_a_client_is_whom_its_certificate_names(files: Path, file: str, own: str, other: str) -> None:
     """Which may be of a group."""
-    shown, why = tls_of(files, certificate), f"neither certificate nor token shows that this client is '{anothers}'"
+    shown, why = tls_of(files, file), f"neither certificate nor token shows that this client is '{other}'"
     async with listening(tls_of(files, "server"), admission=Admission(by_certificate=True)) as port:
         assert await answer_to(own, port, shown) == "welcome"
-        assert why in await answer_to(anothers, port, shown)
+        assert why in await answer_to(other, port, shown)
 
 
 async def test_a_client_is_who_its_token_was_made_for(files: Path) -> None:
@@ -189,10 +189,7 @@ async def test_a_hello_may_not_be_as_great_as_a_model() -> None:
 
 async def test_an_owner_does_not_wait_behind_strangers(files: Path) -> None:
     admission, token = by_token(files)
-    async with (
-        listening(admission=admission, bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
-        AsyncExitStack() as closing,
-    ):
+    async with listening(admission=admission, bounds=PATIENT) as port, AsyncExitStack() as closing:
         for _ in range(70):
             stranger = await closing.enter_async_context(raw_stream(port))
             await stranger.wait_for_connection()
@@ -220,9 +217,7 @@ async def test_clients_beyond_those_that_may_wait_for_their_hello_are_told_to_co
         for answer in answers:
             answer.cancel()
         await asyncio.gather(*answers, return_exceptions=True)
-    assert {(answer.goodbye.final, answer.goodbye.reason) for answer in refused} == {
-        (False, "too many clients say hello at once")
-    }
+    assert {(a.goodbye.final, a.goodbye.reason) for a in refused} == {(False, "too many clients say hello at once")}
 
 
 async def test_the_silent_streams_of_one_connection_leave_room_for_others() -> None:
@@ -272,20 +267,16 @@ async def test_few_hellos_of_a_connection_are_read_at_once_and_none_holds_up_ano
 
 async def test_connections_beyond_the_limit_are_closed_at_once() -> None:
     allowed, opened = 2 * 4 + 64, 200
-    async with (
-        listening(bounds=ConnectionBounds(4, hello_timeout_s=60.0)) as port,
-        silent_connections(port, opened) as ends,
-    ):
+    bounds = ConnectionBounds(4, hello_timeout_s=60.0)
+    async with listening(bounds=bounds) as port, silent_connections(port, opened) as ends:
         async with asyncio.timeout(30):
             for end in itertools.islice(asyncio.as_completed(ends), opened - allowed):
                 await end
 
 
 async def test_silent_connections_are_closed_in_time() -> None:
-    async with (
-        listening(bounds=ConnectionBounds(4, hello_timeout_s=0.5)) as port,
-        silent_connections(port, 200) as ends,
-    ):
+    bounds = ConnectionBounds(4, hello_timeout_s=0.5)
+    async with listening(bounds=bounds) as port, silent_connections(port, 200) as ends:
         async with asyncio.timeout(30):
             await asyncio.gather(*ends)
         assert await answer_to("a", port) == "welcome"

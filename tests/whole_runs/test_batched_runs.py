@@ -123,9 +123,7 @@ def test_jobs_that_are_withdrawn_stay_unpaid(tmp_path: Path, together: list[int]
         assert [o.epsilon_spent for o in record.observations] == [o.epsilon_spent for o in other.observations]
 
 
-def test_auto_measures_once_tells_what_it_found_and_keeps_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: list[int]
-) -> None:
+def test_auto_measures_once_and_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: list[int]) -> None:
     found = iter((3.14, 0.9))
     monkeypatch.setattr(batching, "measured_speedup", lambda *_: next(found))
     overrides = {"clients.batched": "auto"}
@@ -141,9 +139,7 @@ def test_auto_measures_once_tells_what_it_found_and_keeps_to_it(
     assert not json.loads((tmp_path / "other/batched.json").read_text())["batched"]
 
 
-def test_auto_trains_one_by_one_what_the_measurement_finds_not_to_be_stackable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_trains_one_by_one_what_cannot_be_stacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*_: object) -> float:
         raise NotStackable("the training method takes gradients away")
 

@@ -187,9 +187,7 @@ class GatedTrainer(SyntheticTrainer):
         return super().train(theta, round=round)
 
 
-async def test_an_interrupt_while_clients_train_dismisses_them_and_logs_no_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_interrupt_dismisses_all_and_logs_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with federation(tmp_path, minimum_clients=1) as run, clients() as some:
         trainer = GatedTrainer("a")
         goodbye = some.start("a", await run.port, trainer=trainer)

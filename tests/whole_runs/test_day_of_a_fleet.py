@@ -68,9 +68,7 @@ class Day:
 
     def start(self, log: str, command: list[str]) -> "subprocess.Popen[bytes]":
         with (self.folder / f"{log}.log").open("ab") as output:
-            return subprocess.Popen(
-                command, stdout=output, stderr=output, cwd=self.folder, start_new_session=True, env=os.environ
-            )
+            return subprocess.Popen(command, stdout=output, stderr=output, cwd=self.folder, start_new_session=True)
 
     def start_clients(self) -> None:
         for number, client_id in enumerate(self.ids):

@@ -23,9 +23,7 @@ pytestmark = pytest.mark.end_to_end
 
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-def test_the_first_interrupt_saves_everything(
-    tmp_path: Path, background: Background, number: signal.Signals, clock: str
-) -> None:
+def test_an_interrupt_saves_all(tmp_path: Path, background: Background, number: signal.Signals, clock: str) -> None:
     options = "--run-dir", tmp_path / "run", "--set", f"experiment.clock={clock}"
     process = background("run", synthetic(tmp_path, rounds=100_000), *options)
     wait_for(lambda: rounds_in(tmp_path / "run") >= 5, "five rounds")
@@ -107,9 +105,7 @@ BARE = {"privacy.enabled": False, "selection.m": 3, **YOGI}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [{}, BARE], ids=["private", "bare"])
-def test_a_killed_run_is_resumed_to_the_same_selections_and_model(
-    tmp_path: Path, background: Background, keys: dict[str, object]
-) -> None:
+def test_a_killed_run_is_resumed_as_it_was(tmp_path: Path, background: Background, keys: dict[str, object]) -> None:
     """As of a run left alone; without noise bit by bit, the optimizer's momentum included."""
     config = synthetic(tmp_path, rounds=200, more={"selection.policy": "random", **keys})
     process = background("run", config, "--run-dir", tmp_path / "run")

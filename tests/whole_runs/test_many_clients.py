@@ -252,10 +252,7 @@ def test_a_slot_that_cannot_be_had_is_said(slot: int | None, message: str, tmp_p
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with (
-        pytest.raises(ConfigError, match="file: cannot be written"),
-        claimed_clients(CLIENTS, None, 1, tmp_path / "file"),
-    ):
+    with pytest.raises(ConfigError, match="cannot be written"), claimed_clients(CLIENTS, None, 1, tmp_path / "file"):
         pass
 
 

@@ -250,9 +250,7 @@ def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: s
     summary = play(tmp_path, "run", floor)
     assert 13 <= summary["rounds"] <= 15
     assert summary["outcome"] == "budgets_spent"
-    assert re.fullmatch(
-        r"privacy budgets: [01] of 6 clients may still release, a round takes m = 2", summary["stopped_because"]
-    )
+    assert re.fullmatch(r"privacy budgets: [01] of 6 clients .*, a round takes m = 2", summary["stopped_because"])
     assert summary["retired_clients"] >= 5
     assert summary["max_epsilon_spent"] == pytest.approx(BUDGET.spent(5))
     assert summary["epsilon_at_delta"] == pytest.approx(tighter_epsilon(BUDGET, "coordinate", 5, 1e-5))
@@ -421,9 +419,7 @@ def test_the_greatest_leakage_counts_what_was_spent_on_unused_updates(tmp_path: 
     store.close()
     by_round = query(tmp_path / "run.db", "SELECT * FROM greatest_leakage")
     assert by_round == [(1, BUDGET.spent(1)), (2, BUDGET.spent(7))]
-    assert by_round[-1][1] == max(
-        row[0] for row in query(tmp_path / "run.db", f"SELECT epsilon_spent FROM ({CLIENTS})")
-    )
+    assert query(tmp_path / "run.db", f"SELECT max(epsilon_spent) FROM ({CLIENTS})") == [(by_round[-1][1],)]
 
 
 @pytest.mark.parametrize("unit", ["coordinate", "vector"])

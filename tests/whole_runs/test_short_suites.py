@@ -181,9 +181,7 @@ TABLE = ROOT / "benchmarks/privacy-mutants.md"
 
 def test_the_table_is_of_these_mutants_and_none_goes_unnoticed() -> None:
     lines = TABLE.read_text("utf-8").splitlines()
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in lines if re.match(r"\| (?!breakage)", line)
-    ]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in lines if re.match(r"\| (?!breakage)", row)]
     assert [row[0] for row in rows] == [mutant.why for mutant in MUTANTS]
     assert len(rows) >= 25
     for _, _, *said in rows:

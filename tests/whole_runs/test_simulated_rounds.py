@@ -100,9 +100,7 @@ def test_budgets_end_a_simulation_in_the_round_in_which_they_end_a_run(over_sele
 def test_stated_steps_take_their_time(tmp_path: Path) -> None:
     """However many a client's examples need, `workload.max_steps` at most."""
     steps = {"workload.model": "mlp", "workload.examples": 600, "workload.epochs": 1, "workload.step_s": 0.1}
-    setting, most = (
-        setting_of(pausefl.load("demo", {**STEADY, **steps, "workload.max_steps": limit})) for limit in (100, 3)
-    )
+    setting, most = (setting_of(pausefl.load("demo", {**STEADY, **steps, "workload.max_steps": n})) for n in (100, 3))
     assert {c: law.mean_s for c, law in setting.training.items()} == pytest.approx(
         {c: 0.1 * -(-n // 20) for c, n in setting.examples.items()}
     )
@@ -185,9 +183,8 @@ FIVE, TEN = FLOORED.format(floor=5.0), FLOORED.format(floor=0.3)
 
 def test_a_simulation_that_ends_early_tells_all_of_its_own_end() -> None:
     """However many rounds were asked for, and so however few of those played are recorded."""
-    experiment = parse_experiment(
-        FLOORED.format(floor=0.5), {"selection.policy": "random", "privacy.eta": 0.04, "clients.count": 12}
-    )
+    changes = {"selection.policy": "random", "privacy.eta": 0.04, "clients.count": 12}
+    experiment = parse_experiment(FLOORED.format(floor=0.5), changes)
     policy, setting = selected_policy(experiment.selection), setting_of(experiment)
     found = [simulate(policy, setting, rounds) for rounds in (400, 1000, 5000, 50_000)]
     assert found[0].round[-1] < 400
@@ -261,9 +258,7 @@ def test_rounds_that_are_searched_may_be_few(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", [None, 0.6])
-def test_a_run_that_spends_its_budgets_sooner_does_not_win(
-    target: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_end_sooner_do_not_win(target: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless its latency is that to a target, which an early end does not shorten. m = 2 is the published setting."""
     rounds, played = {1: 12.0, 2: 20.0, 3: 30.0}, dict[Path, int]()
 

@@ -44,9 +44,7 @@ from rigs.waiting import wait_for
 
 
 @pytest.mark.parametrize("size", [1, SIZE, BIG])
-async def test_a_run_over_the_network_averages_what_its_clients_sent(
-    tmp_path: Path, size: int, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_run_averages_what_clients_sent(tmp_path: Path, size: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING")
     async with federation(tmp_path, size=size) as run, clients() as some:
         goodbyes = [some.start(c, await run.port, size) for c in ("a", "b")]
@@ -211,9 +209,7 @@ async def test_those_who_trust_each_other_talk(authority: Authority, host: str, 
 
 async def test_a_client_leaves_a_server_it_does_not_trust(authority: Authority, stranger: Authority) -> None:
     async with listening(authority.certify("server")) as port:
-        with pytest.raises(
-            ConfigError, match=r'tls\.ca = ".*strange.*": does not vouch for .* 127\.0\.0\.1:\d+ \(.+\)'
-        ):
+        with pytest.raises(ConfigError, match=r'tls\.ca = ".*strange.*": does not vouch for .* 127.0.0.1:\d+ \(.+\)'):
             await greet(f"127.0.0.1:{port}", Tls(ca=stranger.ca))
 
 

@@ -203,11 +203,8 @@ def test_a_job_withdrawn_while_it_trains_is_not_charged(tmp_path: Path) -> None:
 
 
 def test_clients_come_and_go_with_the_rounds(tmp_path: Path) -> None:
-    groups = {
-        "here": {"count": 2},
-        "later": {"count": 2, "join_round": 4},
-        "gone": {"count": 2, "leave_round": 6, "leave": "kill"},
-    }
+    gone = {"count": 2, "leave_round": 6, "leave": "kill"}
+    groups = {"here": {"count": 2}, "later": {"count": 2, "join_round": 4}, "gone": gone}
     overrides = {**SYNTHETIC, "clients.groups": groups, "selection.policy": "all", "clients.minimum": 2}
     rounds = play(tmp_path / "run", overrides)
     seen = [{c.partition("-")[0] for c in record.chosen} for record in rounds]
