@@ -152,6 +152,8 @@ def test_clients_are_there_when_their_availability_says(tmp_path: Path) -> None:
     assert on(MarkovAvailability(1.0, 1.0), 5) == [1, 0, 1, 0, 1]
     (tmp_path / "trace.csv").write_text("client_id,round,on\na,5,1\na,3,0\nb,1,0\n")
     trace = Trace(str(tmp_path / "trace.csv"))
+    (tmp_path / "trace.csv").unlink()  # read for each of a thousand clients, it took minutes before round 1
+    assert trace.named == {"a", "b"}
     assert on(trace, 6) == [1, 1, 0, 0, 1, 1]
     assert on(trace, 3, "b") == [0, 0, 0]
     assert on(trace, 3, "c") == [1, 1, 1]
@@ -191,15 +193,6 @@ def test_a_trace_of_seconds_and_one_of_fedscale_say_the_same_by_rounds(tmp_path:
         assert on(Trace(str(tmp_path / name), round_s=10.0), 6, "7") == [0, 0, 1, 1, 0, 0]
 
 
-def test_a_trace_is_read_once_for_all_clients(tmp_path: Path) -> None:
-    """Read for each of a thousand clients, it took minutes before round 1."""
-    (tmp_path / "trace.csv").write_text("client_id,round,on\na,3,0\n")
-    trace = Trace(str(tmp_path / "trace.csv"))
-    (tmp_path / "trace.csv").unlink()
-    assert trace.named == {"a"}
-    assert on(trace, 3) == [1, 1, 0]
-
-
 def test_a_markov_chain_is_on_as_long_as_its_probabilities_say() -> None:
     """Share p/(p + q) with p = 0.2 the way back and q = 0.1 the way out; clients differ, a client repeats."""
     chain = MarkovAvailability(0.1, 0.2)
@@ -219,11 +212,8 @@ def test_measured_data_are_found_from_another_folder(tmp_path: Path, monkeypatch
     (tmp_path / "trace.csv").write_text("client_id,round,on\nplain-001,2,0\n")
     (tmp_path / "rtt.csv").write_text("rtt_s\n0.1\n")
     monkeypatch.chdir(tmp_path)
-    here = three(
-        "",
-        'clients.groups.plain.availability={kind="trace", path="trace.csv"}',
-        'latency.delay={kind="sum", of=[{kind="empirical", file="rtt.csv", column="rtt_s"}]}',
-    )
+    trace = 'clients.groups.plain.availability={kind="trace", path="trace.csv"}'
+    here = three("", trace, 'latency.delay={kind="sum", of=[{kind="empirical", file="rtt.csv", column="rtt_s"}]}')
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert parse_experiment(here.to_toml()) == here
@@ -231,12 +221,9 @@ def test_measured_data_are_found_from_another_folder(tmp_path: Path, monkeypatch
 
 
 def test_who_is_there_is_a_function_of_the_round() -> None:
-    experiment = three(
-        "[experiment]\nrounds = 9",
-        "clients.groups.flipped.join_round=4",
-        "clients.groups.noisy.leave_round=6",
-        'clients.groups.plain.availability={kind="cycle", on_rounds=2, off_rounds=1}',
-    )
+    cycle = 'plain.availability={kind="cycle", on_rounds=2, off_rounds=1}'
+    changes = [f"clients.groups.{change}" for change in ("flipped.join_round=4", "noisy.leave_round=6", cycle)]
+    experiment = three("[experiment]\nrounds = 9", *changes)
     presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
     assert presence is not None
     names = [sorted({i.split("-")[0] for i in presence.at(t)}) for t in (1, 3, 4, 6, 9)]
@@ -425,13 +412,8 @@ def test_a_share_of_a_group_is_slow() -> None:
     slow = [is_slow(k) for k in range(500)]
     assert slow == [is_slow(k) for k in range(500)]
     assert 0.12 < np.mean(slow) < 0.28  # more than four standard deviations
-
-
-def test_the_new_devices_are_the_slow_ones_at_scale() -> None:
-    """Fed-TS, Section VII-G: a share of the new participating devices runs at a low frequency."""
-    for name, group in load_experiment("fedts_scale").groups.items():
-        slow = [b for b in group.behaviours if b["kind"] == "slow-device"]
-        assert len(slow) == (name != "original")
+    for name, group in load_experiment("fedts_scale").groups.items():  # the new devices: Fed-TS, Section VII-G
+        assert [b["kind"] for b in group.behaviours].count("slow-device") == (name != "original")
 
 
 def test_a_chain_applies_one_after_the_other() -> None:

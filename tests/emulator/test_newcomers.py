@@ -74,16 +74,9 @@ def insertion(chosen: Any, small: tuple[float, ...] = (0.9, 0.7, 0.4, 0.1)) -> I
 
 
 def test_an_irrelevant_newcomer_costs_its_gap_to_the_critical_one() -> None:
-    it = insertion(
-        [
-            [1, 0, 0, 1],  # before the critical newcomer's first selection
-            [1, 1, 1, 0],  # its first
-            [1, 0, 1, 1],
-            [0, 1, 0, 0],  # its second: I(1) is this round and the one before
-            [1, 1, 0, 1],  # its third: I(2)
-            [0, 0, 1, 1],  # after its last
-        ]
-    )
+    """The critical one is first chosen in round 2, then in 4, where I(1) ends, and in 5, where I(2) does."""
+    chosen = [[1, 0, 0, 1], [1, 1, 1, 0], [1, 0, 1, 1], [0, 1, 0, 0], [1, 1, 0, 1], [0, 0, 1, 1]]
+    it = insertion(chosen)
     assert it.critical == 1
     assert it.gaps == pytest.approx([0, 0, 0.3, 0.6])
     assert it.regret == pytest.approx([0.6, 0.3, 0.9, 0, 0.6, 0.9])
@@ -223,8 +216,8 @@ def test_newcomers_are_chosen_only_while_they_are_there_and_a_round_with_nobody_
 
 def test_a_simulation_leaves_intervals_curves_and_a_figure(tmp_path: Path) -> None:
     summary = run_simulation(parse_experiment(CONFIG), 90, tmp_path / "out")
-    names = ["intervals.csv", "selections.csv", "simulation.csv", "simulation.json", "simulation.pdf", "simulation.png"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
+    names = {"intervals.csv", "selections.csv", *(f"simulation.{end}" for end in ("csv", "json", "pdf", "png"))}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
     assert json.loads((tmp_path / "out/simulation.json").read_text()) == summary
     assert (summary["policy"], summary["rounds"], summary["clients"], summary["seed"]) == ("fed-ts", 90, 10, 3)
     (joined,) = summary["insertions"]

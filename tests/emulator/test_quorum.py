@@ -125,8 +125,7 @@ async def keep_b(r: CoordinatorRig) -> dict[str, FakePeer]:
 
 async def play_with_late_b(r: CoordinatorRig) -> None:
     """Two rounds of which b answers the first too late."""
-    peers = await keep_b(r)
-    await peers["a"].answer(2)
+    await (await keep_b(r))["a"].answer(2)
     await r.played()
 
 

@@ -123,12 +123,10 @@ def test_a_run_of_clients_elsewhere_does_not_go_on_here(served: Path, tmp_path: 
         assert line.endswith(f"holds a run; choose another folder, or go on with it: {go_on}")
 
 
-def test_a_run_goes_on_with_the_command_that_began_it(killed: Path, tmp_path: Path, refused: Refused) -> None:
+def test_a_server_that_cannot_start_leaves_a_run_where_it_was(killed: Path, tmp_path: Path, refused: Refused) -> None:
+    """It goes on with the command that began it."""
     line = refused("server", config_in(tmp_path), "--run-dir", killed)
     assert line.endswith(f"or go on with it: pausefl run --resume {killed}")
-
-
-def test_a_server_that_cannot_start_leaves_a_run_where_it_was(killed: Path, tmp_path: Path, refused: Refused) -> None:
     run_dir, config = shutil.copytree(killed, tmp_path / "run"), config_in(tmp_path, rounds=100_000)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = f"server.port={taken.getsockname()[1]}"

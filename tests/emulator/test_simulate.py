@@ -241,7 +241,7 @@ def test_pause_learns_who_is_slow() -> None:
     assert fits["ln n"]["r_squared"] > max(fits["sqrt n"]["r_squared"], fits["n"]["r_squared"])
 
 
-def test_the_bound_is_equation_17() -> None:
+def test_the_bound_is_equation_17_and_allows_for_the_cluster_term_under_r2() -> None:
     laws = {"a": Constant(0.1), "b": Constant(0.5)}
     setting = Setting(laws, {"a": 1, "b": 1}, server_of(0.05))
     mu_gap = 0.05 / 0.1 - 0.05 / 0.5
@@ -249,9 +249,6 @@ def test_the_bound_is_equation_17() -> None:
     expected = 2 * (greatest + 0.4) * (4 * 2 * math.log(1000) / 0.4**2 + 1 + 2 * math.pi**2 / 3)
     bound = regret_bound(setting, Pause(1, alpha=3.0, gamma=2.0), np.array([1000]), least_gap(np.array([0.5, 0.1])))
     assert bound[0] == pytest.approx(expected)
-
-
-def test_under_r2_the_bound_allows_for_the_cluster_term() -> None:
     r1, r2 = Pause(3, alpha=3.0), Pause(3, alpha=3.0, reward="R2", clusters=2, rho=0.5)
     setting, n = published(10), np.array([1, 1000])
     greatest_gap = 0.05 * np.ptp(list(setting.oracle.mean_inverse_latency.values()))
@@ -268,18 +265,16 @@ def test_a_growth_is_recognised(name: str, shape: Any) -> None:
     assert all(fit["r_squared"] < 1 - 1e-6 for other, fit in fits.items() if other != name)
 
 
-def test_a_regret_without_fits_has_no_brackets() -> None:
+def test_a_simulation_says_what_its_genie_weighs_and_a_regret_without_fits_has_no_brackets(tmp_path: Path) -> None:
     fits = {"regret": {}, "genie_regret": {"n": {"r_squared": 0.5}}}
     regrets = {"regret": 0.4, "genie_regret": 0.4, "genie": {}, "growth_fits": fits}
-    summary = {"mode": "synchronous", "total_latency_s": 1.0, "privacy_unit": None, **regrets}
-    *_, realised, genie, note = in_words(summary)
+    *_, realised, genies, note = in_words(
+        {"mode": "synchronous", "total_latency_s": 1.0, "privacy_unit": None} | regrets
+    )
     assert "0.4 with the latencies as drawn" in realised
     assert "R²" not in realised
-    assert genie.endswith("of mean latencies (never below 0); n: R² 0.5000")
+    assert genies.endswith("of mean latencies (never below 0); n: R² 0.5000")
     assert note.startswith("R²: how well a + b ln n")
-
-
-def test_a_simulation_says_what_its_genie_weighs(tmp_path: Path) -> None:
     plain = {"alpha": 100.0, "gamma": 5.0, "beta": 2.0, "zeta": 1.0, "reward": "R1"}
     own = {"alpha": 7.0, "reward": "R2", "rho": 0.5}
     for policy, changes, genie in (
@@ -303,12 +298,10 @@ def test_run_simulation_leaves_tables_and_a_figure(policy: str, partition: str, 
     assert json.loads((tmp_path / "out" / "simulation.json").read_text()) == summary
     assert (summary["policy"], summary["rounds"], summary["clients"], summary["seed"]) == (policy, 60, 8, 3)
     assert (summary["regret"] is None) == (policy == "all")
-    with (tmp_path / "out" / "simulation.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert int(rows[-1]["round"]) == 60
-    assert float(rows[-1]["total_latency_s"]) == summary["total_latency_s"]
-    with (tmp_path / "out" / "selections.csv").open() as file:
-        counts = {row["client_id"]: int(row["chosen"]) for row in csv.DictReader(file)}
+    *_, last = csv.DictReader((tmp_path / "out/simulation.csv").read_text().splitlines())
+    assert (int(last["round"]), float(last["total_latency_s"])) == (60, summary["total_latency_s"])
+    chosen = csv.DictReader((tmp_path / "out/selections.csv").read_text().splitlines())
+    counts = {row["client_id"]: int(row["chosen"]) for row in chosen}
     assert sum(counts.values()) == 60 * (8 if policy == "all" else 3)
 
 

@@ -178,13 +178,11 @@ def test_a_comparison_is_not_cut(tmp_path: Path) -> None:
     check_nothing_is_cut(lambda console: print_comparison(comparison, tmp_path, console))
 
 
-def test_the_summary_of_a_run_fits_and_is_not_cut() -> None:
+def test_the_summary_and_the_progress_of_a_run_fit_and_are_not_cut() -> None:
     data = "digits, examples: 1,200 with the clients, 297 for validation, 300 to test on"
     told = summary(data=data, best_round=2, test_examples=300)
     assert widest(check_nothing_is_cut(printed(summary_table(told)))) <= COLUMNS
 
-
-def test_the_progress_of_a_run_fits_and_is_not_cut() -> None:
     def draw(console: Console) -> None:
         with TerminalView(console, "demo") as view:
             view.show(evaluation(10, 0.5))

@@ -253,8 +253,7 @@ def test_an_experiment_names_its_method() -> None:
 
 
 def test_tokens_are_classified_one_by_one_and_padding_does_not_count() -> None:
-    outputs = torch.tensor([[[9.0, 0.0], [0.0, 9.0], [0.0, 9.0]]])
-    targets = torch.tensor([[0, 0, -1]])
+    outputs, targets = torch.tensor([[[9.0, 0.0], [0.0, 9.0], [0.0, 9.0]]]), torch.tensor([[0, 0, -1]])
     task = Classification()
     assert task.score(outputs, targets).tolist() == [1.0, 0.0]
     assert float(task.loss(outputs, targets)) == pytest.approx(4.5, abs=1e-3)
