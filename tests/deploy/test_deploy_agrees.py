@@ -50,16 +50,13 @@ def test_an_image_exposes_and_checks_the_ports_its_service_listens_on(stage: str
     assert re.sub(r"{(.*)}", lambda key: options(service)[key[1]], address) in code
 
 
-def test_no_image_runs_as_root() -> None:
+def test_no_image_runs_as_root_and_all_are_built_of_every_package() -> None:
     (user,) = re.findall(r"(?m)^USER (\d+):(\d+)$", STAGES["runtime"])
     assert "0" not in user
     assert f"useradd --uid {user[0]} " in STAGES["runtime"]
     for name in (*OURS, "whole", "client-cuda"):
         assert f"\nFROM runtime AS {name}\n" in DOCKERFILE
         assert "USER" not in STAGES[name]
-
-
-def test_images_are_built_of_every_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     allowed = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     for folder in {path.split("/")[0] for path in project["tool"]["setuptools"]["package-dir"].values()}:
@@ -67,15 +64,12 @@ def test_images_are_built_of_every_package() -> None:
         assert f"!{folder}" in allowed
 
 
-def test_parts_call_each_other_where_they_listen() -> None:
+def test_parts_call_each_other_where_they_listen_and_published_ports_are_listened_on() -> None:
     server, client = options("server"), options("client")
     assert client["server"] == f"server:{server['server.port']}"
     assert server["evaluation.address"] == f"evaluator:{options('evaluator')['evaluation.port']}"
     hosts = {key: value for name in OURS for key, value in options(name).items() if key.endswith("host")}
     assert hosts == dict.fromkeys(("server.host", "metrics.host", "evaluation.host", "metrics.client_host"), "0.0.0.0")
-
-
-def test_published_ports_are_listened_on() -> None:
     (page,) = SERVICES["server"]["ports"]
     assert page.endswith(f":{options('server')['metrics.port']}")
     (prometheus,), (grafana,) = SERVICES["prometheus"]["ports"], SERVICES["grafana"]["ports"]

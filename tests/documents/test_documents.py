@@ -158,9 +158,12 @@ def test_a_ledger_can_be_read_as_shown(tmp_path: Path) -> None:
         assert database.execute(statement).fetchall() == []
 
 
-def test_every_command_is_shown_in_use() -> None:
+def test_every_command_is_shown_in_use_and_every_instrument_that_is_named_is_there() -> None:
     used = " ".join(path.read_text("utf-8") for path in DOCUMENTS)
     assert [name for name in commands() if not re.search(rf"pausefl {name}\b", used)] == []
+    named = {name for path in DOCUMENTS for name in re.findall(r"benchmarks\.own\s(\w+)", path.read_text("utf-8"))}
+    assert named <= {*INSTRUMENTS, "all", "diff", "NAME"}
+    assert {"all", "twin"} <= named
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
@@ -227,12 +230,6 @@ def check(options: argparse.Namespace) -> None:
         find_reproduction(options.name)
     if hasattr(options, "payload_bytes"):
         assert options.name in BENCHMARKS
-
-
-def test_every_instrument_that_a_document_names_is_there() -> None:
-    named = {name for path in DOCUMENTS for name in re.findall(r"benchmarks\.own\s(\w+)", path.read_text("utf-8"))}
-    assert named <= {*INSTRUMENTS, "all", "diff", "NAME"}
-    assert {"all", "twin"} <= named
 
 
 @every_written_document

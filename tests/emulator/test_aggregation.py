@@ -245,7 +245,7 @@ def test_a_step_leaves_its_arguments_as_they_were(kind: str) -> None:
     assert averaged.tobytes() == (theta + change).tobytes()
 
 
-def test_the_share_of_all_clients_is_1_at_most_where_a_late_update_comes_besides() -> None:
+def test_the_share_of_all_clients_is_1_at_most_and_control_variates_follow_their_mean_times_it() -> None:
     optimizer, updates = DynamicRegularizer(), vectors(2, 5, seed=1)
     model = GlobalModel.start(np.zeros(5, np.float32), optimizer)
     moved = model.updated(updates, np.ones(2), Aggregation(), optimizer, clients=1)
@@ -253,9 +253,6 @@ def test_the_share_of_all_clients_is_1_at_most_where_a_late_update_comes_besides
     moved = model.updated(updates, np.ones(2), Aggregation(), optimizer, clients=8)
     np.testing.assert_allclose(moved.optimizer_state, (updates[0] + updates[1]) / 8, atol=1e-6)
     np.testing.assert_allclose(moved.theta, (updates[0] + updates[1]) * (1 / 2 + 1 / 8), atol=1e-6)
-
-
-def test_a_control_variate_follows_the_plain_mean_of_its_changes_times_the_share_of_clients() -> None:
     updates = vectors(2, 6, seed=1)
     model = GlobalModel.start(np.zeros(6, np.float32), ServerOptimizer(), model_size=3)
     moved = model.updated(updates, np.array([1.0, 3.0]), Aggregation(), ServerOptimizer(), clients=8)

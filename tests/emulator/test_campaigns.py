@@ -66,12 +66,7 @@ def test_a_grid_is_read_from_settings(settings: list[str], grid: dict[str, list[
     assert parse_grid(settings) == grid
 
 
-def test_virtual_holds_for_every_run_of_a_sweep() -> None:
-    options = parser().parse_args(["sweep", "demo", "--virtual", "--set", "selection.m=1,2"])
-    assert parse_grid(options.grid) == {"experiment.clock": ["virtual"], "selection.m": [1, 2]}
-
-
-def test_a_setting_without_key_or_value_and_a_key_that_is_set_twice_are_refused() -> None:
+def test_virtual_holds_for_every_run_and_settings_without_key_or_value_or_set_twice_are_refused() -> None:
     for setting in ("selection.m", "=1", "selection.m="):
         with pytest.raises(ConfigError, match=r"must be table\.key=value"):
             parse_grid([setting])
@@ -79,6 +74,8 @@ def test_a_setting_without_key_or_value_and_a_key_that_is_set_twice_are_refused(
         parse_grid(["selection.m=1", "selection.m=2"])
     with pytest.raises(ConfigError, match=r'selection\."mine:Policy"\.a is set twice'):
         parse_grid(["selection.mine:Policy.a=1", 'selection."mine:Policy".a=2'])
+    options = parser().parse_args(["sweep", "demo", "--virtual", "--set", "selection.m=1,2"])
+    assert parse_grid(options.grid) == {"experiment.clock": ["virtual"], "selection.m": [1, 2]}
 
 
 MANY: dict[str, Sequence[Any]] = {f"selection.pause.{key}": range(1, 10_001) for key in ("alpha", "gamma", "zeta")}
@@ -218,14 +215,6 @@ def test_interrupted_campaigns_find_runs_of_long_values_again(tmp_path: Path, mo
     assert all(re.fullmatch(r"delay=-kind-values-values_s-0\.125-.{66}-[0-9a-f]{12}-seed1", name) for name in played)
 
 
-def test_only_a_campaign_of_the_same_command_can_go_on(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no interrupted pausefl sweep"):
-        read_plan(tmp_path, "sweep")
-    begin(tmp_path, Plan("compare", "", {}))
-    with pytest.raises(ConfigError, match="was begun by pausefl compare"):
-        read_plan(tmp_path, "sweep")
-
-
 ALONE = OneByOne(lambda _: nullcontext(SILENT))
 TOGETHER = side_by_side(2, lambda _: None)
 PLAYERS = pytest.mark.parametrize("player", [ALONE, TOGETHER], ids=["alone", "side by side"])
@@ -258,16 +247,13 @@ def test_a_folder_of_another_comparison_is_refused(tmp_path: Path) -> None:
     assert compared(tmp_path).rows == played.rows, "the same one goes on"
 
 
-def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_another_sweep_or_search_is_refused(tmp_path: Path) -> None:
     sweep(tmp_path)
     others: list[dict[str, Any]] = [{"rounds": 3}, {"values": (1, 2)}, {"seeds": 2}]
     for begin_other in (*(partial(sweep, **other) for other in others), compared):
         with pytest.raises(ConfigError, match=ANOTHER):
             begin_other(tmp_path)
-
-
-def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
-    few: dict[str, Any] = {"folder": tmp_path, "trials": 1, "seeds": 1, "fresh_seeds": 2}
+    few: dict[str, Any] = {"folder": tmp_path / "search", "trials": 1, "seeds": 1, "fresh_seeds": 2}
     private = experiment().replace({"privacy.enabled": True})
     pausefl.tune(private, ["selection.pause.alpha=1..100"], **few)
     with pytest.raises(ConfigError, match=ANOTHER):
@@ -306,12 +292,17 @@ def test_the_report_of_an_unknown_campaign_names_its_command(tmp_path: Path, pla
         report_folder(tmp_path, csv=False)
 
 
-def test_no_run_of_a_campaign_counts_as_two(tmp_path: Path) -> None:
+def test_no_run_of_a_campaign_counts_as_two_and_only_one_of_the_same_command_can_go_on(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^random-seed1: two of the runs have this name; name each .* once$"):
         compared(tmp_path / "c", ["random", "random", "all"])
     with pytest.raises(ConfigError, match=r"^--set selection.m: 1 and 1 are the same; name each value once"):
         sweep(tmp_path / "s", (1, 2, 1))
     assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match="holds no interrupted pausefl sweep"):
+        read_plan(tmp_path, "sweep")
+    begin(tmp_path, Plan("compare", "", {}))
+    with pytest.raises(ConfigError, match="was begun by pausefl compare"):
+        read_plan(tmp_path, "sweep")
 
 
 def test_neither_a_run_nor_a_campaign_begins_in_the_others_folder(tmp_path: Path) -> None:

@@ -89,11 +89,16 @@ def test_suspect_rounds_are_not_forgotten(tmp_path: Path) -> None:
     assert "3 of 24 rounds are suspect" in write_comparison(comparison, tmp_path / "spoilt").read_text()
 
 
-def test_a_comparison_over_unequal_machines_says_so(runs: Runs) -> None:
+def test_a_comparison_over_unequal_machines_says_so_and_one_seed_claims_no_saving(runs: Runs) -> None:
     for policy, cores in (("pause", 2), ("random", 4)):
         assert "machines" not in compare(runs).warning
         rewrite_summary(runs[policy][0], starts=[{"machine": f"{cores} cores, a processor"}])
     assert "played on unequal machines: 2 cores, a processor; 4 cores, a processor" in compare(runs).warning
+    comparison = compare({policy: of_policy[:1] for policy, of_policy in runs.items()})
+    assert comparison.no_saving_because == "one seed"
+    assert all(row.latency_saved is None for row in comparison.rows)
+    assert all(row.time_difference_s is None for row in comparison.rows)
+    assert all(row.time_to_common_s is not None for row in comparison.rows)
 
 
 def test_runs_of_unequal_length_are_marked_wherever_they_are_compared(runs: Runs, tmp_path: Path) -> None:
@@ -107,14 +112,6 @@ def test_runs_of_unequal_length_are_marked_wherever_they_are_compared(runs: Runs
     page = write_comparison(comparison, tmp_path)
     for said in (str(as_table(comparison).caption), page.read_text(), str(as_json(comparison)["warning"])):
         assert comparison.warning in said
-
-
-def test_one_seed_claims_no_saving(runs: Runs) -> None:
-    comparison = compare({policy: of_policy[:1] for policy, of_policy in runs.items()})
-    assert comparison.no_saving_because == "one seed"
-    assert all(row.latency_saved is None for row in comparison.rows)
-    assert all(row.time_difference_s is None for row in comparison.rows)
-    assert all(row.time_to_common_s is not None for row in comparison.rows)
 
 
 def test_a_comparison_at_the_first_models_level_claims_no_saving(runs: Runs) -> None:

@@ -346,15 +346,12 @@ def test_an_error_of_the_disk_is_laid_to_the_directory(number: int, file: str | 
         raise OSError(number, "it failed", file and str(tmp_path / file))
 
 
-def test_a_number_is_the_same_with_and_without_a_point(tmp_path: Path) -> None:
+def test_a_number_is_the_same_with_and_without_a_point_and_a_comparison_is_no_run(tmp_path: Path) -> None:
     """Tables of free keys keep numbers as they were typed."""
     for value, resume in ((1.0, False), (1, True)):
         with made_run_dir(EXPERIMENT.replace({"selection.pause.alpha": value}), tmp_path / "run", resume=resume):
             pass
-
-
-def test_the_folder_of_a_comparison_is_told_from_a_run(tmp_path: Path) -> None:
-    """`make demo` leaves one that is called after the demo, as a run would be."""
+    # `make demo` leaves one that is called after the demo, as a run would be.
     (tmp_path / CAMPAIGN_PLAN).touch()
     with pytest.raises(ConfigError, match=r"holds a comparison, a sweep or a search; name one of the runs in it$"):
         stored_experiment(tmp_path)

@@ -240,12 +240,6 @@ def always(label: int, evaluator: Evaluator) -> np.ndarray:
     return theta
 
 
-def test_theta_0_depends_on_the_seed_alone(evaluator: Evaluator) -> None:
-    assert np.array_equal(evaluator.initial.theta_0, ModelVector(build_model("mlp", (1, 8, 8), 10, 1)).values())
-    assert evaluator.initial.theta_0.shape == (evaluator.initial.manifest.size,) == (2778,)
-    assert not np.array_equal(evaluator.initial.theta_0, Evaluator("digits", "mlp", seed=2).initial.theta_0)
-
-
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_accuracy_and_loss_over_all_of_a_split(evaluator: Evaluator, split: Split) -> None:
     examples = DIGITS.test if split == "test" else DIGITS.validation
@@ -282,9 +276,12 @@ def test_a_new_thread_evaluates_as_one_that_has_computed_before() -> None:
         assert pool.submit(evaluator.evaluate, theta, ["test"], subset=True).result().evaluations[0] == here
 
 
-def test_a_diverged_model_is_evaluated_too_and_one_of_another_size_is_refused(evaluator: Evaluator) -> None:
+def test_theta_0_depends_on_the_seed_alone_and_diverged_models_are_evaluated(evaluator: Evaluator) -> None:
     evaluation = evaluator.evaluate(np.full(2778, np.nan, np.float32), ["test"], subset=False).evaluations[0]
     assert evaluation.loss == np.inf
     assert 0 <= evaluation.accuracy < 0.3
     with pytest.raises(ValueError, match="2778"):
         evaluator.evaluate(np.zeros(3, np.float32), ["test"], subset=True).evaluations[0]
+    assert np.array_equal(evaluator.initial.theta_0, ModelVector(build_model("mlp", (1, 8, 8), 10, 1)).values())
+    assert evaluator.initial.theta_0.shape == (evaluator.initial.manifest.size,) == (2778,)
+    assert not np.array_equal(evaluator.initial.theta_0, Evaluator("digits", "mlp", seed=2).initial.theta_0)

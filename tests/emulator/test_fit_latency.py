@@ -81,12 +81,14 @@ def test_the_family_itself_is_found(law: Delay, kind: str) -> None:
     assert fit_law(drawn(law)).table["kind"] == kind
 
 
-def test_few_values_are_their_own_law() -> None:
+def test_few_values_are_their_own_law_and_independent_latencies_get_no_memory() -> None:
     few = drawn(Exponential(0.3), LEAST_VALUES - 1)
     fitted = fit_law(few)
     assert fitted.table["kind"] == "values"
     assert isinstance(fitted.law, Empirical)
     assert fitted.law.values_s == pytest.approx(np.sort(few.seconds), rel=1e-5)
+    kinds = [fit_law(drawn(LogNormal(0.2, 0.1), 300, seed)).table["kind"] for seed in range(20)]
+    assert "markov" not in kinds
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -102,11 +104,6 @@ def test_a_link_with_two_states_keeps_them(every: int) -> None:
     assert fitted.bad.mean_s == pytest.approx(0.6, rel=0.1)
     assert fitted.to_bad == pytest.approx(0.05, rel=0.4)
     assert fitted.to_good == pytest.approx(0.15, rel=0.4)
-
-
-def test_independent_latencies_get_no_memory() -> None:
-    kinds = [fit_law(drawn(LogNormal(0.2, 0.1), 300, seed)).table["kind"] for seed in range(20)]
-    assert "markov" not in kinds
 
 
 def cut(law: Delay, others: Delay, n: int) -> ClientLatencies:

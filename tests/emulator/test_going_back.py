@@ -417,32 +417,26 @@ async def test_an_interruption_rates_no_model_that_a_whole_run_would_not(tmp_pat
     assert (evaluated(tmp_path), result.best) == ([], None)
 
 
-async def test_of_equally_good_models_the_first_is_the_best_also_after_a_restart(tmp_path: Path) -> None:
+async def test_of_equally_good_models_the_first_is_the_best_and_a_better_one_replaces_it(tmp_path: Path) -> None:
     for rounds, accuracies in ((2, (0.5, 0.5)), (4, (0.25, 0.5))):
         result, said = await evaluate(tmp_path, rounds, *accuracies)
         assert (best_of(result)[0], [message for message in said if "is gone" in message]) == (1, [])
+    await evaluate(tmp_path / "better", 2, 0.25, 0.5)
+    result, _ = await evaluate(tmp_path / "better", 4, 0.875, 0.5)
+    assert kept_in(tmp_path / "better") == (3, best_of(result)[2])
 
 
-async def test_a_better_model_after_a_restart_replaces_it(tmp_path: Path) -> None:
-    await evaluate(tmp_path, 2, 0.25, 0.5)
-    result, _ = await evaluate(tmp_path, 4, 0.875, 0.5)
-    assert kept_in(tmp_path) == (3, best_of(result)[2])
-
-
-async def test_evaluations_that_are_missing_are_made_up_or_named(tmp_path: Path) -> None:
+async def test_evaluations_that_are_missing_are_made_up_or_named_also_where_no_round_is_left(tmp_path: Path) -> None:
     await evaluate(tmp_path, 6, None, None, None, None, 0.5, None, checkpoint_every=2)
     assert evaluated(tmp_path) == [(5, 0.5)]
     _, said = await evaluate(tmp_path, 7, 0.25, 0.375, 0.75, 0.875, checkpoint_every=2)
     assert "not evaluated, since their models are gone: round 1, 3" in said
     assert evaluated(tmp_path) == [(2, 0.25), (4, 0.375), (5, 0.5), (6, 0.75), (7, 0.875)]
-
-
-async def test_the_last_model_is_made_up_for_once_where_no_round_is_left(tmp_path: Path) -> None:
-    await evaluate(tmp_path, 2, 0.25, None)
-    once = Evaluator(0.5)
-    async with federation(tmp_path, All(1), rounds=2, evaluate=once, evaluation_every=1, checkpoint_every=0) as run:
+    await evaluate(tmp_path / "last", 2, 0.25, None)
+    once, last = Evaluator(0.5), tmp_path / "last"
+    async with federation(last, All(1), rounds=2, evaluate=once, evaluation_every=1, checkpoint_every=0) as run:
         await run.finished()
-    assert evaluated(tmp_path) == [(1, 0.25), (2, 0.5)]
+    assert evaluated(last) == [(1, 0.25), (2, 0.5)]
 
 
 async def test_a_crash_between_the_best_model_and_its_row_is_made_up_for(tmp_path: Path) -> None:

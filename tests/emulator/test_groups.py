@@ -180,17 +180,14 @@ def test_what_an_availability_returns_is_checked(returned: object, said: str) ->
         Presence.of_groups([GroupPresence(("a",), 1, None, Returning(returned))], 3, 1)
 
 
-def test_an_array_that_an_availability_keeps_stays_as_it_is() -> None:
-    kept = Returning(np.ones(3, np.bool_))
-    groups = [GroupPresence(("late",), 3, None, kept), GroupPresence(("early",), 1, None, kept)]
-    assert Presence.of_groups(groups, 3, 1).table.tolist() == [[False, True], [False, True], [True, True]]
-
-
-def test_a_trace_of_seconds_and_one_of_fedscale_say_the_same_by_rounds(tmp_path: Path) -> None:
+def test_traces_of_seconds_and_of_fedscale_say_the_same_and_a_kept_array_stays(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("client_id,time_s,on\n7,0,0\n7,25.5,1\n7,40,0\n")
     (tmp_path / "trace.pkl").write_bytes(pickle.dumps({7: {"active": [25.5], "inactive": [0, 40], "duration": 90}}))
     for name in ("trace.csv", "trace.pkl"):
         assert on(Trace(str(tmp_path / name), round_s=10.0), 6, "7") == [0, 0, 1, 1, 0, 0]
+    kept = Returning(np.ones(3, np.bool_))
+    groups = [GroupPresence(("late",), 3, None, kept), GroupPresence(("early",), 1, None, kept)]
+    assert Presence.of_groups(groups, 3, 1).table.tolist() == [[False, True], [False, True], [True, True]]
 
 
 def test_a_markov_chain_is_on_as_long_as_its_probabilities_say() -> None:
@@ -322,14 +319,6 @@ def test_flipped_labels_are_the_next_ones_and_a_share_of_others_is_noise() -> No
     assert np.array_equal(chain(LabelNoise(0.0)).examples(EXAMPLES, 10).labels, EXAMPLES.labels)
 
 
-def test_quantities_differ_by_label() -> None:
-    skewed = chain(QuantitySkew(0.1)).examples(EXAMPLES, 10)
-    counts = np.bincount(skewed.labels, minlength=10)
-    assert (counts > 15).all()
-    assert counts.max() > 2 * counts.min()
-    assert np.array_equal(EXAMPLES.labels[skewed.inputs[:, 0].astype(int)], skewed.labels)
-
-
 def test_labels_follow_a_dirichlet_law() -> None:
     """The smaller the concentration, the fewer labels hold most of the examples."""
 
@@ -353,12 +342,17 @@ def test_all_examples_of_the_most_frequent_label_are_kept() -> None:
     assert {len(chain(LabelSkew(0.01), client_id=f"c{k}").examples(few, 10)) for k in range(20)} == {1}
 
 
-def test_epochs_are_drawn_from_the_choices() -> None:
+def test_epochs_are_drawn_from_the_choices_and_quantities_differ_by_label() -> None:
     drawn = {chain(LocalEpochs((2, 5)), client_id=f"c{k}").settings(SETTINGS).epochs for k in range(20)}
     assert drawn == {2, 5}
     assert dataclasses.replace(chain(LocalEpochs()).settings(SETTINGS), epochs=1) == SETTINGS
     with pytest.raises(ValueError, match=r"choices = \[\]: must hold at least one number of epochs"):
         LocalEpochs(())
+    skewed = chain(QuantitySkew(0.1)).examples(EXAMPLES, 10)
+    counts = np.bincount(skewed.labels, minlength=10)
+    assert (counts > 15).all()
+    assert counts.max() > 2 * counts.min()
+    assert np.array_equal(EXAMPLES.labels[skewed.inputs[:, 0].astype(int)], skewed.labels)
 
 
 def test_a_poisoned_update_is_noise_with_the_norm_of_an_honest_one() -> None:
@@ -372,15 +366,12 @@ def test_a_poisoned_update_is_noise_with_the_norm_of_an_honest_one() -> None:
     assert np.array_equal(first, updates(GaussianUpdate())[0])
 
 
-def test_updates_are_scaled_and_turned_round_by_factors_that_do_so() -> None:
+def test_updates_are_scaled_and_turned_round_and_a_stale_model_is_that_of_an_earlier_participation() -> None:
     assert np.array_equal(updates(ScaledUpdate(3.0))[0], 3 * HONEST[0])
     assert np.array_equal(updates(SignFlip())[0], -HONEST[0])
     for factor in (3.0, 0.0, float("nan")):
         with pytest.raises(ValueError, match=r"factor = .*: must be a finite number, below 0"):
             SignFlip(factor)
-
-
-def test_a_stale_model_is_that_of_an_earlier_participation() -> None:
     stale = [float(update[0]) for update in updates(StaleModel(2), rounds=5)]
     # The update is θ + t: θ is 10 for the first three rounds, then that of two rounds ago.
     assert stale == [11.0, 12.0, 13.0, 24.0, 35.0]

@@ -25,12 +25,6 @@ def made_links(parsed: Experiment, ids: list[str] | None = None, seed: int = 1):
     return make_links(parsed.latency, links_of(parsed), ids or parsed.client_ids, seed)
 
 
-def test_ten_thousand_links_are_planned_one_by_one() -> None:
-    """By the published halves, unless said; planning all of them anew for each would take half an hour."""
-    laws = list(delays_of(parse_experiment("[clients]\ncount = 10_000")).values())
-    assert laws == published_halves(10_000)
-
-
 TABLES = {
     "schedule": 'rounds = [1, 20]\nof = [{kind = "none"}, {kind = "constant", value_s = 0.1}]',
     "drift": 'of = {kind = "exponential", mean_s = 0.1}\nrounds = [1, 100]\nfactors = [1, 2]',
@@ -52,12 +46,14 @@ def test_a_number_may_be_drawn_once_per_client() -> None:
     assert means.mean() == pytest.approx(0.2, abs=5 * 0.1 / 1000**0.5)
 
 
-def test_the_halves_may_be_part_of_another_law_and_chains_of_different_clients_walk_apart() -> None:
+def test_halves_are_planned_one_by_one_also_in_another_law_and_chains_of_clients_walk_apart() -> None:
+    """By the published halves, unless said; planning all of them anew for each would take half an hour."""
     slow = '[latency.delay]\nkind = "scale"\nfactor = 10\nof = {kind = "halves"}\n'
     means_s = [law.mean_s for law in delays_of(experiment(slow)).values()]
     assert means_s == [10 * half.mean_s for half in published_halves(4)]
     laws = delays_of(experiment(f'[latency.delay]\nkind = "markov"\n{TABLES["markov"]}\n')).values()
     assert len({law.path for law in laws if isinstance(law, MarkovDelay)}) == 4
+    assert list(delays_of(parse_experiment("[clients]\ncount = 10_000")).values()) == published_halves(10_000)
 
 
 def test_both_ways_are_drawn_apart_and_a_whole_exchange_is_split_and_scaled() -> None:
@@ -233,12 +229,16 @@ def test_each_client_has_the_delays_measured_with_it_as_recorded_and_in_the_unit
     assert law.mean_s == pytest.approx(188)
 
 
-def test_a_file_that_names_clients_of_the_experiment_is_read_by_name(tmp_path: Path) -> None:
+def test_a_file_that_names_clients_is_read_by_name_and_one_that_was_corrected_again(tmp_path: Path) -> None:
+    """A notebook that loaded its experiment anew went on with the first delays."""
     text = "client,s\nclient-001,0.3\nclient-000,0.1\n"
     columns = 'column = "s", client_column = "client"'
     assert [law.mean_s for law in delays_of(with_delays(tmp_path, text, columns)).values()] == [0.1, 0.3]
     with pytest.raises(ConfigError, match=r'delay.client_column = "client": .*rtt.csv has no client-002'):
         with_delays(tmp_path, text, columns, clients=3)
+    for ms in (100, 900):
+        law = delays_of(with_delays(tmp_path, f"device,ms\np1,{ms}\n", 'column = "ms", unit = "ms"'))["client-000"]
+        assert law.mean_s == pytest.approx(ms / 1000)
 
 
 BAD = {
@@ -263,10 +263,3 @@ def test_a_path_begins_in_the_folder_of_the_experiment_file(tmp_path: Path) -> N
     loaded = load_experiment(str(file))
     assert {law.mean_s for law in delays_of(loaded).values()} == {0.2}
     assert delays_of(parse_experiment(loaded.to_toml())) == delays_of(loaded)  # from any folder
-
-
-def test_a_file_that_was_corrected_is_read_again(tmp_path: Path) -> None:
-    """A notebook that loaded its experiment anew went on with the first delays."""
-    for ms in (100, 900):
-        law = delays_of(with_delays(tmp_path, f"device,ms\np1,{ms}\n", 'column = "ms", unit = "ms"'))["client-000"]
-        assert law.mean_s == pytest.approx(ms / 1000)

@@ -76,13 +76,6 @@ def test_iid_sizes_differ_by_one_at_most_and_a_dominant_label_is_about_a_quarter
     assert dominant == set(range(10))
 
 
-def test_sizes_are_spread_as_dirichlet_shares_are() -> None:
-    parts = deal(DominantLabel(), 300, labels=np.tile(LABELS, 10))
-    relative = np.array([part.size for part in parts]) / (10 * LABELS.size / 300)
-    # A share of Dirichlet(3, …, 3) is about Gamma(3)/3: standard deviation 1/√3 of its mean.
-    assert relative.std() == pytest.approx(3**-0.5, abs=0.06)
-
-
 @pytest.mark.parametrize("concentration", [2.0, 20.0])
 def test_label_proportions_are_spread_as_dirichlet_shares_are(concentration: float) -> None:
     """Var q_c = p(1 − p)/(α + 1) for q ~ Dirichlet(α p), beside a sample's own spread; the last have what is left."""
@@ -163,11 +156,15 @@ def test_what_cannot_be_done_names_its_key(partitioner: Partitioner, clients: in
         deal(partitioner, clients)
 
 
-def test_a_tiny_concentration_gives_a_client_one_label_and_the_greatest_one_equal_shares() -> None:
+def test_sizes_and_labels_are_spread_as_concentrations_say_from_the_least_to_the_greatest() -> None:
     parts = deal(LabelDirichlet(1e-9), 10)
     assert np.mean([np.bincount(LABELS[part]).max() / part.size for part in parts]) > 0.8
     for partitioner in (DominantLabel(1e100, 0.1), LabelDirichlet(1e100)):
         assert {part.size for part in deal(partitioner, 10)} == {LABELS.size // 10}
+    parts = deal(DominantLabel(), 300, labels=np.tile(LABELS, 10))
+    relative = np.array([part.size for part in parts]) / (10 * LABELS.size / 300)
+    # A share of Dirichlet(3, …, 3) is about Gamma(3)/3: standard deviation 1/√3 of its mean.
+    assert relative.std() == pytest.approx(3**-0.5, abs=0.06)
 
 
 class _Sorting:

@@ -58,10 +58,16 @@ def test_what_a_policy_chooses_can_be_played(case: str) -> None:
         play.one_round()
 
 
-def test_rows_come_in_any_order_and_more_than_once_with_weights() -> None:
+def test_rows_come_in_any_order_and_a_policy_cannot_change_which_are_eligible() -> None:
+    """A choice is compared with them."""
     context = context_of(Play(Pause(M)).table, 1)
     for selection in (selection_of([5, 0, 12]), selection_of([3, 0, 3], [0.25, 0.5, 0.25]), selection_of([7], size=2)):
         assert checked(selection, context) is selection
+    rows = np.arange(13)
+    context = context_of(Play(Pause(M)).table, 1, eligible=rows)
+    with pytest.raises(ValueError, match="read-only"):
+        context.rng.shuffle(context.eligible)
+    assert rows.flags.writeable
 
 
 @pytest.mark.parametrize(
@@ -101,15 +107,6 @@ def test_what_cannot_be_played_is_one_clear_line(selection: Any, message: str) -
     with pytest.raises(PauseflError, match=re.escape(f"selection.policy: in round 3 it chose {message}")) as caught:
         checked(selection, context_of(play.table, 3))
     assert "\n" not in str(caught.value)
-
-
-def test_a_policy_cannot_change_which_rows_are_eligible() -> None:
-    """A choice is compared with them."""
-    rows = np.arange(13)
-    context = context_of(Play(Pause(M)).table, 1, eligible=rows)
-    with pytest.raises(ValueError, match="read-only"):
-        context.rng.shuffle(context.eligible)
-    assert rows.flags.writeable
 
 
 BOTH = np.ones(2, np.bool_)

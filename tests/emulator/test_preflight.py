@@ -194,13 +194,17 @@ def test_a_sound_experiment_passes(here: Path) -> None:
     assert [path.name for path in here.iterdir() if path.suffix != ".py"] in ([], ["__pycache__"])
 
 
-def test_noise_that_will_swamp_a_model_is_announced() -> None:
+def test_noise_that_swamps_a_model_is_told_and_what_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ["clients.count=12", "selection.m=3", "experiment.rounds=300", "workload.model=synthetic"]
     (line,) = try_out(parse_experiment("", [*settings, "privacy.epsilon_budget=40"]), pytest.fail)
     assert line.startswith("noise is 1.3 times the clip bound in a client's release 1, and 25 times in release 75, its")
     assert line.endswith(NOISE_REMEDY)
     (line,) = try_out(parse_experiment("", [*settings, "privacy.epsilon_floor=1.0"]), pytest.fail)
     assert NOISE_REMEDY not in line
+    monkeypatch.setattr(preflight, "is_installed", lambda extra: extra != "client")
+    said: list[str] = []
+    try_out(parse_experiment(""), said.append)
+    assert said == ['data and model were not tried: that needs pip install "pausefl[client]"']
 
 
 @pytest.mark.parametrize(
@@ -219,13 +223,6 @@ def test_a_machine_may_hold_the_token_of_one_client_alone(here: Path, monkeypatc
     try_out(parse_experiment("", ["clients.count=5", "admission.token={client_id}.token"]), said.append)
     missing = 'admission.token = "client-000.token": cannot be read (No such file or directory)'
     assert said == [f"4 of 5 clients cannot run here: {missing}"]
-
-
-def test_without_torch_it_says_what_it_has_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "is_installed", lambda extra: extra != "client")
-    said: list[str] = []
-    try_out(parse_experiment(""), said.append)
-    assert said == ['data and model were not tried: that needs pip install "pausefl[client]"']
 
 
 def test_validate_prints_the_experiment_and_ends_with_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,10 +76,13 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "site"
 
 
-def test_what_is_built_in_may_be_imported_late() -> None:
+def test_imports_may_be_late_and_errors_in_modules_name_their_line(own_module: Callable[[str, str], Path]) -> None:
     assert THINGS.find("dict", "thing") is dict
     assert THINGS.find("ordered", "thing").__name__ == "OrderedDict"
     assert list(THINGS) == ["dict", "ordered"]
+    file = own_module("half_done", "first = 1\nsecond = first / 0\n")
+    with refused(f"ZeroDivisionError: division by zero ({file}:2)"):
+        THINGS.find("half_done:first", "some.thing")
 
 
 def test_an_installed_package_adds_names_but_replaces_none(package: Path) -> None:
@@ -137,12 +140,6 @@ def test_the_folders_are_named_in_which_a_module_was_not_found(tmp_path: Path, m
     searched = f"searched besides Python's own folders: {tmp_path}/gone, {tmp_path}"
     with pytest.raises(ConfigError, match=f"; {searched}; experiment.python_path can name others$"):
         THINGS.find("no_such_module:Thing", "some.thing")
-
-
-def test_an_error_in_a_module_names_its_line(own_module: Callable[[str, str], Path]) -> None:
-    file = own_module("half_done", "first = 1\nsecond = first / 0\n")
-    with refused(f"ZeroDivisionError: division by zero ({file}:2)"):
-        THINGS.find("half_done:first", "some.thing")
 
 
 @pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.kind)

@@ -106,13 +106,6 @@ def test_the_waterfall_names_those_whom_the_committed_attempt_gave_up(tmp_path: 
     assert text.get_text() == "given up: b after 0.5 s"
 
 
-def test_idle_pings_stand_beside_what_was_measured(run: RunData) -> None:
-    assert run.ping_baseline["client_id"].tolist() == ["$x$"]
-    assert run.ping_baseline["ping_mean_s"].tolist() == pytest.approx([0.004])
-    (line,) = (line for line in draw_all(run)["latency"].axes[0].lines if line.get_label() == "ping, idle")
-    assert np.nansum(line.get_ydata()) == pytest.approx(0.004)
-
-
 def test_suspect_rounds_are_marked_and_explained(run: RunData, page: str) -> None:
     figures = draw_all(run)
     assert [text.get_text() for text in figures["waterfall"].axes[0].texts] == ["suspect: clients steal_share"]
@@ -146,10 +139,14 @@ def test_page_gives_both_epsilons_and_labels_them(page: str, tmp_path: Path) -> 
     assert "spent at most ε = 1,500 (vector)" in page
 
 
-def test_rounds_are_listed_in_ranges_and_very_many_are_counted() -> None:
+def test_rounds_are_listed_in_ranges_and_idle_pings_stand_beside_what_was_measured(run: RunData) -> None:
     assert in_ranges(np.array([1, 2, 3, 5, 7, 8])) == "1–3, 5, 7–8"
     assert in_ranges(np.array([], np.int64)) == "none"
     assert in_ranges(np.arange(1, 2001, 2)).endswith(", 117, 119 and 940 more (view leakage of run.db)")
+    assert run.ping_baseline["client_id"].tolist() == ["$x$"]
+    assert run.ping_baseline["ping_mean_s"].tolist() == pytest.approx([0.004])
+    (line,) = (line for line in draw_all(run)["latency"].axes[0].lines if line.get_label() == "ping, idle")
+    assert np.nansum(line.get_ydata()) == pytest.approx(0.004)
 
 
 def test_a_figure_of_many_exchanges_shows_some_of_every_client(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,18 +105,15 @@ def test_a_client_can_be_chosen_while_it_is_connected_and_not_retired() -> None:
     assert choices["relevant"].per_client_round == pytest.approx(2 / 3)
 
 
-def test_clients_that_came_with_an_attempt_without_answers_are_known() -> None:
-    failed, answered = log((joined("original-000", "original-001"), ("original-000",)), ((), ("original-001",)))
-    played = replace(answered, round=1, attempt=2, failed_attempts=(failed,))
-    assert counts(choices_by_group([played], GROUPS), "original") == ([2], [1])
-
-
-def test_a_group_that_never_came_has_no_share_and_strangers_have_no_group() -> None:
+def test_a_group_that_never_came_has_no_share_and_clients_of_failed_attempts_are_known() -> None:
     choices = choices_by_group(log((joined("original-000", "a-stranger", "alone"), ("alone", "a-stranger"))), GROUPS)
     assert counts(choices, "original") == ([1], [0])
     assert choices["original"].per_client_round == 0
     assert (choices["poisoned"].clients, choices["poisoned"].join_round) == (0, None)
     assert choices["poisoned"].per_client_round is None
+    failed, answered = log((joined("original-000", "original-001"), ("original-000",)), ((), ("original-001",)))
+    played = replace(answered, round=1, attempt=2, failed_attempts=(failed,))
+    assert counts(choices_by_group([played], GROUPS), "original") == ([2], [1])
 
 
 def test_the_ratio_is_of_newcomers_per_client_and_round() -> None:

@@ -55,13 +55,10 @@ def test_plain_lines_say_where_the_run_is() -> None:
     )
 
 
-def test_plain_lines_come_at_most_twice_a_second_and_the_last_round_is_not_lost() -> None:
+def test_plain_lines_come_at_most_twice_a_second_with_the_first_messages_and_the_last_round() -> None:
     lines = plain(*(event for number in range(1, 101) for event in (round_event(number), 0.01)))
     assert len(lines) == 4
     assert lines[-1].startswith("round 100/100")
-
-
-def test_the_first_messages_held_back_are_printed_and_the_others_counted() -> None:
     left = [Notice(f"client {client_id} left") for client_id in "defgh"]
     *messages, last = plain(round_event(1), *left, 1.0, round_event(2))[2:]
     assert messages == ["client d left", "client e left", "client f left"]
@@ -166,14 +163,11 @@ def wide_table() -> Table:
     return table
 
 
-def test_a_table_that_would_be_cut_is_lines_of_name_and_value() -> None:
+def test_a_table_that_would_be_cut_is_lines_of_name_and_value_and_a_comparison_is_not_cut(tmp_path: Path) -> None:
     assert "…" in shown_at(COLUMNS, printed(wide_table()))
     narrow = check_nothing_is_cut(printed(FittingTable(wide_table())))
     assert "coordinates  101,632\n" in re.sub(r" +\n", "\n", narrow)
     assert widest(narrow) <= COLUMNS
-
-
-def test_a_comparison_is_not_cut(tmp_path: Path) -> None:
     comparison = compare(grouped_runs(tmp_path))
     check_nothing_is_cut(lambda console: print_comparison(comparison, tmp_path, console))
 

@@ -157,14 +157,11 @@ def test_a_round_has_the_steps_of_its_epochs_up_to_max_steps(epochs: int, max_st
     assert all(len(batch) in (20, 10) for batch in batches)
 
 
-def test_every_epoch_sees_every_example_once_in_a_new_order() -> None:
+def test_every_epoch_sees_every_example_once_in_a_new_order_and_only_images_are_normalised() -> None:
     batches = list(make_trainer(TrainingSettings("sgd", 0.1, 20, 2, None)).drawn(1)[1])
     first, second = torch.cat(batches[:5]), torch.cat(batches[5:])
     assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(90))
     assert not torch.equal(first, second)
-
-
-def test_images_are_normalised_and_features_are_not() -> None:
     assert normalise(torch.tensor([0, 255], dtype=torch.uint8)).tolist() == [-1.0, 1.0]
     assert normalise(torch.tensor([0.0, 255.0])).tolist() == [0.0, 255.0]
     features = Examples((EXAMPLES.inputs / 255).astype(np.float32), EXAMPLES.labels)

@@ -203,7 +203,7 @@ def test_merged_events_settle_what_they_would_one_by_one(kinds: list[tuple[Event
     assert bound(PendingEvents(events).waiting()) == bound(events)
 
 
-def test_a_job_is_settled_once_and_by_a_message_that_tells_of_several_releases_as_many() -> None:
+def test_a_job_is_owed_once_and_settled_once_and_by_a_message_of_several_releases_as_many() -> None:
     table, jobs = ClientTable(), UnansweredJobs()
     table.apply_events([LogEvent("joined", "b", n_examples=1)], 1)
     jobs.settle([LogEvent("withdrawn", "b"), LogEvent("unsettled", "b")])
@@ -211,6 +211,9 @@ def test_a_job_is_settled_once_and_by_a_message_that_tells_of_several_releases_a
     jobs.settle([unsettled("a", t, 1) for t in (1, 2, 3)])
     jobs.settle([LogEvent("reconciled", "a", released=2, epsilon_spent=BUDGET.spent(2))])
     assert jobs.releases_at_most(table, BUDGET) == {"a": 3, "b": 1}
+    job, missed = unsettled("a", 1, 1), LogEvent("missed", "a")
+    assert PendingEvents([job, missed, job]).take() == (missed, job)
+    assert PendingEvents([job, missed, unsettled("a", 2, 1)]).take() == (job, missed, unsettled("a", 2, 1))
 
 
 # --- servers that are killed, or go back
@@ -406,12 +409,6 @@ def test_events_put_back_come_before_later_ones_and_a_hello_is_logged_where_the_
     pending.add(LogEvent("joined", "b"))
     assert not pending.has_logged(pending.take())
     assert pending.has_logged([LogEvent("left", "a")])
-
-
-def test_a_job_that_is_owed_is_owed_once_and_said_last() -> None:
-    job, missed = unsettled("a", 1, 1), LogEvent("missed", "a")
-    assert PendingEvents([job, missed, job]).take() == (missed, job)
-    assert PendingEvents([job, missed, unsettled("a", 2, 1)]).take() == (job, missed, unsettled("a", 2, 1))
 
 
 def test_what_a_stranger_has_spent_waits_until_it_joins() -> None:

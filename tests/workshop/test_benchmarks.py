@@ -68,11 +68,6 @@ def test_the_training_beside_pausefl_steps_the_same(preset: str, dataset: str, a
     assert 0 < accuracy(task, theta) < 1
 
 
-def test_a_system_that_does_not_play_is_told_with_what_it_printed() -> None:
-    with pytest.raises(PlayError, match=r"(?s)sockets: ended with 1.*ValueError"):
-        play(SYSTEMS["sockets"], Task(clients=1, per_round=2, model_bytes=4), SHORT)
-
-
 @pytest.mark.slow
 def test_the_accuracy_of_quick_rounds_is_heard(tmp_path: Path) -> None:
     """Not every end of them is told, and the accuracy may come before the next that is."""
@@ -155,10 +150,12 @@ def test_the_lean_loop_computes_what_a_trainer_does(name: str, shape: tuple[int,
         np.testing.assert_allclose(trainer.train(theta, round=t).update, update, atol=1e-5)
 
 
-def test_a_folder_without_a_checkout_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_play_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([str(ROOT), str(tmp_path)])
     assert f"{tmp_path}: no checkout of pausefl" in capsys.readouterr().err
+    with pytest.raises(PlayError, match=r"(?s)sockets: ended with 1.*ValueError"):
+        play(SYSTEMS["sockets"], Task(clients=1, per_round=2, model_bytes=4), SHORT)
 
 
 @pytest.mark.end_to_end
