@@ -327,9 +327,8 @@ def test_as_many_train_together_as_memory_holds(
             for client, trainer in zip(clients, alone, strict=True):
                 assert_same(client.train(theta, round=t), trainer.train(theta, round=t))
     assert calls.counts == [2, 2, 1] * 2
-    assert [record.getMessage() for record in caplog.records] == [
-        "the device's memory does not hold 5 clients together: 2 at once from now on"
-    ]
+    said = "the device's memory does not hold 5 clients together: 2 at once from now on"
+    assert caplog.messages == [said]
 
 
 IMAGE_BYTES = 8 * 8

@@ -38,7 +38,7 @@ async def knock(port: int) -> None:
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if "connect" in record.getMessage()]
+    return [message for message in caplog.messages if "connect" in message]
 
 
 async def test_the_log_says_once_what_a_client_waits_for_before_it_gives_up(caplog: pytest.LogCaptureFixture) -> None:

@@ -136,10 +136,14 @@ def test_the_last_10_000_training_examples_are_held_out(tmp_path: Path) -> None:
     assert mnist.validation.inputs[0, 0, 0, 0] == 6
 
 
-def test_cifar10_is_put_together_from_its_batches(tmp_path: Path) -> None:
+def write_batches(folder: Path) -> None:
     for i in range(1, 6):
-        write_cifar(tmp_path / "data" / "cifar-10-batches-bin" / f"data_batch_{i}.bin", 2001, first=i)
-    write_cifar(tmp_path / "data" / "cifar-10-batches-bin" / "test_batch.bin", 4)
+        write_cifar(folder / f"data_batch_{i}.bin", 2001, first=i)
+    write_cifar(folder / "test_batch.bin", 4)
+
+
+def test_cifar10_is_put_together_from_its_batches(tmp_path: Path) -> None:
+    write_batches(tmp_path / "data" / "cifar-10-batches-bin")
     cifar = load_dataset("cifar10", seed=1)
     assert [len(part) for part in (cifar.train, cifar.validation, cifar.test)] == [5, 10_000, 4]
     assert (cifar.input_shape, cifar.train.labels.tolist()) == ((3, 32, 32), [1, 2, 3, 4, 5])
@@ -340,9 +344,7 @@ def test_missing_files_are_downloaded(tmp_path: Path, web: str, monkeypatch: pyt
 
 def test_an_archive_is_downloaded_and_unpacked(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     members = tmp_path / "web" / "cifar-10-batches-bin"
-    for i in range(1, 6):
-        write_cifar(members / f"data_batch_{i}.bin", 2001, first=i)
-    write_cifar(members / "test_batch.bin", 4)
+    write_batches(members)
     (members / "readme.html").touch()
     with tarfile.open(tmp_path / "web" / "cifar.tar.gz", "w:gz", compresslevel=1) as tar:
         tar.add(members, "cifar-10-batches-bin")

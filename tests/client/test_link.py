@@ -149,17 +149,19 @@ def test_what_really_took_longer_than_the_bucket_waits_for_the_delay_alone() -> 
     assert play(story) == 0.3
 
 
+async def came_after_s(size: int, clock: Callable[[], float], *buckets: TokenBucket) -> float:
+    """How long a payload takes through these buckets."""
+    began_s = clock()
+    await Link(down=buckets).hold_model(Delays(), began_s, began_s, size, clock)
+    return clock() - began_s
+
+
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_clients_behind_one_access_point_share_its_bucket_evenly(n: int) -> None:
     bucket = TokenBucket(1_000_000, 1000)
 
     async def story(clock: Callable[[], float]) -> list[float]:
-        async def client() -> float:
-            began_s = clock()
-            await Link(down=(bucket,)).hold_model(Delays(), began_s, began_s, 200_000, clock)
-            return clock() - began_s
-
-        return await asyncio.gather(*(client() for _ in range(n)))
+        return await asyncio.gather(*(came_after_s(200_000, clock, bucket) for _ in range(n)))
 
     took_s = play(story)
     assert max(took_s) == pytest.approx(0.2 * n, abs=0.002)
@@ -172,12 +174,8 @@ def test_a_bucket_of_ones_own_changes_no_share_of_an_access_point_but_by_its_rat
     shared, size = TokenBucket(1_000_000, 1000), 1_000_000
 
     async def story(clock: Callable[[], float]) -> tuple[float, float]:
-        async def client(*own: TokenBucket) -> float:
-            began_s = clock()
-            await Link(down=(*own, shared)).hold_model(Delays(), began_s, began_s, size, clock)
-            return clock() - began_s
-
-        return await asyncio.gather(client(TokenBucket(rate, burst)), client())
+        own = TokenBucket(rate, burst)
+        return await asyncio.gather(came_after_s(size, clock, own, shared), came_after_s(size, clock, shared))
 
     own_share = min(500_000, rate)
     assert play(story) == pytest.approx((size / own_share, size / (1_000_000 - own_share)), abs=0.06)

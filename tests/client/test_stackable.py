@@ -107,9 +107,8 @@ def test_a_model_with_hooks_is_not_batched(kind: str) -> None:
     ids=lambda case: case.reason,
 )
 def test_what_cannot_be_batched_is_told(case: Case) -> None:
-    (trainer,) = trainers_of(
-        TrainingSettings(case.optimizer, 0.01, optimizer_options=case.options), case.method, case.model, sizes=[9]
-    )
+    settings = TrainingSettings(case.optimizer, 0.01, optimizer_options=case.options)
+    (trainer,) = trainers_of(settings, case.method, case.model, sizes=[9])
     with pytest.raises(NotStackable, match=case.reason):
         check_stackable(trainer)
 

@@ -116,10 +116,7 @@ def test_a_lock_is_held_by_one_process_and_let_go_by_kill_9(tmp_path: Path) -> N
     with start(HOLDER, path) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with (
-            pytest.raises(ConfigError, match="run directory here: another process is using it"),
-            locked(path, "run directory here"),
-        ):
+        with pytest.raises(ConfigError, match="it: another process is using it"), locked(path, "it"):
             pass
         holder.kill()
         holder.wait()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -123,25 +124,23 @@ def test_a_folder_too_long_for_a_socket_is_one_line(tmp_path: Path, monkeypatch:
 
 def test_forked_processes_draw_their_own_from_numpys_shared_generator() -> None:
     """A user's code may draw from it without a seed."""
-    drawn = []
-    for _ in range(2):
-        ours, theirs = multiprocessing.Pipe(duplex=False)
-        process = ForkedProcess("drawing", ["numpy"], tell_draw, [theirs])
-        start(process)
-        drawn.append(ours.recv())
-        process.join()
-    assert len(set(drawn)) == 2
+    assert len({told_by(tell_draw, ["numpy"]) for _ in range(2)}) == 2
+
+
+def told_by(tell: Callable[..., None], imports: Sequence[str]) -> Any:
+    """What a forked process tells."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = ForkedProcess("telling", imports, tell, [theirs])
+    start(process)
+    theirs.close()
+    told = ours.recv()
+    process.join()
+    return told
 
 
 def told_after(imports: list[str]) -> list[int]:
-    """What a forked process tells of the signals that it holds back besides those sent to all processes."""
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = ForkedProcess("telling", imports, tell_masked, [theirs])
-    start(process)
-    theirs.close()
-    told: set[int] = ours.recv()
-    process.join()
-    return sorted(told - {signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
+    """The signals that a forked process holds back besides those sent to all processes."""
+    return sorted(told_by(tell_masked, imports) - {signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
 
 
 def tell_forked(told: "Connection[Any, Any]") -> None:

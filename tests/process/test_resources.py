@@ -23,8 +23,9 @@ from pausefl.runtime.processes.resources import collect_seldom
 from pausefl.runtime.processes.waits import run_telling_waits, waits
 from pausefl.runtime.server.process import sparing_clients
 from pausefl_process.ending import signals_to
-from pausefl_process.events import Notice, ProgressEvent, RoundCommitted
+from pausefl_process.events import Notice, ProgressEvent
 from pausefl_process.machine import available_cores
+from rigs.events import round_event
 
 T = TypeVar("T")
 
@@ -204,17 +205,6 @@ def own_collector() -> Iterator[None]:
     gc.unfreeze()
 
 
-def committed(connected: int) -> RoundCommitted:
-    numbers: dict[str, Any] = dict.fromkeys(
-        ("round", "rounds", "round_latency_s", "total_latency_s", "max_epsilon_spent", "rejected"), 1
-    )
-    unknown: dict[str, Any] = dict.fromkeys(("epsilon_budget", "privacy_unit", "budgets_end_after_round"))
-    return RoundCommitted(
-        chosen=(), connected=connected, wall_clock_s=1.0, selection_s=0.0, suspect=(), suspect_rounds=0,
-        **numbers, **unknown,
-    )  # fmt: skip
-
-
 def test_a_process_of_many_objects_looks_for_garbage_seldom() -> None:
     before, *others = gc.get_threshold()
     collect_seldom()
@@ -226,7 +216,7 @@ def test_clients_are_spared_once_a_round_was_played_and_again_when_more_are_ther
     reported: list[ProgressEvent] = []
     report = sparing_clients(reported.append)
     spared = []
-    for event in (Notice("no round yet"), committed(3), committed(3), committed(2), committed(4)):
+    for event in (Notice("no round yet"), *(round_event(1, connected=n) for n in (3, 3, 2, 4))):
         lasting: Any = [[] for _ in range(1000)]  # what a client brings
         report(event)
         spared.append(gc.get_freeze_count())

@@ -73,9 +73,8 @@ class ClientActorRig:
     async def dispatch(self, round: int = 1, attempt: int = 1, handed_over_s: float | None = None) -> None:
         """Give it a job, and wait until all of it is written."""
         model = np.zeros(self.size, np.float32)
-        await self.actor.ask(
-            Dispatch(round, attempt, pack_job(round, attempt, model, digest(model)), 0.0, self.clock(), handed_over_s)
-        )
+        job = pack_job(round, attempt, model, digest(model))
+        await self.actor.ask(Dispatch(round, attempt, job, 0.0, self.clock(), handed_over_s))
 
     async def told(self) -> Any:
         """What the coordinator heard next."""

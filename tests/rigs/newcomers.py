@@ -9,7 +9,7 @@ import numpy as np
 
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Vector
-from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Observation, RoundRecord
 from pausefl_server.selection import Context, Policy, Selection
 from pausefl_server.selection.observed import seen_by_policy
 from rigs.log import observation, record
@@ -59,19 +59,12 @@ class NewcomerPlay(Play):
         statistics = inspection.statistics if inspection else [{}] * len(rows)
         admitted = inspection.admitted if inspection else np.ones(len(rows), np.bool_)
         self.admitted.append({i for i, is_in in zip(answered, admitted, strict=True) if is_in})
-        return tuple(
-            Observation(i, Timing(1.0), 1.0, 100, 0, 0.0, 0.0, statistics=json.loads(json.dumps(s)))
-            for i, s in zip(answered, statistics, strict=True)
-        )
+        read_back = map(json.loads, map(json.dumps, statistics))
+        return tuple(observation(i, statistics=found) for i, found in zip(answered, read_back, strict=True))
 
     def after_drifts(self, **drifts: float) -> Any:
         """The state after one more round in which these clients had these drifts."""
-        observations = tuple(
-            Observation(i.replace("_", "-"), Timing(1.0), 1.0, 100, 0, 0.0, 0.0, statistics={"drift": d})
-            for i, d in drifts.items()
-        )
-        record = RoundRecord(9, 0, (), None, observations, (), 1.0, 0.0, 0.0, "")
-        self.state = self.policy.observe(self.state, seen_by_policy(record), self.table)
+        self.state = self.policy.observe(self.state, seen_by_policy(round_with(9, **drifts)), self.table)
         return self.state
 
     def times_chosen(self) -> Counter[str]:

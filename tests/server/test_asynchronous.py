@@ -278,9 +278,8 @@ async def test_answers_to_steps_that_never_were_enter_no_model_and_are_charged(r
             await play.peers["a"].answer(job[0], attempt=job[1])
         for client_id in "ab":
             await play.answer(client_id)
-    assert np.array_equal(
-        theta(play), play.rig.theta_0 + (np.float32(0.25) * update_of("a", 1) + np.float32(0.75) * update_of("b", 1))
-    )
+    step = np.float32(0.25) * update_of("a", 1) + np.float32(0.75) * update_of("b", 1)
+    assert np.array_equal(theta(play), play.rig.theta_0 + step)
     assert play.rig.rejected() == 4
     assert play.rig.spent("a") == (5, BUDGET.spent(5))
 

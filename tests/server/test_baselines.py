@@ -66,14 +66,6 @@ def test_power_of_choice_is_the_papers_algorithm() -> None:
         assert selection.weights.tolist() == [1 / M] * M
 
 
-def test_power_of_choice_draws_candidates_by_data_size() -> None:
-    """With d = m all candidates are taken, so the draw is seen as it is: with m = 1 its shares are p_k."""
-    table = Play(PowD(1, d=1)).table
-    table.n_examples[:] = [1000, *[100] * 12]
-    taken = np.bincount([int(PowD(1, d=1).select(None, context_of(table, t)).rows[0]) for t in range(1000)])
-    assert abs(taken[0] / 1000 - 1000 / 2200) < 5 * np.sqrt(0.25 / 1000)
-
-
 def test_power_of_choice_takes_m_clients_where_d_is_less() -> None:
     assert len(PowD(M, d=1).select(None, context_of(Play(PowD(M)).table, 1)).rows) == M
 

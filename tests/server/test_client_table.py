@@ -238,14 +238,6 @@ def test_rows_are_sorted_by_id_and_newcomers_appended() -> None:
     assert [table.row_of[i] for i in table.ids] == [0, 1, 2, 3, 4]
 
 
-def test_columns_grow_together() -> None:
-    table = table_of("a", "b", "c")
-    columns = [getattr(table, f.name) for f in dataclasses.fields(table)]
-    arrays = [column for column in columns if isinstance(column, np.ndarray)]
-    assert len(arrays) > 10
-    assert {len(array) for array in arrays} == {3}
-
-
 def test_three_counts_are_kept_apart() -> None:
     """Chosen twice, answered once, and its ledger tells of five releases."""
     table = table_of("a", "b")

@@ -29,7 +29,7 @@ from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import MetricsSettings, RunInfo
 from pausefl_server.state import replay
 from rigs.places import ROOT
-from rigs.telemetry import BUDGET, PARTS_S, SIZE, observation, play, private, registry_of
+from rigs.telemetry import BUDGET, MISSES, PARTS_S, SIZE, observation, play, private, registry_of
 
 DOCUMENT = ROOT / "deploy/METRICS.md"
 
@@ -160,11 +160,7 @@ SAMPLES = [
     ("pausefl_staleness_steps_total", {}, 5 * 2),
     ("pausefl_total_latency_seconds", {}, 4.0 + 5 * 0.125),
     ("pausefl_measured_latency_seconds", {}, 1.0 + 0.25 + 0.5),
-    ("pausefl_missed_jobs_total", {"kind": "unneeded"}, 1),
-    ("pausefl_missed_jobs_total", {"kind": "rejected"}, 2),
-    ("pausefl_missed_jobs_total", {"kind": "refused"}, 3),
-    ("pausefl_missed_jobs_total", {"kind": "lost"}, 5),
-    ("pausefl_missed_jobs_total", {"kind": "timeout"}, 4 + 2),
+    *(("pausefl_missed_jobs_total", {"kind": kind}, n) for kind, n in (MISSES | {"timeout": 4 + 2}).items()),
     ("pausefl_censored_rounds_total", {}, 2),
     ("pausefl_late_updates_total", {}, 7),
     ("pausefl_withdrawn_jobs_total", {}, 8),
@@ -285,36 +281,26 @@ def test_a_host_tells_what_is_spent_as_soon_as_it_is_spent(tmp_path: Path) -> No
         assert value("pausefl_host_epsilon_spent_max", {"unit": "vector"}) == BUDGET.spent(1)
 
 
-def serving(registry: CollectorRegistry) -> WebServer:
-    return WebServer("127.0.0.1", 0, {"/metrics": exposition(lambda: registry, lambda: "runs")}, key="metrics.port")
-
-
-@pytest.fixture
-def endpoint(registry: CollectorRegistry) -> Iterator[str]:
-    server = serving(registry)
-    yield f"http://{server.address}/metrics"
-    server.close()
-
-
-def scrape(url: str) -> str:
-    """What is told, which is the same compressed."""
-    told = []
-    for encoding in ("identity", "gzip"):
-        request = urllib.request.Request(url, headers={"Accept-Encoding": encoding})
-        with urllib.request.urlopen(request, timeout=10) as response:
-            assert response.status == 200
-            assert response.headers["Content-Type"].startswith("text/plain")
-            body = response.read()
-        told.append(str(gzip.decompress(body) if encoding == "gzip" else body, "utf-8"))
+def scrape(registry: CollectorRegistry) -> str:
+    """What is told over HTTP, which is the same compressed."""
+    told, routes = [], {"/metrics": exposition(lambda: registry, lambda: "runs")}
+    with closing(WebServer("127.0.0.1", 0, routes, key="metrics.port")) as server:
+        for encoding in ("identity", "gzip"):
+            request = urllib.request.Request(f"http://{server.address}/metrics", headers={"Accept-Encoding": encoding})
+            with urllib.request.urlopen(request, timeout=10) as response:
+                assert response.status == 200
+                assert response.headers["Content-Type"].startswith("text/plain")
+                body = response.read()
+            told.append(str(gzip.decompress(body) if encoding == "gzip" else body, "utf-8"))
     own = [{line.split()[0] for line in text.splitlines() if line.startswith("pausefl_")} for text in told]
     assert own[0] == own[1]
     return told[0]
 
 
-def test_a_scrape_over_http_tells_the_same(endpoint: str) -> None:
+def test_a_scrape_over_http_tells_the_same(registry: CollectorRegistry) -> None:
     samples = {
         (s.name, frozenset(s.labels.items())): s.value
-        for family in text_string_to_metric_families(scrape(endpoint))
+        for family in text_string_to_metric_families(scrape(registry))
         for s in family.samples
     }
     for name, labels, value in SAMPLES:
@@ -335,9 +321,7 @@ def test_quantiles_read_off_the_buckets_are_right_to_a_tenth() -> None:
 def test_promtool_finds_nothing_to_complain_about(side: str, request: pytest.FixtureRequest) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("promtool (part of Prometheus) is not installed")
-    server = serving(request.getfixturevalue(side))
-    text = scrape(f"http://{server.address}/metrics")
-    server.close()
+    text = scrape(request.getfixturevalue(side))
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
 
@@ -348,8 +332,6 @@ def test_a_client_of_any_name_can_be_scraped(make_telemetry: MakeTelemetry) -> N
     joined = (LogEvent("joined", name, n_examples=10),)
     record = RoundRecord(1, 1, (name,), None, (observation(name, 1, 0.5),), joined, 1.0, 1.0, 0.003, "")
     replay(All(2), 1, [record], telemetry.round_committed)
-    server = serving(registry_of(telemetry))
-    families = list(text_string_to_metric_families(scrape(f"http://{server.address}/metrics")))
-    server.close()
+    families = list(text_string_to_metric_families(scrape(registry_of(telemetry))))
     (trip,) = [f for f in families if f.name == "pausefl_client_round_trip_seconds"]
     assert [(s.labels, s.value) for s in trip.samples] == [({"run": "runs", "client": name}, 0.5)]

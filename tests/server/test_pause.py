@@ -115,12 +115,6 @@ def test_the_brute_force_says_how_many_sets_it_refuses() -> None:
     PauseBrute(8).check_clients(ids, 12)
 
 
-def test_zeta_favours_the_fast() -> None:
-    """With a great ζ and nothing else to weigh, only clients among the fastest are exploited."""
-    play = Play(Pause(M, alpha=0.0, gamma=0.0, zeta=1000.0)).rounds(20)
-    assert all(set(record.chosen) <= set(IDS[: M + 1]) for record in play.records[5:])
-
-
 @pytest.mark.parametrize("forgetful", [{"discount": 0.8}, {"window": 10}])
 def test_a_forgetful_mean_follows_a_link_that_drifts(forgetful: dict[str, Any]) -> None:
     """The fastest client turns slow after round 40; the plain mean believes in it far longer."""

@@ -61,17 +61,15 @@ def open_round(time_scale: float = 1.0) -> OpenStep:
 
 @pytest.mark.parametrize(("is_needed", "latency_s"), [(False, 2.0), (True, 15.0)])
 def test_a_round_takes_the_wait_for_the_silent_only_where_they_were_needed(is_needed: bool, latency_s: float) -> None:
-    opened, table, settings = open_round(2.0), ClientTable(), server_settings(8, time_scale=2.0)
-    table.apply_events([LogEvent("joined", client_id, n_examples=10) for client_id in "ab"], round=1)
+    opened, table, settings = open_round(2.0), table_of({"a": [], "b": []}), server_settings(8, time_scale=2.0)
     opened.take(answer_of("a", 1, Release(), timing=Timing(4.0)), table, settings, now_s=14.0)
     if is_needed:
         assert opened.miss_overdue(40.0) == ["b"]
     else:
         opened.end(40.0)
     record = opened.record("", 40.0, 0.0, HostReport(), settings)
-    assert [(miss.kind, miss.waited_s, miss.latency_s) for miss in record.misses] == [
-        ("timeout" if is_needed else "unneeded", 30.0, 15.0)
-    ]
+    kind = "timeout" if is_needed else "unneeded"
+    assert [(miss.kind, miss.waited_s, miss.latency_s) for miss in record.misses] == [(kind, 30.0, 15.0)]
     assert record.round_latency_s == latency_s
 
 
@@ -81,8 +79,7 @@ def test_a_round_takes_the_wait_for_the_silent_only_where_they_were_needed(is_ne
 )
 def test_an_absent_servers_misses_teach_nothing(late_s: float, host: HostReport, suspect: tuple[str, ...]) -> None:
     """Whether its monitor saw that, or it passed its own deadline by more than the deadline."""
-    opened, table, settings = open_round(), ClientTable(), server_settings(8)
-    table.apply_events([LogEvent("joined", client_id, n_examples=10) for client_id in "ab"], round=1)
+    opened, table, settings = open_round(), table_of({"a": [], "b": []}), server_settings(8)
     now_s = SENT_S + late_s * TIMEOUT_S
     opened.take(answer_of("a", 1, Release(), arrived_s=now_s), table, settings, now_s)
     opened.miss("b", "timeout", "", now_s)

@@ -30,6 +30,8 @@ from rigs.coordinator import MakeRig
 from rigs.federation import SIZE, answer_of, clients, federation, hello, log_of, raw_stream, take_a_job
 from rigs.one_job import OneJob
 
+PONG = pb.ClientMessage(pong=pb.Pong(nonce=9)).SerializeToString()
+
 
 class BreakingContext:
     """A gRPC context whose core refuses a read or a write, as it does where a stream ends at that moment."""
@@ -97,10 +99,7 @@ class OneMessage(SilentStream):
         self._says = [message] if message is not None else []
 
 
-@pytest.mark.parametrize(
-    ("message", "is_final"),
-    [(b"\xff\xff\xff", False), (pb.ClientMessage(pong=pb.Pong(nonce=1)).SerializeToString(), True)],
-)
+@pytest.mark.parametrize(("message", "is_final"), [(b"\xff\xff\xff", False), (PONG, True)])
 async def test_a_client_whose_hello_was_damaged_on_the_way_may_try_again(message: bytes, is_final: bool) -> None:
     async with stream_handler() as handler:
         stream = OneMessage(message)
@@ -253,9 +252,6 @@ async def test_updates_that_were_begun_and_left_hold_no_memory() -> None:
         rig.stream.give(upload(vector(BIG), attempt=0)[0])  # once it is rejected, all before it has been read
         assert (await rig.refused()).attempt == 0
         assert not [each for each in gc.get_objects() if type(each) is Assembler and id(each) not in known]
-
-
-PONG = pb.ClientMessage(pong=pb.Pong(nonce=9)).SerializeToString()
 
 
 @pytest.mark.parametrize("breaks", [0, 4])

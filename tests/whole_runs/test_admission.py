@@ -200,10 +200,7 @@ async def test_an_owner_does_not_wait_behind_strangers(files: Path) -> None:
 @pytest.mark.parametrize("token", ["", "a guess"])
 async def test_a_client_that_can_be_no_owner_is_sent_away_before_it_says_anything(files: Path, token: str) -> None:
     admission, _ = by_token(files)
-    async with (
-        listening(admission=admission, bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
-        raw_stream(port, token) as call,
-    ):
+    async with listening(admission=admission, bounds=PATIENT) as port, raw_stream(port, token) as call:
         goodbye = (await answer_of(call)).goodbye
         assert goodbye.final
         assert "neither certificate nor token" in goodbye.reason

@@ -150,12 +150,6 @@ def test_auto_trains_one_by_one_what_cannot_be_stacked(tmp_path: Path, monkeypat
     assert told.notices == noticed("auto", "clients train one by one: the training method takes gradients away")
 
 
-def test_the_measured_speedup_is_a_ratio_of_times() -> None:
-    plan = client_plan(pausefl.load("demo", RUN)).training
-    speedup = batching.measured_speedup(batching._plain_trainers(plan, 3), 1)
-    assert 0.05 < speedup < 50
-
-
 def test_clients_whose_steps_are_captured_can_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where their trainers are wrapped."""
     steps = CapturedSteps()

@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pausefl.outcomes import FAILED
 from rigs import log
 from rigs.command import (
     Background,
@@ -56,9 +55,8 @@ def test_digits_are_learnt_over_the_network(tmp_path: Path) -> None:
         assert 0 < device_s < round_trip_s
         assert communication_s >= drawn_s
         assert propagation_s > -0.001
-    assert {c for (c,) in query(tmp_path / "run", "SELECT DISTINCT client_id FROM selections")} == {
-        f"client-{k:03}" for k in range(6)
-    }
+    chosen = {c for (c,) in query(tmp_path / "run", "SELECT DISTINCT client_id FROM selections")}
+    assert chosen == {f"client-{k:03}" for k in range(6)}
     evaluated = query(tmp_path / "run", "SELECT round FROM accuracy WHERE split = 'test' AND subset ORDER BY 1")
     assert evaluated == [(4,), (8,), (12,)]
 
@@ -240,19 +238,6 @@ def test_a_killed_run_keeps_its_buffered_updates_epsilon(tmp_path: Path, backgro
     fates = "SELECT kind, count(*) FROM events WHERE kind IN ('late', 'merged', 'dropped') GROUP BY 1"
     counted = {str(kind): int(n) for kind, n in query(run_dir, fates)}
     assert counted["late"] == counted["merged"] + counted.get("dropped", 0), "each kept update has one fate"
-
-
-@pytest.mark.slow
-def test_a_run_that_no_client_answers_fails_with_the_reason(tmp_path: Path) -> None:
-    late = {"fast_up_s": 30.0, "slow_up_s": 30.0}
-    config = experiment(tmp_path, rounds=5, **late, round_timeout_s=0.5, rounds_without_update_max=2)
-    done = run("run", config, "--run-dir", tmp_path / "run")
-    assert done.returncode == FAILED
-    assert "no client gave an update in 2 attempts in a row; the last one, slow-000: gave no answer" in done.stderr
-    summary = summary_of(tmp_path / "run")
-    assert (summary["outcome"], summary["rounds"], summary["failed_attempts"]) == ("failed", 0, 2)
-    assert summary["missed_jobs"] == {"timeout": 6}
-    assert summary["total_latency_s"] >= 1.0
 
 
 @pytest.mark.slow

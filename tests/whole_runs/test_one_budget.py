@@ -32,13 +32,13 @@ from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.training.trainer import Trainer
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
-from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord
 from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.state import replay
 from pausefl_server.storage.store import Store
 from rigs.command import played, refusal, run, sets, summary_of, synthetic
 from rigs.connections import opened_connections
-from rigs.log import query
+from rigs.log import observation, query, record
 
 RNG = np.random.default_rng(1)
 EXAMPLES = Examples(RNG.integers(0, 256, (50, 1, 8, 8), np.uint8), RNG.integers(0, 10, 50))
@@ -267,23 +267,6 @@ def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: s
 
 
 @pytest.mark.slow
-def test_experiments_on_the_same_data_draw_from_one_budget(tmp_path: Path) -> None:
-    shared = f"privacy.ledger_dir={tmp_path / 'holders'}"
-    changes = (shared, "experiment.rounds=3", "selection.policy=all")
-    first, second = (play(tmp_path, name, *changes) for name in ("one", "two"))
-    assert first["max_epsilon_spent"] == pytest.approx(BUDGET.spent(3))
-    assert second["max_epsilon_spent"] == pytest.approx(BUDGET.spent(6))
-    assert second["budget_per"] == "data holder"
-    assert query(tmp_path / "two/run.db", "SELECT min(participation), max(participation) FROM leakage") == [(4, 6)]
-    assert "Budgets are per data holder" in (tmp_path / "two/report.html").read_text()
-    config = tmp_path / "synthetic.toml"
-    other = run("run", config, "--run-dir", tmp_path / "three", "--set", shared, "--set", "privacy.eta=0.5")
-    assert other.returncode == 2
-    assert "is another experiment's, its schedule is" in other.stderr
-    assert not (tmp_path / "three").exists()
-
-
-@pytest.mark.slow
 def test_ledgers_that_come_from_elsewhere_are_found_in_the_log(tmp_path: Path) -> None:
     """Where a client keeps its ledger is its own choice, and the server's configuration knows nothing of it."""
     changes = ("experiment.rounds=2", "selection.policy=all", "selection.m=6")
@@ -372,13 +355,8 @@ def test_refused_input_takes_no_ledger_away_that_has_released(tmp_path: Path, re
     assert (tmp_path / "run/ledgers/a.db").exists() == bool(releases)
 
 
-def observation(client_id: str, i: int) -> Observation:
-    return Observation(client_id, Timing(0.1), 0.1, 40, i, BUDGET.epsilon(i), BUDGET.spent(i))
-
-
-def record(number: int, observations: tuple[Observation, ...], events: tuple[LogEvent, ...] = ()) -> RoundRecord:
-    ids = tuple(o.client_id for o in observations)
-    return RoundRecord(number, 1, ids, None, observations, events, 0.1, 1.0, 1e-4, "")
+def released(client_id: str, i: int) -> Observation:
+    return observation(client_id, participation=i, epsilon=BUDGET.epsilon(i), epsilon_spent=BUDGET.spent(i))
 
 
 def reconciled(client_id: str, i: int) -> LogEvent:
@@ -388,16 +366,14 @@ def reconciled(client_id: str, i: int) -> LogEvent:
 def records() -> list[RoundRecord]:
     """a is used twice; b's second release was rejected before round 2."""
     joined = tuple(LogEvent("joined", c, n_examples=40) for c in "abc")
-    return [
-        record(1, (observation("a", 1), observation("b", 1)), joined),
-        record(2, (observation("a", 2),), (reconciled("b", 5),)),
-    ]
+    first = record(1, released("a", 1), released("b", 1), events=joined)
+    return [first, record(2, released("a", 2), events=(reconciled("b", 5),))]
 
 
 def test_the_summary_counts_jobs_that_were_never_answered(tmp_path: Path) -> None:
     """b's last job was given up, c has missed two, and a was heard of after what it missed."""
-    missed = [replace(record(t, ()), misses=tuple(Miss(c, "timeout", 1.0, 1.0, "") for c in "ac")) for t in (3, 4)]
-    played = [*records(), *missed, record(5, (observation("a", 5),))]
+    missed = [replace(record(t), misses=tuple(Miss(c, "timeout", 1.0, 1.0, "") for c in "ac")) for t in (3, 4)]
+    played = [*records(), *missed, record(5, released("a", 5))]
     table = replay(Random(1), 1, played).table
 
     def releases_at_most(*late: LogEvent, budget: Budget = BUDGET) -> dict[str, int]:
