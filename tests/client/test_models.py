@@ -15,8 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pausefl_client.batched.stack import ModelStack
-from pausefl_client.batched.training import train_together
 from pausefl_client.registries import MODELS, OPTIMIZERS
 from pausefl_client.training.joined_states import joined, parted
 from pausefl_client.training.model_vector import ModelVector
@@ -349,17 +347,6 @@ def test_nothing_is_joined_and_parted_of_optimizers_that_remember_nothing() -> N
     shapes = [parameter.shape for parameter in nn.Linear(2, 3).parameters()]
     assert joined([{}, {}], shapes) == {}
     assert parted({}, shapes) == [{}, {}]
-
-
-def test_training_together_leaves_what_trainers_remember_until_they_are_told() -> None:
-    """What it gave may be dropped; the client then goes on from where it was."""
-    trainers = trainers_of()
-    stack = ModelStack(trainers[0].model, ADAM, len(trainers))
-    played_together(trainers, theta_of(trainers[0]), 1, stack)
-    before = [{name: value.clone() for name, value in trainer.optimizer_states().items()} for trainer in trainers]
-    train_together(stack, trainers, theta_of(trainers[0], 2), round=2)
-    for trainer, states in zip(trainers, before, strict=True):
-        torch.testing.assert_close(dict(trainer.optimizer_states()), states, rtol=0, atol=0)
 
 
 def test_a_trainer_that_is_restored_forgets_what_it_remembered_of_a_training_together() -> None:

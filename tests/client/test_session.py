@@ -113,14 +113,6 @@ async def test_a_ping_is_answered_while_the_trainer_works() -> None:
         assert (await stream.upload())[0].round == 1
 
 
-async def test_jobs_that_came_while_it_worked_are_answered_in_order() -> None:
-    async with held_back() as (rig, stream):
-        for t in (1, 2, 3):
-            stream.give_job(rig.model, round=t)
-        rig.trainer.gate.set()
-        assert [(await stream.upload())[0].round for _ in range(3)] == [1, 2, 3]
-
-
 async def test_asked_again_after_a_broken_line_it_sends_the_same_bytes_and_charges_once(tmp_path: Path) -> None:
     async with welcomed(ledger_in=tmp_path) as (rig, first):
         result, update = await first.ask(rig.model, schedule=SCHEDULE)

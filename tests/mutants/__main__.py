@@ -7,15 +7,16 @@ where it stopped; a change of the packages or of the catalogue starts it anew.
 """
 
 import argparse
+import hashlib
+import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mutants.catalogue import MUTANTS, Mutant
-from mutants.kept import KeptVerdicts
-from mutants.running import ROOT, Verdict, check_tree, table, try_mutant
+from mutants.running import MUTANTS, PACKAGES, ROOT, Mutant, Verdict, check_tree, table, try_mutant
 
 _AT_ONCE = 2
 
@@ -53,6 +54,38 @@ def _words() -> list[str]:
     parser.add_argument("word", nargs="*", help="play only mutants whose description has such a word; write nothing")
     words: list[str] = parser.parse_args().word
     return words
+
+
+class KeptVerdicts:
+    """What was found so far, in a file; empty where the packages or the catalogue have changed since."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._tree = _digest()
+        self._lock = Lock()
+        stored = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        self._found: dict[str, list[str]] = stored["found"] if stored.get("tree") == self._tree else {}
+
+    def of(self, mutant: Mutant) -> Verdict | None:
+        """The verdict on a mutant; None if it was not tried yet."""
+        found = self._found.get(mutant.why)
+        return Verdict(mutant, *found) if found else None
+
+    def add(self, verdict: Verdict) -> None:
+        """Keep a verdict at once."""
+        with self._lock:
+            self._found[verdict.mutant.why] = [verdict.run, verdict.audit, verdict.tests]
+            self._file.parent.mkdir(exist_ok=True)
+            self._file.write_text(json.dumps({"tree": self._tree, "found": self._found}, indent=1), "utf-8")
+
+
+def _digest() -> str:
+    """SHA-256 over the packages' source and the catalogue."""
+    source = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    digest = hashlib.sha256()
+    for file in sorted([*source, Path(__file__).with_name("catalogue.toml")]):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Applies one mutant to a copy of the packages, and runs audit and tests against it."""
+"""The breakages of catalogue.toml: each is put into a copy of the packages, and audit and tests are run against it."""
 
 import os
 import re
@@ -6,12 +6,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-from mutants.catalogue import Mutant
 
 ROOT = Path(__file__).parents[2]
 NOT_ASKED = "—"
@@ -24,6 +23,31 @@ _AUDITED = ("workload.model=synthetic", "workload.model_bytes=264000", "clients.
 _UPLOADS = 400
 # What a test says of broken code, which is no broken privacy.
 _CRASH = re.compile(r"^E +(?:AttributeError|ImportError|NameError|SyntaxError)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One breakage: `old`, which stands once in `file`, becomes `new`."""
+
+    why: str
+    """What is broken, as the table says it."""
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    """The test files that are run against it."""
+    audits: tuple[str, ...] = ()
+    """The units in which `pausefl audit` is asked too: where clip, noise, seed or what is sent are broken."""
+
+
+def _read(path: Path) -> tuple[Mutant, ...]:
+    return tuple(
+        Mutant(t["why"], t["file"], t["old"], t["new"], tuple(t["tests"]), tuple(t.get("audits", ())))
+        for t in tomllib.loads(path.read_text("utf-8"))["mutant"]
+    )
+
+
+MUTANTS = _read(Path(__file__).with_name("catalogue.toml"))
 
 
 @dataclass(frozen=True)

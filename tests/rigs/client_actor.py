@@ -17,8 +17,7 @@ from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.connections.rate_limit import ClientRateLimit
 from pausefl_server.model.norm_bound import NormBound
 from pausefl_server.rounds.messages import Dispatch, Refusal, Update
-from rigs.clock import Clock
-from rigs.stream import FakeStream
+from rigs.clock import Clock, FakeStream
 
 
 class FakeCoordinator(Actor[Any]):

@@ -23,6 +23,7 @@ from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.command import played, query, sets
 
 BIG = MAX_FRAME_BYTES // 4 + 100
+GOODBYE = pb.ClientMessage(goodbye=pb.Goodbye(reason="battery low")).SerializeToString()
 
 
 def told_client(data: bytes) -> pb.ServerMessage:
@@ -81,13 +82,7 @@ async def test_it_says_what_the_coordinator_wants_said_in_order() -> None:
     assert (said[2].goodbye.reason, said[2].goodbye.final) == ("come back", False)
 
 
-@pytest.mark.parametrize(
-    ("last", "reason"),
-    [
-        (None, "its stream ended"),
-        (pb.ClientMessage(goodbye=pb.Goodbye(reason="battery low")).SerializeToString(), "battery low"),
-    ],
-)
+@pytest.mark.parametrize(("last", "reason"), [(None, "its stream ended"), (GOODBYE, "battery low")])
 async def test_why_a_client_left_is_known(last: bytes | None, reason: str) -> None:
     async with ClientActorRig().running() as rig:
         rig.stream.give(last)

@@ -32,6 +32,7 @@ from rigs.places import ROOT
 from rigs.telemetry import BUDGET, MISSES, PARTS_S, SIZE, observation, play, private, registry_of
 
 DOCUMENT = ROOT / "deploy/METRICS.md"
+SPENT = BUDGET.spent
 
 
 @dataclass(frozen=True)
@@ -204,18 +205,14 @@ SAMPLES = [
     ("pausefl_clients_round_trip_seconds", {"quantile": "1"}, 0.25),
     ("pausefl_clients_latency_seconds", {"quantile": "0.5"}, 0.375),
     ("pausefl_retired_clients", {}, 1),
-    ("pausefl_client_epsilon_spent", {"client": "a", "unit": "coordinate"}, BUDGET.spent(3)),
-    ("pausefl_client_epsilon_spent", {"client": "a", "unit": "vector"}, SIZE * BUDGET.spent(3)),
-    ("pausefl_client_epsilon_remaining", {"client": "b", "unit": "coordinate"}, 10.0 - BUDGET.spent(2)),
+    ("pausefl_client_epsilon_spent", {"client": "a", "unit": "coordinate"}, SPENT(3)),
+    ("pausefl_client_epsilon_spent", {"client": "a", "unit": "vector"}, SIZE * SPENT(3)),
+    ("pausefl_client_epsilon_remaining", {"client": "b", "unit": "coordinate"}, 10.0 - SPENT(2)),
     ("pausefl_client_epsilon_next", {"client": "a", "unit": "coordinate"}, BUDGET.epsilon(4)),
-    ("pausefl_clients_epsilon_spent", {"quantile": "1", "unit": "vector"}, SIZE * BUDGET.spent(3)),
-    (
-        "pausefl_clients_epsilon_spent",
-        {"quantile": "0.9", "unit": "coordinate"},
-        0.2 * BUDGET.spent(2) + 0.8 * BUDGET.spent(3),
-    ),
-    ("pausefl_epsilon_spent_max", {"unit": "coordinate"}, BUDGET.spent(3)),
-    ("pausefl_epsilon_spent_median", {"unit": "coordinate"}, BUDGET.spent(2)),
+    ("pausefl_clients_epsilon_spent", {"quantile": "1", "unit": "vector"}, SIZE * SPENT(3)),
+    ("pausefl_clients_epsilon_spent", {"quantile": "0.9", "unit": "coordinate"}, 0.2 * SPENT(2) + 0.8 * SPENT(3)),
+    ("pausefl_epsilon_spent_max", {"unit": "coordinate"}, SPENT(3)),
+    ("pausefl_epsilon_spent_median", {"unit": "coordinate"}, SPENT(2)),
     ("pausefl_epsilon_budget", {"unit": "coordinate"}, 10.0),
     ("pausefl_epsilon_budget", {"unit": "vector"}, 10.0 * SIZE),
     ("pausefl_budgets_end_round", {}, 40),
@@ -253,10 +250,10 @@ HOST_SAMPLES = [
     ("injected_delay_seconds_sum", {"direction": "down"}, 0.5),
     ("injected_delay_seconds_sum", {"direction": "up"}, 1.5),
     ("event_loop_lag_seconds", {}, 0.003),
-    ("epsilon_spent", {"client": "a", "unit": "coordinate"}, BUDGET.spent(2)),
+    ("epsilon_spent", {"client": "a", "unit": "coordinate"}, SPENT(2)),
     ("epsilon_spent", {"client": "b", "unit": "vector"}, 0),
-    ("epsilon_all_runs", {"client": "a", "unit": "coordinate"}, BUDGET.spent(2)),
-    ("epsilon_spent_max", {"unit": "vector"}, SIZE * BUDGET.spent(2)),
+    ("epsilon_all_runs", {"client": "a", "unit": "coordinate"}, SPENT(2)),
+    ("epsilon_spent_max", {"unit": "vector"}, SIZE * SPENT(2)),
 ]
 
 
@@ -270,7 +267,7 @@ def test_a_host_of_many_clients_tells_only_the_greatest_leakage(tmp_path: Path) 
         metrics = HostMetrics(["a", "b", "c"], dict.fromkeys("abc", ledger), {"vector": 1}, client_series_max=2)
         told = {m.name: [s.value for s in m.samples] for m in metrics.registry.collect()}
     assert told["pausefl_host_epsilon_spent"] == []
-    assert told["pausefl_host_epsilon_spent_max"] == [BUDGET.spent(1)]
+    assert told["pausefl_host_epsilon_spent_max"] == [SPENT(1)]
 
 
 def test_a_host_tells_what_is_spent_as_soon_as_it_is_spent(tmp_path: Path) -> None:
@@ -278,7 +275,7 @@ def test_a_host_tells_what_is_spent_as_soon_as_it_is_spent(tmp_path: Path) -> No
         value = HostMetrics(["a"], {"a": ledger}, {"vector": 1}, client_series_max=2).registry.get_sample_value
         assert value("pausefl_host_epsilon_spent_max", {"unit": "vector"}) == 0
         ledger.record(ReleaseKey("run", 1, 1, "model"), ledger.next_charge(), "update", memoryview(b""))
-        assert value("pausefl_host_epsilon_spent_max", {"unit": "vector"}) == BUDGET.spent(1)
+        assert value("pausefl_host_epsilon_spent_max", {"unit": "vector"}) == SPENT(1)
 
 
 def scrape(registry: CollectorRegistry) -> str:

@@ -19,7 +19,7 @@ from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.policies.brute import PauseBrute
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
-from pausefl_server.state import RunState, replay
+from pausefl_server.state import replay
 from rigs.policies import CASES, IDS, M, Play, context_of, every_policy, joined, policy_of, unchanged, unseen_first
 
 # --- the contract
@@ -256,19 +256,3 @@ def test_no_type_a_policy_is_handed_has_a_field_for_them() -> None:
     assert not [name for name in names if re.search("drawn|injected|ping|^timing$|^host$", name)]
     annotations = " ".join(str(f.type) for record in handed for f in dataclasses.fields(record))
     assert not any(kind in annotations for kind in ("RoundRecord", " Observation", "Timing", "HostReport"))
-
-
-def test_what_a_policy_is_handed_is_made_in_one_place() -> None:
-    """The fold a run, a resumed run and a replay share."""
-    handed: list[PolicyRound] = []
-
-    class Keeper(Spy):
-        def observe(self, state: Any, record: PolicyRound, table: ClientTable) -> Any:  # noqa: ARG002
-            handed.append(record)
-
-    state = RunState.start(Keeper(2), 1)
-    record = record_with_secrets()
-    state.before_round(1, record.events)
-    state.after_round(record)
-    assert [type(o) for o in handed[0].observations] == [PolicyObservation]
-    assert (handed[0].observations[0].latency_s, handed[0].misses) == (1.5, record.misses)

@@ -109,17 +109,17 @@ async def test_no_more_clients_join_than_the_run_has(rig: MakeRig) -> None:
         await r.join("z")
 
 
-SCHEDULE = Budget(10.0, 0.04)
+PLAN = Budget(10.0, 0.04)
 
 
 def reported(i: int) -> Release:
-    return Release(i, SCHEDULE.epsilon(i), SCHEDULE.spent(i))
+    return Release(i, PLAN.epsilon(i), PLAN.spent(i))
 
 
 def test_a_release_that_fits_is_taken() -> None:
-    check_release(reported(3), SCHEDULE, proven=2, used=2)
-    check_release(reported(3), SCHEDULE, proven=3, used=2)  # known from a hello, its bytes come only now
-    check_release(reported(9), SCHEDULE, proven=2, used=2)  # some were spent where the server could not see
+    check_release(reported(3), PLAN, proven=2, used=2)
+    check_release(reported(3), PLAN, proven=3, used=2)  # known from a hello, its bytes come only now
+    check_release(reported(9), PLAN, proven=2, used=2)  # some were spent where the server could not see
     check_release(Release(), None, proven=0, used=0)
 
 
@@ -127,21 +127,13 @@ def test_a_release_that_fits_is_taken() -> None:
     ("release", "budget", "message"),
     [
         (reported(1), None, "in a run without privacy"),
-        (Release(), SCHEDULE, "without a private release"),
-        (reported(4), SCHEDULE, "counts 4 releases, the server knows of 5"),
-        (reported(5), SCHEDULE, "sends release 5 once more"),
-        (reported(20_000), SCHEDULE, "made release 20000, for which its budget leaves nothing"),  # its epsilon is 0
-        (reported(6), replace(SCHEDULE, epsilon_floor=SCHEDULE.epsilon(5)), "made release 6, for which"),
-        (
-            Release(6, SCHEDULE.epsilon(7), SCHEDULE.spent(6)),
-            SCHEDULE,
-            "spent epsilon .* on release 6, the schedule says",
-        ),
-        (
-            Release(6, SCHEDULE.epsilon(6), SCHEDULE.spent(5)),
-            SCHEDULE,
-            "has spent .* after 6 releases, the schedule says",
-        ),
+        (Release(), PLAN, "without a private release"),
+        (reported(4), PLAN, "counts 4 releases, the server knows of 5"),
+        (reported(5), PLAN, "sends release 5 once more"),
+        (reported(20_000), PLAN, "made release 20000, for which its budget leaves nothing"),  # its epsilon is 0
+        (reported(6), replace(PLAN, epsilon_floor=PLAN.epsilon(5)), "made release 6, for which"),
+        (Release(6, PLAN.epsilon(7), PLAN.spent(6)), PLAN, "spent epsilon .* on release 6, the schedule says"),
+        (Release(6, PLAN.epsilon(6), PLAN.spent(5)), PLAN, "has spent .* after 6 releases, the schedule says"),
     ],
 )
 def test_a_release_that_does_not_fit_is_rejected(release: Release, budget: Budget | None, message: str) -> None:
@@ -150,25 +142,25 @@ def test_a_release_that_does_not_fit_is_rejected(release: Release, budget: Budge
 
 
 def test_a_ledger_older_than_the_log_is_refused() -> None:
-    check_ledger(3, SCHEDULE.spent(3), SCHEDULE, proven=3)
+    check_ledger(3, PLAN.spent(3), PLAN, proven=3)
     check_ledger(0, 0.0, None, proven=0)
     with pytest.raises(WireError, match="counts 2 releases, the server knows of 3: restore the ledger"):
-        check_ledger(2, SCHEDULE.spent(2), SCHEDULE, proven=3)
+        check_ledger(2, PLAN.spent(2), PLAN, proven=3)
     with pytest.raises(WireError, match="the schedule says"):
-        check_ledger(3, SCHEDULE.spent(2), SCHEDULE, proven=0)
+        check_ledger(3, PLAN.spent(2), PLAN, proven=0)
 
 
 def test_a_ledger_counts_no_more_releases_than_its_schedule_has() -> None:
-    floor = replace(SCHEDULE, epsilon_floor=SCHEDULE.epsilon(5))
-    check_ledger(7, SCHEDULE.spent(7), floor, proven=0)  # made under another floor: it will be retired
+    floor = replace(PLAN, epsilon_floor=PLAN.epsilon(5))
+    check_ledger(7, PLAN.spent(7), floor, proven=0)  # made under another floor: it will be retired
     with pytest.raises(WireError, match="counts 4294967295 releases, more than its schedule has"):
-        check_ledger(2**32 - 1, SCHEDULE.spent(2**32 - 1), SCHEDULE, proven=0)
+        check_ledger(2**32 - 1, PLAN.spent(2**32 - 1), PLAN, proven=0)
 
 
 def test_what_an_unused_update_cost_is_believed_where_the_schedule_says_so() -> None:
-    assert is_plausible(reported(3), SCHEDULE)
-    assert not is_plausible(replace(reported(3), epsilon_spent=SCHEDULE.spent(4)), SCHEDULE)
-    assert not is_plausible(Release(), SCHEDULE), "it released nothing"
+    assert is_plausible(reported(3), PLAN)
+    assert not is_plausible(replace(reported(3), epsilon_spent=PLAN.spent(4)), PLAN)
+    assert not is_plausible(Release(), PLAN), "it released nothing"
     assert not is_plausible(reported(3), None)
 
 

@@ -174,11 +174,6 @@ def test_a_flipped_bit_in_the_write_ahead_log_is_missed_commits(killed: Path, wh
     assert "commits, which stood in run.db-wal, are lost" in refusal(killed)
 
 
-def test_a_log_without_its_write_ahead_log_is_missed_commits(killed: Path) -> None:
-    killed.with_name("run.db-wal").unlink()
-    assert "are lost" in refusal(killed)
-
-
 def test_a_copy_of_an_earlier_round_takes_the_place_of_all_files(path: Path) -> None:
     shutil.copy(path, path.with_name("copy"))
     store = Store(path)
@@ -221,12 +216,6 @@ def test_a_log_that_was_read_while_it_was_closed_misses_its_write_ahead_log(path
     with closing(Store(path.parent / "whole" / "run.db")) as store:
         assert len(store.rounds()) == ROUNDS + 1
     assert [file.name for file in (path.parent / "whole").iterdir()] == ["run.db"]
-
-
-def test_a_closed_log_is_one_file(path: Path) -> None:
-    assert [file.name for file in path.parent.iterdir()] == ["run.db"]
-    shutil.copy(path, path.with_name("copy.db"))
-    Store(path.with_name("copy.db")).close()
 
 
 def play_killed(program: str, path: Path) -> None:

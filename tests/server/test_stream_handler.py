@@ -99,15 +99,6 @@ class OneMessage(SilentStream):
         self._says = [message] if message is not None else []
 
 
-@pytest.mark.parametrize(("message", "is_final"), [(b"\xff\xff\xff", False), (PONG, True)])
-async def test_a_client_whose_hello_was_damaged_on_the_way_may_try_again(message: bytes, is_final: bool) -> None:
-    async with stream_handler() as handler:
-        stream = OneMessage(message)
-        await handler.handle(stream, PeerIdentity("peer"))
-    (answer,) = stream.taken
-    assert answer.goodbye.final == is_final
-
-
 async def test_nothing_is_read_from_a_peer_that_can_be_none_of_the_run() -> None:
     handler = ClientStreamHandler(OneJob(SIZE), AnswerLimits(SIZE), Admission(tokens={"a": b""}))  # type: ignore[arg-type]
     stream = OneMessage(None)

@@ -265,17 +265,6 @@ async def test_a_late_update_that_arrives_damaged_is_over_and_its_release_counts
         assert kinds == ["job", "withdraw", "ping"]
 
 
-async def test_only_the_latest_withdrawn_jobs_are_remembered() -> None:
-    """Those that are never answered may be as many as the run has rounds."""
-    async with ClientActorRig().running() as r:
-        for t in range(1, 201):
-            r.actor.offer(Withdraw(t, 1))
-        for t in (1, 200):
-            r.say(result=pb.Result(round=t, attempt=1, status=pb.STATUS_WITHDRAWN))
-        assert "which it was not asked for" in (await r.refused()).reason
-        assert await r.told() == JobWithdrawn("client-1", 200, 1)
-
-
 async def test_a_job_that_is_late_keeps_no_model() -> None:
     class Messages(list[bytes]):
         """A list that can be told to be gone."""

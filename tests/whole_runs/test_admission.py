@@ -197,15 +197,6 @@ async def test_an_owner_does_not_wait_behind_strangers(files: Path) -> None:
             assert await answer_to("a", port, token=token) == "welcome"
 
 
-@pytest.mark.parametrize("token", ["", "a guess"])
-async def test_a_client_that_can_be_no_owner_is_sent_away_before_it_says_anything(files: Path, token: str) -> None:
-    admission, _ = by_token(files)
-    async with listening(admission=admission, bounds=PATIENT) as port, raw_stream(port, token) as call:
-        goodbye = (await answer_of(call)).goodbye
-        assert goodbye.final
-        assert "neither certificate nor token" in goodbye.reason
-
-
 async def test_clients_beyond_those_that_may_wait_for_their_hello_are_told_to_come_back() -> None:
     async with listening(bounds=ConnectionBounds(hello_timeout_s=60.0)) as port, AsyncExitStack() as closing:
         calls = [await closing.enter_async_context(raw_stream(port)) for _ in range(MOST_WAITING + 3)]

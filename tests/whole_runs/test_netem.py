@@ -55,17 +55,14 @@ def test_a_law_becomes_a_delay_and_a_jitter_of_its_mean_and_spread() -> None:
 @pytest.mark.parametrize(
     ("law", "message"),
     [
-        (
-            '[latency.delay]\nkind = "exponential"\nmean_s = 0.1\n',
-            r"latency\.delay of client-000 has a spread of 0\.1 s;",
-        ),
+        ('[latency.delay]\nkind = "exponential"\nmean_s = 0.1', r"latency\.delay of client-000 has a spread of 0\.1 s"),
         (
             '[latency.up]\nkind = "lognormal"\nmean_s = 0.2\nsd_s = 0.3\n',
             r"latency\.up of client-000 .* mean of 0\.2 s netem keeps at most mean/√3 = 0\.115 s",
         ),
         (
-            '[latency.down]\nkind = "pareto"\nminimum_s = 0.1\nshape = 0.9\n',
-            r"a finite mean, not latency\.down of client-000",
+            '[latency.down]\nkind = "pareto"\nminimum_s = 0.1\nshape = 0.9',
+            r"a finite mean, not latency\.down of client",
         ),
     ],
 )

@@ -31,8 +31,7 @@ from fuzz.http2 import ATTACKS
 from fuzz.malformed import WAYS, malformed
 from fuzz.server_run import ServerRun
 from fuzz.summary import MEMORY_TIMES_BASE, disk_bound_bytes, failures, memory_bound_bytes
-from mutants.catalogue import MUTANTS, Mutant
-from mutants.running import MISSED, NOT_ASKED, ROOT, mutated, try_mutant
+from mutants.running import MISSED, MUTANTS, NOT_ASKED, ROOT, Mutant, mutated, try_mutant
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.hello_limits import MOST_WAITING
