@@ -293,8 +293,11 @@ def test_containers_have_little_leave(stack: Stack) -> None:
     (evaluator,) = stack.containers("evaluator")
     assert stack.docker("exec", evaluator["Id"], "id", "--user") == "10001"
     assert "Read-only file system" in stack.docker.try_to("exec", evaluator["Id"], "touch", "/opt/x").stderr
-    state = lambda: stack.containers("evaluator")[0]["State"]  # noqa: E731
-    wait_for(lambda: state()["Health"]["Status"] == "healthy", "the health check", PATIENCE_S)
+
+    def is_healthy() -> bool:
+        return bool(stack.containers("evaluator")[0]["State"]["Health"]["Status"] == "healthy")
+
+    wait_for(is_healthy, "the health check", PATIENCE_S)
 
 
 def test_they_speak_tls_with_those_who_show_a_certificate(stack: Stack) -> None:

@@ -379,7 +379,7 @@ def test_runs_of_a_sweeps_pods_are_those_of_pausefl_sweep(tmp_path: Path) -> Non
         (tmp_path / disk).mkdir()
         own = {"TMPDIR": str(tmp_path / disk), "JOB_COMPLETION_INDEX": str(index)}
         environment = {**os.environ, **own, "PATH": f"{shim.parent}:{os.environ['PATH']}"}
-        play = ["sh", KUBERNETES / "sweep/play.sh", tmp_path / "runs.txt", kept, config]
+        play: list[str | Path] = ["sh", KUBERNETES / "sweep/play.sh", tmp_path / "runs.txt", kept, config]
         return subprocess.Popen(play, env=environment)
 
     with pod(0, "a") as first, pod(1, "b") as other:

@@ -250,7 +250,8 @@ def test_a_folder_of_another_comparison_is_refused(tmp_path: Path) -> None:
 def test_a_folder_of_another_sweep_or_search_is_refused(tmp_path: Path) -> None:
     sweep(tmp_path)
     others: list[dict[str, Any]] = [{"rounds": 3}, {"values": (1, 2)}, {"seeds": 2}]
-    for begin_other in (*(partial(sweep, **other) for other in others), compared):
+    begin_others: list[Callable[[Path], object]] = [*(partial(sweep, **other) for other in others), compared]
+    for begin_other in begin_others:
         with pytest.raises(ConfigError, match=ANOTHER):
             begin_other(tmp_path)
     few: dict[str, Any] = {"folder": tmp_path / "search", "trials": 1, "seeds": 1, "fresh_seeds": 2}

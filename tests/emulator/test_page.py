@@ -350,8 +350,8 @@ TEXTS = "(selector) => [...document.querySelectorAll(selector)].map((e) => e.tex
 @pytest.mark.slow
 def test_a_browser_shows_a_real_run(browser: Browser, tmp_path: Path) -> None:
     (run_dir := tmp_path / "run").mkdir()
-    short = {"clients.count": 4, "selection.m": 2, "experiment.rounds": 12, "evaluation.every": 3}
-    short |= {"latency.time_scale": 0.02}
+    short: dict[str, float] = {"clients.count": 4, "selection.m": 2, "experiment.rounds": 12, "evaluation.every": 3}
+    short["latency.time_scale"] = 0.02
     browser.look_like(DESK, "light")
     Fleet(plan_of(load_experiment("demo", short), "run"), run_dir).run(Visitor(browser))
     browser.wait_for("document.querySelector('#state').textContent === 'finished: all rounds done'")
