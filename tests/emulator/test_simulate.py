@@ -37,7 +37,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.staleness import Asynchronous
-from pausefl_server.search import kernels
+from pausefl_server.search import sweep
 from pausefl_server.selection import POLICIES, Context, Policy, PolicyRound, Selection, policy_class
 from pausefl_server.selection.policies.genie import Genie
 from pausefl_server.selection.policies.oort import Oort
@@ -88,15 +88,15 @@ def test_latencies_of_0_count_as_equally_fast_as_tau_min(play: Any) -> None:
         np.testing.assert_array_equal(getattr(at_once, name), getattr(at_tau_min, name), err_msg=name)
 
 
-def test_other_policies_are_not_compiled_and_compiled_rounds_change_with_their_kernels() -> None:
+def test_other_policies_are_not_compiled_and_compiled_rounds_change_with_the_sweep() -> None:
     """Else numba would go on with the old ones from its cache: put the new digest there."""
     for policy in (Pause(4, reward="R2"), Pause(4, window=5), Genie(4), Pause(11)):
         with pytest.raises(ValueError, match="is compiled"):
             simulate_pause(policy, published(10), 10)
     with pytest.raises(ValueError, match="is compiled"):
         simulate_pause(Pause(4), published(10, budget=Budget(100.0, 0.5, epsilon_floor=1.0)), 10)
-    source = Path(kernels.__file__).read_bytes()
-    assert hashlib.sha256(source).hexdigest() == kernel.KERNELS_SHA256
+    source = Path(sweep.__file__).read_bytes()
+    assert hashlib.sha256(source).hexdigest() == kernel.SWEEP_SHA256
 
 
 def test_clients_retire_at_the_floor_of_their_budget_and_a_genie_has_no_regret_against_itself() -> None:

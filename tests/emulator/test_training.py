@@ -204,10 +204,16 @@ def test_a_synthetic_update_differs_by_client_and_round() -> None:
         trainer.train(theta[1:], round=1)
 
 
-def test_a_synthetic_client_needs_no_torch() -> None:
-    modules = ("training.synthetic", "privacy.mechanism", "data.partition", "data.datasets")
-    imported = ", ".join(f"pausefl_client.{module}" for module in modules)
-    assert python("-c", f"import sys, {imported}; print('torch' in sys.modules)") == "False\n"
+@pytest.mark.parametrize(
+    ("absent", "imported"),
+    [
+        ("torch", "pausefl_client.training.synthetic, pausefl_client.privacy.mechanism, pausefl_client.data.datasets"),
+        ("numba", "pausefl.runtime.run, pausefl.runtime.virtual.process, pausefl.studies.compare"),
+        ("matplotlib", "pausefl.runtime.run, pausefl.cli"),
+    ],
+)
+def test_what_only_some_need_is_not_imported_by_all(absent: str, imported: str) -> None:
+    assert python("-c", f"import sys, {imported}; print({absent!r} in sys.modules)") == "False\n"
 
 
 FORKED = """

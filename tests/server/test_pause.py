@@ -234,7 +234,7 @@ def test_the_temperature_exceeds_energy_differences(temperature: Any, monkeypatc
         scales.append(scale)
         return Cooling(scale, *rest)
 
-    monkeypatch.setattr("pausefl_server.selection.policies.sa_pause.Cooling", noted)
+    monkeypatch.setattr("pausefl_server.search.annealing.Cooling", noted)
     weights = {"alpha": 7.0, "gamma": 20.0, "kappa": 30.0, "reward": "R2", "clusters": 4}
     policy = SaPause(M, temperature=temperature, **weights)  # type: ignore[arg-type]
     context = context_of(Play(Pause(M)).rounds(9).table, 10)

@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pausefl_server.search import brute_force, clustered_pivot_and_fill, convex_pivot_and_fill, pivot_and_fill
-from pausefl_server.search.kernels import FEW, best_threshold, compiled, contenders
+from pausefl_server.search import (
+    brute_force,
+    clustered_pivot_and_fill,
+    convex_pivot_and_fill,
+    kernels,
+    pivot_and_fill,
+    sweep,
+)
+from pausefl_server.search.kernels import compiled
+from pausefl_server.search.sweep import FEW
 
 # Few distinct values, so that ties are the rule; the fractions are exact in binary, so equal energies are equal.
 UCB = st.one_of(st.sampled_from([0.0, 0.5, 1.0, 2.0, np.inf]), st.floats(-100, 100))
@@ -113,7 +121,7 @@ def test_the_two_clustered_searches_agree_on_large_problems(seed: int) -> None:
     """They share no inner loop; eq. (22) is the convex penalty (0, λ, λ, ...). Without a penalty, both are plain."""
     problem = hard(3000, 200, seed)
     ucb, value, m, cluster, forced = (problem[key] for key in ("ucb", "value", "m", "cluster", "forced"))
-    marginal = [0.0, problem["penalty"]]
+    marginal = [0.0, problem["penalty"], problem["penalty"]]
     fast, convex = clustered_pivot_and_fill(**problem), convex_pivot_and_fill(ucb, value, m, cluster, marginal, forced)
     assert energy(problem, fast, marginal) == energy(problem, convex, marginal)
     unpriced, plain = clustered_pivot_and_fill(**problem | {"penalty": 0.0}), pivot_and_fill(ucb, value, m, forced)
@@ -122,15 +130,18 @@ def test_the_two_clustered_searches_agree_on_large_problems(seed: int) -> None:
 
 @pytest.mark.parametrize("levels", [2, 50, 10**6], ids="{} levels".format)
 @given(seed=st.integers(0, 2**32), m=st.integers(1, FEW // 64))
-def test_rows_that_m_others_surpass_need_not_be_sorted(levels: int, seed: int, m: int) -> None:
+def test_rows_that_m_others_surpass_need_not_be_sorted_compiled_or_not(levels: int, seed: int, m: int) -> None:
     rng = np.random.default_rng(seed)
     ucb, value = rng.integers(0, levels, (2, 3 * FEW)).astype(np.float64)
     order = np.argsort(-ucb)
-    threshold = best_threshold(ucb[order], value[order], m)
+    threshold = sweep.best_threshold(ucb[order].tolist(), value[order].tolist(), m)
+    assert threshold == kernels.best_threshold(ucb[order], value[order], m)
     above = np.flatnonzero(ucb >= threshold)
     plain = np.sort(above[np.argsort(-value[above], kind="stable")[:m]])
     np.testing.assert_array_equal(pivot_and_fill(ucb, value, m), plain)
-    assert len(contenders(ucb, value, m)) < 0.7 * len(ucb)
+    found = sweep.contenders(ucb, value, m)
+    assert len(found) < 0.7 * len(ucb)
+    np.testing.assert_array_equal(found, kernels.contenders(ucb, value, m))
 
 
 def test_among_equals_the_first_rows_win() -> None:

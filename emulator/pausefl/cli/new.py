@@ -16,7 +16,7 @@ _FILES = {"experiment.toml": "experiment.toml", "own.py": "own.txt", "test_own.p
 
 def new(options: argparse.Namespace) -> None:
     """Write the files of a new project; ConfigError where one of them is there."""
-    from pausefl_server.selection import policy_class  # numba takes half a second
+    from pausefl_server.selection import policy_class  # which takes a tenth of a second
 
     folder, policy = Path(options.folder), options.policy or "own:Own"
     disclosed = [] if ":" in policy else sorted(policy_class(policy, "--policy")(m=2).disclosures)

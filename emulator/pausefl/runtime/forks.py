@@ -13,6 +13,7 @@ _OF_A_VIRTUAL_RUN = [
     "pausefl.results.summary",
     "dp_accounting.pld.privacy_loss_distribution",
 ]
+_OF_A_CAMPAIGN = ["pausefl.runtime.virtual.searches"]
 _OF_ITS_TRAINING = ["pausefl.runtime.client.torch_trainers", "pausefl.runtime.evaluator.model"]
 
 
@@ -35,13 +36,14 @@ def _imports(needs_torch: bool) -> list[str]:
 
 
 def forked_run(
-    name: str, work: Callable[..., None], *arguments: Any, needs_torch: bool
+    name: str, work: Callable[..., None], *arguments: Any, needs_torch: bool, is_first_of_many: bool = False
 ) -> ForkedProcess | SpawnProcess:
     """The process of a run on the virtual clock, not yet started, that calls `work` with these arguments.
 
     Another run after the first begins some seconds earlier than it would with imports of its own.
     """
     imports = [*_OF_A_VIRTUAL_RUN, *(_OF_ITS_TRAINING if needs_torch else [])]
+    imports += _OF_A_CAMPAIGN if is_first_of_many else []
     if not can_fork():
         return multiprocessing.get_context("spawn").Process(target=work, args=arguments, name=name)
     return ForkedProcess(name, imports, work, arguments)

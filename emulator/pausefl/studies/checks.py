@@ -42,7 +42,7 @@ def _in_child(
     told = (theirs, work, experiments, *arguments)
     process: ForkServerProcess | SpawnProcess
     if all(experiment.experiment.clock == "virtual" for experiment in experiments):
-        process = forked_run("pausefl-check", _tell, *told, needs_torch=True)
+        process = forked_run("pausefl-check", _tell, *told, needs_torch=True, is_first_of_many=True)
     else:  # whose fork server, which comes later, is to import what clients need alone
         process = multiprocessing.get_context("spawn").Process(target=_tell, args=told, name="pausefl-check")
     start(process)

@@ -14,9 +14,9 @@ from pausefl.results.reading import read_run
 from pausefl.studies.campaign import Planned
 from pausefl.studies.playing import OnExecutor, Player
 from pausefl.studies.simulation.curves import SimulationResult
-from pausefl.studies.simulation.engine import is_compiled, simulate, simulate_pause
+from pausefl.studies.simulation.engine import Setting, is_compiled, simulate, simulate_pause
 from pausefl.studies.simulation.outputs import setting_of
-from pausefl_proto.errors import PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_tune.plan import LATENCY_TO_TARGET, Point, TuningPlan, value_of
 
 Figures = Mapping[str, float]
@@ -83,6 +83,14 @@ class Measure:
         return next((group for group in groups if seed in group), [seed])
 
 
+def _has_expectations(setting: Setting) -> bool:
+    """Whether there is a truth about the delays: a law that changes with the round has none."""
+    try:
+        return setting.oracle is not None
+    except ConfigError:
+        return False
+
+
 def simulated(experiment: Experiment) -> Figures:
     """The figures of a simulation until all rounds or budgets are over."""
     policy, rounds, setting = (
@@ -90,7 +98,7 @@ def simulated(experiment: Experiment) -> Figures:
         experiment.experiment.rounds,
         setting_of(experiment),
     )
-    if setting.has_expectations and is_compiled(policy, setting):
+    if _has_expectations(setting) and is_compiled(policy, setting):
         result = simulate_pause(policy, setting, rounds)
     else:
         result = simulate(policy, setting, rounds, with_regret=False)

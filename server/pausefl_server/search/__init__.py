@@ -17,14 +17,31 @@ a penalty that is not a finite number of at least 0.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pausefl_proto.arrays import FloatArray, IntArray
-from pausefl_server.search import kernels
+from pausefl_server.search import sweep
 
 Rows = Sequence[int] | IntArray
+
+# So many rows take 30 ms at worst in plain Python. For more, and other searches, numba is loaded, which takes a second.
+_MOST_IN_PYTHON = 1 << 16
+
+
+class SetValue(Protocol):
+    """The part of the energy that is not the least ucb, followed as the set changes: αΦ_g + γΦ_p."""
+
+    def reset(self, rows: IntArray) -> float:
+        """Make `rows` the current set and return its value."""
+
+    def swapped(self, out: int, incoming: int) -> float:
+        """The value of the current set with `out` replaced by `incoming`; the current set stays."""
+
+    def swap(self, out: int, incoming: int) -> None:
+        """Replace `out` with `incoming` in the current set."""
 
 
 def pivot_and_fill(ucb: npt.ArrayLike, value: npt.ArrayLike, m: int, forced: Rows = ()) -> IntArray:
@@ -32,9 +49,15 @@ def pivot_and_fill(ucb: npt.ArrayLike, value: npt.ArrayLike, m: int, forced: Row
     problem = _Problem.of(ucb, value, m, forced)
     if problem.places == 0:
         return problem.forced
-    rows = kernels.contenders(problem.ucb, problem.value, problem.places)
+    rows = sweep.contenders(problem.ucb, problem.value, problem.places)
     order = rows[np.argsort(-problem.ucb[rows])]
-    threshold = kernels.best_threshold(problem.ucb[order], problem.value[order], problem.places)
+    ucb, value = problem.ucb[order], problem.value[order]
+    if len(order) <= _MOST_IN_PYTHON:
+        threshold = sweep.best_threshold(ucb.tolist(), value.tolist(), problem.places)
+    else:
+        from pausefl_server.search import kernels
+
+        threshold = kernels.best_threshold(ucb, value, problem.places)
     return problem.answer(threshold, problem.value)
 
 
@@ -47,16 +70,7 @@ def clustered_pivot_and_fill(
     cluster: any integers of shape (K,); rows with the same one share an access point. Forced rows occupy theirs.
     """
     _check_penalty(penalty)
-    problem = _Problem.of(ucb, value, m, forced)
-    if problem.places == 0:
-        return problem.forced
-    cluster, held = problem.clusters(cluster)
-    order = np.argsort(-problem.ucb)
-    occupied = np.where(held > 0, np.inf, -np.inf)
-    threshold = kernels.best_clustered_threshold(
-        problem.ucb[order], problem.value[order], problem.places, cluster[order], penalty, occupied
-    )
-    return problem.answer(threshold, _adjusted(problem, threshold, cluster, held, np.array([0.0, penalty])))
+    return convex_pivot_and_fill(ucb, value, m, cluster, (0.0, penalty), forced)
 
 
 def convex_pivot_and_fill(
@@ -70,8 +84,10 @@ def convex_pivot_and_fill(
     """An optimal set where the j-th member of a cluster costs marginal[j − 1], for any non-decreasing costs.
 
     The last cost holds for all further members; eq. (22) is marginal = (0, λ). Concave costs are refused: the greedy
-    fill is wrong for them. O(K log K + K · cluster size · log m), memory O(K).
+    fill is wrong for them. O(K log K + K · cluster size · log m), under eq. (22) O(K log K), memory O(K).
     """
+    from pausefl_server.search import kernels
+
     costs = np.asarray(marginal, np.float64)
     if costs.ndim != 1 or costs.size == 0 or not np.isfinite(costs).all() or (np.diff(costs) < 0).any():
         raise ValueError(f"marginal = {marginal}: must be finite and non-decreasing, one cost or more")
@@ -80,9 +96,11 @@ def convex_pivot_and_fill(
         return problem.forced
     cluster, held = problem.clusters(cluster)
     order = np.argsort(-problem.ucb)
-    threshold = kernels.best_convex_threshold(
-        problem.ucb[order], problem.value[order], problem.places, cluster[order], costs, held
-    )
+    rows = problem.ucb[order], problem.value[order], problem.places, cluster[order]
+    if len(costs) == 2 and costs[0] == 0:
+        threshold = kernels.best_clustered_threshold(*rows, costs[1], np.where(held > 0, np.inf, -np.inf))
+    else:
+        threshold = kernels.best_convex_threshold(*rows, costs, held)
     return problem.answer(threshold, _adjusted(problem, threshold, cluster, held, costs))
 
 
@@ -95,6 +113,8 @@ def brute_force(
     forced: Rows = (),
 ) -> IntArray:
     """An optimal set found by trying all of them: the oracle of the other searches. O(binomial(K, m) · m)."""
+    from pausefl_server.search import kernels
+
     _check_penalty(penalty)
     problem = _Problem.of(ucb, value, m, forced)
     cluster, held = problem.clusters(np.zeros(problem.size, np.int64) if cluster is None else cluster)
@@ -107,9 +127,8 @@ def brute_force(
 def warm_up() -> None:
     """Load the compiled kernels, compiling what is not cached yet, so that no round pays for it (about 2 s at most)."""
     ucb, value, cluster = np.array([1.0, 2.0, np.inf]), np.zeros(3), np.array([0, 1, 1])
-    pivot_and_fill(ucb, value, 2)
-    clustered_pivot_and_fill(ucb, value, 2, cluster, 1.0)
-    convex_pivot_and_fill(ucb, value, 2, cluster, (0.0, 1.0))
+    for costs in ((0.0, 1.0), (0.0, 1.0, 1.0)):
+        convex_pivot_and_fill(ucb, value, 2, cluster, costs)
     brute_force(ucb, value, 2)
 
 

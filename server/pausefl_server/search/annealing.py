@@ -12,29 +12,17 @@ printed sign accepts everything; and what is returned is the best set seen, the 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_server.search import SetValue
 from pausefl_server.search.kernels import compiled
 
 CHUNK = 512
 """Compiled steps between two looks at the clock: some 0.1 ms."""
-
-
-class SetValue(Protocol):
-    """The part of the energy that is not the least ucb, followed as the set changes: αΦ_g + γΦ_p."""
-
-    def reset(self, rows: IntArray) -> float:
-        """Make `rows` the current set and return its value."""
-
-    def swapped(self, out: int, incoming: int) -> float:
-        """The value of the current set with `out` replaced by `incoming`; the current set stays."""
-
-    def swap(self, out: int, incoming: int) -> None:
-        """Replace `out` with `incoming` in the current set."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,9 @@
 """The inner loops of `search`, compiled by numba at first use and cached on disk.
 
 They take arrays that `search` has already checked, sorted and reduced; nothing else calls them, but for
-`pausefl.studies.simulation.kernel`. numba renews its cache when the file of the outermost function changes, not this
-one: that file states the SHA-256 of this one, and a test fails after a change here until it states the new one.
+`pausefl.studies.simulation.kernel`, which says what a change of `sweep` changes there.
 """
 
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ import numba
 import numpy as np
 
 from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_server.search import sweep
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -92,48 +91,7 @@ def offer(
     return size, total
 
 
-FEW = 4096
-"""Rows of which all are sorted: to look for contenders would take as long."""
-
-
-@compiled
-def contenders(ucb: FloatArray, value: FloatArray, m: int) -> IntArray:
-    """Positions, ascending, of all rows but such as m others surpass in both ucb and value: no fill takes these.
-
-    Rows with the greatest ucb stay, and of the rest what the m-th best value among them does not surpass: of K rows in
-    no order about 2√(mK), found in O(K). Sorting them all took most of the search's time.
-    """
-    k = len(ucb)
-    if k <= FEW or 64 * m >= k:
-        return np.arange(k)
-    n_first = int(math.sqrt(m * k))
-    bound = np.partition(ucb, k - n_first)[k - n_first]
-    first = np.flatnonzero(ucb >= bound)
-    least = np.partition(value[first], len(first) - m)[len(first) - m]
-    ties = m - np.count_nonzero(value[first] > least)
-    last = first[value[first] == least][ties - 1]  # of equal values the first one wins
-    kept = np.empty(k, np.bool_)
-    for i in range(k):
-        kept[i] = ucb[i] > bound or value[i] > least or (value[i] == least and i <= last)
-    return np.flatnonzero(kept)
-
-
-@compiled
-def best_threshold(ucb: FloatArray, value: FloatArray, m: int) -> float:
-    """The least ucb of an optimal set: the sweep of PAUSE v2, Algorithm 2, over rows sorted by descending ucb.
-
-    Energies are compared only where a run of equal ucb ends: there the set may hold any row of the run.
-    """
-    heap, owner, place = np.empty(m), np.full(m, NO_CLUSTER), np.empty(0, np.int64)
-    size, total = 0, 0.0
-    best, threshold = -np.inf, -np.inf
-    for i in range(len(ucb)):
-        if size < m or value[i] > heap[0]:  # said here too: a call for every row would take most of the time
-            size, total = offer(heap, owner, place, size, total, value[i], NO_CLUSTER)
-        run_ends = i + 1 == len(ucb) or ucb[i + 1] < ucb[i]
-        if run_ends and size == m and ucb[i] + total > best:
-            best, threshold = ucb[i] + total, ucb[i]
-    return threshold
+contenders, best_threshold = compiled(sweep.contenders), compiled(sweep.best_threshold)
 
 
 @compiled

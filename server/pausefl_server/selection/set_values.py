@@ -1,8 +1,8 @@
 """Φ_g and Φ_p that are no plain means, for SA-PAUSE: any function of the set, and label diversity as an example.
 
 A Φ is made once a round by a factory `factory(context, rows) -> Phi`, rows being the candidates' table rows, and is
-then called with sets of positions among them. A Φ that also has the three methods of `annealing.SetValue` is followed
-swap by swap instead of being computed anew for every proposal.
+then called with sets of positions among them. A Φ that also has the three methods of `SetValue` is followed swap by
+swap instead of being computed anew for every proposal.
 """
 
 import inspect
@@ -16,7 +16,7 @@ import numpy as np
 from pausefl_process.plugins import imported
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import PauseflError
-from pausefl_server.search.annealing import SetValue
+from pausefl_server.search import SetValue
 from pausefl_server.selection.base import Context
 
 Phi = Callable[[IntArray], float]

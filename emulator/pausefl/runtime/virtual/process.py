@@ -30,13 +30,10 @@ from pausefl_proto.errors import PauseflError, first_error
 from pausefl_proto.wire import Vector
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.records import SPLITS
-from pausefl_server.search import warm_up
 from pausefl_server.service import Endpoints, Platform, RunResult
 
 if TYPE_CHECKING:
     from pausefl.runtime.evaluator.model import Evaluator
-
-warm_up()  # once for all runs that are forked
 
 
 class _Rendezvous:

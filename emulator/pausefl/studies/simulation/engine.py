@@ -88,14 +88,6 @@ class Setting:
         return Oracle(*known_means(self.laws, self.tau_min_s))
 
     @property
-    def has_expectations(self) -> bool:
-        """Whether there is such a truth: a law that changes with the round has none."""
-        try:
-            return self.oracle is not None
-        except ConfigError:
-            return False
-
-    @property
     def least_wait_s(self) -> float:
         """The least wait of any round, in the laws' seconds."""
         waits_s = self.server.round_timeout_s

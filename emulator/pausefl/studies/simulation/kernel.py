@@ -10,8 +10,8 @@ import numpy as np
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server.search.kernels import best_threshold, compiled, contenders
 
-KERNELS_SHA256 = "80cb1c929544923167ea065c028efc495d0763253afc41ae1fea86e37cb631fe"
-"""Of the source of `pausefl_server.search.kernels`, which is compiled into what stands here. numba's cache looks at
+SWEEP_SHA256 = "e34ae5c27ac6a00c8af9360695c49f146a74b0841d753e37da74d1e7c34f034e"
+"""Of the source of `pausefl_server.search.sweep`, which is compiled into what stands here. numba's cache looks at
 this file alone, so it must change with that one; a test sees to it."""
 
 

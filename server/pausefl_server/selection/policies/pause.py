@@ -10,7 +10,7 @@ from annotated_types import Gt
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.number_types import Count, NonNegative, PositiveShare, Whole
 from pausefl_server.clients import ClientTable
-from pausefl_server.search import clustered_pivot_and_fill, convex_pivot_and_fill, pivot_and_fill
+from pausefl_server.search import convex_pivot_and_fill, pivot_and_fill
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.clusters import cluster_of, crowding
 from pausefl_server.selection.latency import Recent, mean_and_count, remember
@@ -64,12 +64,9 @@ class Choice:
         return replace(self, ucb=np.where(infinite, above + beyond_any_gain, self.ucb))
 
     def exact(self) -> IntArray:
-        """An optimal set's positions, by the fastest search that is exact for this penalty."""
+        """An optimal set's positions."""
         if not self.marginal.any():
             return pivot_and_fill(self.ucb, self.value, self.m, self.forced)
-        if len(self.marginal) == 2 and self.marginal[0] == 0:
-            penalty = float(self.marginal[1])
-            return clustered_pivot_and_fill(self.ucb, self.value, self.m, self.cluster, penalty, self.forced)
         return convex_pivot_and_fill(self.ucb, self.value, self.m, self.cluster, self.marginal, self.forced)
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.number_types import Positive, Whole
-from pausefl_server.search import annealing, pivot_and_fill
-from pausefl_server.search.annealing import Cooling, SetValue, anneal, anneal_additive
+from pausefl_server.search import SetValue, pivot_and_fill
 from pausefl_server.selection.base import Context
 from pausefl_server.selection.policies.pause import Choice, Pause
 from pausefl_server.selection.set_values import Additive, Weighted, factory_named, made
@@ -65,6 +64,8 @@ class SaPause(Pause):
 
     def warm_up(self) -> None:
         """Load the compiled chain, and the exact search it is compared with."""
+        from pausefl_server.search import annealing
+
         super().warm_up()
         annealing.warm_up()
 
@@ -74,6 +75,8 @@ class SaPause(Pause):
         return frozenset({"labels"} if "label_diversity" in (self.phi_g, self.phi_p) else ())
 
     def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:
+        from pausefl_server.search.annealing import Cooling, anneal, anneal_additive  # which loads numba
+
         choice, seen = choice.finite(), np.isfinite(choice.ucb)
         free = np.setdiff1d(np.arange(len(choice.rows)), choice.forced)
         ucb = choice.ucb[free]
