@@ -243,16 +243,11 @@ def whisker(low: FloatArray | float, high: FloatArray | float) -> tuple[FloatArr
 
 
 def draw_bars(axes: Axes, bottom: FloatArray, top: FloatArray, colour: str, label: str | None = None) -> None:
-    """Bars at 0, 1, ...; where they are many one path for all, an image in an SVG if it would be a large one."""
-    places = np.arange(len(top))
-    if len(top) <= MOST_NAMED:
-        axes.bar(places, top - bottom, 0.76, bottom, color=colour, label=label)
-        return
-    edges = (places[:, None] + np.array([-0.5, 0.5])).ravel()
-    is_large = len(top) > 10_000
-    axes.fill_between(
-        edges, bottom.repeat(2), top.repeat(2), color=colour, label=label, linewidth=0, rasterized=is_large
-    )
+    """Bars at 0, 1, ..., side by side where they are many; an image in an SVG if it would be a large one."""
+    corners = np.array([-0.38, 0.38, np.nan] if len(top) <= MOST_NAMED else [-0.5, 0.5])  # what is NaN parts two bars
+    edges = (np.arange(len(top))[:, None] + corners).ravel()
+    bottom, top = bottom.repeat(len(corners)), top.repeat(len(corners))
+    axes.fill_between(edges, bottom, top, color=colour, label=label, linewidth=0, rasterized=len(edges) > 20_000)
 
 
 def draw_times_chosen(axes: Axes, ids: Sequence[str] | NDArray[Any], times: NDArray[np.int64]) -> None:
