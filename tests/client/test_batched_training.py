@@ -25,7 +25,19 @@ from pausefl_client.training.tasks import Regression
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise
 from pausefl_client.training.trainer import Trainer, TrainingOutcome, TrainingSettings, WrappedTrainer
 from pausefl_proto.wire import Vector
-from rigs.batched import ADAM, CPU, IMAGE, RAGGED, SGD, assert_same, expecting, played_together, theta_of, trainers_of
+from rigs.batched import (
+    ADAM,
+    CPU,
+    IMAGE,
+    RAGGED,
+    SGD,
+    assert_same,
+    expecting,
+    played_together,
+    theta_of,
+    trained_at_once,
+    trainers_of,
+)
 
 
 def check_rounds(make: Callable[[], list[TorchTrainer]], rounds: int = 3) -> None:
@@ -75,7 +87,7 @@ def test_every_known_layer_treats_models_apart() -> None:
     check_rounds(lambda: trainers_of(SGD, model=every_layer))
 
 
-def test_images_as_bytes_and_as_numbers_train_apart(calls: "Calls") -> None:
+def test_images_as_bytes_and_as_numbers_train_apart(calls: list[int]) -> None:
     """A behaviour of one's own may leave float32 to one client and bytes to another."""
     host, alone, trainers = BatchedHost(), trainers_of(), trainers_of()
     for trainer in (alone[1], trainers[1]):
@@ -85,7 +97,7 @@ def test_images_as_bytes_and_as_numbers_train_apart(calls: "Calls") -> None:
     with expecting(host, 3, 1, "a"):
         for client, trainer in zip(clients, alone, strict=True):
             assert_same(client.train(theta, round=1), trainer.train(theta, round=1))
-    assert calls.counts == [2]
+    assert calls == [2]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -201,29 +213,17 @@ def test_the_round_after_one_that_broke_off_uses_its_own_gradients() -> None:
 # -- the host
 
 
-class Calls:
-    """Counts how many clients train in one call."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.counts: list[int] = []
-
-        def counted(stack: Any, trainers: Any, theta: Any, *, round: int) -> Any:
-            self.counts.append(len(trainers))
-            return train_together(stack, trainers, theta, round=round)
-
-        monkeypatch.setattr(batched_host, "train_together", counted)
-
-
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    return Calls(monkeypatch)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many clients have trained in each call."""
+    return trained_at_once(monkeypatch)
 
 
 def hosted(host: BatchedHost, trainers: Sequence[TorchTrainer]) -> list[Trainer]:
     return [host.outermost(f"c{i}", host.admit(f"c{i}", trainer)) for i, trainer in enumerate(trainers)]
 
 
-def test_the_first_that_is_due_trains_all_that_wait_for_its_job(calls: Calls) -> None:
+def test_the_first_that_is_due_trains_all_that_wait_for_its_job(calls: list[int]) -> None:
     host, alone = BatchedHost(), trainers_of()
     clients = hosted(host, trainers_of())
     for t in (1, 2):
@@ -231,23 +231,23 @@ def test_the_first_that_is_due_trains_all_that_wait_for_its_job(calls: Calls) ->
         with expecting(host, 3, t, f"digest {t}"):
             for client, trainer in zip(reversed(clients), reversed(alone), strict=True):
                 assert_same(client.train(theta, round=t), trainer.train(theta, round=t))
-    assert calls.counts == [3, 3]
+    assert calls == [3, 3]
 
 
-def test_who_waits_no_longer_has_not_trained(calls: Calls) -> None:
+def test_who_waits_no_longer_has_not_trained(calls: list[int]) -> None:
     """What was computed for it is dropped: in its next round it goes on from where it was."""
     host, alone = BatchedHost(), trainers_of()
     clients = hosted(host, trainers_of())
     first, second = (theta_of(alone[0], t) for t in (1, 2))
     with host.expecting("c0", 1, "a"), host.expecting("c1", 1, "a"):
         assert_same(clients[0].train(first, round=1), alone[0].train(first, round=1))
-    assert calls.counts == [2]
+    assert calls == [2]
     with host.expecting("c1", 2, "b"):
         assert_same(clients[1].train(second, round=2), alone[1].train(second, round=2))
-    assert calls.counts == [2]
+    assert calls == [2]
 
 
-def test_another_round_model_or_memory_than_foreseen_is_trained_alone(calls: Calls) -> None:
+def test_another_round_model_or_memory_than_foreseen_is_trained_alone(calls: list[int]) -> None:
     class Stale(WrappedTrainer):
         def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
             return super().train(theta * 0 + 0.1, round=round)
@@ -265,10 +265,10 @@ def test_another_round_model_or_memory_than_foreseen_is_trained_alone(calls: Cal
             trainer.restore(before.state())  # as after a restart
         assert_same(clients[2].train(theta, round=1), alone[2].train(theta, round=1))
         assert_same(clients[3].train(theta, round=2), alone[3].train(theta, round=2))
-    assert calls.counts == [4]
+    assert calls == [4]
 
 
-def test_a_client_that_is_at_its_job_or_has_done_it_is_not_trained_with_one_that_comes_later(calls: Calls) -> None:
+def test_a_client_that_is_at_its_job_or_has_done_it_is_not_trained_with_one_that_comes_later(calls: list[int]) -> None:
     host, trainers = BatchedHost(), trainers_of()
     _, second, third = hosted(host, trainers)
     theta = theta_of(trainers[0])
@@ -277,10 +277,10 @@ def test_a_client_that_is_at_its_job_or_has_done_it_is_not_trained_with_one_that
             second.train(theta, round=1)
         with host.expecting("c2", 1, "a"):
             third.train(theta, round=1)
-    assert calls.counts == []
+    assert calls == []
 
 
-def test_clients_of_other_kinds_jobs_and_none_train_apart(calls: Calls) -> None:
+def test_clients_of_other_kinds_jobs_and_none_train_apart(calls: list[int]) -> None:
     host = BatchedHost()
     clients = hosted(host, [*trainers_of(), *trainers_of(SGD)[:1]])[:4]
     host.admit("c3", trainers_of(SGD)[0])
@@ -289,7 +289,7 @@ def test_clients_of_other_kinds_jobs_and_none_train_apart(calls: Calls) -> None:
             waiting.enter_context(host.expecting(client_id, 1, digest))
         for client in clients:
             client.train(theta_of(trainers_of()[0]), round=1)
-    assert calls.counts == []
+    assert calls == []
 
 
 def test_a_failure_together_is_told_by_the_client_that_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -307,14 +307,14 @@ def test_a_failure_together_is_told_by_the_client_that_fails_alone(caplog: pytes
 
 
 def test_as_many_train_together_as_memory_holds(
-    calls: Calls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    calls: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A device that holds two models stands for one whose memory is full: no round is lost, and it is tried once."""
 
     def fits_two(stack: Any, trainers: Any, theta: Any, *, round: int) -> Any:
         if len(trainers) > 2:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        calls.counts.append(len(trainers))
+        calls.append(len(trainers))
         return train_together(stack, trainers, theta, round=round)
 
     monkeypatch.setattr(batched_host, "train_together", fits_two)
@@ -326,7 +326,7 @@ def test_as_many_train_together_as_memory_holds(
         with expecting(host, len(sizes), t, "a"):
             for client, trainer in zip(clients, alone, strict=True):
                 assert_same(client.train(theta, round=t), trainer.train(theta, round=t))
-    assert calls.counts == [2, 2, 1] * 2
+    assert calls == [2, 2, 1] * 2
     said = "the device's memory does not hold 5 clients together: 2 at once from now on"
     assert caplog.messages == [said]
 

@@ -3,8 +3,7 @@
 import asyncio
 import importlib
 import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -70,12 +69,10 @@ NOT_HELD = [
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def own(own_module: Callable[[str, str], Path]) -> ModuleType:
     """A module of a user's: errors come from its lines 3, 9, 13, 20, 23 and 32."""
-    (tmp_path / "own_errors.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield importlib.import_module("own_errors")
-    del sys.modules["own_errors"]
+    own_module("own_errors", OWN)
+    return importlib.import_module("own_errors")
 
 
 async def awaited(function: Any) -> Any:
@@ -228,11 +225,8 @@ class Fit(Policy):
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "misfits", raising=False)
-    (tmp_path / "misfits.py").write_text(MODULE)
-    return tmp_path / "misfits.py"
+def file(own_module: Callable[[str, str], Path]) -> Path:
+    return own_module("misfits", MODULE)
 
 
 @pytest.mark.parametrize(

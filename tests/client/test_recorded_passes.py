@@ -27,16 +27,29 @@ CUDA = pytest.param("cuda", marks=on_cuda)
 Repeat = Callable[[], torch.Tensor]
 
 
-class Counting:
-    """Stands for a GPU, and counts recordings and repetitions."""
+class Repeating:
+    """Stands for a GPU: it repeats a pass and a step. Where it knows the stack, models must stay in their places."""
 
     def __init__(self) -> None:
-        self.recorded = self.repeated = 0
+        self.stack: ModelStack | None = None
+        self.shapes: list[tuple[int, ...]] = []
+        """Of what was recorded: models and examples."""
+        self.repeated = 0
+
+    def places(self) -> list[int]:
+        if not (stack := self.stack):
+            return []
+        remembered = [stack._optimizer.state[row] for row in stack._rows if row.grad is not None]
+        states = [value for state in remembered for value in state.values() if isinstance(value, torch.Tensor)]
+        tensors = *stack._leaves, stack.values, stack._gradients, *states
+        return [tensor.data_ptr() for tensor in tensors]
 
     def __call__(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> Repeat:
-        self.recorded += 1
+        self.shapes.append(tuple(inputs.shape[:2]))
+        recorded = self.places()
 
         def repeat() -> torch.Tensor:
+            assert self.places() == recorded
             self.repeated += 1
             losses = one_pass(inputs, targets)
             step()
@@ -45,7 +58,7 @@ class Counting:
         return repeat
 
 
-def captured_by(recorder: Counting) -> CapturedSteps:
+def captured_by(recorder: Repeating) -> CapturedSteps:
     return CapturedSteps(lambda _: recorder)
 
 
@@ -56,7 +69,7 @@ def trainer_with(model: Callable[[], nn.Module]) -> TorchTrainer:
 @pytest.mark.parametrize("settings", [SGD, ADAM], ids=["sgd", "adam"])
 def test_clients_in_turn_train_as_they_would_without(settings: TrainingSettings) -> None:
     """All with what one of them recorded, and each with its own memory, which a restart gives back."""
-    recorder, plain, own = Counting(), trainers_of(settings), trainers_of(settings)
+    recorder, plain, own = Repeating(), trainers_of(settings), trainers_of(settings)
     steps = captured_by(recorder)
     captured = [steps.admit(trainer) for trainer in own]
     for t in (1, 2, 3):
@@ -65,23 +78,23 @@ def test_clients_in_turn_train_as_they_would_without(settings: TrainingSettings)
             assert_same(other.train(theta, round=t), trainer.train(theta, round=t))
             if t == 2:
                 other.restore(other.state())
-    assert (recorder.recorded, recorder.repeated) == (1, 3 * (3 + 2 + 4) - 1)
+    assert (len(recorder.shapes), recorder.repeated) == (1, 3 * (3 + 2 + 4) - 1)
 
 
 def test_what_was_prepared_is_not_recorded_again() -> None:
-    recorder, (first, second) = Counting(), trainers_of(sizes=(16, 40))
+    recorder, (first, second) = Repeating(), trainers_of(sizes=(16, 40))
     steps = captured_by(recorder)
     steps.prepare(first, theta_of(first), at_once=2)
-    assert recorder.recorded == 2
+    assert len(recorder.shapes) == 2
     assert not first.optimizer_states()
     inside: list[Trainer] = [steps.admit(second)]
     with steps.stack_for(second):  # another client trains meanwhile
         inside[0].train(theta_of(second), round=1)
-    assert recorder.recorded == 2
+    assert len(recorder.shapes) == 2
 
 
 def test_a_withdrawn_job_ends_and_what_was_recorded_stays() -> None:
-    recorder, (plain,), (own,) = Counting(), trainers_of(sizes=(40,)), trainers_of(sizes=(40,))
+    recorder, (plain,), (own,) = Repeating(), trainers_of(sizes=(40,)), trainers_of(sizes=(40,))
     trainer = captured_by(recorder).admit(own)
 
     class Job:
@@ -97,7 +110,7 @@ def test_a_withdrawn_job_ends_and_what_was_recorded_stays() -> None:
         trainer.train(theta_of(own), round=1)
     assert recorder.repeated == 2
     assert_same(trainer.train(theta_of(own, 2), round=2), plain.train(theta_of(plain, 2), round=2))
-    assert recorder.recorded == 1
+    assert len(recorder.shapes) == 1
 
 
 def test_a_client_whose_steps_do_not_fit_trains_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -126,7 +139,7 @@ def test_errors_of_training_stay_errors() -> None:
 
 def test_a_stack_in_which_something_failed_is_not_lent_again() -> None:
     trainer = trainer_with(network)
-    steps = captured_by(Counting())
+    steps = captured_by(Repeating())
     with pytest.raises(RuntimeError, match="out of memory"), steps.stack_for(trainer) as broken:
         raise RuntimeError("out of memory")
     with steps.stack_for(trainer) as stack:
@@ -135,7 +148,7 @@ def test_a_stack_in_which_something_failed_is_not_lent_again() -> None:
 
 def test_clients_that_train_at_once_have_stacks_of_their_own() -> None:
     trainers, both = trainers_of(sizes=(20, 20)), threading.Barrier(2)
-    steps, used = captured_by(Counting()), []
+    steps, used = captured_by(Repeating()), []
 
     def use(trainer: TorchTrainer) -> None:
         with steps.stack_for(trainer) as stack:
@@ -191,36 +204,6 @@ def test_cuda_replays_recordings(name: str, caplog: pytest.LogCaptureFixture, mo
         for one, other in zip(outcomes, played_together(called, theta, t), strict=True):
             assert_same(one, other)
     assert not caplog.records
-
-
-class Repeating:
-    """Stands for a GPU: it repeats a pass and a step, and knows where they found the models."""
-
-    def __init__(self) -> None:
-        self.stack: ModelStack | None = None
-        self.shapes: list[tuple[int, int]] = []
-        self.repeated = 0
-
-    def places(self) -> list[int]:
-        assert self.stack
-        stack = self.stack
-        remembered = [stack._optimizer.state[row] for row in stack._rows if row.grad is not None]
-        states = [value for state in remembered for value in state.values() if isinstance(value, torch.Tensor)]
-        tensors = *stack._leaves, stack.values, stack._gradients, *states
-        return [tensor.data_ptr() for tensor in tensors]
-
-    def __call__(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> Repeat:
-        self.shapes.append((inputs.shape[0], inputs.shape[1]))
-        recorded = self.places()
-
-        def repeat() -> torch.Tensor:
-            assert self.places() == recorded
-            self.repeated += 1
-            losses = one_pass(inputs, targets)
-            step()
-            return losses
-
-        return repeat
 
 
 @pytest.mark.parametrize("model", [network, lambda: build_model("mlp", (1, 8, 8), 10, 1)], ids=["autograd", "mlp"])
@@ -280,25 +263,13 @@ def test_a_pass_that_cannot_be_recorded_is_called_and_told_once(caplog: pytest.L
 
 
 def test_shapes_beyond_the_most_graphs_are_called_as_they_are() -> None:
-    recorded: list[torch.Size] = []
-
-    def recorder(one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> Repeat:
-        recorded.append(inputs.shape)
-
-        def repeat() -> torch.Tensor:
-            losses = one_pass(inputs, targets)
-            step()
-            return losses
-
-        return repeat
-
-    steps: list[int] = []
+    recorder, steps = Repeating(), list[int]()
     replays = Replays(recorder)
     for i, n in enumerate([*range(1, 21)] * 3):
         made = replays.call(lambda x, y: x + y, torch.full((n,), 2.0), torch.ones(n), lambda: steps.append(n))  # noqa: B023 - called at once
         assert made.tolist() == [3.0] * n
         assert len(steps) == i + 1
-    assert recorded == [(n,) for n in range(1, 17)]
+    assert recorder.shapes == [(n,) for n in range(1, 17)]
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from pausefl.bench.images import random_images
+from pausefl_client.batched import host as batched_host
 from pausefl_client.batched.host import BatchedHost
 from pausefl_client.batched.stack import ModelStack
 from pausefl_client.batched.training import train_together
@@ -71,6 +73,18 @@ def played_together(
     for trainer, of_one in zip(trainers, trained, strict=True):
         trainer.remember(of_one.optimizer_states, of_one.method)
     return [of_one.outcome for of_one in trained]
+
+
+def trained_at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many clients train in each call that trains them together, from now on."""
+    counts: list[int] = []
+
+    def counted(stack: Any, trainers: Any, theta: Any, *, round: int) -> Any:
+        counts.append(len(trainers))
+        return train_together(stack, trainers, theta, round=round)
+
+    monkeypatch.setattr(batched_host, "train_together", counted)
+    return counts
 
 
 @contextmanager

@@ -14,14 +14,13 @@ from pausefl.runtime.client.process import make_trainers
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.virtual import batching
 from pausefl.runtime.virtual.process import play_virtually
-from pausefl_client.batched import host as batched_host
 from pausefl_client.batched.captured import CapturedSteps
 from pausefl_client.batched.layers import NotStackable
-from pausefl_client.batched.training import train_together
 from pausefl_client.training.torch_trainer import TorchTrainer
 from pausefl_client.training.trainer import Trainer
 from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent
 from pausefl_server.records import RoundRecord
+from rigs.batched import trained_at_once
 from rigs.federation import log_of
 from rigs.refusals import refused
 
@@ -39,14 +38,7 @@ RUN = {
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many clients have trained in each call."""
-    counts: list[int] = []
-
-    def counted(stack: Any, trainers: Any, theta: Any, *, round: int) -> Any:
-        counts.append(len(trainers))
-        return train_together(stack, trainers, theta, round=round)
-
-    monkeypatch.setattr(batched_host, "train_together", counted)
-    return counts
+    return trained_at_once(monkeypatch)
 
 
 class Told:

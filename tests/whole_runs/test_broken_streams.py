@@ -117,15 +117,14 @@ async def test_an_upload_cut_off_is_sent_again_byte_by_byte_and_charged_once(tmp
 
 
 class CutWhileTraining(SyntheticTrainer):
-    """Has its connection cut when it begins to train, and goes on."""
+    """Has its connection cut whenever it begins to train, and goes on."""
 
     def __init__(self, cut: Callable[[], None], train_s: float) -> None:
-        super().__init__(SIZE, seed=1, client_id="b")
-        self._loop, self._cut, self._sleep_s = asyncio.get_running_loop(), cut, train_s
+        super().__init__(SIZE, seed=1, client_id="b", train_s=train_s)
+        self._loop, self._cut = asyncio.get_running_loop(), cut
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
         self._loop.call_soon_threadsafe(self._cut)
-        time.sleep(self._sleep_s)  # the work
         return super().train(theta, round=round)
 
 
@@ -296,13 +295,7 @@ async def test_a_stream_that_is_over_says_so_to_whoever_reads_or_writes() -> Non
 
 async def test_a_client_that_comes_and_goes_does_not_hold_rounds_up(tmp_path: Path) -> None:
     """Its stream breaks at each upload, and it is back at once; each round ends at its deadline."""
-
-    class Flapping(SyntheticTrainer):
-        def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-            loop.call_soon_threadsafe(line.cut)
-            return super().train(theta, round=round)
-
-    loop, timeout_s = asyncio.get_running_loop(), 0.5
+    timeout_s = 0.5
     settings = {"rounds": 3, "round_timeout_s": timeout_s, "rejoin_timeout_s": 5.0, "rest_rounds_max": 0}
     async with (
         federation(tmp_path / "run", All(2), **settings) as run,
@@ -310,7 +303,7 @@ async def test_a_client_that_comes_and_goes_does_not_hold_rounds_up(tmp_path: Pa
         line_to(await run.port) as line,
     ):
         some.start("a", await run.port)
-        some.start("b", line.port, trainer=Flapping(SIZE, seed=1, client_id="b", train_s=30.0))
+        some.start("b", line.port, trainer=CutWhileTraining(line.cut, train_s=30.0))
         await run.finished()
     records = log_of(tmp_path / "run")
     assert line.connected >= 3
