@@ -52,7 +52,7 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
     return line.removeprefix("make up: ")
 
 
-def test_every_image_is_a_stage_of_the_dockerfile() -> None:
+def test_every_image_is_a_stage_of_the_dockerfile_and_those_of_others_are_named_by_digest() -> None:
     stages = re.findall(r"^FROM \S+ AS (\S+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     targets = {
         service["build"]["target"]: service["image"]
@@ -63,9 +63,6 @@ def test_every_image_is_a_stage_of_the_dockerfile() -> None:
     assert set(targets) == {"server", "evaluator", "client", "client-cuda"} <= set(stages)
     for target, image in targets.items():
         assert image == f"${{IMAGE:-pausefl}}-{target}:${{VERSION:-{RELEASE}}}"
-
-
-def test_images_of_others_are_named_by_digest() -> None:
     (base,) = re.findall(r"^ARG BASE=(.+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     ours = SERVICES["server"]["build"]["args"]["BASE"]
     assert ours == f"${{BASE:-{base}}}"
@@ -73,17 +70,14 @@ def test_images_of_others_are_named_by_digest() -> None:
     assert all(re.fullmatch(r"\$\{\w+:-[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}\}", image) for image in others)
 
 
-def test_containers_can_neither_write_nor_become_more_than_they_are() -> None:
+def test_containers_can_neither_write_nor_become_more_and_nobody_can_log_in_to_grafana() -> None:
+    """It shows its dashboards to everybody, and its administrator's first password is known to all."""
     for name in ("server", "evaluator", "client"):
         assert SERVICES[name]["read_only"]
     for service in SERVICES.values():
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
-
-
-def test_nobody_can_log_in_to_grafana() -> None:
-    """It shows its dashboards to everybody, and its administrator's first password is known to all."""
     settings = SERVICES["grafana"]["environment"]
     for wanted in ("AUTH_ANONYMOUS_ENABLED", "AUTH_DISABLE_LOGIN_FORM", "SECURITY_DISABLE_INITIAL_ADMIN_CREATION"):
         assert settings[f"GF_{wanted}"] == "true"
@@ -254,18 +248,6 @@ def test_make_up_says_in_one_line_why_it_cannot(environment: dict[str, str], mes
     assert message in refusal(make("up", **environment))
 
 
-def test_a_taken_port_is_said(compose_py: ModuleType) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        with pytest.raises(compose_py.Refusal, match=f"GRAFANA_PORT={port}: the port is taken"):
-            compose_py.check_port("GRAFANA_PORT", port)
-    compose_py.check_port("GRAFANA_PORT", port)
-    with pytest.raises(compose_py.Refusal, match="GRAFANA_PORT=x: must be a port"):
-        compose_py.check_port("GRAFANA_PORT", "x")
-
-
 def test_too_little_memory_is_said(compose_py: ModuleType) -> None:
     settings = compose_py.settings({"CLIENTS": "30"})
     needed = (30 * 384 << 20) + (1 << 30) + (1 << 30)
@@ -286,13 +268,22 @@ def test_too_little_memory_is_said(compose_py: ModuleType) -> None:
         compose_py.check_memory({**settings, "CLIENT_MEMORY": "lots"}, 8_000_000_000)
 
 
-def test_too_few_processors_are_said(compose_py: ModuleType) -> None:
+def test_too_few_processors_and_a_taken_port_are_said(compose_py: ModuleType) -> None:
     compose_py.check_processors({}, 2)
     with pytest.raises(compose_py.Refusal, match=r"CLIENT_CPUS=1\.5: must be from 0\.01 to 1, what the engine's"):
         compose_py.check_processors({}, 1)
     for value in ("0", "many", "nan", "2.01"):
         with pytest.raises(compose_py.Refusal, match=f"CLIENT_CPUS={value}: must be from"):
             compose_py.check_processors({"CLIENT_CPUS": value}, 2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with pytest.raises(compose_py.Refusal, match=f"GRAFANA_PORT={port}: the port is taken"):
+            compose_py.check_port("GRAFANA_PORT", port)
+    compose_py.check_port("GRAFANA_PORT", port)
+    with pytest.raises(compose_py.Refusal, match="GRAFANA_PORT=x: must be a port"):
+        compose_py.check_port("GRAFANA_PORT", "x")
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_plans_travel_and_hold_no_experiment(model: str) -> None:
         assert type(pickle.loads(sent)) is type(plan)
 
 
-def test_the_server_is_told_what_its_experiment_says() -> None:
+def test_the_server_is_told_what_its_experiment_says_and_agrees_with_the_evaluator() -> None:
     experiment = parse_experiment(EXPERIMENT, ["workload.model=synthetic", "workload.model_bytes=400"])
     plan = pickle.loads(pickle.dumps(plan_of(experiment, "run").server))
     assert isinstance(plan.model, SyntheticModel)
@@ -76,13 +76,10 @@ def test_the_server_is_told_what_its_experiment_says() -> None:
     assert plan.oracle.mean_latency_s == pytest.approx(dict.fromkeys(experiment.client_ids, 0.2))
     unaware = parse_experiment(EXPERIMENT, ["selection.policy=random"])
     assert plan_of(unaware, "run").server.oracle is None, "only policies that need them are told the true laws"
-
-
-def test_server_and_evaluator_agree_on_what_is_evaluated() -> None:
-    experiment = parse_experiment(EXPERIMENT)
-    model = plan_of(experiment, "run").server.model
+    learning = parse_experiment(EXPERIMENT)
+    model = plan_of(learning, "run").server.model
     assert isinstance(model, EvaluatedModel)
-    assert model.evaluator.subject == evaluator_plan(experiment).subject
+    assert model.evaluator.subject == evaluator_plan(learning).subject
     other = parse_experiment(EXPERIMENT, ["evaluation.subset=51"])
     assert evaluator_plan(other).subject != model.evaluator.subject
 

@@ -60,14 +60,6 @@ def three(more: str = "", *overrides: str) -> Experiment:
     return parse_experiment(THREE + more, overrides)
 
 
-def test_groups_name_and_count_their_clients() -> None:
-    experiment = three()
-    assert experiment.client_ids == ["plain-000", "plain-001", "flipped-000", "flipped-001", "noisy-000"]
-    assert experiment.clients.count == experiment.minimum_clients == 5
-    assert set(delays_of(experiment)) == set(experiment.client_ids)
-    assert parse_experiment(experiment.to_toml()) == experiment
-
-
 def test_trainers_behave_as_their_group_does() -> None:
     same = 'workload.examples = 500\nworkload.optimizer = "sgd"'
     experiment = parse_experiment(same + THREE)
@@ -217,7 +209,7 @@ def test_measured_data_are_found_from_another_folder(tmp_path: Path, monkeypatch
     assert delays_of(here)["plain-000"].mean_s == pytest.approx(0.1)
 
 
-def test_who_is_there_is_a_function_of_the_round() -> None:
+def test_groups_name_and_count_their_clients_and_who_is_there_is_a_function_of_the_round() -> None:
     cycle = 'plain.availability={kind="cycle", on_rounds=2, off_rounds=1}'
     changes = [f"clients.groups.{change}" for change in ("flipped.join_round=4", "noisy.leave_round=6", cycle)]
     experiment = three("[experiment]\nrounds = 9", *changes)
@@ -230,6 +222,11 @@ def test_who_is_there_is_a_function_of_the_round() -> None:
     assert presence_of(three().groups, 10, 1) is None
     with pytest.raises(ConfigError, match="no client is there in round 1"):
         Presence(("a",), np.zeros((3, 1), np.bool_))
+    whole = three()
+    assert whole.client_ids == ["plain-000", "plain-001", "flipped-000", "flipped-001", "noisy-000"]
+    assert whole.clients.count == whole.minimum_clients == 5
+    assert set(delays_of(whole)) == set(whole.client_ids)
+    assert parse_experiment(whole.to_toml()) == whole
 
 
 SIZE = 5000

@@ -251,7 +251,7 @@ def example(name: str) -> str:
     return str(block)
 
 
-def test_the_documented_policy_of_ones_own_works(own_module: OwnModule) -> None:
+def test_the_documented_policy_and_phi_of_ones_own_work(own_module: OwnModule) -> None:
     own_module("my_policies", example("my_policies"))
     name = "my_policies:EqualTurns"
     experiment = parse_experiment("", {"selection.policy": name, "selection.m": 4, f'selection."{name}".slack': 2})
@@ -259,14 +259,11 @@ def test_the_documented_policy_of_ones_own_works(own_module: OwnModule) -> None:
     assert np.ptp(play.table.chosen) <= 2
     with refused("slack = 0: must be at least 1"):
         selected_policy(parse_experiment("", {f'selection."{name}".slack': 0}).selection, name)
-
-
-def test_the_documented_phi_of_ones_own_works(own_module: OwnModule) -> None:
     own_module("my_phi", example("my_phi"))
 
     def spreads(policy: Policy) -> list[float]:
-        play = Play(policy).rounds(20)
-        return [float(np.std(play.table.n_examples[play.table.rows(r.chosen)])) for r in play.records[4:]]
+        played = Play(policy).rounds(20)
+        return [float(np.std(played.table.n_examples[played.table.rows(r.chosen)])) for r in played.records[4:]]
 
     phi = SaPause(M, phi_g="my_phi:size_spread", neighbourhood="swap", gamma=0.0, steps=500)
     assert min(spreads(phi)) > 1.2 * np.mean(spreads(Pause(M)))

@@ -157,8 +157,14 @@ def made(kind: str) -> TrainingMethod:
     return found
 
 
-def test_registry_and_methods_agree_on_control_variates() -> None:
+def test_registry_and_methods_agree_on_control_variates_and_an_experiment_names_its_method() -> None:
     assert {kind for kind in METHODS if made(kind).has_control} == WITH_CONTROL
+    experiment = parse_experiment('[workload]\ntraining = { kind = "own_methods:Named", mu = 0.3 }')
+    first, second = method_of(experiment.workload), method_of(experiment.workload)
+    assert isinstance(first, Named)
+    assert first.mu == 0.3
+    assert first is not second  # each client has its own
+    assert type(method_of(parse_experiment("[workload]\nproximal_mu = 0.5").workload)).__name__ == "FedProx"
 
 
 @pytest.mark.parametrize("kind", METHODS)
@@ -240,31 +246,19 @@ def test_what_a_method_may_remember_is_read_back(monkeypatch: pytest.MonkeyPatch
     assert str(kept[0]) == str(state)
 
 
-def test_an_experiment_names_its_method() -> None:
-    experiment = parse_experiment('[workload]\ntraining = { kind = "own_methods:Named", mu = 0.3 }')
-    first, second = method_of(experiment.workload), method_of(experiment.workload)
-    assert isinstance(first, Named)
-    assert first.mu == 0.3
-    assert first is not second  # each client has its own
-    assert type(method_of(parse_experiment("[workload]\nproximal_mu = 0.5").workload)).__name__ == "FedProx"
-
-
 # -- tasks
 
 
-def test_tokens_are_classified_one_by_one_and_padding_does_not_count() -> None:
+def test_tokens_are_classified_one_by_one_and_a_regression_is_scored_by_its_share_of_the_variance() -> None:
     outputs, targets = torch.tensor([[[9.0, 0.0], [0.0, 9.0], [0.0, 9.0]]]), torch.tensor([[0, 0, -1]])
     task = Classification()
     assert task.score(outputs, targets).tolist() == [1.0, 0.0]
     assert float(task.loss(outputs, targets)) == pytest.approx(4.5, abs=1e-3)
-
-
-def test_a_regression_is_scored_by_the_share_of_the_variance_explained() -> None:
-    targets = torch.tensor([0.0, 1.0, 2.0, 3.0])
-    task = Regression(variance=float(targets.var(correction=0)))
-    assert float(task.score(targets[:, None], targets).mean()) == 1
-    assert float(task.score(torch.full((4, 1), 1.5), targets).mean()) == pytest.approx(0, abs=1e-6)
-    assert float(task.loss(targets[:, None] + 2, targets)) == 4
+    values = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    regression = Regression(variance=float(values.var(correction=0)))
+    assert float(regression.score(values[:, None], values).mean()) == 1
+    assert float(regression.score(torch.full((4, 1), 1.5), values).mean()) == pytest.approx(0, abs=1e-6)
+    assert float(regression.loss(values[:, None] + 2, values)) == 4
     with pytest.raises(ValueError, match="variance = 0"):
         Regression(0.0)
 

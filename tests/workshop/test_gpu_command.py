@@ -73,7 +73,7 @@ def test_a_device_is_busy_while_it_computes() -> None:
     assert busy_share(lambda: sum(range(1000)), CPU) is None
 
 
-def test_a_command_is_told_by_its_end(tmp_path: Path) -> None:
+def test_a_command_is_told_by_its_end_and_one_that_hangs_is_ended(tmp_path: Path) -> None:
     for name, at_s in (("earlier", 1.0), ("run", time.time() + 60)):  # the clock of files may be behind
         (tmp_path / name).mkdir()
         (tmp_path / name / "server.log").write_text(f"it was the server of {name}\n")
@@ -85,9 +85,6 @@ def test_a_command_is_told_by_its_end(tmp_path: Path) -> None:
     assert failed["said"] == ["first", "last", "it was the server of run"]
     assert gpu.played([sys.executable, "-c", "import os; os.write(2, bytes([255, 10])); exit(1)"])["said"] == ["\ufffd"]
     assert gpu.failures(failed) == ["exit status 3: last"]
-
-
-def test_a_command_that_hangs_is_ended() -> None:
     late = gpu.played([sys.executable, "-c", "print('begun', flush=True); import time; time.sleep(60)"], within_s=5.0)
     assert late["said"] == ["begun", "not at its end after 5 s"]
     assert gpu.failures(late) == ["exit status -1: not at its end after 5 s"]
