@@ -113,21 +113,18 @@ def test_a_listing_reads_as_the_same_experiment(name: str, experiment: Experimen
     assert max(len(line) for line in text.splitlines() if line.startswith("#")) <= 80
 
 
-def test_validate_prints_every_key_with_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_prints_every_key_with_its_sentence_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["validate", "demo"])
     printed = capsys.readouterr().out
     words = " ".join(printed.replace("\n# ", " ").split())
     for header, record in ((t.header, t.record) for t in tables() if "group" not in t.header and "[[" not in t.header):
         for key in keys_of(record):
             assert key.sentence in words, f"{header} {key.name}"
-
-
-def test_validate_prints_the_policys_defaults_and_those_of_kinds(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["validate", "demo", "--set", "selection.policy=oort", "--set", 'privacy.disclose=["loss"]'])
-    printed = tomllib.loads(capsys.readouterr().out)
-    assert printed["selection"]["oort"]["pacer_window"] == 20
-    assert printed["selection"]["pause"]["zeta"] == 1.0
-    assert printed["latency"]["delay"] == {"kind": "halves", "floor_s": 0.05, "sd_s": 0.05}
+    values = tomllib.loads(capsys.readouterr().out)
+    assert values["selection"]["oort"]["pacer_window"] == 20
+    assert values["selection"]["pause"]["zeta"] == 1.0
+    assert values["latency"]["delay"] == {"kind": "halves", "floor_s": 0.05, "sd_s": 0.05}
 
 
 measured = script(DOCS / "generated_tables.py")

@@ -24,7 +24,6 @@ from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.errors import ConfigError
 
 REAL_DATA = os.environ.get("PAUSEFL_DATA")
-needs_real_data = pytest.mark.skipif(not REAL_DATA, reason="PAUSEFL_DATA is not set: no published data here")
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +34,9 @@ def _own_data_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def real_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PAUSEFL_DATA", str(REAL_DATA))
+    if not REAL_DATA:
+        pytest.skip("PAUSEFL_DATA is not set: no published data here")
+    monkeypatch.setenv("PAUSEFL_DATA", REAL_DATA)
 
 
 def article(i: int) -> str:
@@ -72,7 +73,9 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
         read_ag_news(tmp_path / "a.csv")
 
 
-def test_without_training_file_the_test_file_is_split_the_same_for_every_seed(tmp_path: Path) -> None:
+def test_without_training_file_the_test_file_is_split_the_same_for_every_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_articles(tmp_path / "data/ag-news/test.csv", 7600)
     news, again = (load_dataset("ag-news", seed=seed) for seed in (1, 2))
     assert [len(part) for part in (news.train, news.validation, news.test)] == [5400, 600, 1600]
@@ -83,6 +86,10 @@ def test_without_training_file_the_test_file_is_split_the_same_for_every_seed(tm
     last = {tokens.tobytes() for tokens in hashed_tokens([article(i) for i in range(6000, 7600)], 48)}
     assert 200 < len(last & articles(news.test)) < 500
     assert "5,400 to train on, 600 to validate on and 1,600 to test on" in split_note("ag-news", len(news.test))
+    main(["data", "ag-news"])
+    sizes, note = capsys.readouterr().out.splitlines()
+    assert sizes.startswith("ag-news: 5400 training, 600 validation, 1600 test examples, 4 classes, inputs 48")
+    assert note.startswith("from the published test split alone")
 
 
 def test_the_training_file_is_used_where_it_is(tmp_path: Path) -> None:
@@ -95,14 +102,6 @@ def test_the_training_file_is_used_where_it_is(tmp_path: Path) -> None:
     assert news.test.labels[:5].tolist() == [0, 1, 2, 3, 0]
     assert np.array_equal(news.validation.inputs[-1], hashed_tokens([article(2999)], 48)[0])
     assert split_note("ag-news", len(news.test)) == ""
-
-
-def test_the_command_says_which_part_of_the_data_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_articles(tmp_path / "data/ag-news/test.csv", 7600)
-    main(["data", "ag-news"])
-    sizes, note = capsys.readouterr().out.splitlines()
-    assert sizes.startswith("ag-news: 5400 training, 600 validation, 1600 test examples, 4 classes, inputs 48")
-    assert note.startswith("from the published test split alone")
 
 
 @pytest.mark.parametrize(("dataset", "model"), [("digits", "fedts_agnews"), ("ag-news", "mlp")])
@@ -160,7 +159,6 @@ def train(news: Dataset, rows: int, epochs: int) -> float:
     return evaluator.evaluate(evaluator.initial.theta_0 + update, ["test"], subset=False).evaluations[0].accuracy
 
 
-@needs_real_data
 @pytest.mark.usefixtures("real_data")
 def test_the_published_file_is_learnt_from() -> None:
     news = load_dataset("ag-news", seed=1)
@@ -169,7 +167,6 @@ def test_the_published_file_is_learnt_from() -> None:
     assert train(news, 5400, epochs=1) > 0.7
 
 
-@needs_real_data
 @pytest.mark.usefixtures("real_data")
 def test_a_flipped_client_of_the_preset_teaches_the_next_class() -> None:
     """Its loss falls on its own labels, so what it teaches is wrong for everybody else's."""

@@ -216,8 +216,6 @@ def test_interrupted_campaigns_find_runs_of_long_values_again(tmp_path: Path, mo
 
 
 ALONE = OneByOne(lambda _: nullcontext(SILENT))
-TOGETHER = side_by_side(2, lambda _: None)
-PLAYERS = pytest.mark.parametrize("player", [ALONE, TOGETHER], ids=["alone", "side by side"])
 ANOTHER = r"holds another campaign \(pausefl .*\); choose another folder, or go on with that one by --resume$"
 
 
@@ -235,25 +233,26 @@ def compared(folder: Path, policies: Sequence[str] = ("random",), seeds: int = 1
     return pausefl.compare(experiment(**changes), list(policies), seeds, folder, progress=False)
 
 
-def test_a_folder_of_another_comparison_is_refused(tmp_path: Path) -> None:
-    played = compared(tmp_path)
+@pytest.mark.parametrize(
+    ("play", "more", "another"),
+    [(compared, {"policies": ["random", "all"]}, sweep), (sweep, {"values": (1, 2)}, compared)],
+)
+def test_a_folder_of_another_comparison_or_sweep_is_refused(
+    play: Callable[..., Any], more: dict[str, Any], another: Callable[..., Any], tmp_path: Path
+) -> None:
+    played = play(tmp_path)
     assert played.folder == tmp_path
     begun = (tmp_path / CAMPAIGN_PLAN).read_text()
-    others: list[dict[str, Any]] = [{"rounds": 3}, {"policies": ["random", "all"]}, {"seeds": 2}]
-    for other in others:
-        with pytest.raises(ConfigError, match=ANOTHER):
-            compared(tmp_path, **other)
-    assert (tmp_path / CAMPAIGN_PLAN).read_text() == begun
-    assert compared(tmp_path).rows == played.rows, "the same one goes on"
-
-
-def test_a_folder_of_another_sweep_or_search_is_refused(tmp_path: Path) -> None:
-    sweep(tmp_path)
-    others: list[dict[str, Any]] = [{"rounds": 3}, {"values": (1, 2)}, {"seeds": 2}]
-    begin_others: list[Callable[[Path], object]] = [*(partial(sweep, **other) for other in others), compared]
+    changed: list[dict[str, Any]] = [{"rounds": 3}, more, {"seeds": 2}]
+    begin_others: list[Callable[[Path], object]] = [*(partial(play, **other) for other in changed), another]
     for begin_other in begin_others:
         with pytest.raises(ConfigError, match=ANOTHER):
             begin_other(tmp_path)
+    assert (tmp_path / CAMPAIGN_PLAN).read_text() == begun
+    assert play(tmp_path).rows == played.rows, "the same one goes on"
+
+
+def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
     few: dict[str, Any] = {"folder": tmp_path / "search", "trials": 1, "seeds": 1, "fresh_seeds": 2}
     private = experiment().replace({"privacy.enabled": True})
     pausefl.tune(private, ["selection.pause.alpha=1..100"], **few)
@@ -261,7 +260,7 @@ def test_a_folder_of_another_sweep_or_search_is_refused(tmp_path: Path) -> None:
         pausefl.tune(private, ["selection.pause.gamma=0..9"], **few)
 
 
-@PLAYERS
+@pytest.mark.parametrize("player", [ALONE, side_by_side(2, lambda _: None)], ids=["alone", "side by side"])
 def test_a_finished_run_of_another_experiment_is_not_taken_for_the_planned_one(tmp_path: Path, player: Player) -> None:
     ALONE.play([Planned("a", experiment())], tmp_path)
     changed = [Planned("b", experiment()), Planned("a", experiment(rounds=3))]

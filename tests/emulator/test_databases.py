@@ -268,7 +268,7 @@ def test_memory_stays(run_dirs: list[Path], work: Callable[[Path], None], monkey
     assert (most - least) / observations < BYTES_AN_OBSERVATION
 
 
-def test_a_run_that_fails_before_anybody_came_leaves_its_logs_alone(tmp_path: Path) -> None:
+def test_a_run_that_fails_leaves_its_logs_alone_and_all_of_it_where_it_may_have_played(tmp_path: Path) -> None:
     """The same folder can be tried again once the cause is mended."""
     run_dir = tmp_path / "run"
     with pytest.raises(PauseflError, match="no loss"), made_run_dir(EXPERIMENT, run_dir):
@@ -283,17 +283,12 @@ def test_a_run_that_fails_before_anybody_came_leaves_its_logs_alone(tmp_path: Pa
             store.save_late_events(1, [LogEvent("joined", "client-000")])
         raise PauseflError("nobody answered")
     assert (run_dir / "run.db").exists(), "what client-000 may have spent is known"
-
-
-def test_a_run_whose_log_was_taken_away_keeps_the_rest(tmp_path: Path) -> None:
-    """Whether a round was played, nobody can tell."""
-    run_dir = tmp_path / "run"
-    with pytest.raises(PauseflError, match="moved"), made_run_dir(EXPERIMENT, run_dir):
-        (run_dir / "checkpoints").mkdir()
-        (run_dir / "run.db").rename(tmp_path / "elsewhere.db")
+    with pytest.raises(PauseflError, match="moved"), made_run_dir(EXPERIMENT, tmp_path / "taken"):
+        (tmp_path / "taken/checkpoints").mkdir()
+        (tmp_path / "taken/run.db").rename(tmp_path / "elsewhere.db")
         raise PauseflError("moved")
-    assert (run_dir / "checkpoints").exists()
-    assert (run_dir / "config.toml").exists()
+    # Whether a round was played, nobody can tell.
+    assert {"checkpoints", "config.toml"} <= {path.name for path in (tmp_path / "taken").iterdir()}
 
 
 @pytest.mark.parametrize("what", ["is empty", "is missing"])

@@ -82,7 +82,7 @@ class ServerFuzz:
             await asyncio.sleep(self._plan.warm_up_s)
             base = run.footprint()
             self._summary["base_rss_bytes"] = base.rss_bytes
-            target = Target(run.port, MODEL_BYTES, run.schedule(), run.agreement(), self._plan.seed)
+            target = Target(run.port, MODEL_BYTES, run.experiment(), self._plan.seed)
             async with self._attackers(target):
                 while not self._tally.is_done:
                     await self._turn(run, "quiet", self._plan.quiet_s)

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import grpc
@@ -12,6 +12,9 @@ import numpy as np
 from fuzz.http2 import ATTACKS
 from fuzz.malformed import malformed
 from fuzz.tally import Tally
+from pausefl.experiment.client_records import schedule_of
+from pausefl.experiment.experiment import Experiment
+from pausefl.runtime.client.agreement import agreement_of
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, SERVICE, Manifest, TensorSpec, digest, pack, unpack
 
@@ -24,12 +27,12 @@ _MOST_IN_A_BURST = 24
 class Target:
     """A server, and what a client must say to be let in."""
 
-    def __init__(self, port: int, model_bytes: int, schedule: str, agreement: Mapping[str, str], seed: int) -> None:
+    def __init__(self, port: int, model_bytes: int, experiment: Experiment, seed: int) -> None:
         self.port = port
         self.seed = seed
         self.vector = np.zeros(model_bytes // 4, np.float32)
-        self._schedule = schedule
-        self._agreement = agreement
+        self._schedule = schedule_of(experiment.privacy)
+        self._agreement = agreement_of(experiment)
 
     def hello(self, client_id: str) -> pb.ClientMessage:
         """A hello that is right."""

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.loading import load_experiment
 from rigs.command import PAUSEFL, rounds_in, toml_of
 from rigs.waiting import wait_for
 
@@ -85,19 +87,9 @@ class ServerRun:
         """How many rounds are committed."""
         return rounds_in(self._run_dir)
 
-    def schedule(self) -> str:
-        """The privacy that clients of this run agree on."""
-        from pausefl.experiment.client_records import schedule_of
-        from pausefl.experiment.loading import load_experiment
-
-        return schedule_of(load_experiment(str(self.folder / "fuzz.toml")).privacy)
-
-    def agreement(self) -> dict[str, str]:
-        """What clients of this run state of the experiment."""
-        from pausefl.experiment.loading import load_experiment
-        from pausefl.runtime.client.agreement import agreement_of
-
-        return agreement_of(load_experiment(str(self.folder / "fuzz.toml")))
+    def experiment(self) -> Experiment:
+        """As clients of this run read it."""
+        return load_experiment(str(self.folder / "fuzz.toml"))
 
     def footprint(self) -> Footprint:
         """Memory of the server process, and disk."""

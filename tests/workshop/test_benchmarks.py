@@ -1,29 +1,42 @@
-"""The benchmarks against other systems: what is played and measured, and the tables of it."""
+"""The benchmarks: what is played and measured, of pausefl and of other systems, and which figures changed."""
 
+import json
+import math
+import multiprocessing
 import subprocess
 import sys
+import types
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from benchmarks import tables
-from benchmarks.duel import main, said_of
+from benchmarks import duel, tables
 from benchmarks.environments import SYSTEMS
 from benchmarks.measuring import PlayError, play
+from benchmarks.own.__main__ import main
+from benchmarks.own.changes import changes, in_words
 from benchmarks.own.training import LeanLoop
+from benchmarks.own.whole import PARTS, measured
 from benchmarks.plan import CELLS, SIMULATED, TRAINING, Turn, Window, turns
 from benchmarks.results import Results
 from benchmarks.systems.local_training import LocalTraining, accuracy, first_model
 from benchmarks.systems.pausefl_itself import experiment_of
 from benchmarks.systems.task import Task
 from benchmarks.trained_data import write_data
+from pausefl.bench import BENCHMARKS, Benchmark, run_benchmark
+from pausefl.bench.echo import time_echo
 from pausefl.bench.images import random_images
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.torch_trainers import make_torch_trainers
+from pausefl.runtime.processes.lifetime import start
 from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.models import build_model
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
@@ -103,7 +116,7 @@ def found_of(round_s: float) -> dict[str, float]:
     return {"rounds": 300, "round_s": round_s, "cpu_s": 0.5, "others": 0.02, "peak_rss_bytes": 3e8, "pss_bytes": 1e8}
 
 
-def test_results_go_on_and_a_cell_can_be_played_anew(tmp_path: Path) -> None:
+def test_results_go_on_but_not_those_of_another_machine_and_a_cell_can_be_played_anew(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     results = Results.opened(path, anew=[])
     results.add(turn_of(1), found_of(0.003))
@@ -112,15 +125,12 @@ def test_results_go_on_and_a_cell_can_be_played_anew(tmp_path: Path) -> None:
     assert not Results.opened(path, anew=[]).has(turn_of(2))
     anew = Results.opened(path, anew=[CELL])
     assert (anew.has(turn_of(1)), anew.has(turn_of(1, cell=TRAINING))) == (False, True)
-
-
-def test_results_of_another_machine_are_not_mixed_with_this_ones(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    Results.opened(path, anew=[]).add(turn_of(1), found_of(0.003))
-    path.write_text(path.read_text("utf-8").replace('"cores": ', '"cores": 9'), "utf-8")
+    Results.opened(tmp_path / "other.jsonl", anew=[]).add(turn_of(1), found_of(0.003))
+    written = (tmp_path / "other.jsonl").read_text("utf-8")
+    (tmp_path / "other.jsonl").write_text(written.replace('"cores": ', '"cores": 9'), "utf-8")
     with pytest.raises(ConfigError, match="another machine"):
-        Results.opened(path, anew=[])
-    assert not Results.opened(path, anew=[CELL]).has(turn_of(1))
+        Results.opened(tmp_path / "other.jsonl", anew=[])
+    assert not Results.opened(tmp_path / "other.jsonl", anew=[CELL]).has(turn_of(1))
 
 
 def test_ratios_compare_plays_of_the_same_repetition() -> None:
@@ -130,8 +140,8 @@ def test_ratios_compare_plays_of_the_same_repetition() -> None:
     text = tables.ratio_table([{}, *lines])
     assert "| 10 clients, 4 kB | 0.38 (0.25–0.50) | 2.5 | 4.0 |" in text
     assert "3.00 ms" in tables.round_table([{}, *lines])
-    assert said_of([0.5, 2.0]) == "1.000 ± 0.693 times as long after as before", "a geometric mean and its error"
-    assert said_of([0.9]) == "0.900 times as long after as before"
+    assert duel.said_of([0.5, 2.0]) == "1.000 ± 0.693 times as long after as before", "a geometric mean and its error"
+    assert duel.said_of([0.9]) == "0.900 times as long after as before"
 
 
 @pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 28, 28)), ("cnn3", (3, 32, 32))])
@@ -152,7 +162,7 @@ def test_the_lean_loop_computes_what_a_trainer_does(name: str, shape: tuple[int,
 
 def test_what_does_not_play_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main([str(ROOT), str(tmp_path)])
+        duel.main([str(ROOT), str(tmp_path)])
     assert f"{tmp_path}: no checkout of pausefl" in capsys.readouterr().err
     with pytest.raises(PlayError, match=r"(?s)sockets: ended with 1.*ValueError"):
         play(SYSTEMS["sockets"], Task(clients=1, per_round=2, model_bytes=4), SHORT)
@@ -175,3 +185,118 @@ def test_both_fleets_end_where_one_fails(tmp_path: Path) -> None:
     assert played.returncode == 1
     assert "broken" in played.stderr
     assert played.stderr.endswith("a play failed, see above\n")
+
+
+def measurement(figures: Mapping[str, Sequence[float]], cores: int = 2) -> dict[str, Any]:
+    listed = [{"benchmark": "b", "case": "c", "figure": name, "values": v} for name, v in figures.items()]
+    return {"name": "all", "machine": {"cores": cores}, "versions": {"numpy": "2"}, "figures": listed}
+
+
+def test_every_figure_has_a_value_of_each_repetition() -> None:
+    found = measured(lambda _: None, PARTS[:1], budget_s=0.0)
+    assert json.loads(json.dumps(found))["repetitions"] == 3
+    (figure,) = found["figures"]
+    assert (figure["benchmark"], figure["figure"]) == ("machine", "yardstick_s")
+    assert len(figure["values"]) == 3
+    assert min(figure["values"]) > 0
+    assert found["machine"]["cores"] >= 1
+    assert "host" not in found
+
+
+def test_a_change_beyond_noise_is_told_from_noise() -> None:
+    rng = np.random.default_rng(1)
+
+    def values(mean: float) -> list[float]:
+        return [float(x) for x in mean * np.exp(rng.normal(0, 0.02, 5))]
+
+    before = measurement({"train_s": values(1.0), "ratio": values(2.0), "rounds_per_s": values(60.0)})
+    after = measurement({"train_s": values(0.7), "ratio": values(2.0), "rounds_per_s": values(40.0)})
+    found = {change.figure: change for change in changes(before, after)}
+    verdicts = {"train_s": "better", "ratio": "same", "rounds_per_s": "worse"}
+    assert {name: change.verdict for name, change in found.items()} == verdicts
+    assert found["train_s"].ratio_low < 0.7 < found["train_s"].ratio_high < 1
+    words = list(in_words(before, after, list(found.values())))
+    assert words[-1] == "2 of 3 figures changed beyond noise; 0 could not be compared"
+    assert any(line.startswith("better: b, c: train_s") for line in words)
+
+
+def test_what_cannot_be_compared_is_counted_and_another_machine_is_named() -> None:
+    before = measurement({"a": [1.0, 1.1], "gone": [1.0, 1.1], "negative": [-1.0, 2.0], "once": [1.0]})
+    after = measurement({"a": [1.0, 1.1], "new": [1.0, 1.1], "negative": [-1.0, 2.0], "once": [2.0]}, cores=4)
+    found = changes(before, after)
+    assert [change.figure for change in found] == ["a"]
+    words = list(in_words(before, after, found))
+    assert words[0] == "cores: 2 before, 4 after"
+    assert words[-1] == "0 of 1 figures changed beyond noise; 4 could not be compared"
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=6), st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=6))
+def test_the_other_way_round_a_change_is_the_reverse(one: list[float], other: list[float]) -> None:
+    (there,) = changes(measurement({"a_s": one}), measurement({"a_s": other}))
+    (back,) = changes(measurement({"a_s": other}), measurement({"a_s": one}))
+    assert there.ratio * back.ratio == pytest.approx(1)
+    assert there.ratio_low <= there.ratio * (1 + 1e-9)
+    assert there.p == pytest.approx(back.p)
+    assert {there.verdict, back.verdict} in ({"same"}, {"better", "worse"})
+
+
+def test_the_command_compares_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        values = [value, value * 1.01, value * 1.02]
+        (tmp_path / name).write_text(json.dumps(measurement({"train_s": values})))
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert "worse: b, c: train_s 1.01 -> 2.02, 2.00 times" in capsys.readouterr().out
+    for other in ("{}", '{"name": "all"}'):
+        (tmp_path / "c").write_text(other)
+        assert main(["diff", str(tmp_path / "a"), str(tmp_path / "c")]) == 2
+        assert "was not written by `python -m benchmarks.own all --json`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["selection", "--payload-bytes", "1"], "bench selection: takes no --payload-bytes"),
+        (["rounds", "a.json"], "diff takes two files of all --json, the others none"),
+        (["all", "--clients", "3"], "all takes neither --clients nor --payload-bytes"),
+        (["diff", "a.json"], "diff takes two files of all --json, the others none"),
+        (["diff", "a.json", "b.json"], "diff: a.json cannot be read"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"benchmarks.own: {said}")
+    assert err.count("\n") == 1
+
+
+def test_an_infinite_figure_is_no_number(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON has no infinity, of which a law with a dead client, or a figure that nobody saw, made one."""
+    module = types.ModuleType("endless")
+    module.cases = lambda: iter([{"name": "endless", "a": math.inf, "b": math.nan, "c": 1.5}])  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(BENCHMARKS, "endless", Benchmark("endless", ""))
+    run_benchmark("endless", {}, as_json=True)
+    assert capsys.readouterr().out == '{"name": "endless", "a": null, "b": null, "c": 1.5}\n'
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("begun", [1, 2])
+def test_an_interrupted_baseline_ends_its_processes(begun: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server waits for clients, and they wait for it: Python's end would wait for both."""
+    started = list[Any]()
+
+    def interrupted(process: Any) -> None:
+        start(process)
+        started.append(process)
+        if len(started) == begun:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("pausefl.bench.echo.start", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            time_echo(clients=2, payload_bytes=1000, rounds=1)
+        assert not {process.pid for process in started} & {child.pid for child in multiprocessing.active_children()}
+        assert all(process.exitcode is not None for process in started)
+    finally:
+        for process in started:
+            process.kill()

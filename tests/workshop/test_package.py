@@ -65,18 +65,15 @@ def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel: Path
 
 
 @pytest.mark.end_to_end
-def test_the_installed_command_is_the_wheels(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_command_is_the_wheels_and_an_installed_package_adds_a_policy_that_plays(
+    installed: Path, tmp_path: Path
+) -> None:
     code = "import pausefl, pausefl_server; print(pausefl.__file__, pausefl_server.__file__)"
     assert python("-c", code, cwd=tmp_path, PYTHONPATH=str(installed)).count(str(installed)) == 2
     listed = command(installed, tmp_path, "validate", "--list")
     assert listed.returncode == 0, listed.stderr
     assert "  demo\n" in listed.stdout
-
-
-@pytest.mark.end_to_end
-def test_an_installed_package_adds_a_policy_that_plays(installed: Path, tmp_path: Path) -> None:
-    listed = command(installed, tmp_path, "validate", "--list").stdout
-    assert re.search(r"^  equal-turns +package pausefl-equal-turns 0\.1\.0$", listed, re.MULTILINE)
+    assert re.search(r"^  equal-turns +package pausefl-equal-turns 0\.1\.0$", listed.stdout, re.MULTILINE)
     experiment = synthetic(tmp_path, rounds=6, clients=4, m=2)
     settings = ("--set", "selection.policy=equal-turns", "--run-dir", tmp_path / "run")
     done = command(installed, tmp_path, "run", experiment, *settings)
@@ -122,11 +119,8 @@ def test_a_private_name_is_there(name: str) -> None:
     assert f"`{name}`" in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("attribute", ["alive_fd", "pid", "address"])
-def test_a_fork_server_can_be_given_up(attribute: str) -> None:
-    assert hasattr(pkgutil.resolve_name(PRIVATE["multiprocessing.forkserver._forkserver"]), f"_forkserver_{attribute}")
-
-
-def test_a_dataclass_makes_its_init_of_a_text() -> None:
+def test_a_fork_server_can_be_given_up_and_a_dataclass_makes_its_init_of_a_text() -> None:
+    server = pkgutil.resolve_name(PRIVATE["multiprocessing.forkserver._forkserver"])
+    assert {f"_forkserver_{name}" for name in ("alive_fd", "pid", "address")} <= set(vars(server))
     made = vars(make_dataclass("Made", ["field"]))["__init__"]
     assert made.__code__.co_filename == "<string>"
