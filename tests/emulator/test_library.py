@@ -120,13 +120,16 @@ settings |= {"selection.policy": Last(m=2), "latency.delay": Even(), "experiment
 experiment = pausefl.load("demo", settings)
 pausefl.run(experiment, "run", progress=False)
 pausefl.run(experiment.replace({"selection.policy": Last(m=2)}), "run", resume=True, rounds=3, progress=False)
-pausefl.simulate(experiment, 5, "simulated", policies=[Last, "pause"])
+print(pausefl.simulate(experiment, 5, "simulated", policies=[Last, "pause"]).to_frame()["policy"].tolist())
+pausefl.compare(experiment, [Last], folder="compared", progress=False)
 print(experiment)
 """
 
 
 def test_what_a_script_or_a_notebook_defines_is_carried_to_the_processes(tmp_path: Path) -> None:
-    assert python("-c", CELL, cwd=tmp_path).endswith("<Experiment: Last on digits, 2 rounds of 2 of 3 clients>\n")
+    shown = "['Last', 'pause']\n<Experiment: Last on digits, 2 rounds of 2 of 3 clients>\n"
+    assert python("-c", CELL, cwd=tmp_path) == shown
+    assert pausefl.open(tmp_path / "compared/Last-seed1").summary["rounds"] == 2
     run = pausefl.open(tmp_path / "run")
     assert run.columns("choices")["client_id"].tolist() == ["client-001", "client-002"] * 3
     assert run.rounds["round_latency_s"].tolist() == pytest.approx([0.25] * 3, abs=0.01)

@@ -132,12 +132,12 @@ def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> lis
     """The runs of each policy, seed by seed, so that an interrupted comparison has whole seeds to show."""
     if seeds > 1 and experiment.privacy.enabled and experiment.privacy.ledger_dir:
         raise ConfigError(f"--seeds {seeds}: goes without privacy.ledger_dir, whose ledgers are of one seed's data")
+    labels = labels_of(policies)
     runs = []
     for i in range(seeds):
         for policy in policies:
             variant = variant_of(experiment, policy, i)
-            name = f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
-            runs.append(Planned(name, variant))
+            runs.append(Planned(f"{labels[policy].replace(':', '.')}-seed{variant.experiment.seed}", variant))
     check_named_once(runs)
     return runs
 

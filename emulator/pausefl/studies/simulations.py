@@ -46,12 +46,12 @@ def run_simulations(
         for policy, label in labels_of(policies).items()
     }
     _check_alike(variants)
-    summaries: dict[str, list[dict[str, Any]]] = {}
+    summaries: dict[str, list[dict[str, Any]]] = {policy: [] for policy in variants}
     curves: dict[str, list[SimulatedCurves]] = {}
     for policy, of_policy in variants.items():
         for variant in of_policy:
             own = folder / f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
-            summaries.setdefault(policy, []).append(run_simulation(variant, rounds, own, is_drawn=False))
+            summaries[policy].append({**run_simulation(variant, rounds, own, is_drawn=False), "policy": policy})
             curves.setdefault(policy, []).append(_read(own / "simulation.csv"))
     unit = experiment.privacy.unit if experiment.privacy.enabled else None
     warning = _warning(summaries) or _no_choice(experiment)
