@@ -21,9 +21,13 @@ from pausefl_process.plugins import in_one_line
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
-_OWNERS = ("writer_id", "client_id", "user_id", "speaker_id", "natural_id", "character_id", "client", "user", "device")
+_OWNERS = (
+    *("owner", "writer_id", "client_id", "user_id", "speaker_id", "natural_id", "character_id"),
+    *("client", "user", "device"),
+)
 _LABELS = ("label", "labels", "target", "class", "y")
 _OPTIONS = ("input", "label", "owner", "config", "revision")
+_TEXTS = ("string", "large_string")  # the latter with pandas 3
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -74,7 +78,7 @@ class _Columns:
             raise ConfigError(f"no column of labels; say which: ?label=COLUMN (it has: {', '.join(features)})")
         others = {name: feature for name, feature in features.items() if name not in (label, owner)}
         images = [name for name, feature in others.items() if isinstance(feature, datasets.Image)]
-        texts = [name for name, feature in others.items() if getattr(feature, "dtype", "") == "string"]
+        texts = [name for name, feature in others.items() if getattr(feature, "dtype", "") in _TEXTS]
         inputs = asked["input"].split(",") if "input" in asked else images[:1] or texts[:1] or [*others]
         if missing := [name for name in (*inputs, label, *([owner] if owner else ())) if name not in features]:
             raise ConfigError(f"there is no column {missing[0]} (it has: {', '.join(features)})")
@@ -124,7 +128,7 @@ def _inputs(split: datasets.Dataset, names: tuple[str, ...]) -> npt.NDArray[Any]
             raise ConfigError(f"images of {names[0]} have {len(shapes)} sizes, and must have one")
         stacked = np.stack(images)
         return stacked[:, None] if stacked.ndim == 3 else np.moveaxis(stacked, 3, 1)
-    if getattr(feature, "dtype", "") == "string":
+    if getattr(feature, "dtype", "") in _TEXTS:
         return hashed_tokens(split[names[0]][:], AG_NEWS_WORDS)
     numbers = [np.asarray(split[name][:], np.float32) for name in names]
     return numbers[0] if len(names) == 1 and numbers[0].ndim > 1 else np.stack(numbers, axis=1)

@@ -91,17 +91,25 @@ def test_each_client_trains_on_one_writers_examples(tmp_path: Path) -> None:
     assert dict(zip(owners["client_id"].tolist(), owners["owner"].tolist(), strict=True)) == {w: w for w in WRITERS}
 
 
-def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("owner", "asked"), [("phone", "&owner=phone"), ("owner", "")])
+def test_columns_are_chosen_by_name(owner: str, asked: str, tmp_path: Path) -> None:
     (tmp_path / "csv").mkdir()
     for split, n in (("train", 20), ("test", 5)):
         lines = [f"{k},{k / 2},{'even' if k % 2 == 0 else 'odd'},phone-{k % 4}" for k in range(n)]
-        (tmp_path / f"csv/{split}.csv").write_text("\n".join(["a,b,parity,phone", *lines]))
-    found = load_dataset(f"hf:{tmp_path / 'csv'}?label=parity&owner=phone", seed=0)
+        (tmp_path / f"csv/{split}.csv").write_text("\n".join([f"a,b,parity,{owner}", *lines]))
+    found = load_dataset(f"hf:{tmp_path / 'csv'}?label=parity{asked}", seed=0)
     assert (len(found.train), len(found.validation), len(found.test), found.classes) == (18, 2, 5, 2)
     assert found.test.inputs.tolist() == [[k, k / 2] for k in range(5)]
     assert found.test.labels.tolist() == [0, 1, 0, 1, 0]
     assert found.test.owners is not None
     assert found.test.owners.tolist() == [f"phone-{k % 4}" for k in range(5)]
+
+
+def test_texts_of_a_file_are_tokens(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *("good day,a", "bad night,b") * 10]))
+    found = load_dataset(f"hf:{tmp_path}", seed=0)
+    assert found.has_tokens
+    assert found.classes == 2
 
 
 @pytest.mark.parametrize(
