@@ -263,8 +263,8 @@ async def test_a_resumed_run_has_the_state_that_its_optimizer_left(tmp_path: Pat
 
 async def test_going_back_needs_a_round_with_a_model(tmp_path: Path) -> None:
     await play(tmp_path, 5, checkpoint_every=3)
-    assert "--back-to 9: must be a round from 0 to 5" in await refused(tmp_path, back_to=9)
-    assert "--back-to 2: its model is not there; those of rounds 5, 4, 3, 0 are" in await refused(tmp_path, back_to=2)
+    assert "back to round 9: must be a round from 0 to 5" in await refused(tmp_path, back_to=9)
+    assert "its model is not there; those of rounds 5, 4, 3, 0 are (" in await refused(tmp_path, back_to=2)
 
 
 @pytest.mark.slow

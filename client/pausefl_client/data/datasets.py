@@ -51,9 +51,8 @@ class Examples:
         if len(self.inputs) != len(self.labels):
             raise ConfigError(f"{_KEY}: {len(self.inputs)} inputs, but {len(self.labels)} labels")
         if self.owners is not None and (self.owners.dtype.kind not in "iuU" or len(self.owners) != len(self.labels)):
-            raise ConfigError(
-                f"{_KEY}: owners must be texts or whole numbers, one for each of the {len(self.labels)} examples"
-            )
+            either = "an array of whole numbers or of dtype str, as pandas' to_numpy(str) makes"
+            raise ConfigError(f"{_KEY}: owners must be {either}, one for each of the {len(self.labels)} examples")
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -44,7 +44,7 @@ class ExperimentTable(TomlTable):
     latency_seed: Whole | None = None
     """The seed of links and of their delays. Without it, `seed`."""
     observers: tuple[str, ...] = ()
-    """Observers told of the run's progress: "tensorboard", "mlflow", or "module:name" of a pausefl.Observer."""
+    """Observers told of the run's progress: "tensorboard", "mlflow", "wandb", "trackio", or your "module:name"."""
     python_path: tuple[str, ...] = ()
     """Folders in which "module:name" is looked for after Python's own, relative to the experiment file. Without
     it, the file's own folder."""

@@ -176,9 +176,10 @@ class _Models:
 
 def _checked(back_to: int, last: int, models: _Models) -> int:
     if not 0 <= back_to <= last:
-        raise ConfigError(f"--back-to {back_to}: must be a round from 0 to {last}, the last that was played")
+        raise ConfigError(f"back to round {back_to}: must be a round from 0 to {last}, the last that was played")
     if models.find(back_to) is None:
-        raise ConfigError(f"--back-to {back_to}: its model is not there; those of rounds {_listed(models)} are")
+        kept = f"those of rounds {_listed(models)} are (server.checkpoint_every)"
+        raise ConfigError(f"back to round {back_to}: its model is not there; {kept}")
     return back_to
 
 
