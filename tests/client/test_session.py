@@ -248,15 +248,6 @@ async def test_it_comes_back_until_it_is_dismissed(how: str) -> None:
     assert rig.server.closed == 4
 
 
-async def test_a_refused_hello_ends_it_with_the_reason() -> None:
-    rig = SessionRig()
-    async with rig.running() as task:
-        stream = await rig.server.accept()
-        stream.say(goodbye=pb.Goodbye(reason="the client's model is not this run's", final=True))
-        with pytest.raises(PauseflError, match="refuses client-007: the client's model is not this run's"):
-            await asyncio.wait_for(task, 20)
-
-
 NOT_YET = pb.ServerMessage(goodbye=pb.Goodbye(reason="not yet"))
 TORN_REFUSAL = encode(pb.ServerMessage(goodbye=pb.Goodbye(reason="unknown client", final=True)))[:-1]
 

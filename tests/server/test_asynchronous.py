@@ -124,9 +124,7 @@ async def test_a_sequence_of_one_client_is_plain_descent(rig: MakeRig) -> None:
 
 
 @pytest.mark.parametrize("rule", ["fedbuff", "fedasync"])
-async def test_a_stale_update_enters_as_printed_and_rules_differ_by_the_way_of_the_model(
-    rig: MakeRig, rule: str
-) -> None:
+async def test_a_stale_update_enters_as_printed_and_rules_differ_by_the_models_way(rig: MakeRig, rule: str) -> None:
     """Without staleness FedAsync's α is FedBuff's η_g; with it, they differ by α s(τ) (θ downloaded − θ)."""
     alpha, s = np.float32(0.5), np.float32(1 / math.sqrt(2))
     steps = Asynchronous(concurrency=2, buffer=1, rule=rule, alpha=0.5)  # type: ignore[arg-type]

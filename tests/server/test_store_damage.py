@@ -279,17 +279,15 @@ async def test_a_log_that_was_taken_away_takes_no_further_round(tmp_path: Path, 
     checkpoint.close()
 
 
-async def play(
-    folder: Path, rounds: int, names: str = "abc", policy: Policy | None = None, **changes: Any
-) -> RunResult:
+async def play(folder: Path, rounds: int, ids: str = "abc", policy: Policy | None = None, **changes: Any) -> RunResult:
     """Begin or go on with the run in `folder` until it has so many rounds."""
-    privacy = {c: private(folder / "ledgers", c) if changes.get("privacy") else None for c in names}
+    privacy = {c: private(folder / "ledgers", c) if changes.get("privacy") else None for c in ids}
     try:
         async with (
-            federation(folder, policy or Random(2), rounds=rounds, minimum_clients=len(names), **changes) as run,
+            federation(folder, policy or Random(2), rounds=rounds, minimum_clients=len(ids), **changes) as run,
             clients() as some,
         ):
-            for c in names:
+            for c in ids:
                 some.start(c, await run.port, privacy=privacy[c])
             return await run.finished()
     finally:
@@ -319,7 +317,7 @@ async def test_who_was_there_before_a_restart_is_not_taken_to_be_there(tmp_path:
             await run.event("waiting")
         signal.raise_signal(signal.SIGINT)
         await run.finished()
-    await play(tmp_path, 2, names="a", policy=All(1))
+    await play(tmp_path, 2, ids="a", policy=All(1))
     assert [r.chosen for r in log_of(tmp_path)] == [("a",)] * 2
 
 

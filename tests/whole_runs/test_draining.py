@@ -100,9 +100,7 @@ def test_what_nobody_listens_to_is_ended_as_well() -> None:
 
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_waiting_for_evaluation_can_end(
-    tmp_path: Path, background: Background, number: signal.Signals
-) -> None:
+def test_a_server_waiting_for_evaluation_ends(tmp_path: Path, background: Background, number: signal.Signals) -> None:
     settings = ("--set", "evaluation.address=127.0.0.1:1", "--set", "evaluation.connect_timeout_s=300.0")
     process = background("server", "demo", "--run-dir", tmp_path / "run", *settings)
     output = tmp_path / "output"
