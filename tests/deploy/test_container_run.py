@@ -1,6 +1,7 @@
-"""`make up` for real: images, one server, its evaluator and ten client containers, over TLS, to the end of a run.
+"""`make up` for real: images, one server, its evaluator and ten client containers that stay, over TLS, for two runs.
 
-The policy and the training method are an experiment's own: they lie in its folder, and no image holds them.
+The first is played to its end. Its policy and training method are an experiment's own: they lie in its folder, and no
+image holds them. During the second, containers are killed, paused and cut off, and the engine is started again.
 
 Runs by `make test-containers`, on an engine that answers or on one of its own; without a registry, on a base made by
 debootstrap and on wheels that were fetched beforehand.
@@ -16,13 +17,15 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from pausefl_client.privacy.ledger import verified_spend
+from rigs.command import greatest_told, query
 from rigs.docker import RELEASE
 from rigs.places import ROOT
 from rigs.ports import free_port
@@ -41,19 +44,37 @@ PATIENCE_S = 1800.0
 ROUNDS = 20
 # Beside the experiment: what the server imports, which has no torch, and what clients and evaluator import.
 OWN = ("examples/policy/moving_average.py", "examples/training_method/decay.py")
+OF_BOTH = """
+privacy = { epsilon_budget = 40.0, eta = 0.01, clip = 0.02 }
+evaluation.every = 5
+[workload]
+training = { kind = "decay:DecayedWeights", momentum = 0.5 }
+epochs = 5
+batch_size = 20
+"""
 EXPERIMENT = f"""
 experiment.rounds = {ROUNDS}
 selection.policy = "moving_average:MovingAverage"
 selection.m = 4
 selection."moving_average:MovingAverage".exploration = 0.5
-privacy = {{ epsilon_budget = 40.0, clip = 0.02 }}
 latency = {{ signal = "communication", tau_min_s = 0.5 }}
-evaluation.every = 5
-[workload]
-training = {{ kind = "decay:DecayedWeights", momentum = 0.5 }}
-epochs = 5
-batch_size = 20
-"""
+{OF_BOTH}"""
+# Everybody takes part in each round, so a pause of anybody touches one.
+ROUGH = f"""
+experiment.rounds = 100_000
+selection = {{ policy = "pause", m = {CLIENTS} }}
+clients.minimum = {CLIENTS - 1}
+latency = {{ signal = "round_trip", delay = {{ kind = "constant", value_s = 0.4 }} }}
+server = {{ dead_after_s = 6.0, rejoin_timeout_s = 30.0, round_timeout_s = 60.0 }}
+{OF_BOTH}"""
+# Who is paused together, and for how long.
+PAUSES = (
+    (("client",), 2.0),
+    (("client",), 10.0),
+    (("server",), 1.0),
+    (("server",), 30.0),
+    (("server", "client"), 3.0),
+)
 # How far somebody gets who trusts the evaluator: to the first byte of HTTP/2, or not. Its argument: a certificate.
 SHAKE_HANDS = """
 import pathlib, socket, ssl, sys
@@ -72,6 +93,8 @@ class Docker:
 
     def __init__(self, **environment: str) -> None:
         self.environment = {**os.environ, **environment}
+        self.restart_engine: Callable[[], None] | None = None
+        """Of an engine of our own: it is asked to end, and started again."""
 
     def __call__(self, *arguments: str) -> str:
         """What a command says, on standard output and then on standard error; it must succeed."""
@@ -106,6 +129,11 @@ class Stack:
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         return done.stdout
 
+    def results(self) -> list[Path]:
+        """The run directories that `make results` has copied."""
+        lines = self.make("results").splitlines()
+        return [Path(line.partition(" (")[0]) for line in lines if not line.endswith(".log")]
+
     def containers(self, service: str) -> list[dict[str, Any]]:
         """What the engine knows of a service's containers, ended ones included."""
         labels = {"project": PROJECT, "service": service}
@@ -113,18 +141,39 @@ class Stack:
         ids = self.docker("ps", "--all", "--quiet", *filters).split()
         return list(json.loads(self.docker("inspect", *ids))) if ids else []
 
+    def first(self, service: str) -> str:
+        """The first container of a service."""
+        return str(self.containers(service)[0]["Id"])
+
     def are_running(self, service: str) -> bool:
         """Whether any of them is."""
         return any(container["State"]["Running"] for container in self.containers(service))
 
-    def clients(self) -> list[str]:
-        """Who the client containers are, by what each has said last."""
-        said = [self.docker("logs", container["Id"]) for container in self.containers("client")]
-        return sorted(claims[-1] for log in said if (claims := re.findall(r"slot \d+: ([\w-]+)", log)))
+    def client_in(self, container: str) -> str:
+        """Who a client container is, by what it has said last; empty for one without a slot."""
+        return next(reversed(re.findall(r"slot \d+: ([\w-]+)", self.docker("logs", container))), "")
 
-    def has_begun(self) -> bool:
-        """Whether a round was played."""
-        return any('"kind": "round"' in self.docker("logs", server["Id"]) for server in self.containers("server"))
+    def clients(self) -> list[str]:
+        """Who the client containers are."""
+        return sorted(filter(None, (self.client_in(container["Id"]) for container in self.containers("client"))))
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """What the server's container has said of rounds."""
+        lines = [
+            line for server in self.containers("server") for line in self.docker("logs", server["Id"]).splitlines()
+        ]
+        return [json.loads(line) for line in lines if '"kind": "round"' in line]
+
+    def wait_for_rounds(self, more: int) -> None:
+        """Return when so many more rounds were played."""
+        before = len(self.rounds())
+        took(f"{more} more rounds", lambda: wait_for(lambda: len(self.rounds()) >= before + more, "rounds", PATIENCE_S))
+
+    def kill_from_outside(self, container: str) -> None:
+        """kill -9 of a container's process, as the kernel does where memory is short."""
+        pid = self.docker("inspect", "--format={{.State.Pid}}", container)
+        kill = ("--entrypoint=python", IMAGES["server"], "-c", f"import os; os.kill({pid}, 9)")
+        self.docker("run", "--rm", "--pid=host", "--user=0", *kill)
 
 
 @pytest.fixture(scope="module")
@@ -145,16 +194,26 @@ def docker() -> Iterator[Docker]:
         docker = Docker(DOCKER_HOST=f"unix://{folder}/socket")
         where = [f"--data-root={KEPT}/engine", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
         command = ["dockerd", *where, f"--host=unix://{folder}/socket", "--default-ulimit=nofile=20000:20000"]
-        with subprocess.Popen(command, stdout=log, stderr=log) as engine:
-            try:
-                answers = lambda: engine.poll() is not None or not docker.try_to("version").returncode  # noqa: E731
-                wait_for(answers, "the engine", 120)
-                if engine.poll() is not None:
-                    pytest.skip(f"dockerd ends at once: {(KEPT / 'dockerd.log').read_text().splitlines()[-1]}")
-                yield docker
-            finally:
-                engine.terminate()
-                engine.wait(60)
+        engines = [subprocess.Popen(command, stdout=log, stderr=log)]
+
+        def answers() -> bool:
+            return engines[-1].poll() is not None or not docker.try_to("version").returncode
+
+        def restart() -> None:
+            engines[-1].terminate()
+            engines[-1].wait(120)
+            engines.append(subprocess.Popen(command, stdout=log, stderr=log))
+            wait_for(answers, "the engine", 120)
+
+        docker.restart_engine = restart
+        try:
+            wait_for(answers, "the engine", 120)
+            if engines[-1].poll() is not None:
+                pytest.skip(f"dockerd ends at once: {(KEPT / 'dockerd.log').read_text().splitlines()[-1]}")
+            yield docker
+        finally:
+            engines[-1].terminate()
+            engines[-1].wait(120)
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +272,7 @@ def prometheus(docker: Docker, building: dict[str, str], tmp_path_factory: pytes
 def stack(
     docker: Docker, building: dict[str, str], prometheus: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:
-    """A run of ten client containers that was played to its end; one of them was interrupted and came back."""
+    """A run of ten client containers that was played to its end, and they stay; one was interrupted and came back."""
     folder = tmp_path_factory.mktemp("stack")
     experiment = folder / "experiment/experiment.toml"
     experiment.parent.mkdir()
@@ -240,12 +299,11 @@ def stack(
         took("make images", lambda: stack.make("images"))
         took("make up", lambda: stack.make("up"))
         wait_for(lambda: len(stack.clients()) == CLIENTS, "every client container to take its slot", PATIENCE_S)
-        docker.try_to("exec", stack.containers("client")[0]["Id"], "python", "-c", "import os; os.kill(1, 2)")
-        took("then round 1", lambda: wait_for(stack.has_begun, "round 1", PATIENCE_S))
+        docker.try_to("exec", stack.first("client"), "python", "-c", "import os; os.kill(1, 2)")
+        stack.wait_for_rounds(1)
         stack.page = read(stack, "PAGE_PORT", "/")
         print(docker("stats", "--no-stream", "--format", "{{.Name}} {{.MemUsage}}"))
         took("the rounds", lambda: wait_for(lambda: not stack.are_running("server"), "the end of the run", PATIENCE_S))
-        wait_for(lambda: not stack.are_running("client"), "the clients to leave", PATIENCE_S)
         yield stack
     finally:
         KEPT.mkdir(parents=True, exist_ok=True)
@@ -261,8 +319,8 @@ def test_the_run_had_a_page_and_its_results_are_on_its_volume(stack: Stack) -> N
     assert "<html" in stack.page
     (server,) = stack.containers("server")
     assert server["State"]["ExitCode"] == 0
-    (run_dir,) = stack.make("results").split()
-    summary = json.loads((Path(run_dir) / "summary.json").read_text())
+    (run_dir,) = stack.results()
+    summary = json.loads((run_dir / "summary.json").read_text())
     print({key: summary[key] for key in ("final_accuracy", "wall_clock_s", "total_latency_s", "timing_error_s")})
     assert (summary["rounds"], summary["clients"]) == (ROUNDS, CLIENTS)
     assert summary["stopped_because"] == "all rounds done"
@@ -275,9 +333,9 @@ def test_every_container_was_another_client(stack: Stack) -> None:
     everybody = [f"client-{k:03}" for k in range(CLIENTS)]
     assert stack.clients() == everybody
     containers = stack.containers("client")
-    assert [container["State"]["ExitCode"] for container in containers] == [0] * CLIENTS
+    assert [container["State"]["Running"] for container in containers] == [True] * CLIENTS
     assert sorted(container["RestartCount"] for container in containers) == [0] * (CLIENTS - 1) + [1]
-    ledgers = on_volume(stack, "ledgers", "find /ledgers/real -name '*.db' -printf '%f %U\\n'")
+    ledgers = on_volume(stack, "ledgers", "find /ledgers -name '*.db' -printf '%f %U\\n'")
     assert sorted(ledgers.splitlines()) == [f"{client}.db 10001" for client in everybody]
 
 
@@ -327,6 +385,110 @@ def test_prometheus_scraped_them(stack: Stack) -> None:
     assert ask(stack, "max(max_over_time(pausefl_round[1h]))") == ROUNDS
     assert ask(stack, "max(last_over_time(pausefl_finished[1h]))") == 1
     assert ask(stack, 'count(max_over_time(up{job="pausefl-clients"}[1h]) == 1)') >= CLIENTS
+
+
+def test_a_server_container_compiles_nothing(stack: Stack) -> None:
+    """Its read-only image brings the searches, for whatever processor of its architecture."""
+    alone = ("server", "demo", "--set=selection.policy=sa-pause", "--set=workload.model=synthetic", "--run-dir=/tmp/x")
+    little = ("--read-only", "--tmpfs=/tmp", "--env=NUMBA_DEBUG_CACHE=1")
+    done = stack.docker.try_to("run", "--rm", *little, IMAGES["server"], *alone, "--set=clients.connect_timeout_s=10")
+    assert "[cache] data loaded" in done.stdout, done.stdout + done.stderr
+    assert "[cache] data saved" not in done.stdout
+
+
+def test_nothing_is_lost_by_kills_pauses_cuts_and_a_new_engine(stack: Stack, tmp_path: Path) -> None:
+    Path(stack.environment["EXPERIMENT"]).write_text(ROUGH)
+    stack.environment["RUN"] = "rough"
+    stack.make("up")
+    stack.wait_for_rounds(3)
+    kill(stack)
+    paused = [(who, pause(stack, who, seconds)) for who, seconds in PAUSES]
+    cut_off(stack)
+    if stack.docker.restart_engine:
+        took("a new engine", stack.docker.restart_engine)
+        stack.wait_for_rounds(3)
+        assert all(stack.are_running(service) for service in stack.environment["SERVICES"].split())
+    check_books(stack, paused, tmp_path)
+
+
+def kill(stack: Stack) -> None:
+    """Killed from outside they come back; killed by `docker kill` they are left, and `make up` goes on with the run."""
+    everybody = [stack.first(service) for service in ("client", "evaluator", "server")]
+    began = {container: started_at(stack, container) for container in everybody}
+    for container in everybody:
+        stack.kill_from_outside(container)
+    wait_for(lambda: all(started_at(stack, container) != began[container] for container in everybody), "their return")
+    stack.wait_for_rounds(3)
+    stack.docker("kill", *everybody)
+    assert not any(json.loads(stack.docker("inspect", "--format={{.State.Running}}", c)) for c in everybody)
+    stack.make("up")
+    stack.wait_for_rounds(3)
+
+
+def started_at(stack: Stack, container: str) -> str:
+    return stack.docker("inspect", "--format={{.State.StartedAt}}", container)
+
+
+def pause(stack: Stack, who: Sequence[str], seconds: float) -> tuple[int, int, str]:
+    """Pause them while everybody takes part; between which rounds that was, and which client is among them."""
+    wait_for(lambda: len(stack.rounds()[-1]["chosen"]) == CLIENTS, "everybody to take part", PATIENCE_S)
+    containers = [stack.first(service) for service in who]
+    before = stack.rounds()[-1]["round"]
+    stack.docker("pause", *containers)
+    time.sleep(seconds)
+    stack.docker("unpause", *containers)
+    stack.wait_for_rounds(3)
+    return before, stack.rounds()[-1]["round"], stack.client_in(stack.first("client"))
+
+
+def cut_off(stack: Stack) -> None:
+    """Take a client from the network until the server has noticed."""
+    container, network = stack.first("client"), f"{PROJECT}_default"
+    about = f'"client": "{stack.client_in(container)}"'
+
+    def told(topic: str) -> int:
+        lines = stack.docker("logs", stack.first("server")).splitlines()
+        return sum(f'"topic": "{topic}"' in line and about in line for line in lines)
+
+    left, joined = told("left"), told("joined")
+    stack.docker("network", "disconnect", network, container)
+    wait_for(lambda: told("left") > left, "the server to miss it")
+    stack.docker("network", "connect", network, container)
+    wait_for(lambda: told("joined") > joined, "its return")
+    stack.wait_for_rounds(2)
+
+
+def check_books(stack: Stack, paused: Sequence[tuple[Sequence[str], tuple[int, int, str]]], folder: Path) -> None:
+    """Ledgers are the log's of both runs, rounds told stand in it, and what pauses touched is marked, nothing else."""
+    stack.docker("stop", stack.first("server"), *(container["Id"] for container in stack.containers("client")))
+    told = {event["round"]: event["chosen"] for event in stack.rounds()}
+    runs = stack.results()
+    rough = next(run for run in runs if run.name == "rough")
+    logged = {number: json.loads(chosen) for number, chosen in query(rough, "SELECT round, chosen FROM rounds")}
+    assert told.items() <= logged.items()
+    assert sorted(logged) == list(range(1, len(logged) + 1))
+    assert query(rough, "SELECT * FROM events WHERE kind = 'rejected'") == []
+    # A disk or memory that was slow may hold a process up for a moment, too.
+    stood_still = "max(observations.stopped_s, rounds.stopped_s)"
+    marks = query(
+        rough,
+        f"SELECT round, client_id, {stood_still}, teaches FROM observations JOIN rounds USING (round)"
+        f" WHERE observations.suspect LIKE '%stopped_s%' AND {stood_still} > 0.5",
+    )
+    print(f"{len(logged)} rounds; paused {paused}; marked {marks}")
+    of_pause = []
+    for who, (after, until, client) in paused:
+        ours = [mark for mark in marks if after < mark[0] <= until and (client == mark[1] or "server" in who)]
+        assert ours, f"a pause of {who} during rounds {after + 1} to {until} is not marked"
+        of_pause += ours
+    assert sorted(of_pause) == sorted(marks), "something that no pause touched is marked"
+    assert not any(teaches for *_, teaches in marks)
+    stack.docker("cp", f"{stack.first('client')}:/ledgers", str(folder))
+    for client in stack.clients():
+        released, epsilon = verified_spend(folder / f"ledgers/{client}.db")
+        heard = [greatest_told(run, client) for run in runs]
+        assert released == sum(count for count, _ in heard), client
+        assert epsilon == pytest.approx(sum(spent for _, spent in heard))
 
 
 def ask(stack: Stack, query: str) -> float:

@@ -1,4 +1,4 @@
-"""Hosts of a fleet: a network namespace each, on one bridge with the server's, or all of them this machine itself."""
+"""Hosts of a fleet: a container or a network namespace each, on one bridge with the server's, or all this machine."""
 
 import os
 import shutil
@@ -6,6 +6,9 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from rigs.command import PAUSEFL
+from rigs.docker import RELEASE
 
 SERVER_NAME = "server.fleet"
 _BRIDGE, _NET = "pausefl-day", "10.78.0"
@@ -81,13 +84,62 @@ class Namespaces(Hosts):
             (folder / "hosts").write_text(f"127.0.0.1 localhost\n{self.server_address} {SERVER_NAME}\n")
 
 
-@contextmanager
-def hosts_of(count: int) -> Iterator[Hosts]:
-    """Namespaces for root with `ip`, else this machine."""
+class Containers(Hosts):
+    """A container for each host, of the image that `make images` has built; the server is on their network's bridge."""
+
+    image = f"pausefl-client:{RELEASE}"
+    server_name = SERVER_NAME
+
+    def __init__(self, count: int, folder: Path) -> None:
+        self.server_address = f"{_NET}.1"
+        self._folder = folder
+        self._names = [f"pausefl-day-{number}" for number in range(count)]
+
+    def make(self) -> None:
+        addresses = (f"--subnet={_NET}.0/24", f"--gateway={_NET}.1", f"--ip-range={_NET}.128/25")
+        docker("network", "create", *addresses, f"--opt=com.docker.network.bridge.name={_BRIDGE}", _BRIDGE)
+
+    def take_down(self) -> None:
+        for command in (("rm", "--force", *self._names), ("network", "rm", _BRIDGE)):
+            subprocess.run(["docker", *command], check=False, capture_output=True)
+
+    def command(self, number: int, command: Sequence[str]) -> list[str]:
+        """A command of pausefl, the image's entry point, run in the folder of all."""
+        place = [f"--volume={self._folder}:{self._folder}", f"--workdir={self._folder}", "--user=0"]
+        where = [f"--name={self._names[number]}", f"--network={_BRIDGE}", f"--add-host={SERVER_NAME}:{_NET}.1"]
+        return ["docker", "run", "--rm", *where, *place, self.image, *command[len(PAUSEFL) :]]
+
+    def cut(self, number: int, *, is_cut: bool) -> bool:
+        docker("network", "disconnect" if is_cut else "connect", _BRIDGE, self._names[number])
+        return True
+
+    def move_server(self) -> None:
+        self.server_address = f"{_NET}.2"
+        ip("address", "add", f"{self.server_address}/24", "dev", _BRIDGE)
+        moved = f"sed 's/.* {SERVER_NAME}/{self.server_address} {SERVER_NAME}/' /etc/hosts > /tmp/hosts"
+        for name in self._names:
+            docker("exec", name, "sh", "-c", f"{moved}; cat /tmp/hosts > /etc/hosts")
+
+
+def docker(*arguments: str) -> None:
+    subprocess.run(["docker", *arguments], check=True, capture_output=True)
+
+
+def _made_of(count: int, folder: Path) -> Containers | Namespaces | None:
     if os.geteuid() != 0 or shutil.which("ip") is None:
+        return None
+    look = ["docker", "image", "inspect", Containers.image]
+    has_image = shutil.which("docker") and not subprocess.run(look, capture_output=True, check=False).returncode
+    return Containers(count, folder) if has_image else Namespaces(count)
+
+
+@contextmanager
+def hosts_of(count: int, folder: Path) -> Iterator[Hosts]:
+    """For root with `ip`, containers where an engine has our image, else namespaces; else this machine."""
+    made = _made_of(count, folder)
+    if made is None:
         yield Hosts()
         return
-    made = Namespaces(count)
     made.take_down()
     try:
         made.make()

@@ -1,6 +1,7 @@
 """A day of a standing fleet in ten minutes (`make test-fleet`): three runs, everything that goes wrong, nothing lost.
 
-Clients are hosts of their own, network namespaces, for root with `ip`; processes of this machine else.
+Clients are hosts of their own for root with `ip`: containers where an engine has the client's image, else network
+namespaces. For others they are processes of this machine.
 """
 
 import json
@@ -117,7 +118,7 @@ class Day:
 
 @contextmanager
 def day_of(folder: Path) -> Iterator[Day]:
-    with hosts_of(CLIENTS) as hosts:
+    with hosts_of(CLIENTS, folder) as hosts:
         day = Day(folder, hosts)
         try:
             yield day

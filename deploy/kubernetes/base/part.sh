@@ -5,6 +5,8 @@ over=${TMPDIR:-/tmp}/over
 # A server asked to end would dismiss its clients; killed, it goes on from its last round when it is started again.
 # Which signal a pod gets, its image says.
 trap 'kill -KILL $!; exit 143' TERM INT
+# As the server image's own entry point does: compiled searches, to where numba takes them from.
+[ ! -d /opt/kernels ] || cp -r /opt/kernels /tmp
 if [ ! -e "$over" ]; then
     "$@" &
     wait $! || exit
