@@ -182,7 +182,9 @@ class ClientSession:
             message, payload = decode(pb.ServerMessage, data)
             match message.WhichOneof("kind"):
                 case "job":
-                    self._forget_before(message.job.round)
+                    kept = self._kept and self._kept[0]  # a job is sent only after the rounds before it are committed
+                    if kept is not None and kept.round < message.job.round and kept.run_id == self._run_id:
+                        self._settle()
                     frames = Assembler(message.job.model, self._trainer.manifest.size)
                     frames.add(0, payload)
                     withdrawn = self._withdrawals.begin(message.job)
@@ -363,11 +365,6 @@ class ClientSession:
         is_damaged = not work.cancelled() and isinstance(work.exception(), DamageError)
         if is_damaged and self._kept is not None and self._kept[1] is work:
             self._kept = None
-
-    def _forget_before(self, round: int) -> None:
-        """A job is sent only after the rounds before it are committed."""
-        if self._kept is not None and self._kept[0].round < round and self._kept[0].run_id == self._run_id:
-            self._settle()
 
     def _forget(self, ack: pb.Ack) -> None:
         if self._kept is not None and (self._kept[0].round, self._kept[0].attempt) == (ack.round, ack.attempt):

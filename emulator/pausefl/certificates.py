@@ -35,8 +35,9 @@ def make_certificates(folder: Path, hosts: Sequence[str], client_ids: Sequence[s
     with a digest of each client's token; and clients/ID.pem, .key and .token. ConfigError for a host that cannot be
     called, and when a file cannot be read or written.
     """
-    for host in hosts:
-        _check_host(host)
+    for host in hosts:  # what no client can call, such as HOST:PORT, would have a certificate that fits nowhere
+        if not _HOST_NAME.fullmatch(host) and not _is_address(host):
+            raise ConfigError(f'HOST "{host}": is no IP address, and no host name of letters, digits, hyphens and dots')
     try:
         (folder / "clients").mkdir(parents=True, exist_ok=True)
         said: list[str] = []
@@ -123,12 +124,6 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _check_host(host: str) -> None:
-    """ConfigError for what no client can call, such as HOST:PORT: its certificate would fit nowhere."""
-    if not _HOST_NAME.fullmatch(host) and not _is_address(host):
-        raise ConfigError(f'HOST "{host}": is no IP address, and no host name of letters, digits, hyphens and dots')
-
-
 def _write_pair(path: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
     pem, private = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     _write(path.with_name(f"{path.name}.key"), key.private_bytes(pem, private, serialization.NoEncryption()), 0o600)
@@ -155,12 +150,8 @@ def _not_named(hosts: Sequence[str], path: Path) -> list[str]:
         named = []
     except ValueError as error:
         raise ConfigError(f"{path}: is no certificate; delete it to have one made ({error})") from error
-    return [host for host in hosts if _alternative(host) not in named and _starred(host) not in named]
-
-
-def _starred(host: str) -> x509.GeneralName:
-    """The name with a star that stands for a host's."""
-    return x509.DNSName(f"*.{host.partition('.')[2]}")
+    starred = {host: x509.DNSName(f"*.{host.partition('.')[2]}") for host in hosts}
+    return [host for host in hosts if _alternative(host) not in named and starred[host] not in named]
 
 
 def _is_missing(path: Path, said: list[str]) -> bool:

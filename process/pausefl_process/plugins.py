@@ -67,7 +67,8 @@ def in_one_line(error: BaseException) -> str:
 def with_place(error: BaseException, names: Iterable[str] = ()) -> str:
     """An error in one line, and in parentheses FILE:LINE of the code a user brought, where it comes from there."""
     error = _first_raised(error)
-    return in_one_line(error) + _in_parentheses(where_raised(error, names))
+    place = where_raised(error, names)
+    return in_one_line(error) + (f" ({place})" if place else "")
 
 
 @contextmanager
@@ -118,7 +119,3 @@ def _first_raised(error: BaseException) -> BaseException:
 def _is_brought(frame: FrameType) -> bool:
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     return package not in _OURS | _LIBRARIES | sys.stdlib_module_names
-
-
-def _in_parentheses(place: str) -> str:
-    return f" ({place})" if place else ""

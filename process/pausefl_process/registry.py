@@ -18,10 +18,6 @@ from pausefl_proto.errors import ConfigError
 _OF_PYTHON = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def _is_of_python(path: str) -> bool:
-    return any(Path(path).is_relative_to(folder) for folder in _OF_PYTHON)
-
-
 @dataclass(frozen=True)
 class NamedEntry:
     """A name that experiments may use."""
@@ -131,7 +127,7 @@ def _where_looked(module: str, error: BaseException | None) -> str:
         return '; pip install "pausefl[hf]"'
     if isinstance(error, ModuleNotFoundError):
         paths = [path for path in sys.path if Path(path).is_absolute() and not path.endswith(".zip")]
-        folders = [path for path in paths if not _is_of_python(path)]
+        folders = [path for path in paths if not any(Path(path).is_relative_to(folder) for folder in _OF_PYTHON)]
         searched = f"; searched besides Python's own folders: {', '.join(folders)}" if folders else ""
         return f"{searched}; experiment.python_path can name others"
     return ""

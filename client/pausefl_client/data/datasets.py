@@ -88,14 +88,11 @@ class Dataset:
             examples: Examples = getattr(self, split)
             if not len(examples):
                 raise ConfigError(f"{_KEY}: {split} has no examples")
-            if self.task is None and not self._has_classes_of(examples.labels):
+            if self.task is None and not (examples.labels.min() >= 0 and examples.labels.max() < self.classes):
                 raise ConfigError(
                     f"{_KEY}: {split} has labels from {examples.labels.min()} to {examples.labels.max()}; with"
                     f" classes = {self.classes}, must be from 0 to {self.classes - 1}"
                 )
-
-    def _has_classes_of(self, labels: TargetArray) -> bool:
-        return bool(labels.min() >= 0 and labels.max() < self.classes)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

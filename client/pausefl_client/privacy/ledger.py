@@ -247,7 +247,10 @@ class Ledger:
             if self._db.execute("SELECT 1 FROM meta").fetchone() is None:
                 self._db.executemany("INSERT INTO meta VALUES (?, ?)", belongs_to.items())
             self.in_all, self._chain = _walk(self._path, self._db, self._commit_count.read(), counted)
-            self.spent = self.in_all if self.life is None else _spent_in(self._db, self.life.run_id)
+            self.spent = self.in_all
+            if self.life is not None:
+                own = "SELECT count(*), total(epsilon) FROM releases WHERE run_id = ?"
+                self.spent = Spent(*self._db.execute(own, (self.life.run_id,)).fetchone())
             known = dict(self._db.execute("SELECT key, value FROM meta"))
         for key, value in belongs_to.items():
             if known.get(key) != value:
@@ -380,12 +383,6 @@ def _walk(path: Path, db: sqlite3.Connection, charged: int, counted: int) -> tup
     if released < counted:
         raise LedgerError(f"{has}, {path.name} itself {counted}: its {log} is older: {restore}")
     return Spent(released, spent), chain
-
-
-def _spent_in(db: sqlite3.Connection, run_id: str) -> Spent:
-    """The spending of a run's own releases."""
-    query = "SELECT count(*), total(epsilon) FROM releases WHERE run_id = ?"
-    return Spent(*db.execute(query, (run_id,)).fetchone())
 
 
 def _link(chain: str, row: tuple[object, ...]) -> str:

@@ -53,7 +53,8 @@ class StateWriter:
 def read_states(written: bytes, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
     """The optimizer's state and the client's other memory, of the bytes that a `StateWriter` wrote."""
     start = _LENGTH_BYTES + int.from_bytes(written[:_LENGTH_BYTES], "little")
-    saved = _read_safely(written[_LENGTH_BYTES:start], device)
+    # Tensors, numbers and collections alone: no code is run, whatever the bytes are.
+    saved: dict[str, Any] = torch.load(io.BytesIO(written[_LENGTH_BYTES:start]), device, weights_only=True)
     optimizer = saved.pop("optimizer")
     for name, places in saved.pop("tensors").items():
         dtype = _DTYPES[name]
@@ -114,9 +115,3 @@ def _comparable(described: Any) -> bytes | None:
         return marshal.dumps(described, 2)  # later versions also say which parts are one object
     except ValueError:
         return None
-
-
-def _read_safely(saved: bytes, device: torch.device) -> dict[str, Any]:
-    """Read as tensors, numbers and collections alone: no code is run, whatever the bytes are."""
-    read: dict[str, Any] = torch.load(io.BytesIO(saved), device, weights_only=True)
-    return read

@@ -99,21 +99,17 @@ def starts_of(store: Store) -> list[dict[str, str]]:
 
 def this_start() -> Start:
     """The start of this process, read now."""
+    path = Path(sys.argv[0])
+    program = "pausefl" if path.parts[-2:] == ("pausefl", "__main__.py") else path.name  # python -m pausefl
     return Start(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=shlex.join([_program(), *sys.argv[1:]]),
+        command=shlex.join([program, *sys.argv[1:]]),
         version=__version__,
         commit=_commit(),
         host=socket.gethostname(),
         machine=machine_in_words(),
         python=platform.python_version(),
     )
-
-
-def _program() -> str:
-    """The command that was typed to start this process; `python -m pausefl` is the command `pausefl`."""
-    path = Path(sys.argv[0])
-    return "pausefl" if path.parts[-2:] == ("pausefl", "__main__.py") else path.name
 
 
 def _commit() -> str:

@@ -115,7 +115,9 @@ def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False)
                 yield lock
             except PauseflError as error:
                 is_refused = isinstance(error, ConfigError)
-                if not (_was_played(run_dir) if is_refused else _was_joined(run_dir)):
+                # A client that ever came, as far as is known, may have been given a job, and have released.
+                has_joined = _has_lost_log(run_dir) or _has_rows(run_dir / "run.db", "events")
+                if not (_was_played(run_dir) or (has_joined and not is_refused)):
                     kept = before | (set() if is_refused else _LOGS)  # which tell more of a failure
                     _remove(run_dir / name for name in _MADE if name not in kept)
                     _remove_empty(missing)
@@ -317,11 +319,6 @@ def _has_lost_log(run_dir: Path) -> bool:
 def _was_played(run_dir: Path) -> bool:
     ledgers = (run_dir / "ledgers").glob("*.db")
     return _has_rows(run_dir / "run.db", "rounds") or any(_has_rows(ledger, "releases") for ledger in ledgers)
-
-
-def _was_joined(run_dir: Path) -> bool:
-    """Whether a client ever came, as far as is known: it may have been given a job, and have released."""
-    return _was_played(run_dir) or _has_lost_log(run_dir) or _has_rows(run_dir / "run.db", "events")
 
 
 def _has_rows(path: Path, table: str) -> bool:

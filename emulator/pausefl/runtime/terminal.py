@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -43,18 +43,7 @@ PLAIN_INTERVAL_S = 0.5
 _READ_WITHIN_S = 3.0
 
 
-class LiveView(Protocol):
-    """Shows events as they come; a context manager that leaves the terminal as it found it."""
-
-    def show(self, event: ProgressEvent) -> None:
-        """Take one event; kinds that concern no person change nothing."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-def make_view(console: Console, title: str) -> LiveView:
+def make_view(console: Console, title: str) -> "QuietView | TerminalView | PlainView":
     """A live display on a terminal, plain lines elsewhere; nothing but notices where quiet was asked for."""
     if is_quiet():
         return QuietView()

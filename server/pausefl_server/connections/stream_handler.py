@@ -165,7 +165,8 @@ class ClientStreamHandler:
             # This coroutine is cancelled when the connection breaks, be it before the welcome; the coordinator must
             # hear of it all the same.
             actor.stop()
-            await self._tell_lost(actor, reason)
+            with contextlib.suppress(ActorStopped):  # the run is over; no actor is left to be told
+                await self._coordinator.tell(Lost(actor, reason, actor.handed_over_s, actor.may_return))
             if writer is not None:
                 with rate_limit.draining():
                     await asyncio.gather(writer, return_exceptions=True)
@@ -181,10 +182,6 @@ class ClientStreamHandler:
             except TimeoutError:
                 actor.may_return = False
                 return await _send_off(actor, writer, "is admitted no longer")  # when it comes again, it hears why
-
-    async def _tell_lost(self, actor: ClientActor, reason: str) -> None:
-        with contextlib.suppress(ActorStopped):  # the run is over; no actor is left to be told
-            await self._coordinator.tell(Lost(actor, reason, actor.handed_over_s, actor.may_return))
 
 
 def _hello(data: bytes | None) -> pb.Hello:

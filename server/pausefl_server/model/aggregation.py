@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 from annotated_types import Gt
 
 from pausefl_process.registry import Registry
@@ -24,8 +23,6 @@ from pausefl_proto.wire import Vector
 _BLOCK = 1 << 13
 # The same for sums, which no BLAS works on.
 _SUM_BLOCK = 1 << 15
-# So few rows, so long, are sorted faster by whole rows than column by column.
-_FEW, _WIDE = 32, 1 << 12
 
 
 class AggregationRule(ABC):
@@ -137,35 +134,9 @@ def trimmed_mean(updates: Sequence[Vector], harmful: int) -> Vector:
     f = min(harmful, (n - 1) // 2)
     mean: Vector = np.empty_like(updates[0])
     for part in _blocks(mean.size):
-        rows = np.stack([update[part] for update in updates])
-        if n <= _FEW and rows.shape[1] >= _WIDE:
-            sort_columns(rows)
-        else:
-            rows.sort(axis=0)
-        mean[part] = rows[f : n - f].mean(axis=0, dtype=np.float64)
+        columns = np.sort(np.stack([update[part] for update in updates], axis=1), axis=1)
+        mean[part] = columns[:, f : n - f].mean(axis=1, dtype=np.float64)
     return mean
-
-
-def sort_columns(rows: npt.NDArray[np.float32]) -> None:
-    """Sort each column of (n, b), in place; finite values, of whose zeros the signs may change.
-
-    By whole rows, where numpy's own sort takes one column at a time: faster for few and long rows. This is Batcher's
-    merge exchange (Knuth, "The Art of Computer Programming", volume 3, algorithm 5.2.2 M).
-    """
-    n, lesser = len(rows), np.empty_like(rows[0])
-    half = 1 << (n - 1).bit_length() >> 1
-    step = half
-    while step:
-        reach, parity, distance = half, 0, step
-        while distance:
-            for i in range(n - distance):
-                if i & step == parity:
-                    low, high = rows[i], rows[i + distance]
-                    np.minimum(low, high, out=lesser)
-                    np.maximum(low, high, out=high)
-                    low[:] = lesser
-            distance, reach, parity = reach - step, reach // 2, step
-        step //= 2
 
 
 def krum(updates: Sequence[Vector], harmful: int) -> Vector:

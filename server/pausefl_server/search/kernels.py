@@ -22,18 +22,14 @@ NO_CLUSTER = -1
 
 def compiled(function: F) -> F:
     """`numba.njit` with a cache beside the source or in the user's cache directory; without one if neither exists."""
-    if not _has_cache(Path(function.__code__.co_filename).parent):
-        return cast(F, numba.njit(function))
+    # An account without a home would get a folder called `~` where it works.
+    has_home = os.path.expanduser("~") != "~"  # noqa: PTH111  # as numba asks; pathlib raises an error
+    sources = Path(function.__code__.co_filename).parent
+    has_cache = has_home or "NUMBA_CACHE_DIR" in os.environ or os.access(sources, os.W_OK)
     try:
-        return cast(F, numba.njit(cache=True)(function))
+        return cast(F, numba.njit(cache=has_cache)(function))
     except RuntimeError:  # numba finds no directory it may write to, as in a read-only container
         return cast(F, numba.njit(function))
-
-
-def _has_cache(sources: Path) -> bool:
-    """Whether numba can keep its cache: an account without a home would get a folder called `~` where it works."""
-    has_home = os.path.expanduser("~") != "~"  # noqa: PTH111  # as numba asks; pathlib raises an error
-    return has_home or "NUMBA_CACHE_DIR" in os.environ or os.access(sources, os.W_OK)
 
 
 @compiled

@@ -68,6 +68,7 @@ def restore(
     jobs = {number: found[0] for number, _ in at_work.values() if (found := models.find(number - 1)) is not None}
     if any(event.kind == "joined" for event in late):
         store.keep_first_hellos()
+    left = (LogEvent("left", c, "the server was restarted") for c in _connected(state, late))  # none is connected yet
     events = (told for _, told in _told(store) if isinstance(told, LogEvent))
     lost = _lost_updates(events) if settings.keeps_late_updates else []
     evaluated, every = {t for t, e in store.evaluations() if e.subset}, settings.evaluation_every
@@ -81,7 +82,7 @@ def restore(
             model_size=settings.manifest.model_size,
             statistics_size=settings.manifest.statistics.size,
         ),
-        (*late, *_departures(state, late), *_owed(state, late, at_work, store, settings), *lost),
+        (*late, *left, *_owed(state, late, at_work, store, settings), *lost),
         unevaluated={t: models.theta(t) for t in due if t not in evaluated},
         attempts=_attempts(store, late),
         at_work={client_id: key for client_id, key in at_work.items() if key[0] in jobs},
@@ -201,11 +202,6 @@ def _agree_on(store: Store, key: str, value: str) -> None:
     if known is not None and known != value:
         raise ConfigError(f"this run directory was begun with another {key} ({known}, now {value})")
     store.set_meta(key, value)
-
-
-def _departures(state: RunState, late: list[LogEvent]) -> list[LogEvent]:
-    """A departure for each client the log has as connected: none is connected to a server that has just started."""
-    return [LogEvent("left", client_id, "the server was restarted") for client_id in _connected(state, late)]
 
 
 def _connected(state: RunState, late: list[LogEvent]) -> list[str]:

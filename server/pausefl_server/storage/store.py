@@ -226,7 +226,8 @@ class Store:
 
     def keep_first_hellos(self) -> None:
         """Keep what clients came with first: a hello that waits for its commit gives way to the client's next one."""
-        self.set_meta(_FIRST_HELLOS, json.dumps(self._first_joins() | self.first_hellos()))
+        joins = {client_id: told for client_id, *told in self._db.execute(_SELECT_JOINS_FROM_THE_LAST_ON)}
+        self.set_meta(_FIRST_HELLOS, json.dumps(joins | self.first_hellos()))
 
     def first_hellos(self) -> dict[str, tuple[int, float]]:
         """Releases and ε that clients came with first, where the log may have later hellos only.
@@ -246,10 +247,6 @@ class Store:
         """Close the database, which takes its write-ahead log in."""
         self._db.close()
         self._commit_count.close()
-
-    def _first_joins(self) -> dict[str, tuple[int, float]]:
-        rows = self._db.execute(_SELECT_JOINS_FROM_THE_LAST_ON)
-        return {client_id: (released, epsilon_spent) for client_id, released, epsilon_spent in rows}
 
     def _forget_round(self, round: int, *, is_private: bool) -> None:
         (attempt,) = self._db.execute(_SELECT_LAST_ATTEMPT, (round,)).fetchone()

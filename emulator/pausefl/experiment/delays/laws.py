@@ -103,7 +103,8 @@ class LawReader:
             raise ConfigError(f"{key}: draws delays too great to be numbers; its parameters are out of proportion")
         if law.minimum_s < 0 or draws.min() < 0:
             raise ConfigError(f"{key}: can draw a negative delay; floor_s = 0.0 (or more) keeps it from that")
-        if _is_alike(table, self.kinds):
+        parts = [part for value in table.values() for part in (value if isinstance(value, list) else [value])]
+        if table["kind"] in self.kinds and not any(isinstance(part, dict) for part in parts):  # drawn for each client
             self.alike[key] = record
         return law
 
@@ -149,12 +150,6 @@ def plan_training_times(table: dict[str, Any], client_ids: Sequence[str], seed: 
         reader = LawReader(ClientPlace(client_id, place, everyone), rng_for, alike)
         laws[client_id] = reader.read(table, "workload.training_time")
     return laws
-
-
-def _is_alike(table: Mapping[str, Any], kinds: Registry) -> bool:
-    """Whether a table is of a kind built in and has no tables within, of which values are drawn for each client."""
-    parts = [part for value in table.values() for part in (value if isinstance(value, list) else [value])]
-    return table["kind"] in kinds and not any(isinstance(part, dict) for part in parts)
 
 
 def _check_is_law(made_by_kind: object, key: str) -> None:

@@ -6,27 +6,12 @@ Their scale is arbitrary: a threshold tells small drifts from great ones, whatev
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Protocol
 
 import numpy as np
 
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.number_types import Bounded, Positive, Share
-
-
-class DriftLaw(Protocol):
-    """The law of one client's drift in a round it is chosen for, the same in all of them."""
-
-    @property
-    def mean(self) -> float:
-        """E[drift]."""
-
-    def sample(self, rng: np.random.Generator, n: int) -> FloatArray:
-        """(n,) independent draws."""
-
-    def share_up_to(self, threshold: float) -> float:
-        """P(drift <= threshold)."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +29,7 @@ class BernoulliDrift(Bounded):
         return (rng.random(n) >= self.small).astype(np.float64)
 
     def share_up_to(self, threshold: float) -> float:
-        """`small` for any threshold between the two values."""
+        """P(drift <= threshold): `small` for any threshold between the two values."""
         return self.small if 0 <= threshold < 1 else float(threshold >= 1)
 
 
@@ -70,4 +55,6 @@ class LogNormalDrift(Bounded):
         return NormalDist(math.log(self.mean) - variance / 2, math.sqrt(variance))
 
 
+DriftLaw = BernoulliDrift | LogNormalDrift
+"""The law of one client's drift in a round it is chosen for, the same in all of them."""
 DRIFTS = Registry("drifts", {"bernoulli": BernoulliDrift, "lognormal": LogNormalDrift})

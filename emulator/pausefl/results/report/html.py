@@ -142,7 +142,9 @@ def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
         text = f"{s['merged_updates']} in a later model; their ε is counted. {s['withdrawn_jobs']} jobs dropped unpaid"
         yield "late updates", str(s["late_updates"]), text
     if s["clamped_latencies"]:
-        yield "latencies below τ_min", str(s["clamped_latencies"]), f"of {_tau_min(run)}: equally fast"
+        is_estimated = run.settings.get("latency", {}).get("tau_min_s") == "auto"  # and changes from round to round
+        tau_min = "the τ_min in force" if is_estimated else f"{number(s['tau_min_s'])} s"
+        yield "latencies below τ_min", str(s["clamped_latencies"]), f"of {tau_min}: equally fast"
     for client_id, cuts in (s["capped"] or {}).items():
         details = ", ".join(f"{what}: {count:,}" for what, count in cuts.items())
         yield "capped", client_id, f"{details} (what a client says of itself is bounded)"
@@ -177,12 +179,6 @@ def _swamped(run: RunData) -> str:
         f"{ratios['first']:.2g} times the clip at a client's first release and {ratios['last']:.2g} times at the last"
     )
     return f"Noise was {said}{fell}: {NOISE_REMEDY}."
-
-
-def _tau_min(run: RunData) -> str:
-    """The τ_min of the run, in words: an estimated τ_min changes from round to round."""
-    is_estimated = run.settings.get("latency", {}).get("tau_min_s") == "auto"
-    return "the τ_min in force" if is_estimated else f"{number(run.summary['tau_min_s'])} s"
 
 
 def _accuracies(run: RunData) -> Iterator[tuple[str, str, str]]:

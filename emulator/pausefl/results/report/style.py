@@ -205,14 +205,14 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 def powers_of_ten(axis: Axis) -> None:
     """Label a logarithmic axis at a few powers of ten and nowhere else, so that no labels meet."""
+
+    def power(value: float, _: object) -> str:
+        exponent = round(math.log10(value))
+        return f"{value:,g}" if -3 <= exponent <= 4 else "10" + str(exponent).translate(_SUPERSCRIPTS)
+
     axis.set_major_locator(LogLocator(numticks=7))
-    axis.set_major_formatter(lambda value, _: _power(value))
+    axis.set_major_formatter(power)
     axis.set_minor_formatter(NullFormatter())
-
-
-def _power(value: float) -> str:
-    exponent = round(math.log10(value))
-    return f"{value:,g}" if -3 <= exponent <= 4 else "10" + str(exponent).translate(_SUPERSCRIPTS)
 
 
 def name_places(axis: Axis, ids: Sequence[str] | NDArray[Any], **look: Any) -> None:

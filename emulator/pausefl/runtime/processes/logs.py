@@ -61,7 +61,8 @@ def set_up_log(run: str = "") -> None:
         os.environ[RUN] = run
     handler = logging.StreamHandler()
     handler.setFormatter(_formatter())
-    handler.addFilter(_is_news)
+    # gRPC's traceback of a stream that was gone before it was ended says nothing of the server.
+    handler.addFilter(lambda record: not record.getMessage().startswith("ExecuteBatchError raised in core"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING if is_quiet() else logging.INFO, force=True)
 
 
@@ -74,11 +75,6 @@ def add_warning(path: Path, message: str) -> None:
 
 def _formatter() -> logging.Formatter:
     return JsonFormatter() if is_json() else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """False for gRPC's traceback of a stream that was gone before it was ended, which says nothing of the server."""
-    return not record.getMessage().startswith("ExecuteBatchError raised in core")
 
 
 def _words() -> list[str]:

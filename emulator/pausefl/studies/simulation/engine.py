@@ -104,14 +104,12 @@ class Setting:
 
         Delays are stretched by the time scale, training is not (`pausefl_server.records.Timing.signal_s`).
         """
-        for delay_s, trained_s in zip(self.latencies_s(rounds), self._training_s(rounds), strict=True):
+        training = self.training or dict.fromkeys(self.laws, NoDelay())
+        all_trained_s = self._drawn(training, "simulate-training", self.server.seed, rounds)
+        for delay_s, trained_s in zip(self.latencies_s(rounds), all_trained_s, strict=True):
             sent_s = delay_s if self.mode == "additive" else np.maximum(delay_s - trained_s, 0.0)
             came_s = sent_s + trained_s / self.server.time_scale
             yield came_s, sent_s + trained_s if self.server.signal == "round_trip" else sent_s
-
-    def _training_s(self, rounds: int) -> Iterator[FloatArray]:
-        laws = self.training or dict.fromkeys(self.laws, NoDelay())
-        return self._drawn(laws, "simulate-training", self.server.seed, rounds)
 
     @staticmethod
     def _drawn(laws: Mapping[str, Delay], name: str, seed: int, rounds: int) -> Iterator[FloatArray]:

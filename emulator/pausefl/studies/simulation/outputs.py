@@ -213,8 +213,8 @@ def _summary(
     return {
         "policy": experiment.selection.policy,
         "seed": setting.server.seed,
-        "rounds": int(result.round[-1]),
-        "ended_early": _early_end(int(result.round[-1]), rounds),
+        "rounds": (played := int(result.round[-1])),
+        "ended_early": f"ended after {played} of {rounds} rounds, as budgets were spent" if played < rounds else "",
         "mode": experiment.server.mode,
         "clients": len(result.client_ids),
         "m": experiment.selection.m,
@@ -237,11 +237,6 @@ def _summary(
         },
         "bound_17": {reading: _finite(bound[-1]) for reading, bound in bounds.items()},
     }
-
-
-def _early_end(played: int, rounds: int) -> str:
-    """A note on a simulation of fewer rounds than were asked for; empty for one that played all."""
-    return f"ended after {played} of {rounds} rounds, as budgets were spent" if played < rounds else ""
 
 
 def _weights(genie: Genie) -> dict[str, Any]:

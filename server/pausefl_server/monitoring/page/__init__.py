@@ -100,7 +100,7 @@ class LivePage:
 
 def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
     """All that the page shows, ready for JSON; times in seconds, ε in the privacy unit, None for what is not known."""
-    privacy, info = settings.privacy, settings.info
+    privacy, info, last = settings.privacy, settings.info, now.record
     return {
         "run": {"name": info.run, "policy": info.policy, "dataset": info.dataset, "model": info.model},
         "unit": privacy.unit if privacy else None,
@@ -113,10 +113,11 @@ def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
         "rounds": settings.rounds,
         "signal": settings.signal.replace("_", " "),
         "time_scale": settings.time_scale,
-        "elapsed_s": now.elapsed_s if now.record else None,
-        "wall_clock_s": now.record.wall_clock_s if now.record else None,
+        "elapsed_s": now.elapsed_s if last else None,
+        "wall_clock_s": last.wall_clock_s if last else None,
         **_work(now, settings),
-        "left_s": _left_s(now.record, settings.rounds) if now.record and not now.is_over else None,
+        # At the mean pace so far, in real seconds.
+        "left_s": last.wall_clock_s / last.round * (settings.rounds - last.round) if last and not now.is_over else None,
         "total_latency_s": now.total_latency_s,
         "latency": [[None if math.isnan(v) else _digits(v) for v in point] for point in now.latency.points.tolist()],
         "budgets_end": now.budgets_end,
@@ -146,11 +147,6 @@ def _work(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
     staleness = now.staleness / updates if settings.is_asynchronous and updates else None
     idle = max(0.0, 1 - at_work / places) if places else None
     return {"at_work": at_work, "places": places, "idle": idle, "staleness": staleness}
-
-
-def _left_s(record: RoundRecord, rounds: int) -> float:
-    """How long the rounds to come take in real seconds, at the mean pace so far."""
-    return record.wall_clock_s / record.round * (rounds - record.round)
 
 
 def _no_accuracy(settings: ServerSettings) -> str:

@@ -127,18 +127,13 @@ class SaPause(Pause):
     def _scale(self, choice: Choice, seen: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> float:
         """C, which is to exceed the energy differences between sets."""
         known = choice.ucb[seen] if seen.any() else np.zeros(1)
-        spread = _spread_of_least(known, choice.m)
+        m = min(choice.m, len(known))
+        spread = float(np.sort(known)[-m] - known.min())
         if self.temperature == "printed":
             return spread + 2 * self.alpha + self.greatest_penalty + self.gamma + OMEGA
         candidates = seen if seen.any() else np.ones(len(seen), np.bool_)
         g, p = choice.g[candidates], choice.p[candidates]
         return spread + self.alpha * _spread_of_mean(g, choice.m) + self.gamma * _spread_of_mean(p, choice.m) + OMEGA
-
-
-def _spread_of_least(ucb: FloatArray, m: int) -> float:
-    """The m-th greatest less the least."""
-    m = min(m, len(ucb))
-    return float(np.partition(ucb, len(ucb) - m)[len(ucb) - m] - ucb.min())
 
 
 def _spread_of_mean(term: FloatArray, m: int) -> float:

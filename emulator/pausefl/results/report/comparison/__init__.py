@@ -252,15 +252,11 @@ def _group_lines(comparison: Comparison) -> list[list[Any]]:
     """Each group's name, then (mean, spread) of the selections per client under each policy; last the ratio."""
     rows = comparison.rows
     names = dict.fromkeys(name for row in rows for name in row.selections_by_group)
-    lines = [[name, *(_of_group(row, name) for row in rows)] for name in names]
+    groups = [(name, [row.selections_by_group.get(name) for row in rows]) for name in names]
+    lines = [[name, *(_cell(g.selections_per_client if g else None, three_digits) for g in of)] for name, of in groups]
     if any(row.relevant_to_irrelevant for row in rows):
         lines.append(["relevant : irrelevant", *(_cell(row.relevant_to_irrelevant, three_digits) for row in rows)])
     return lines
-
-
-def _of_group(row: Row, name: str) -> tuple[str, str]:
-    group = row.selections_by_group.get(name)
-    return _cell(group.selections_per_client if group else None, three_digits)
 
 
 def _caption(comparison: Comparison) -> str:
