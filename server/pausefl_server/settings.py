@@ -137,7 +137,7 @@ class ServerSettings:
     @property
     def mixes_models(self) -> bool:
         """Whether a step needs the models that its updates were made from."""
-        return self.is_asynchronous and self.asynchronous.rule == "fedasync"
+        return self.is_asynchronous and self.asynchronous.rule != "fedbuff"
 
     @property
     def models_kept(self) -> int:

@@ -231,6 +231,7 @@ def test_brute_force_is_bounded_by_how_many_clients_there_are_at_once() -> None:
         (["selection.policy=fed-ts"], 'selection.policy = "fed-ts": chooses or judges rounds as a whole'),
         (["selection.policy=clustered"], 'selection.policy = "clustered": chooses or judges rounds as a whole'),
         (["workload.training=scaffold"], 'workload.training = "scaffold": its server\'s part needs rounds'),
+        (["asynchronous.rule=fedat"], 'asynchronous.rule = "fedat": goes with selection.policy = "fedat"'),
         (["server.quorum=0.5"], "server.quorum = 0.5: goes with rounds alone"),
         (["server.late=buffer"], 'server.late = "buffer": goes with rounds alone'),
     ],
@@ -239,6 +240,18 @@ def test_what_needs_rounds_is_refused_in_an_asynchronous_run(overrides: list[str
     assert not parse(*overrides).is_asynchronous
     with pytest.raises(ConfigError, match=re.escape(says)):
         parse("server.mode=asynchronous", *overrides)
+
+
+@pytest.mark.parametrize("of_steps", [(), ("server.mode=asynchronous",), ("asynchronous.rule=fedat",)])
+def test_fedat_is_a_policy_and_a_rule_of_steps(of_steps: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r'^selection.policy = "fedat": goes with server.mode = "asynchronous" and'):
+        parse("selection.policy=fedat", *of_steps)
+    both = ("selection.policy=fedat", "server.mode=asynchronous", "asynchronous.rule=fedat")
+    with pytest.raises(ConfigError, match=r"^asynchronous.concurrency = 10: must be selection.fedat.tiers = 5 times "):
+        parse(*both)
+    assert parse(*both, "selection.fedat.tiers=2").is_asynchronous
+    with pytest.raises(ConfigError, match=r"^aggregation.optimizer: asynchronous.rule"):
+        parse(*both, "selection.fedat.tiers=2", "aggregation.optimizer=fedadam")
 
 
 def test_overrides_come_after_the_file_and_the_last_one_wins(tmp_path: Path) -> None:
@@ -457,7 +470,8 @@ def test_privacy_is_all_or_nothing_and_what_changes_it_changes_what_both_ends_co
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_takes_m_and_its_own_table(name: str) -> None:
-    policy = selected_policy(parse("selection.m=3", f"selection.policy={name}", "privacy.enabled=false").selection)
+    experiment = parse_experiment(f'selection = {{ m = 3, policy = "{name}" }}')
+    policy = selected_policy(experiment.selection)
     assert type(policy) is POLICIES[name]
     assert policy.m == 3
 

@@ -39,6 +39,7 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.search import sweep
 from pausefl_server.selection import POLICIES, Context, Policy, PolicyRound, Selection, policy_class
+from pausefl_server.selection.policies.fedat import FedAt
 from pausefl_server.selection.policies.genie import Genie
 from pausefl_server.selection.policies.oort import Oort
 from pausefl_server.selection.policies.pause import Pause
@@ -433,6 +434,27 @@ def test_paced_steps_bound_staleness(bound: int, within: float) -> None:
     assert np.mean(np.array(staleness) <= bound) >= within
 
 
+def test_a_tier_ends_a_step_with_its_slowest_client_and_plays_on_at_its_own_pace() -> None:
+    """Six clients take about 0.1 s and six 0.35 s; once that is known, each tier's rounds take what its own do."""
+    laws = {i: Constant((0.1 if k % 2 else 0.35) - 0.001 * (k < 2)) for k, i in enumerate(IDS)}
+    told: list[PolicyRound] = []
+
+    @dataclasses.dataclass(frozen=True)
+    class NotingTiers(FedAt):
+        def observe(self, state: tuple[int, ...], record: PolicyRound, table: ClientTable) -> tuple[int, ...]:
+            told.append(record)
+            return super().observe(state, record, table)
+
+    setting = dataclasses.replace(steps_setting(4, 2, rule="fedat"), laws=laws)
+    result = simulate_steps(NotingTiers(4, tiers=2), setting, 300)
+    rounds = [[(int(o.client_id[-2:]) % 2, o.staleness) for o in record.observations] for record in told[20:]]
+    assert all(len(of_tier) == 2 and of_tier[0] == of_tier[1] for of_tier in rounds)
+    slow, fast = ([staleness for is_fast, staleness in map(min, rounds) if is_fast == tier] for tier in (0, 1))
+    assert len(fast) / len(slow) == pytest.approx(3.5, rel=0.05)
+    assert ({*slow}, {*fast}) == ({3, 4}, {0, 1})
+    assert result.total_latency_s[-1] == pytest.approx(0.35 * 300 / 4.5, rel=0.05)
+
+
 def test_a_client_whose_model_is_too_old_is_given_up() -> None:
     setting = steps_setting(5, 1, staleness_max=2)
     slow = dataclasses.replace(setting, laws={**setting.laws, IDS[0]: Constant(1000.0)})
@@ -454,7 +476,8 @@ def test_fast_clients_spend_their_budget_first() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_plays_steps_or_refuses_in_one_line(name: str, tmp_path: Path) -> None:
-    overrides = ["server.mode=asynchronous", "asynchronous.concurrency=3", "asynchronous.buffer=2"]
+    overrides = ["server.mode=asynchronous", "asynchronous.concurrency=4", "asynchronous.buffer=2"]
+    overrides += ["asynchronous.rule=fedat", "selection.fedat.tiers=2"] if name == "fedat" else []
     text = CONFIG.format(policy=name, partition="iid")
     experiment, policy = parse_experiment(text, [*overrides, "privacy.enabled=false"]), policy_class(name)
     if policy.needs_rounds or policy(m=3).disclosures or policy.inspect is not Policy.inspect:

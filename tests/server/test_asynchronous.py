@@ -7,14 +7,16 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.wire import Vector
+from pausefl_server.clients import ClientTable
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.model.staleness import (
     Asynchronous,
@@ -26,9 +28,22 @@ from pausefl_server.model.staleness import (
 from pausefl_server.records import RoundRecord
 from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import Refusal
+from pausefl_server.selection.base import Policy
+from pausefl_server.selection.policies.fedat import FedAt
 from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.settings import PrivacySettings
 from rigs.coordinator import BUDGET, EXAMPLES, PRIVATE, CoordinatorRig, FakePeer, MakeRig, update_of
+
+
+@dataclass(frozen=True)
+class Dealt(FedAt):
+    """FedAT with tiers of one's own."""
+
+    of_client: str = "0011"
+    """The tier of "a", "b", ..., a digit each."""
+
+    def tiers_of(self, state: IntArray, table: ClientTable) -> IntArray:  # noqa: ARG002
+        return np.array([int(self.of_client[ord(client_id) - ord("a")]) for client_id in table.ids], np.int64)
 
 
 class Play:
@@ -66,10 +81,12 @@ async def joined(r: CoordinatorRig, client_ids: str) -> Play:
 
 
 @asynccontextmanager
-async def playing(rig: MakeRig, clients: str, steps: Asynchronous, **changes: Any) -> AsyncIterator[Play]:
+async def playing(
+    rig: MakeRig, clients: str, steps: Asynchronous, policy: Policy | None = None, **changes: Any
+) -> AsyncIterator[Play]:
     """A run with these clients, all there, which answer as the block says; it is played to its end."""
     settings = {"rounds": 2, "minimum_clients": len(clients), "privacy": None, **changes}
-    made = rig(Random(steps.concurrency), is_asynchronous=True, asynchronous=steps, **settings)
+    made = rig(policy or Random(steps.concurrency), is_asynchronous=True, asynchronous=steps, **settings)
     async with made.running() as r:
         play = await joined(r, clients)
         yield play
@@ -93,15 +110,18 @@ def test_staleness_weights_are_those_of_the_papers(rule: StalenessRule, weights:
     assert [rule.weight(tau) for tau in (0, 1, 9)] == pytest.approx(weights)
 
 
-async def test_with_k_c_and_all_clients_alike_it_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rule", "policy"), [("fedbuff", Random(4)), ("fedat", FedAt(4, tiers=1))])
+async def test_with_k_c_and_all_clients_alike_it_is_fedavg_bit_for_bit(
+    tmp_path: Path, rule: str, policy: Policy
+) -> None:
     """In whatever order they answer: no client is given the same version twice, and a sum has one order."""
     final = []
     for order in ("abcd", "dbca", None):
         changes: dict[str, Any] = {"rounds": 3, "minimum_clients": 4}
         if order:
-            changes |= {"is_asynchronous": True, "asynchronous": Asynchronous(concurrency=4, buffer=4)}
+            changes |= few_steps(4, 3, buffer=4, rule=rule)
         (folder := tmp_path / str(order)).mkdir()
-        async with CoordinatorRig(folder, Random(4), **changes).running() as r:
+        async with CoordinatorRig(folder, policy if order else Random(4), **changes).running() as r:
             play = await joined(r, "abcd")
             for _ in range(3):
                 assert await play.handed_out(4) == [*"abcd"]
@@ -327,6 +347,73 @@ async def test_after_a_kill_updates_without_a_step_are_asked_for_under_their_key
         mean = np.average([update_of(client_id, 1) for client_id in pair], axis=0, weights=weights)
         expected = expected + alpha * s * (mean + way * (r.theta_0 - expected))
     np.testing.assert_allclose(r.coordinator.theta, expected, rtol=1e-5)
+
+
+def round_of(pair: str, base: FloatArray, number: int) -> FloatArray:
+    """The mean of the models of two clients that were given that base in that step."""
+    weights = [EXAMPLES[client_id] for client_id in pair]
+    return np.average([base + update_of(client_id, number) for client_id in pair], axis=0, weights=weights)
+
+
+async def test_each_tier_plays_rounds_and_the_model_is_the_mean_of_theirs_also_after_a_kill(tmp_path: Path) -> None:
+    """The fast tier makes two steps. Then a client of each tier has answered, and the server dies or does not."""
+    changes, records = few_steps(4, 4, buffer=2, rule="fedat"), list[list[RoundRecord]]()
+
+    async def finish(r: CoordinatorRig, play: Play) -> None:
+        await play.answer("d")
+        await play.answer("b")
+        await r.played()
+        records.append(r.store.rounds())
+
+    for is_killed in (False, True):
+        (folder := tmp_path / str(is_killed)).mkdir()
+        async with CoordinatorRig(folder, Dealt(4, tiers=2), **changes).running() as r:
+            play = await begun(r, "abcd")
+            assert play.jobs == {"a": (1, 1), "b": (1, 1), "c": (1, 2), "d": (1, 2)}
+            for number in (2, 3):
+                await play.answer("b")
+                await play.answer("a")
+                assert await play.handed_out(2) == [*"ab"]
+                assert play.jobs["a"] == play.jobs["b"] == (number, 1)
+            await play.answer("c")
+            await play.answer("a")
+            if not is_killed:
+                await finish(r, play)
+        if is_killed:
+            async with CoordinatorRig(folder, Dealt(4, tiers=2), **changes).running() as r:
+                after = await resumed(play, r)
+                assert await after.handed_out(4) == [*"abcd"]
+                for client_id, i, (number, attempt) in (("c", 1, (1, 2)), ("a", 3, (3, 1))):
+                    again = Release(i, BUDGET.epsilon(i), BUDGET.spent(i))
+                    await after.peers[client_id].answer(number, again, attempt=attempt)
+                await finish(r, after)
+    told = [{o.client_id: o.staleness for o in record.observations} for record in records[0]]
+    assert told == [{"a": 0, "b": 0}, {"a": 0, "b": 0}, {"c": 2, "d": 2}, {"a": 1, "b": 1}]
+    theta = [slow := r.theta_0.astype(np.float64)]
+    for steps in ((1, 0), (2, 0), (2, 1), (3, 1)):
+        if steps == (2, 1):
+            slow = round_of("cd", theta[0], 1)
+        else:
+            fast = round_of("ab", theta[steps[0] - 1], steps[0])
+        theta.append((steps[1] * fast + steps[0] * slow) / sum(steps))
+    np.testing.assert_allclose(r.coordinator.theta, theta[-1], rtol=1e-5)
+    digests = [[record.model_digest for record in of_run] for of_run in records]
+    assert digests[0] == digests[1]
+
+
+async def test_a_tier_waits_for_no_client_that_is_lost_or_refuses_and_keeps_the_answer_of_one_that_left(
+    rig: MakeRig,
+) -> None:
+    steps = Asynchronous(concurrency=4, buffer=2, rule="fedat")
+    async with playing(rig, "abcd", steps, Dealt(4, tiers=2), rejoin_timeout_s=0.05) as play:
+        await play.handed_out(4)
+        await play.answer("c")
+        await play.rig.lose(play.peers["c"])
+        await play.rig.coordinator.tell(Refusal("a", *play.jobs.pop("a"), "refused", "it has no data"))
+        await play.answer("b")
+        await play.rig.lose(play.peers["d"])
+    assert [{o.client_id for o in record.observations} for record in play.records] == [{"b"}, {"c"}]
+    assert {m.client_id: m.kind for record in play.records for m in record.misses} == {"a": "refused", "d": "lost"}
 
 
 def few_steps(concurrency: int, rounds: int, **of_steps: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.release_checks import Release, check_ledger, check_release, is_plausible
 from pausefl_server.rounds.budget_exhaustion import budgets_end, rounds_left, too_few_left
-from pausefl_server.rounds.choosing import places_to_fill
+from pausefl_server.rounds.choosing import free_places
 from pausefl_server.rounds.messages import Lost, Pinged, Register
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
@@ -267,9 +267,12 @@ def test_a_step_whose_updates_end_the_budgets_hands_out_as_the_last_one_does() -
     table = ClientTable()
     table.apply_events([LogEvent("joined", client_id, n_examples=1) for client_id in "abcd"], round=1)
     table.released[:] = [2, 2, 1, 0]
-    assert places_to_fill(settings, table, 7, at_work=1, lacks=2, answered=[0]) == 3
-    assert places_to_fill(settings, table, 7, at_work=1, lacks=1, answered=[0, 1]) == 0
-    assert places_to_fill(settings, table, 9, at_work=1, lacks=2, answered=[0]) == 1
+    state = RunState(All(4), table, None)
+    found = (
+        free_places(settings, state, step, [2], np.array([3]), lacks, answered, jobs=4)
+        for step, lacks, answered in ((7, 2, [0]), (7, 1, [0, 1]), (9, 2, [0]))
+    )
+    assert [free and free.count for free in found] == [3, None, 1]
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False))

@@ -51,6 +51,8 @@ TRAINING = {
 }
 UNSTATED = {key: value for key, value in TRAINING.items() if key != "workload.step_s"}
 ASYNCHRONOUS = {"server.mode": "asynchronous", "asynchronous.concurrency": 3, "asynchronous.buffer": 2}
+TIERS = {**ASYNCHRONOUS, "asynchronous.concurrency": 4, "asynchronous.rule": "fedat"}
+TIERS |= {"selection.policy": "fedat", "selection.fedat.tiers": 2}
 
 
 def play(folder: Path, overrides: Mapping[str, Any]) -> list[RoundRecord]:
@@ -81,6 +83,7 @@ def tables(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
         pytest.param({**TRAINING, "clients.batched": "on", "selection.m": 3}, id="batched"),
         pytest.param({**TRAINING, "selection.over_selection": 0.5, "server.late": "buffer"}, id="over-selection"),
         pytest.param({**TRAINING, **ASYNCHRONOUS}, id="asynchronous"),
+        pytest.param({**TRAINING, **TIERS}, id="fedat"),
     ],
 )
 def test_the_same_seed_gives_the_same_log_twice(overrides: dict[str, Any], tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ def new(options: argparse.Namespace) -> None:
         values["clients"] = f"ids = {json.dumps(_devices(fleet), ensure_ascii=False)}"
         delay = f'kind = "empirical", file = {json.dumps(str(fleet))}, client_column = "client"'
         values["latency"] = f"delay = {{ {delay} }}"
+    if policy == "fedat":
+        steps = 'mode = "asynchronous"\n\n[asynchronous]\nrule = "fedat"\nconcurrency = 4\nbuffer = 2'
+        values["latency"] += f"\n\n[server]\n{steps}\n\n[selection.fedat]\ntiers = 2"
     if there := next((name for name in _FILES if (folder / name).exists()), ""):
         raise ConfigError(f"{folder / there}: is there; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)

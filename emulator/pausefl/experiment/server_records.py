@@ -23,6 +23,7 @@ from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, Optimizer, Server
 from pausefl_server.model.staleness import STALENESS_RULES, Asynchronous, AsynchronousSteps
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.selection import Policy, policy_class
+from pausefl_server.selection.policies.fedat import FedAt
 
 
 def selected_policy(selection: SelectionTable, name: str = "") -> Policy:
@@ -126,6 +127,11 @@ def check_policies(experiment: Experiment) -> None:
             hint = "; a name with dots must be quoted" if any(":" in key for key in parameters) else ""
             raise ConfigError(str(error).replace(f' = "{name}"', "", 1) + hint) from error
     policy = policy_of(experiment)
+    has_tiers = type(policy).tiers_of is not Policy.tiers_of
+    if has_tiers != (experiment.is_asynchronous and experiment.asynchronous.rule == "fedat"):
+        here, there = f'selection.policy = "{selection.policy}"', 'asynchronous.rule = "fedat"'
+        in_steps = f'{here}: goes with server.mode = "asynchronous" and {there}'
+        raise ConfigError(in_steps if has_tiers else f'{there}: goes with selection.policy = "fedat"')
     if experiment.is_asynchronous:
         _check_asynchronous(experiment, policy)
     if policy.needs_oracle:
@@ -159,6 +165,13 @@ def _check_asynchronous(experiment: Experiment, policy: Policy) -> None:
             f"asynchronous.concurrency = {steps.concurrency}: must be at most clients.count ="
             f" {experiment.clients.count}"
         )
+    if isinstance(policy, FedAt) and steps.concurrency != policy.tiers * steps.buffer:
+        raise ConfigError(
+            f"asynchronous.concurrency = {steps.concurrency}: must be selection.fedat.tiers = {policy.tiers} times"
+            f" asynchronous.buffer = {steps.buffer}"
+        )
+    if steps.rule == "fedat" and experiment.aggregation.optimizer != ServerOptimizer():
+        raise ConfigError('aggregation.optimizer: asynchronous.rule = "fedat" stands in its place; leave it out')
     if steps.staleness_max == 0 and steps.buffer > 1:
         raise ConfigError("asynchronous.staleness_max = 0: must be at least 1 unless asynchronous.buffer = 1")
     if policy.needs_rounds or type(policy).inspect is not Policy.inspect:

@@ -10,6 +10,7 @@ from annotated_types import Ge, Lt
 from pausefl_process.registry import Registry
 from pausefl_proto.number_types import Positive
 from pausefl_proto.wire import Vector
+from pausefl_server.model.aggregation import weighted_mean
 
 OptimizerName = Literal["sgd", "fedavgm", "fedadam", "fedyogi"]
 
@@ -68,6 +69,28 @@ class DynamicRegularizer(Optimizer):
 
 
 @dataclass(frozen=True)
+class TierModels(Optimizer):
+    """FedAT's server (Chai et al., SC 2021): θ = Σ_m T_(M+1−m)/T · w_m, where tier m has made T_m of all T steps.
+
+    Tier 1 is the fastest, so that the slow ones weigh more. Each w_m starts at θ_0. The state is w_1, ..., w_M, then
+    the T_m.
+    """
+
+    tiers: int
+    """M."""
+    tier: int
+    """Whose clients' mean is θ + Δ, from 0."""
+
+    def step(self, theta: Vector, change: Vector, state: Vector) -> tuple[Vector, Vector]:
+        """The next model, and the state with the tier's."""
+        state = state.copy() if state.size else np.append(np.tile(theta, self.tiers), np.zeros(self.tiers, np.float32))
+        models, counts = state[: -self.tiers].reshape(self.tiers, -1), state[-self.tiers :]
+        models[self.tier] = theta + change
+        counts[self.tier] += 1
+        return weighted_mean([*models], counts[::-1].astype(np.float64)), state
+
+
+@dataclass(frozen=True)
 class ServerOptimizer(Optimizer):
     """How the server turns a round's update into the next model.
 
@@ -89,13 +112,9 @@ class ServerOptimizer(Optimizer):
     tau: Positive = 1e-3
     """τ, added to the root of the second moment. Greater values make fedadam and fedyogi less adaptive."""
 
-    def state_size(self, model_size: int) -> int:
-        """How many values of state a model of d values needs: none, m, or m and v."""
-        return _MOMENTS[self.kind] * model_size
-
     def start(self, model_size: int) -> Vector:
         """The state before round 1: m = 0, then v = τ²."""
-        state: Vector = np.zeros(self.state_size(model_size), np.float32)
+        state: Vector = np.zeros(_MOMENTS[self.kind] * model_size, np.float32)
         state[model_size:] = self.tau**2
         return state
 

@@ -93,8 +93,9 @@ class AsynchronousSteps:
     normaliser: Literal["plain", "discounted"] = "plain"
     """The divisor of the sum of a step's weighted updates. "plain": Σ|D_i|. "discounted": Σ s(τ_i)|D_i|, so that
     equally old updates are not damped."""
-    rule: Literal["fedbuff", "fedasync"] = "fedbuff"
-    """"fedbuff" adds updates to the model. "fedasync" mixes each client's own model into it."""
+    rule: Literal["fedbuff", "fedasync", "fedat"] = "fedbuff"
+    """"fedbuff" adds updates to the model. "fedasync" mixes each client's own model into it. "fedat", which goes with
+    the policy of that name, keeps a model per tier and averages these; old updates count in full."""
     alpha: PositiveShare = 0.6
     """Rule "fedasync": α, the share of the client's model in the next one, before s(τ)."""
 
@@ -107,8 +108,8 @@ class Asynchronous(AsynchronousSteps):
     """s(τ)."""
 
     def weight(self, staleness: int) -> float:
-        """s(τ), checked; PauseflError where a rule of one's own returns something else."""
-        weight = self.staleness.weight(staleness)
+        """s(τ), checked; PauseflError where a rule of one's own returns something else. 1 for "fedat"."""
+        weight = 1 if self.rule == "fedat" else self.staleness.weight(staleness)
         if not (isinstance(weight, int | float) and 0 < weight <= 1):
             raise PauseflError(f"asynchronous.staleness: returned {weight!r} for {staleness} steps; must be in (0, 1]")
         return float(weight)

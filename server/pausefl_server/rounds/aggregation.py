@@ -10,6 +10,7 @@ from pausefl_proto.arrays import FloatArray
 from pausefl_proto.wire import Vector
 from pausefl_server.model.aggregation import capped_shares, outliers
 from pausefl_server.model.global_model import GlobalModel
+from pausefl_server.model.optimizers import TierModels
 from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.records import LogEvent, Observation
 from pausefl_server.rounds.open_step import Draw, OpenStep
@@ -78,8 +79,11 @@ def aggregate(
             of_client[admitted[i].client_id] += coefficient
     for client_id, weight in of_client.items():
         observations[client_id] = replace(observations.get(client_id, step.observations[client_id]), weight=weight)
-    vectors, clients = [u.vector for u in updates], len(state.table)
-    model = model.updated(vectors, shares, settings.aggregation, settings.optimizer, clients=clients)
+    vectors, clients, optimizer = [u.vector for u in updates], len(state.table), settings.optimizer
+    if (tiers := state.policy.tiers_of(state.policy_state, state.table)) is not None:
+        steps, tier = settings.asynchronous, int(tiers[state.table.rows(step.updates)].max())
+        optimizer = TierModels(steps.concurrency // steps.buffer, tier)
+    model = model.updated(vectors, shares, settings.aggregation, optimizer, clients=clients)
     return AggregatedRound(model, observations, capped, events, late_rejected)
 
 
@@ -103,7 +107,7 @@ def discounted(update: WeightedUpdate, steps: Asynchronous, model: GlobalModel) 
     vector, d = update.vector.copy(), update.vector.size - model.statistics_size
     if update.base is not None:  # what mixes the client's own model into this one
         vector[:d] += update.base[:d] - model.theta[:d]
-        factor *= steps.alpha
+        factor *= steps.alpha if steps.rule == "fedasync" else 1.0
     vector[:d] *= np.float32(factor)
     return replace(update, vector=vector)
 

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Set as AbstractSet
 
-import numpy as np
-
 from pausefl_process.events import Outcome
 from pausefl_process.host_monitor import UNWATCHED, HostWatch
 from pausefl_proto.errors import PauseflError, WireError
@@ -21,7 +19,7 @@ from pausefl_server.records import EventKind, LogEvent, RoundRecord, unsettled
 from pausefl_server.release_checks import check_release, is_plausible
 from pausefl_server.rounds.aggregation import WeightedUpdate, aggregate
 from pausefl_server.rounds.budget_exhaustion import budgets_end, too_few_left, used_up
-from pausefl_server.rounds.choosing import FreePlaces, places_to_fill
+from pausefl_server.rounds.choosing import FreePlaces, free_places
 from pausefl_server.rounds.deadline import Patience, answers_needed, round_timeout_s
 from pausefl_server.rounds.elapsed import Elapsed
 from pausefl_server.rounds.evaluation import EvaluatorActor
@@ -93,7 +91,7 @@ class Coordinator(Actor[_Message]):
         self._start = start
         self._to_ask_again = dict(start.at_work)  # once the clients that the log has not committed have their rows
         self._open: OpenStep | None = None  # what is waited for: in rounds while one is open, else at all times
-        self._surplus: dict[str, Update] = {}  # what came beyond the step's updates, for the next one
+        self._surplus: dict[str, Update] = {}  # what came for a later step
         self._elapsed: Elapsed | None = None  # None until a job has left
         self._unreported: RoundRecord | None = None  # committed, but not acknowledged and reported yet
         self._to_acknowledge: list[Update] = []  # the updates of that
@@ -179,11 +177,12 @@ class Coordinator(Actor[_Message]):
             self.state.table.forget_rows_from(known)  # the log will have these clients come with those that come later
             self._pending.put_back(events)
             return
-        step = self._open = self._open or self._new_step(number)
+        elapsed = self._elapsed or Elapsed(self.state.elapsed_s, self._now_s())
+        step = self._open = self._open or OpenStep(number, self._needed, self._settings.time_scale, elapsed)
         step.events += events
         step.attempt = self._attempts.get(number, 1)
         self._ask_again(step)
-        self._take_surplus()
+        self._take_surplus(step)
         await self._hand_out(step)
         await asyncio.sleep(0)  # let the job leave before anything else is done
         await self._report_last_round(busy=step.due.keys())
@@ -203,10 +202,6 @@ class Coordinator(Actor[_Message]):
         self._open = self._step_after(step, number + 1)
         model = await self._aggregate(step)
         await self._commit(self._record(step, model, started), model, step)
-
-    def _new_step(self, number: int) -> OpenStep:
-        elapsed = self._elapsed or Elapsed(self.state.elapsed_s, self._now_s())
-        return OpenStep(number, self._needed, self._settings.time_scale, elapsed)
 
     def _step_after(self, step: OpenStep, number: int) -> OpenStep | None:
         """The step that goes on with the jobs that are out; None where rounds are played, whose jobs are at their end.
@@ -244,24 +239,26 @@ class Coordinator(Actor[_Message]):
             self._give_up_stale(step)
 
     def _free_places(self, step: OpenStep) -> FreePlaces | None:
-        """The places that an asynchronous step has to give now; None in rounds, where the policy takes its m.
+        """The places that an asynchronous step has to give now; None for none.
 
         A client that answered, missed or was given this model waits for the next step.
         """
-        if not self._settings.is_asynchronous:
-            return None
         table, members = self.state.table, self._members
         taken = {*step.due, *step.updates, *step.misses, *step.chosen, *self._pending.retired()}
         idle = [row for row in table.eligible().tolist() if (c := table.ids[row]) not in taken and c in members]
-        answered, lacks = table.rows(step.updates).tolist(), step.needed - len(step.updates)
-        count = places_to_fill(self._settings, table, step.number, len(step.due), lacks, answered)
-        return FreePlaces(count, np.array(idle, np.int64), int(table.chosen.sum()) + len(step.chosen))
+        at_work, answered = table.rows(step.due), table.rows(step.updates).tolist()
+        lacks, jobs = step.needed - len(answered), int(table.chosen.sum()) + len(step.chosen)
+        return free_places(self._settings, self.state, step.number, idle, at_work, lacks, answered, jobs)
 
     async def _hand_out(self, step: OpenStep) -> None:
-        """Give the model to the clients that the policy chooses, where places are free and clients idle."""
-        free = self._free_places(step)
-        if free is not None and not (free.count > 0 and free.idle.size):
+        """Give the model to the clients that the policy chooses: in steps, while places are free and clients idle."""
+        if not self._settings.is_asynchronous:
+            await self._give(step, None)
             return
+        while (free := self._free_places(step)) is not None:
+            await self._give(step, free)
+
+    async def _give(self, step: OpenStep, free: FreePlaces | None) -> None:
         table, attempt = self.state.table, self._attempts.get(step.number, 1)
         selection, selection_s, job = await self._preparer.prepare(step.number, attempt, self.model, free)
         chosen = tuple(table.ids[row] for row in selection.rows)
@@ -330,7 +327,8 @@ class Coordinator(Actor[_Message]):
             self._heed_end()
             if not step.is_answered and not self.stopped_because:
                 self._note_missed(step, step.miss_overdue(self._now_s()))
-                if self._settings.is_asynchronous:
+                self._take_whole(step)
+                if self._settings.is_asynchronous and not step.is_answered:
                     await self._hand_out(step)
         if step.is_answered and not self._settings.is_asynchronous:
             self._give_up(step, step.end(self._now_s()))
@@ -349,13 +347,13 @@ class Coordinator(Actor[_Message]):
 
         A client that is still at work may be charging: it is waited for a moment, then logged as unsettled.
         """
-        self._take_surplus()
+        self._take_surplus(step)
         until_s = self._now_s() + (_DRAIN_S if self._settings.budget is not None else 0.0)
         while step.due and (left_s := until_s - self._now_s()) > 0:
             await self.pump(left_s)
         self._open = None
-        events = self._pending.take()
-        self._pending.put_back([*step.abandoned(), *events, *self._members.owed(step, step.due)])
+        events, spent = self._pending.take(), (reconciled(update) for update in step.updates.values())
+        self._pending.put_back([*step.events, *spent, *events, *self._members.owed(step, step.due)])
 
     async def _commit(self, record: RoundRecord, model: GlobalModel, step: OpenStep) -> None:
         """Make the model and the round durable, then the run's state."""
@@ -490,16 +488,28 @@ class Coordinator(Actor[_Message]):
             job = update.round, update.attempt
             self._take_refusal(Refusal(client_id, *job, "rejected", str(error), update.release))
             return
-        if step.is_answered and self._settings.is_asynchronous and not self.stopped_because:
+        is_early = self._settings.is_asynchronous and (step.is_answered or self._settings.asynchronous.rule == "fedat")
+        if is_early and not self.stopped_because:
             self._surplus[client_id] = update
-            return
-        update = with_stop_before(update, self.state.usual_propagation_s.get(client_id, 0.0))
-        step.take(update, table, self._settings, self._now_s())
+            step.due[client_id] = math.inf
+        else:
+            self._use(step, update)
 
-    def _take_surplus(self) -> None:
+    def _use(self, step: OpenStep, update: Update) -> None:
+        update = with_stop_before(update, self.state.usual_propagation_s.get(update.client_id, 0.0))
+        step.take(update, self.state.table, self._settings, self._now_s())
+
+    def _take_surplus(self, step: OpenStep) -> None:
         surplus, self._surplus = self._surplus, {}
         for update in surplus.values():
             self._take_update(update)
+        self._take_whole(step)
+
+    def _take_whole(self, step: OpenStep) -> None:
+        """Make the step of the answers of a tier that has them all, where these are kept."""
+        for update in () if step.updates else step.whole(self._surplus):
+            self._use(step, self._surplus.pop(update.client_id))
+            step.needed = len(step.updates)
 
     def _take_late(self, update: Update) -> None:
         self._pending.add(*self._late.take(update))

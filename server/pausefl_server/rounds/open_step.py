@@ -5,7 +5,7 @@ own model, handed out as places become free, and of earlier ones.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from pausefl_server.rounds.attempt import attempt_record
 from pausefl_server.rounds.deadline import second_wait_s
 from pausefl_server.rounds.elapsed import Elapsed
 from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, Refusal, Update
-from pausefl_server.rounds.observations import bounded_timing, observe, reconciled
+from pausefl_server.rounds.observations import bounded_timing, observe
 from pausefl_server.selection.base import Selection
 from pausefl_server.settings import ServerSettings
 
@@ -94,7 +94,7 @@ class OpenStep:
     jobs: dict[str, GivenJob] = field(default_factory=dict)
     """The job of each client that owes an answer, or gave one or missed in this step."""
     due: dict[str, float] = field(default_factory=dict)
-    """The clients that still owe an answer, and until when each is waited for."""
+    """The clients that still owe an answer, and until when each is waited for; infinite where it is kept unused."""
     updates: dict[str, Update] = field(default_factory=dict)
     observations: dict[str, Observation] = field(default_factory=dict)
     misses: dict[str, Miss] = field(default_factory=dict)
@@ -138,6 +138,12 @@ class OpenStep:
         """Whether enough clients have answered."""
         return len(self.updates) >= self.needed
 
+    def whole(self, kept: Mapping[str, Update]) -> list[Update]:
+        """Those of the kept answers that are to one job, of which none is owed any longer; the first such job's."""
+        owed = {self.jobs[client_id].key for client_id in self.due if client_id not in kept}
+        whole = [u for u in kept.values() if self.lacks(u) and self.jobs[u.client_id].key not in owed]
+        return [u for u in whole if (u.round, u.attempt) == (whole[0].round, whole[0].attempt)]
+
     def end(self, now_s: float) -> list[str]:
         """Wait no longer for the clients that still owe an answer, as enough others gave theirs; returns them."""
         unneeded = list(self.due)
@@ -175,7 +181,7 @@ class OpenStep:
 
         Neither its deadline nor its round trip starts anew.
         """
-        if client_id not in self.due or (given := self.jobs[client_id]).breaks > _MOST_BREAKS:
+        if self.due.get(client_id, math.inf) == math.inf or (given := self.jobs[client_id]).breaks > _MOST_BREAKS:
             return None
         given.is_gone, first_s = False, given.handed_over_s
         self.due[client_id] = self.deadline_s(given)
@@ -187,7 +193,7 @@ class OpenStep:
         It may have lost it with an earlier round's job, which took up all of its stream: this round's round trip does
         not run from when that one was handed over.
         """
-        if client_id not in self.due:
+        if self.due.get(client_id, math.inf) == math.inf:
             return
         given = self.jobs[client_id]
         given.is_gone, given.breaks = True, given.breaks + 1
@@ -241,10 +247,6 @@ class OpenStep:
     def weight(self, draw: Draw, table: ClientTable) -> float:
         """The weight of this draw's update before it is discounted."""
         return float(table.n_examples[table.row_of[draw.client_id]]) if draw.weight is None else draw.weight
-
-    def abandoned(self) -> list[LogEvent]:
-        """The events to log when the step is given up: all it knew, and what its updates have spent."""
-        return [*self.events, *(reconciled(update) for update in self.updates.values())]
 
     def record(
         self, model_digest: str, now_s: float, wall_clock_s: float, host: HostReport, settings: ServerSettings

@@ -38,16 +38,16 @@ class Preparer:
 
         Off the event loop unless the last selection was quick and the model is small.
         """
-        quick = self._selection_s < _QUICK_S and model.theta.nbytes <= MAX_FRAME_BYTES
-        prepared = await off_loop(quick, self._prepare, round, attempt, model, free)
-        self._selection_s = prepared[1]
-        return prepared
 
-    def _prepare(
-        self, round: int, attempt: int, model: GlobalModel, free: FreePlaces | None
-    ) -> tuple[Selection, float, Dispatch]:
-        selection, selection_s = choose(self._settings, self._state, self._oracle, round, attempt, self._clock, free)
-        return selection, selection_s, self.frame(round, attempt, model.theta, model.digest)
+        def prepared() -> tuple[Selection, float, Dispatch]:
+            began_s = self._clock()
+            selection = choose(self._settings, self._state, self._oracle, round, attempt, self._clock, free)
+            return selection, self._clock() - began_s, self.frame(round, attempt, model.theta, model.digest)
+
+        quick = self._selection_s < _QUICK_S and model.theta.nbytes <= MAX_FRAME_BYTES
+        found = await off_loop(quick, prepared)
+        self._selection_s = found[1]
+        return found
 
     def frame(self, round: int, attempt: int, theta: Vector, model_digest: str) -> Dispatch:
         """The job of this round and attempt, which has this model."""

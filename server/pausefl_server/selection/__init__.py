@@ -12,6 +12,7 @@ from pausefl_server.selection.policies.clustered import Clustered
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.policies.fastest import Fastest
 from pausefl_server.selection.policies.fed_ts import DriftUcb, FedTs
+from pausefl_server.selection.policies.fedat import FedAt
 from pausefl_server.selection.policies.genie import Genie
 from pausefl_server.selection.policies.oort import Oort
 from pausefl_server.selection.policies.pause import Pause
@@ -57,6 +58,7 @@ POLICIES = Registry(
         "pns": Pns,
         "tifl": Tifl,
         "pisces": Pisces,
+        "fedat": FedAt,
     },
     base="pausefl_server.selection:Policy",
     are_methods_checked=True,

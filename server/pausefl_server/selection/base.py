@@ -154,6 +154,13 @@ class Policy(Bounded, ABC):
         """How many updates make the asynchronous step that is open, with these rows at work; K unless overridden."""
         return buffer
 
+    def tiers_of(self, state: Any, table: ClientTable) -> IntArray | None:  # noqa: ARG002
+        """(K,) the tier of each row, from 0, for `asynchronous.rule` "fedat"; None for all other policies.
+
+        `select` is then asked with the idle clients of one tier as eligible.
+        """
+        return None
+
     @abstractmethod
     def select(self, state: Any, context: Context) -> Selection:
         """Choose among `context.eligible`: a pure function of its arguments. `checked` says what is allowed."""

@@ -151,7 +151,7 @@ class _ImaginedRun:
     def _attempt(self, round: int, attempt: int, played: _PlayedRound) -> RoundRecord:
         """An attempt at a round, which `played` counts."""
         table, outcomes = self.state.table, self.outcomes
-        selection, _ = choose(self.settings, self.state, self.oracle, round, attempt)
+        selection = choose(self.settings, self.state, self.oracle, round, attempt)
         played.chosen = tuple(table.ids[row] for row in selection.rows)
         answers = {c: outcomes.answer(round, c, self.pools, self.rng) for c in played.chosen}
         imagined = self._record(round, attempt, played.chosen, answers)

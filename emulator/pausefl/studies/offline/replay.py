@@ -77,7 +77,7 @@ def choices_on(
     choices: list[ReplayedChoice] = []
 
     def choose_again(attempt: RoundRecord, state: RunState) -> None:
-        selection, _ = choose(settings, state, oracle, attempt.round, attempt.attempt)
+        selection = choose(settings, state, oracle, attempt.round, attempt.attempt)
         chosen = tuple(state.table.ids[row] for row in selection.rows)
         choices.append(ReplayedChoice(attempt.round, attempt.attempt, attempt.chosen, chosen))
 

@@ -9,11 +9,11 @@ import numpy as np
 from pausefl.experiment.population.availability import Presence
 from pausefl.studies.simulation.curves import Curves, SimulationResult
 from pausefl.studies.simulation.engine import Setting, answer, arrivals, refuse_disclosures
-from pausefl_proto.arrays import FloatArray
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server.records import Miss, Observation, RoundRecord
 from pausefl_server.rounds.attempt import attempt_record, releases_of_misses
 from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
-from pausefl_server.rounds.choosing import FreePlaces, chosen_in, context_of, places_to_fill
+from pausefl_server.rounds.choosing import choose, free_places
 from pausefl_server.rounds.deadline import round_timeout_s
 from pausefl_server.selection import Oracle, Policy
 from pausefl_server.settings import ServerSettings
@@ -21,13 +21,16 @@ from pausefl_server.state import RunState
 
 
 class _Job(NamedTuple):
-    """A job that is out; the first of them is the next that ends."""
+    """A job that is out; the first of them is the next that counts."""
 
-    ends_s: float
+    counts_s: float
+    """When it ends, or the last job of its tier's round."""
     number: int
+    """How many were given before the hand-out that it is of."""
     row: int
     step: int
     began_s: float
+    ends_s: float
     latency_s: float
     is_missed: bool
 
@@ -69,56 +72,66 @@ class _Steps:
         self._server, self._state, self._oracle = server, state, oracle
         self._out: list[_Job] = []
         self._given = 0
+        self._has_tiers = state.policy.tiers_of(state.policy_state, state.table) is not None
 
     def step(self, t: int, came_s: FloatArray, latency_s: FloatArray) -> RoundRecord:
         """The record of step t, in whose course a client that is given a job answers after `came_s`, (K,) by row."""
-        table, now_s = self._state.table, self._state.elapsed_s
+        table, now_s, buffer = self._state.table, self._state.elapsed_s, self._server.asynchronous.buffer
         oldest = t - self._server.asynchronous.staleness_max
         given_up = [job for job in self._out if job.step < oldest or not table.connected[job.row]]
         self._out = sorted(set(self._out).difference(given_up))
         ended = [job._replace(ends_s=now_s, is_missed=True) for job in given_up]
         chosen: list[int] = []
-        needed = self._server.asynchronous.buffer
-        while (lacks := needed - len(answered := [job.row for job in ended if not job.is_missed])) > 0:
-            count = places_to_fill(self._server, table, t, len(self._out), lacks, answered)
-            taken = {*chosen, *(job.row for job in (*ended, *self._out))}
-            if given := self._hand_out(t, now_s, count, taken, came_s, latency_s):
-                at_work = np.array([job.row for job in self._out])
-                needed = self._state.policy.updates_needed(table, at_work, self._server.asynchronous.buffer)
-            chosen += given
+        needed, answered = buffer, list[int]()
+        while (lacks := needed - len(answered)) > 0 and not (self._has_tiers and answered):
+            taken = {*chosen, *(job.row for job in ended)}
+            while given := self._hand_out(t, now_s, lacks, answered, taken, came_s, latency_s):
+                chosen += given
+                needed = self._state.policy.updates_needed(table, self._at_work(), buffer)
             if not self._out:
                 break
             ended.append(heappop(self._out))
-            now_s = ended[-1].ends_s
+            while self._has_tiers and self._out and self._out[0][:2] == ended[-1][:2]:
+                ended.append(heappop(self._out))
+            now_s = ended[-1].counts_s
+            answered = [job.row for job in ended if not job.is_missed]
         observations = [self._observed(t, job) for job in ended if not job.is_missed]
-        misses = [self._missed(job) for job in ended if job.is_missed]
+        waits_s = [(table.ids[job.row], job.ends_s - job.began_s) for job in ended if job.is_missed]
+        misses = [Miss(c, "timeout", waited_s * self._server.time_scale, waited_s) for c, waited_s in waits_s]
         record = attempt_record(t, 1, [table.ids[row] for row in chosen], observations, misses)
         return replace(record, elapsed_s=now_s)
 
+    def _at_work(self) -> IntArray:
+        return np.array([job.row for job in self._out], np.int64)
+
     def _hand_out(
-        self, t: int, now_s: float, count: int, taken: set[int], came_s: FloatArray, latency_s: FloatArray
+        self,
+        t: int,
+        now_s: float,
+        lacks: int,
+        answered: list[int],
+        taken: set[int],
+        came_s: FloatArray,
+        latency_s: FloatArray,
     ) -> list[int]:
-        """Give so many places to idle clients, which are not taken; returns their rows."""
-        server, table = self._server, self._state.table
-        idle = np.array([row for row in table.eligible().tolist() if row not in taken], np.int64)
-        if not (count > 0 and idle.size):
+        """Give free places to idle clients, which are not taken; returns their rows."""
+        server, at_work = self._server, self._at_work()
+        busy = taken.union(at_work.tolist())
+        idle = [row for row in self._state.table.eligible().tolist() if row not in busy]
+        free = free_places(server, self._state, t, idle, at_work, lacks, answered, self._given)
+        if free is None:
             return []
-        free = FreePlaces(count, idle, self._given)
-        context = context_of(server, self._state, self._oracle, t, self._given, free=free)
-        rows = chosen_in(context, self._state, count).rows
-        deadline_s = round_timeout_s(server, table, rows) / server.time_scale
+        rows = choose(server, self._state, self._oracle, t, self._given, free=free).rows
+        deadline_s = round_timeout_s(server, self._state.table, rows) / server.time_scale
+        ends_s = now_s + np.minimum(came_s[rows], deadline_s)
+        counts_s = np.full(len(rows), ends_s.max()) if self._has_tiers else ends_s
+        for each in zip(counts_s, rows, ends_s, latency_s[rows], came_s[rows] >= deadline_s, strict=True):
+            counts, row, ends, latency, is_missed = (value.item() for value in each)
+            heappush(self._out, _Job(counts, self._given, row, t, now_s, ends, latency, is_missed))
+        self._given += len(rows)
         chosen: list[int] = rows.tolist()
-        for row in chosen:
-            self._given += 1
-            ends_s = now_s + min(float(came_s[row]), deadline_s)
-            job = _Job(ends_s, self._given, row, t, now_s, float(latency_s[row]), bool(came_s[row] >= deadline_s))
-            heappush(self._out, job)
         return chosen
 
     def _observed(self, t: int, job: _Job) -> Observation:
         seen = answer(self._state, job.row, job.ends_s - job.began_s, job.latency_s, self._server)
         return replace(seen, staleness=t - job.step, handed_out_s=job.began_s, came_back_s=job.ends_s)
-
-    def _missed(self, job: _Job) -> Miss:
-        waited_s = job.ends_s - job.began_s
-        return Miss(self._state.table.ids[job.row], "timeout", waited_s * self._server.time_scale, waited_s)
