@@ -159,7 +159,7 @@ def test_spread_shows_the_range_of_few_seeds_and_the_interval_of_many() -> None:
 
 
 def test_files_are_written_and_the_figure_is_not_blank(runs: Runs, tmp_path: Path) -> None:
-    page = write_comparison(compare(runs), tmp_path / "out", ["pdf"])
+    page = write_comparison(compare(runs), tmp_path / "out")
     table = json.loads((page.parent / "comparison.json").read_text(encoding="utf-8"))
     assert [row["policy"] for row in table["policies"]] == ["pause", "random"]
     assert table["policies"][0]["time_to_common_s"]["mean"] == 6.0

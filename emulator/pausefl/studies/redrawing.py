@@ -51,7 +51,7 @@ def report_folder(folder: Path, *, csv: bool, formats: Sequence[str] = ()) -> li
     if plan.command in ("compare", OF_RUNS):
         comparison = comparison_in(plan, folder)
         pages = report_runs([run.path for run in all_runs(comparison.runs)], csv, formats)
-        return [*pages, write_comparison(comparison, folder, formats)]  # which links those pages
+        return [*pages, write_comparison(comparison, folder)]  # which links those pages
     again = resume_campaign_command(plan.command, folder)
     if plan.command == "reproduce":
         again = shlex.join(["pausefl", "reproduce", plan.arguments["name"], "--resume", "--out", str(folder)])

@@ -27,7 +27,7 @@ from pausefl.results.report.comparison.groups import draw_groups
 from pausefl.results.report.comparison.rows import Row, common_budget, row_of
 from pausefl.results.report.comparison.why import draw_why
 from pausefl.results.report.html import embed, render
-from pausefl.results.report.style import write_picture
+from pausefl.results.report.style import KINDS, write_picture
 from pausefl.results.statistics import FEWEST_SEEDS, Spread, saving_in_words, three_digits
 from pausefl.results.stored_summary import machines_of, unequal_machines
 from pausefl_process.files import write_durably
@@ -188,8 +188,8 @@ def compare(run_dirs: Mapping[str, Sequence[Path]]) -> Comparison:
     return Comparison(runs, baseline, split, common, rows, doubt, figures)
 
 
-def write_comparison(comparison: Comparison, folder: Path, formats: Sequence[str] = ()) -> Path:
-    """Write comparison.json, comparison.html and the figures as SVG, PNG and `formats`; return the page's path."""
+def write_comparison(comparison: Comparison, folder: Path) -> Path:
+    """Write comparison.json, comparison.html and the figures as files of every kind; return the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     c = comparison
     drawings: Mapping[str, Callable[[], Figure | None]] = {
@@ -197,8 +197,7 @@ def write_comparison(comparison: Comparison, folder: Path, formats: Sequence[str
         "why": lambda: draw_why(c.runs),
         "groups": lambda: draw_groups(c.runs, c.split),
     }
-    kinds = list(dict.fromkeys(("svg", "png", *formats)))
-    drawn = {name: write_picture(folder / name, draw, c.figures, kinds) for name, draw in drawings.items()}
+    drawn = {name: write_picture(folder / name, draw, c.figures, list(KINDS)) for name, draw in drawings.items()}
     pictures = embed(drawn, c.metric, c.figures)
     text = json.dumps(as_json(comparison), indent=2, ensure_ascii=False)
     write_durably(folder / "comparison.json", f"{text}\n")
