@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from PIL import Image
 
 import pausefl
 from rigs.command import kill_group, python, run, summary_of
@@ -183,6 +185,33 @@ def test_examples_of_own_code_learn(example: str, accuracy: float, parameters: i
     found = played(example, tmp_path, *small)
     assert found.summary["final_accuracy"] > accuracy
     assert parameters in {sum(array.size for array in found.model().values()), None}
+
+
+@pytest.mark.slow
+def test_a_client_has_the_examples_of_its_owner(tmp_path: Path) -> None:
+    found = played("owners", tmp_path, "experiment.rounds=2")
+    owners = found.columns("owners")
+    assert owners["owner"].tolist() == owners["client_id"].tolist()
+    assert len(set(owners["owner"].tolist())) == 8
+
+
+def test_examples_with_owners_are_read_from_each_kind_of_file(tmp_path: Path) -> None:
+    """Each owner has examples of its own class alone."""
+    owners = ["anna", "bert"] * 20
+    for part in ("train", "test"):
+        (tmp_path / "leaf" / part).mkdir(parents=True)
+        held = {name: {"x": [[0.5, k]] * 10, "y": [k] * 10} for k, name in enumerate(("anna", "bert"))}
+        (tmp_path / "leaf" / part / "all.json").write_text(json.dumps({"user_data": held}))
+    np.savez(tmp_path / "arrays.npz", x=np.zeros((40, 2)), y=np.arange(40) % 2, owner=owners)
+    for k, owner in enumerate(owners):
+        (tmp_path / "images" / owner).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 6)).save(tmp_path / "images" / owner / f"{owner}_{k}.png")
+    module = runpy.run_path(shutil.copy(EXAMPLES / "owners/owned.py", tmp_path))
+    for kind, shape in {"leaf": (2,), "arrays": (2,), "images": (3, 32, 32)}.items():
+        data = module[kind](1)
+        assert (data.input_shape, data.classes) == (shape, 2)
+        for examples in (data.train, data.validation, data.test):
+            assert examples.owners.tolist() == [owners[label] for label in examples.labels]
 
 
 @pytest.mark.slow
