@@ -311,7 +311,6 @@ WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "what is played": (lambda e: pausefl.tune(e, by="runs"), r"^by = 'runs': must be simulate or run$"),  # type: ignore[arg-type] # on purpose
     "a target": (lambda e: pausefl.tune(e, target_accuracy="high"), r"^target_accuracy = 'high': must be a number"),  # type: ignore[arg-type] # on purpose
     "draws": (lambda _: pausefl.replay("run", "all", draws=0), r"^draws = 0: must be a whole number of at least 1$"),
-    "a text for draws": (lambda _: pausefl.replay("run", "all", draws="x"), r"^draws = 'x': must be a whole number of"),  # type: ignore[arg-type] # on purpose
     "a policy's number": (lambda _: pausefl.replay("run", 3), r"^policy = 3: must be the name of a policy$"),  # type: ignore[arg-type] # on purpose
     "a path's number": (lambda _: pausefl.replay(3), r"^run_dir = 3: must be a path$"),  # type: ignore[arg-type] # on purpose
     "a run's folder": (lambda e: pausefl.run(e, 3), r"^run_dir = 3: must be a path$"),  # type: ignore[arg-type] # on purpose

@@ -15,7 +15,7 @@ DISK_BYTES, DISK_BYTES_PER_MESSAGE, DISK_BYTES_PER_ROUND = 4_000_000, 40, 20_000
 
 
 class Fuzz:
-    """One run of it; `summary` and `failures` say at any time what was found so far."""
+    """One run of it; `summary` says at any time what was found so far."""
 
     def __init__(self, messages: int, client_messages: int, seed: int, say: Say) -> None:
         self._server = ServerFuzz(Plan(messages, seed), say)
@@ -34,10 +34,6 @@ class Fuzz:
     def complaints(self) -> list[str]:
         """The first tracebacks of either end, as they were printed."""
         return [text for half in self.summary().values() for text in half.get("complaints", ())]
-
-    def failures(self) -> list[str]:
-        """What does not hold."""
-        return failures(self.summary())
 
 
 def memory_bound_bytes(server: dict[str, Any]) -> int:

@@ -13,25 +13,20 @@ class Tally:
         self.sent: Counter[tuple[str, str]] = Counter()
         self.answers: Counter[str] = Counter()
         """What the other side said to it, in the first words."""
-        self._total = 0
+        self.total = 0
         self._on = asyncio.Event()
         self.active_s = 0.0
         self._since_s = 0.0
 
     @property
-    def total(self) -> int:
-        """All messages so far."""
-        return self._total
-
-    @property
     def is_done(self) -> bool:
         """Whether enough was sent."""
-        return self._total >= self.limit
+        return self.total >= self.limit
 
     def add(self, layer: str, way: str, count: int = 1) -> None:
         """Count messages that were sent."""
         self.sent[layer, way] += count
-        self._total += count
+        self.total += count
 
     def by_layer(self) -> dict[str, dict[str, int]]:
         """Layer -> way -> count, both in order of their names."""
