@@ -223,8 +223,9 @@ def scrape(address: str) -> str:
 
 @pytest.mark.end_to_end
 def test_a_run_says_where_each_of_its_processes_is_scraped(tmp_path: Path) -> None:
-    scraper = Scraper(tmp_path)
-    Fleet(plan_of(parse_experiment(CONFIG), "run-1"), tmp_path).run(scraper)
+    (run_dir := tmp_path / "run-1").mkdir()
+    scraper = Scraper(run_dir)
+    Fleet(plan_of(parse_experiment(CONFIG), run_dir.name), run_dir).run(scraper)
     assert {group["labels"]["run"] for group in scraper.groups.values()} == {"run-1"}
     (server,) = scraper.pages["pausefl-server"]
     labels = 'dataset="synthetic",model="synthetic",policy="all",run="run-1",run_name="run-1",unit="coordinate"'
@@ -238,8 +239,8 @@ def test_a_run_says_where_each_of_its_processes_is_scraped(tmp_path: Path) -> No
     for client_id in ("client-000", "client-001", "client-002", "client-003"):
         label = f'pausefl_host_epsilon_spent{{client="{client_id}",run="run-1",unit="coordinate"}}'
         assert sum(label in host for host in hosts) == 1
-    assert json.loads((tmp_path / "targets.json").read_text()) == []
-    assert "host_metrics" in summary_of(tmp_path)["disclosed"]
+    assert json.loads((run_dir / "targets.json").read_text()) == []
+    assert "host_metrics" in summary_of(run_dir)["disclosed"]
 
 
 @pytest.mark.end_to_end
