@@ -149,7 +149,7 @@ importlib.machinery.PathFinder.find_spec = hide
 import pausefl
 print(pausefl.open({str(run.path)!r}).summary["rounds"])
 try:
-    pausefl.load("demo")
+    pausefl.run(pausefl.load("demo"), progress=False)
 except pausefl.ConfigError as error:
     print(error)
 """
