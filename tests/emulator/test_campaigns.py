@@ -121,7 +121,7 @@ def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path
     assert not (lost / "report.html").exists()  # it is drawn when it is asked for
 
     written = (folder / "sweep.csv").read_bytes()
-    for path in (folder / "sweep.csv", folder / "sweep.png"):
+    for path in (folder / "sweep.csv", folder / "sweep.png", folder / "sweep.svg"):
         path.unlink()
     assert report_folder(folder, csv=False)[-2:] == [folder / "sweep.csv", folder / "sweep.png"]
     assert (folder / "sweep.csv").read_bytes() == written
@@ -169,6 +169,9 @@ def test_totals_of_runs_that_ended_early_are_warned_of(outcome: str, rounds: int
     assert "played on unequal machines: a core; b core" in moved
     bars = "means over 2 seeds; bars: the range from the least to the greatest seed"
     assert draw_sweep([*rows, *again], ["key"]).get_supxlabel().replace("\n", " ").startswith(bars)
+    of_two = draw_sweep([*rows, *({**row, "total_latency_s": 4.0} for row in again)], ["key", "outcome"])
+    assert of_two.get_supxlabel().replace("\n", " ").startswith(bars.replace("bars", "brackets"))
+    assert of_two.axes[0].texts[0].get_text() == "3.5\n[3, 4]"
 
 
 @pytest.mark.parametrize(

@@ -217,11 +217,12 @@ def test_ping_needs_no_times_and_of_a_small_fleet_half_is_chosen(tmp_path: Path)
 
 
 def test_values_lie_where_they_were_measured(tmp_path: Path) -> None:
-    """A law that is the data themselves does not lie beside them for its six digits."""
-    path = tmp_path / "fleet.csv"
-    path.write_text("client,time,seconds\na,1,0.08707592589\na,2,0.09073598673\nb,1,0.3\n")
+    """A law that is the data themselves does not lie beside them for its digits."""
+    path, long = tmp_path / "fleet.csv", "https://edge.example.net/health"
+    path.write_text(f"client,time,seconds\na,1,0.08707592589\na,2,0.09073598673\n{long},1,0.30000025933526\n")
     figure = draw_fit(pausefl.fit_latency(path))
-    assert [axes.get_title("left") for axes in figure.axes] == ["a: values, 0.00 apart", "b: constant, 0.00 apart"]
+    titles = ["a\nvalues, 0.00 apart", "https://edge…e.net/health\nconstant, 0.00 apart"]
+    assert [axes.get_title("left") for axes in figure.axes] == titles
     measured = [axes.lines[0] for axes in figure.axes]
     assert [line.get_drawstyle() for line in measured] == ["steps-post", "steps-post"]
     assert np.asarray(measured[0].get_xydata()).tolist() == [[0.0870759, 0.0], [0.0870759, 0.5], [0.090736, 1.0]]
@@ -275,7 +276,7 @@ PUBLISHED = {
     "ripe-atlas, a line each": Published(ATLAS_BY_LINE, {"6001": TWO["a"], "6002": TWO["b"]}, (1, 1)),
     "iperf3": Published(SAMPLES["iperf3"], {"10.0.0.1": TWO["a"]}),
     "prometheus": Published(SAMPLES["prometheus"], {"10.0.0.1-9115": TWO["a"], "https-b.example": TWO["b"]}),
-    "k6": Published(SAMPLES["k6"], {"https-a.example-q-1": TWO["a"], "https-b.example": TWO["b"]}),
+    "k6": Published(SAMPLES["k6"], {"https-a.example-q-1": TWO["a"], "https-b.example": TWO["b"]}, (0, 1)),
     "locust": Published(SAMPLES["locust"], {"a": [11, 12], "b": [31]}),
     "locust, of all": Published(LOCUST_TOTAL, {"Aggregated": [21]}),
     "ndt": Published(SAMPLES["ndt"], {"203.0.113.7": TWO["a"], "2001-db8-5": [31.6]}),

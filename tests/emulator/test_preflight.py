@@ -285,7 +285,8 @@ LATENCIES: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, str]] = {
         f"{HEADER}a,1,231\na,2,244\nb,1,812\nb,2,901\n",
         'line 2 has "231" for seconds, and the median is 528, which looks like milliseconds; add --unit ms, or --unit',
     ),
-    "a word": (f"{HEADER}a,1,fast\n", 'line 2 has "fast" for seconds: must be a number above 0'),
+    "a word": (f"{HEADER}a,1,N/A\n", 'line 2 has "N/A" for seconds: must be a number above 0; if its probe was lost, '),
+    "decimal commas in quotes": (f'{HEADER}a,1,"0,1"\n', 'line 2 has "0,1" for seconds: must be a number above 0; dec'),
     "below 0": (f"{HEADER}a,1,0.1\na,2,-0.1\n", 'line 3 has "-0.1" for seconds'),
     "infinity": (f"{HEADER}a,1,0.1\na,2,inf\n", 'line 3 has "inf" for seconds: must be a number above 0; if its'),
     "a blank": (
@@ -309,6 +310,16 @@ LATENCIES: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, str]] = {
     "damaged": (gzip.compress(HEADER.encode())[:-8] + bytes(8), "cannot be read (CRC check failed)"),
     "no such filter": (f"{HEADER}a,1,0.1\n", "no row passes --filter client=b (there is: a)", "--filter client=b"),
     "a filter of no column": (f"{HEADER}a,1,0.1\n", 'line 1 has no column "x" (it has: client, time', "--filter x=b"),
+    "a filter beside the format's own": (
+        "metric_name,timestamp,metric_value,name,status\nvus,1,?,u,200\nhttp_req_duration,1,?,u,200\n",
+        'line 3 has "?" for metric_value',
+        "--format k6 --filter status=200",
+    ),
+    "a rate": (
+        pickle.dumps({1: {"computation": 52.5, "communication": 5647.6}}),
+        'device 1 has no column "communication" (it has: client, computation)',
+        "--format fedscale --column communication",
+    ),
     "ping": ("PING a (1.2.3.4)", "line 1 is no header of a CSV file; try --format ping"),
     "ping -D": ("[1764201601.1] 64 bytes", "line 1 is no header of a CSV file; try --format ping"),
     "RIPE Atlas": (json.dumps([{"fw": 1}]), "line 1 is no header of a CSV file; try --format ripe-atlas"),

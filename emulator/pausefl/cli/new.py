@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from pausefl.experiment.measured.reading import Reading
+from pausefl.studies.offline.latencies import as_option
 from pausefl.terminal_table import plain_console
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
@@ -45,9 +46,8 @@ def new(options: argparse.Namespace) -> None:
 def _devices(fleet: Path) -> list[str]:
     """The devices that a file of latencies names; ConfigError."""
     try:
-        found = Reading().measured(
-            fleet, lambda name, _: f"pausefl fit-latency --{name}", by_client=True, above_zero=False
-        )
+        return list(Reading().measured(fleet, as_option, by_client=True, above_zero=False))
     except ValueError as error:
-        raise ConfigError(f"{fleet}: {error}") from error
-    return list(found)
+        raise ConfigError(
+            f"{fleet}: {error} (an option of pausefl fit-latency, which makes experiments too)"
+        ) from error

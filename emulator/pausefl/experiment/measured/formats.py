@@ -174,11 +174,9 @@ def unpickled(data: bytes) -> Any:
 
 
 def _fedscale(data: bytes) -> Table:
-    """FedScale's table of devices: milliseconds to compute a sample, and kbit/s."""
-    devices = unpickled(data)
-    names = ["computation", "communication"]
-    rows = [[str(client), *(str(table[name]) for name in names)] for client, table in devices.items()]
-    return ["client", *names], list(enumerate(rows, start=1))
+    """FedScale's table of devices: milliseconds to compute a sample. Its `communication` is a rate, no time."""
+    rows = [[str(client), str(device["computation"])] for client, device in unpickled(data).items()]
+    return ["client", "computation"], list(enumerate(rows, start=1))
 
 
 FORMATS = {
@@ -191,7 +189,9 @@ FORMATS = {
     "prometheus": Format(
         _records(_prometheus, "series", "time", "value"), "value", "series", "time", "s", counted="value"
     ),
-    "k6": Format(csv_table, "metric_value", "name", "timestamp", "ms", ("metric_name=http_req_duration",)),
+    "k6": Format(
+        csv_table, "metric_value", "name", "timestamp", "ms", ("metric_name=http_req_duration",), ("0.000000",)
+    ),
     "locust": Format(csv_table, "50%", "Name", "Timestamp", "ms", skipped=("N/A",), summed="Aggregated"),
     "ndt": Format(csv_table, "a_MinRTT", "client_IP", "a_TestTime", "ms"),
     "wondernetwork": Format(csv_table, "avg", "source", "timestamp", "ms"),

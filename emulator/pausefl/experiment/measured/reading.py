@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +27,6 @@ _LOOKS = {
     b"\x80": "fedscale",
 }
 """The first bytes, without white space, of files that are no CSV files."""
-_ASKED_ABOUT = {"", "inf", "+inf", "nan", "-1", "timeout", "lost", "*", "null", "none"}
 
 Spelling = Callable[[str, str], str]
 """How an option is spelt where the reader's caller takes it: its name and its value."""
@@ -99,7 +99,9 @@ class Reading:
         client = place_of(self.client_column or form.client, "client_column") if by_client else None
         time = self.time_column or (form.time if form.time.casefold() in map(str.casefold, header) else None)
         when = None if time is None else place_of(time, "time_column")
-        conditions = [_condition(each, place_of, spelt) for each in self.filter or form.filter]
+        asked = {each.partition("=")[0].strip() for each in self.filter}
+        own = [each for each in form.filter if each.partition("=")[0] not in asked]
+        conditions = [_condition(each, place_of, spelt) for each in (*self.filter, *own)]
         unit = self.unit or form.unit
         found: dict[str, Measured] = {}
         first = ""
@@ -120,7 +122,7 @@ class Reading:
             of_client.is_lost.append(is_lost)
             of_client.seconds.append(self.timeout_s or 0.0 if is_lost else _SECONDS[unit or "s"] * seconds)
             of_client.when.append(
-                number if when is None else _time(cells[when], f"{at} has {quoted(cells[when])} for {time}")
+                number if when is None else _time(cells[when], f"{at} has {quoted(cells[when])} for {time}", spelt)
             )
         if rows and not found and self.filter:
             held = ", ".join(sorted({cell for _, row in rows for cell in row[conditions[0][0] :][:1]})[:8])
@@ -201,20 +203,19 @@ def _condition(text: str, place_of: Callable[[str, str], int], spelt: Spelling) 
 
 
 def _number(text: str, place: str, spelt: Spelling, *, above_zero: bool) -> float:
-    try:
+    value = math.nan
+    with suppress(ValueError):
         value = float(text)
-    except ValueError:
-        value = math.nan
     if math.isfinite(value) and (value > 0 or (value == 0 and not above_zero)):
         return value
-    hint = ""
-    if text.casefold() in _ASKED_ABOUT:
-        options = f"{spelt('lost', text)} and {spelt('timeout_s', '5.0')}"
-        hint = f"; if its probe was lost, add {options}, how long it was waited for"
+    options = f"{spelt('lost', text)} and {spelt('timeout_s', '5.0')}"
+    hint = f"; if its probe was lost, add {options}, how long it was waited for" if text.isprintable() else ""
+    if re.fullmatch(r"[\d.]*,[\d.,]*", text):
+        hint = "; decimals need a point, and thousands no mark"
     raise ValueError(f"{place}: must be a number {'above 0' if above_zero else 'of at least 0'}{hint}")
 
 
-def _time(text: str, place: str) -> float:
+def _time(text: str, place: str, spelt: Spelling) -> float:
     with suppress(ValueError):
         if math.isfinite(value := float(text)):
             return value
@@ -222,4 +223,4 @@ def _time(text: str, place: str) -> float:
         time = datetime.fromisoformat(text.removesuffix(" UTC"))
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     due = "must be a number or an ISO 8601 date, such as 2026-03-01T10:00:00Z"
-    raise ValueError(f"{place}: {due}; rows in order need no times: leave the column out")
+    raise ValueError(f"{place}: {due}; rows in order need no {spelt('time_column', 'NAME')}, and no column time")

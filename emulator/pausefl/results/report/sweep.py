@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pausefl.results.csv_table import write_records
 from pausefl.results.reading import EPSILON_LABELS, latency_unit
 from pausefl.results.report.comparison.figure import ONE_SEED, ends, seeds_note
-from pausefl.results.report.style import INK, RC, SERIES, write_picture
+from pausefl.results.report.style import INK, KINDS, RC, SERIES, write_picture
 from pausefl.results.stored_summary import unequal_machines
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_server.records import ACCURACY
@@ -35,7 +35,7 @@ def write_sweep(rows: ResultRows, varied: Sequence[str], folder: Path) -> None:
     named = rows if len(scores) != 1 else [{_own(name, *scores): row[name] for name in row} for row in rows]
     write_records(folder / "sweep.csv", named)
     if len(varied) in (1, 2):
-        write_picture(folder / "sweep", lambda: draw_sweep(rows, varied))
+        write_picture(folder / "sweep", lambda: draw_sweep(rows, varied), kinds=KINDS)
 
 
 def _own(name: str, metric: str) -> str:
@@ -59,7 +59,7 @@ def caveats(rows: ResultRows) -> str:
 
 
 def draw_sweep(rows: ResultRows, varied: Sequence[str]) -> Figure:
-    """A panel per measure: means over the seeds in bars along one key, or a heat map of the means over two."""
+    """A panel per measure: means over the seeds and their intervals along one key, or a heat map of them over two."""
     measures = [measure for measure in _measures(rows) if any(row.get(measure[0]) is not None for row in rows)]
     with mpl.rc_context(RC):
         figure = Figure(figsize=(4.2 * len(measures), 3.6), layout="constrained")
@@ -69,8 +69,8 @@ def draw_sweep(rows: ResultRows, varied: Sequence[str]) -> Figure:
             draw(axes, rows, varied, name, factor)
             axes.set_title(label)
         n_seeds = len({row.get("seed") for row in rows})
-        bars = seeds_note(n_seeds, "bars") if n_seeds > 1 and len(varied) == 1 else ""
-        if note := "; ".join(filter(None, [bars, caveats(rows)])):
+        means = seeds_note(n_seeds, "bars" if len(varied) == 1 else "brackets") if n_seeds > 1 else ""
+        if note := "; ".join(filter(None, [means, caveats(rows)])):
             figure.supxlabel(textwrap.fill(note, 60 * len(measures)), fontsize=9)
     return figure
 
@@ -116,10 +116,10 @@ def _draw_map(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, fa
         for j, column_value in enumerate(_levels(rows, across)):
             group = _of(rows, {down: row_value, across: column_value}, name) * factor
             table[i, j] = group.mean() if group.size else np.nan
+            text = f"{table[i, j]:.3g}" + ("\n[{:.3g}, {:.3g}]".format(*ends(group)) if group.size > 1 else "")
+            axes.text(j, i, text, ha="center", va="center", color=INK.light, backgroundcolor=(1, 1, 1, 0.7))
     axes.imshow(table, aspect="auto", cmap="cividis")
     axes.grid(visible=False)  # it would lie over the cells
-    for (i, j), value in np.ndenumerate(table):
-        axes.text(j, i, f"{value:.3g}", ha="center", va="center", color=INK.light, backgroundcolor=(1, 1, 1, 0.7))
     axes.set_yticks(range(len(table)), _shown(_levels(rows, down)))
     axes.set_xticks(range(table.shape[1]), _shown(_levels(rows, across)))
     axes.set_ylabel(down)

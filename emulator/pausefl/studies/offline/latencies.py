@@ -77,13 +77,14 @@ def _of_run(run_dir: Path) -> dict[str, ClientLatencies]:
 
 def _of_file(file: Path, reading: Reading) -> dict[str, ClientLatencies]:
     try:
-        found = reading.measured(file, _as_option, by_client=True, above_zero=True)
+        found = reading.measured(file, as_option, by_client=True, above_zero=True)
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from error
     return {name: _in_order(of_client) for name, of_client in found.items()}
 
 
-def _as_option(name: str, value: str) -> str:
+def as_option(name: str, value: str) -> str:
+    """How the command line takes an option of files: its name and its value."""
     return shlex.join([f"--{name.replace('_', '-')}", value])
 
 

@@ -1,7 +1,7 @@
 """The pictures of fitted laws, and of a replay."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -16,13 +16,14 @@ from pausefl_proto.arrays import FloatArray
 
 PANELS_MAX = 12
 _ACROSS = 4
-_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
+_LONGEST_NAME, _KEPT = 25, 12
+"""The most characters of a client's name, and how many of each end are kept of a longer one."""
 
 
 def draw_fit(fit: LatencyFit) -> Figure:
     """A panel per client; with more than PANELS_MAX clients, of those whose law lies farthest from the data."""
-    points = {name: np.sort(fitted.law.points()) for name, fitted in fit.laws.items()}
     # Of more digits, a law that is the data themselves would lie beside each of them.
+    points = {name: as_written(np.sort(fitted.law.points())) for name, fitted in fit.laws.items()}
     measured = {name: as_written(equal_values(of.seconds, of.bounds_s)) for name, of in fit.latencies.items()}
     distance = {name: greatest_distance(measured[name], points[name]) for name in points}
     shown = sorted(distance, key=lambda name: -distance[name])[:PANELS_MAX]
@@ -36,7 +37,8 @@ def draw_fit(fit: LatencyFit) -> Figure:
             axes.step(*steps, where="post", color=SERIES[0].light, label="measured")
             axes.plot(points[name], _levels(points[name]), "--", color=SERIES[1].light, label="law")
             axes.set_xlim(0, 1.2 * values[-1])
-            axes.set_title(f"{name}: {fit.laws[name].table['kind']}, {distance[name]:.2f} apart", fontsize=9)
+            who = name if len(name) <= _LONGEST_NAME else f"{name[:_KEPT]}…{name[-_KEPT:]}"
+            axes.set_title(f"{who}\n{fit.laws[name].table['kind']}, {distance[name]:.2f} apart", fontsize=9)
             axes.set_xlabel("latency (s)")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=2)
         figure.axes[0].set_ylabel("share below")
@@ -45,12 +47,10 @@ def draw_fit(fit: LatencyFit) -> Figure:
 
 
 def greatest_distance(values: FloatArray, points: FloatArray) -> float:
-    """The Kolmogorov–Smirnov distance of (n,) values from a law's ascending points."""
-    at = np.sort(values)
-    gaps = [
-        np.searchsorted(at, at, side) / len(at) - np.searchsorted(points, at, side) / len(points) for side in _SIDES
-    ]
-    return float(np.abs(gaps).max())
+    """The Kolmogorov–Smirnov distance of (n,) values from a law's points."""
+    from scipy import stats
+
+    return float(stats.ks_2samp(values, points, method="asymp").statistic)
 
 
 def _levels(points: FloatArray) -> FloatArray:
