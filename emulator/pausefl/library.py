@@ -192,7 +192,7 @@ def open(folder: str | Path) -> "Run | Any":  # noqa: A001 - read as pausefl.ope
 
 @needs("report")
 def report(folder: str | Path, *, csv: bool = False, formats: Sequence[str] = ()) -> list[Path]:
-    """Write the figures and the report of a run, or of a campaign and its runs, again; returns what was written.
+    """Write the figures and the report of a run, or of a campaign and its runs, again; returns pages and CSV folders.
 
     `csv` also exports every view of run.db, `formats` ("svg", "png", "pdf") its pictures as files.
     """
