@@ -206,7 +206,7 @@ def test_examples_with_owners_are_read_from_each_kind_of_file(tmp_path: Path) ->
     for k, owner in enumerate(owners):
         (tmp_path / "images" / owner).mkdir(parents=True, exist_ok=True)
         Image.new("L", (8, 6)).save(tmp_path / "images" / owner / f"{owner}_{k}.png")
-    module = runpy.run_path(shutil.copy(EXAMPLES / "owners/owned.py", tmp_path))
+    module = runpy.run_path(str(shutil.copy(EXAMPLES / "owners/owned.py", tmp_path)))
     for kind, shape in {"leaf": (2,), "arrays": (2,), "images": (3, 32, 32)}.items():
         data = module[kind](1)
         assert (data.input_shape, data.classes) == (shape, 2)

@@ -362,9 +362,11 @@ class Drifting:
 
 @pytest.mark.parametrize("drawn", [None, [0.5, 0.5], np.zeros(3), np.array([0.5, np.nan]), np.array(["0.5", "0.5"])])
 def test_what_a_law_of_drifts_draws_is_checked(drawn: object) -> None:
-    setting = DriftSetting({"a": Drifting(drawn)}, Presence.of_all(["a"]))
+    law: Any = Drifting(drawn)
+    setting = DriftSetting({"a": law}, Presence.of_all(["a"]))
     wrong = f"clients.groups: {__name__}:Drifting.sample: must return an array of 2 finite numbers"
     with pytest.raises(ConfigError, match=f"^{re.escape(wrong)}$"):
         list(setting.drifts(2))
-    sound = DriftSetting({"a": Drifting(np.array([0, 1]))}, setting.presence)
+    law = Drifting(np.array([0, 1]))
+    sound = DriftSetting({"a": law}, setting.presence)
     assert np.stack(list(sound.drifts(2))).tolist() == [[0], [1]]

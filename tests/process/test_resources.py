@@ -216,7 +216,8 @@ def test_clients_are_spared_once_a_round_was_played_and_again_when_more_are_ther
     reported: list[ProgressEvent] = []
     report = sparing_clients(reported.append)
     spared = []
-    for event in (Notice("no round yet"), *(round_event(1, connected=n) for n in (3, 3, 2, 4))):
+    events: list[ProgressEvent] = [Notice("no round yet"), *(round_event(1, connected=n) for n in (3, 3, 2, 4))]
+    for event in events:
         lasting: Any = [[] for _ in range(1000)]  # what a client brings
         report(event)
         spared.append(gc.get_freeze_count())

@@ -39,7 +39,7 @@ def _main(forked: str, processes: int, experiment: str) -> None:
     from pausefl.runtime.processes.lifetime import start
     from rigs.forked import tell_modules_and_noise
 
-    fork = {"forked_client": forked_client, "forked_run": forked_run}[forked]
+    fork: Any = {"forked_client": forked_client, "forked_run": forked_run}[forked]
     told = []
     for _ in range(processes):
         ours, theirs = multiprocessing.Pipe(duplex=False)

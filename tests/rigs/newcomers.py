@@ -64,7 +64,7 @@ class NewcomerPlay(Play):
 
     def after_drifts(self, **drifts: float) -> Any:
         """The state after one more round in which these clients had these drifts."""
-        self.state = self.policy.observe(self.state, seen_by_policy(round_with(9, **drifts)), self.table)
+        self.state = self.policy.observe(self.state, seen_by_policy(round_with(9, (), **drifts)), self.table)
         return self.state
 
     def times_chosen(self) -> Counter[str]:

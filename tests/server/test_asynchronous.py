@@ -42,7 +42,7 @@ class Dealt(FedAt):
     of_client: str = "0011"
     """The tier of "a", "b", ..., a digit each."""
 
-    def tiers_of(self, state: IntArray, table: ClientTable) -> IntArray:  # noqa: ARG002
+    def tiers_of(self, state: tuple[int, ...], table: ClientTable) -> IntArray:  # noqa: ARG002
         return np.array([int(self.of_client[ord(client_id) - ord("a")]) for client_id in table.ids], np.int64)
 
 

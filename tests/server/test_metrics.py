@@ -132,7 +132,7 @@ def test_example_queries_ask_for_documented_metrics_and_labels() -> None:
         assert row.query.count("(") == row.query.count(")")
 
 
-SAMPLES = [
+SAMPLES: list[tuple[str, dict[str, str], float]] = [
     ("pausefl_round", {}, 3),
     ("pausefl_rounds", {}, 10),
     (

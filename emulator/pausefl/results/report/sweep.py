@@ -35,7 +35,7 @@ def write_sweep(rows: ResultRows, varied: Sequence[str], folder: Path) -> None:
     named = rows if len(scores) != 1 else [{_own(name, *scores): row[name] for name in row} for row in rows]
     write_records(folder / "sweep.csv", named)
     if len(varied) in (1, 2):
-        write_picture(folder / "sweep", lambda: draw_sweep(rows, varied), kinds=KINDS)
+        write_picture(folder / "sweep", lambda: draw_sweep(rows, varied), kinds=tuple(KINDS))
 
 
 def _own(name: str, metric: str) -> str:
