@@ -116,7 +116,7 @@ class Containers(Hosts):
     def move_server(self) -> None:
         self.server_address = f"{_NET}.2"
         ip("address", "add", f"{self.server_address}/24", "dev", _BRIDGE)
-        moved = f"sed 's/.* {SERVER_NAME}/{self.server_address} {SERVER_NAME}/' /etc/hosts > /tmp/hosts"
+        moved = f"sed 's/.*{SERVER_NAME}/{self.server_address} {SERVER_NAME}/' /etc/hosts > /tmp/hosts"
         for name in self._names:
             docker("exec", name, "sh", "-c", f"{moved}; cat /tmp/hosts > /etc/hosts")
 
