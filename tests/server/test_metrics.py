@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +132,7 @@ def test_example_queries_ask_for_documented_metrics_and_labels() -> None:
         assert row.query.count("(") == row.query.count(")")
 
 
-SAMPLES: list[tuple[str, dict[str, str], float]] = [
+SAMPLES: list[tuple[str, Mapping[str, str], float]] = [
     ("pausefl_round", {}, 3),
     ("pausefl_rounds", {}, 10),
     (
