@@ -221,7 +221,7 @@ def test_values_lie_where_they_were_measured(tmp_path: Path) -> None:
     path, long = tmp_path / "fleet.csv", "https://edge.example.net/health"
     path.write_text(f"client,time,seconds\na,1,0.08707592589\na,2,0.09073598673\n{long},1,0.30000025933526\n")
     figure = draw_fit(pausefl.fit_latency(path))
-    titles = ["a\nvalues, 0.00 apart", "https://edge…e.net/health\nconstant, 0.00 apart"]
+    titles = ["a\nvalues, 0.00 apart", "https://edge.example.net/h\nealth\nconstant, 0.00 apart"]
     assert [axes.get_title("left") for axes in figure.axes] == titles
     measured = [axes.lines[0] for axes in figure.axes]
     assert [line.get_drawstyle() for line in measured] == ["steps-post", "steps-post"]

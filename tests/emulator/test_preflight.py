@@ -199,6 +199,8 @@ def test_noise_that_swamps_a_model_is_told_and_what_was_not_tried(monkeypatch: p
     (line,) = try_out(parse_experiment("", [*settings, "privacy.epsilon_budget=40"]), pytest.fail)
     assert line.startswith("noise is 1.3 times the clip bound in a client's release 1, and 25 times in release 75, its")
     assert line.endswith(NOISE_REMEDY)
+    (line,) = try_out(parse_experiment("", [*settings, "privacy.epsilon_budget=2"]), pytest.fail)
+    assert f"equally often; {NOISE_REMEDY}" in line  # it does not pass 5 times later: it begins above
     (line,) = try_out(parse_experiment("", [*settings, "privacy.epsilon_floor=1.0"]), pytest.fail)
     assert NOISE_REMEDY not in line
     monkeypatch.setattr(preflight, "is_installed", lambda extra: extra != "client")
@@ -406,6 +408,7 @@ TRACES: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, str]] = {
     "no number": (f"{TRACE}phones-000,x,1\n", 'line 2 has "x" for round: must be a number from 1'),
     "round 0": (f"{TRACE}a,2,1\na,0,1\n", 'line 3 has "0" for round: must be a number from 1'),
     "below 0": ("client_id,time_s,on\na,-1,0\n", 'line 2 has "-1" for time_s: must be a number from 0', IN_SECONDS),
+    "a date": ("client_id,time_s,on\na,2e9,0\n", 'line 2 has "2e9" for time_s: must be a number from 0', IN_SECONDS),
     "a word": (f"{TRACE}phones-000,3,yes\n", 'line 2 has "yes" for on: must be 1 or 0'),
     "a short line": (f"{TRACE}a,3\n", "line 2 has nothing for on: must be 1 or 0"),
     "nobody": ("round,on,client_id\n2,0\n", "line 2 has nothing for client_id: must be the id of a client"),

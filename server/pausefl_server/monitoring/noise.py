@@ -42,5 +42,6 @@ class NoiseAhead:
         """Both in words, with what to do where it swamps a model."""
         first, last = (f"{ratio:.2g} times" for ratio in (self.first, self.last))
         said = f"noise is {first} the clip bound in a client's release 1, and {last} in release {self.releases}"
-        said += f", its last if all are chosen equally often; it passes {MOST_NOISE_TO_CLIP:g} times"
-        return f"{said} after about {self.swamped_after} rounds" + (f"; {NOISE_REMEDY}" if self.swamps else "")
+        passes = f"; it passes {MOST_NOISE_TO_CLIP:g} times after about {self.swamped_after} rounds"
+        said += ", its last if all are chosen equally often" + (passes if self.swamped_after else "")
+        return said + (f"; {NOISE_REMEDY}" if self.swamps else "")

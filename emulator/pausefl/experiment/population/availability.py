@@ -119,7 +119,7 @@ class Trace(Bounded):
             t = cells[when] if self.round_s is None else str(round_of(cells[when], self.round_s))
             for name, is_good, due in (
                 ("client_id", bool(cells["client_id"]), "the id of a client"),
-                (when, t.isdecimal() and int(t) > 0, f"a number from {1 if when == 'round' else 0}"),
+                (when, t.isdecimal() and int(t) > 0, f"a number from {'0, seconds of the run' if self.round_s else 1}"),
                 ("on", cells["on"] in ("0", "1"), "1 or 0"),
             ):
                 if not is_good:
@@ -143,9 +143,9 @@ class Trace(Bounded):
 
 
 def round_of(time_s: str | float, round_s: float) -> int:
-    """The round in which a time lies, 0 for what is no time."""
+    """The round in which a time lies, 0 for what is no time since a run began, such as epoch seconds."""
     try:
-        return int(float(time_s) // round_s) + 1 if float(time_s) >= 0 else 0
+        return int(float(time_s) // round_s) + 1 if 0 <= float(time_s) < 1e8 else 0
     except (ValueError, OverflowError):
         return 0
 

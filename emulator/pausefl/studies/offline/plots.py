@@ -1,5 +1,6 @@
 """The pictures of fitted laws, and of a replay."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,6 @@ from pausefl_proto.arrays import FloatArray
 
 PANELS_MAX = 12
 _ACROSS = 4
-_LONGEST_NAME, _KEPT = 25, 12
-"""The most characters of a client's name, and how many of each end are kept of a longer one."""
 
 
 def draw_fit(fit: LatencyFit) -> Figure:
@@ -37,7 +36,7 @@ def draw_fit(fit: LatencyFit) -> Figure:
             axes.step(*steps, where="post", color=SERIES[0].light, label="measured")
             axes.plot(points[name], _levels(points[name]), "--", color=SERIES[1].light, label="law")
             axes.set_xlim(0, 1.2 * values[-1])
-            who = name if len(name) <= _LONGEST_NAME else f"{name[:_KEPT]}…{name[-_KEPT:]}"
+            who = textwrap.fill(name, 26)  # a panel has no room for more
             axes.set_title(f"{who}\n{fit.laws[name].table['kind']}, {distance[name]:.2f} apart", fontsize=9)
             axes.set_xlabel("latency (s)")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=2)
