@@ -46,8 +46,7 @@ def check_rounds(make: Callable[[], list[TorchTrainer]], rounds: int = 3) -> Non
     check_stackable(together[0])
     for t in range(1, rounds + 1):
         theta = theta_of(alone[0], t)
-        outcomes = played_together(together, theta, t)
-        for trainer, outcome in zip(alone, outcomes, strict=True):
+        for trainer, outcome in zip(alone, played_together(together, theta, t), strict=True):
             assert_same(outcome, trainer.train(theta, round=t))
             assert outcome.update.any()
 
@@ -327,8 +326,7 @@ def test_as_many_train_together_as_memory_holds(
             for client, trainer in zip(clients, alone, strict=True):
                 assert_same(client.train(theta, round=t), trainer.train(theta, round=t))
     assert calls == [2, 2, 1] * 2
-    said = "the device's memory does not hold 5 clients together: 2 at once from now on"
-    assert caplog.messages == [said]
+    assert caplog.messages == ["the device's memory does not hold 5 clients together: 2 at once from now on"]
 
 
 IMAGE_BYTES = 8 * 8

@@ -304,8 +304,7 @@ def test_published_files_hold_what_their_authors_say(
     assert data_folder() == Path(str(REAL_DATA))
     published = PUBLISHED[name]
     for file, checksum in published.sha256.items():
-        content = (data_folder() / published.folder / file).read_bytes()
-        assert hashlib.sha256(content).hexdigest() == checksum
+        assert hashlib.sha256((data_folder() / published.folder / file).read_bytes()).hexdigest() == checksum
 
 
 def test_a_word_is_its_hash_wherever_it_stands() -> None:
@@ -429,8 +428,7 @@ def test_an_answer_that_is_no_file_is_one_line(tmp_path: Path, monkeypatch: pyte
 def test_no_answer_is_one_line_that_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(downloads, "PATIENCE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        files = publish_mnist(monkeypatch, tmp_path / "published", url)
+        files = publish_mnist(monkeypatch, tmp_path / "published", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(ConfigError) as caught:
             load_dataset("mnist", seed=1)
     message = str(caught.value)

@@ -156,8 +156,7 @@ async def test_what_stops_a_ledger_is_told_without_its_path(tmp_path: Path, capl
     async with welcomed(ledger_in=tmp_path) as (rig, stream):
         rig.ledger.close()
         refusal = await stream.refusal(rig.model, 1, SCHEDULE)
-    assert refusal.status == pb.STATUS_FAILED
-    assert refusal.reason == "its ledger takes no release; its own log says why"
+    assert (refusal.status, refusal.reason) == (pb.STATUS_FAILED, "its ledger takes no release; its own log says why")
     assert str(tmp_path) in caplog.text
 
 

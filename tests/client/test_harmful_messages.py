@@ -148,8 +148,7 @@ async def test_a_damaged_hello_is_not_refused_for_good(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "bit"), [("ack", 4), ("withdraw", 3), ("job", 5)])
 async def test_no_flipped_bit_makes_a_message_a_dismissal(name: str, bit: int) -> None:
     """In each of these, one bit tells the message from a final goodbye."""
-    data = flipped(MESSAGES[name].SerializeToString(), bit)
-    assert pb.ServerMessage.FromString(data).goodbye.final
+    assert pb.ServerMessage.FromString(flipped(MESSAGES[name].SerializeToString(), bit)).goodbye.final
     async with welcomed() as (rig, stream):
         stream.give(flipped(encode(MESSAGES[name]), bit))
         again = await rig.server.welcome()

@@ -107,8 +107,7 @@ def test_a_release_is_on_disk_when_record_returns(ledger: Ledger, path: Path, tm
         release(ledger, round_)
         crashed = copied(path, tmp_path / str(round_))
         query = "SELECT participation, round, attempt, epsilon, unit, update_digest FROM releases ORDER BY 1 DESC"
-        told = (round_, round_, 1, BUDGET.epsilon(round_), "vector", f"update {round_}")
-        assert rows(crashed, query)[0] == told
+        assert rows(crashed, query)[0] == (round_, round_, 1, BUDGET.epsilon(round_), "vector", f"update {round_}")
 
 
 def test_a_ledger_goes_on_where_it_was_left(path: Path) -> None:
@@ -382,8 +381,7 @@ def read(path: Path) -> None:
 
 
 def opened_and_killed(path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, path], check=False)
-    assert done.returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", KILLED, path], check=False).returncode == -signal.SIGKILL
     assert path.with_name("a.db-wal").exists()
 
 

@@ -345,5 +345,4 @@ def test_cuda_trains_as_many_together_as_fit_and_loses_no_round(
                     assert np.linalg.norm(difference) <= 0.05 * np.linalg.norm(update)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    said = f"the device's memory does not hold {CLIENTS} clients together: 4 at once from now on"
-    assert said in caplog.messages
+    assert f"the device's memory does not hold {CLIENTS} clients together: 4 at once from now on" in caplog.messages

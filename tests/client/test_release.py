@@ -52,8 +52,7 @@ def test_a_release_is_clipped_noised_charged_and_kept(tmp_path: Path) -> None:
         assert released.digest == digest(released.vector)
         kept = releaser.ledger.open_release()  # type: ignore[union-attr]
     assert kept is not None
-    assert kept.noised == released.vector.tobytes()
-    assert kept.charge == released.charge
+    assert (kept.noised, kept.charge) == (released.vector.tobytes(), released.charge)
 
 
 def test_after_a_crash_without_bytes_the_release_is_written_off_and_charged(tmp_path: Path) -> None:
@@ -154,8 +153,7 @@ async def test_what_the_disk_does_not_take_is_not_sent(tmp_path: Path) -> None:
         await stream.ask(rig.model, 1, SCHEDULE)
         with full_disk(2 << 12):  # no third page in a -wal
             result = await stream.refusal(rig.model, 2, SCHEDULE)
-        assert result.status == pb.STATUS_FAILED
-        assert result.reason == "its ledger takes no release; its own log says why"
+        assert (result.status, result.reason) == (pb.STATUS_FAILED, "its ledger takes no release; its own log says why")
         result, _ = await stream.ask(rig.model, 3, SCHEDULE)
         assert result.release.participation == 2
 

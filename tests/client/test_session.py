@@ -121,8 +121,7 @@ async def test_asked_again_after_a_broken_line_it_sends_the_same_bytes_and_charg
         again, same = await second.ask(rig.model, schedule=SCHEDULE)
         _, once_more = await second.ask(rig.model, schedule=SCHEDULE)  # its upload was damaged on the way
     assert update == same == once_more
-    assert again.update == result.update
-    assert again.release == result.release
+    assert (again.update, again.release) == (result.update, result.release)
     assert (result.release.participation, result.release.epsilon) == (1, BUDGET.epsilon(1))
     assert (rig.ledger.released, rig.trainer.rounds) == (1, [1])
     # The work belongs to the exchange before.

@@ -91,8 +91,7 @@ def test_models_of_equal_tensors_differ_where_what_does_not_train_differs() -> N
 def test_sparse_gradients_train_as_torchs_own_optimizer_trains_them(tmp_path: Path) -> None:
     model, same = (build_model("own:sparse_embedding", (8,), 3, seed=1, has_tokens=False) for _ in range(2))
     data = tokens(1).train.take(np.arange(10))
-    settings = TrainingSettings("sgd", 0.5, batch_size=10)
-    trainer = trainer_of(model, settings, data)
+    trainer = trainer_of(model, TrainingSettings("sgd", 0.5, batch_size=10), data)
     theta = trainer.vector.values()
     update = trainer.train(theta, round=1).update
     functional.cross_entropy(same(torch.tensor(data.inputs)), torch.tensor(data.labels)).backward()  # type: ignore[no-untyped-call]

@@ -75,8 +75,7 @@ def test_containers_can_neither_write_nor_become_more_and_nobody_can_log_in_to_g
     for name in ("server", "evaluator", "client"):
         assert SERVICES[name]["read_only"]
     for service in SERVICES.values():
-        assert service["cap_drop"] == ["ALL"]
-        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
     settings = SERVICES["grafana"]["environment"]
     for wanted in ("AUTH_ANONYMOUS_ENABLED", "AUTH_DISABLE_LOGIN_FORM", "SECURITY_DISABLE_INITIAL_ADMIN_CREATION"):
@@ -126,8 +125,7 @@ def test_a_run_of_this_name_that_cannot_go_on_is_said(
 ) -> None:
     """What the server itself is told decides: what the volume holds was begun with all options of compose.yaml."""
     options = SERVICES["server"]["command"]
-    certificates = {"ca": "ca.pem", "server-certificate": "server.pem", "server-key": "server.key"}
-    for name, file in certificates.items():
+    for name, file in {"ca": "ca.pem", "server-certificate": "server.pem", "server-key": "server.key"}.items():
         options = [word.replace(f"/run/secrets/{name}", f"{tmp_path}/certs/{file}") for word in options]
     overrides = [word.removeprefix("--set=") for word in options if word.startswith("--set=")]
     begun = [*(o for o in overrides if "${" not in o), "clients.count=3", "selection.m=2", "experiment.rounds=3"]

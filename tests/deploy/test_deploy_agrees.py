@@ -88,8 +88,7 @@ def test_secrets_are_given_to_those_who_read_them_and_get_into_no_commit() -> No
         own = ["ca", f"{service}-certificate", f"{service}-key"]
         assert list(tls.values()) == [f"/run/secrets/{name}" for name in own]
         assert SERVICES[service]["secrets"] == own
-        assert files[f"{service}-certificate"] == f"{service}.pem"
-        assert files[f"{service}-key"] == f"{service}.key"
+        assert (files[f"{service}-certificate"], files[f"{service}-key"]) == (f"{service}.pem", f"{service}.key")
 
 
 def test_what_must_outlive_a_container_lies_on_a_volume() -> None:

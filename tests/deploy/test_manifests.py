@@ -106,8 +106,7 @@ def test_parts_call_each_other_where_they_listen(overlay: str) -> None:
     things = rendered(overlay)
     all_ports = {part: ports(pod) for part, pod in pods(things).items()}
     server = experiment(overlay, "server")
-    assert server.server.port == all_ports["server"]["grpc"]
-    assert server.metrics.port == all_ports["server"]["metrics"]
+    assert (server.server.port, server.metrics.port) == (all_ports["server"]["grpc"], all_ports["server"]["metrics"])
     assert experiment(overlay, "clients").metrics.client_port == all_ports["clients"]["metrics"]
     assert experiment(overlay, "evaluator").evaluation.port == all_ports["evaluator"]["grpc"]
     calls = [server.evaluation.address]
@@ -238,10 +237,8 @@ def test_prometheus_finds_the_metrics_by_annotation(overlay: str) -> None:
     for name in ("server", "clients"):
         pod = pods(rendered(overlay))[name]
         notes, labels = pod["metadata"]["annotations"], pod["metadata"]["labels"]
-        assert notes["prometheus.io/scrape"] == "true"
-        assert int(notes["prometheus.io/port"]) == ports(pod)["metrics"]
-        assert labels["app.kubernetes.io/name"] == "pausefl"
-        assert labels["app.kubernetes.io/instance"] == overlay
+        assert (notes["prometheus.io/scrape"], int(notes["prometheus.io/port"])) == ("true", ports(pod)["metrics"])
+        assert (labels["app.kubernetes.io/name"], labels["app.kubernetes.io/instance"]) == ("pausefl", overlay)
 
 
 def test_the_operators_monitors_can_be_added_and_mean_the_same(tmp_path: Path) -> None:

@@ -193,8 +193,7 @@ def substituted(text: str, variables: dict[str, str]) -> str:
 
 def variables_of(name: str) -> dict[str, str]:
     """The query of each variable."""
-    listed = dashboard(name)["templating"]["list"]
-    return {v["name"]: v["query"]["query"] for v in listed if v["type"] == "query"}
+    return {v["name"]: v["query"]["query"] for v in dashboard(name)["templating"]["list"] if v["type"] == "query"}
 
 
 def test_the_committed_dashboards_are_what_the_code_builds(tmp_path: Path) -> None:
@@ -241,8 +240,7 @@ def rates() -> list[Any]:
             for target in panel["targets"]:
                 if "$__rate_interval" in target["expr"]:
                     step_s = int((target.get("interval") or source["jsonData"]["timeInterval"]).removesuffix("s"))
-                    chosen = {"__rate_interval": f"{4 * step_s}s", "run": "a"}
-                    expr = substituted(target["expr"], chosen)
+                    expr = substituted(target["expr"], {"__rate_interval": f"{4 * step_s}s", "run": "a"})
                     found.append(pytest.param(expr, id=f"{name}: {panel['title']}: {target['refId']}"))
     return found
 
@@ -265,8 +263,7 @@ def test_slow_rounds_leave_no_gaps(expr: str, period_s: int, always: bool, tmp_p
         f"count_over_time((({expr}) != ({expr}))[2m:1s])": [],
     }
     checks = [{"eval_time": "4m", "expr": asked, "exp_samples": found} for asked, found in expected.items()]
-    series = exchanges_every(period_s, expr)
-    test = {"interval": "1s", "input_series": series, "promql_expr_test": checks}
+    test = {"interval": "1s", "input_series": exchanges_every(period_s, expr), "promql_expr_test": checks}
     (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [test]}), "utf-8")
     done = promtool("test", "rules", tmp_path / "test.yml")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -381,8 +378,7 @@ def without_data(prometheus: Prometheus, chosen: dict[str, str], *, is_played: b
 
 def asked(expr: str, chosen: dict[str, str]) -> str:
     """The query as Grafana sends it; a dashboard of one run has the first of those chosen."""
-    one = expr.replace('run="$run"', f'run="{chosen["run"].partition("|")[0]}"')
-    return substituted(one, chosen)
+    return substituted(expr.replace('run="$run"', f'run="{chosen["run"].partition("|")[0]}"'), chosen)
 
 
 def wait_until_all_is_shown(prometheus: Prometheus, chosen: dict[str, str]) -> None:

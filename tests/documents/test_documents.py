@@ -150,8 +150,7 @@ def test_a_python_snippet_runs(text: str, folder: Path) -> None:
 
 
 def test_a_ledger_can_be_read_as_shown(tmp_path: Path) -> None:
-    page = (ROOT / "docs/privacy.md").read_text("utf-8")
-    (statement,) = re.findall(r'sqlite3 [^"]*"(SELECT [^"]*)"', page)
+    (statement,) = re.findall(r'sqlite3 [^"]*"(SELECT [^"]*)"', (ROOT / "docs/privacy.md").read_text("utf-8"))
     holder = {"client_id": "client-000", "data": "digits"}
     Ledger(tmp_path / "client-000.db", Budget(10.0, 0.04), unit="vector", **holder).close()
     with closing(sqlite3.connect(tmp_path / "client-000.db")) as database:
@@ -188,8 +187,7 @@ def command_lines(text: str) -> Iterator[list[str]]:
     for _, language, block in FENCE.findall(text):
         if language not in {"", "sh", "bash", "console"}:
             continue
-        without_substitutions = re.sub(r"\$\([^)]*\)", "", block)
-        for line in re.split(r"\n|&&", without_substitutions.replace("\\\n", " ")):
+        for line in re.split(r"\n|&&", re.sub(r"\$\([^)]*\)", "", block).replace("\\\n", " ")):
             if not re.match(rf"\s*({ASSIGNMENT.pattern}\S*\s+)*(\.venv/bin/)?(pausefl|make)\s", line):
                 continue
             words = shlex.split(re.split(r"\s[|&>;]", line)[0], comments=True)
@@ -221,8 +219,7 @@ def check(options: argparse.Namespace) -> None:
     config = getattr(options, "config", None)
     if config is not None and not config.endswith(".toml") and "/" not in config:
         assert config in {*preset_names(), *FIGURES}
-        experiment = load_experiment(config, getattr(options, "overrides", []))
-        check_policies(experiment)
+        check_policies(load_experiment(config, getattr(options, "overrides", [])))
     for name in (getattr(options, "policies", None) or "").split(","):
         if name and ":" not in name:  # a reader's own lies beside the reader's experiment
             policy_class(name)

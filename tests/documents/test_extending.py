@@ -59,8 +59,7 @@ def test_the_documented_examples_run_from_another_folder_and_go_on(folder: Path,
     played("run", folder / "own.toml", "--run-dir", tmp_path / "run", *small)
     summary = summary_of(tmp_path / "run")
     assert (summary["rounds"], summary["failures"]) == (3, [])
-    stored = pausefl.load(tmp_path / "run/config.toml")
-    assert stored.experiment.python_path == (str(folder),)
+    assert pausefl.load(tmp_path / "run/config.toml").experiment.python_path == (str(folder),)
     assert run("run", "--resume", tmp_path / "run").returncode == 0
 
 

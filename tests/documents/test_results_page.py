@@ -108,22 +108,19 @@ def test_a_listing_reads_as_the_same_experiment(name: str, experiment: Experimen
     selection = ("selection", "latency", "clients")  # these hold tables whose own defaults the listing fills in
     assert again.model_dump(exclude=set(selection)) == experiment.model_dump(exclude=set(selection))
     assert selected_policy(again.selection) == selected_policy(experiment.selection)
-    assert links_of(again) == links_of(experiment)
-    assert again.ids_by_group == experiment.ids_by_group
+    assert (links_of(again), again.ids_by_group) == (links_of(experiment), experiment.ids_by_group)
     assert max(len(line) for line in text.splitlines() if line.startswith("#")) <= 80
 
 
 def test_validate_prints_every_key_with_its_sentence_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["validate", "demo"])
-    printed = capsys.readouterr().out
-    words = " ".join(printed.replace("\n# ", " ").split())
+    words = " ".join(capsys.readouterr().out.replace("\n# ", " ").split())
     for header, record in ((t.header, t.record) for t in tables() if "group" not in t.header and "[[" not in t.header):
         for key in keys_of(record):
             assert key.sentence in words, f"{header} {key.name}"
     cli.main(["validate", "demo", "--set", "selection.policy=oort", "--set", 'privacy.disclose=["loss"]'])
     values = tomllib.loads(capsys.readouterr().out)
-    assert values["selection"]["oort"]["pacer_window"] == 20
-    assert values["selection"]["pause"]["zeta"] == 1.0
+    assert (values["selection"]["oort"]["pacer_window"], values["selection"]["pause"]["zeta"]) == (20, 1.0)
     assert values["latency"]["delay"] == {"kind": "halves", "floor_s": 0.05, "sd_s": 0.05}
 
 
@@ -285,8 +282,7 @@ def test_a_model_that_diverged_needs_longer_than_any_run_and_has_no_total() -> N
     runs: Any = {"a": [run(3, 0.1, diverged=True), run(50, 0.9)], "random": [run(60, 0.9), run(60, 0.9)]}
     waits = {name: _waits(of_series, 60.0) for name, of_series in runs.items()}
     lost, reached = (waits[name][0.8] for name in runs)
-    assert lost.seconds.tolist() == [60, 50]
-    assert time_to(lost, reached)["mean"] == pytest.approx(55)
+    assert (lost.seconds.tolist(), time_to(lost, reached)["mean"]) == ([60, 50], pytest.approx(55))
     assert (_against(runs, waits, "a", "random") or {}).keys() == {"time_to_0.6_s", "time_to_0.7_s", "time_to_0.8_s"}
 
 

@@ -76,8 +76,7 @@ class Reader:
 
     @property
     def _shell(self) -> dict[str, Any]:
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path, "COLUMNS": "80"}
+        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "80"}
         return {"cwd": self.folder, "shell": True, "start_new_session": True, "env": environment}
 
     def _find(self, printed: str) -> None:
@@ -169,8 +168,7 @@ def test_a_policy_with_a_memory_comes_to_prefer_fast_clients(tmp_path: Path) -> 
     found = played("policy", tmp_path, *small, "selection.moving_average:MovingAverage.exploration=0.0")
     assert found.summary["policy"] == "moving_average:MovingAverage"
     chosen = found.columns("choices")
-    early = set(chosen["client_id"][chosen["round"] <= 2])
-    assert len(early) == 6
+    assert len(set(chosen["client_id"][chosen["round"] <= 2])) == 6
     assert run("run", "--resume", tmp_path / "run", "--rounds", 10).returncode == 0
     assert summary_of(tmp_path / "run")["rounds"] == 10
 
@@ -189,8 +187,7 @@ def test_examples_of_own_code_learn(example: str, accuracy: float, parameters: i
 
 @pytest.mark.slow
 def test_a_client_has_the_examples_of_its_owner(tmp_path: Path) -> None:
-    found = played("owners", tmp_path, "experiment.rounds=2")
-    owners = found.columns("owners")
+    owners = played("owners", tmp_path, "experiment.rounds=2").columns("owners")
     assert owners["owner"].tolist() == owners["client_id"].tolist()
     assert len(set(owners["owner"].tolist())) == 8
 

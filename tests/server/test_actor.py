@@ -111,8 +111,7 @@ async def test_tellers_waiting_for_room_are_freed_when_the_actor_is_cancelled() 
     for _ in range(5):
         await asyncio.sleep(0)
     task.cancel()
-    results = await asyncio.gather(*tellers, return_exceptions=True)
-    assert all(isinstance(r, ActorStopped) for r in results)
+    assert all(isinstance(r, ActorStopped) for r in await asyncio.gather(*tellers, return_exceptions=True))
     assert actor.events == ["stop"]
 
 

@@ -150,8 +150,7 @@ def test_where_everyone_is_in_the_set_there_is_nothing_to_anneal() -> None:
 
 def test_a_function_of_the_set_and_its_swap_methods_agree() -> None:
     """Label diversity followed swap by swap is label diversity computed anew."""
-    rng = np.random.default_rng(0)
-    histograms = rng.integers(0, 50, (20, 10)).astype(np.float64)
+    histograms = np.random.default_rng(0).integers(0, 50, (20, 10)).astype(np.float64)
     fast, slow = LabelDiversity(histograms), followed(LabelDiversity(histograms).__call__)
     current = np.arange(5)
     assert fast.reset(current) == pytest.approx(slow.reset(current))
@@ -177,8 +176,7 @@ def test_label_diversity_is_one_for_complementary_clients_and_none_for_a_single_
 @pytest.mark.parametrize("stated", [np.full(10, 1e9), np.ones(1024), np.array([0.0, 1e12])])
 def test_no_client_makes_its_sets_diverse_by_what_it_states(stated: np.ndarray) -> None:
     """Ten classes, of which each client holds one: a lie is worth no more than a silent client's uniform labels."""
-    play = Play(policy_of("sa-pause labels")).rounds(1)
-    table = play.table
+    table = Play(policy_of("sa-pause labels")).rounds(1).table
     context = context_of(table, 2)
     table.label_counts = {k: table.n_examples[k] * np.eye(10)[k % 10] for k in range(1, 13)}
     honest, silent = np.array([1, 2]), np.array([1, 0])

@@ -238,8 +238,7 @@ async def test_the_last_step_hands_out_no_more_than_its_buffer_lacks_and_replace
         await play.answer(first[0])
         (fourth,) = await play.handed_out(1)
         await play.answer(first[1])  # the first step; two are at work, and the second step needs two
-        refused = Refusal(first[2], *play.jobs.pop(first[2]), "refused", "it has no data")
-        await play.rig.coordinator.tell(refused)
+        await play.rig.coordinator.tell(Refusal(first[2], *play.jobs.pop(first[2]), "refused", "it has no data"))
         (instead,) = await play.handed_out(1)
         await play.answer(fourth)
         await play.answer(instead)
@@ -257,8 +256,7 @@ async def test_a_client_whose_model_is_too_old_is_a_miss_and_its_update_is_charg
             await play.handed_out(1)
         await play.peers["b"].answer(late[0], attempt=late[1])
         await play.answer("a")
-    misses = [(r.round, m.client_id, m.kind) for r in play.records for m in r.misses]
-    assert misses == [(3, "b", "timeout")]
+    assert [(r.round, m.client_id, m.kind) for r in play.records for m in r.misses] == [(3, "b", "timeout")]
     assert play.peers["b"].withdrawn[0] == (1, 1)
     assert ("late", "b") in play.events
     assert play.rig.spent("b") == (1, BUDGET.spent(1))
@@ -298,8 +296,7 @@ async def test_answers_to_steps_that_never_were_enter_no_model_and_are_charged(r
             await play.answer(client_id)
     step = np.float32(0.25) * update_of("a", 1) + np.float32(0.75) * update_of("b", 1)
     assert np.array_equal(theta(play), play.rig.theta_0 + step)
-    assert play.rig.rejected() == 4
-    assert play.rig.spent("a") == (5, BUDGET.spent(5))
+    assert (play.rig.rejected(), play.rig.spent("a")) == (4, (5, BUDGET.spent(5)))
 
 
 async def test_fewer_updates_make_a_step_where_no_client_is_at_work_and_none_can_be_asked(rig: MakeRig) -> None:

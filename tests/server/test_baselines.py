@@ -74,16 +74,14 @@ def test_power_of_choice_asks_for_the_greatest_loss() -> None:
     play = Play(PowD(M, d=13))
     play.table.last_loss[:] = np.arange(13.0)
     play.table.last_loss[3] = np.nan
-    chosen = PowD(M, d=13).select(None, context_of(play.table, 1)).rows
-    assert chosen.tolist() == [3, 10, 11, 12]
+    assert PowD(M, d=13).select(None, context_of(play.table, 1)).rows.tolist() == [3, 10, 11, 12]
 
 
 def test_a_loss_that_was_not_reported_counts_as_the_median_of_those_that_can_be_chosen() -> None:
     table = Play(PowD(M)).table
     table.chosen[:] = 1
     table.last_loss[:5] = [np.nan, 1.0, 2.0, 3.0, 50.0]
-    context = context_of(table, 2, eligible=np.arange(4))
-    assert losses(context, np.array([0, 3])).tolist() == [2.0, 3.0]
+    assert losses(context_of(table, 2, eligible=np.arange(4)), np.array([0, 3])).tolist() == [2.0, 3.0]
 
 
 def test_no_client_is_chosen_for_ever_because_it_reports_no_loss() -> None:
@@ -338,8 +336,7 @@ def test_outliers_are_what_a_search_by_value_leaves_over(values: list[float], ra
         reached.add(i)
         if len(near[i]) >= neighbours:
             queue.extend(near[i])
-    found = is_outlier(np.array(values, np.float64), radius, neighbours)
-    assert np.flatnonzero(~found).tolist() == sorted(reached)
+    assert np.flatnonzero(~is_outlier(np.array(values, np.float64), radius, neighbours)).tolist() == sorted(reached)
 
 
 def test_an_outlier_without_credits_is_chosen_only_where_others_do_not_suffice() -> None:
@@ -348,14 +345,11 @@ def test_an_outlier_without_credits_is_chosen_only_where_others_do_not_suffice()
     table.chosen[:], table.n_examples[:], table.last_loss[:] = 1, 100, 1.0
     table.last_loss[0] = 9.0
     for t in range(1, 9):
-        answers = tuple(answered(0, i) for i in IDS[:6])
-        state = policy.observe(state, PolicyRound(t, IDS[:6], answers, ()), table)
+        state = policy.observe(state, PolicyRound(t, IDS[:6], tuple(answered(0, i) for i in IDS[:6]), ()), table)
         assert state.credits[0] == max(0, 5 - t)
-        chosen = policy.select(state, context_of(table, t + 1)).rows.tolist()
-        assert (0 in chosen) == (t < 5)
+        assert (0 in policy.select(state, context_of(table, t + 1)).rows.tolist()) == (t < 5)
     assert (state.credits[1:6] == 5).all()
-    few = context_of(table, 9, eligible=np.arange(4))
-    assert policy.select(state, few).rows.tolist() == [0, 1, 2, 3]
+    assert policy.select(state, context_of(table, 9, eligible=np.arange(4))).rows.tolist() == [0, 1, 2, 3]
 
 
 ONE = np.ones(3, np.float32)

@@ -47,8 +47,7 @@ async def test_the_round_trip_runs_from_the_first_frame_handed_over_to_the_last_
     assert (t.device_s, t.communication_s, t.propagation_s) == (2.1875, 2.8125, 0.5625)
     assert (update.drawn_down_s, update.drawn_up_s, update.loss) == (0.5, 1.0, 0.75)
     assert (update.client_id, update.round, update.attempt) == ("client-1", 1, 1)
-    assert update.release == Release(3, 0.5, 1.5)
-    assert update.vector.tobytes() == vector(BIG).tobytes()
+    assert (update.release, update.vector.tobytes()) == (Release(3, 0.5, 1.5), vector(BIG).tobytes())
 
 
 async def test_bytes_are_counted_as_they_travel_in_both_directions() -> None:
@@ -348,8 +347,7 @@ def test_everybody_is_pinged_in_turn_at_the_rate_asked_for() -> None:
 
 
 def test_a_long_pause_earns_no_more_than_a_seconds_worth() -> None:
-    schedule = begun(2.0, "abcdef")
-    assert schedule.take_due(3600.0, ()) == ["a", "b"]
+    assert begun(2.0, "abcdef").take_due(3600.0, ()) == ["a", "b"]
 
 
 def test_the_busy_stay_first_in_line_and_the_gone_are_not_pinged() -> None:

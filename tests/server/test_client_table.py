@@ -182,8 +182,7 @@ def test_each_update_keeps_its_row_and_its_weight_where_others_are_left_out() ->
     for stated, (c, d) in ((weights, (5.0, 7.0)), (None, (30.0, 40.0))):
         found = aggregated(updates, server_settings(2), stated)
         assert {i: o.statistics["row"] for i, o in found.observations.items()} == {"b": 1.0, "c": 2.0, "d": 3.0}
-        mean = (c * updates["c"] + d * updates["d"]) / (c + d)
-        np.testing.assert_allclose(found.model.theta, mean, atol=1e-6)
+        np.testing.assert_allclose(found.model.theta, (c * updates["c"] + d * updates["d"]) / (c + d), atol=1e-6)
 
 
 def test_a_control_variate_is_neither_shown_to_the_policy_nor_counted_in_a_norm() -> None:
@@ -233,8 +232,7 @@ def test_a_table_made_of_some_columns_has_the_others_at_their_defaults() -> None
 def test_rows_are_sorted_by_id_and_newcomers_appended() -> None:
     table = table_of("c", "a", "b")
     table.apply_events([LogEvent("joined", "z"), LogEvent("joined", "0")], round=7)
-    assert table.ids == ["a", "b", "c", "0", "z"]
-    assert table.joined_round.tolist() == [1, 1, 1, 7, 7]
+    assert (table.ids, table.joined_round.tolist()) == (["a", "b", "c", "0", "z"], [1, 1, 1, 7, 7])
     assert [table.row_of[i] for i in table.ids] == [0, 1, 2, 3, 4]
 
 

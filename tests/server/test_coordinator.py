@@ -307,8 +307,7 @@ async def test_a_round_is_told_also_where_no_client_is_left_for_the_next(rig: Ma
 async def test_a_round_is_told_to_whoever_watches(rig: MakeRig) -> None:
     async with rig(rounds=1).running("ab") as r:
         await r.played()
-    waiting = [e.connected for e in r.shown_of(WaitingForClients)]
-    assert waiting == [0, 1, 2]
+    assert [e.connected for e in r.shown_of(WaitingForClients)] == [0, 1, 2]
     (shown,) = r.shown_of(RoundCommitted)
     assert (shown.round, shown.rounds, shown.chosen, shown.connected) == (1, 1, ("a", "b"), 2)
     assert shown.max_epsilon_spent == BUDGET.spent(1)
@@ -337,7 +336,6 @@ async def test_a_release_that_no_schedule_has_is_not_believed_of_an_answer_that_
 async def test_who_leaves_a_round_that_is_given_up_has_left(rig: MakeRig) -> None:
     async with rig(rounds=1, privacy=None).playing() as r:
         await r.join("a", manual=True)
-        b = await r.join_and_work("b")
-        await r.lose(b)
+        await r.lose(await r.join_and_work("b"))
         await r.coordinator.tell(Shutdown("enough"))
     assert [event.kind for event in r.store.late_events() if event.client_id == "b"] == ["joined", "left"]

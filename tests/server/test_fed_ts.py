@@ -91,16 +91,14 @@ def test_without_originals_the_newcomers_are_chosen() -> None:
 
 def test_everyone_weighs_the_same_whatever_their_data() -> None:
     play = with_newcomers(FedTs(4, newcomer_share=0.5)).rounds(6)
-    assert play.records[-1].weights == (1 / 8,) * 8
-    assert play.records[-1].details == {"originals": 4.0, "newcomers": 4.0}
+    assert (play.records[-1].weights, play.records[-1].details) == ((1 / 8,) * 8, {"originals": 4.0, "newcomers": 4.0})
 
 
 def test_every_insertion_has_a_size_of_its_own() -> None:
     joins = {1: ORIGINALS, 3: [f"early-{k}" for k in range(6)], 5: [f"late-{k}" for k in range(4)], 6: ["single-0"]}
     play = NewcomerPlay(FedTs(3, newcomer_share=0.4), joins).rounds(8)
     counts = [Counter(i.split("-")[0] for i in record.chosen) for record in play.records]
-    assert counts[1] == {"original": 3}
-    assert counts[3] == {"original": 3, "early": 2}
+    assert (counts[1], counts[3]) == ({"original": 3}, {"original": 3, "early": 2})
     assert counts[7] == {"original": 3, "early": 2, "late": 2, "single": 1}
 
 
@@ -257,8 +255,7 @@ def test_two_means_lets_about_half_of_only_harmful_newcomers_in() -> None:
 def test_the_guard_keeps_harmful_newcomers_out_and_lets_relevant_ones_in() -> None:
     guarded = FedTs(4, newcomer_share=1.0, guard="leave-one-out")
     play = with_newcomers(guarded, POISONED).rounds(60)
-    rated = np.array([play.posterior(i) for i in POISONED]) - 1
-    assert rated[:, 0].sum() == 0
+    assert (np.array([play.posterior(i) for i in POISONED]) - 1)[:, 0].sum() == 0
     assert all(not i.startswith("poisoned") for admitted in play.admitted for i in admitted)
     assert all(len(admitted) == 4 for admitted in play.admitted)
     play = with_newcomers(guarded, RELEVANT).rounds(60)
@@ -284,8 +281,7 @@ def test_without_two_originals_the_guard_lets_no_newcomer_in_and_learns_nothing(
         for client_id, found in zip(answered, inspection.statistics, strict=True)
     )
     record = dataclasses.replace(record, observations=observations)
-    after = policy.observe(play.state, seen_by_policy(record), play.table)
-    assert after == play.state
+    assert policy.observe(play.state, seen_by_policy(record), play.table) == play.state
     with pytest.raises(ValueError, match=r"needs m of at least 2"):
         FedTs(1, guard="leave-one-out")
 
@@ -296,8 +292,7 @@ def test_without_two_originals_the_guard_lets_no_newcomer_in_and_learns_nothing(
 @pytest.mark.parametrize("policy", [DriftUcb(2), Chr(2)])
 def test_unseen_newcomers_go_first(policy: Policy) -> None:
     play = with_newcomers(policy).rounds(5)
-    newcomers = play.table.rows((*RELEVANT, *POISONED))
-    assert play.table.chosen[newcomers].tolist() == [1] * 8
+    assert play.table.chosen[play.table.rows((*RELEVANT, *POISONED))].tolist() == [1] * 8
 
 
 @pytest.mark.parametrize("policy", [DriftUcb(2), Chr(2)])

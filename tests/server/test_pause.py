@@ -61,12 +61,10 @@ def test_the_energy_is_equation_14_by_hand() -> None:
 def test_r2_keeps_clusters_apart_and_logs_delta_tau_apart() -> None:
     together = {client_id: 0 if k < 9 else k for k, client_id in enumerate(IDS)}
     policy = Pause(M, reward="R2", clusters=together, rho=1000.0, delta_tau_s=0.05)
-    play = Play(policy).rounds(10)
-    for record in play.records[4:]:
+    for record in Play(policy).rounds(10).records[4:]:
         assert len({together[i] for i in record.chosen}) == M
         assert record.cluster_penalty_s == 0.0
-    indifferent = dataclasses.replace(policy, rho=0.0)
-    record = Play(indifferent).one_round()
+    record = Play(dataclasses.replace(policy, rho=0.0)).one_round()
     shared = M - len({together[i] for i in record.chosen})
     assert shared > 0
     assert record.cluster_penalty_s == pytest.approx(0.05 * shared)
@@ -100,8 +98,7 @@ def test_clients_that_no_cluster_names_are_alone() -> None:
 def test_growing_prices_spread_a_crowd_more_evenly_than_a_flat_one() -> None:
     """Everyone in one of two clusters: any four have at least two extra members."""
     halves = {client_id: k % 2 for k, client_id in enumerate(IDS)}
-    growing = Play(Pause(M, reward="R2", clusters=halves, rho=[0.0, 10.0, 20.0])).rounds(12)
-    for record in growing.records:
+    for record in Play(Pause(M, reward="R2", clusters=halves, rho=[0.0, 10.0, 20.0])).rounds(12).records:
         assert sorted(Counter(halves[i] for i in record.chosen).values()) == [2, 2]
 
 
@@ -193,8 +190,7 @@ def test_from_the_exact_start_annealing_equals_pause_under_r1() -> None:
 @pytest.mark.parametrize("reward", ["R1", "R2"])
 def test_annealing_logs_its_gap_to_the_optimum(reward: Any) -> None:
     policy = SaPause(M, reward=reward, clusters=4, start_set="random", neighbourhood="swap", steps=20)
-    play = Play(policy).rounds(20)
-    gaps = np.array([record.details["gap"] for record in play.records])
+    gaps = np.array([record.details["gap"] for record in Play(policy).rounds(20).records])
     assert (gaps > -1e-9).all()
     assert (gaps > 1e-6).any()
     long = Play(dataclasses.replace(policy, steps=2000)).rounds(20)
@@ -286,6 +282,5 @@ def test_label_diversity_prefers_complementary_clients() -> None:
             labels = {f"label_{c}": 100.0 * (c == hash_of(client_id) % 3) for c in range(3)}
             return dataclasses.replace(super().observation(client_id, t), statistics=labels)
 
-    play = OneLabelEach(SaPause(3, phi_g="label_diversity", steps=600)).rounds(15)
-    for record in play.records[5:]:
+    for record in OneLabelEach(SaPause(3, phi_g="label_diversity", steps=600)).rounds(15).records[5:]:
         assert {hash_of(i) % 3 for i in record.chosen} == {0, 1, 2}

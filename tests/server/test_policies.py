@@ -39,8 +39,7 @@ def test_a_selection_is_m_eligible_rows(case: str) -> None:
         if selection.weights is None:
             assert len(np.unique(selection.rows)) == len(selection.rows)
         else:
-            assert selection.weights.sum() == pytest.approx(1.0)
-            assert selection.weights.shape == selection.rows.shape
+            assert (selection.weights.sum(), selection.weights.shape) == (pytest.approx(1.0), selection.rows.shape)
         assert all(np.isfinite(value) for value in selection.details.values())
         play.one_round()
 
@@ -104,22 +103,19 @@ def test_how_rows_are_numbered_does_not_matter(case: str) -> None:
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "fastest"])
 def test_every_client_is_tried(case: str) -> None:
-    play = Play(policy_of(case)).rounds(60)
-    assert (play.table.chosen > 0).all()
+    assert (Play(policy_of(case)).rounds(60).table.chosen > 0).all()
 
 
 @every_policy
 def test_a_round_in_which_nobody_answers_is_survived(case: str) -> None:
-    play = Play(policy_of(case), silent=IDS).rounds(12)
-    assert all(record.chosen for record in play.records)
+    assert all(record.chosen for record in Play(policy_of(case), silent=IDS).rounds(12).records)
 
 
 @every_policy
 def test_a_policy_chooses_without_a_privacy_budget_and_with_an_estimated_tau_min(case: str) -> None:
     play = Play(policy_of(case), tau_min_s=None).rounds(8)
     assert all(len(record.chosen) >= M for record in play.records)
-    selection = play.policy.select(play.state, context_of(play.table, 9, epsilon_budget=None))
-    assert len(selection.rows) >= M
+    assert len(play.policy.select(play.state, context_of(play.table, 9, epsilon_budget=None)).rows) >= M
 
 
 @pytest.mark.parametrize("case", ["pause", "pause R2", "pause-brute", "sa-pause", "ucb", "fastest"])
@@ -175,8 +171,7 @@ def test_everyone_is_seen_once_in_the_first_rounds(case: str) -> None:
     """13 clients, 4 a round: the fourth round takes the last unseen one and fills up."""
     play = Play(policy_of(case)).rounds(3)
     assert sorted(play.table.chosen.tolist()) == [0] + [1] * 12
-    last = IDS[int(play.table.chosen.argmin())]
-    assert last in play.one_round().chosen
+    assert IDS[int(play.table.chosen.argmin())] in play.one_round().chosen
 
 
 @unseen_first

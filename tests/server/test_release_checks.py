@@ -34,8 +34,7 @@ from rigs.settings import server_settings
 
 async def test_what_a_stranger_claimed_keeps_the_ids_holder_neither_out_nor_poor(rig: MakeRig) -> None:
     async with rig(rounds=1).playing() as r:
-        stranger = await r.join("b", manual=True, released=2500)
-        await r.lose(stranger)
+        await r.lose(await r.join("b", manual=True, released=2500))
         await r.join_all("ab")
     assert [o.client_id for o in r.store.rounds()[0].observations] == ["a", "b"]
     assert r.spent("b") == (1, BUDGET.spent(1))
@@ -55,8 +54,7 @@ async def test_what_a_stranger_claimed_in_a_round_before_does_not_keep_the_ids_h
 
 async def test_a_client_that_comes_back_counts_no_more_than_a_release_a_job(rig: MakeRig) -> None:
     async with rig(rounds=1).playing("a") as r:
-        b = await r.join_and_work("b")
-        await r.lose(b)
+        await r.lose(await r.join_and_work("b"))
         with pytest.raises(WireError, match="counts 3 releases, at most 2 are possible since it first joined"):
             await r.join("b", released=3)
         again = await r.join("b", manual=True, released=1)
@@ -101,8 +99,7 @@ async def test_a_client_that_has_played_a_round_counts_once(rig: MakeRig) -> Non
 
 async def test_no_more_clients_join_than_the_run_has(rig: MakeRig) -> None:
     async with rig(rounds=1, clients=2).playing() as r:
-        gone = await r.join("z", manual=True)
-        await r.lose(gone)
+        await r.lose(await r.join("z", manual=True))
         await r.join("a")
         with pytest.raises(WireError, match=r"this run has all its clients\.count = 2 clients"):
             await r.join("b")

@@ -189,8 +189,7 @@ def test_a_deadline_is_that_of_the_slowest_clients_usual_round_trips(what: str) 
 
 
 def test_clients_that_are_not_chosen_move_no_deadline() -> None:
-    table = table_of({"a": [0.1], "b": [20.0], "c": [5.0]})
-    assert derived_deadline_s(table, np.array([0, 2])) == FACTOR * 5.0
+    assert derived_deadline_s(table_of({"a": [0.1], "b": [20.0], "c": [5.0]}), np.array([0, 2])) == FACTOR * 5.0
 
 
 @given(st.lists(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=40), min_size=1, max_size=8), st.integers(0, 6))
@@ -198,8 +197,7 @@ def test_the_rule_is_the_documented_formula(seconds: list[list[float]], failed: 
     found = deadline_s({f"c{k}": list(of_client) for k, of_client in enumerate(seconds)}, failed_attempts=failed)
     last = [sorted(of_client[-16:]) for of_client in seconds]
     quantiles = [of_client[math.ceil(QUANTILE * len(of_client)) - 1] for of_client in last]
-    expected = RETRY_FACTOR**failed * max(LEAST_S, FACTOR * max(quantiles))
-    assert found == pytest.approx(min(GREATEST_S, expected))
+    assert found == pytest.approx(min(GREATEST_S, RETRY_FACTOR**failed * max(LEAST_S, FACTOR * max(quantiles))))
 
 
 def test_a_wait_that_ends_late_goes_on_once_for_as_long_as_it_was_late_and_no_longer_than_it_was() -> None:
@@ -296,8 +294,7 @@ async def test_no_honest_client_is_rejected_because_the_server_slept(
             assert "0.5 s longer than the whole exchange" in (await rig.refused()).reason
         else:
             update = await rig.updated()
-            assert update.timing.round_trip_s == pytest.approx(round_trip_s)
-            assert update.server_host.suspended_s == 4.0
+            assert (update.timing.round_trip_s, update.server_host.suspended_s) == (pytest.approx(round_trip_s), 4.0)
 
 
 async def test_the_last_frame_tells_how_the_host_kept_time_during_the_upload() -> None:
@@ -395,8 +392,7 @@ async def test_a_device_time_that_leaves_less_than_the_wire_takes_is_cut(rig: Ma
         b = await r.join("b", manual=True)
         for t in (1, 2):
             await b.play(t, timing=overstated)
-    first = r.store.rounds()[0]
-    assert {o.client_id: o.latency_s for o in first.observations}["b"] == pytest.approx(0.25)
+    assert {o.client_id: o.latency_s for o in r.store.rounds()[0].observations}["b"] == pytest.approx(0.25)
     capped = [e for record in r.store.rounds() for e in record.events if e.kind == "capped"]
     assert capped == [LogEvent("capped", "b", "device time")]
 

@@ -60,8 +60,7 @@ def optimum(problem: dict[str, Any], marginal: Any) -> tuple[float, float]:
 
 def assert_optimal(problem: dict[str, Any], rows: Any, marginal: Any) -> None:
     """`rows` is a well-formed answer whose energy is the optimum's, up to the rounding of sums."""
-    assert rows.dtype == np.int64
-    assert rows.shape == (problem["m"],)
+    assert (rows.dtype, rows.shape) == (np.int64, (problem["m"],))
     assert (np.diff(rows) > 0).all()
     assert set(problem["forced"]) <= set(rows.tolist())
     assert energy(problem, rows, marginal) == pytest.approx(optimum(problem, marginal), rel=1e-9, abs=1e-7)

@@ -55,11 +55,10 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
     """A log whose writer was killed after ten rounds at least, most of them in its -wal."""
-    here = f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     with subprocess.Popen(
         [sys.executable, "-c", COMMITTER, tmp_path / "run.db"],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": here},
+        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     ) as writer:
         assert writer.stdout is not None
         for _ in range(10):

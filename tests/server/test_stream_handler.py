@@ -346,8 +346,7 @@ def rest_of(rate_limit: ClientRateLimit, clock: Clock) -> int:
 @pytest.mark.parametrize(("what", "most"), [("unsolicited", 64), ("rejection", 8)])
 def test_a_client_may_send_so_much_however_long_it_was_quiet_and_again_after_a_rest(what: str, most: int) -> None:
     clock = Clock()
-    rate_limit = ClientRateLimit(clock)
-    count = getattr(rate_limit, f"count_{what}")
+    count = getattr(ClientRateLimit(clock), f"count_{what}")
     for quiet_s, rest_s in ((1e6, 1), (1.0, 2)):
         clock.advance(quiet_s)
         for _ in range(most):

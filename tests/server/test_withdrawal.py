@@ -87,8 +87,7 @@ async def test_a_job_that_waits_for_another_is_dropped_unpaid(tmp_path: Path) ->
         rig.trainer.gate.set()
         answers = [await answer(stream) for _ in range(3)]
     assert answers == [(1, pb.STATUS_OK), (2, pb.STATUS_WITHDRAWN), (3, pb.STATUS_OK)]
-    assert rig.trainer.rounds == [1, 3]
-    assert rig.ledger.released == 2
+    assert (rig.trainer.rounds, rig.ledger.released) == ([1, 3], 2)
 
 
 async def test_a_job_that_is_held_by_the_link_is_dropped_at_once(tmp_path: Path) -> None:
@@ -192,8 +191,7 @@ async def test_work_of_a_broken_stream_is_sent_if_it_was_paid_for(tmp_path: Path
             if not is_charged:
                 await stream.all_read()
                 rig.trainer.gate.set()
-            status = (await stream.heard()).result.status
-            assert status == (pb.STATUS_OK if is_charged else pb.STATUS_WITHDRAWN)
+            assert (await stream.heard()).result.status == (pb.STATUS_OK if is_charged else pb.STATUS_WITHDRAWN)
     assert rig.ledger.released == int(is_charged)
 
 
@@ -256,8 +254,7 @@ async def test_a_late_update_that_arrives_damaged_is_over_and_its_release_counts
     async with ClientActorRig().running() as r:
         await r.dispatch(round=1)
         r.actor.offer(Withdraw(1, 1))
-        release = pb.Release(participation=3, epsilon=0.5, epsilon_spent=1.5)
-        r.stream.give(upload(vector(6), release=release)[0])
+        r.stream.give(upload(vector(6), release=pb.Release(participation=3, epsilon=0.5, epsilon_spent=1.5))[0])
         refusal = await r.refused()
         assert (refusal.round, refusal.release) == (1, Release(3, 0.5, 1.5))
         await r.actor.ask(SendPing())  # to a client that owes nothing

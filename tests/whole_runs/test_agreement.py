@@ -72,8 +72,7 @@ def refusal(theirs: dict[str, str], run_has: dict[str, str]) -> str:
 
 def test_of_long_values_the_part_that_differs_is_told() -> None:
     run_has = {"latency.devices": "0.5, " * 60 + "0.7" + ", 0.5" * 60}
-    theirs = {"latency.devices": run_has["latency.devices"].replace("0.7", "0.9")}
-    said = refusal(theirs, run_has)
+    said = refusal({"latency.devices": run_has["latency.devices"].replace("0.7", "0.9")}, run_has)
     assert len(said) < 400
     theirs_shown, ours_shown = said.split(" at the client, ")
     assert ("0.9" in theirs_shown, "0.7" in ours_shown) == (True, True)

@@ -95,11 +95,9 @@ def test_a_run_together_is_the_run_alone(overrides: dict[str, Any], tmp_path: Pa
     # A client whose model is stale finds its outcome of no use, and trains again.
     assert together == [asked] * len(batched)
     for one, other in zip(alone, batched, strict=True):
-        assert one.chosen == other.chosen
-        assert one.wall_clock_s == other.wall_clock_s
+        assert (one.chosen, one.wall_clock_s) == (other.chosen, other.wall_clock_s)
         for mine, its in zip(one.observations, other.observations, strict=True):
-            assert mine.latency_s == its.latency_s
-            assert mine.timing == its.timing
+            assert (mine.latency_s, mine.timing) == (its.latency_s, its.timing)
     assert told.evaluations
     for before, after in zip(told_alone.evaluations, told.evaluations, strict=True):
         assert (before.round, before.split) == (after.round, after.split)

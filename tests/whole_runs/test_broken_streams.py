@@ -348,11 +348,10 @@ asyncio.run(main())
 @asynccontextmanager
 async def python(program: str, *arguments: object) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process that runs this program with the tests' rigs; killed with the block."""
-    path = os.pathsep.join([str(TESTS), *sys.path])
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", program, *map(str, arguments)),
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
     )
     try:
         yield process
@@ -378,19 +377,20 @@ async def test_a_client_that_is_stopped_in_a_round_is_found_dead() -> None:
 
 
 async def test_a_server_that_is_stopped_in_a_round_is_found_dead() -> None:
-    async with python(SERVER) as server:
-        address = f"127.0.0.1:{await line_of(server)}"
-        async with connect(address, dead_after_s=DEAD_AFTER_S) as stream:
-            await stream.write(hello("a", BIG))
-            kinds = []
-            for _ in range(2):
-                data = await asyncio.wait_for(stream.read(), 20)
-                assert data is not None
-                kinds.append(pb.ServerMessage.FromString(unpack(data)[0]).WhichOneof("kind"))
-            assert kinds == ["welcome", "job"]
-            stopped_s = time.monotonic()
-            server.send_signal(signal.SIGSTOP)
-            with pytest.raises(OSError):
-                while await asyncio.wait_for(stream.read(), 90) is not None:
-                    pass
-            assert time.monotonic() - stopped_s < DEAD_AFTER_S + TOLERANCE_S
+    async with (
+        python(SERVER) as server,
+        connect(f"127.0.0.1:{await line_of(server)}", dead_after_s=DEAD_AFTER_S) as stream,
+    ):
+        await stream.write(hello("a", BIG))
+        kinds = []
+        for _ in range(2):
+            data = await asyncio.wait_for(stream.read(), 20)
+            assert data is not None
+            kinds.append(pb.ServerMessage.FromString(unpack(data)[0]).WhichOneof("kind"))
+        assert kinds == ["welcome", "job"]
+        stopped_s = time.monotonic()
+        server.send_signal(signal.SIGSTOP)
+        with pytest.raises(OSError):
+            while await asyncio.wait_for(stream.read(), 90) is not None:
+                pass
+        assert time.monotonic() - stopped_s < DEAD_AFTER_S + TOLERANCE_S

@@ -117,8 +117,7 @@ def federation(request: pytest.FixtureRequest, tmp_path: Path, wiretap: Wiretap)
     (tmp_path / "run").mkdir()
     model_bytes, mode = request.param
     keys = {**EXPERIMENT, "server.mode": mode, "workload.model_bytes": model_bytes}
-    experiment = parse_experiment(toml_of(keys))
-    federation = ProcessFederation(experiment, tmp_path / "run", wiretap)
+    federation = ProcessFederation(parse_experiment(toml_of(keys)), tmp_path / "run", wiretap)
     yield federation
     federation.end()
 
@@ -173,6 +172,5 @@ def test_a_torn_model_costs_another_attempt(federation: ProcessFederation, tmp_p
     assert query(run_db, played.replace("?", str(torn))) == [(2, 2)]
     assert query(run_db, played.replace("?", str(torn + 1))) == [(1, 2)]
     for client_id in federation.experiment.client_ids:
-        ledger = tmp_path / f"run/ledgers/{client_id}.db"
-        spent = query(ledger, "SELECT max(participation) FROM releases")
+        spent = query(tmp_path / f"run/ledgers/{client_id}.db", "SELECT max(participation) FROM releases")
         assert spent == [greatest_told(run_db.parent, client_id)[:1]]

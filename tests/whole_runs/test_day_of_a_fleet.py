@@ -213,8 +213,7 @@ def check_books(day: Day, runs: list[Path], kept: dict[Path, list[tuple[object, 
     late = f"SELECT count(*) FROM events WHERE kind = 'joined' AND client_id = '{day.ids[-1]}'"
     assert query(runs[-1], late) != [(0,)], "who was locked out takes part again"
     for client_id in day.ids:
-        path = day.folder / "ledgers" / f"{client_id}.db"
-        released, epsilon = verified_spend(path)
+        released, epsilon = verified_spend(day.folder / "ledgers" / f"{client_id}.db")
         logged = [greatest_told(run_dir, client_id) for run_dir in runs]
         unheard = released - sum(count for count, _ in logged)
         assert unheard == 0 or (unheard == 1 and client_id == day.ids[-1]), f"{client_id}: {released}, logs: {logged}"

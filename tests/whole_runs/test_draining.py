@@ -130,8 +130,7 @@ def test_a_run_whose_server_is_ended_before_it_listens_was_interrupted(
     process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
 
     def server_imports() -> bool:
-        children = psutil.Process(process.pid).children()
-        servers = [child for child in children if "spawn_main" in command_line(child)]
+        servers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in command_line(child)]
         return any("numpy" in file.path for server in servers for file in server.memory_maps())
 
     wait_for(server_imports, "the server's process", running=process)
@@ -170,8 +169,7 @@ async def test_an_evaluator_that_was_not_started_needs_no_end(monkeypatch: pytes
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Popen, "_launch", interrupted)
-    demo = load_experiment("demo")
-    evaluator = OwnEvaluator(evaluator_plan(demo), lambda _: None)
+    evaluator = OwnEvaluator(evaluator_plan(load_experiment("demo")), lambda _: None)
     with pytest.raises(KeyboardInterrupt):
         await evaluator._start()
     await evaluator.close()
@@ -197,5 +195,4 @@ def test_a_run_whose_server_is_stopped_ends_all_the_same(
         main(["run", str(synthetic(tmp_path, rounds=100_000)), "--run-dir", str(run_dir)])
     stopping.join()
     assert ended.value.code == INTERRUPTED
-    said = capsys.readouterr().err
-    assert said == f"pausefl: interrupted; go on with: pausefl run --resume {run_dir}\n"
+    assert capsys.readouterr().err == f"pausefl: interrupted; go on with: pausefl run --resume {run_dir}\n"

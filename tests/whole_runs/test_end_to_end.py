@@ -159,8 +159,7 @@ def test_what_was_refused_leaves_only_what_was_there(tmp_path: Path) -> None:
                 assert sorted(tmp_path.rglob("*")) == before
     assert run("run", config, "--run-dir", tmp_path / "mine").returncode == 0
     assert (tmp_path / "mine/notes.txt").read_text() == "keep me"
-    refused = run("run", config, "--run-dir", tmp_path / "mine")
-    assert "holds a run; choose another" in refused.stderr
+    assert "holds a run; choose another" in run("run", config, "--run-dir", tmp_path / "mine").stderr
     assert (tmp_path / "mine/run.db").exists()
 
 
@@ -176,14 +175,13 @@ def constant(seconds: float) -> dict[str, object]:
 
 def experiment(folder: Path, rounds: int, fast_up_s: float = 0.1, slow_up_s: float = 0.35, **server: object) -> Path:
     """Two fast clients and a slow one, which trains and pays at once; its update is held back."""
-    slow = {"clients": "slow-000", "down": constant(0.0), "up": constant(slow_up_s)}
     keys = {
         "clients.groups": {"fast": {"count": 2}, "slow": {"count": 1}},
         "selection.policy": "all",
         "latency.delay.kind": None,
         "latency.down": constant(0.0),
         "latency.up": constant(fast_up_s),
-        "latency.groups": [slow],
+        "latency.groups": [{"clients": "slow-000", "down": constant(0.0), "up": constant(slow_up_s)}],
         "metrics.enabled": False,
         "server": server,
     }
@@ -199,8 +197,7 @@ def charged_and_told(run_dir: Path, client_id: str) -> tuple[int, int]:
 @pytest.mark.parametrize("late", ["drop", "buffer"])
 @pytest.mark.slow
 def test_a_quorum_ends_rounds_and_late_updates_are_counted(tmp_path: Path, late: str) -> None:
-    config = experiment(tmp_path, rounds=20, quorum=0.6, late=late)
-    done = played("run", config, "--run-dir", tmp_path / "run")
+    done = played("run", experiment(tmp_path, rounds=20, quorum=0.6, late=late), "--run-dir", tmp_path / "run")
     summary = summary_of(tmp_path / "run")
     assert (summary["rounds"], summary["missed_jobs"], summary["censored_rounds"]) == (20, {}, 0)
     assert summary["unneeded_jobs"] == 20

@@ -103,8 +103,7 @@ async def test_a_client_plays_runs_until_its_life_is_spent(tmp_path: Path, caplo
     await asyncio.gather(task, return_exceptions=True)
     assert isinstance(first, SpentInAllRuns)
     assert isinstance(last, SpentInAllRuns)
-    assert first.released == 3
-    assert first.epsilon == pytest.approx(BUDGET.spent(3))
+    assert (first.released, first.epsilon) == (3, pytest.approx(BUDGET.spent(3)))
     assert (last.released, last.epsilon_lifetime) == (5, lifetime)
     in_the_logs = sum(o.epsilon for name in ("first", "last") for r in log_of(tmp_path / name) for o in r.observations)
     assert last.epsilon == pytest.approx(in_the_logs) == pytest.approx(verified_spend(ledger).epsilon)
@@ -171,8 +170,7 @@ async def test_a_campaign_that_was_killed_goes_on_with_the_clients_that_stayed(
     assert (rounds_in(first), rounds_in(second)) == (12, 12)
     summaries = {run_dir: json.loads((run_dir / "summary.json").read_text()) for run_dir in (first, second)}
     assert "client-000: all rounds done; runs that follow here: 1" in caplog.messages
-    assert summaries[first]["absent_clients"] == ["client-002"]
-    assert len(summaries[first]["starts"]) == 2
+    assert (summaries[first]["absent_clients"], len(summaries[first]["starts"])) == (["client-002"], 2)
     assert f"{first.name}: without client-002" in (tmp_path / "output").read_text()
     assert query(first, "SELECT DISTINCT detail FROM events WHERE kind = 'joined'") == [("127.0.0.1",)]
     for client_id in ("client-000", "client-001", "client-002"):
@@ -306,5 +304,4 @@ def test_a_client_ends_where_its_server_ended_before_it_listened(
     notice.write_text("", "utf-8")
     monkeypatch.setattr("time.sleep", lambda _: notice.unlink())
     task = "allocation", synthetic(tmp_path), "--shared", tmp_path, "--rank=1", "--ranks=2"
-    said = complaint(capsys, *task, status=1)
-    assert said == "the server has ended before it listened; the first task says why"
+    assert complaint(capsys, *task, status=1) == "the server has ended before it listened; the first task says why"

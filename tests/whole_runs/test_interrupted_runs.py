@@ -226,9 +226,8 @@ def test_output_that_cannot_be_written_is_one_line(arguments: list[str]) -> None
 
 @pytest.mark.slow
 def test_what_the_encoding_of_the_output_lacks_is_escaped(tmp_path: Path) -> None:
-    config = synthetic(tmp_path, rounds=2)
     done = subprocess.run(
-        [*PAUSEFL, "run", config, "--virtual", "--run-dir", tmp_path / "run"],
+        [*PAUSEFL, "run", synthetic(tmp_path, rounds=2), "--virtual", "--run-dir", tmp_path / "run"],
         capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "latin-1"},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")

@@ -83,8 +83,7 @@ def test_training_computes_on_its_own_thread_alone() -> None:
 )
 def test_only_what_takes_no_time_is_on_the_event_loops_thread(overrides: tuple[str, ...], is_at_once: bool) -> None:
     text = '[selection]\nm = 2\n[privacy]\nenabled = false\n[workload]\nmodel = "synthetic"\n'
-    experiment = parse_experiment(text, overrides)
-    with trainer_pool(client_plan(experiment)) as pool:
+    with trainer_pool(client_plan(parse_experiment(text, overrides))) as pool:
         assert (pool is None) is is_at_once
         assert pool is None or pool.submit(threading.get_ident).result() != threading.get_ident()
 

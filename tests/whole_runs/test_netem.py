@@ -39,8 +39,7 @@ def lacking(*kinds: str) -> str:
 
 def ways(toml: str) -> tuple[Shape, Shape]:
     parsed = parse_experiment(NETEM + toml)
-    plan = links_of(parsed)["client-000"]
-    return shapes(plan, parsed.latency.down_share, parsed.latency.time_scale)
+    return shapes(links_of(parsed)["client-000"], parsed.latency.down_share, parsed.latency.time_scale)
 
 
 def test_a_law_becomes_a_delay_and_a_jitter_of_its_mean_and_spread() -> None:
@@ -89,8 +88,7 @@ def test_bandwidth_becomes_a_tbf_below_the_delay() -> None:
 
 def test_clients_inject_nothing_where_the_kernel_does() -> None:
     parsed = parse_experiment(NETEM)
-    links = make_links(parsed.latency, links_of(parsed), parsed.client_ids, 1)
-    assert links["client-029"].draw(1).down_s == 0
+    assert make_links(parsed.latency, links_of(parsed), parsed.client_ids, 1)["client-029"].draw(1).down_s == 0
 
 
 @pytest.mark.parametrize(
@@ -167,8 +165,7 @@ def test_what_was_killed_can_be_started_again(tmp_path: Path, qdisc: str) -> Non
     assert (status, others == server) == (0, False)
     assert live("build and be killed")[0] == -signal.SIGKILL
     assert live("build") == (0, server)
-    left = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
-    assert "pf" not in left
+    assert "pf" not in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.end_to_end

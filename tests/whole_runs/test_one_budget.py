@@ -73,8 +73,7 @@ def trainers_of(plan: ClientPlan) -> dict[str, Trainer]:
 
 
 def test_equal_examples_have_one_digest_whatever_their_order() -> None:
-    shuffled = EXAMPLES.take(np.random.default_rng(2).permutation(50))
-    assert holding_of(shuffled, "a") == holding_of(EXAMPLES, "a")
+    assert holding_of(EXAMPLES.take(np.random.default_rng(2).permutation(50)), "a") == holding_of(EXAMPLES, "a")
 
 
 @pytest.mark.parametrize(
@@ -270,8 +269,7 @@ def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: s
 def test_ledgers_that_come_from_elsewhere_are_found_in_the_log(tmp_path: Path) -> None:
     """Where a client keeps its ledger is its own choice, and the server's configuration knows nothing of it."""
     changes = ("experiment.rounds=2", "selection.policy=all", "selection.m=6")
-    first = play(tmp_path, "one", *changes)
-    assert first["budget_per"] == "run"
+    assert play(tmp_path, "one", *changes)["budget_per"] == "run"
     (tmp_path / "two/ledgers").mkdir(parents=True)
     for k in range(4):
         shutil.copy(tmp_path / f"one/ledgers/client-{k:03}.db", tmp_path / "two/ledgers")

@@ -199,8 +199,7 @@ def test_one_that_ends_early_says_so(tmp_path: Path) -> None:
     summary = run_simulation(experiment, 100, tmp_path / "out")
     assert summary["rounds"] == 5
     assert "ended after 5 of 100 rounds, as budgets were spent" in list(in_words(summary))
-    whole = run_simulation(experiment, 5, tmp_path / "whole")
-    assert not any("ended" in line for line in in_words(whole))
+    assert not any("ended" in line for line in in_words(run_simulation(experiment, 5, tmp_path / "whole")))
 
 
 def test_totals_of_unequal_rounds_are_not_shown_as_equals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,8 +214,7 @@ def test_totals_of_unequal_rounds_are_not_shown_as_equals(tmp_path: Path, monkey
     assert warning == found.summary["warning"]
     assert warning in list(simulations.in_words(found.summary))
     assert warning in drawn[0].get_supxlabel()
-    equal = pausefl.simulate(experiment, 5, tmp_path / "equal", policies=["all", "random"])
-    assert equal.summary["warning"] == ""
+    assert pausefl.simulate(experiment, 5, tmp_path / "equal", policies=["all", "random"]).summary["warning"] == ""
 
 
 def plan(**changes: object) -> TuningPlan:
@@ -271,8 +269,7 @@ def test_runs_that_end_sooner_do_not_win(target: float | None, tmp_path: Path, m
 
     monkeypatch.setattr(OneByOne, "play", play)
     monkeypatch.setattr(measure_module, "figures_of_run", figures)
-    learning = TEN.replace('model = "synthetic"', 'model = "mlp"')
-    asked = plan(source=learning, by="run", target_accuracy=target)
+    asked = plan(source=TEN.replace('model = "synthetic"', 'model = "mlp"'), by="run", target_accuracy=target)
     measure = Measure(asked, tmp_path, OneByOne(lambda _: pytest.fail("shows nothing")))
     assert [measure({"selection.m": m}, 1)["rounds"] for m in (2, 3)] == [20, 30]
     if target is None:

@@ -146,8 +146,7 @@ async def test_a_message_beyond_the_limit_ends_its_stream_and_no_other(tmp_path:
                     pass
         result = await run.finished()
     assert result.state.round == 3
-    last = log_of(tmp_path)[-1]
-    assert [o.client_id for o in last.observations] == ["a", "b"]
+    assert [o.client_id for o in log_of(tmp_path)[-1].observations] == ["a", "b"]
 
 
 async def test_a_taken_port_is_bad_input(tmp_path: Path) -> None:

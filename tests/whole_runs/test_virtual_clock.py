@@ -151,8 +151,7 @@ def test_an_exchange_takes_what_was_drawn_and_stated_and_nothing_else(tmp_path: 
         assert observation.latency_s == pytest.approx(drawn_s + 3 * 0.25, abs=1e-6)
         assert observation.timing.train_s == pytest.approx(3 * 0.25, abs=1e-6)
     ends_s = [record.wall_clock_s for record in rounds]
-    begins_s = [0.0, *ends_s[:-1]]
-    for record, begin_s, end_s in zip(rounds, begins_s, ends_s, strict=True):
+    for record, begin_s, end_s in zip(rounds, [0.0, *ends_s[:-1]], ends_s, strict=True):
         assert end_s - begin_s == pytest.approx(record.round_latency_s, abs=1e-6)
 
 
@@ -164,8 +163,7 @@ def test_with_equal_delays_steps_are_taken_when_a_queue_of_c_servers_is_done(tmp
     taken_s = [0.25 * math.ceil(2 * n / 3) for n in range(1, 13)]
     assert [step.elapsed_s for step in steps] == pytest.approx(taken_s, abs=1e-6)
     summary = json.loads((tmp_path / "run/summary.json").read_text("utf-8"))
-    assert summary["elapsed_s"] == pytest.approx(taken_s[-1])
-    assert summary["clients_at_work"] == pytest.approx(3.0)
+    assert (summary["elapsed_s"], summary["clients_at_work"]) == (pytest.approx(taken_s[-1]), pytest.approx(3.0))
     assert summary["idle_share"] == pytest.approx(0.0, abs=1e-6)
 
 
@@ -209,8 +207,7 @@ def test_clients_come_and_go_with_the_rounds(tmp_path: Path) -> None:
     gone = {"count": 2, "leave_round": 6, "leave": "kill"}
     groups = {"here": {"count": 2}, "later": {"count": 2, "join_round": 4}, "gone": gone}
     overrides = {**SYNTHETIC, "clients.groups": groups, "selection.policy": "all", "clients.minimum": 2}
-    rounds = play(tmp_path / "run", overrides)
-    seen = [{c.partition("-")[0] for c in record.chosen} for record in rounds]
+    seen = [{c.partition("-")[0] for c in record.chosen} for record in play(tmp_path / "run", overrides)]
     assert seen == [{"here", "gone"}] * 3 + [{"here", "gone", "later"}] * 2 + [{"here", "later"}] * 7
 
 
@@ -220,8 +217,7 @@ def test_a_client_that_is_away_when_the_run_ends_does_not_make_it_fail(tmp_path:
     groups = {"clients.groups.honest.count": 2, "clients.groups.loud.count": 1}
     loud = {"clients.groups.loud.behaviours": [{"kind": "scaled-update", "factor": 3e38}]}
     open_run = {"clients.count": 3, "privacy.enabled": False, "latency.delay.kind": "none", "experiment.rounds": 9}
-    log = play(tmp_path / "run", {**SYNTHETIC, **groups, **loud, **open_run})
-    assert len(log) == 9
+    assert len(play(tmp_path / "run", {**SYNTHETIC, **groups, **loud, **open_run})) == 9
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (summary["outcome"], summary["rejected_updates"]) == ("completed", 9)
 
@@ -229,8 +225,7 @@ def test_a_client_that_is_away_when_the_run_ends_does_not_make_it_fail(tmp_path:
 def test_a_run_in_a_process_of_its_own_is_the_same(tmp_path: Path) -> None:
     overrides = {"experiment.clock": "virtual", **TRAINING, "workload.optimizer": "sgd"}
     run = pausefl.run(pausefl.load("demo", overrides), tmp_path / "run", progress=False)
-    assert run.summary["clock"] == "virtual"
-    assert run.summary["rounds"] == TRAINING["experiment.rounds"]
+    assert (run.summary["clock"], run.summary["rounds"]) == ("virtual", TRAINING["experiment.rounds"])
     assert run.summary["final_accuracy"] is not None
     assert "virtual seconds" in (tmp_path / "run/report.html").read_text("utf-8")
     assert play(tmp_path / "again", overrides) == log_of(tmp_path / "run")
@@ -277,10 +272,8 @@ def test_a_log_is_its_own_twin(tmp_path: Path) -> None:
 
 
 def test_steps_compare_by_elapsed_time_and_staleness(tmp_path: Path) -> None:
-    overrides = {**SYNTHETIC, **ASYNCHRONOUS, "selection.policy": "random"}
-    steps = play(tmp_path / "run", overrides)
-    slower = [replace(record, elapsed_s=2 * record.elapsed_s) for record in steps]
-    found = steps_compared(slower, steps)
+    steps = play(tmp_path / "run", {**SYNTHETIC, **ASYNCHRONOUS, "selection.policy": "random"})
+    found = steps_compared([replace(record, elapsed_s=2 * record.elapsed_s) for record in steps], steps)
     assert found["elapsed_ratio"] == pytest.approx(2.0)
     of_updates = sqlite3.connect(tmp_path / "run/run.db").execute("SELECT avg(staleness) FROM updates").fetchone()
     assert found["real_staleness"] == found["virtual_staleness"] == pytest.approx(of_updates[0])
@@ -313,8 +306,7 @@ def test_the_error_of_a_latency_leaves_out_what_an_undelayed_exchange_takes(tmp_
     slower = [slowed(record) for record in rounds]
     assert median_residual_s(slower, rounds) == pytest.approx(0.25)
     found = compared(slower, rounds, 0.2)
-    assert found["residual_p50_ms"] == pytest.approx(250)
-    assert found["error_p50_ms"] == pytest.approx(50)
+    assert (found["residual_p50_ms"], found["error_p50_ms"]) == (pytest.approx(250), pytest.approx(50))
 
 
 def test_a_step_that_is_not_stated_is_measured_once(tmp_path: Path) -> None:
@@ -322,8 +314,7 @@ def test_a_step_that_is_not_stated_is_measured_once(tmp_path: Path) -> None:
     (step_s,) = {round(o.timing.train_s / 3, 9) for record in rounds for o in record.observations}
     assert (tmp_path / "run/step.json").read_text("utf-8") == f'{{"step_s": {step_s}}}\n'
     play(tmp_path / "run", {**UNSTATED, "experiment.rounds": 3})
-    later = log_of(tmp_path / "run")[-1]
-    assert {round(o.timing.train_s / 3, 9) for o in later.observations} == {step_s}
+    assert {round(o.timing.train_s / 3, 9) for o in log_of(tmp_path / "run")[-1].observations} == {step_s}
 
 
 CHANGED_STEPS: dict[str, dict[str, Any]] = {

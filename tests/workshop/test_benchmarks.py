@@ -242,8 +242,7 @@ def test_the_other_way_round_a_change_is_the_reverse(one: list[float], other: li
 
 def test_the_command_compares_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in (("a", 1.0), ("b", 2.0)):
-        values = [value, value * 1.01, value * 1.02]
-        (tmp_path / name).write_text(json.dumps(measurement({"train_s": values})))
+        (tmp_path / name).write_text(json.dumps(measurement({"train_s": [value, value * 1.01, value * 1.02]})))
     assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert "worse: b, c: train_s 1.01 -> 2.02, 2.00 times" in capsys.readouterr().out
     for other in ("{}", '{"name": "all"}'):

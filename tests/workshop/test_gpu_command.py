@@ -51,8 +51,7 @@ def test_training_is_measured_for_every_workload_and_drawn() -> None:
 def test_a_run_is_audited() -> None:
     changes = {"experiment.rounds": 2, "workload.model": "synthetic", "clients.count": 10}
     found = audited("virtual clock", "cpu", changes)
-    assert found["releases"] == 10
-    assert found["canaries"] == 64 * 10
+    assert (found["releases"], found["canaries"]) == (10, 64 * 10)
     assert 0 < found["lower_bound"] <= found["epsilon"] == pytest.approx(3.92, abs=0.01)
 
 

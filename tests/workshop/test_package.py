@@ -122,5 +122,4 @@ def test_a_private_name_is_there(name: str) -> None:
 def test_a_fork_server_can_be_given_up_and_a_dataclass_makes_its_init_of_a_text() -> None:
     server = pkgutil.resolve_name(PRIVATE["multiprocessing.forkserver._forkserver"])
     assert {f"_forkserver_{name}" for name in ("alive_fd", "pid", "address")} <= set(vars(server))
-    made = vars(make_dataclass("Made", ["field"]))["__init__"]
-    assert made.__code__.co_filename == "<string>"
+    assert vars(make_dataclass("Made", ["field"]))["__init__"].__code__.co_filename == "<string>"
