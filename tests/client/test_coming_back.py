@@ -22,7 +22,6 @@ from pausefl_proto.wire import PROTOCOL_VERSION
 from rigs.clock import Clock
 from rigs.session import FakeServer, FakeTrainer, SessionRig
 
-TRIES = 12
 BEGAN_S = SessionRig().clock()
 LOST = "client-007: no connection to the server"
 
@@ -142,7 +141,7 @@ async def test_clients_of_one_process_do_not_wait_ever_longer_for_a_server_that_
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     clients = [asyncio.ensure_future(knock(server.sockets[0].getsockname()[1])) for _ in range(2)]
     async with asyncio.timeout(12):  # the waits of gRPC itself add up to more than a minute
-        for _ in range(TRIES):
+        for _ in range(12):
             await knocks.acquire()
     for client in clients:
         client.cancel()

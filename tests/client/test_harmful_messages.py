@@ -44,8 +44,7 @@ DAMAGES: dict[str, Callable[[SessionRig], bytes]] = {
 async def test_what_arrives_damaged_is_asked_for_again_on_a_fresh_stream(what: str) -> None:
     async with welcomed() as (rig, stream):
         stream.give(DAMAGES[what](rig))
-        again = await rig.server.welcome()
-        assert (await again.ask(rig.model))[0].status == pb.STATUS_OK
+        assert (await (await rig.server.welcome()).ask(rig.model))[0].status == pb.STATUS_OK
     assert stream.is_silent()
     assert rig.trainer.rounds == [1]
 
@@ -151,8 +150,7 @@ async def test_no_flipped_bit_makes_a_message_a_dismissal(name: str, bit: int) -
     assert pb.ServerMessage.FromString(flipped(MESSAGES[name].SerializeToString(), bit)).goodbye.final
     async with welcomed() as (rig, stream):
         stream.give(flipped(encode(MESSAGES[name]), bit))
-        again = await rig.server.welcome()
-        assert (await again.ask(rig.model))[0].status == pb.STATUS_OK
+        assert (await (await rig.server.welcome()).ask(rig.model))[0].status == pb.STATUS_OK
 
 
 @contextlib.asynccontextmanager
@@ -256,22 +254,19 @@ async def test_a_session_that_cannot_write_comes_back_on_a_fresh_stream() -> Non
         await rig.server.welcome()
 
 
-LONGEST = 200
 LONGEST_AT_A_CLIENT = 1100
 """Its own words around the server's among them."""
-LONGEST_OF_A_HELLO = 500
 COMMANDS = "\x1b]0;owned\x07\x1b[2J\nforged line" * 50_000
 
 
-def is_short_and_clean(text: str, longest: int = LONGEST) -> bool:
+def is_short_and_clean(text: str, longest: int = 200) -> bool:
     return 0 < len(text) <= longest and text.isprintable()
 
 
 async def test_a_reason_for_giving_no_update_is_cut() -> None:
     async with ClientActorRig().running() as rig:
         await rig.dispatch()
-        result = pb.Result(round=1, attempt=1, status=pb.STATUS_FAILED, reason="\x1b[2J out of memory" * 50_000)
-        rig.say(result=result)
+        rig.say(result=pb.Result(round=1, attempt=1, status=pb.STATUS_FAILED, reason="\x1b[2J out of memory" * 50_000))
         assert is_short_and_clean((await rig.refused()).reason)
 
 
@@ -301,7 +296,7 @@ def test_what_is_told_of_a_hello_that_is_refused_is_cut(hello: pb.Hello) -> None
     greeting.MergeFrom(hello)
     with pytest.raises(WireError, match="owned") as refused:
         check_hello(greeting, settings, ClientTable(1), ())
-    assert is_short_and_clean(str(refused.value), LONGEST_OF_A_HELLO)
+    assert is_short_and_clean(str(refused.value), 500)
 
 
 async def test_a_servers_reason_for_dismissing_is_cut() -> None:
@@ -333,13 +328,10 @@ async def test_a_clients_own_reason_for_giving_no_update_is_cut() -> None:
     assert is_short_and_clean(refusal.reason, LONGEST_AT_A_CLIENT)
 
 
-DETAILS = COMMANDS[:3000]  # what fits into gRPC's trailers
-
-
 class _Aborting(grpc.GenericRpcHandler):
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         async def abort(_: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, DETAILS)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, COMMANDS[:3000])  # what fits into gRPC's trailers
 
         if details.method.endswith("Offer"):
             return grpc.unary_unary_rpc_method_handler(abort)

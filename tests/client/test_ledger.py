@@ -21,7 +21,7 @@ from pausefl_proto.errors import BudgetError, LedgerError
 from rigs.connections import opened_connections
 from rigs.disks import full_disk
 
-BUDGET = Budget(10.0, 0.04)
+BUDGET, RICHER = Budget(10.0, 0.04), Budget(1000.0, 0.04)
 BYTES = memoryview(b"noised bytes")
 HOLDER = {"unit": "vector", "client_id": "a", "data": "digits"}
 OPEN = (
@@ -184,27 +184,21 @@ def test_an_altered_ledger_is_refused(path: Path, tampering: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "opens"),
+    ("altered", "budget", "holder"),
     [
-        ("schedule", Budget(1000.0, 0.04).key, (Budget(1000.0, 0.04), HOLDER)),
-        ("unit", "coordinate", (BUDGET, HOLDER | {"unit": "coordinate"})),
-        ("data", "mnist", (BUDGET, HOLDER | {"data": "mnist"})),
+        (f"UPDATE meta SET value = '{RICHER.key}' WHERE key = 'schedule'", RICHER, {}),
+        ("UPDATE meta SET value = 'coordinate' WHERE key = 'unit'", BUDGET, {"unit": "coordinate"}),
+        ("UPDATE meta SET value = 'mnist' WHERE key = 'data'", BUDGET, {"data": "mnist"}),
+        ("DELETE FROM meta", RICHER, {}),
     ],
 )
 def test_what_a_ledger_belongs_to_cannot_be_altered_either(
-    path: Path, key: str, value: str, opens: tuple[Budget, dict[str, str]]
+    path: Path, altered: str, budget: Budget, holder: dict[str, str]
 ) -> None:
     played(path, 30).close()
-    execute(path, f"UPDATE meta SET value = '{value}' WHERE key = '{key}'")
+    execute(path, altered)
     with pytest.raises(LedgerError, match=r"a\.db: release 1 does not fit the hash chain; it was altered"):
-        Ledger(path, opens[0], **opens[1])
-
-
-def test_a_ledger_that_has_lost_what_it_belongs_to_is_not_begun_anew_as_anothers(path: Path) -> None:
-    played(path, 3).close()
-    execute(path, "DELETE FROM meta")
-    with pytest.raises(LedgerError, match="release 1 does not fit the hash chain"):
-        Ledger(path, Budget(1000.0, 0.04), **HOLDER)
+        Ledger(path, budget, **(HOLDER | holder))
 
 
 def test_a_spend_that_is_not_the_schedules_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -257,8 +257,7 @@ async def test_a_server_that_is_not_ready_or_not_understood_is_asked_again(answe
     async with rig.running():
         stream = await rig.server.accept()
         stream.give(answer)
-        second = await rig.server.welcome()
-        assert (await second.ask(rig.model))[0].status == pb.STATUS_OK
+        assert (await (await rig.server.welcome()).ask(rig.model))[0].status == pb.STATUS_OK
 
 
 @pytest.mark.parametrize("how", ["closed", "broken"])

@@ -257,6 +257,9 @@ def test_a_negative_variance_is_rejected() -> None:
         limits.check(np.array([1, 1, 1, -1e-9], np.float32), 0.0)
 
 
+PRIVATE: dict[str, Any] = {"privacy.epsilon_budget": 1e6, "privacy.clip": 0.1}
+
+
 def accuracy_of(file: Path) -> float:
     """On the test set, of a model that torch alone has read."""
     model = build_model("own:batch_norm", (1, 8, 8), 10, seed=9).eval()
@@ -272,13 +275,8 @@ def accuracy_of(file: Path) -> float:
         {"privacy.enabled": False, "workload.statistics": "local"},
         {"privacy.enabled": False, "workload.training": "fedbn"},
         {"privacy.enabled": False, "workload.training": "scaffold", "workload.optimizer": "sgd"},
-        {"privacy.epsilon_budget": 1e6, "privacy.clip": 0.1},
-        {
-            "privacy.epsilon_budget": 1e6,
-            "privacy.clip": 0.1,
-            "workload.statistics": "average",
-            "privacy.disclose": ["statistics"],
-        },
+        PRIVATE,
+        {**PRIVATE, "workload.statistics": "average", "privacy.disclose": ["statistics"]},
     ],
 )
 def test_the_file_holds_the_statistics_the_model_was_evaluated_with(tmp_path: Path, changes: dict[str, Any]) -> None:

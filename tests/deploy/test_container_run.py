@@ -68,13 +68,7 @@ latency = {{ signal = "round_trip", delay = {{ kind = "constant", value_s = 0.4 
 server = {{ dead_after_s = 6.0, rejoin_timeout_s = 30.0, round_timeout_s = 60.0 }}
 {OF_BOTH}"""
 # Who is paused together, and for how long.
-PAUSES = (
-    (("client",), 2.0),
-    (("client",), 10.0),
-    (("server",), 1.0),
-    (("server",), 30.0),
-    (("server", "client"), 3.0),
-)
+PAUSES = ((("client",), 2.0), (("client",), 10.0), (("server",), 1.0), (("server",), 30.0), (("server", "client"), 3.0))
 # How far somebody gets who trusts the evaluator: to the first byte of HTTP/2, or not. Its argument: a certificate.
 SHAKE_HANDS = """
 import pathlib, socket, ssl, sys
@@ -239,8 +233,7 @@ def make_base(docker: Docker) -> None:
         python = "--include=python3,python3-venv"
         subprocess.run(["debootstrap", "--variant=minbase", python, "bookworm", folder], check=True)
         with subprocess.Popen(["tar", "-C", folder, "-c", "."], stdout=subprocess.PIPE) as tar:
-            command = ["docker", "import", "-", OWN_BASE]
-            subprocess.run(command, env=docker.environment, stdin=tar.stdout, check=True)
+            subprocess.run(["docker", "import", "-", OWN_BASE], env=docker.environment, stdin=tar.stdout, check=True)
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +328,8 @@ def test_every_container_was_another_client(stack: Stack) -> None:
     containers = stack.containers("client")
     assert [container["State"]["Running"] for container in containers] == [True] * CLIENTS
     assert sorted(container["RestartCount"] for container in containers) == [0] * (CLIENTS - 1) + [1]
-    ledgers = on_volume(stack, "ledgers", "find /ledgers -name '*.db' -printf '%f %U\\n'")
+    mounted = ("run", "--rm", f"--volume={PROJECT}_ledgers:/ledgers:ro", "--entrypoint=find", IMAGES["server"])
+    ledgers = stack.docker(*mounted, "/ledgers", "-name", "*.db", "-printf", "%f %U\\n")
     assert sorted(ledgers.splitlines()) == [f"{client}.db 10001" for client in everybody]
 
 
@@ -504,12 +498,6 @@ def read(stack: Stack, port: str, path: str) -> str:
     """What a published port serves."""
     with urllib.request.urlopen(f"http://127.0.0.1:{stack.environment[port]}{path}") as answer:
         return str(answer.read().decode())
-
-
-def on_volume(stack: Stack, volume: str, command: str) -> str:
-    """What a shell command prints that sees one of the stack's volumes."""
-    mount = f"--volume={PROJECT}_{volume}:/{volume}:ro"
-    return stack.docker("run", "--rm", mount, "--entrypoint=sh", IMAGES["server"], "-c", command)
 
 
 def took(what: str, work: Callable[[], object]) -> None:

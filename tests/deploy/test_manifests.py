@@ -150,8 +150,7 @@ def test_whoever_must_speak_with_each_other_may_and_nobody_else(overlay: str) ->
                 allowed[way] |= {(*ends, p["port"]) for p in rule["ports"]}
     inside = {("clients", "server", "grpc"), ("server", "evaluator", "grpc")}
     assert allowed["egress"] == inside
-    scraped = {("monitoring", "server", "metrics"), ("monitoring", "clients", "metrics")}
-    assert allowed["ingress"] == inside | scraped
+    assert allowed["ingress"] == inside | {("monitoring", "server", "metrics"), ("monitoring", "clients", "metrics")}
 
 
 def component(pod: Thing) -> str:

@@ -29,9 +29,6 @@ from rigs.ports import free_port
 from rigs.waiting import wait_for
 
 FOLDER = ROOT / "deploy/prometheus"
-CONFIGURATIONS = ["prometheus.yml", "files.yml", "kubernetes.yml"]
-# Debian leaves it out of its build.
-NO_KUBERNETES = "kubernetes_sd_configs not found"
 
 
 def load(name: str) -> Any:
@@ -40,9 +37,6 @@ def load(name: str) -> Any:
 
 def rules(name: str) -> list[dict[str, Any]]:
     return [rule for group in load(name)["groups"] for rule in group["rules"]]
-
-
-ALERTS = [rule["alert"] for rule in rules("alerts.yml")]
 
 
 def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -57,10 +51,10 @@ def test_rules_say_what_their_unit_tests_expect(name: str) -> None:
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize("name", ["prometheus.yml", "files.yml", "kubernetes.yml"])
 def test_a_configuration_is_valid_with_its_rules(name: str) -> None:
     checked = promtool("check", "config", FOLDER / name)
-    if NO_KUBERNETES in checked.stderr:
+    if "kubernetes_sd_configs not found" in checked.stderr:  # Debian leaves it out of its build
         pytest.skip("this build of promtool knows no Kubernetes discovery")
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
@@ -74,7 +68,7 @@ def unit_tests() -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-@pytest.mark.parametrize("alert", rules("alerts.yml"), ids=ALERTS)
+@pytest.mark.parametrize("alert", rules("alerts.yml"), ids=lambda rule: rule["alert"])
 def test_an_alert_says_what_to_do_and_is_set_off_by_the_bad_run_alone(alert: dict[str, Any]) -> None:
     name = alert["alert"]
     fired = [sample["labels"] for case in unit_tests()[name] for sample in case["exp_samples"]]
@@ -313,12 +307,6 @@ class Prometheus:
         self._log.close()
 
 
-def certified(folder: Path) -> list[str]:
-    make_certificates(folder / "certs", ["127.0.0.1"], [])
-    files = {"certificate": "server.pem", "key": "server.key", "ca": "ca.pem"}
-    return [f"--set=tls.{key}={folder / 'certs' / name}" for key, name in files.items()]
-
-
 @contextmanager
 def playing(folder: Path, name: str, *settings: str) -> Iterator[subprocess.Popen[bytes]]:
     """A run, clients and all, that goes on for as long as the block does; Prometheus is told where it is."""
@@ -395,7 +383,10 @@ def test_every_query_finds_data_during_after_and_between_runs(prometheus: Promet
     def is_scraped(run: str) -> Callable[[], object]:
         return lambda: prometheus.values(f'count(pausefl_client_selections_total{{run="{run}"}}) == 4')
 
-    with playing(tmp_path, "first", "--set=server.mode=asynchronous", *certified(tmp_path)) as running:
+    make_certificates(tmp_path / "certs", ["127.0.0.1"], [])
+    files = {"certificate": "server.pem", "key": "server.key", "ca": "ca.pem"}
+    tls = [f"--set=tls.{key}={tmp_path / 'certs' / name}" for key, name in files.items()]
+    with playing(tmp_path, "first", "--set=server.mode=asynchronous", *tls) as running:
         wait_for(is_scraped("first"), "the first scrape", running=running)
         chosen = choose(prometheus, "first")
         for expr in [*expressions(instant=True).values(), *expressions(instant=False).values()]:

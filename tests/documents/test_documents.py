@@ -41,11 +41,6 @@ SMALLER = {
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 
 
-def prose(text: str) -> str:
-    """A document without its code."""
-    return re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
-
-
 def anchors(path: Path) -> set[str]:
     """The anchors of a document's headings, as forges and the built pages make them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text("utf-8")), re.MULTILINE)
@@ -60,7 +55,8 @@ def anchors(path: Path) -> set[str]:
 
 def links(path: Path) -> Iterator[str]:
     """The relative links of a document."""
-    for target in re.findall(r"\]\(([^()\s]+(?:\([^()\s]*\))?)\)", prose(path.read_text("utf-8"))):
+    prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", path.read_text("utf-8")))
+    for target in re.findall(r"\]\(([^()\s]+(?:\([^()\s]*\))?)\)", prose):
         if not re.match(r"[a-z]+:", target):
             yield target
 
@@ -196,22 +192,16 @@ def command_lines(text: str) -> Iterator[list[str]]:
             yield [words[0].removeprefix(".venv/bin/"), *words[1:]]
 
 
-def mentions(text: str) -> Iterator[list[str]]:
-    """The words of every `pausefl` and `make` that a sentence names; names in capitals stand for what a user puts."""
-    for code in re.findall(r"`([^`]+)`", FENCE.sub("", text)):
-        words = [word for word in code.split() if not ASSIGNMENT.match(word)]
-        if len(words) > 1 and words[0] in {"pausefl", "make"}:
-            yield words
-
-
 def shown(path: Path, program: str) -> list[str]:
     """The lines of a document's blocks that call a program, each once."""
     return sorted({shlex.join(words) for words in command_lines(path.read_text("utf-8")) if words[0] == program})
 
 
 def named(path: Path, program: str) -> list[str]:
-    """The calls of a program that a document's sentences name, each once."""
-    return sorted({" ".join(words) for words in mentions(path.read_text("utf-8")) if words[0] == program})
+    """The calls of a program that a document's sentences name, each once; words in capitals a user replaces."""
+    codes = re.findall(r"`([^`]+)`", FENCE.sub("", path.read_text("utf-8")))
+    calls = [[word for word in code.split() if not ASSIGNMENT.match(word)] for code in codes]
+    return sorted({" ".join(words) for words in calls if len(words) > 1 and words[0] == program})
 
 
 def check(options: argparse.Namespace) -> None:

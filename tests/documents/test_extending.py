@@ -29,13 +29,13 @@ from rigs.command import played, python, run, summary_of
 from rigs.package import copied_sources
 from rigs.places import ROOT
 
-DOCUMENT = ROOT / "docs/extending.md"
 UPDATES = [np.random.default_rng(k).standard_normal(5, np.float32) for k in range(4)]
 WEIGHTS = np.array([1.0, 2.0, 3.0, 4.0])
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", DOCUMENT.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    text = (ROOT / "docs/extending.md").read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture

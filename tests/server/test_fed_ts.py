@@ -156,8 +156,7 @@ def rating(**parameters: Any) -> NewcomerPlay:
 
 def test_drifts_are_small_up_to_the_mean_of_the_centroids() -> None:
     play = rating()
-    state = play.after_drifts(relevant_0=1.0, relevant_1=3.0, poisoned_0=9.0, poisoned_1=11.0)
-    assert state.centroids == (2.0, 10.0)
+    assert play.after_drifts(relevant_0=1.0, relevant_1=3.0, poisoned_0=9.0, poisoned_1=11.0).centroids == (2.0, 10.0)
     assert [play.posterior(i) for i in (*RELEVANT[:2], *POISONED[:2])] == [(2, 1), (2, 1), (1, 2), (1, 2)]
     # Started from (2, 10): 7 is nearer to 10.
     play.after_drifts(relevant_0=1.0, poisoned_0=7.0, poisoned_1=13.0)

@@ -237,8 +237,7 @@ def record_with_secrets() -> RoundRecord:
 def test_a_policy_that_searches_its_arguments_finds_no_drawn_delay() -> None:
     Spy.found.clear()
     state = replay(Spy(2), 1, [record_with_secrets()])
-    context = Context(2, state.table, state.table.eligible(), np.random.default_rng(1))
-    state.policy.select(state.policy_state, context)
+    state.policy.select(state.policy_state, Context(2, state.table, state.table.eligible(), np.random.default_rng(1)))
     assert {1.5, 2.0, 0.5} <= Spy.found  # latency, the miss and ε: it does search
     assert not Spy.found & set(SECRETS)
     # The search itself would have found them in the log's record.

@@ -28,17 +28,14 @@ from rigs.log import fresh_store, observation, query, record, theta
 FINITE = st.floats(allow_nan=False)
 COUNTS = st.integers(0, 2**63 - 1)
 NAMES = st.text(max_size=20)
-NUMBERS = st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3)
-
-TEXTS = st.lists(NAMES, max_size=3).map(tuple)
 BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     float: FINITE,
     float | None: st.none() | FINITE,
     int: COUNTS,
     str: NAMES,
     bool: st.booleans(),
-    tuple[str, ...]: TEXTS,
-    Mapping[str, float]: NUMBERS,
+    tuple[str, ...]: st.lists(NAMES, max_size=3).map(tuple),
+    Mapping[str, float]: st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3),
 }
 
 
@@ -53,7 +50,6 @@ OBSERVATIONS = records_of(
     Observation, timing=records_of(Timing), host=HOSTS, suspect=st.lists(st.sampled_from(DOUBTS), max_size=3).map(tuple)
 )
 KINDS = st.sampled_from(["joined", "left", "missed", "rejected", "reconciled", "retired", "capped"])
-EVENTS = records_of(LogEvent, kind=KINDS)
 RECORDS = records_of(
     RoundRecord,
     round=st.integers(1, 2**62),
@@ -63,7 +59,7 @@ RECORDS = records_of(
         # SQLite orders text by its UTF-8 bytes, which is Python's order of code points.
         lambda found: tuple(sorted(found, key=lambda o: o.client_id))
     ),
-    events=st.lists(EVENTS, max_size=5).map(tuple),
+    events=st.lists(records_of(LogEvent, kind=KINDS), max_size=5).map(tuple),
     misses=st.lists(records_of(Miss, kind=st.just("timeout")), max_size=1).map(tuple),
     host=HOSTS,
     failed_attempts=st.just(()),

@@ -8,8 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -219,8 +218,7 @@ def test_a_log_that_was_read_while_it_was_closed_misses_its_write_ahead_log(path
 
 def play_killed(program: str, path: Path) -> None:
     """Run a program that kills itself."""
-    done = subprocess.run([sys.executable, "-c", program, path], cwd=TESTS, check=False)
-    assert done.returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", program, path], cwd=TESTS, check=False).returncode == -signal.SIGKILL
 
 
 def test_a_log_that_was_killed_before_its_first_commit_is_begun_anew(tmp_path: Path) -> None:
@@ -330,21 +328,12 @@ async def test_another_experiment_in_the_same_directory_is_refused(tmp_path: Pat
             await run.finished()
 
 
-@contextmanager
-def checkpoint_in(folder: Path, slots: int = 2) -> Iterator[Checkpoint]:
-    checkpoint = Checkpoint(folder, slots)
-    try:
-        yield checkpoint
-    finally:
-        checkpoint.close()
-
-
 @pytest.mark.parametrize("slots", [2, 4])
 def test_as_many_of_the_last_models_are_there_after_a_restart_as_there_are_slots(tmp_path: Path, slots: int) -> None:
-    with checkpoint_in(tmp_path, slots) as checkpoint:
+    with closing(Checkpoint(tmp_path, slots)) as checkpoint:
         for t in range(7):
             checkpoint.save(t, theta(t))
-    with checkpoint_in(tmp_path, slots) as checkpoint:
+    with closing(Checkpoint(tmp_path, slots)) as checkpoint:
         for t in range(7 - slots, 7):
             loaded = checkpoint.load(t, digest(theta(t)))
             assert loaded is not None
@@ -355,7 +344,7 @@ def test_as_many_of_the_last_models_are_there_after_a_restart_as_there_are_slots
 
 @pytest.mark.parametrize("damage", ["empty", "short", "flipped", "missing"])
 def test_a_torn_model_is_not_taken_for_a_whole_one(tmp_path: Path, damage: str) -> None:
-    with checkpoint_in(tmp_path) as checkpoint:
+    with closing(Checkpoint(tmp_path)) as checkpoint:
         checkpoint.save(1, theta(1.0))
         (path,) = [p for p in tmp_path.iterdir() if p.stat().st_size]
         whole = path.read_bytes()
@@ -368,13 +357,13 @@ def test_a_torn_model_is_not_taken_for_a_whole_one(tmp_path: Path, damage: str) 
                 path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
             case "missing":
                 path.unlink()
-    with checkpoint_in(tmp_path) as checkpoint:
+    with closing(Checkpoint(tmp_path)) as checkpoint:
         assert checkpoint.load(1, digest(theta(1.0))) is None
 
 
 async def test_no_round_is_in_the_log_without_the_model_that_is_kept_of_it(tmp_path: Path) -> None:
     """A kill between the two would leave a model out that `--back-to` is promised."""
-    with closing(Store(tmp_path / "run.db")) as store, checkpoint_in(tmp_path) as checkpoint:
+    with closing(Store(tmp_path / "run.db")) as store, closing(Checkpoint(tmp_path)) as checkpoint:
         keeper = StoreActor(store, checkpoint, keep_every=1)
         (tmp_path / "round-00000002.f32").mkdir()  # where the model of round 2 cannot be written
         async with asyncio.TaskGroup() as group:

@@ -74,12 +74,12 @@ class SilentStream:
     def __init__(self, takes: int) -> None:
         self.taken: list[pb.ServerMessage] = []
         self._takes = takes
-        self._says = [hello("client")]
+        self.says = [hello("client")]
         self._second = asyncio.Event()
 
     async def read(self) -> bytes | None:
-        if self._says:
-            return self._says.pop()
+        if self.says:
+            return self.says.pop()
         await self._second.wait()
         return None
 
@@ -91,21 +91,14 @@ class SilentStream:
             await asyncio.Event().wait()
 
 
-class OneMessage(SilentStream):
-    """A client's first message, or none; it takes all it is told."""
-
-    def __init__(self, message: bytes | None) -> None:
-        super().__init__(takes=9)
-        self._says = [message] if message is not None else []
-
-
 async def test_nothing_is_read_from_a_peer_that_can_be_none_of_the_run() -> None:
     handler = ClientStreamHandler(OneJob(SIZE), AnswerLimits(SIZE), Admission(tokens={"a": b""}))  # type: ignore[arg-type]
-    stream = OneMessage(None)
+    stream = SilentStream(takes=9)
     async with asyncio.timeout(5):  # less than a hello is waited for
         await handler.handle(stream, PeerIdentity("peer", token="a guess"))
     (answer,) = stream.taken
     assert (answer.goodbye.final, "one of the run's" in answer.goodbye.reason) == (True, True)
+    assert stream.says == [hello("client")], "it was not read"
 
 
 async def test_a_client_that_takes_nothing_leaves_few_streams_behind() -> None:
@@ -293,17 +286,13 @@ async def test_a_fresh_stream_brings_no_fresh_allowance() -> None:
 
 async def test_a_client_that_comes_and_goes_all_the_time_has_to_rest(tmp_path: Path) -> None:
     async with federation(tmp_path / "run", All(2), minimum_clients=2, connect_timeout_s=60.0) as run:
-        visits = 1
-        while "rests for" not in await _visit(await run.port):
+        visits, reason = 0, ""
+        while "rests for" not in reason:
             visits += 1
+            async with raw_stream(await run.port) as call:
+                await call.write(hello())
+                reason = (await answer_of(call)).goodbye.reason  # empty for a welcome
     assert 30 < visits < 300
-
-
-async def _visit(port: int) -> str:
-    """Say hello and leave; the reason of a goodbye, empty for a welcome."""
-    async with raw_stream(port) as call:
-        await call.write(hello())
-        return (await answer_of(call)).goodbye.reason
 
 
 async def test_a_client_whose_streams_always_end_in_garbage_has_to_rest() -> None:

@@ -99,8 +99,7 @@ def test_a_search_that_was_killed_goes_on_by_the_installed_package(installed: Pa
 def n_tried(study: Path) -> int:
     """How many trials of a study have ended."""
     with suppress(sqlite3.OperationalError), closing(sqlite3.connect(f"file:{study}?mode=ro", uri=True)) as database:
-        query = "SELECT count(*) FROM trials WHERE state IN ('COMPLETE', 'PRUNED')"
-        return int(database.execute(query).fetchone()[0])
+        return int(database.execute("SELECT count(*) FROM trials WHERE state IN ('COMPLETE', 'PRUNED')").fetchone()[0])
     return 0
 
 
