@@ -56,8 +56,7 @@ async def test_the_log_says_that_a_client_lost_its_server_and_found_it(caplog: p
     rig = SessionRig()
     async with rig.running():
         (await rig.server.welcome()).give(OSError("reset"))
-        again = await rig.server.welcome()
-        await again.ask(rig.model)
+        await (await rig.server.welcome()).ask(rig.model)
     assert said(caplog) == [f"{LOST} (reset); trying for up to 60 s", "client-007: connected"]
 
 
@@ -69,8 +68,7 @@ async def test_a_client_that_stays_outlasts_a_day_of_silence(caplog: pytest.LogC
         while rig.clock() < BEGAN_S + 24 * 3600.0:  # noqa: ASYNC110  # the rig's clock, which nobody announces
             await asyncio.sleep(0)
         rig.server.unreachable = False
-        stream = await rig.server.welcome()
-        await stream.ask(rig.model)
+        await (await rig.server.welcome()).ask(rig.model)
     assert said(caplog) == [f"{LOST} (nobody answers); trying until it is back", "client-007: connected"]
 
 

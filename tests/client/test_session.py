@@ -255,8 +255,7 @@ TORN_REFUSAL = encode(pb.ServerMessage(goodbye=pb.Goodbye(reason="unknown client
 async def test_a_server_that_is_not_ready_or_not_understood_is_asked_again(answer: bytes | OSError | None) -> None:
     rig = SessionRig()
     async with rig.running():
-        stream = await rig.server.accept()
-        stream.give(answer)
+        (await rig.server.accept()).give(answer)
         assert (await (await rig.server.welcome()).ask(rig.model))[0].status == pb.STATUS_OK
 
 
@@ -266,8 +265,7 @@ async def test_patience_counts_from_the_last_contact_however_long_that_lasted(ho
     rig = SessionRig()
     began_s = rig.clock()
     async with rig.running() as task:
-        stream = await rig.server.welcome()
-        stream.give(None if how == "closed" else OSError("reset"), after_s=3600.0)
+        (await rig.server.welcome()).give(None if how == "closed" else OSError("reset"), after_s=3600.0)
         again = await rig.server.welcome()
         rig.server.unreachable = True
         again.give(OSError("reset"))

@@ -30,7 +30,6 @@ from rigs.places import ROOT
 FOLDERS = ("benchmarks", "deploy", "docs", "examples")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
-every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=NAMES)
 WRITTEN = [path for path in DOCUMENTS if path.parent.name != "reference"]
 every_written_document = pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.relative_to(ROOT).as_posix())
 SMALLER = {
@@ -90,13 +89,6 @@ def longest(found: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return [case for case, own in zip(found, lines, strict=True) if not any(own < other for other in lines)]
 
 
-def commands() -> list[str]:
-    """The names of the subcommands."""
-    (sub,) = (action for action in cli.parser()._actions if isinstance(action.choices, dict))
-    assert sub.choices is not None
-    return list(sub.choices)
-
-
 STORIES = {"docs/own-fleet.md", "docs/own-policy.md"}
 """Typed from start to end by test_stories."""
 
@@ -114,7 +106,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@every_document
+@pytest.mark.parametrize("path", DOCUMENTS, ids=NAMES)
 def test_links_lead_somewhere(path: Path) -> None:
     assert [wrong for target in links(path) if (wrong := broken(path, target))] == []
 
@@ -155,7 +147,9 @@ def test_a_ledger_can_be_read_as_shown(tmp_path: Path) -> None:
 
 def test_every_command_is_shown_in_use_and_every_instrument_that_is_named_is_there() -> None:
     used = " ".join(path.read_text("utf-8") for path in DOCUMENTS)
-    assert [name for name in commands() if not re.search(rf"pausefl {name}\b", used)] == []
+    (sub,) = (action for action in cli.parser()._actions if isinstance(action.choices, dict))
+    assert sub.choices is not None
+    assert [name for name in sub.choices if not re.search(rf"pausefl {name}\b", used)] == []
     named = {name for path in DOCUMENTS for name in re.findall(r"benchmarks\.own\s(\w+)", path.read_text("utf-8"))}
     assert named <= {*INSTRUMENTS, "all", "diff", "NAME"}
     assert {"all", "twin"} <= named

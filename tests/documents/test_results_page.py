@@ -277,7 +277,8 @@ def test_a_model_that_diverged_needs_longer_than_any_run_and_has_no_total() -> N
     runs: Any = {"a": [run(3, 0.1, diverged=True), run(50, 0.9)], "random": [run(60, 0.9), run(60, 0.9)]}
     waits = {name: _waits(of_series, 60.0) for name, of_series in runs.items()}
     lost, reached = (waits[name][0.8] for name in runs)
-    assert (lost.seconds.tolist(), time_to(lost, reached)["mean"]) == ([60, 50], pytest.approx(55))
+    assert lost.seconds.tolist() == [60, 50]
+    assert time_to(lost, reached)["mean"] == pytest.approx(55)
     assert (_against(runs, waits, "a", "random") or {}).keys() == {"time_to_0.6_s", "time_to_0.7_s", "time_to_0.8_s"}
 
 

@@ -28,7 +28,6 @@ from rigs.places import ROOT
 from rigs.ports import free_port
 
 PARTS = re.compile(r"(?ms)^```(?P<language>\w*)\n(?P<block>.*?)^```|(?P<printed>(?:^    \S[^\n]*\n)+)")
-NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
 class Reader:
@@ -94,7 +93,7 @@ class Reader:
 
 def _without_figures(line: str) -> str:
     """The words of a line: fewer seeds give other figures, and others in brackets."""
-    return " ".join(NUMBER.sub("0", re.sub(r"\([^)]*\)", "()", line)).split())
+    return " ".join(re.sub(r"-?\d+(\.\d+)?", "0", re.sub(r"\([^)]*\)", "()", line)).split())
 
 
 def _change_keys(file: Path, keys: str) -> None:
@@ -127,7 +126,6 @@ def test_a_page_can_be_typed_from_start_to_end(page: str, smaller: dict[str, str
 
 
 EXAMPLES = ROOT / "examples"
-FOLDERS = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir())
 
 
 def played(example: str, folder: Path, *small: str) -> pausefl.Run:
@@ -154,7 +152,7 @@ def smaller(code: str) -> str:
 def test_the_index_names_every_example_and_how_it_is_run() -> None:
     text = (EXAMPLES / "README.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| \[\w+\]\((\w+)/[^)]*\) \|.*\| `([^`]+)` \|$", text, re.MULTILINE))
-    assert sorted(rows) == FOLDERS
+    assert sorted(rows) == sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir())
     for folder, command in rows.items():
         named = [word for word in shlex.split(command) if "examples/" in word]
         assert named

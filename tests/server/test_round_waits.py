@@ -294,7 +294,8 @@ async def test_no_honest_client_is_rejected_because_the_server_slept(
             assert "0.5 s longer than the whole exchange" in (await rig.refused()).reason
         else:
             update = await rig.updated()
-            assert (update.timing.round_trip_s, update.server_host.suspended_s) == (pytest.approx(round_trip_s), 4.0)
+            assert update.timing.round_trip_s == pytest.approx(round_trip_s)
+            assert update.server_host.suspended_s == 4.0
 
 
 async def test_the_last_frame_tells_how_the_host_kept_time_during_the_upload() -> None:

@@ -169,8 +169,7 @@ async def test_a_client_that_vanishes_between_hello_and_welcome_is_lost_like_any
             await call.write(hello("shy"))
             await asyncio.wait_for(coordinator.registered.wait(), 20)
         coordinator.may_answer.set()
-        lost = await asyncio.wait_for(coordinator.lost.get(), 20)
-        assert lost.peer.client_id == "shy"
+        assert (await asyncio.wait_for(coordinator.lost.get(), 20)).peer.client_id == "shy"
 
 
 class GatedTrainer(SyntheticTrainer):
@@ -362,8 +361,7 @@ async def python(program: str, *arguments: object) -> AsyncIterator[asyncio.subp
 
 async def line_of(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
-    line = await asyncio.wait_for(process.stdout.readline(), 30)
-    return line.decode().strip()
+    return (await asyncio.wait_for(process.stdout.readline(), 30)).decode().strip()
 
 
 async def test_a_client_that_is_stopped_in_a_round_is_found_dead() -> None:

@@ -152,8 +152,7 @@ def test_no_kill_at_any_instant_under_counts(federation: ProcessFederation, tmp_
                 assert digest(np.frombuffer(data, "<f4")) == result.update.digest
         spent = query(ledger, "SELECT max(participation), max(epsilon_spent) FROM releases")
         assert spent == [greatest_told(run_db.parent, client_id)]
-    twice = "SELECT client_id, participation FROM observations GROUP BY 1, 2 HAVING count(*) > 1"
-    assert query(run_db, twice) == []
+    assert query(run_db, "SELECT client_id, participation FROM observations GROUP BY 1, 2 HAVING count(*) > 1") == []
 
 
 @pytest.mark.parametrize("federation", SIZES, indirect=True)

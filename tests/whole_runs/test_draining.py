@@ -39,8 +39,7 @@ async def test_a_slow_evaluator_does_not_hold_up_the_end(tmp_path: Path, monkeyp
         return ()
 
     async with federation(tmp_path, All(1), evaluate=evaluate, evaluation_every=1, rounds=1000) as run, clients() as c:
-        c.start("a", await run.port)
-        c.start("b", await run.port)
+        c.start_all("ab", await run.port)
         await run.event("round")
         await begun.wait()
         signal.raise_signal(signal.SIGTERM)

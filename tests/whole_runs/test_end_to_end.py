@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import time
 from pathlib import Path
 
@@ -67,7 +66,9 @@ def test_a_stopped_client_is_measured_and_its_round_is_suspect(tmp_path: Path, b
     run_dir, keys = tmp_path / "run", {"selection.policy": "all", "host.timer_overshoot_s": 0.25}
     process = background("run", synthetic(tmp_path, 100_000, 2, train_s=0.1, more=keys), "--run-dir", run_dir)
     wait_for(lambda: rounds_in(run_dir) >= 5, "five rounds", running=process)
-    victim = _clients(process)[0]
+    family = psutil.Process(process.pid).children(recursive=True)
+    # A forked client is a child of the fork server, which shares its command line.
+    victim = next(p for p in family if "forkserver" in command_line(p) and p.ppid() != process.pid)
     victim.suspend()
     wait_for(lambda: victim.status() == psutil.STATUS_STOPPED, "the client to stop")
     time.sleep(0.5)  # the half second that must be seen
@@ -161,12 +162,6 @@ def test_what_was_refused_leaves_only_what_was_there(tmp_path: Path) -> None:
     assert (tmp_path / "mine/notes.txt").read_text() == "keep me"
     assert "holds a run; choose another" in run("run", config, "--run-dir", tmp_path / "mine").stderr
     assert (tmp_path / "mine/run.db").exists()
-
-
-def _clients(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
-    """The forked client processes: children of the fork server, which shares their command line."""
-    family = psutil.Process(process.pid).children(recursive=True)
-    return [p for p in family if "forkserver" in command_line(p) and p.ppid() != process.pid]
 
 
 def constant(seconds: float) -> dict[str, object]:

@@ -103,7 +103,8 @@ async def test_a_client_plays_runs_until_its_life_is_spent(tmp_path: Path, caplo
     await asyncio.gather(task, return_exceptions=True)
     assert isinstance(first, SpentInAllRuns)
     assert isinstance(last, SpentInAllRuns)
-    assert (first.released, first.epsilon) == (3, pytest.approx(BUDGET.spent(3)))
+    assert first.released == 3
+    assert first.epsilon == pytest.approx(BUDGET.spent(3))
     assert (last.released, last.epsilon_lifetime) == (5, lifetime)
     in_the_logs = sum(o.epsilon for name in ("first", "last") for r in log_of(tmp_path / name) for o in r.observations)
     assert last.epsilon == pytest.approx(in_the_logs) == pytest.approx(verified_spend(ledger).epsilon)
@@ -219,14 +220,8 @@ def test_a_run_goes_on_with_the_clients_that_hold_its_ledgers(tmp_path: Path) ->
 @contextmanager
 def tasks_of(config: Path, shared: Path, rounds: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The tasks of an allocation of three; the last of them serves."""
-    words = [
-        *PAUSEFL,
-        "allocation",
-        str(config),
-        f"--shared={shared}",
-        f"--set=experiment.rounds={rounds}",
-        "--ranks=3",
-    ]
+    options = f"--shared={shared}", f"--set=experiment.rounds={rounds}", "--ranks=3"
+    words = [*PAUSEFL, "allocation", str(config), *options]
     with ExitStack() as running:
         tasks = [running.enter_context(subprocess.Popen([*words, f"--rank={rank}"])) for rank in (1, 2, 0)]
         for task in tasks:

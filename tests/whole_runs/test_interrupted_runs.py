@@ -183,25 +183,17 @@ def test_a_killed_client_process_is_back_soon(tmp_path: Path, background: Backgr
     assert "pausefl-victim-000 ended (exit code -9)" in (run_dir / "clients.log").read_text()
 
 
-def read_one_line(*arguments: object, of: bytes = b"") -> tuple[bytes, int, bytes]:
-    """The first line of a command's output that holds `of`; its exit status and complaints once its reader is gone."""
-    with subprocess.Popen([*PAUSEFL, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        line = next(line for line in process.stdout if of in line)
-        process.stdout.close()
-        complaint = process.stderr.read()
-        return line, process.wait(60), complaint
-
-
 @pytest.mark.parametrize("json", [True, False])
 def test_a_run_ends_in_order_when_its_reader_goes(tmp_path: Path, json: bool) -> None:
     config, run_dir = synthetic(tmp_path, rounds=100_000), tmp_path / "run"
-    line, status, complaint = read_one_line(
-        "run", config, "--run-dir", run_dir, *(["--json"] if json else []), of=b'"round"' if json else b"round "
-    )
+    command: list[str | Path] = [*PAUSEFL, "run", config, "--run-dir", run_dir, *(["--json"] if json else [])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = next(line for line in process.stdout if (b'"round"' if json else b"round ") in line)
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == (b"", FAILED)
     assert line.startswith(b"{") == json
-    assert (status, complaint) == (FAILED, b"")
     assert (run_dir / "summary.json").exists(), "the server was asked to end, not killed"
 
 

@@ -120,8 +120,7 @@ async def test_clients_that_share_a_process_wait_for_their_stated_times_side_by_
         slow.state_time(HOUR_S)
         async with slow.running(), fast.running():
             (await slow.server.welcome()).give_job(slow.model, 1)
-            stream = await fast.server.welcome()
-            assert (await stream.ask(fast.model, 1))[0].round == 1
+            assert (await (await fast.server.welcome()).ask(fast.model, 1))[0].round == 1
 
 
 @pytest.mark.parametrize("trainers", [1, 3])

@@ -162,8 +162,7 @@ def test_an_observer_whose_package_is_missing_says_what_to_install(monkeypatch: 
 
 
 def test_a_regression_is_not_shown_as_a_classification() -> None:
-    event = ModelEvaluated(3, "test", 0.75, None, metric="R² (mean)")
-    assert figures(event) == {"R² _mean_/test": (3, 0.75)}
+    assert figures(ModelEvaluated(3, "test", 0.75, None, metric="R² (mean)")) == {"R² _mean_/test": (3, 0.75)}
 
 
 def test_tensorboard_gets_a_scalar_a_figure(tmp_path: Path) -> None:

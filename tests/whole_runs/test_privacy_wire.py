@@ -148,8 +148,7 @@ def test_nothing_but_what_is_listed_leaves_a_client(tmp_path: Path, wiretap: Wir
 
 def test_a_reproducible_run_can_be_undone_and_says_so(tmp_path: Path, wiretap: Wiretap) -> None:
     """Whoever knows the seed subtracts the noise: that is why such a run is marked not private."""
-    left = updates(play(tmp_path, wiretap, "coordinate", reproducible_noise=True))
-    client_id, result, vector = left[0]
+    client_id, result, vector = updates(play(tmp_path, wiretap, "coordinate", reproducible_noise=True))[0]
     source = NumpyLaplace(generator(1, "noise", client_id, result.round, result.attempt))
     noise = source.laplace(np.zeros(D), scale("coordinate", result.release.epsilon))
     assert np.abs(vector - noise - clipped(bare(client_id, result.round), "coordinate")).max() < 1e-9

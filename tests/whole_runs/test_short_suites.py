@@ -42,13 +42,12 @@ from rigs.session import welcomed
 from rigs.waiting import wait_for
 from stops.play import play, stops
 
-CORPUS = TESTS / "fuzz/corpus"
 MESSAGES = 3_000
 
 
 def corpus(folder: str) -> pytest.MarkDecorator:
     """Each message kept there, by name."""
-    files = sorted((CORPUS / folder).glob("*.bin"))
+    files = sorted((TESTS / "fuzz/corpus" / folder).glob("*.bin"))
     assert files
     return pytest.mark.parametrize("data", [pytest.param(file.read_bytes(), id=file.stem) for file in files])
 
@@ -75,8 +74,7 @@ async def test_what_once_harmed_a_server_is_told_in_short(data: bytes) -> None:
 async def test_what_once_harmed_a_client_costs_it_its_stream_alone(data: bytes) -> None:
     async with welcomed() as (rig, stream):
         stream.give(data)
-        again = await rig.server.welcome()
-        assert (await again.ask(rig.model))[0].status == pb.STATUS_OK
+        assert (await (await rig.server.welcome()).ask(rig.model))[0].status == pb.STATUS_OK
 
 
 def test_a_seed_decides_every_byte() -> None:
@@ -93,8 +91,7 @@ def test_a_seed_decides_every_byte() -> None:
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("mode", ["rounds", "asynchronous"])
 async def test_a_server_plays_on_under_malformed_messages(tmp_path: Path, mode: str) -> None:
-    plan = Plan(MESSAGES, seed=2, insiders=40, mode=mode, warm_up_s=0.5, quiet_s=1.5, fuzz_s=20.0)
-    fuzz = ServerFuzz(plan, print)
+    fuzz = ServerFuzz(Plan(MESSAGES, seed=2, insiders=40, mode=mode, warm_up_s=0.5, quiet_s=1.5, fuzz_s=20.0), print)
     await fuzz.run(tmp_path)
     found = fuzz.summary()
     assert found["messages"] >= MESSAGES
@@ -175,11 +172,8 @@ def test_a_mutant_still_fits_the_tree_and_compiles(mutant: Mutant) -> None:
     compile(mutated(mutant, (ROOT / mutant.file).read_text("utf-8")), mutant.file, "exec")
 
 
-TABLE = ROOT / "benchmarks/privacy-mutants.md"
-
-
 def test_the_table_is_of_these_mutants_and_none_goes_unnoticed() -> None:
-    lines = TABLE.read_text("utf-8").splitlines()
+    lines = (ROOT / "benchmarks/privacy-mutants.md").read_text("utf-8").splitlines()
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in lines if re.match(r"\| (?!breakage)", row)]
     assert [row[0] for row in rows] == [mutant.why for mutant in MUTANTS]
     assert len(rows) >= 25
@@ -222,10 +216,9 @@ async def test_a_run_under_faults_loses_nothing_and_its_books_agree(tmp_path: Pa
 
     before = committed(run_dir)
     check_nothing_lost(before, run_dir)
-    with pytest.raises(Violation, match="committed rounds were lost or changed"):
-        check_nothing_lost({**before, 1: "another"}, run_dir)
-    with pytest.raises(Violation, match="committed rounds were lost or changed"):
-        check_nothing_lost({**before, SHORT_CHAOS.rounds + 1: "gone"}, run_dir)
+    for other in ({1: "another"}, {SHORT_CHAOS.rounds + 1: "gone"}):
+        with pytest.raises(Violation, match="committed rounds were lost or changed"):
+            check_nothing_lost(before | other, run_dir)
 
     (tmp_path / "server.err").write_text('Traceback (most recent call last):\n  File "grpc/grpc_string.pyx.pxi"\n')
     check_logs(tmp_path)

@@ -25,18 +25,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_MESSAGE_BYTES
 from rigs.authority import Authority
 from rigs.command import PAUSEFL, Background, refusal, synthetic
-from rigs.federation import (
-    BIG,
-    SIZE,
-    answer_of,
-    clients,
-    errors_in,
-    federation,
-    hello,
-    log_of,
-    raw_stream,
-    take_a_job,
-)
+from rigs.federation import BIG, SIZE, answer_of, clients, errors_in, federation, hello, log_of, raw_stream, take_a_job
 from rigs.one_job import listening
 from rigs.waiting import wait_for
 

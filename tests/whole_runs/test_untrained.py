@@ -100,10 +100,6 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Demo:
     return play
 
 
-def line_of(text: str) -> int:
-    return next(number for number, line in enumerate(MODELS.splitlines(), start=1) if text in line)
-
-
 # -- before round 1
 
 
@@ -123,7 +119,8 @@ def test_a_model_that_cannot_be_trained_ends_the_run_with_its_error_and_place(
     done = demo(model, {})
     assert done.returncode == FAILED
     (line,) = done.stderr.splitlines()
-    where = re.escape(f"({tmp_path / 'failing_models.py'}:{line_of(place)})")
+    number = next(number for number, text in enumerate(MODELS.splitlines(), start=1) if place in text)
+    where = re.escape(f"({tmp_path / 'failing_models.py'}:{number})")
     assert re.fullmatch(rf'pausefl: workload\.model = "failing_models:{model}" .* failed: {said} {where}', line), line
     assert not (tmp_path / "run/clients.log").exists()  # no client was started
     assert rounds_in(tmp_path / "run") == 0
@@ -194,8 +191,7 @@ async def test_an_update_in_between_begins_the_count_anew_and_each_reason_is_tol
     async with rig(All(1), rounds=99, minimum_clients=1, rest_rounds_max=0, rounds_without_update_max=2).playing() as r:
         a = await r.join("a", manual=True)
         await refuse(r, a, 1, "out of memory")
-        again = await a.next_job()
-        await a.answer(1, attempt=again.attempt)
+        await a.answer(1, attempt=(await a.next_job()).attempt)
         await refuse(r, a, 2, "out of memory")
         await refuse(r, a, 2, "too hot")
     assert r.coordinator.outcome == "failed"

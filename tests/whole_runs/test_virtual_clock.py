@@ -59,12 +59,8 @@ def play(folder: Path, overrides: Mapping[str, Any]) -> list[RoundRecord]:
     """The log of the demo, played on the virtual clock in this process."""
     experiment = pausefl.load("demo", {"experiment.clock": "virtual", "metrics.enabled": False, **overrides})
     folder.mkdir(exist_ok=True)
-    play_virtually(plan_of(experiment, folder.name), folder, _ignore)
+    play_virtually(plan_of(experiment, folder.name), folder, lambda _: None)
     return log_of(folder)
-
-
-def _ignore(_: ProgressEvent) -> None:
-    pass
 
 
 def tables(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
@@ -110,8 +106,7 @@ def test_an_interrupted_private_run_goes_on_as_if_it_had_not_been(tmp_path: Path
     for name, ends in (("whole", ()), ("cut", (5, 17))):
         for end in (*ends, 60):
             stop = Event()
-            view = _Stopping(stop, end)
-            run_experiment(experiment, tmp_path / name, view, resume=True, has_report=False, stop=stop)
+            run_experiment(experiment, tmp_path / name, _Stopping(stop, end), resume=True, has_report=False, stop=stop)
     logs = [[replace(record, events=()) for record in log_of(tmp_path / name)] for name in ("whole", "cut")]
     assert logs[0] == logs[1]
 
@@ -163,7 +158,7 @@ def test_with_equal_delays_steps_are_taken_when_a_queue_of_c_servers_is_done(tmp
     taken_s = [0.25 * math.ceil(2 * n / 3) for n in range(1, 13)]
     assert [step.elapsed_s for step in steps] == pytest.approx(taken_s, abs=1e-6)
     summary = json.loads((tmp_path / "run/summary.json").read_text("utf-8"))
-    assert (summary["elapsed_s"], summary["clients_at_work"]) == (pytest.approx(taken_s[-1]), pytest.approx(3.0))
+    assert [summary["elapsed_s"], summary["clients_at_work"]] == pytest.approx([taken_s[-1], 3.0])
     assert summary["idle_share"] == pytest.approx(0.0, abs=1e-6)
 
 
@@ -180,8 +175,7 @@ def test_a_slow_device_is_slow_in_virtual_time_too(tmp_path: Path) -> None:
 
 def one_slow(factor: float) -> dict[str, Any]:
     """Two clients train for 0.1 s, a third one `factor` times as long."""
-    slow = {"count": 1, "behaviours": [{"kind": "slow-device", "factor": factor}]}
-    groups = {"late": slow, "quick": {"count": 2}}
+    groups = {"late": {"count": 1, "behaviours": [{"kind": "slow-device", "factor": factor}]}, "quick": {"count": 2}}
     return {**SYNTHETIC, "clients.count": 3, "clients.groups": groups, "workload.train_s": 0.1}
 
 
@@ -306,7 +300,7 @@ def test_the_error_of_a_latency_leaves_out_what_an_undelayed_exchange_takes(tmp_
     slower = [slowed(record) for record in rounds]
     assert median_residual_s(slower, rounds) == pytest.approx(0.25)
     found = compared(slower, rounds, 0.2)
-    assert (found["residual_p50_ms"], found["error_p50_ms"]) == (pytest.approx(250), pytest.approx(50))
+    assert [found["residual_p50_ms"], found["error_p50_ms"]] == pytest.approx([250, 50])
 
 
 def test_a_step_that_is_not_stated_is_measured_once(tmp_path: Path) -> None:

@@ -44,8 +44,7 @@ def test_what_is_missing_is_played_kept_and_merged(tmp_path: Path) -> None:
     assert not list(missing(["fedts-fig7", "variant"], Lines(tmp_path / "elsewhere.jsonl")))
     assert not list((tmp_path / "build").glob("*/*"))
 
-    here = Lines()
-    here.add(read_lines(tmp_path / "elsewhere.jsonl"))
+    Lines().add(read_lines(tmp_path / "elsewhere.jsonl"))
     assert not list(missing(["fedts-fig7", "variant"], Lines()))
     write_figures(["fedts-fig7", "variant"], Lines())
     summary = json.loads(text_in(tmp_path / "docs/results/reproduce", "fedts-fig7.json"))
