@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_server.storage.store import Store
+from rigs.command import query
 
 # Logs add ε up in another order than ledgers.
 _RELATIVE_TOLERANCE = 1e-8
@@ -31,9 +33,8 @@ def require(holds: object, what: str) -> None:
 
 def committed(run_dir: Path) -> dict[int, str]:
     """The digest of every committed round's rows, by round."""
-    query = "SELECT round, digest FROM rounds JOIN seals ON subject = 'round ' || round"
     try:
-        return dict(_query(run_dir / "run.db", query))
+        return dict(query(run_dir, "SELECT round, digest FROM rounds JOIN seals ON subject = 'round ' || round"))
     except sqlite3.OperationalError as error:
         if (run_dir / "run.db").exists() and "no such table" not in str(error):
             raise
@@ -52,13 +53,16 @@ def check_books(run_dir: Path) -> int:
     with closing(Store(run_dir / "run.db")):  # reads all of it against its seals
         pass
     summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text("utf-8"))
-    rounds = [row[0] for row in _query(run_dir / "run.db", "SELECT round FROM rounds ORDER BY round")]
+    rounds = [row[0] for row in query(run_dir, "SELECT round FROM rounds ORDER BY round")]
     require(rounds == list(range(1, summary["rounds"] + 1)), f"rounds {rounds}, the summary has {summary['rounds']}")
     twice = "SELECT client_id, participation FROM observations GROUP BY 1, 2 HAVING count(*) > 1"
-    require(not (used := _query(run_dir / "run.db", twice)), f"releases were used twice: {used}")
+    require(not (used := query(run_dir, twice)), f"releases were used twice: {used}")
     greatest = _check_ledgers(run_dir)
     told = float(summary["max_epsilon_spent"])
-    require(_close(told, greatest), f"the summary says epsilon {told}, the ledgers {greatest}")
+    require(
+        math.isclose(told, greatest, rel_tol=_RELATIVE_TOLERANCE),
+        f"the summary says epsilon {told}, the ledgers {greatest}",
+    )
     return len(rounds)
 
 
@@ -81,18 +85,19 @@ def _check_ledgers(run_dir: Path) -> float:
         known, known_spent = logged.get(path.stem, (0, 0.0))
         says = f"{path.stem}: its ledger counts {released} releases (epsilon {spent}), the log {known} ({known_spent})"
         require(known <= released <= known + unheard.get(path.stem, 0), says)
-        require(known < released or _close(known_spent, spent), says)
+        is_same = math.isclose(known_spent, spent, rel_tol=_RELATIVE_TOLERANCE)
+        require(known < released or is_same, says)
     return greatest
 
 
 def _logged(run_dir: Path) -> dict[str, tuple[int, float]]:
     """By client, the releases and ε that the log knows of."""
-    query = (
+    known = (
         "SELECT client_id, max(i), max(spent) FROM"
         " (SELECT client_id, participation AS i, epsilon_spent AS spent FROM observations"
         " UNION ALL SELECT client_id, released, epsilon_spent FROM events) GROUP BY client_id"
     )
-    return {client_id: (released, spent) for client_id, released, spent in _query(run_dir / "run.db", query)}
+    return {client_id: (released, spent) for client_id, released, spent in query(run_dir, known)}
 
 
 def _unheard(run_dir: Path) -> dict[str, int]:
@@ -111,19 +116,10 @@ def _unheard(run_dir: Path) -> dict[str, int]:
         " AND NOT EXISTS (SELECT 1 FROM events AS heard WHERE kind IN ('joined', 'reconciled')"
         " AND client_id = owed.client_id AND sequence > owed.sequence) GROUP BY client_id"
     )
-    jobs = dict(_query(run_dir / "run.db", missed))
-    for client_id, count in _query(run_dir / "run.db", unsettled):
+    jobs = dict(query(run_dir, missed))
+    for client_id, count in query(run_dir, unsettled):
         jobs[client_id] = max(count, jobs.get(client_id, 0))
     return jobs
-
-
-def _close(a: float, b: float) -> bool:
-    return abs(a - b) <= _RELATIVE_TOLERANCE * max(abs(a), abs(b))
-
-
-def _query(path: Path, sql: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-        return database.execute(sql).fetchall()
 
 
 _LOOK_EVERY_S = 0.2

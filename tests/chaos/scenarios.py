@@ -4,20 +4,12 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, count, repeat
 from pathlib import Path
-from typing import Protocol
 
 from chaos.federation import Federation, Shape
-from chaos.schedule import Played
 from chaos.whole_run import RunShape, WholeRun
 
-
-class Play(Protocol):
-    """A run to its last round, with faults on the way."""
-
-    played: Played
-
-    async def play(self) -> Played:
-        """Play it; Violation when something that must hold does not."""
+Play = Federation | WholeRun
+"""A run to its last round, with faults on the way."""
 
 
 def _federation(seed: int, folder: Path) -> Play:

@@ -1,10 +1,12 @@
 """The live page: its frames, over real HTTP, and as a real browser shows it."""
 
+import http.client
 import json
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -17,16 +19,34 @@ from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.plan import plan_of
 from pausefl_process.events import MetricsServed, ProgressEvent
 from pausefl_process.http_server import WebServer
+from pausefl_proto.budget import Budget
 from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.monitoring.page import READERS_MAX, ROWS_MAX, LivePage, frame
 from pausefl_server.monitoring.snapshot import PARTS
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.records import Evaluation
+from pausefl_server.records import Evaluation, LogEvent, RoundRecord, Timing
 from pausefl_server.selection.policies.everyone import All
+from pausefl_server.settings import PrivacySettings, RunInfo
 from pausefl_server.state import replay
-from rigs.page import BUDGET, INFO, PRIVATE, get, next_frame, record, served
+from rigs import log
+from rigs.log import observation
 
 MakeTelemetry = Callable[..., Telemetry]
+BUDGET = Budget(epsilon_budget=10.0, eta=0.5)
+PRIVATE = PrivacySettings(BUDGET, "coordinate", "agreed")
+INFO = RunInfo("run-1", "pause", "digits", "mlp")
+
+
+def record(t: int, names: list[str], **changes: Any) -> RoundRecord:
+    """Everybody answers; number k takes k + 1 seconds, and who comes first in the alphabet has released most."""
+    epsilon, next_epsilon = BUDGET.epsilon(t), BUDGET.epsilon(t + 1)
+    seen = []
+    for k, name in enumerate(names):
+        latency: dict[str, Any] = {"timing": Timing(1.0 + k, train_s=0.5), "latency_s": 1.0 + k, "participation": t}
+        spent = BUDGET.spent(t) + (1 - k / 1e3) * next_epsilon
+        seen.append(observation(name, epsilon=epsilon, epsilon_spent=spent, **latency))
+    joined = tuple(LogEvent("joined", name, n_examples=10) for name in names) if t == 1 else ()
+    return log.record(t, *seen, events=joined, round_latency_s=float(len(names)), selection_s=0.003, **changes)
 
 
 def test_a_frame_before_round_1_says_who_is_awaited(make_telemetry: MakeTelemetry) -> None:
@@ -117,6 +137,32 @@ def test_of_a_large_fleet_the_first_hundred_by_either_order_are_shown(make_telem
 
 
 # -- over HTTP
+
+
+@contextmanager
+def served(telemetry: Telemetry) -> Iterator[tuple[LivePage, str]]:
+    page = LivePage(telemetry, Path("/runs/run-1"))
+    server = WebServer("127.0.0.1", 0, page.routes, key="metrics.port")
+    try:
+        yield page, server.address
+    finally:
+        page.close()
+        server.close()
+
+
+def get(address: str, path: str) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(address, timeout=20)
+    connection.request("GET", path)
+    return connection.getresponse()
+
+
+def next_frame(stream: http.client.HTTPResponse) -> dict[str, Any] | None:
+    """The next frame of the stream, None at its end."""
+    while line := stream.readline():
+        if line.startswith(b"data: "):
+            found: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
+            return found
+    return None
 
 
 def test_everything_comes_from_this_server_and_nothing_is_inline(make_telemetry: MakeTelemetry) -> None:

@@ -154,6 +154,9 @@ def found(*settings: str) -> str:
         ("workload.dataset=tried_out:negated", "of Negated gives 0 for outputs that equal their targets"),
         ("workload.model=tried_out:no_parameters", 'workload.model = "tried_out:no_parameters": has no parameters to'),
         ("workload.model=tried_out:frozen", 'workload.model = "tried_out:frozen": has no parameters to train'),
+        ("tls.ca=gone.pem", 'tls.ca = "gone.pem": cannot be read (No such file or directory)'),
+        ("admission.tokens=gone.txt", 'admission.tokens = "gone.txt": cannot be read (No such file or directory)'),
+        ("admission.token={client_id}.token", 'admission.token = "client-000.token": cannot be read (No such file'),
     ],
 )
 def test_what_a_run_would_fail_at_is_said_in_one_line(setting: str, message: str) -> None:
@@ -207,15 +210,6 @@ def test_noise_that_swamps_a_model_is_told_and_what_was_not_tried(monkeypatch: p
     said: list[str] = []
     try_out(parse_experiment(""), said.append)
     assert said == ['data and model were not tried: that needs pip install "pausefl[client]"']
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("tls.ca", "gone.pem"), ("admission.tokens", "gone.txt"), ("admission.token", "{client_id}.token")],
-)
-def test_files_of_keys_and_tokens_are_read(key: str, value: str) -> None:
-    file = value.format(client_id="client-000")
-    assert found(f"{key}={value}") == f'{key} = "{file}": cannot be read (No such file or directory)'
 
 
 def test_a_machine_may_hold_the_token_of_one_client_alone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """A log folded through a policy: its own chooses the same, another's rounds are estimated; no ε without its unit."""
 
-import asyncio
 import dataclasses
 import json
 import shutil
@@ -24,12 +23,9 @@ from pausefl.studies.simulation import outputs as simulation
 from pausefl.studies.simulation.outputs import run_simulation
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.records import Miss, MissKind
-from pausefl_server.rounds.messages import Refusal
 from pausefl_server.selection.base import Oracle
-from pausefl_server.selection.policies.uniform import Random
 from pausefl_tune.plan import TuningPlan
 from rigs.command import run
-from rigs.coordinator import MakeRig
 from rigs.experiments import SMALL, small
 from rigs.federation import PRIVATE, clients, federation, network_settings, private
 from rigs.log import changing_log
@@ -58,29 +54,6 @@ async def test_every_policy_chooses_again_what_it_chose_over_the_network(case: s
     choices = choices_on(log, policy_of(case, m=2), network_settings(**changes), ORACLE)
     assert [choice.recorded for choice in choices] == [record.chosen for record in log.records]
     check_same(choices)
-
-
-async def test_failed_attempts_are_replayed_as_attempts_of_their_own(rig: MakeRig, tmp_path: Path) -> None:
-    async with rig(Random(1), rounds=1, minimum_clients=3, rounds_without_update_max=5).running() as r:
-        await r.join_all("abc", manual=True)
-        for _ in range(2):
-            peer = await asyncio.wait_for(r.asked.get(), 20)
-            job = await peer.next_job()
-            await r.coordinator.tell(Refusal(peer.client_id, 1, job.attempt, "refused", "busy"))
-        last = await asyncio.wait_for(r.asked.get(), 20)
-        job = await last.next_job()
-        await last.answer(1, attempt=job.attempt)
-        await r.played()
-        log = RecordedLog(r.store.rounds(), ())
-        choices = choices_on(log, Random(1), r.settings)
-    assert [(choice.round, choice.attempt) for choice in choices] == [(1, 1), (1, 2), (1, 3)]
-    check_same(choices)
-    (record,) = log.records
-    first, *more = record.failed_attempts
-    other = next(c for c in "abc" if c not in first.chosen)
-    record = dataclasses.replace(record, failed_attempts=(dataclasses.replace(first, chosen=(other,)), *more))
-    with pytest.raises(PauseflError, match="round 1, attempt 1: the policy chooses"):
-        check_same(choices_on(RecordedLog([record], ()), Random(1), r.settings))
 
 
 # -- estimates for other policies, on latencies that are functions of (client, round): the truth can be played
@@ -344,9 +317,6 @@ def test_the_picture_has_the_draws_interval_wherever_the_mean_lies(mean_s: float
 
 # -- no ε is shown without what it protects, and none where nothing is protected
 
-LABELS = ("coordinate", "ε per coordinate"), ("vector", "ε of the whole upload vector")
-each_unit = pytest.mark.parametrize(("unit", "label"), LABELS)
-
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
@@ -359,8 +329,10 @@ def leakage_labels(figure: Figure) -> list[str]:
     return [axes.get_ylabel() for axes in figure.axes if axes.get_title(loc="left") == "Greatest leakage"]
 
 
-@each_unit
-def test_simulations_say_it(unit: str, label: str, tmp_path: Path, drawn: list[Figure]) -> None:
+@pytest.mark.parametrize(
+    ("unit", "label"), [("coordinate", "ε per coordinate"), ("vector", "ε of the whole upload vector")]
+)
+def test_simulations_replays_and_searches_say_it(unit: str, label: str, tmp_path: Path, drawn: list[Figure]) -> None:
     experiment = small({"privacy.unit": unit})
     one = run_simulation(experiment, 5, tmp_path / "one")
     assert json.loads((tmp_path / "one/simulation.json").read_text("utf-8"))["privacy_unit"] == unit
@@ -369,6 +341,11 @@ def test_simulations_say_it(unit: str, label: str, tmp_path: Path, drawn: list[F
     assert several["privacy_unit"] == unit
     assert f", greatest {label} " in next(simulations.in_words(several))
     assert leakage_labels(drawn[0]) == [label]
+    pausefl.run(experiment, tmp_path / "run", progress=False)
+    summary = replayed(tmp_path / "run", "random", {}, draws=2).summary
+    assert summary["privacy_unit"] == unit
+    assert any(line.startswith(f"greatest {label} ") for line in in_words(summary))
+    assert TuningPlan(experiment.to_toml()).objectives[1].label == f"greatest {label}"
 
 
 def test_simulations_without_privacy_have_no_epsilon(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -378,17 +355,3 @@ def test_simulations_without_privacy_have_no_epsilon(tmp_path: Path, drawn: list
     several = simulations.run_simulations(experiment, ["pause", "random"], 1, 5, tmp_path / "several")
     assert "ε" not in " ".join([*simulation.in_words(one), *simulations.in_words(several)])
     assert leakage_labels(drawn[0]) == []
-
-
-@each_unit
-def test_a_replay_says_it(unit: str, label: str, tmp_path: Path) -> None:
-    pausefl.run(small({"privacy.unit": unit}), tmp_path / "run", progress=False)
-    summary = replayed(tmp_path / "run", "random", {}, draws=2).summary
-    assert summary["privacy_unit"] == unit
-    assert any(line.startswith(f"greatest {label} ") for line in in_words(summary))
-
-
-@each_unit
-def test_a_search_says_it(unit: str, label: str) -> None:
-    plan = TuningPlan(small({"privacy.unit": unit}).to_toml())
-    assert [objective.label for objective in plan.objectives][1] == f"greatest {label}"

@@ -48,8 +48,18 @@ from pausefl_server.selection.policies.pow_d import PowD
 from pausefl_server.selection.policies.sa_pause import SaPause
 from pausefl_server.selection.policies.ucb import Ucb
 from pausefl_server.selection.policies.uniform import Random
-from rigs.simulations import CONFIG
 
+CONFIG = """
+clients.count = 8
+[experiment]
+seed = 3
+[selection]
+policy = "{policy}"
+m = 3
+[workload]
+examples = 800
+partition = "{partition}"
+"""
 BUDGET = Budget(100.0, 0.04)
 KINDS = "iid", "dominant-label"
 

@@ -4,7 +4,6 @@ import asyncio
 import struct
 from collections import Counter
 from contextlib import suppress
-from types import TracebackType
 
 from fuzz.http2 import DATA, SETTINGS, WINDOW, call, frame, opening
 
@@ -32,9 +31,7 @@ class HalfMessages:
         self._tasks = [asyncio.create_task(self._attack()) for _ in range(self._connections)]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -8,8 +8,9 @@ import subprocess
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+import psutil
 
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.loading import load_experiment
@@ -75,9 +76,7 @@ class ServerRun:
     def __enter__(self) -> "ServerRun":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in (self.server, self._clients):
             if process.poll() is None:
                 process.kill()
@@ -95,7 +94,8 @@ class ServerRun:
         """Memory of the server process, and disk."""
         pid = self.server.pid
         files = [*self._run_dir.glob("run.db*"), *self.folder.glob("server.*")]
-        return Footprint(rss_bytes(pid), peak_rss_bytes(pid), sum(file.stat().st_size for file in files))
+        rss_bytes: int = psutil.Process(pid).memory_info().rss
+        return Footprint(rss_bytes, peak_rss_bytes(pid), sum(file.stat().st_size for file in files))
 
     def metric(self, name: str) -> float:
         """The sum of a metric's samples."""
@@ -105,7 +105,8 @@ class ServerRun:
 
     def complaints(self) -> list[str]:
         """Each traceback in the server's and the clients' output, with the lines around it."""
-        return [text for name in ("server", "clients") for text in tracebacks(self._output(name))]
+        outputs = (self.folder / f"{name}.{kind}" for name in ("server", "clients") for kind in ("out", "err"))
+        return [text for output in outputs for text in tracebacks(output.read_text("utf-8", "replace"))]
 
     def end(self) -> int:
         """Stop the server as a user does; its exit status."""
@@ -115,9 +116,6 @@ class ServerRun:
     def _start(self, name: str, *arguments: object) -> "subprocess.Popen[bytes]":
         with (self.folder / f"{name}.out").open("wb") as out, (self.folder / f"{name}.err").open("wb") as err:
             return subprocess.Popen([*PAUSEFL, *map(str, arguments)], stdout=out, stderr=err, env=_ENVIRONMENT)
-
-    def _output(self, name: str) -> str:
-        return "".join((self.folder / f"{name}.{kind}").read_text("utf-8", "replace") for kind in ("out", "err"))
 
     def _event(self, kind: str) -> dict[str, Any]:
         """The server's first event of this kind."""
@@ -138,16 +136,7 @@ def tracebacks(output: str) -> list[str]:
     return ["\n".join(lines[max(0, i - 3) : i + 40]) for i in begin]
 
 
-def rss_bytes(pid: int) -> int:
-    """What a process holds in memory."""
-    return _of_status(pid, "VmRSS")
-
-
 def peak_rss_bytes(pid: int) -> int:
     """The most that a process has held in memory."""
-    return _of_status(pid, "VmHWM")
-
-
-def _of_status(pid: int, key: str) -> int:
     status = Path(f"/proc/{pid}/status").read_text("utf-8")
-    return int(re.findall(rf"{key}:\s+(\d+) kB", status)[0]) * 1024
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024

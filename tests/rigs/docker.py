@@ -2,10 +2,11 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from rigs.ports import free_port
 
 COMPOSE = Path(__file__).parents[2] / "deploy/compose.py"
 RELEASE = re.findall(r"^version: (.+)$", (COMPOSE.parents[1] / "CITATION.cff").read_text("utf-8"), re.MULTILINE)[0]
@@ -51,15 +52,12 @@ def docker_of_ours(folder: Path) -> dict[str, str]:
     docker.parent.mkdir()
     docker.write_text(DOCKER)
     docker.chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     return {
         "PATH": f"{docker.parent}:{os.environ['PATH']}",
         "NOTES": str(folder / "notes"),
         "CERTIFICATES": str(folder / "certs"),
         "SERVICES": "server client",
-        "PAGE_PORT": port,
+        "PAGE_PORT": str(free_port()),
     }
 
 
