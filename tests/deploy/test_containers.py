@@ -219,10 +219,9 @@ def test_the_older_compose_takes_the_files() -> None:
     command = ["docker-compose", "--compatibility", *files, "config"]
     environment = {**os.environ, "REPLICAS": "7", "CLIENT_MEMORY": "300M"}
     read = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    client = yaml.safe_load(read)["services"]["client"]
-    assert client["deploy"]["replicas"] == 7
-    assert client["deploy"]["resources"]["limits"]["memory"] == "300M"
-    assert client["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+    deploy = yaml.safe_load(read)["services"]["client"]["deploy"]
+    assert (deploy["replicas"], deploy["resources"]["limits"]["memory"]) == (7, "300M")
+    assert deploy["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
 
 
 @pytest.mark.parametrize(

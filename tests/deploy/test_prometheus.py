@@ -239,14 +239,6 @@ def rates() -> list[Any]:
     return found
 
 
-def exchanges_every(period_s: int, expr: str) -> list[dict[str, str]]:
-    """What a query asks for, counting up by one so often for five minutes, as promtool takes it."""
-    values = " ".join(str(at_s // period_s) for at_s in range(300))
-    names = set(re.findall(r"(?:pausefl|process)_\w+", expr))
-    labels = ['le="0.1",', 'le="+Inf",', 'part="download",', 'part="injected_up",', 'direction="up",']
-    return [{"series": f'{name}{{{label}run="a"}}', "values": values} for name in names for label in labels]
-
-
 @pytest.mark.parametrize(("period_s", "always"), [(10, True), (45, False)])
 @pytest.mark.parametrize("expr", rates())
 def test_slow_rounds_leave_no_gaps(expr: str, period_s: int, always: bool, tmp_path: Path) -> None:
@@ -257,7 +249,11 @@ def test_slow_rounds_leave_no_gaps(expr: str, period_s: int, always: bool, tmp_p
         f"count_over_time((({expr}) != ({expr}))[2m:1s])": [],
     }
     checks = [{"eval_time": "4m", "expr": asked, "exp_samples": found} for asked, found in expected.items()]
-    test = {"interval": "1s", "input_series": exchanges_every(period_s, expr), "promql_expr_test": checks}
+    values = " ".join(str(at_s // period_s) for at_s in range(300))  # each counts up by one so often
+    names = set(re.findall(r"(?:pausefl|process)_\w+", expr))
+    labels = ['le="0.1",', 'le="+Inf",', 'part="download",', 'part="injected_up",', 'direction="up",']
+    series = [{"series": f'{name}{{{label}run="a"}}', "values": values} for name in names for label in labels]
+    test = {"interval": "1s", "input_series": series, "promql_expr_test": checks}
     (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [test]}), "utf-8")
     done = promtool("test", "rules", tmp_path / "test.yml")
     assert done.returncode == 0, done.stdout + done.stderr

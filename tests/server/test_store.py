@@ -289,10 +289,8 @@ def test_the_optimizers_state_of_the_last_two_rounds_is_kept_where_there_is_one(
 # -- the actor
 @pytest.fixture
 def actor(tmp_path: Path) -> Iterator[tuple[StoreActor, Store, Checkpoint]]:
-    store, checkpoint = Store(tmp_path / "run.db"), Checkpoint(tmp_path / "checkpoints")
-    yield StoreActor(store, checkpoint), store, checkpoint
-    checkpoint.close()
-    store.close()
+    with closing(Store(tmp_path / "run.db")) as store, closing(Checkpoint(tmp_path / "checkpoints")) as checkpoint:
+        yield StoreActor(store, checkpoint), store, checkpoint
 
 
 async def test_what_was_asked_is_on_disk_when_the_answer_comes(actor: tuple[StoreActor, Store, Checkpoint]) -> None:
