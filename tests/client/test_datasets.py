@@ -61,6 +61,9 @@ def not_a_dataset(seed: int) -> int:
     return seed
 
 
+compressed = functools.partial(gzip.compress, mtime=0)  # the time would be part of a test's name
+
+
 @pytest.fixture(autouse=True)
 def _own_data_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAUSEFL_DATA", str(tmp_path / "data"))
@@ -118,13 +121,13 @@ def test_idx_files_are_read_as_published(tmp_path: Path) -> None:
     [
         (read_idx, b""),
         (read_idx, b"plain text"),
-        (read_idx, gzip.compress(b"")),
-        (read_idx, gzip.compress(b"\0\0\x08\x01\0\0\0\x03ab")),
-        (read_idx, gzip.compress(b"\0\0\x08\x03\0\0\0\x01")),
-        (read_idx, gzip.compress(b"\0\0\x0d\x01\0\0\0\x01abcd")),
-        (read_idx, gzip.compress(b"\0\0\x08")),
-        (read_idx, gzip.compress(b"\0\0\x08\x01\0\0\0\x03abc")[:-4]),
-        (read_idx, gzip.compress(b"\0\0\x08\x01\0\0\0\x03abc")[:10] + b"\xff" * 16),
+        (read_idx, compressed(b"")),
+        (read_idx, compressed(b"\0\0\x08\x01\0\0\0\x03ab")),
+        (read_idx, compressed(b"\0\0\x08\x03\0\0\0\x01")),
+        (read_idx, compressed(b"\0\0\x0d\x01\0\0\0\x01abcd")),
+        (read_idx, compressed(b"\0\0\x08")),
+        (read_idx, compressed(b"\0\0\x08\x01\0\0\0\x03abc")[:-4]),
+        (read_idx, compressed(b"\0\0\x08\x01\0\0\0\x03abc")[:10] + b"\xff" * 16),
         *((read_cifar, bytes(size)) for size in (0, 3072, 3074)),
     ],
 )
