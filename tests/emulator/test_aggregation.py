@@ -82,8 +82,7 @@ def test_the_median_is_the_middle_value_of_each_coordinate(n: int, size: int, se
 def test_the_trimmed_mean_leaves_out_the_extremes(n: int, size: int, harmful: int, seed: int) -> None:
     updates = vectors(n, size, seed)
     f = next(f for f in range(harmful, -1, -1) if n - 2 * f >= 1)
-    columns = np.stack(updates).T[:200]
-    expected = np.array([np.mean(sorted(map(float, column))[f : n - f]) for column in columns])
+    expected = np.array([np.mean(sorted(map(float, column))[f : n - f]) for column in np.stack(updates).T[:200]])
     np.testing.assert_allclose(rules.trimmed_mean(updates, harmful)[:200], expected, atol=1e-6)
 
 
@@ -91,15 +90,13 @@ def test_the_trimmed_mean_leaves_out_the_extremes(n: int, size: int, harmful: in
 @given(COUNTS, st.sampled_from([1, 50, 20_000]), HARMFUL, st.integers(0, 1000))
 def test_krum_scores_are_sums_of_the_least_distances(n: int, size: int, harmful: int, seed: int) -> None:
     updates = vectors(n, size, seed)
-    neighbours = max(1, n - harmful - 2)
     expected = []
     for i, one in enumerate(updates):
         distances = sorted(float(((np.float64(one) - o) ** 2).sum()) for j, o in enumerate(updates) if j != i)
-        expected.append(sum(distances[:neighbours]))
+        expected.append(sum(distances[: max(1, n - harmful - 2)]))
     assert rules.krum_scores(updates, harmful) == pytest.approx(expected, rel=1e-9)
     assert rules.krum(updates, harmful).tobytes() == updates[int(np.argmin(expected))].tobytes()
-    best = np.argsort(expected, kind="stable")[: max(1, n - harmful)]
-    mean = np.mean([updates[i] for i in best], axis=0)
+    mean = np.mean([updates[i] for i in np.argsort(expected, kind="stable")[: max(1, n - harmful)]], axis=0)
     np.testing.assert_allclose(rules.multi_krum(updates, harmful), mean, atol=1e-6)
 
 
@@ -136,8 +133,7 @@ def test_arguments_are_left_as_they_were(rule: str, n: int) -> None:
         vector.flags.writeable = False
     combined, again = (rule_of(rule).combine(updates, np.arange(1.0, n + 1)) for _ in range(2))
     assert combined.tobytes() == again.tobytes()
-    assert combined.dtype == np.float32
-    assert combined.shape == (100,)
+    assert (combined.dtype, combined.shape) == (np.float32, (100,))
     assert not any(np.shares_memory(combined, v) for v in updates)
 
 
@@ -155,15 +151,13 @@ def test_agreement_is_kept_also_at_the_greatest_values_that_the_wire_takes(rule:
 def test_f_harmful_updates_of_many_do_not_move_the_result_far(rule: str, harm: float) -> None:
     honest = [1 + 0.1 * v for v in vectors(7, 200, seed=4)]
     harmful = [np.full(200, harm, np.float32)] * 2
-    combined = Aggregation(rule, harmful=2).combine([*harmful, *honest], np.ones(9))
-    assert np.abs(combined - 1).max() < 0.5
+    assert np.abs(Aggregation(rule, harmful=2).combine([*harmful, *honest], np.ones(9)) - 1).max() < 0.5
     assert np.abs(Aggregation().combine([*harmful, *honest], np.ones(9)) - 1).max() > 1e5
 
 
 def test_clipping_bounds_what_one_update_can_do_and_coordinate_rules_do_not_even_depend_on_the_order() -> None:
     updates = [*vectors(4, 50, seed=4), np.full(50, 1e6, np.float32)]
-    combined = Aggregation("norm-clip", clip_norm=2.0).combine(updates, np.ones(5))
-    assert np.linalg.norm(combined) <= 2.0 + 1e-5
+    assert np.linalg.norm(Aggregation("norm-clip", clip_norm=2.0).combine(updates, np.ones(5))) <= 2.0 + 1e-5
     for rule in (Aggregation("median"), Aggregation("trimmed-mean")):
         assert len({rule.combine(p, np.ones(4)).tobytes() for p in itertools.permutations(updates[:4])}) == 1
 

@@ -187,8 +187,7 @@ HEAVY_TAILED = some.one_of(
 
 @given(HEAVY_TAILED, some.floats(0, 2))
 def test_a_floor_never_lowers_the_mean(law: Delay, floor_s: float) -> None:
-    mean_s = Floor(law, floor_s).mean_s
-    assert max(law.mean_s, floor_s) <= mean_s <= law.mean_s + floor_s
+    assert max(law.mean_s, floor_s) <= Floor(law, floor_s).mean_s <= law.mean_s + floor_s
 
 
 @pytest.mark.parametrize(
@@ -340,9 +339,8 @@ def test_bad_draws_end_a_simulation_and_a_run(case: str) -> None:
     with pytest.raises(ConfigError, match=message):
         simulate(Pause(1), Setting({"a": law, "b": law}, {"a": 1, "b": 1}, server_of(0.05)), 20)
     plan = replace(links_of(parse_experiment(""))["client-000"], delay=law)
-    link = make_links(LatencyTable(), {"a": plan}, ["a"], 1)["a"]
     with pytest.raises(ConfigError, match=message):
-        link.draw(1)
+        make_links(LatencyTable(), {"a": plan}, ["a"], 1)["a"].draw(1)
 
 
 @dataclass(frozen=True)
@@ -368,5 +366,4 @@ def test_what_a_law_of_drifts_draws_is_checked(drawn: object) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(wrong)}$"):
         list(setting.drifts(2))
     law = Drifting(np.array([0, 1]))
-    sound = DriftSetting({"a": law}, setting.presence)
-    assert np.stack(list(sound.drifts(2))).tolist() == [[0], [1]]
+    assert np.stack(list(DriftSetting({"a": law}, setting.presence).drifts(2))).tolist() == [[0], [1]]

@@ -284,8 +284,7 @@ def test_overrides_come_after_the_file_and_the_last_one_wins(tmp_path: Path) -> 
 def test_an_override_is_a_toml_value_or_plain_text(override: str, value: Any) -> None:
     table, _, key = override.partition("=")[0].strip().partition(".")
     found = getattr(getattr(parse_experiment("", [override]), table), key)
-    assert found == value
-    assert type(found) is type(value)
+    assert (found, type(found)) == (value, type(value))
 
 
 @pytest.mark.parametrize(
@@ -359,8 +358,7 @@ def test_a_config_holds_every_value_in_force(
     kinds: Mapping[str, Any], kind: str, document: Callable[[Any], dict[str, Any]]
 ) -> None:
     table: dict[str, Any] = {"kind": kind, **({"floor_s": 0.0} if kind == "normal" else {})}
-    needed = inspect.signature(kinds[kind]).parameters.values() if kinds[kind] else ()
-    for parameter in needed:
+    for parameter in inspect.signature(kinds[kind]).parameters.values() if kinds[kind] else ():
         if parameter.default is parameter.empty and parameter.name not in {"optimizer", "params", "m"}:
             whole = "int" in str(parameter.annotation) or parameter.name in {"step_size", "T_max", "T_0"}
             given = GIVEN.get(parameter.name, 2 if whole else 0.5)
@@ -447,9 +445,8 @@ def test_what_is_no_file_and_no_preset_or_cannot_be_read_is_named(name: str, mes
 @pytest.mark.parametrize(("count", "last"), [(1, "client-000"), (1000, "client-999"), (1001, "client-1000")])
 def test_client_ids_sort_as_they_count(count: int, last: str) -> None:
     ids = parse(f"clients.count={count}", "selection.m=1").client_ids
-    assert ids[-1] == last
-    assert ids == sorted(ids)
-    assert len(set(ids)) == count
+    assert ids == sorted(set(ids))
+    assert (len(ids), ids[-1]) == (count, last)
 
 
 def test_round_1_waits_for_everybody_and_tau_min_is_estimated_unless_said() -> None:
@@ -459,9 +456,7 @@ def test_round_1_waits_for_everybody_and_tau_min_is_estimated_unless_said() -> N
 
 def test_privacy_is_all_or_nothing_and_what_changes_it_changes_what_both_ends_compare() -> None:
     on, off = parse(), parse("privacy.enabled=false")
-    assert budget_of(on.privacy) is not None
-    assert mechanism_of(on.privacy) is not None
-    assert schedule_of(on.privacy)
+    assert all((budget_of(on.privacy), mechanism_of(on.privacy), schedule_of(on.privacy)))
     assert (budget_of(off.privacy), mechanism_of(off.privacy), schedule_of(off.privacy)) == (None, None, "")
 
     for override in ("privacy.epsilon_budget=9.0", "privacy.eta=0.5", "privacy.unit=vector", "privacy.clip=0.5"):
@@ -470,10 +465,8 @@ def test_privacy_is_all_or_nothing_and_what_changes_it_changes_what_both_ends_co
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_takes_m_and_its_own_table(name: str) -> None:
-    experiment = parse_experiment(f'selection = {{ m = 3, policy = "{name}" }}')
-    policy = selected_policy(experiment.selection)
-    assert type(policy) is POLICIES[name]
-    assert policy.m == 3
+    policy = selected_policy(parse_experiment(f'selection = {{ m = 3, policy = "{name}" }}').selection)
+    assert (type(policy), policy.m) == (POLICIES[name], 3)
 
 
 def test_a_policys_record_is_built_from_its_table() -> None:
@@ -495,8 +488,7 @@ def test_shared_ledgers_lie_beside_the_file_wherever_it_is_run(tmp_path: Path, m
     (tmp_path / "mine/mine.toml").write_text('[privacy]\nledger_dir = "holders"\n')
     for folder in (tmp_path, tmp_path / "mine"):
         monkeypatch.chdir(folder)
-        found = load_experiment(str(tmp_path / "mine/mine.toml")).privacy.ledger_dir
-        assert found == str(tmp_path / "mine/holders")
+        assert load_experiment(str(tmp_path / "mine/mine.toml")).privacy.ledger_dir == str(tmp_path / "mine/holders")
     said = load_experiment(str(tmp_path / "mine/mine.toml"), ["privacy.ledger_dir=said"])
     assert said.privacy.ledger_dir == str(tmp_path / "mine/said")
     assert load_experiment("demo", ["privacy.ledger_dir="]).privacy.ledger_dir == ""

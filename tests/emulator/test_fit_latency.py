@@ -75,23 +75,19 @@ def test_few_values_are_their_own_law_and_independent_latencies_get_no_memory() 
     assert fitted.table["kind"] == "values"
     assert isinstance(fitted.law, Empirical)
     assert fitted.law.values_s == pytest.approx(np.sort(few.seconds), rel=1e-5)
-    kinds = [fit_law(drawn(LogNormal(0.2, 0.1), 300, seed)).table["kind"] for seed in range(20)]
-    assert "markov" not in kinds
+    assert "markov" not in [fit_law(drawn(LogNormal(0.2, 0.1), 300, seed)).table["kind"] for seed in range(20)]
 
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_link_with_two_states_keeps_them(every: int) -> None:
     """Also where only some rounds were observed."""
-    law = MarkovDelay(LogNormal(0.1, 0.02), LogNormal(0.6, 0.15), 0.05, 0.15, path=3)
-    whole = drawn(law, 4000)
+    whole = drawn(MarkovDelay(LogNormal(0.1, 0.02), LogNormal(0.6, 0.15), 0.05, 0.15, path=3), 4000)
     kept = np.random.default_rng(1).random(4000) < 1 / every
-    latencies = ClientLatencies(whole.seconds[kept], whole.round[kept])
-    fitted = fit_law(latencies).law
+    fitted = fit_law(ClientLatencies(whole.seconds[kept], whole.round[kept])).law
     assert isinstance(fitted, MarkovDelay)
     assert fitted.good.mean_s == pytest.approx(0.1, rel=0.05)
     assert fitted.bad.mean_s == pytest.approx(0.6, rel=0.1)
-    assert fitted.to_bad == pytest.approx(0.05, rel=0.4)
-    assert fitted.to_good == pytest.approx(0.15, rel=0.4)
+    assert (fitted.to_bad, fitted.to_good) == pytest.approx((0.05, 0.15), rel=0.4)
 
 
 def cut(law: Delay, others: Delay, n: int) -> ClientLatencies:
@@ -207,8 +203,7 @@ def test_rows_are_taken_in_the_order_of_their_times_and_in_the_unit_said(
 
 def test_ping_needs_no_times_and_of_a_small_fleet_half_is_chosen(tmp_path: Path) -> None:
     reply = "64 bytes from 10.0.0.{0}: icmp_seq={1} ttl=9 time={0}.{1} ms\n"
-    replies = [reply.format(host, i) for host in (1, 2) for i in (1, 2)]
-    (tmp_path / "ping.log").write_text("".join(replies))
+    (tmp_path / "ping.log").write_text("".join(reply.format(host, i) for host in (1, 2) for i in (1, 2)))
     fit = pausefl.fit_latency(tmp_path / "ping.log", format="ping")
     assert {name: of.seconds.tolist() for name, of in fit.latencies.items()} == {
         "10.0.0.1": pytest.approx([0.0011, 0.0012]), "10.0.0.2": pytest.approx([0.0021, 0.0022])
@@ -308,8 +303,7 @@ def test_a_published_file_is_fitted_and_played(name: str, tmp_path: Path, capsys
         assert of.seconds == pytest.approx([ms / 1000 for ms in written_ms])
     assert tuple(len(of.bounds_s) for of in read) == (published.lost or (0,) * len(published.latencies_ms))
 
-    played = pausefl.run(pausefl.load(experiment, SMALL), tmp_path / "run", progress=False)
-    seen = played.columns("observations")
+    seen = pausefl.run(pausefl.load(experiment, SMALL), tmp_path / "run", progress=False).columns("observations")
     assert len(seen["client_id"]) == 2 * len(published.latencies_ms)
     for client, latency_s in zip(seen["client_id"], seen["latency_s"], strict=True):
         assert published.has(latency_s, client)
@@ -318,12 +312,10 @@ def test_a_published_file_is_fitted_and_played(name: str, tmp_path: Path, capsys
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_file_can_be_the_delays_of_an_experiment(name: str, tmp_path: Path) -> None:
     published, form = PUBLISHED[name], name.partition(",")[0]
-    file = published.write(tmp_path)
-    table = {"kind": "empirical", "file": str(file), "format": form} | published.options
+    table = {"kind": "empirical", "file": str(published.write(tmp_path)), "format": form} | published.options
     named = {"client_column": "client"} if form == "csv" else {}
     changes = {"clients.count": len(published.latencies_ms), "selection.m": 1, "latency.delay": table | named}
-    laws = delays_of(pausefl.load("demo", changes)).values()
-    for law, client in zip(laws, published.latencies_ms, strict=True):
+    for law, client in zip(delays_of(pausefl.load("demo", changes)).values(), published.latencies_ms, strict=True):
         assert isinstance(law, Empirical)
         assert all(published.has(value, client) for value in law.values_s)
 

@@ -120,8 +120,7 @@ def test_a_round_without_any_client_is_refused(command: str, tmp_path: Path) -> 
     groups = {"early": {"count": 2, "leave_round": 3}, "late": {"count": 2, "join_round": 5}}
     keys = {"experiment.rounds": 6, "clients.count": 4, "clients.groups": groups, "selection.m": 2}
     (file := tmp_path / "gap.toml").write_text(toml_of(keys))
-    arguments = [command, str(file), *(["--run-dir", str(tmp_path / "run")] if command == "run" else [])]
-    options = parse(parser(), arguments)
+    options = parse(parser(), [command, str(file), *(["--run-dir", str(tmp_path / "run")] if command == "run" else [])])
     with pytest.raises(ConfigError, match=r"clients\.groups: no client is there in round 3, before which a run would"):
         options.command(options)
     assert not (tmp_path / "run").exists()
@@ -132,9 +131,8 @@ def test_a_round_without_any_client_is_refused(command: str, tmp_path: Path) -> 
 # -- presence
 
 
-def on(availability: object, rounds: int = 12, client_id: str = "a") -> list[int]:
-    drawn: list[int] = availability.on(client_id, rounds, generator(1, "availability", client_id)).tolist()  # type: ignore[attr-defined]
-    return [int(is_on) for is_on in drawn]
+def on(availability: Any, rounds: int = 12, client_id: str = "a") -> list[int]:
+    return [int(is_on) for is_on in availability.on(client_id, rounds, generator(1, "availability", client_id))]
 
 
 def test_clients_are_there_when_their_availability_says(tmp_path: Path) -> None:
@@ -147,8 +145,7 @@ def test_clients_are_there_when_their_availability_says(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").unlink()  # read for each of a thousand clients, it took minutes before round 1
     assert trace.named == {"a", "b"}
     assert on(trace, 6) == [1, 1, 0, 0, 1, 1]
-    assert on(trace, 3, "b") == [0, 0, 0]
-    assert on(trace, 3, "c") == [1, 1, 1]
+    assert [on(trace, 3, client_id) for client_id in "bc"] == [[0, 0, 0], [1, 1, 1]]
 
 
 class Returning:
@@ -331,8 +328,7 @@ def test_labels_follow_a_dirichlet_law() -> None:
 
 def test_all_examples_of_the_most_frequent_label_are_kept() -> None:
     for concentration in (0.5, 1e100):
-        skewed = chain(LabelSkew(concentration)).examples(EXAMPLES, 10)
-        counts = np.bincount(skewed.labels, minlength=10)
+        counts = np.bincount(chain(LabelSkew(concentration)).examples(EXAMPLES, 10).labels, minlength=10)
         assert counts.max() == 300
     assert counts.min() > 280, "labels of equal shares are all kept"
     few = EXAMPLES.take(np.array([3]))  # of one example none is left out, whatever the draw
@@ -340,8 +336,7 @@ def test_all_examples_of_the_most_frequent_label_are_kept() -> None:
 
 
 def test_epochs_are_drawn_from_the_choices_and_quantities_differ_by_label() -> None:
-    drawn = {chain(LocalEpochs((2, 5)), client_id=f"c{k}").settings(SETTINGS).epochs for k in range(20)}
-    assert drawn == {2, 5}
+    assert {chain(LocalEpochs((2, 5)), client_id=f"c{k}").settings(SETTINGS).epochs for k in range(20)} == {2, 5}
     assert dataclasses.replace(chain(LocalEpochs()).settings(SETTINGS), epochs=1) == SETTINGS
     with pytest.raises(ValueError, match=r"choices = \[\]: must hold at least one number of epochs"):
         LocalEpochs(())
@@ -356,8 +351,7 @@ def test_a_poisoned_update_is_noise_with_the_norm_of_an_honest_one() -> None:
     for honest, poisoned in zip(HONEST, updates(GaussianUpdate(0.5)), strict=True):
         assert poisoned.dtype == np.float32
         assert np.linalg.norm(poisoned) == pytest.approx(0.5 * np.linalg.norm(honest), rel=1e-4)
-        spread = float(poisoned.std())
-        assert abs(poisoned.mean()) < 5 * spread / np.sqrt(SIZE)
+        assert abs(poisoned.mean()) < 5 * poisoned.std() / np.sqrt(SIZE)
     first, second, *_ = updates(GaussianUpdate())
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
     assert np.array_equal(first, updates(GaussianUpdate())[0])
@@ -369,9 +363,8 @@ def test_updates_are_scaled_and_turned_round_and_a_stale_model_is_that_of_an_ear
     for factor in (3.0, 0.0, float("nan")):
         with pytest.raises(ValueError, match=r"factor = .*: must be a finite number, below 0"):
             SignFlip(factor)
-    stale = [float(update[0]) for update in updates(StaleModel(2), rounds=5)]
     # The update is θ + t: θ is 10 for the first three rounds, then that of two rounds ago.
-    assert stale == [11.0, 12.0, 13.0, 24.0, 35.0]
+    assert [float(update[0]) for update in updates(StaleModel(2), rounds=5)] == [11.0, 12.0, 13.0, 24.0, 35.0]
 
 
 def test_dropping_out_happens_after_training_with_its_probability() -> None:
@@ -406,7 +399,6 @@ def test_a_share_of_a_group_is_slow() -> None:
 
 def test_a_chain_applies_one_after_the_other() -> None:
     assert np.array_equal(updates(ScaledUpdate(3.0), SignFlip())[0], -3 * HONEST[0])
-    both = chain(LabelFlip(), LabelFlip()).examples(EXAMPLES, 10)
-    assert both.labels[:3].tolist() == [2, 3, 4]
+    assert chain(LabelFlip(), LabelFlip()).examples(EXAMPLES, 10).labels[:3].tolist() == [2, 3, 4]
     first, second = updates(GaussianUpdate(), GaussianUpdate())[0], updates(GaussianUpdate())[0]
     assert not np.array_equal(first, second)  # each place in the chain has draws of its own

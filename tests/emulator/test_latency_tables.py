@@ -14,11 +14,9 @@ from pausefl.runtime.client.links import make_links
 from pausefl_proto.errors import ConfigError
 from rigs.links import delays_of, links_of
 
-FOUR = "[clients]\ncount = 4\n[selection]\nm = 2\n"
-
 
 def experiment(latency: str) -> Experiment:
-    return parse_experiment(FOUR + latency)
+    return parse_experiment("[clients]\ncount = 4\n[selection]\nm = 2\n" + latency)
 
 
 def made_links(parsed: Experiment, ids: list[str] | None = None, seed: int = 1):  # type: ignore[no-untyped-def]
@@ -59,8 +57,7 @@ def test_halves_are_planned_one_by_one_also_in_another_law_and_chains_of_clients
 def test_both_ways_are_drawn_apart_and_a_whole_exchange_is_split_and_scaled() -> None:
     way = 'kind = "exponential"\nmean_s = '
     parsed = experiment(f"[latency.down]\n{way}0.1\n[latency.up]\n{way}0.4\n")
-    link = made_links(parsed)["client-000"]
-    ways = np.array([(d.down_s, d.up_s) for d in map(link.draw, range(1, 2001))])
+    ways = np.array([(d.down_s, d.up_s) for d in map(made_links(parsed)["client-000"].draw, range(1, 2001))])
     assert ways.mean(axis=0) == pytest.approx([0.1, 0.4], rel=0.1)
     assert abs(np.corrcoef(ways.T)[0, 1]) < 0.1
     assert delays_of(parsed)["client-000"] == Sum((Exponential(0.1), Exponential(0.4)))
@@ -74,8 +71,7 @@ def test_both_ways_are_drawn_apart_and_a_whole_exchange_is_split_and_scaled() ->
 def test_draws_depend_on_seed_client_and_round_alone() -> None:
     parsed = experiment('[latency.delay]\nkind = "exponential"\nmean_s = 0.1\n')
     forwards = [made_links(parsed)["client-001"].draw(t) for t in range(1, 20)]
-    backwards = [made_links(parsed, ["client-001"])["client-001"].draw(t) for t in range(19, 0, -1)]
-    assert forwards == backwards[::-1]
+    assert forwards == [made_links(parsed, ["client-001"])["client-001"].draw(t) for t in range(19, 0, -1)][::-1]
     assert forwards != [made_links(parsed)["client-002"].draw(t) for t in range(1, 20)]
     assert forwards != [made_links(parsed, seed=2)["client-001"].draw(t) for t in range(1, 20)]
 
@@ -182,10 +178,8 @@ up = { kind = "constant", value_s = 0.8 }
 bandwidth = { up_bytes_per_s = 50 }
 """)
     own, other = made_links(parsed)["client-000"].draw(1), made_links(parsed)["client-001"].draw(1)
-    assert (own.down_s, own.up_s) == (0.3, 0.8)
-    assert (other.down_s, other.up_s) == (0.3, 0.1)
-    again = parse_experiment(parsed.to_toml())
-    for links in (links_of(parsed), links_of(again)):
+    assert [(delays.down_s, delays.up_s) for delays in (own, other)] == [(0.3, 0.8), (0.3, 0.1)]
+    for links in (links_of(parsed), links_of(parse_experiment(parsed.to_toml()))):
         bandwidth = links["client-000"].bandwidth
         assert (bandwidth.down_bytes_per_s, bandwidth.up_bytes_per_s, bandwidth.burst_bytes) == (100, 50, 7)
 
@@ -202,9 +196,8 @@ def test_an_access_point_is_within_one_group_of_clients() -> None:
 def test_what_has_no_mean_is_not_told_to_a_policy(kind: str) -> None:
     parsed = experiment(f'[selection.genie]\n[latency.delay]\nkind = "{kind}"\n{TABLES[kind]}\n')
     check_policies(parsed)
-    told = parse_experiment(parsed.to_toml(), ["selection.policy=genie"])
     with pytest.raises(ConfigError, match=f'a law of kind = "{kind}" changes with the round, so it has no mean'):
-        check_policies(told)
+        check_policies(parse_experiment(parsed.to_toml(), ["selection.policy=genie"]))
 
 
 # -- delays of a CSV file

@@ -75,8 +75,7 @@ def insertion(chosen: Any, small: tuple[float, ...] = (0.9, 0.7, 0.4, 0.1)) -> I
 
 def test_an_irrelevant_newcomer_costs_its_gap_to_the_critical_one() -> None:
     """The critical one is first chosen in round 2, then in 4, where I(1) ends, and in 5, where I(2) does."""
-    chosen = [[1, 0, 0, 1], [1, 1, 1, 0], [1, 0, 1, 1], [0, 1, 0, 0], [1, 1, 0, 1], [0, 0, 1, 1]]
-    it = insertion(chosen)
+    it = insertion([[1, 0, 0, 1], [1, 1, 1, 0], [1, 0, 1, 1], [0, 1, 0, 0], [1, 1, 0, 1], [0, 0, 1, 1]])
     assert it.critical == 1
     assert it.gaps == pytest.approx([0, 0, 0.3, 0.6])
     assert it.regret == pytest.approx([0.6, 0.3, 0.9, 0, 0.6, 0.9])
@@ -93,9 +92,8 @@ def test_intervals_tile_the_rounds_from_the_first_to_the_last_selection(chosen: 
     selections = np.flatnonzero(chosen[:, 1])
     assert len(lengths) == max(0, len(selections) - 1)
     if len(selections):
-        between = slice(selections[0] + 1, selections[-1] + 1)
         assert lengths.sum() == selections[-1] - selections[0]
-        assert regrets.sum() == pytest.approx(it.regret[between].sum())
+        assert regrets.sum() == pytest.approx(it.regret[selections[0] + 1 : selections[-1] + 1].sum())
 
 
 @pytest.mark.parametrize("small", [(0.9, 0.8, 0.7, 0.6), (0.1, 0.2, 0.3, 0.4)])
@@ -110,8 +108,7 @@ def test_with_one_kind_alone_there_is_nothing_to_regret(small: tuple[float, ...]
 
 
 def test_taking_everybody_costs_every_gap_in_every_round_and_without_newcomers_the_originals_are_chosen() -> None:
-    setting = DriftSetting({i: BernoulliDrift(0.5) for i in IDS}, Presence.of_all(IDS))
-    alone = simulate_newcomers(FedTs(2), setting, 30)
+    alone = simulate_newcomers(FedTs(2), DriftSetting({i: BernoulliDrift(0.5) for i in IDS}, Presence.of_all(IDS)), 30)
     assert (alone.insertions, alone.regret.tolist(), alone.table.chosen.sum()) == ((), [0] * 30, 60)
     result = play(FedTs(3, newcomer_share=1.0), 60, harmful=BernoulliDrift(0.25))
     assert result.threshold == pytest.approx((0.15 + 0.75) / 2)
@@ -151,12 +148,10 @@ def test_draws_are_the_same_for_every_policy_and_length() -> None:
 def test_only_harmful_newcomers_are_let_in_by_half_unless_guarded() -> None:
     """Two-means rates a newcomer by those chosen beside it, so its chance varies; the guard asks the originals."""
     laws: dict[str, DriftLaw] = dict.fromkeys(("relevant", "harmful"), LogNormalDrift(5.0, 0.5))
-    newcomers = slice(6, 12)
     for guarded, least, most in ((False, 0.35, 0.65), (True, 0.0, 0.0)):
         policy = FedTs(3, newcomer_share=1.0, guard="leave-one-out" if guarded else "none")
         result = play(policy, 200, seed=1, original=LogNormalDrift(1.0, 0.1), **laws)
-        successes = result.state.successes[newcomers].sum() / (6 * 196)
-        assert least <= successes <= most
+        assert least <= result.state.successes[6:12].sum() / (6 * 196) <= most
         assert (result.regret == 0).all()
 
 
@@ -225,13 +220,11 @@ def test_a_simulation_leaves_intervals_curves_and_a_figure(tmp_path: Path) -> No
     chances = joined["small_drift_probability"]
     gap = chances["critical"] - chances["greatest of irrelevant"]
     assert joined["warm_up_rounds"] == pytest.approx(24 * math.log(90) / gap**2)
-    with (tmp_path / "out/simulation.csv").open() as file:
-        curve = list(csv.DictReader(file))
+    curve = list(csv.DictReader((tmp_path / "out/simulation.csv").read_text().splitlines()))
     assert [int(row["round"]) for row in curve] == list(range(1, 91))
     assert float(curve[-1]["regret"]) == pytest.approx(summary["regret"])
     assert float(curve[-1]["regret"]) == pytest.approx(gap * int(curve[-1]["irrelevant_chosen"]))
-    with (tmp_path / "out/intervals.csv").open() as file:
-        groups = list(csv.DictReader(file))
+    groups = list(csv.DictReader((tmp_path / "out/intervals.csv").read_text().splitlines()))
     assert [(int(g["first"]), int(g["last"])) for g in groups][:3] == [(1, 1), (2, 3), (4, 7)]
     assert int(groups[-1]["last"]) == joined["intervals"]
     means = [(int(g["last"]) - int(g["first"]) + 1, float(g["mean_regret"])) for g in groups]

@@ -69,10 +69,8 @@ def test_dominant_labels_leave_every_example_with_one_client(seed: int, clients:
 def test_iid_sizes_differ_by_one_at_most_and_a_dominant_label_is_about_a_quarter() -> None:
     assert {part.size for part in deal(Iid(), 7)} == {857, 858}
     parts = deal(DominantLabel(), 30)
-    shares = [np.bincount(LABELS[part]).max() / part.size for part in parts]
-    assert np.mean(shares) == pytest.approx(0.25, abs=0.02)
-    dominant = {int(np.bincount(LABELS[part]).argmax()) for part in parts}
-    assert dominant == set(range(10))
+    assert np.mean([np.bincount(LABELS[part]).max() / part.size for part in parts]) == pytest.approx(0.25, abs=0.02)
+    assert {int(np.bincount(LABELS[part]).argmax()) for part in parts} == set(range(10))
 
 
 @pytest.mark.parametrize("concentration", [2.0, 20.0])
@@ -165,5 +163,4 @@ def test_a_partitioner_cannot_change_what_it_is_given(owned: bool) -> None:
     labels, owners = np.array([1, 0, 1, 0]), np.array([3, 2, 1, 0])
     with pytest.raises(ValueError, match="read-only"):
         partition(_Sorting(), labels, clients=2, classes=2, seed=0, owners=owners if owned else None)
-    assert labels.tolist() == [1, 0, 1, 0]
-    assert owners.tolist() == [3, 2, 1, 0]
+    assert (labels.tolist(), owners.tolist()) == ([1, 0, 1, 0], [3, 2, 1, 0])

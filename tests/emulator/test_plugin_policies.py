@@ -32,7 +32,6 @@ from rigs.places import ROOT
 from rigs.policies import M, Play, context_of, every_policy, policy_of
 from rigs.refusals import complaint, refused
 
-DOCUMENT = ROOT / "docs" / "selection.md"
 OwnModule = Callable[[str, str], Path]
 
 
@@ -182,9 +181,8 @@ class Mismade(Policy):
 )
 def test_a_policy_that_cannot_be_made_says_where_or_names_a_key(error: str, said: str, own_module: OwnModule) -> None:
     file = own_module("mismade", MISMADE.format(error=error))
-    experiment = parse_experiment("", ["selection.policy=mismade:Mismade"])
     with pytest.raises(ConfigError) as refused:
-        selected_policy(experiment.selection)
+        selected_policy(parse_experiment("", ["selection.policy=mismade:Mismade"]).selection)
     assert str(refused.value) == 'selection."mismade:Mismade"' + said.replace("FILE", str(file))
 
 
@@ -246,7 +244,7 @@ def test_policies_say_what_clients_must_disclose_and_ask_for_an_oracle() -> None
 
 def example(name: str) -> str:
     """The Python block that starts with this file name."""
-    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/selection.md").read_text("utf-8"), re.DOTALL)
     (block,) = [block for block in blocks if block.startswith(f'"""{name}.py:')]
     return str(block)
 
@@ -255,8 +253,7 @@ def test_the_documented_policy_and_phi_of_ones_own_work(own_module: OwnModule) -
     own_module("my_policies", example("my_policies"))
     name = "my_policies:EqualTurns"
     experiment = parse_experiment("", {"selection.policy": name, "selection.m": 4, f'selection."{name}".slack': 2})
-    play = Play(selected_policy(experiment.selection)).rounds(13)
-    assert np.ptp(play.table.chosen) <= 2
+    assert np.ptp(Play(selected_policy(experiment.selection)).rounds(13).table.chosen) <= 2
     with refused("slack = 0: must be at least 1"):
         selected_policy(parse_experiment("", {f'selection."{name}".slack': 0}).selection, name)
     own_module("my_phi", example("my_phi"))

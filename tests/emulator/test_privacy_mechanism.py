@@ -142,8 +142,7 @@ def test_noise_does_not_follow_from_anything_public(seed: int) -> None:
 
 def test_noise_is_fresh_for_every_coordinate_and_release() -> None:
     mechanism, source = Mechanism("coordinate", 1.0), NumpyLaplace(np.random.default_rng(7))
-    noise = [mechanism.privatise(np.zeros(N, np.float32), 1.0, source) for _ in range(2)]
-    everything = np.concatenate(noise)
+    everything = np.concatenate([mechanism.privatise(np.zeros(N, np.float32), 1.0, source) for _ in range(2)])
     # Rounded to float32, a few hundred of 200,000 draws may coincide; a reused chunk would repeat 34,000.
     assert np.unique(everything).size > 0.97 * everything.size
     for lag in (1, 1 << 16, N):
@@ -185,8 +184,7 @@ def test_each_bit_of_entropy_is_used(monkeypatch: pytest.MonkeyPatch, draw: Call
     """128 bits are asked for at every release, and as many draws differ as there are bits to turn."""
     entropy = bytes(range(16))
     turned = [(int.from_bytes(entropy) ^ 1 << bit).to_bytes(16) for bit in range(128)]
-    drawn = [draws(monkeypatch, given, draw) for given in (entropy, *turned)]
-    assert len(set(drawn)) == 1 + bits
+    assert len({draws(monkeypatch, given, draw) for given in (entropy, *turned)}) == 1 + bits
 
 
 def test_torch_is_not_trusted_with_a_seed_of_32_bits_and_philox_begins_where_it_can_count_from() -> None:

@@ -34,7 +34,6 @@ from rigs.command import played, run, summary_of
 
 Floats = npt.NDArray[np.float64]
 
-CPU = torch.device("cpu")
 torch.set_num_threads(1)  # as clients have it
 N, ETA, STEPS = 12, 0.05, 3
 CLIENTS = 4  # of which two train in every round
@@ -54,12 +53,11 @@ class Client:
 
     def trainer(self, method: TrainingMethod, model: Callable[[], nn.Module] | None = None) -> TorchTrainer:
         """STEPS steps of plain SGD a round on all examples."""
-        examples = Examples(self.x.astype(np.float32), self.y.astype(np.float32))
         return TorchTrainer(
             (model or linear)(),
-            LocalData(examples, task=Regression(1.0)),
+            LocalData(Examples(self.x.astype(np.float32), self.y.astype(np.float32)), task=Regression(1.0)),
             TrainingSettings("sgd", ETA, batch_size=N, epochs=STEPS),
-            device=CPU,
+            device=torch.device("cpu"),
             seed=1,
             client_id="a",
             method=method,
@@ -91,8 +89,7 @@ START = np.array([0.3, -0.2, 0.1], np.float32)
 def test_scaffold_is_algorithm_1_with_option_2() -> None:
     clients = [Client(1), Client(2)]
     trainers = [client.trainer(Scaffold()) for client in clients]
-    theta_0 = np.concatenate((START, np.zeros(3, np.float32)))
-    model = GlobalModel.start(theta_0, ServerOptimizer(), model_size=3)
+    model = GlobalModel.start(np.concatenate((START, np.zeros(3, np.float32))), ServerOptimizer(), model_size=3)
     x, c, own = START.astype(np.float64), np.zeros(3), [np.zeros(3), np.zeros(3)]
     for t in (1, 2, 3):
         updates = [trainer.train(model.theta, round=t).update for trainer in trainers]

@@ -59,8 +59,7 @@ def test_few_seeds_have_no_interval(n_seeds: int) -> None:
 
 def test_an_interval_is_scipys_and_covers_the_truth_about_as_often_as_it_says() -> None:
     """With ten seeds a percentile interval of the mean is known to be somewhat narrow: about 90 % instead of 95 %."""
-    draws = np.random.default_rng(3).normal(0.0, 1.0, (300, 10))
-    found = [bounds(mean_interval(values)) for values in draws]
+    found = [bounds(mean_interval(values)) for values in np.random.default_rng(3).normal(0.0, 1.0, (300, 10))]
     assert 0.85 < np.mean([low <= 0 <= high for low, high in found]) < 0.97
     drawn = np.random.default_rng(1).normal(5.0, 2.0, 12)
     theirs = stats.bootstrap((drawn,), np.mean, method="percentile", n_resamples=20_000, rng=2).confidence_interval
@@ -77,8 +76,7 @@ ACCURACIES = [
 @pytest.mark.parametrize(("n_seeds", "stated"), [(10, 0.83), (5, 0.60)])
 def test_an_interval_of_skewed_accuracies_covers_less_often_as_stated(n_seeds: int, stated: float) -> None:
     """The shares that docs/results.md states."""
-    draws = np.random.default_rng(1).choice(ACCURACIES, (2000, n_seeds))
-    found = [bounds(mean_interval(values)) for values in draws]
+    found = [bounds(mean_interval(values)) for values in np.random.default_rng(1).choice(ACCURACIES, (2000, n_seeds))]
     assert np.mean([low <= np.mean(ACCURACIES) <= high for low, high in found]) == pytest.approx(stated, abs=0.02)
 
 
@@ -155,8 +153,7 @@ def test_a_censored_pair_is_no_win_unless_it_is_known_to_be_later() -> None:
 def test_the_first_evaluation_that_reaches_an_accuracy_counts_and_the_last_censors_and_smoothing_averages() -> None:
     times = [np.array([1.0, 2.0, 3.0])] * 2
     found = first_reached(times, [np.array([0.1, 0.5, 0.4]), np.array([0.1, 0.2, 0.3])], 0.5)
-    assert found.seconds.tolist() == [2.0, 3.0]
-    assert found.reached.tolist() == [True, False]
+    assert (found.seconds.tolist(), found.reached.tolist()) == ([2.0, 3.0], [True, False])
     rounds, values = np.array([0.0, 5.0, 10.0, 15.0]), np.array([1.0, 2.0, 4.0, 6.0])
     assert [smoothed(rounds, values, last).tolist() for last in (10, 1)] == [[1.0, 1.5, 3.0, 5.0], values.tolist()]
 

@@ -101,20 +101,18 @@ def test_the_terminal_shows_the_numbers_and_ids_are_no_markup() -> None:
     out = io.StringIO()
     console, clock = Console(file=out, force_terminal=True, width=100, color_system=None), Clock()
     assert isinstance(make_view(console, "demo"), TerminalView)
-    view = TerminalView(console, "demo", clock)
-    with view:
+    with TerminalView(console, "demo", clock) as view:
         view.show(MetricsServed("http://127.0.0.1:9000/metrics"))
         view.show(round_event(10))
         clock.advance(4)
         view.show(evaluation(10, 0.5))
         view.show(round_event(12))
         view.show(Notice("client [b]d left"))
-    shown = out.getvalue()
     for text in (
         *("round 12/100", "2:56 left", "50.0%", "3.0 s", "greatest ε (coordinate)", "1.5 of 40"),
         *("30 clients connected", "0.250 s", "[red]c, d", "client [b]d left", "127.0.0.1:9000"),
     ):
-        assert text in shown
+        assert text in out.getvalue()
 
 
 def test_a_terminal_is_shown_something_before_anything_is_known_and_a_pipe_gets_plain_lines() -> None:
@@ -183,5 +181,4 @@ def test_the_summary_and_the_progress_of_a_run_fit_and_are_not_cut() -> None:
             view.show(round_event(12, chosen=tuple(f"client-{k:03}" for k in (1, 2, 3, 5, 8, 13, 21)), missed_jobs=3))
             view.show(Notice("client-021 left: its stream broke while the server was waiting for its update"))
 
-    narrow = check_nothing_is_cut(draw)
-    assert "and 2 more" in re.sub(r"\s+", " ", narrow)
+    assert "and 2 more" in re.sub(r"\s+", " ", check_nothing_is_cut(draw))

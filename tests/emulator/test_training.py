@@ -132,8 +132,7 @@ def test_a_new_thread_trains_as_one_that_has_computed_before() -> None:
 def test_fedprox_adds_the_gradient_of_the_distance_to_the_rounds_model() -> None:
     """Two steps over all examples by hand: the first is at the anchor, the second is pulled back by μ(w − θ)."""
     mu, plain = 3.0, TrainingSettings("sgd", 0.1, len(EXAMPLES), 2, None)
-    one = TrainingSettings("sgd", 0.1, len(EXAMPLES), 1, None)
-    first = make_trainer(one).train(THETA, round=1).update
+    first = make_trainer(TrainingSettings("sgd", 0.1, len(EXAMPLES), 1, None)).train(THETA, round=1).update
     expected = make_trainer(plain).train(THETA, round=1).update - np.float32(0.1 * mu) * first
     trainer = make_trainer(plain, method=FedProx(mu))
     trainer.train(THETA + 1, round=1)  # the anchor is this round's model, not an earlier one's
@@ -144,8 +143,7 @@ def test_adam_remembers_the_rounds_before_and_sgd_does_not() -> None:
     for settings, remembers in ((ADAM, True), (SGD, False)):
         fresh, used = make_trainer(settings), make_trainer(settings)
         used.train(THETA, round=1)
-        same = np.array_equal(fresh.train(THETA, round=2).update, used.train(THETA, round=2).update)
-        assert same is not remembers
+        assert np.array_equal(fresh.train(THETA, round=2).update, used.train(THETA, round=2).update) is not remembers
 
 
 @pytest.mark.parametrize(
@@ -187,8 +185,7 @@ def test_a_device_is_the_one_named_or_cuda_where_there_is_one_and_client_process
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_trains_as_the_cpu_does() -> None:
     here, there = (make_trainer(SGD, device=torch.device(device)) for device in ("cpu", "cuda"))
-    expected = here.train(THETA, round=1).update
-    np.testing.assert_allclose(there.train(THETA, round=1).update, expected, atol=1e-5)
+    np.testing.assert_allclose(there.train(THETA, round=1).update, here.train(THETA, round=1).update, atol=1e-5)
 
 
 def test_a_synthetic_update_differs_by_client_and_round() -> None:
@@ -288,8 +285,7 @@ def test_a_round_trained_again_gives_the_same_update(tmp_path: Path, whole: dict
         client.start()
         assert client.train(round_) == update
         client.start()
-        assert client.train(round_) == update
-        assert client.train(round_, attempt=2) == update
+        assert client.train(round_) == client.train(round_, attempt=2) == update
 
 
 @pytest.mark.parametrize("participations", [1, 2])

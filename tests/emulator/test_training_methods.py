@@ -30,8 +30,7 @@ from pausefl_proto.wire import Vector
 
 CPU = torch.device("cpu")
 torch.set_num_threads(1)  # as clients have it
-DIGITS = load_dataset("digits", seed=1)
-EXAMPLES = DIGITS.train.take(np.arange(90))
+EXAMPLES = load_dataset("digits", seed=1).train.take(np.arange(90))
 
 
 def network() -> nn.Module:
@@ -96,9 +95,8 @@ def test_every_schedule_depends_on_the_round_alone(kind: str) -> None:
     rates = [LearningRates(settings).at(t) for t in range(1, 9)]
     assert len(set(rates)) > 1
     assert LearningRates(settings).at(8) == rates[7]
-    jumped = trainer_of(settings)
     updates(trainer_of(settings), 7)
-    assert np.array_equal(updates(jumped, 1, first=8)[0], updates(trainer_of(settings), 8)[7])
+    assert np.array_equal(updates(trainer_of(settings), 1, first=8)[0], updates(trainer_of(settings), 8)[7])
 
 
 @pytest.mark.parametrize(
@@ -240,9 +238,8 @@ def test_what_a_method_may_remember_is_read_back(monkeypatch: pytest.MonkeyPatch
     state = {"a": torch.ones(2), "b": [1, 0.5, "x", None, True, (b"y",)], "c": {1: OrderedDict(d={2})}}
     kept: list[Mapping[str, Any]] = []
     trainer = trainer_of(TrainingSettings("sgd"), Returning(state=state))
-    saved = trainer.state()
     monkeypatch.setattr(trainer.method, "restore", kept.append)
-    trainer.restore(saved)
+    trainer.restore(trainer.state())
     assert str(kept[0]) == str(state)
 
 
@@ -264,8 +261,7 @@ def test_tokens_are_classified_one_by_one_and_a_regression_is_scored_by_its_shar
 
 
 def regression_set(seed: int) -> Dataset:
-    rng = np.random.default_rng(seed)
-    inputs = rng.standard_normal((300, 4), np.float32)
+    inputs = np.random.default_rng(seed).standard_normal((300, 4), np.float32)
     examples = Examples(inputs, (inputs @ np.array([1, -2, 3, 0.5], np.float32)).astype(np.float32))
     train, validation, test = (examples.take(rows) for rows in np.split(np.arange(300), [200, 250]))
     return Dataset("plane", train, validation, test, classes=1, task=Regression(14.0))

@@ -85,8 +85,7 @@ def test_time_waits_for_work_and_the_work_takes_what_was_said() -> None:
             may_end.set()  # the work may take as long as it wants before its time is over
 
         async def working() -> None:
-            result = await asyncio.wrap_future(workers.submit(work))
-            seen.append((result, clock()))
+            seen.append((await asyncio.wrap_future(workers.submit(work)), clock()))
 
         await asyncio.gather(working(), timer(1.0), timer(3.0))
         return seen
