@@ -64,8 +64,7 @@ async def test_a_round_without_an_answer_is_tried_again_with_other_clients_and_s
         assert [attempt.attempt for attempt in played.attempts] == [1, 2, 3]
         assert {c for attempt in played.attempts for c in attempt.chosen} == set("abc"), "each was asked once"
         assert played.failed_attempts[0].model_digest != played.model_digest
-        assert r.telemetry.now.failed_attempts == 2
-        assert r.telemetry.now.missed == {"refused": 2}
+        assert (r.telemetry.now.failed_attempts, r.telemetry.now.missed) == (2, {"refused": 2})
         assert (r.coordinator.outcome, r.coordinator.state.round) == ("completed", 1)
     choices = choices_on(RecordedLog([played], ()), Random(1), r.settings)
     assert [(choice.round, choice.attempt) for choice in choices] == [(1, 1), (1, 2), (1, 3)]
@@ -81,8 +80,7 @@ async def test_the_wait_of_a_failed_attempt_is_part_of_the_total(rig: MakeRig) -
     async with rig(All(1), rounds=1, minimum_clients=1, round_timeout_s=0.25).running() as r:
         a = await r.join("a", manual=True)
         await a.next_job()  # and no answer
-        job = await a.next_job()
-        await a.answer(1, attempt=job.attempt)
+        await a.answer(1, attempt=(await a.next_job()).attempt)
         await r.played()
         (played,) = r.store.rounds()
         (failed,) = played.failed_attempts
@@ -133,15 +131,13 @@ async def test_a_run_killed_between_two_attempts_goes_on_with_the_next(tmp_path:
         first = await next_asked(r)
         await refuse(r, first)
         second = await next_asked(r)  # its job is out when the run is killed
-    store = Store(tmp_path / "run.db")
-    assert store.attempts() == {1: 2}
-    assert [a.chosen for a in store.failed_attempts()] == [(first.client_id,)]
-    store.close()
+    with closing(Store(tmp_path / "run.db")) as store:
+        assert store.attempts() == {1: 2}
+        assert [a.chosen for a in store.failed_attempts()] == [(first.client_id,)]
     async with rig(Random(1), **RANDOM).running() as r:
         await r.join_all("abc", manual=True)
         again = await next_asked(r)
-        job = await again.next_job()
-        assert (again.client_id, job.attempt) == (second.client_id, 2)
+        assert (again.client_id, (await again.next_job()).attempt) == (second.client_id, 2)
         await again.answer(1, attempt=2)
         await r.played()
         (played,) = r.store.rounds()
@@ -172,8 +168,7 @@ def test_what_clients_said_of_failed_jobs_is_told_and_no_other_reason() -> None:
     misses = tuple(Miss(c, kind, 1.0, 1.0, reason=reason) for c, (kind, reason) in reasons.items())  # type: ignore[arg-type]
     tally = RunTally([record(1, chosen=tuple(reasons), misses=misses)])
     assert tally.failures == [{"reason": "out of memory", "jobs": 1}]
-    assert tally.missed_jobs == {"refused": 1, "timeout": 1}
-    assert tally.unneeded_jobs == 1
+    assert (tally.missed_jobs, tally.unneeded_jobs) == ({"refused": 1, "timeout": 1}, 1)
 
 
 def test_the_first_loss_that_is_not_finite_is_noticed() -> None:
@@ -214,8 +209,7 @@ def test_a_client_whose_training_gives_no_numbers_refuses_its_jobs_and_spends_no
     }  # fmt: skip
     run_dir = tmp_path / "run"
     summary = pausefl.run(pausefl.load("demo", settings), run_dir, progress=False).summary
-    assert summary["missed_jobs"] == {"refused": 3}
-    assert summary["rejected_updates"] == 0
+    assert (summary["missed_jobs"], summary["rejected_updates"]) == ({"refused": 3}, 0)
     assert [failure["jobs"] for failure in summary["failures"]] == [3]
     assert ("not finite" in summary["failures"][0]["reason"]) == (not private)
     assert (run_dir / "server.log").read_text().count("failed: its update holds values that are not finite") == 3
@@ -246,8 +240,7 @@ def test_a_stated_size_counts_up_to_the_cap_or_without_one_to_five_times_the_med
 
 
 def test_an_overstated_size_buys_neither_every_round_nor_the_average() -> None:
-    ids = [f"client-{k:02}" for k in range(30)]
-    play = Play(policy_of("pause", m=5), ids)
+    play = Play(policy_of("pause", m=5), [f"client-{k:02}" for k in range(30)])
     play.table.apply_events([LogEvent("joined", "client-00", n_examples=10**9)], round=1)
     play.rounds(60)
     assert play.table.chosen[play.table.row_of["client-00"]] < 50
@@ -264,9 +257,8 @@ def test_no_share_in_g_or_of_the_average_exceeds_the_greatest_weight_share() -> 
 
 
 def test_the_summary_lists_who_was_capped_and_how_often() -> None:
-    table = table_of({"a": 100, "b": 10**9})
     events = [LogEvent("capped", "a", "device time")] * 2 + [LogEvent("capped", "b", "weight in the average")]
-    assert RunTally((), late_events=events).capped(table) == {
+    assert RunTally((), late_events=events).capped(table_of({"a": 100, "b": 10**9})) == {
         "a": {"device time": 2},
         "b": {"stated examples": 10**9, "weight in the average": 1},
     }
@@ -310,8 +302,7 @@ async def test_a_late_update_adds_nothing_to_its_clients_greatest_share(rig: Mak
 
 
 async def test_a_client_states_label_counts_and_none_of_the_policys_statistics(rig: MakeRig) -> None:
-    disclosed = frozenset({"labels"})
-    async with rig(All(1), rounds=1, minimum_clients=1, privacy=None, disclosed=disclosed).running() as r:
+    async with rig(All(1), rounds=1, minimum_clients=1, privacy=None, disclosed=frozenset({"labels"})).running() as r:
         a = await r.join("a", manual=True)
         await a.play(1, statistics={"label_0": 3.0, "label_1": 7.0, "cosine": 1e9, "drift": 0.0})
         await r.played()
@@ -324,8 +315,7 @@ def test_stated_label_counts_and_losses_count_up_to_a_bound_and_no_count_below_0
     table = table_of({"a": 100})
     stated = observation("a", loss=-1e12, statistics={"label_0": -5.0, "label_1": 1e12, "label_2": 7.0})
     table.apply_round(record(1, stated))
-    assert table.label_counts[0].tolist() == [0.0, 1e9, 7.0]
-    assert table.last_loss.tolist() == [-1e9]
+    assert (table.label_counts[0].tolist(), table.last_loss.tolist()) == ([0.0, 1e9, 7.0], [-1e9])
 
 
 @every_policy

@@ -65,8 +65,7 @@ def test_a_frame_before_round_1_says_who_is_awaited(make_telemetry: MakeTelemetr
 def test_a_frame_shows_curves_parts_and_doubts(make_telemetry: MakeTelemetry) -> None:
     telemetry = make_telemetry(PRIVATE, info=INFO)
     second = record(2, ["a", "b"], suspect=("clients steal_share",), elapsed_s=5.0)
-    rounds = [record(1, ["a", "b"], elapsed_s=2.5), second]
-    replay(All(2), 1, rounds, telemetry.round_committed)
+    replay(All(2), 1, [record(1, ["a", "b"], elapsed_s=2.5), second], telemetry.round_committed)
     telemetry.evaluated(2, Evaluation("test", subset=True, n_examples=9, accuracy=0.75, loss=1.0))
     telemetry.evaluated(2, Evaluation("test", subset=False, n_examples=99, accuracy=0.8, loss=1.0))
     shown = frame(telemetry.now, telemetry.settings)
@@ -130,8 +129,7 @@ def test_of_a_large_fleet_the_first_hundred_by_either_order_are_shown(make_telem
     replay(All(1000), 1, [record(1, names)], telemetry.round_committed)
     shown = frame(telemetry.now, telemetry.settings)
     assert shown["clients"]["total"] == 1000
-    ids = [row["id"] for row in shown["clients"]["rows"]]
-    assert ids == names[:ROWS_MAX] + names[-ROWS_MAX:]
+    assert [row["id"] for row in shown["clients"]["rows"]] == names[:ROWS_MAX] + names[-ROWS_MAX:]
     assert len(shown["last"]["exchanges"]) == ROWS_MAX
     assert shown["last"]["exchanges"][0]["client"] == names[-1]
 
@@ -140,9 +138,9 @@ def test_of_a_large_fleet_the_first_hundred_by_either_order_are_shown(make_telem
 
 
 @contextmanager
-def served(telemetry: Telemetry) -> Iterator[tuple[LivePage, str]]:
+def served(telemetry: Telemetry, port: int = 0) -> Iterator[tuple[LivePage, str]]:
     page = LivePage(telemetry, Path("/runs/run-1"))
-    server = WebServer("127.0.0.1", 0, page.routes, key="metrics.port")
+    server = WebServer("127.0.0.1", port, page.routes, key="metrics.port")
     try:
         yield page, server.address
     finally:
@@ -222,8 +220,7 @@ def test_a_reader_that_takes_nothing_holds_nobody_up(make_telemetry: MakeTelemet
 def test_readers_are_bounded_and_leave_their_seats(make_telemetry: MakeTelemetry) -> None:
     with served(make_telemetry(PRIVATE)) as (page, address):
         readers = [get(address, "/events") for _ in range(READERS_MAX)]
-        assert get(address, "/events").status == 503
-        assert get(address, "/").status == 200
+        assert [get(address, path).status for path in ("/events", "/")] == [503, 200]
         page.close()
         for reader in readers:
             while next_frame(reader) is not None:
@@ -400,13 +397,11 @@ def test_a_browser_shows_a_real_run(browser: Browser, tmp_path: Path) -> None:
     assert browser.ask("document.querySelector('#latency-unit').textContent") == "communication, emulated seconds"
     assert "0.02 per emulated one of delay" in browser.ask("document.querySelector('#numbers').textContent")
     assert browser.ask("document.querySelector('#report code').innerText") == str(run_dir / "report.html")
-    names = browser.ask(f"({TEXTS})('#rows td:first-child')")
-    assert sorted(names) == [f"client-{k:03}" for k in range(4)]
+    assert sorted(browser.ask(f"({TEXTS})('#rows td:first-child')")) == [f"client-{k:03}" for k in range(4)]
     assert browser.ask(f"({TEXTS})('#waterfall text.name > title').length") == 2
     assert browser.ask(f"({TEXTS})('#waterfall rect').length") > 8
     summary = json.loads((run_dir / "summary.json").read_text())
-    numbers = "".join(browser.ask(f"({TEXTS})('#numbers dd')"))
-    assert f"{100 * summary['final_accuracy']:.1f} %" in numbers
+    assert f"{100 * summary['final_accuracy']:.1f} %" in "".join(browser.ask(f"({TEXTS})('#numbers dd')"))
     for screen in (PHONE, DESK):
         for scheme in ("light", "dark"):
             browser.look_like(screen, scheme)
@@ -464,8 +459,5 @@ def test_it_comes_back_when_the_server_does(browser: Browser, make_telemetry: Ma
         browser.wait_for("document.querySelector('#state').textContent === 'waiting for clients: 0 of 2'")
     browser.wait_for("document.querySelector('#state').dataset.state === 'lost'")
     replay(All(2), 1, [record(1, ["a", "b"])], telemetry.round_committed)
-    page = LivePage(telemetry, Path("/runs/run-1"))
-    server = WebServer("127.0.0.1", int(address.rpartition(":")[2]), page.routes, key="metrics.port")
-    browser.wait_for("document.querySelectorAll('#rows tr').length === 2")
-    page.close()
-    server.close()
+    with served(telemetry, int(address.rpartition(":")[2])):
+        browser.wait_for("document.querySelectorAll('#rows tr').length === 2")

@@ -96,11 +96,9 @@ async def test_a_round_ends_with_its_quorum_and_blames_no_client_that_it_did_not
         assert not first.is_censored
         assert second.chosen == ("a", "b", "c", "d"), "none of them rests"
         table = r.coordinator.state.table
-        assert table.measured.tolist() == [2, 2, 2, 2]
-        assert table.misses_in_a_row.tolist() == [0, 0, 0, 0]
+        assert (table.measured.tolist(), table.misses_in_a_row.tolist()) == ([2, 2, 2, 2], [0, 0, 0, 0])
         assert (1, 1) in peers["c"].withdrawn
-        assert r.coordinator.state.missed_jobs == 0
-        assert r.telemetry.now.missed == {"unneeded": 4}
+        assert (r.coordinator.state.missed_jobs, r.telemetry.now.missed) == (0, {"unneeded": 4})
 
 
 async def test_the_first_m_of_more_clients_are_waited_for(rig: MakeRig) -> None:
@@ -134,8 +132,7 @@ async def test_a_dropped_late_update_is_paid_for_and_counted(rig: MakeRig) -> No
         await play_with_late_b(r)
         assert ("late", "b") in r.events()
         assert r.telemetry.now.late == 1, "also where no later round tells of it"
-        assert r.spent("b") == (1, BUDGET.spent(1))
-        assert r.rejected() == 0
+        assert (r.rejected(), r.spent("b")) == (0, (1, BUDGET.spent(1)))
         assert r.coordinator.state.table.used.tolist() == [2, 0]
 
 
@@ -152,8 +149,7 @@ async def test_a_kept_late_update_is_damped_in_the_next_model(rig: MakeRig) -> N
         second = (weights[0] * update_of("a", 2) + weights[1] * update_of("b", 1) / math.sqrt(2)) / weights.sum()
         np.testing.assert_allclose(r.coordinator.theta, r.theta_0 + update_of("a", 1) + second, rtol=1e-5)
         assert ("merged", "b") in r.events()
-        assert r.coordinator.state.table.used.tolist() == [2, 1]
-        assert r.spent("b") == (1, BUDGET.spent(1))
+        assert (r.spent("b"), r.coordinator.state.table.used.tolist()) == ((1, BUDGET.spent(1)), [2, 1])
 
 
 def test_late_updates_are_damped_as_fedbuff_damps_them() -> None:
@@ -175,12 +171,10 @@ async def test_an_update_of_a_client_given_up_is_late_while_its_round_is_open(ri
         await peers["b"].answer(1)
         await peers["a"].answer(1)
         await r.played()
-        entered = "ab" if keeps else "a"
-        np.testing.assert_allclose(r.coordinator.theta, averaged(r.theta_0, 1, entered), rtol=1e-5)
+        np.testing.assert_allclose(r.coordinator.theta, averaged(r.theta_0, 1, "ab" if keeps else "a"), rtol=1e-5)
         assert (("merged", "b") in r.events()) == keeps
         assert ("late", "b") in r.events()
-        assert r.rejected() == 0
-        assert r.spent("b") == (1, BUDGET.spent(1))
+        assert (r.rejected(), r.spent("b")) == (0, (1, BUDGET.spent(1)))
 
 
 async def test_a_kept_late_update_of_a_client_drawn_twice_counts_twice(rig: MakeRig) -> None:
@@ -212,8 +206,7 @@ async def test_one_release_does_not_enter_a_model_twice(rig: MakeRig, rounds: tu
         await peers["a"].answer(2)
         await peers["c"].answer(2)
         await r.played()
-        assert r.rejected() == 1
-        assert r.spent("b") == (1, BUDGET.spent(1))
+        assert (r.rejected(), r.spent("b")) == (1, (1, BUDGET.spent(1)))
         entered = [event for event in r.events() if event == ("merged", "b")]
         entered += [("answered", o.client_id) for o in r.store.rounds()[1].observations if o.client_id == "b"]
         assert len(entered) == 1
@@ -223,9 +216,8 @@ def test_an_update_is_taken_64_rounds_after_its_own_at_most() -> None:
     late, table = LateUpdates(keeps=False), ClientTable()
     table.apply_events([LogEvent("joined", "a", n_examples=10)], round=1)
     for t in range(1, 66):
-        job, chosen = Dispatch(t, 1, (), 0.0, 0.0), Selection(np.array([0]))
         opened = OpenStep(t, needed=1, time_scale=1.0, elapsed=Elapsed(0.0, 0.0))
-        opened.give(job, chosen, ("a",), sent_s=0.0, timeout_s=1.0)
+        opened.give(Dispatch(t, 1, (), 0.0, 0.0), Selection(np.array([0])), ("a",), sent_s=0.0, timeout_s=1.0)
         late.expect(opened, opened.miss_overdue(1.0), table)
     with pytest.raises(WireError, match="round 1 is over"):
         late.take(answer_of("a", 1, Release()))
@@ -272,8 +264,7 @@ async def test_a_kept_update_that_a_kill_loses_is_logged_as_dropped_and_stays_pa
         model = r.coordinator.theta
     async with rig(All(2), rounds=2, **KEEPS, minimum_clients=1).running() as r:
         np.testing.assert_array_equal(r.coordinator.theta, model)
-        a = await r.join("a", manual=True, released=1)
-        await a.play(2)
+        await (await r.join("a", manual=True, released=1)).play(2)
         await r.played()
         np.testing.assert_allclose(r.coordinator.theta, model + update_of("a", 2), rtol=1e-5)
         assert r.spent("b") == (1, BUDGET.spent(1))
@@ -301,11 +292,9 @@ async def test_a_kill_loses_the_last_kept_update_of_a_client_and_the_older_one_w
         await peers["b"].answer(2)
         await handled(r)
     async with rig(All(2), rounds=3, **KEEPS, minimum_clients=1).running() as r:
-        a = await r.join("a", manual=True, released=2)
-        await a.play(3)
+        await (await r.join("a", manual=True, released=2)).play(3)
         await r.played()
-        dropped = [event.detail for event in r.store.rounds()[-1].events if event.kind == "dropped"]
-        assert dropped == [
+        assert [event.detail for event in r.store.rounds()[-1].events if event.kind == "dropped"] == [
             "its update of round 1 enters no model: a later one came",
             "its update of round 2 was kept for the next model, which the server lost when it was ended",
         ]
@@ -331,13 +320,11 @@ async def test_a_kill_after_a_commit_does_not_hide_whose_update_the_model_took(r
         await peers["a"].answer(2)
         await peers["a"].next_job()  # of round 3, in the midst of which the server is killed
     async with rig(All(2), rounds=3, **KEEPS, minimum_clients=1).running() as r:
-        a = await r.join("a", manual=True, released=2)
-        await a.play(3)
+        await (await r.join("a", manual=True, released=2)).play(3)
         await r.played()
         assert ("merged", "b") in r.events()
         assert ("dropped", "b") not in r.events()
-        assert r.spent("b") == (1, BUDGET.spent(1))
-        assert r.coordinator.state.table.used.tolist() == [3, 1]
+        assert (r.spent("b"), r.coordinator.state.table.used.tolist()) == ((1, BUDGET.spent(1)), [3, 1])
 
 
 async def test_what_is_kept_when_the_run_ends_is_logged_as_dropped(rig: MakeRig) -> None:
@@ -351,8 +338,7 @@ async def test_what_is_kept_when_the_run_ends_is_logged_as_dropped(rig: MakeRig)
 async def test_late_updates_of_an_attempt_that_failed_count_in_full(rig: MakeRig) -> None:
     async with rig(All(1), rounds=1, minimum_clients=1, round_timeout_s=0.25, keeps_late_updates=True).running() as r:
         a = await r.join_and_work("a")
-        job = await a.next_job()  # nothing came in the first attempt
-        assert job.attempt == 2
+        assert (await a.next_job()).attempt == 2, "nothing came in the first attempt"
         await a.answer(1, attempt=1)
         await a.answer(1, attempt=2)
         await asyncio.wait_for(r.played(), 20)

@@ -72,10 +72,8 @@ def most_releases(rig: CoordinatorRig) -> int:
 async def test_a_client_that_returns_may_still_charge_the_job_it_had(rig: MakeRig) -> None:
     """Its hello does not count the release that its thread is about to charge, and no answer will tell of it."""
     async with rig(All(1), rounds=2).running() as r:
-        back = await play_two_rounds(r, answer=None)
-        assert back.withdrawn == [(1, 1)]
-        assert r.spent("b")[0] == 4
-        assert most_releases(r) == 5
+        assert (await play_two_rounds(r, answer=None)).withdrawn == [(1, 1)]
+        assert (r.spent("b")[0], most_releases(r)) == (4, 5)
 
 
 @pytest.mark.parametrize(("answer", "released"), [(Update, 5), (Refusal, 4), (JobWithdrawn, 4)])
@@ -83,8 +81,7 @@ async def test_a_client_that_returns_owes_nothing_for_a_job_it_has_answered(
     rig: MakeRig, answer: type[Update | Refusal | JobWithdrawn], released: int
 ) -> None:
     async with rig(All(1), rounds=2).running() as r:
-        back = await play_two_rounds(r, answer)
-        assert back.withdrawn == []
+        assert (await play_two_rounds(r, answer)).withdrawn == []
         assert r.spent("b")[0] == most_releases(r) == released
 
 
