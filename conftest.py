@@ -26,8 +26,8 @@ from pausefl_server.storage.store import Store
 from rigs.authority import Authority
 from rigs.command import PAUSEFL, Background
 from rigs.coordinator import CoordinatorRig, MakeRig
+from rigs.databases import open_ledgers
 from rigs.docker import docker_of_ours
-from rigs.ledgers import open_ledgers
 from rigs.settings import server_settings
 from rigs.wiretap import Wiretap
 

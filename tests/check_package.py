@@ -14,7 +14,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from rigs.package import ROOT, copied_sources, pip
+from rigs.places import ROOT, copied_sources, pip
 
 PATIENCE_S = 300
 SMALL = ("--set=experiment.rounds=2", "--set=clients.count=3", "--set=selection.m=2", "--set=latency.time_scale=0.05")

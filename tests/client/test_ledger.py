@@ -18,8 +18,7 @@ import pytest
 from pausefl_client.privacy.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey, verified_spend
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import BudgetError, LedgerError
-from rigs.connections import opened_connections
-from rigs.disks import full_disk
+from rigs.databases import full_disk, opened_connections
 
 BUDGET, RICHER = Budget(10.0, 0.04), Budget(1000.0, 0.04)
 BYTES = memoryview(b"noised bytes")

@@ -25,7 +25,7 @@ from pausefl_proto.errors import BudgetError, ConfigError, LedgerError, PauseflE
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import digest, unpack
 from rigs.clock import Clock
-from rigs.disks import full_disk
+from rigs.databases import full_disk
 from rigs.log import query
 from rigs.session import SCHEDULE, SessionRig, private, welcomed
 

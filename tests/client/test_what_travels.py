@@ -53,10 +53,10 @@ def _this_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("bool_mask", 1_434, ["mask"]),
         ("inf_mask", 1_434, ["mask"]),
-        ("int_buffer", 911, ["position_ids", "table"]),
+        ("Positions", 911, ["position_ids", "table"]),
         ("frozen_backbone", 650, ["1.weight", "1.bias"]),
         ("tied_layers", 4_874, []),
-        ("mixed_dtypes", 1_482, []),
+        ("Mixed", 1_482, []),
     ],
 )
 def test_what_does_not_train_is_neither_noised_nor_charged_and_stands_in_the_file(
@@ -89,7 +89,7 @@ def test_models_of_equal_tensors_differ_where_what_does_not_train_differs() -> N
 
 
 def test_sparse_gradients_train_as_torchs_own_optimizer_trains_them(tmp_path: Path) -> None:
-    model, same = (build_model("own:sparse_embedding", (8,), 3, seed=1, has_tokens=False) for _ in range(2))
+    model, same = (build_model("own:Bag", (8,), 3, seed=1, has_tokens=False) for _ in range(2))
     data = tokens(1).train.take(np.arange(10))
     trainer = trainer_of(model, TrainingSettings("sgd", 0.5, batch_size=10), data)
     theta = trainer.vector.values()
@@ -99,12 +99,12 @@ def test_sparse_gradients_train_as_torchs_own_optimizer_trains_them(tmp_path: Pa
     np.testing.assert_allclose(update, ModelVector(same).values() - theta, atol=1e-6)
     changes = {"workload.dataset": "own:tokens", "workload.optimizer": "sgd"}
     for training in ("plain", "scaffold"):  # which changes gradients
-        summary = played(tmp_path / training, "sparse_embedding", **changes, **{"workload.training": training})
+        summary = played(tmp_path / training, "Bag", **changes, **{"workload.training": training})
         assert summary["rounds"] == 2
 
 
 def test_an_unused_parameter_of_half_precision_does_not_move() -> None:
-    model = build_model("own:mixed_dtypes", (1, 8, 8), 10, seed=1)
+    model = build_model("own:Mixed", (1, 8, 8), 10, seed=1)
     trainer = trainer_of(model.requires_grad_(), TrainingSettings("sgd", 1e-30))
     theta = trainer.vector.values() + np.float32(1e-4)  # which bfloat16 has not
     assert np.abs(trainer.train(theta, round=1).update).max() < 1e-9

@@ -28,8 +28,7 @@ from pausefl_client.privacy.ledger import verified_spend
 from rigs.command import greatest_told, query
 from rigs.docker import RELEASE
 from rigs.places import ROOT
-from rigs.ports import free_port
-from rigs.waiting import wait_for
+from rigs.waiting import free_port, wait_for
 
 pytestmark = pytest.mark.timeout(7200)
 

@@ -25,8 +25,7 @@ import yaml
 
 from pausefl.certificates import make_certificates
 from rigs.places import ROOT
-from rigs.ports import free_port
-from rigs.waiting import wait_for
+from rigs.waiting import free_port, wait_for
 
 FOLDER = ROOT / "deploy/prometheus"
 

@@ -26,8 +26,7 @@ from pausefl_server.model.aggregation import Aggregation, AggregationRule
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, Optimizer
 from rigs.command import played, python, run, summary_of
-from rigs.package import copied_sources
-from rigs.places import ROOT
+from rigs.places import ROOT, copied_sources
 
 UPDATES = [np.random.default_rng(k).standard_normal(5, np.float32) for k in range(4)]
 WEIGHTS = np.array([1.0, 2.0, 3.0, 4.0])

@@ -34,7 +34,7 @@ from pausefl_reproduce.figure import draw_reproduction
 from pausefl_reproduce.played import ACCURACIES, _against, _best, _waits, time_to
 from pausefl_reproduce.waits import Waits
 from pausefl_server.selection import POLICIES
-from rigs.links import links_of
+from rigs.experiments import links_of
 from rigs.places import ROOT, script
 
 DOCS = ROOT / "docs"

@@ -25,7 +25,7 @@ import pausefl
 from rigs.command import kill_group, python, run, summary_of
 from rigs.command import played as play
 from rigs.places import ROOT
-from rigs.ports import free_port
+from rigs.waiting import free_port
 
 PARTS = re.compile(r"(?ms)^```(?P<language>\w*)\n(?P<block>.*?)^```|(?P<printed>(?:^    \S[^\n]*\n)+)")
 

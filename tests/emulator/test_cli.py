@@ -18,9 +18,9 @@ from pausefl.results.reading import read_run
 from pausefl.terminal_table import plain_console
 from pausefl_server.selection import POLICIES
 from rigs.command import PAUSEFL, played, python, run, summary_of, synthetic
-from rigs.ports import free_port
 from rigs.refusals import complaint, refused
 from rigs.reports import summary
+from rigs.waiting import free_port
 
 Printed = pytest.CaptureFixture[str]
 NETEM = ("--set", "latency.injection=netem", "--set", "clients.per_process=1")

@@ -35,9 +35,8 @@ from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.restore import restore
 from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import CommitRound, StoreActor
-from rigs.connections import opened_connections
 from rigs.coordinator import SIZE
-from rigs.disks import full_disk
+from rigs.databases import full_disk, opened_connections
 from rigs.log import record, theta
 from rigs.refusals import refused
 from rigs.reports import summary

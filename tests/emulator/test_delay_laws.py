@@ -49,7 +49,7 @@ from pausefl.studies.simulation.newcomers import DriftSetting
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.policies.pause import Pause
-from rigs.links import links_of
+from rigs.experiments import links_of
 
 N = 100_000
 STEPS = Schedule((1, 3, 6), (Constant(0.1), Constant(0.2), Constant(0.3)))

@@ -36,8 +36,8 @@ from pausefl_proto.wire import Vector
 from pausefl_server.records import Split
 from pausefl_server.storage.store import Store
 from rigs.authority import Authority
-from rigs.ports import free_port
 from rigs.refusals import refused
+from rigs.waiting import free_port
 
 # `pausefl`, which says at its end whether it came to need torch.
 SCRIPT = """

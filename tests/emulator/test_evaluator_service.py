@@ -27,7 +27,7 @@ from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import StoreActor
 from rigs.authority import Authority
-from rigs.ports import free_port
+from rigs.waiting import free_port
 
 WORKLOAD = '{"seed": 1}'
 BIG = MAX_FRAME_BYTES // 4 * 5 // 2  # two frames and a half

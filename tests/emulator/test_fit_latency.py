@@ -34,7 +34,7 @@ from pausefl.studies.offline.fitting import LEAST_VALUES, fit_law
 from pausefl.studies.offline.latencies import ClientLatencies
 from pausefl.studies.offline.plots import draw_fit, greatest_distance
 from pausefl_proto.errors import ConfigError
-from rigs.links import delays_of
+from rigs.experiments import delays_of
 from rigs.places import TESTS
 
 N = 2000

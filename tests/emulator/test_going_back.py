@@ -28,8 +28,8 @@ from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.restore import cost
 from pausefl_server.storage.seals import digest_of_table
 from pausefl_server.storage.store import Store
-from rigs.connections import opened_connections
 from rigs.coordinator import CoordinatorRig
+from rigs.databases import opened_connections
 from rigs.federation import BUDGET, PRIVATE, SIZE, Federation, clients, federation, log_of, private
 from rigs.log import observation, record, theta
 

@@ -41,7 +41,7 @@ from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Vector
 from rigs.command import toml_of
-from rigs.links import delays_of
+from rigs.experiments import delays_of
 from rigs.refusals import refused
 
 THREE = """

@@ -12,7 +12,7 @@ from pausefl.experiment.loading import load_experiment, parse_experiment
 from pausefl.experiment.server_records import check_policies
 from pausefl.runtime.client.links import make_links
 from pausefl_proto.errors import ConfigError
-from rigs.links import delays_of, links_of
+from rigs.experiments import delays_of, links_of
 
 
 def experiment(latency: str) -> Experiment:

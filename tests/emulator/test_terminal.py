@@ -27,8 +27,8 @@ from pausefl_process.events import (
 )
 from rigs.clock import Clock
 from rigs.comparisons import grouped_runs
-from rigs.events import evaluation, round_event
 from rigs.reports import summary
+from rigs.telemetry import evaluation, round_event
 
 
 def plain(*events: ProgressEvent | float) -> list[str]:

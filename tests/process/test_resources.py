@@ -25,7 +25,7 @@ from pausefl.runtime.server.process import sparing_clients
 from pausefl_process.ending import signals_to
 from pausefl_process.events import Notice, ProgressEvent
 from pausefl_process.machine import available_cores
-from rigs.events import round_event
+from rigs.telemetry import round_event
 
 T = TypeVar("T")
 

@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from rigs.command import rounds_in
-from rigs.ports import free_port
-from rigs.waiting import wait_for
+from rigs.waiting import free_port, wait_for
 
 _SLURM = """
 ClusterName=pausefl

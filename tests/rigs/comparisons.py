@@ -10,8 +10,6 @@ from pausefl_server.storage.store import Store
 from rigs.reports import summary
 
 ACCURACIES = {"pause": (0.2, 0.6, 0.8, 0.7), "random": (0.1, 0.3, 0.6, 0.75)}
-
-
 ROUND_S = {"pause": 1.0, "random": 2.0}
 
 

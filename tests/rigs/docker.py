@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rigs.ports import free_port
+from rigs.waiting import free_port
 
 COMPOSE = Path(__file__).parents[2] / "deploy/compose.py"
 RELEASE = re.findall(r"^version: (.+)$", (COMPOSE.parents[1] / "CITATION.cff").read_text("utf-8"), re.MULTILINE)[0]

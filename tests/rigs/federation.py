@@ -31,7 +31,7 @@ from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import Endpoints, RunOutputs, RunResult, serve
 from pausefl_server.settings import PrivacySettings, ServerSettings
 from pausefl_server.storage.store import Store
-from rigs.ledgers import open_ledger
+from rigs.databases import open_ledger
 from rigs.settings import server_settings
 
 SIZE = 500

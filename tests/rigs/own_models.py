@@ -17,9 +17,8 @@ from pausefl_client.data.datasets import Dataset, Examples, load_dataset
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings
 
+Shape = tuple[int, ...]
 DIGITS = load_dataset("digits", seed=1)
-
-
 RUN = {
     "experiment.clock": "virtual",
     "experiment.rounds": 2,
@@ -31,9 +30,6 @@ RUN = {
     "workload.step_s": 0.001,
     "workload.max_steps": 3,
 }
-
-
-Shape = tuple[int, ...]
 
 
 class Attention(nn.Module):
@@ -63,8 +59,9 @@ def inf_mask(shape: Shape, classes: int) -> nn.Module:
 class Positions(nn.Module):
     """Position ids as an integer buffer, a table in half precision, and a parameter that no pass uses."""
 
-    def __init__(self, size: int, classes: int) -> None:
+    def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__()
+        size = math.prod(shape)
         self.embed = nn.Embedding(size, 4)
         self.register_buffer("position_ids", torch.arange(size))
         self.register_buffer("table", torch.linspace(0, 1, 3).bfloat16())
@@ -74,10 +71,6 @@ class Positions(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scores: torch.Tensor = self.out(x.flatten(1) + self.embed(self.position_ids).mean(-1))
         return scores
-
-
-def int_buffer(shape: Shape, classes: int) -> nn.Module:
-    return Positions(math.prod(shape), classes)
 
 
 def frozen_backbone(shape: Shape, classes: int) -> nn.Module:
@@ -94,18 +87,14 @@ def tied_layers(shape: Shape, classes: int) -> nn.Module:
 class Mixed(nn.Module):
     """Parameters of three dtypes."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__()
-        self.low, self.high = nn.Linear(64, 16).bfloat16(), nn.Linear(16, 16).double()
+        self.low, self.high = nn.Linear(math.prod(shape), 16).bfloat16(), nn.Linear(16, 16).double()
         self.out = nn.Linear(16, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scores: torch.Tensor = self.out(self.high(self.low(x.flatten(1).bfloat16()).double()).float())
         return scores
-
-
-def mixed_dtypes(shape: Shape, classes: int) -> nn.Module:
-    return Mixed(classes)
 
 
 def batch_norm(shape: Shape, classes: int) -> nn.Module:
@@ -115,7 +104,7 @@ def batch_norm(shape: Shape, classes: int) -> nn.Module:
 class Bag(nn.Module):
     """The mean of embedded words, whose gradients are sparse."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, shape: Shape, classes: int) -> None:  # noqa: ARG002 - it takes words of any number
         super().__init__()
         self.embed = nn.Embedding(50, 8, sparse=True)
         self.out = nn.Linear(8, classes)
@@ -123,10 +112,6 @@ class Bag(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         scores: torch.Tensor = self.out(self.embed(tokens).mean(1))
         return scores
-
-
-def sparse_embedding(shape: Shape, classes: int) -> nn.Module:
-    return Bag(classes)
 
 
 def tokens(seed: int) -> Dataset:

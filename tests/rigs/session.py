@@ -27,7 +27,7 @@ from pausefl_proto.errors import PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Manifest, TensorSpec, Vector, digest, pack_job, unpack
 from rigs.clock import Clock, FakeStream
-from rigs.ledgers import open_ledger
+from rigs.databases import open_ledger
 
 SCHEDULE = "what both agreed to"
 BUDGET = Budget(epsilon_budget=10.0, eta=0.5)

@@ -1,10 +1,12 @@
-"""Telemetry of a short run that the test makes up."""
+"""Telemetry of a short run that the test makes up, and events of its progress, as a server tells them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from pausefl_process.events import ModelEvaluated, RoundCommitted
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.budget import Budget
 from pausefl_server.monitoring.metrics import make_registry
@@ -130,3 +132,17 @@ def private(unit: str = "coordinate") -> PrivacySettings:
 
 def registry_of(telemetry: Telemetry, **limits: int) -> CollectorRegistry:
     return make_registry(telemetry, MetricsSettings(**limits))  # type: ignore[arg-type]
+
+
+def round_event(number: int, **changes: Any) -> RoundCommitted:
+    fields: dict[str, Any] = {
+        "round": number, "rounds": 100, "chosen": ("[red]c", "d"), "round_latency_s": 0.25,
+        "total_latency_s": 0.25 * number, "max_epsilon_spent": 1.5, "epsilon_budget": 40.0,
+        "privacy_unit": "coordinate", "connected": 30, "rejected": 2, "wall_clock_s": 2.0 * number,
+        "selection_s": 0.0004, "suspect": (), "suspect_rounds": 0, "budgets_end_after_round": None,
+    }  # fmt: skip
+    return RoundCommitted(**(fields | changes))
+
+
+def evaluation(number: int, accuracy: float) -> ModelEvaluated:
+    return ModelEvaluated(number, "test", accuracy, loss=1.0)

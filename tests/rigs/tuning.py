@@ -16,7 +16,6 @@ m = 2
 model = "synthetic"
 """
 
-
 SEARCH = ["selection.pause.alpha=log:0.1..1000", "selection.pause.gamma=0..20", "selection.m=1,2,3"]
 
 

@@ -1,7 +1,8 @@
-"""Waiting for what another process does: its files and sockets send no event, so all tests ask by this one poll."""
+"""Ports for other processes, and one poll for what they do to files and sockets, which send no event."""
 
 import errno
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -9,6 +10,12 @@ from pathlib import Path
 from typing import Any
 
 _EVERY_S = 0.02
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def wait_for(

@@ -22,7 +22,7 @@ from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.seals import SCHEMA_VERSION
 from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import CommitRound, SaveEvaluations, SaveLateEvents, StoreActor
-from rigs.connections import opened_connections
+from rigs.databases import opened_connections
 from rigs.log import fresh_store, observation, query, record, theta
 
 FINITE = st.floats(allow_nan=False)

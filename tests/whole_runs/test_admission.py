@@ -36,8 +36,7 @@ from pausefl_server.rounds.admission import Admission
 from rigs.command import PAUSEFL, query, rounds_in, synthetic
 from rigs.federation import answer_of, clients, federation, hello, raw_stream
 from rigs.one_job import listening
-from rigs.ports import free_port
-from rigs.waiting import wait_for
+from rigs.waiting import free_port, wait_for
 
 PATIENT = ConnectionBounds(hello_timeout_s=60.0)
 

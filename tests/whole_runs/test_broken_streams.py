@@ -46,7 +46,7 @@ from rigs.federation import (
 )
 from rigs.one_job import OneJob, listening
 from rigs.places import TESTS
-from rigs.ports import free_port
+from rigs.waiting import free_port
 
 # -- what breaks
 

@@ -20,8 +20,7 @@ from pausefl_client.privacy.ledger import verified_spend
 from pausefl_process.files import write_durably
 from rigs.command import PAUSEFL, greatest_told, kill_group, query, rounds_in, toml_of
 from rigs.hosts import Hosts, hosts_of
-from rigs.ports import free_port
-from rigs.waiting import wait_for
+from rigs.waiting import free_port, wait_for
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 

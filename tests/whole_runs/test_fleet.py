@@ -36,9 +36,8 @@ from pausefl_server.settings import PrivacySettings
 from rigs.command import PAUSEFL, Background, greatest_told, kill_group, query, rounds_in, synthetic, toml_of
 from rigs.comparisons import write_run
 from rigs.federation import SIZE, federation, log_of
-from rigs.ports import free_port
 from rigs.refusals import complaint
-from rigs.waiting import wait_for
+from rigs.waiting import free_port, wait_for
 
 ONE = toml_of(
     {

@@ -15,8 +15,7 @@ import pytest
 from pausefl.outcomes import FAILED
 from pausefl_process.ending import ask_to_end
 from rigs.command import PAUSEFL, Background, is_alive, kill_group, played, query, rounds_in, run, synthetic
-from rigs.ports import free_port
-from rigs.waiting import wait_for
+from rigs.waiting import free_port, wait_for
 
 pytestmark = pytest.mark.end_to_end
 

@@ -15,7 +15,7 @@ from pausefl.runtime.client.links import make_links
 from pausefl.runtime.netem import Shape, probe, shapes
 from pausefl_proto.errors import ConfigError
 from rigs.command import played, summary_of, synthetic
-from rigs.links import links_of
+from rigs.experiments import links_of
 
 NETEM = '[latency]\ninjection = "netem"\ntime_scale = 0.5\ndown_share = 0.25\n'
 RUN = {

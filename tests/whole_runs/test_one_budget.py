@@ -37,7 +37,7 @@ from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.state import replay
 from pausefl_server.storage.store import Store
 from rigs.command import played, refusal, run, sets, summary_of, synthetic
-from rigs.connections import opened_connections
+from rigs.databases import opened_connections
 from rigs.log import observation, query, record
 
 RNG = np.random.default_rng(1)

@@ -27,7 +27,7 @@ from pausefl.studies.campaign import Plan, begin
 from pausefl_process.events import ProgressEvent, RoundCommitted
 from pausefl_server.records import RoundRecord
 from rigs.command import Background, rounds_in
-from rigs.disks import full_disk
+from rigs.databases import full_disk
 from rigs.federation import log_of
 from rigs.refusals import refused
 from rigs.waiting import wait_for

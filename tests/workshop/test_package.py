@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from rigs.command import python, synthetic
-from rigs.package import copied_sources, pip, source_files
-from rigs.places import ROOT
+from rigs.places import ROOT, copied_sources, pip, source_files
 from rigs.waiting import wait_for
 
 PACKAGES = ("pausefl", "pausefl_client", "pausefl_process", "pausefl_proto", "pausefl_server")
