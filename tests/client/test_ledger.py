@@ -95,10 +95,8 @@ def ledger(path: Path) -> Iterator[Ledger]:
 def test_the_disk_is_asked_to_keep_every_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = opened_connections(monkeypatch)
     with closing(Ledger(path, BUDGET, **HOLDER)):
-        own = opened[-1]
-        pragmas = {name: own.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")}
-        assert pragmas == {"synchronous": 2, "journal_mode": "wal"}  # 2 is FULL
-        assert own.execute("PRAGMA locking_mode").fetchone() == ("exclusive",)
+        expected = {"synchronous": 2, "journal_mode": "wal", "locking_mode": "exclusive"}  # 2 is FULL
+        assert {name: opened[-1].execute(f"PRAGMA {name}").fetchone()[0] for name in expected} == expected
 
 
 def test_a_release_is_on_disk_when_record_returns(ledger: Ledger, path: Path, tmp_path: Path) -> None:

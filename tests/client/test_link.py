@@ -130,15 +130,12 @@ def test_a_payload_alone_takes_its_size_over_the_rate_and_then_the_delay() -> No
 
 
 def test_a_model_passes_only_where_neither_bandwidth_nor_delay_holds_it() -> None:
-    assert Link().lets_pass(Delays(0.0, 0.3))
-    assert not Link().lets_pass(Delays(0.1))
-    assert not one(down=100_000).lets_pass(Delays())
-    assert one(up=100_000).lets_pass(Delays())
+    cases = [(Link(), Delays(0.0, 0.3)), (Link(), Delays(0.1)), (one(down=1000), Delays()), (one(up=1000), Delays())]
+    assert [link.lets_pass(delays) for link, delays in cases] == [True, False, False, True]
 
 
 def test_a_turn_is_a_burst_or_what_a_fiftieth_of_a_second_lets_through() -> None:
-    assert TokenBucket(1000.0, 500).turn_bytes == 500
-    assert TokenBucket(1_000_000.0, 500).turn_bytes == 20_000
+    assert [TokenBucket(rate, 500).turn_bytes for rate in (1000.0, 1_000_000.0)] == [500, 20_000]
 
 
 def test_what_really_took_longer_than_the_bucket_waits_for_the_delay_alone() -> None:

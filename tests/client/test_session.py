@@ -138,8 +138,7 @@ async def test_a_line_that_breaks_in_the_middle_of_an_upload_costs_nothing_more(
         first.give(OSError("the line broke"))
         second = await rig.server.welcome()
         again, _ = await second.ask(rig.model, schedule=SCHEDULE)  # which checks every byte against the digest
-    assert again.update == lost.update
-    assert rig.ledger.released == 1
+    assert (again.update, rig.ledger.released) == (lost.update, 1)
 
 
 async def test_a_line_that_breaks_while_it_trains_does_not_train_twice(tmp_path: Path) -> None:
@@ -151,8 +150,7 @@ async def test_a_line_that_breaks_while_it_trains_does_not_train_twice(tmp_path:
         second.give_job(rig.model, schedule=SCHEDULE)
         rig.trainer.gate.set()
         result, _ = await second.upload()
-    assert result.status == pb.STATUS_OK
-    assert (rig.trainer.rounds, rig.ledger.released) == ([1], 1)
+    assert (result.status, rig.trainer.rounds, rig.ledger.released) == (pb.STATUS_OK, [1], 1)
 
 
 @pytest.mark.parametrize(("round", "attempt"), [(1, 1), (2, 1), (1, 2), (0, 0)])
@@ -168,8 +166,7 @@ async def test_an_update_is_forgotten_once_it_is_acknowledged(round: int, attemp
 async def test_a_later_rounds_job_acknowledges_the_rounds_before() -> None:
     async with welcomed() as (rig, stream):
         uploads = [(await stream.ask(rig.model, round=t))[1] for t in (1, 2, 1)]
-    assert len(set(uploads)) == 3
-    assert rig.trainer.rounds == [1, 2, 1]
+    assert (len(set(uploads)), rig.trainer.rounds) == (3, [1, 2, 1])
 
 
 async def test_another_model_for_the_same_round_is_another_key(tmp_path: Path) -> None:

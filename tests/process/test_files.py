@@ -59,8 +59,7 @@ def test_a_file_is_whole_whenever_its_writer_is_killed(tmp_path: Path, after: in
             assert writer.stdout.readline()
         writer.kill()
     data = path.read_bytes()
-    assert len(data) == SIZE
-    assert len(set(data)) == 1
+    assert (len(data), len(set(data))) == (SIZE, 1)
 
 
 def test_the_data_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

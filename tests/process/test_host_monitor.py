@@ -182,8 +182,7 @@ def test_steal_is_a_share_of_all_ticks_of_the_last_second(tmp_path: Path) -> Non
     meter = StealMeter(stat)
     assert meter.share(10.0) == 0.0
     stat.write_text("cpu  150 0 50 820 0 0 0 80 7 0\ncpu0 ...\n")
-    assert meter.share(10.9) == 0.0, "not a second yet"
-    assert meter.share(11.0) == 30 / 100
+    assert [meter.share(now_s) for now_s in (10.9, 11.0)] == [0.0, 30 / 100], "not a second yet, and then one"
     stat.unlink()
     assert meter.share(12.5) == 30 / 100, "as it was while it cannot be read: an error would end the monitor's thread"
     stat.write_text("cpu  250 0 50 820 0 0 0 80 7 0\ncpu0 ...\n")
@@ -196,8 +195,7 @@ def test_each_limit_is_a_doubt_of_its_own_with_advice() -> None:
     assert limits.of_server(FINE) == limits.of_client(FINE, "round_trip") == []
     for name in ADVICE:
         bad = HostReport(**{name: 0.9})
-        assert limits.of_server(bad) == [f"server {name}"]
-        assert limits.of_client(bad, "round_trip") == [f"clients {name}"]
+        assert (limits.of_server(bad), limits.of_client(bad, "round_trip")) == ([f"server {name}"], [f"clients {name}"])
         assert limits.teaches(limits.of_server(bad)) == (name not in ("stopped_s", "suspended_s"))
         assert advice(f"clients {name}").startswith(f"client hosts, {name}: ")
 
@@ -257,8 +255,7 @@ def test_a_run_accounts_for_every_exchange_and_marks_what_it_doubts(tmp_path: Pa
     words = sets(*keys, "latency.time_scale=0.05", "host.compute_share=0.0001")
     played("run", "demo", "--run-dir", tmp_path / "run", *words)
     summary = summary_of(tmp_path / "run")
-    assert summary["suspect_rounds"] == 8
-    assert summary["suspect_because"]["server compute_share"]["rounds"] == 8
+    assert (summary["suspect_rounds"], summary["suspect_because"]["server compute_share"]["rounds"]) == (8, 8)
     assert "round 1 is suspect: the server, compute_share" in (tmp_path / "run/server.log").read_text()
     parts = "download_s, injected_down_s, queue_s, train_s, privatise_s, injected_up_s, upload_s, propagation_s"
     sql = f"SELECT exchange_s, round_trip_s, framing_s, server_wait_s, {parts} FROM breakdown"

@@ -21,8 +21,7 @@ budgets = st.builds(Budget, st.floats(1e-3, 1e3), st.floats(1e-3, 3.0))
 
 def test_no_eta_is_too_great_and_what_cannot_be_spent_is_refused() -> None:
     """e^η alone overflows from 710 on."""
-    assert Budget(10.0, 1000.0).epsilon(1) == 10.0
-    assert Budget(10.0, 1000.0).spent(3) == 10.0
+    assert Budget(10.0, 1000.0).epsilon(1) == Budget(10.0, 1000.0).spent(3) == 10.0
     with pytest.raises(ConfigError, match=r"privacy\.epsilon_budget = 5e-324: too small to spend with privacy\.eta = "):
         Budget(5e-324, 0.1)
 
@@ -50,14 +49,11 @@ def test_a_floor_at_an_epsilon_of_the_schedule_still_allows_it(budget: Budget, i
 
 def test_without_a_floor_only_an_epsilon_of_nothing_ends_it() -> None:
     budget = Budget(1.0, 1.0)
-    assert budget.participations is None
-    assert budget.affords(700)
-    assert not budget.affords(1000)
+    assert (budget.participations, budget.affords(700), budget.affords(1000)) == (None, True, False)
 
 
 def test_schedules_are_equal_whatever_their_floor() -> None:
-    assert Budget(1.0, 0.04).key == Budget(1.0, 0.04, 0.01).key
-    assert Budget(1.0, 0.04).key != Budget(1.0, 0.05).key
+    assert Budget(1.0, 0.04).key == Budget(1.0, 0.04, 0.01).key != Budget(1.0, 0.05).key
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])

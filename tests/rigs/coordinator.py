@@ -148,6 +148,7 @@ class CoordinatorRig:
     ) -> None:
         self.settings = server_settings(SIZE, **{"privacy": PRIVATE, **changes})
         self.policy = policy or All(2)
+        folder.mkdir(exist_ok=True)
         self.store = Store(folder / "run.db")
         self.checkpoint = Checkpoint(folder / "checkpoints")
         self._files = ExitStack()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from pausefl_client.link import Link
-from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.mechanism import Mechanism
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession
@@ -154,18 +153,13 @@ async def clients(threads: int = 1) -> AsyncIterator[Clients]:
 
 
 def private(folder: Path, client_id: str) -> ReleasePrivacy:
-    def fresh_noise(_: ReleaseKey) -> np.random.Generator:
-        return np.random.default_rng()
-
-    return ReleasePrivacy(Mechanism("coordinate", 0.01), open_ledger(folder, client_id, BUDGET), fresh_noise)
+    ledger = open_ledger(folder, client_id, BUDGET)
+    return ReleasePrivacy(Mechanism("coordinate", 0.01), ledger, lambda _: np.random.default_rng())
 
 
 def log_of(folder: Path) -> list[RoundRecord]:
-    store = Store(folder / "run.db")
-    try:
+    with closing(Store(folder / "run.db")) as store:
         return store.rounds()
-    finally:
-        store.close()
 
 
 @asynccontextmanager

@@ -14,8 +14,8 @@ SERVER_NAME = "server.fleet"
 _BRIDGE, _NET = "pausefl-day", "10.78.0"
 
 
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+def do(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
 
 
 class Hosts:
@@ -46,16 +46,16 @@ class Namespaces(Hosts):
         self._names = [f"pausefl-day-{number}" for number in range(count)]
 
     def make(self) -> None:
-        ip("link", "add", _BRIDGE, "type", "bridge")
-        ip("address", "add", f"{_NET}.1/24", "dev", _BRIDGE)
-        ip("link", "set", _BRIDGE, "up")
+        do("ip", "link", "add", _BRIDGE, "type", "bridge")
+        do("ip", "address", "add", f"{_NET}.1/24", "dev", _BRIDGE)
+        do("ip", "link", "set", _BRIDGE, "up")
         for number, name in enumerate(self._names):
-            ip("netns", "add", name)
-            ip("link", "add", f"pfday{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
-            ip("link", "set", f"pfday{number}", "master", _BRIDGE, "up")
-            ip("-n", name, "address", "add", f"{_NET}.{number + 10}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", "eth0", "up")
+            do("ip", "netns", "add", name)
+            do("ip", "link", "add", f"pfday{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            do("ip", "link", "set", f"pfday{number}", "master", _BRIDGE, "up")
+            do("ip", "-n", name, "address", "add", f"{_NET}.{number + 10}/24", "dev", "eth0")
+            do("ip", "-n", name, "link", "set", "lo", "up")
+            do("ip", "-n", name, "link", "set", "eth0", "up")
         self._resolve()
 
     def take_down(self) -> None:
@@ -68,12 +68,12 @@ class Namespaces(Hosts):
         return ["ip", "netns", "exec", self._names[number], *command]
 
     def cut(self, number: int, *, is_cut: bool) -> bool:
-        ip("link", "set", f"pfday{number}", "down" if is_cut else "up")
+        do("ip", "link", "set", f"pfday{number}", "down" if is_cut else "up")
         return True
 
     def move_server(self) -> None:
         self.server_address = f"{_NET}.2"
-        ip("address", "add", f"{self.server_address}/24", "dev", _BRIDGE)
+        do("ip", "address", "add", f"{self.server_address}/24", "dev", _BRIDGE)
         self._resolve()
 
     def _resolve(self) -> None:
@@ -97,7 +97,7 @@ class Containers(Hosts):
 
     def make(self) -> None:
         addresses = (f"--subnet={_NET}.0/24", f"--gateway={_NET}.1", f"--ip-range={_NET}.128/25")
-        docker("network", "create", *addresses, f"--opt=com.docker.network.bridge.name={_BRIDGE}", _BRIDGE)
+        do("docker", "network", "create", *addresses, f"--opt=com.docker.network.bridge.name={_BRIDGE}", _BRIDGE)
 
     def take_down(self) -> None:
         for command in (("rm", "--force", *self._names), ("network", "rm", _BRIDGE)):
@@ -110,19 +110,15 @@ class Containers(Hosts):
         return ["docker", "run", "--rm", *where, *place, self.image, *command[len(PAUSEFL) :]]
 
     def cut(self, number: int, *, is_cut: bool) -> bool:
-        docker("network", "disconnect" if is_cut else "connect", _BRIDGE, self._names[number])
+        do("docker", "network", "disconnect" if is_cut else "connect", _BRIDGE, self._names[number])
         return True
 
     def move_server(self) -> None:
         self.server_address = f"{_NET}.2"
-        ip("address", "add", f"{self.server_address}/24", "dev", _BRIDGE)
+        do("ip", "address", "add", f"{self.server_address}/24", "dev", _BRIDGE)
         moved = f"sed 's/.*{SERVER_NAME}/{self.server_address} {SERVER_NAME}/' /etc/hosts > /tmp/hosts"
         for name in self._names:
-            docker("exec", name, "sh", "-c", f"{moved}; cat /tmp/hosts > /etc/hosts")
-
-
-def docker(*arguments: str) -> None:
-    subprocess.run(["docker", *arguments], check=True, capture_output=True)
+            do("docker", "exec", name, "sh", "-c", f"{moved}; cat /tmp/hosts > /etc/hosts")
 
 
 def _made_of(count: int, folder: Path) -> Containers | Namespaces | None:

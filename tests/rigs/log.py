@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from pausefl_proto.wire import Vector
-from pausefl_server.records import Observation, RoundRecord, Timing
+from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.storage.seals import seal_of
 from pausefl_server.storage.store import Store
+
+ROUNDS = 10
 
 
 @contextmanager
@@ -29,12 +31,8 @@ def changing_log(run_dir: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def fresh_store() -> Iterator[tuple[Store, Path]]:
-    with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder) / "run.db")
-        try:
-            yield store, Path(folder) / "run.db"
-        finally:
-            store.close()
+    with tempfile.TemporaryDirectory() as folder, closing(Store(Path(folder) / "run.db")) as store:
+        yield store, Path(folder) / "run.db"
 
 
 def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
@@ -71,3 +69,20 @@ def record(round: int, *observations: Observation, **changes: Any) -> RoundRecor
 def theta(value: float, size: int = 1000) -> Vector:
     """A model of equal values, (size,) float32."""
     return np.full(size, value, np.float32)
+
+
+def a_round(t: int) -> RoundRecord:
+    """A round of three clients, told from all others by every figure of it."""
+    observations = tuple(
+        Observation(c, Timing(0.5 + t, train_s=0.25), 0.5 + t, 100, t, 1 / t, float(t), statistics={"drift": t / 7})
+        for c in "abc"
+    )
+    events = LogEvent("joined", "d", n_examples=4), LogEvent("reconciled", "d", "late", released=t, epsilon_spent=t / 3)
+    return RoundRecord(t, 1, ("a", "b", "c"), None, observations, events, 0.5, float(t), 1e-4, f"digest {t}")
+
+
+def commit_rounds(store: Store) -> None:
+    for t in range(1, ROUNDS + 1):
+        store.commit_round(a_round(t), optimizer_state=np.full(50, t, np.float32))
+        store.save_evaluations(t, [Evaluation("test", True, 100, t / 100, 1.0)])
+    store.save_late_events(ROUNDS + 1, [LogEvent("left", "a", "gone")])

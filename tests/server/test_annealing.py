@@ -163,14 +163,12 @@ def test_a_function_of_the_set_and_its_swap_methods_agree() -> None:
 
 def test_label_diversity_is_one_for_complementary_clients_and_none_for_a_single_label() -> None:
     diversity = LabelDiversity(np.array([[10.0, 0.0], [0.0, 10.0], [10.0, 0.0]]))
-    assert diversity(np.array([0, 1])) == pytest.approx(1.0)
-    assert diversity(np.array([0, 2])) == pytest.approx(0.0, abs=1e-6)
+    assert [diversity(np.array(pair)) for pair in ([0, 1], [0, 2])] == pytest.approx([1.0, 0.0], abs=1e-6)
     play = Play(policy_of("sa-pause labels")).rounds(1)
     play.table.label_counts = {0: np.array([5.0])}  # as its client states
     context = context_of(play.table, 2)
     diversity = LabelDiversity.of(context, context.eligible)
-    assert diversity(np.array([0])) == pytest.approx(0.0, abs=1e-6)
-    assert diversity(np.array([1])) == pytest.approx(1.0)
+    assert [diversity(np.array([k])) for k in (0, 1)] == pytest.approx([0.0, 1.0], abs=1e-6)
 
 
 @pytest.mark.parametrize("stated", [np.full(10, 1e9), np.ones(1024), np.array([0.0, 1e12])])

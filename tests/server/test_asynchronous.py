@@ -120,8 +120,7 @@ async def test_with_k_c_and_all_clients_alike_it_is_fedavg_bit_for_bit(
         changes: dict[str, Any] = {"rounds": 3, "minimum_clients": 4}
         if order:
             changes |= few_steps(4, 3, buffer=4, rule=rule)
-        (folder := tmp_path / str(order)).mkdir()
-        async with CoordinatorRig(folder, policy if order else Random(4), **changes).running() as r:
+        async with CoordinatorRig(tmp_path / str(order), policy if order else Random(4), **changes).running() as r:
             play = await joined(r, "abcd")
             for _ in range(3):
                 assert await play.handed_out(4) == [*"abcd"]
@@ -363,7 +362,7 @@ async def test_each_tier_plays_rounds_and_the_model_is_the_mean_of_theirs_also_a
         records.append(r.store.rounds())
 
     for is_killed in (False, True):
-        (folder := tmp_path / str(is_killed)).mkdir()
+        folder = tmp_path / str(is_killed)
         async with CoordinatorRig(folder, Dealt(4, tiers=2), **changes).running() as r:
             play = await begun(r, "abcd")
             assert play.jobs == {"a": (1, 1), "b": (1, 1), "c": (1, 2), "d": (1, 2)}

@@ -64,8 +64,7 @@ async def test_an_observation_says_what_was_measured(rig: MakeRig) -> None:
 @pytest.mark.parametrize(("signal", "latency_s"), [("round_trip", 0.125 + 3.5), ("communication", 3.5)])
 async def test_the_policys_signal_is_latency_at_the_emulated_scale(rig: MakeRig, signal: str, latency_s: float) -> None:
     async with rig(rounds=1, minimum_clients=1, signal=signal, time_scale=0.25).playing() as r:
-        peer = await r.join("a", manual=True)
-        await peer.play(1, timing=Timing(1.0, train_s=0.125))
+        await (await r.join("a", manual=True)).play(1, timing=Timing(1.0, train_s=0.125))
     assert r.store.rounds()[0].observations[0].latency_s == latency_s
 
 
@@ -151,8 +150,7 @@ async def test_rule_and_optimizer_make_the_model_and_the_state_is_committed(rig:
 async def test_whoever_answers_first_the_model_is_the_same(tmp_path: Path) -> None:
     digests = []
     for order in ("abc", "cba", "bca"):
-        (folder := tmp_path / order).mkdir()
-        async with CoordinatorRig(folder, rounds=1, minimum_clients=3).running() as r:
+        async with CoordinatorRig(tmp_path / order, rounds=1, minimum_clients=3).running() as r:
             peers = {c: await r.join(c, manual=True) for c in "abc"}
             for peer in peers.values():
                 await peer.next_job()
@@ -166,8 +164,7 @@ async def test_whoever_answers_first_the_model_is_the_same(tmp_path: Path) -> No
 async def test_the_same_seed_chooses_the_same_clients_whatever_order_they_came_in(tmp_path: Path) -> None:
     chosen = []
     for order in ("abcd", "dcab"):
-        (folder := tmp_path / order).mkdir()
-        async with CoordinatorRig(folder, Random(2), rounds=10, minimum_clients=4).played_by(order) as r:
+        async with CoordinatorRig(tmp_path / order, Random(2), rounds=10, minimum_clients=4).played_by(order) as r:
             chosen.append([record.chosen for record in r.store.rounds()])
     assert chosen[0] == chosen[1]
     assert len(set(chosen[0])) > 1
@@ -244,8 +241,7 @@ async def test_a_shutdown_gives_the_round_up_and_keeps_what_it_cost(rig: MakeRig
         await r.coordinator.ask(Shutdown("stopped by SIGINT"))
     assert [t.round for t in r.store.rounds()] == [1]
     assert r.coordinator.stopped_because == "stopped by SIGINT"
-    assert r.spent("a") == (2, BUDGET.spent(2))  # of which one was not used
-    assert r.spent("b") == (1, BUDGET.spent(1))
+    assert (r.spent("a"), r.spent("b")) == ((2, BUDGET.spent(2)), (1, BUDGET.spent(1))), "one of a was not used"
     late = r.store.late_events()
     assert [(e.kind, e.client_id, e.released) for e in late] == [("reconciled", "a", 2), ("unsettled", "b", 0)]
     assert b.dismissed == Dismiss("stopped by SIGINT", final=True)

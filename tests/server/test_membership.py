@@ -114,8 +114,7 @@ async def test_a_round_begins_when_those_expected_have_come_and_gone(rig: MakeRi
         assert len(r.store.rounds()) == 2
         await r.lose(a)
     assert [t.chosen for t in r.store.rounds()] == [tuple(there[t]) for t in (1, 2, 3)]
-    assert r.coordinator.state.table.joined_round.tolist() == [1, 1, 2]
-    assert max(calls) == 3
+    assert (r.coordinator.state.table.joined_round.tolist(), max(calls)) == ([1, 1, 2], 3)
 
 
 async def test_who_comes_between_rounds_is_in_the_log_before_its_first_job(rig: MakeRig) -> None:
@@ -174,8 +173,7 @@ async def test_who_answered_and_then_left_is_used_and_gets_no_second_job(rig: Ma
         again = await r.join("b", manual=True, released=1)
         await a.answer(1)
     assert [o.client_id for o in r.store.rounds()[0].observations] == ["a", "b"]
-    assert again.jobs.empty()
-    assert again.acknowledged == [1]
+    assert (again.jobs.empty(), again.acknowledged) == (True, [1])
 
 
 async def test_who_does_not_come_back_in_time_is_missed(rig: MakeRig) -> None:
@@ -204,8 +202,7 @@ async def test_a_client_that_cannot_misses_and_stays(rig: MakeRig, kind: Any, se
         b = await r.join_and_work("b")
         await r.coordinator.tell(Refusal("b", 1, 1, kind, "out of memory"))
         await b.play(2)
-    assert r.events() == [("missed", "b")]
-    assert (r.rejected(), r.coordinator.outcome) == (0, "completed")
+    assert (r.events(), r.rejected(), r.coordinator.outcome) == ([("missed", "b")], 0, "completed")
 
 
 WRONG_RELEASES: dict[str, tuple[Release, bool]] = {
@@ -222,11 +219,9 @@ WRONG_RELEASES: dict[str, tuple[Release, bool]] = {
 async def test_an_update_whose_release_does_not_fit_is_not_used(rig: MakeRig, what: str) -> None:
     release, is_believed = WRONG_RELEASES[what]
     async with rig(rounds=1, **({"privacy": None} if "without" in what else {})).playing("a") as r:
-        b = await r.join("b", manual=True)
-        await b.play(1, release)
+        await (await r.join("b", manual=True)).play(1, release)
     assert [o.client_id for o in r.store.rounds()[0].observations] == ["a"]
-    assert r.spent("b") == ((1, BUDGET.spent(1)) if is_believed else (0, 0.0))
-    assert r.rejected() == 1
+    assert (r.rejected(), r.spent("b")) == (1, (1, BUDGET.spent(1)) if is_believed else (0, 0.0))
 
 
 async def test_what_a_rejected_update_cost_is_believed_upwards_only(rig: MakeRig) -> None:

@@ -33,8 +33,7 @@ def test_where_the_unit_is_the_vector_it_stands_once(make_telemetry: MakeTelemet
     telemetry = make_telemetry(private("vector"), SIZE)
     play(telemetry)
     value = registry_of(telemetry).get_sample_value
-    assert value("pausefl_epsilon_budget", {"unit": "vector"}) == 10.0
-    assert value("pausefl_epsilon_budget", {"unit": "coordinate"}) is None
+    assert [value("pausefl_epsilon_budget", {"unit": unit}) for unit in ("vector", "coordinate")] == [10.0, None]
 
 
 def test_without_privacy_no_epsilon_is_shown(make_telemetry: MakeTelemetry) -> None:
@@ -122,11 +121,9 @@ def test_with_many_clients_only_those_that_matter_most_have_series(make_telemetr
     assert few.keys() == everybody.keys() >= {"pausefl_client_latency_seconds", "pausefl_client_epsilon_next"}
     assert set(map(frozenset, few.values())) == {frozenset({"c8", "c9", "c0", "c1"})}
     value = registry_of(telemetry, client_series_max=0).get_sample_value
-    assert value("pausefl_clients_latency_seconds", {"quantile": "0"}) == 2.0
-    assert value("pausefl_clients_latency_seconds", {"quantile": "1"}) == 20.0
-    spent = [BUDGET.spent(i) for i in range(1, 11)]
-    labels = {"quantile": "0.5", "unit": "coordinate"}
-    assert value("pausefl_clients_epsilon_spent", labels) == pytest.approx((spent[4] + spent[5]) / 2)
+    assert [value("pausefl_clients_latency_seconds", {"quantile": q}) for q in ("0", "1")] == [2.0, 20.0]
+    median = pytest.approx((BUDGET.spent(5) + BUDGET.spent(6)) / 2)
+    assert value("pausefl_clients_epsilon_spent", {"quantile": "0.5", "unit": "coordinate"}) == median
 
 
 def test_a_picture_once_taken_never_changes(make_telemetry: MakeTelemetry) -> None:

@@ -338,8 +338,7 @@ async def test_every_chosen_client_is_an_observation_or_a_miss(rig: MakeRig, tmp
         await r.lose(d)
     (record,) = r.store.rounds()
     assert [o.client_id for o in record.observations] == ["a"]
-    missed = [("b", "timeout"), ("c", "refused"), ("d", "lost")]
-    assert [(miss.client_id, miss.kind) for miss in record.misses] == missed
+    assert [(m.client_id, m.kind) for m in record.misses] == [("b", "timeout"), ("c", "refused"), ("d", "lost")]
     assert r.coordinator.state.table.measured.tolist() == [1, 1, 1, 1]
     assert r.coordinator.state.table.missed.tolist() == [0, 1, 1, 1]
     columns = "round_latency_s, measured_latency_s, misses, is_censored"

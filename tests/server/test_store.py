@@ -173,9 +173,8 @@ def test_what_is_committed_survives_a_crash_of_the_machine(monkeypatch: pytest.M
     """WAL with synchronous = FULL (2): the log is synced at every commit. Only the store's own connection can tell."""
     opened = opened_connections(monkeypatch)
     with fresh_store() as (_, path):
-        own = opened[0]
         assert query(path, "PRAGMA journal_mode") == [("wal",)]
-        assert own.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert opened[0].execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 @pytest.mark.parametrize("version", ["0", str(SCHEMA_VERSION + 1), "new", None])

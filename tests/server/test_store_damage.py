@@ -27,18 +27,17 @@ from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import CommitRound, StoreActor
 from rigs.federation import SIZE, clients, federation, log_of, private
-from rigs.log import theta
+from rigs.log import ROUNDS, a_round, commit_rounds, theta
 from rigs.places import TESTS
-from rigs.rounds import ROUNDS, commit, record
 
 COMMITTER = """
 import sys
 from pathlib import Path
-from rigs.rounds import commit, record
+from rigs.log import a_round
 from pausefl_server.storage.store import Store
 store = Store(Path(sys.argv[1]))
 for t in range(1, 10**6):
-    store.commit_round(record(t))
+    store.commit_round(a_round(t))
     print(t, flush=True)
 """
 
@@ -47,7 +46,7 @@ for t in range(1, 10**6):
 def path(tmp_path: Path) -> Path:
     """A log that was closed."""
     with closing(Store(tmp_path / "run.db")) as store:
-        commit(store)
+        commit_rounds(store)
     return tmp_path / "run.db"
 
 
@@ -109,10 +108,10 @@ def test_what_the_next_attempt_will_have_to_know_is_sealed_as_well(tmp_path: Pat
     path, later = tmp_path / "run.db", [LogEvent("reconciled", "a", released=7)]
     with closing(Store(path)) as store:
         if follows == "a round":
-            store.commit_round(record(1), later_events=later)
+            store.commit_round(a_round(1), later_events=later)
         else:
-            store.commit_round(record(1))
-            store.save_failed_attempt(replace(record(2), observations=()), later_events=later)
+            store.commit_round(a_round(1))
+            store.save_failed_attempt(replace(a_round(2), observations=()), later_events=later)
         assert store.late_events() == later
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("UPDATE events SET released = 0 WHERE attempt = 0")
@@ -179,7 +178,7 @@ def test_a_copy_of_an_earlier_round_takes_the_place_of_all_files(path: Path) -> 
     with closing(open_read_only(path)) as reader:  # so that the -wal stays
         reader.execute("SELECT * FROM meta").fetchone()
         for t in rounds:
-            store.commit_round(record(t))
+            store.commit_round(a_round(t))
         store.close()
     shutil.copy(path.with_name("copy"), path)
     path.with_name("run.db-wal").unlink()
@@ -206,7 +205,7 @@ def test_a_log_that_was_read_while_it_was_closed_misses_its_write_ahead_log(path
     store = Store(path)
     with closing(open_read_only(path)) as reader:
         reader.execute("SELECT * FROM meta").fetchone()
-        store.commit_round(record(ROUNDS + 1))
+        store.commit_round(a_round(ROUNDS + 1))
         store.close()
     shutil.copytree(path.parent, path.parent / "whole")
     path.with_name("run.db-wal").unlink()
@@ -233,7 +232,7 @@ Store(Path(sys.argv[1]))
         tmp_path / "run.db",
     )
     with closing(Store(tmp_path / "run.db")) as store:
-        commit(store)
+        commit_rounds(store)
     Store(tmp_path / "run.db").close()
 
 
@@ -253,7 +252,7 @@ os.kill(os.getpid(), 9)
     )
     assert (tmp_path / "run.db-journal").stat().st_size > 0
     with closing(Store(tmp_path / "run.db")) as store:
-        commit(store)
+        commit_rounds(store)
 
 
 @pytest.mark.parametrize("loss", ["deleted", "moved", "replaced"])
@@ -262,7 +261,7 @@ async def test_a_log_that_was_taken_away_takes_no_further_round(tmp_path: Path, 
     folder = tmp_path / "run"
     folder.mkdir()
     store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
-    store.commit_round(record(1))
+    store.commit_round(a_round(1))
     if loss == "deleted":
         shutil.rmtree(folder)
     else:
@@ -271,7 +270,7 @@ async def test_a_log_that_was_taken_away_takes_no_further_round(tmp_path: Path, 
         folder.mkdir()
         Store(folder / "run.db").close()
     with pytest.raises(PauseflError, match=r"run's log cannot be written: .*deleted, moved or replaced.*run\.db"):
-        await StoreActor(store, checkpoint).receive(CommitRound(record(2), theta(0.0, 1)))
+        await StoreActor(store, checkpoint).receive(CommitRound(a_round(2), theta(0.0, 1)))
     store.close()
     checkpoint.close()
 
@@ -368,9 +367,9 @@ async def test_no_round_is_in_the_log_without_the_model_that_is_kept_of_it(tmp_p
         (tmp_path / "round-00000002.f32").mkdir()  # where the model of round 2 cannot be written
         async with asyncio.TaskGroup() as group:
             group.create_task(keeper.run())
-            await keeper.ask(CommitRound(record(1), theta(1.0)))
+            await keeper.ask(CommitRound(a_round(1), theta(1.0)))
             with pytest.raises(PauseflError, match="log cannot be written"):
-                await keeper.ask(CommitRound(record(2), theta(2.0)))
+                await keeper.ask(CommitRound(a_round(2), theta(2.0)))
             keeper.stop()
         assert [played.round for played in store.rounds()] == [1]
         assert 1 in checkpoint.kept()

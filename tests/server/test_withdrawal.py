@@ -305,8 +305,7 @@ async def test_a_job_is_withdrawn_when_its_round_ends_or_its_client_comes_back_l
         await a.answer(2)
         await r.coordinator.tell(JobWithdrawn("b", 1, 1))
     assert (1, 1) in b.withdrawn
-    assert back.withdrawn == [(1, 1)]
-    assert a.withdrawn == []
+    assert (back.withdrawn, a.withdrawn) == ([(1, 1)], [])
     assert ("withdrawn", "b") in r.events()
 
 

@@ -131,11 +131,11 @@ def test_a_client_takes_its_own_part_alone() -> None:
     assert (experiment.workload.device, experiment.clients.trainers) == ("auto", 1)
 
 
-def test_a_clients_own_keys_win() -> None:
-    own = {**NO_PRIVACY, "workload": {"learning_rate": 0.9, "device": "cpu"}}
-    experiment = accepted(offer_of(parse_experiment(TWO)), own)
-    assert (experiment.workload.learning_rate, experiment.workload.device) == (0.9, "cpu")
-    assert experiment.workload.model == "synthetic"
+def test_a_clients_own_keys_win_and_may_name_code() -> None:
+    own = {**NO_PRIVACY, "workload": {"model": "mine:make", "learning_rate": 0.9, "device": "cpu"}}
+    offer = json.dumps({"workload": {"model": "theirs:make", "epochs": 2, "learning_rate": 0.5}, **NO_PRIVACY})
+    found = accepted(offer, own).workload
+    assert (found.model, found.learning_rate, found.device, found.epochs) == ("mine:make", 0.9, "cpu", 2)
 
 
 @pytest.mark.parametrize(
@@ -150,12 +150,6 @@ def test_a_clients_own_keys_win() -> None:
 def test_a_client_takes_no_code_and_no_files_from_a_server(offered: Mapping[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named + ": is code or a file"):
         accepted(json.dumps(offered), NO_PRIVACY)
-
-
-def test_a_client_may_name_the_code_itself() -> None:
-    offer = json.dumps({"workload": {"model": "theirs:make", "epochs": 2}, **NO_PRIVACY})
-    experiment = accepted(offer, {**NO_PRIVACY, "workload": {"model": "mine:make"}})
-    assert (experiment.workload.model, experiment.workload.epochs) == ("mine:make", 2)
 
 
 NO_OFFERS = ("", "[]", "{", '"text"', "[" * 200_000, '{"workload": {"\\n": "\\u001b[2J"}}')

@@ -228,8 +228,7 @@ def test_many_claims_at_once_are_never_the_same(tmp_path: Path) -> None:
 
 def test_a_slot_has_its_share_of_the_clients(tmp_path: Path) -> None:
     with claimed_clients(CLIENTS, None, 2, tmp_path) as first, claimed_clients(CLIENTS, 2, 2, tmp_path) as last:
-        assert first == CLIENTS[:2]
-        assert last == CLIENTS[4:]
+        assert (first, last) == (CLIENTS[:2], CLIENTS[4:])
 
 
 @pytest.mark.parametrize(

@@ -97,17 +97,15 @@ def test_clients_inject_nothing_where_the_kernel_does() -> None:
         ("[clients]\nper_process = 2\n", "goes with clients.per_process = 1"),
         ("[clients]\nper_process = 1\ncount = 1024\n", "goes with at most 1023 clients, not 1024"),
         ('[[latency.access_points]]\nclients = "client-000"\n', "without access_points"),
+        (
+            '[latency.delay]\nkind = "day"\nof = {kind = "constant", value_s=1}\nperiod_rounds = 9\namplitude = 0.1\n',
+            "changes with the round",
+        ),
     ],
 )
-def test_what_namespaces_cannot_do_is_refused(toml: str, message: str) -> None:
+def test_what_neither_namespaces_nor_netem_can_do_is_refused(toml: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_experiment(NETEM + toml)
-
-
-def test_a_law_that_changes_with_the_round_is_refused() -> None:
-    day = 'kind = "day"\nof = {kind = "constant", value_s = 1}\nperiod_rounds = 9\namplitude = 0.1\n'
-    with pytest.raises(ConfigError, match="changes with the round"):
-        ways(f"[latency.delay]\n{day}")
+        ways(toml)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the probe reaches the kernel as root only")

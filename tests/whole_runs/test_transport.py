@@ -56,8 +56,7 @@ async def test_times_and_bytes_are_those_of_the_network(tmp_path: Path) -> None:
         for o in record.observations:
             assert 0 < o.timing.device_s < o.timing.round_trip_s < 20
             assert o.timing.propagation_s > -1e-3
-            assert o.timing.download_s > 0
-            assert o.timing.upload_s > 0
+            assert min(o.timing.download_s, o.timing.upload_s) > 0
             assert 4 * BIG < o.bytes_down < 4 * BIG + 1000
             assert 4 * BIG < o.bytes_up < 4 * BIG + 1000
 
@@ -120,8 +119,7 @@ async def test_garbage_after_the_hello_ends_its_stream_and_no_other(tmp_path: Pa
             assert not goodbye.final
             assert "message" in goodbye.reason
             assert await call.read() is grpc.aio.EOF
-        result = await run.finished()
-    assert result.state.round == 3
+        assert (await run.finished()).state.round == 3
 
 
 async def test_a_message_beyond_the_limit_ends_its_stream_and_no_other(tmp_path: Path) -> None:
@@ -133,8 +131,7 @@ async def test_a_message_beyond_the_limit_ends_its_stream_and_no_other(tmp_path:
                 await call.write(b"\0" * (MAX_MESSAGE_BYTES + 1))
                 while await asyncio.wait_for(call.read(), 20) is not grpc.aio.EOF:
                     pass
-        result = await run.finished()
-    assert result.state.round == 3
+        assert (await run.finished()).state.round == 3
     assert [o.client_id for o in log_of(tmp_path)[-1].observations] == ["a", "b"]
 
 
@@ -262,10 +259,9 @@ async def test_wrong_files_are_named(authority: Authority, tmp_path: Path) -> No
                 pass
     with pytest.raises(ConfigError, match=r"a side that connects needs tls\.ca"):
         await greet("127.0.0.1:1", Tls(one.certificate, one.key))
-    with pytest.raises(ConfigError, match=r'tls\.certificate = "a\.pem": needs tls\.key as well'):
-        Tls(certificate="a.pem")
-    with pytest.raises(ConfigError, match=r'tls\.key = "a\.key": needs tls\.certificate as well'):
-        Tls(key="a.key")
+    for name, other in (("certificate", "key"), ("key", "certificate")):
+        with pytest.raises(ConfigError, match=rf'tls\.{name} = "a\.pem": needs tls\.{other} as well'):
+            Tls(**{name: "a.pem"})
 
 
 def pausefl(command: str, folder: Path, tls: Tls, *arguments: object) -> "subprocess.CompletedProcess[str]":

@@ -26,7 +26,7 @@ from pausefl.runtime.virtual.process import play_virtually
 from pausefl.studies.campaign import Plan, begin
 from pausefl_process.events import ProgressEvent, RoundCommitted
 from pausefl_server.records import RoundRecord
-from rigs.command import Background, rounds_in
+from rigs.command import Background, rounds_in, sets
 from rigs.databases import full_disk
 from rigs.federation import log_of
 from rigs.refusals import refused
@@ -114,8 +114,7 @@ def test_an_interrupted_private_run_goes_on_as_if_it_had_not_been(tmp_path: Path
 @pytest.mark.end_to_end
 def test_a_scheduler_that_ends_all_processes_is_heard_once(background: Background, tmp_path: Path) -> None:
     """The process that plays was asked by its parent as well, and took that for a second signal, which ends at once."""
-    keys = {"experiment.rounds": 1_000_000, "workload.model": "synthetic"}
-    words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+    words = sets("experiment.rounds=1000000", "workload.model=synthetic")
     process = background("run", "demo", "--virtual", *words, "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run"), "rounds", running=process)
     others = psutil.Process(process.pid).children(recursive=True)
@@ -275,10 +274,9 @@ def test_steps_compare_by_elapsed_time_and_staleness(tmp_path: Path) -> None:
 
 
 def test_virtual_latencies_change_no_choice_of_a_virtual_log(tmp_path: Path) -> None:
-    of_pause = {"latency.signal": "round_trip", "selection.policy": "pause"}
-    overrides = {**SYNTHETIC, "experiment.clock": "virtual", **of_pause}
+    overrides = {**SYNTHETIC, "latency.signal": "round_trip", "selection.policy": "pause"}
     rounds = play(tmp_path / "run", overrides)
-    experiment = pausefl.load("demo", overrides)
+    experiment = pausefl.load("demo", {**overrides, "experiment.clock": "virtual"})
     assert changed_choices(experiment, rounds, rounds) == {"changed_choices": 0, "changed_gap_max": 0.0}
 
     slowed = [
