@@ -329,9 +329,6 @@ def test_as_many_train_together_as_memory_holds(
     assert caplog.messages == ["the device's memory does not hold 5 clients together: 2 at once from now on"]
 
 
-IMAGE_BYTES = 8 * 8
-
-
 def most_steps_first(*settings: TrainingSettings, sizes: tuple[int, ...]) -> list[TorchTrainer]:
     return sorted(trainers_of(settings, sizes=sizes), key=lambda trainer: -trainer.steps)
 
@@ -356,7 +353,7 @@ def check_batches(learners: list[TorchTrainer], least: int = 0) -> None:
 @pytest.mark.parametrize("least", [0, 8])
 def test_every_step_has_the_examples_drawn_for_it(at_once: int, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of clients with one epoch, with several and with steps that are bounded, gathered so many steps at once."""
-    monkeypatch.setattr(round_batches, "gathered_bytes", lambda _: at_once * 3 * 8 * IMAGE_BYTES)
+    monkeypatch.setattr(round_batches, "gathered_bytes", lambda _: at_once * 3 * 8 * 64)  # 64 bytes an image
     settings = [TrainingSettings(batch_size=8, epochs=e, max_steps=s) for e, s in ((1, None), (4, None), (2, 5))]
     check_batches(most_steps_first(*settings, sizes=(20, 13, 31)), least)
 

@@ -69,7 +69,6 @@ async def test_a_hold_is_hardly_late() -> None:
 
 
 T = TypeVar("T")
-TICK_S = 1e-5
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -82,7 +81,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         really_select = selector.select
 
         def select(timeout: float | None = None) -> Any:
-            self._now_s += max(timeout or 0.0, TICK_S)
+            self._now_s += max(timeout or 0.0, 1e-5)
             return really_select(0)
 
         selector.select = select

@@ -35,7 +35,6 @@ from rigs.command import played, query, sets, summary_of
 STALL_S = 0.4
 TOLERANCE_S = 0.15
 """A stall is seen from the next probe on, 50 ms later at most; the rest is for a busy machine."""
-FINE = HostReport()
 TIMING = Timing(0.5, 0.01, 0.1, 0.02, 0.15, 0.003, 0.1, 0.02, framing_s=0.001, server_wait_s=0.004)
 
 
@@ -192,7 +191,7 @@ def test_steal_is_a_share_of_all_ticks_of_the_last_second(tmp_path: Path) -> Non
 
 def test_each_limit_is_a_doubt_of_its_own_with_advice() -> None:
     limits = HostLimits()
-    assert limits.of_server(FINE) == limits.of_client(FINE, "round_trip") == []
+    assert limits.of_server(HostReport()) == limits.of_client(HostReport(), "round_trip") == []
     for name in ADVICE:
         bad = HostReport(**{name: 0.9})
         assert (limits.of_server(bad), limits.of_client(bad, "round_trip")) == ([f"server {name}"], [f"clients {name}"])
@@ -263,6 +262,5 @@ def test_a_run_accounts_for_every_exchange_and_marks_what_it_doubts(tmp_path: Pa
     exchange_s, round_trip_s, framing_s, server_wait_s, *inside_s = rows.T
     np.testing.assert_allclose(np.sum(inside_s, axis=0), round_trip_s, atol=1e-12)
     np.testing.assert_allclose(framing_s + round_trip_s + server_wait_s, exchange_s, atol=1e-12)
-    assert (framing_s > 0).all()
-    assert (server_wait_s > 0).all()
+    assert min(framing_s.min(), server_wait_s.min()) > 0
     assert (inside_s[-1] > -1e-3).all(), "the residual"

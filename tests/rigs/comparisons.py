@@ -10,7 +10,6 @@ from pausefl_server.storage.store import Store
 from rigs.reports import summary
 
 ACCURACIES = {"pause": (0.2, 0.6, 0.8, 0.7), "random": (0.1, 0.3, 0.6, 0.75)}
-ROUND_S = {"pause": 1.0, "random": 2.0}
 
 
 def write_run(
@@ -18,7 +17,7 @@ def write_run(
 ) -> Path:
     """Four rounds of one client; with seed s every round takes s times as long. `changes` are of the summary."""
     path.mkdir(parents=True)
-    log, latency_s = Store(path / "run.db"), ROUND_S[policy] * seed
+    log, latency_s = Store(path / "run.db"), {"pause": 1.0, "random": 2.0}[policy] * seed
     for number, accuracy in enumerate(ACCURACIES[policy], start=1):
         seen = Observation("<a>", Timing(latency_s), latency_s, 10, number, 0.5, 0.5 * number)
         events = (LogEvent("joined", "<a>"),) if number == 1 else ()

@@ -284,12 +284,9 @@ class CoordinatorRig:
     def assert_the_log_tells_all(self) -> None:
         """Replaying the log, and what came after its last round, gives the state the run ended with."""
         live, rounds = self.coordinator.state, self.store.rounds()
+        settings = self.settings
         replayed = replay(
-            self.policy,
-            self.settings.seed,
-            rounds,
-            tau_min_s=self.settings.tau_min_s,
-            unfinished=self.store.failed_attempts(),
+            self.policy, settings.seed, rounds, tau_min_s=settings.tau_min_s, unfinished=self.store.failed_attempts()
         )
         replayed.before_round(replayed.round + 1, self.store.late_events())
         for field in dataclasses.fields(live.table):

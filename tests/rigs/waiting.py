@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_EVERY_S = 0.02
-
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -30,7 +28,7 @@ def wait_for(
     while not condition():
         assert running is None or running.poll() is None, f"{running.args!r} ended before {what}"
         assert time.monotonic() < until, f"waited {timeout_s} s for {what}"
-        time.sleep(_EVERY_S)
+        time.sleep(0.02)
 
 
 def _is_read(fifo: Path) -> bool:

@@ -19,7 +19,7 @@ from pausefl_server.host_limits import HostLimits
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import ServerOptimizer
-from pausefl_server.records import TIMING_TOLERANCE_S, LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.records import TIMING_TOLERANCE_S, LogEvent, Miss, Observation, Timing
 from pausefl_server.release_checks import Release
 from pausefl_server.rounds.aggregation import AggregatedRound, WeightedUpdate, aggregate
 from pausefl_server.rounds.elapsed import Elapsed
@@ -30,6 +30,7 @@ from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 from rigs.coordinator import answer_of
+from rigs.log import observation, record
 from rigs.settings import server_settings
 
 GBIT_10 = 1_250_000_000
@@ -202,15 +203,6 @@ def test_a_fresh_and_a_late_update_of_a_client_are_rejected_each() -> None:
     np.testing.assert_allclose(found.model.theta, unit)
 
 
-def observation(client_id: str, latency_s: float = 0.5, **changes: object) -> Observation:
-    fields = {"n_examples": 10, "participation": 0, "epsilon": 0.0, "epsilon_spent": 0.0} | changes
-    return Observation(client_id=client_id, timing=Timing(latency_s), latency_s=latency_s, **fields)  # type: ignore[arg-type]
-
-
-def record(round: int, chosen: tuple[str, ...], *observations: Observation) -> RoundRecord:
-    return RoundRecord(round, 0, chosen, None, observations, (), 0.0, 0.0, 0.0, "")
-
-
 def table_of(*ids: str, seed: int = 1) -> ClientTable:
     table = ClientTable(seed=seed)
     table.apply_events([LogEvent("joined", i, n_examples=10) for i in ids], round=1)
@@ -224,7 +216,7 @@ def test_a_table_made_of_some_columns_has_the_others_at_their_defaults() -> None
     for field in dataclasses.fields(ClientTable):
         if field.name not in {"connected", "tie_key"}:
             np.testing.assert_array_equal(getattr(built, field.name), getattr(joined, field.name))
-    built.apply_round(record(1, ("b",), observation("b")))
+    built.apply_round(record(1, observation("b")))
     assert built.chosen.tolist() == [0, 1]
 
 
@@ -238,16 +230,16 @@ def test_rows_are_sorted_by_id_and_newcomers_appended() -> None:
 def test_three_counts_are_kept_apart() -> None:
     """a is chosen twice, answers once, and has made five releases; b is drawn twice in a round, and measured once."""
     table = table_of("a", "b")
-    table.apply_round(record(1, ("a", "b"), observation("a", participation=5, epsilon_spent=30.0)))
-    table.apply_round(record(2, ("a",)))
-    table.apply_round(record(3, ("b", "b"), observation("b")))
+    table.apply_round(record(1, observation("a", participation=5, epsilon_spent=30.0), chosen=("a", "b")))
+    table.apply_round(record(2, chosen=("a",)))
+    table.apply_round(record(3, observation("b"), chosen=("b", "b")))
     assert (table.chosen.tolist(), table.measured.tolist(), table.released.tolist()) == ([2, 3], [1, 1], [5, 0])
 
 
 def test_latencies_are_kept_as_inverses_so_that_tau_min_may_fall() -> None:
     table = table_of("a")
     for t, latency_s in enumerate((0.5, 0.25), start=1):
-        table.apply_round(record(t, ("a",), observation("a", latency_s)))
+        table.apply_round(record(t, observation("a", latency_s=latency_s)))
     assert table.effective_tau_min_s == 0.25
     mean = table.effective_tau_min_s * table.inverse_latency_sum[0] / table.measured[0]
     assert mean == pytest.approx((0.25 / 0.5 + 0.25 / 0.25) / 2)
@@ -255,9 +247,9 @@ def test_latencies_are_kept_as_inverses_so_that_tau_min_may_fall() -> None:
 
 def test_a_latency_that_a_stop_touched_is_in_no_estimate_while_its_choice_and_its_epsilon_count() -> None:
     table, untouched = table_of("a", "b"), table_of("a", "b")
-    answer = observation("a", 90.0, participation=1, epsilon_spent=2.0, teaches=False)
+    answer = observation("a", latency_s=90.0, participation=1, epsilon_spent=2.0, teaches=False)
     missed = Miss("b", "timeout", waited_s=90.0, latency_s=90.0, teaches=False)
-    table.apply_round(dataclasses.replace(record(1, ("a", "b"), answer), misses=(missed,)))
+    table.apply_round(record(1, answer, chosen=("a", "b"), misses=(missed,)))
     counted = {"chosen": [1, 1], "untaught": [1, 0], "epsilon_spent": [2.0, 0.0]}
     counted |= {name: [1, 0] for name in ("released", "proven", "used")}
     for field in dataclasses.fields(ClientTable):
@@ -269,7 +261,7 @@ def test_a_ledger_is_only_ever_corrected_upwards() -> None:
     table = table_of("a")
     table.apply_events([LogEvent("reconciled", "a", epsilon_spent=20.0, released=4)], round=2)
     table.apply_events([LogEvent("reconciled", "a", epsilon_spent=10.0, released=2)], round=3)
-    table.apply_round(record(3, ("a",), observation("a", participation=3, epsilon_spent=15.0)))
+    table.apply_round(record(3, observation("a", participation=3, epsilon_spent=15.0)))
     assert (table.epsilon_spent[0], table.released[0]) == (20.0, 4)
 
 
@@ -279,14 +271,14 @@ def test_a_claim_counts_until_the_next_one_and_what_is_proven_for_good() -> None
     table.apply_events([LogEvent("joined", "a", n_examples=10, epsilon_spent=50.0, released=7)], round=2)
     table.apply_events([LogEvent("joined", "a", n_examples=10)], round=3)
     assert (table.released[0], table.epsilon_spent[0]) == (0, 0.0)
-    table.apply_round(record(3, ("a",), observation("a", participation=4, epsilon_spent=20.0)))
+    table.apply_round(record(3, observation("a", participation=4, epsilon_spent=20.0)))
     table.apply_events([LogEvent("joined", "a", n_examples=10, epsilon_spent=15.0, released=3)], round=4)
     assert (table.released[0], table.epsilon_spent[0]) == (4, 20.0)
 
 
 def test_an_older_release_that_is_merged_later_does_not_free_the_ones_after_it() -> None:
     table = table_of("a")
-    table.apply_round(record(2, ("a",), observation("a", participation=5)))
+    table.apply_round(record(2, observation("a", participation=5)))
     table.apply_events([LogEvent("merged", "a", released=3)], round=3)
     assert table.known_releases("a") == (5, 5)
     table.apply_events([LogEvent("merged", "a", released=6)], round=3)
@@ -308,7 +300,7 @@ def test_the_connected_may_be_chosen_unless_they_are_retired_and_strangers_are_i
 
 def test_coming_back_keeps_the_row_and_its_history() -> None:
     table = table_of("a", "b")
-    table.apply_round(record(1, ("a",), observation("a")))
+    table.apply_round(record(1, observation("a")))
     table.apply_events([LogEvent("left", "a"), LogEvent("joined", "a", n_examples=10)], round=5)
     assert (len(table), table.joined_round[0], table.chosen[0]) == (2, 1, 1)
 
@@ -326,7 +318,7 @@ def test_losses_and_label_counts_are_kept_of_those_who_disclose_them() -> None:
     table = table_of("a", "b")
     assert np.isnan(table.last_loss).all()
     labels = {"label_1": 4.0, "label_0": 3.0, "norm": 9.0}
-    table.apply_round(record(1, ("a", "b"), observation("a", loss=0.7, statistics=labels), observation("b")))
+    table.apply_round(record(1, observation("a", loss=0.7, statistics=labels), observation("b")))
     np.testing.assert_array_equal(table.last_loss, [0.7, np.nan])
     assert {row: counts.tolist() for row, counts in table.label_counts.items()} == {0: [3.0, 4.0]}
 
@@ -356,7 +348,7 @@ def test_folding_a_log_in_two_parts_equals_folding_it_at_once(log: list[tuple[li
         for t, (events, chosen) in enumerate(log[start:stop], start=start + 1):
             table.apply_events(events, round=t)
             ids = tuple(table.ids[:chosen])
-            table.apply_round(record(t, ids, *(observation(i, 0.1 * t, epsilon_spent=float(t)) for i in ids)))
+            table.apply_round(record(t, *(observation(i, latency_s=0.1 * t, epsilon_spent=float(t)) for i in ids)))
         return table
 
     whole = fold(ClientTable(seed=3), 0, len(log))

@@ -157,8 +157,7 @@ def test_what_cannot_be_batched_trains_alone_and_says_why(tmp_path: Path, togeth
     overrides = {"clients.batched": "on", "workload.training": {"kind": "moon", "mu": 1.0}, "experiment.rounds": 1}
     rounds, told = play(tmp_path / "run", overrides)
     assert told.notices == noticed("on", "clients train one by one: the training method Moon has its own `loss`")
-    assert len(rounds) == 1
-    assert not together
+    assert (len(rounds), together) == (1, [])
 
 
 def test_a_synthetic_model_has_nothing_to_batch(tmp_path: Path) -> None:

@@ -106,14 +106,12 @@ async def test_an_upload_cut_off_is_sent_again_byte_by_byte_and_charged_once(tmp
         some.start("a", await run.port, BIG, privacy["a"])
         some.start("b", line.port, BIG, privacy["b"], unreliable)
         result = await run.finished()
-    assert line.connected == 2
-    assert [t for t, _ in uploads] == [1, 1, 2]
+    assert (line.connected, [t for t, _ in uploads]) == (2, [1, 1, 2])
     assert uploads[0] == uploads[1] != uploads[2]
     records = log_of(tmp_path / "run")
     assert [[o.client_id for o in r.observations] for r in records] == [["a", "b"]] * 2
     assert [(e.kind, e.client_id) for r in records for e in r.events if e.kind != "joined"] == [("left", "b")]
-    assert privacy["b"].ledger.released == 2
-    assert result.state.table.released.tolist() == [2, 2]
+    assert (privacy["b"].ledger.released, result.state.table.released.tolist()) == (2, [2, 2])
 
 
 class CutWhileTraining(SyntheticTrainer):
@@ -194,8 +192,7 @@ async def test_an_interrupt_dismisses_all_and_logs_no_error(tmp_path: Path, capl
         result = await run.finished()
         assert await goodbye == "stopped by SIGINT"
         trainer.gate.set()
-    assert result.stopped_because == "stopped by SIGINT"
-    assert errors_in(caplog) == []
+    assert (result.stopped_because, errors_in(caplog)) == ("stopped by SIGINT", [])
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -230,8 +227,7 @@ async def test_a_second_kind_of_signal_does_not_break_off_the_last_evaluation(tm
         await run.port
         signal.raise_signal(signal.SIGINT)
         result = await run.finished()
-    assert result.stopped_because == "stopped by SIGINT"
-    assert [e.accuracy for e in result.final_evaluations] == [0.5]
+    assert (result.stopped_because, [e.accuracy for e in result.final_evaluations]) == ("stopped by SIGINT", [0.5])
 
 
 async def test_a_signal_at_a_coordinators_end_breaks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,7 @@ async def test_a_slow_evaluator_does_not_hold_up_the_end(tmp_path: Path, monkeyp
         await begun.wait()
         signal.raise_signal(signal.SIGTERM)
         result = await run.finished()
-    assert result.outcome == "interrupted"
-    assert result.final_evaluations == result.best_evaluations == ()
+    assert (result.outcome, result.final_evaluations, result.best_evaluations) == ("interrupted", (), ())
 
 
 STUCK = """

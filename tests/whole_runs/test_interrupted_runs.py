@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -265,7 +264,7 @@ def test_a_server_and_its_clients_go_on_without_readers(tmp_path: Path, is_open:
 
 
 def is_listening(port: int) -> bool:
-    with closing(socket.socket()) as probe:
+    with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 

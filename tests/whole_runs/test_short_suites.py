@@ -65,9 +65,7 @@ async def test_what_once_harmed_a_server_is_told_in_short(data: bytes) -> None:
         actor.stop()
     await asyncio.gather(*running)
     reasons = [rig.coordinator.told.get_nowait().reason for _ in range(rig.coordinator.told.qsize())]
-    for text in (str(ended), *reasons):
-        assert len(text) <= 200
-        assert text.isprintable()
+    assert all(len(text) <= 200 and text.isprintable() for text in (str(ended), *reasons))
 
 
 @corpus("to_client")
