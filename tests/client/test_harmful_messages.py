@@ -219,8 +219,7 @@ async def test_a_round_that_no_run_reaches_is_refused_before_anything_is_drawn(r
     async with welcomed(delays=draw) as (rig, stream):
         refusal = await stream.refusal(rig.model, round_)
     assert (refusal.status, refusal.reason) == (pb.STATUS_FAILED, f"round {round_}: must be from 1 to 1000000")
-    assert not drawn
-    assert not rig.trainer.rounds
+    assert drawn == rig.trainer.rounds == []
 
 
 async def test_a_reason_that_is_no_unicode_is_told_as_far_as_it_is(caplog: pytest.LogCaptureFixture) -> None:

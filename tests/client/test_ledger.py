@@ -326,8 +326,7 @@ def test_a_release_that_is_durable_is_not_said_to_have_failed(tmp_path: Path) ->
     path = tmp_path / "a.db"
     path.with_name("a.db-head").mkdir()
     with closing(played(path, 1)) as ledger:
-        assert ledger.released == 1
-        assert ledger.has_answered(key(1))
+        assert (ledger.released, ledger.has_answered(key(1))) == (1, True)
     assert verified_spend(path) == (1, BUDGET.spent(1))
 
 
@@ -400,8 +399,7 @@ def test_a_ledger_that_could_not_take_its_log_in_is_whole_once_it_could(
         release(ledger)
     monkeypatch.setattr(FullDisk, "refused", ())
     ledger.close()
-    assert verified_spend(path) == (5, BUDGET.spent(5))
-    assert count(path) == 5
+    assert (*verified_spend(path), count(path)) == (5, BUDGET.spent(5), 5)
 
 
 @pytest.mark.parametrize("look", [audited, read, opened_and_killed])

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -148,19 +149,16 @@ def test_a_stack_in_which_something_failed_is_not_lent_again() -> None:
 
 def test_clients_that_train_at_once_have_stacks_of_their_own() -> None:
     trainers, both = trainers_of(sizes=(20, 20)), threading.Barrier(2)
-    steps, used = captured_by(Repeating()), []
+    steps = captured_by(Repeating())
 
-    def use(trainer: TorchTrainer) -> None:
+    def used(trainer: TorchTrainer) -> ModelStack:
         with steps.stack_for(trainer) as stack:
-            used.append(stack)
             both.wait(timeout=60)
+        return stack
 
-    threads = [threading.Thread(target=use, args=(trainer,)) for trainer in trainers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert used[0] is not used[1]
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(used, trainers)
+    assert one is not other
 
 
 def test_models_that_draw_train_as_they_are() -> None:

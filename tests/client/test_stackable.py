@@ -116,8 +116,7 @@ def test_what_cannot_be_batched_is_told(case: Case) -> None:
 def test_a_client_that_cannot_be_batched_keeps_its_trainer() -> None:
     host = BatchedHost()
     (trainer,) = trainers_of(method=Halved, sizes=[9])
-    assert host.admit("c0", trainer) is trainer
-    assert host.outermost("c0", trainer) is trainer
+    assert host.admit("c0", trainer) is host.outermost("c0", trainer) is trainer
     assert host.refusals == {"c0": "the training method Halved has its own `loss`"}
     with host.expecting("c0", 1, "a"):
         assert trainer.train(theta_of(trainer), round=1).update.any()

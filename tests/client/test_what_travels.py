@@ -190,8 +190,7 @@ def test_averaged_statistics_travel_as_they_are_behind_the_change_of_the_paramet
     update = trainer.train(theta, round=1).update
     state = trainer.model.state_dict()
     assert np.array_equal(update[d:], torch.cat((state["2.running_mean"], state["2.running_var"])).numpy())
-    assert state["2.num_batches_tracked"] == 0
-    assert trainer.state() == b""
+    assert (int(state["2.num_batches_tracked"]), trainer.state()) == (0, b"")
     assert np.array_equal(trainer.train(theta, round=1).update, update)  # it begins with the server's
 
 
@@ -223,10 +222,9 @@ def test_a_poisoned_update_has_statistics_that_can_be(behaviour: GaussianUpdate 
 @pytest.mark.parametrize("encoding", [*ENCODINGS.values(), TopShare(0.01, ENCODINGS["int8"])])
 def test_a_release_leaves_statistics_bare_and_whole(tmp_path: Path, encoding: Encoding) -> None:
     budget, update = Budget(100.0, 0.04), np.ones(1_000, np.float32)
-    identity = {"unit": "coordinate", "examples": "e", "noise": "fresh"}
-    with closing(Ledger(tmp_path / "a.db", budget, **identity)) as ledger:
-        rng = np.random.default_rng(1)
-        privacy = ReleasePrivacy(Mechanism("coordinate", 0.02), ledger, lambda _: NumpyLaplace(rng))
+    with closing(Ledger(tmp_path / "a.db", budget, unit="coordinate", examples="e", noise="fresh")) as ledger:
+        noise = NumpyLaplace(np.random.default_rng(1))
+        privacy = ReleasePrivacy(Mechanism("coordinate", 0.02), ledger, lambda _: noise)
         released = Releaser(privacy, encoding, 10).release(update, ReleaseKey("run", 1, 1, ""))
         arrived = encoding.beside(10).decode(released.vector.tobytes(), 1_000)
         assert np.array_equal(arrived[-10:], update[-10:])

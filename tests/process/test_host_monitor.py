@@ -258,8 +258,7 @@ def test_a_run_accounts_for_every_exchange_and_marks_what_it_doubts(tmp_path: Pa
     assert "round 1 is suspect: the server, compute_share" in (tmp_path / "run/server.log").read_text()
     parts = "download_s, injected_down_s, queue_s, train_s, privatise_s, injected_up_s, upload_s, propagation_s"
     sql = f"SELECT exchange_s, round_trip_s, framing_s, server_wait_s, {parts} FROM breakdown"
-    rows = np.array(query(tmp_path / "run", sql))
-    exchange_s, round_trip_s, framing_s, server_wait_s, *inside_s = rows.T
+    exchange_s, round_trip_s, framing_s, server_wait_s, *inside_s = np.array(query(tmp_path / "run", sql)).T
     np.testing.assert_allclose(np.sum(inside_s, axis=0), round_trip_s, atol=1e-12)
     np.testing.assert_allclose(framing_s + round_trip_s + server_wait_s, exchange_s, atol=1e-12)
     assert min(framing_s.min(), server_wait_s.min()) > 0

@@ -153,7 +153,7 @@ def test_a_long_run_keeps_a_curve_of_bounded_length() -> None:
     assert 10_000 - curve.points[-1, 0] < curve.stride
 
 
-LONG_S = 3600.0
+LINGERING = MetricsSettings(linger_s=3600.0)
 
 
 def samples_at(url: str) -> dict[str, float]:
@@ -182,7 +182,7 @@ async def test_a_resumed_run_tells_of_the_failed_attempts_at_its_next_round(tmp_
         events = (joined,) if attempt == 1 else ()
         store.save_failed_attempt(RoundRecord(1, attempt, ("a",), None, (), events, 1.0, 1.0, 0.0, "", misses=(miss,)))
     store.close()
-    async with federation(tmp_path, metrics=MetricsSettings(linger_s=LONG_S)) as run:
+    async with federation(tmp_path, metrics=LINGERING) as run:
         await run.port
         samples = await asyncio.to_thread(samples_at, (await run.event("metrics"))["url"])
         signal.raise_signal(signal.SIGTERM)
@@ -192,8 +192,7 @@ async def test_a_resumed_run_tells_of_the_failed_attempts_at_its_next_round(tmp_
 
 async def test_the_end_can_be_scraped_once_results_are_written(tmp_path: Path) -> None:
     kept: list[RunResult] = []
-    metrics = MetricsSettings(linger_s=LONG_S)
-    async with federation(tmp_path, All(2), metrics=metrics, keep=kept.append) as run, clients() as some:
+    async with federation(tmp_path, All(2), metrics=LINGERING, keep=kept.append) as run, clients() as some:
         some.start_all("ab", await run.port)
         samples = await asyncio.to_thread(scrape, (await run.event("metrics"))["url"])
         assert [result.state.round for result in kept] == [3]
@@ -203,7 +202,7 @@ async def test_the_end_can_be_scraped_once_results_are_written(tmp_path: Path) -
 
 
 async def test_a_run_that_somebody_ended_does_not_linger(tmp_path: Path) -> None:
-    async with federation(tmp_path, metrics=MetricsSettings(linger_s=LONG_S)) as run:
+    async with federation(tmp_path, metrics=LINGERING) as run:
         await run.port
         signal.raise_signal(signal.SIGTERM)
         assert (await run.finished()).stopped_because == "stopped by SIGTERM"
@@ -213,8 +212,7 @@ async def test_an_end_is_not_in_order_before_results_are_written(tmp_path: Path)
     def fail(_: RunResult) -> None:
         raise OSError("no space is left")
 
-    metrics = MetricsSettings(linger_s=LONG_S)
-    async with federation(tmp_path, All(2), metrics=metrics, keep=fail) as run, clients() as some:
+    async with federation(tmp_path, All(2), metrics=LINGERING, keep=fail) as run, clients() as some:
         some.start_all("ab", await run.port)
         with pytest.raises(OSError, match="no space"):
             await run.finished()

@@ -318,8 +318,7 @@ async def test_a_late_update_is_taken_once_and_of_the_latest_jobs_alone() -> Non
         await r.dispatch(round=71)
         for t in (70, 70, 1):
             r.stream.give(upload(vector(5), round=t)[0])
-        update = await r.updated()
-        assert update.round == 70
+        assert (await r.updated()).round == 70
         assert [(await r.refused()).round for _ in range(2)] == [70, 1]
 
 

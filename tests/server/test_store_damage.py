@@ -175,10 +175,9 @@ def test_a_flipped_bit_in_the_write_ahead_log_is_missed_commits(killed: Path, wh
 def test_a_copy_of_an_earlier_round_takes_the_place_of_all_files(path: Path) -> None:
     shutil.copy(path, path.with_name("copy"))
     store = Store(path)
-    rounds = range(ROUNDS + 1, 4 * ROUNDS)
     with closing(open_read_only(path)) as reader:  # so that the -wal stays
         reader.execute("SELECT * FROM meta").fetchone()
-        for t in rounds:
+        for t in range(ROUNDS + 1, 4 * ROUNDS):
             store.commit_round(a_round(t))
         store.close()
     shutil.copy(path.with_name("copy"), path)

@@ -110,9 +110,8 @@ def test_a_server_waiting_for_evaluation_ends(tmp_path: Path, background: Backgr
 
 @pytest.mark.end_to_end
 def test_a_client_that_looks_for_its_server_can_be_ended(tmp_path: Path, background: Background) -> None:
-    config, ledgers = synthetic(tmp_path), tmp_path / "ledgers"
-    who = ("--server", "127.0.0.1:1", "--slot", "0", "--ledger-dir", ledgers)
-    process = background("client", config, *who, "--set", "metrics.client_port=0")
+    who = (synthetic(tmp_path), "--server", "127.0.0.1:1", "--slot", "0", "--ledger-dir", tmp_path / "ledgers")
+    process = background("client", *who, "--set", "metrics.client_port=0")
     wait_for(lambda: b'"metrics"' in (tmp_path / "output").read_bytes(), "the client", running=process)
     process.terminate()
     assert process.wait(DRAIN_S) == INTERRUPTED

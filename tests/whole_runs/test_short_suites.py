@@ -205,11 +205,9 @@ DATA = bytes(random.Random(1).randbytes(1000))
 @pytest.mark.parametrize("mode", ["rounds", "asynchronous"])
 async def test_a_run_under_faults_loses_nothing_and_its_books_agree(tmp_path: Path, mode: str) -> None:
     played = await Federation(49, replace(SHORT_CHAOS, mode=mode), tmp_path).play()
-    assert played.rounds == SHORT_CHAOS.rounds
+    assert (played.rounds, played.checks["ledger = log = summary"]) == (SHORT_CHAOS.rounds, 1)
     assert sum(played.faults.values()) >= 6
-    assert played.faults["kill server"] >= 1
-    assert played.faults["kill clients"] >= 1
-    assert played.checks["ledger = log = summary"] == 1
+    assert min(played.faults["kill server"], played.faults["kill clients"]) >= 1
     run_dir = tmp_path / "run"
 
     before = committed(run_dir)
