@@ -1,11 +1,10 @@
 """A client's session with a fake trainer, a clock that stands still, and a server that is the test."""
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -237,7 +236,7 @@ class SessionRig:
             yield task
         finally:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, PauseflError):
+            with suppress(asyncio.CancelledError, PauseflError):
                 await task
 
     @asynccontextmanager

@@ -1,9 +1,8 @@
 """What becomes of a round's answers: observations, the model they make, and the table that is a fold over the log."""
 
 import copy
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -213,7 +212,7 @@ def test_a_table_made_of_some_columns_has_the_others_at_their_defaults() -> None
     built = ClientTable(ids=["a", "b"], row_of={"a": 0, "b": 1}, n_examples=np.array([3, 4]))
     joined = ClientTable()
     joined.apply_events([LogEvent("joined", "a", n_examples=3), LogEvent("joined", "b", n_examples=4)], round=1)
-    for field in dataclasses.fields(ClientTable):
+    for field in fields(ClientTable):
         if field.name not in {"connected", "tie_key"}:
             np.testing.assert_array_equal(getattr(built, field.name), getattr(joined, field.name))
     built.apply_round(record(1, observation("b")))
@@ -252,7 +251,7 @@ def test_a_latency_that_a_stop_touched_is_in_no_estimate_while_its_choice_and_it
     table.apply_round(record(1, answer, chosen=("a", "b"), misses=(missed,)))
     counted = {"chosen": [1, 1], "untaught": [1, 0], "epsilon_spent": [2.0, 0.0]}
     counted |= {name: [1, 0] for name in ("released", "proven", "used")}
-    for field in dataclasses.fields(ClientTable):
+    for field in fields(ClientTable):
         expected = counted.get(field.name, getattr(untouched, field.name))
         np.testing.assert_array_equal(getattr(table, field.name), expected, err_msg=field.name)
 
@@ -353,5 +352,5 @@ def test_folding_a_log_in_two_parts_equals_folding_it_at_once(log: list[tuple[li
 
     whole = fold(ClientTable(seed=3), 0, len(log))
     parts = fold(copy.deepcopy(fold(ClientTable(seed=3), 0, cut)), cut, len(log))
-    for f in dataclasses.fields(whole):
+    for f in fields(whole):
         np.testing.assert_equal(getattr(whole, f.name), getattr(parts, f.name), f.name)

@@ -1,12 +1,11 @@
 """What every policy must do, whatever its idea, and what none is shown: drawn delays."""
 
 import copy
-import dataclasses
 import re
 import types
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -135,7 +134,7 @@ def test_no_client_is_favoured_among_equals(case: str) -> None:
 
 @every_policy
 def test_parameters_are_frozen_and_m_is_checked(case: str) -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(FrozenInstanceError):
         policy_of(case).m = 7  # type: ignore[misc]
     with pytest.raises(ValueError, match="m = 0: must be at least 1"):
         policy_of(case, m=0)
@@ -246,7 +245,7 @@ def test_a_policy_that_searches_its_arguments_finds_no_drawn_delay() -> None:
 
 def test_no_type_a_policy_is_handed_has_a_field_for_them() -> None:
     handed = (PolicyRound, PolicyObservation, Miss, Context, ClientTable)
-    names = {f.name for record in handed for f in dataclasses.fields(record)}
+    names = {f.name for record in handed for f in fields(record)}
     assert not [name for name in names if re.search("drawn|injected|ping|^timing$|^host$", name)]
-    annotations = " ".join(str(f.type) for record in handed for f in dataclasses.fields(record))
+    annotations = " ".join(str(f.type) for record in handed for f in fields(record))
     assert not any(kind in annotations for kind in ("RoundRecord", " Observation", "Timing", "HostReport"))

@@ -1,7 +1,6 @@
 """Both ends over real gRPC on loopback: what breaks, a peer that is stopped, and what an interrupt leaves."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -9,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -252,7 +251,7 @@ async def test_an_answer_to_a_server_just_ended_hurts_nobody(tmp_path: Path, cap
         signal.raise_signal(signal.SIGINT)
         goodbye = (await answer_of(call)).goodbye
         result = pb.Result(round=1, attempt=1, status=pb.STATUS_FAILED, reason="too late")
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await call.write(pb.ClientMessage(result=result).SerializeToString())
         await run.finished()
     assert (goodbye.reason, goodbye.final) == ("stopped by SIGINT", True)
