@@ -34,8 +34,7 @@ def drawn(comparison: Comparison) -> Figure:
 
 def test_time_to_the_common_accuracy_and_what_it_saves(runs: Runs) -> None:
     comparison = compare(runs)
-    assert comparison.baseline == "random"
-    assert comparison.common_accuracy == 0.75
+    assert (comparison.baseline, comparison.common_accuracy) == ("random", 0.75)
     pause, random = comparison.rows
     assert pause.time_to_common_s == Spread.of([3.0, 6.0, 9.0])
     assert random.time_to_common_s == Spread.of([8.0, 16.0, 24.0])
@@ -83,8 +82,7 @@ def test_suspect_rounds_are_not_forgotten(tmp_path: Path) -> None:
     assert "suspect;" not in write_comparison(compare(runs), tmp_path / "sound").read_text()
     rewrite_summary(runs["pause"][0], suspect_rounds=3)
     comparison = compare(runs)
-    assert (spread := comparison.rows[0].suspect_rounds) is not None
-    assert spread == Spread.of([0, 0, 3])
+    assert comparison.rows[0].suspect_rounds == Spread.of([0, 0, 3])
     assert "3 of 24 rounds are suspect" in str(as_table(comparison).caption)
     assert "3 of 24 rounds are suspect" in write_comparison(comparison, tmp_path / "spoilt").read_text()
 
@@ -96,8 +94,7 @@ def test_a_comparison_over_unequal_machines_says_so_and_one_seed_claims_no_savin
     assert "played on unequal machines: 2 cores, a processor; 4 cores, a processor" in compare(runs).warning
     comparison = compare({policy: of_policy[:1] for policy, of_policy in runs.items()})
     assert comparison.no_saving_because == "one seed"
-    assert all(row.latency_saved is None for row in comparison.rows)
-    assert all(row.time_difference_s is None for row in comparison.rows)
+    assert all((row.latency_saved, row.time_difference_s) == (None, None) for row in comparison.rows)
     assert all(row.time_to_common_s is not None for row in comparison.rows)
 
 
@@ -131,8 +128,7 @@ def test_a_failed_run_wins_nothing(tmp_path: Path) -> None:
     comparison = compare(runs)
     assert comparison.warning == "1 of 4 runs failed (pause)"
     assert "some run failed, so there is no accuracy that all reach" in comparison._repr_html_()
-    figure = drawn(comparison)
-    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+    texts = [text.get_text() for axes in drawn(comparison).axes for text in axes.texts]
     assert not any("common" in text or "not evaluated" in text for text in texts)
     table = json.loads(json.dumps(as_json(comparison)))
     assert table["common_accuracy"] is None
@@ -164,8 +160,7 @@ def test_files_are_written_and_the_figure_is_not_blank(runs: Runs, tmp_path: Pat
     assert [row["policy"] for row in table["policies"]] == ["pause", "random"]
     assert table["policies"][0]["time_to_common_s"]["mean"] == 6.0
     assert (table["privacy_unit"], table["seeds"]) == ("coordinate", [1, 2, 3])
-    pixels = matplotlib.image.imread(page.parent / "comparison.png")
-    assert pixels[..., :3].var() > 1e-3
+    assert matplotlib.image.imread(page.parent / "comparison.png")[..., :3].var() > 1e-3
     html = page.read_text(encoding="utf-8")
     assert "http" not in html
     assert "ε per coordinate" in html
@@ -241,20 +236,16 @@ def test_the_whiskers_of_the_totals_are_the_interval_of_the_bands(tmp_path: Path
         interval = mean_interval(totals_s)
         ends = (min(totals_s), max(totals_s)) if len(seeds) < 5 else (interval.low, interval.high)
         assert (start[0], end[0]) == pytest.approx(ends)
-    page = write_comparison(comparison, tmp_path / "out").read_text("utf-8")
-    assert page.count(band_note(len(seeds))) >= 2
+    assert write_comparison(comparison, tmp_path / "out").read_text("utf-8").count(band_note(len(seeds))) >= 2
     assert figure.get_supxlabel().endswith(f"band and whisker: {band_note(len(seeds))}")
 
 
 def test_runs_never_evaluated_are_compared_all_the_same(tmp_path: Path) -> None:
-    runs = {policy: [write_run(tmp_path / policy, policy, 1, tested=False)] for policy in ACCURACIES}
-    comparison = compare(runs)
-    assert comparison.common_accuracy is None
-    assert comparison.rows[0].time_to_common_s is None
+    comparison = compare({policy: [write_run(tmp_path / policy, policy, 1, tested=False)] for policy in ACCURACIES})
+    assert (comparison.common_accuracy, comparison.rows[0].time_to_common_s) == (None, None)
     assert "never evaluated" in write_comparison(comparison, tmp_path / "out").read_text(encoding="utf-8")
     figure = drawn(comparison)
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert titles == ["Greatest leakage of a client", "Total latency"]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["Greatest leakage of a client", "Total latency"]
     assert figure.legends
     assert figure.get_supxlabel() == "one seed: differences may be chance"
 
@@ -267,8 +258,7 @@ def test_runs_of_different_budgets_are_drawn_with_each_of_them(tmp_path: Path) -
     table = as_json(comparison)
     assert table["epsilon_budget"] is None
     assert [row["epsilon_budget"] for row in table["policies"]] == [1.0, 40.0]
-    figure = drawn(comparison)
-    (panel,) = (axes for axes in figure.axes if axes.get_title(loc="left") == "Greatest leakage of a client")
+    (panel,) = (axes for axes in drawn(comparison).axes if axes.get_title(loc="left") == "Greatest leakage of a client")
     assert {text.get_text() for text in panel.texts} == {"budget ε = 1", "budget ε = 40"}
     top = panel.get_ylim()[1]
     assert top > 40
@@ -287,10 +277,8 @@ def test_groups_are_counted_per_client_and_per_round_they_could_be_chosen(tmp_pa
         "mean": 1.5, "sd": 0.0, "least": 1.5, "greatest": 1.5, "n_seeds": 2, "low": None, "high": None,
         "quartiles": [1.5, 1.5, 1.5],
     }  # fmt: skip
-    assert groups["original"]["per_client_round"]["mean"] == 1 / 4
-    assert groups["poisoned"]["per_client_round"]["mean"] == 1 / 3
-    assert pause["relevant_to_irrelevant"]["mean"] == 1.5
-    assert random["relevant_to_irrelevant"]["mean"] == 0.5
+    assert [groups[name]["per_client_round"]["mean"] for name in ("original", "poisoned")] == [1 / 4, 1 / 3]
+    assert [policy["relevant_to_irrelevant"]["mean"] for policy in (pause, random)] == [1.5, 0.5]
 
 
 def test_groups_of_which_none_joins_later_are_compared(runs: Runs, tmp_path: Path) -> None:

@@ -60,11 +60,9 @@ def test_columns_and_curves_are_those_of_the_views(run: RunData) -> None:
     np.testing.assert_allclose(run.round_latency["total_latency_s"], [0.5, 0.8, 1.5])
     np.testing.assert_allclose(run.greatest_leakage["max_epsilon_spent"], [1.0, 1.0, 1.5])
     np.testing.assert_allclose(run.breakdown["propagation_s"], 0.015)
-    assert run.clients["client_id"].tolist() == ["$x$", "<script>", "c"]
-    assert run.clients["times_chosen"].tolist() == [2, 2, 0]
-    assert run.clients["accepted"].tolist() == [2, 2, 0]
-    assert run.clients["released"].tolist() == [3, 2, 0]
-    assert run.clients["epsilon_spent"].tolist() == [1.5, 1.0, 0.0]
+    columns = ("client_id", "times_chosen", "accepted", "released", "epsilon_spent")
+    rows = list(zip(*(run.clients[name].tolist() for name in columns), strict=True))
+    assert rows == [("$x$", 2, 2, 3, 1.5), ("<script>", 2, 2, 2, 1.0), ("c", 0, 0, 0, 0.0)]
     total_latency_s, accuracy = run.curve("test")
     np.testing.assert_allclose(total_latency_s, [0.0, 0.8, 1.5])
     assert accuracy.tolist() == [0.1, 0.5, 0.7]
@@ -98,11 +96,10 @@ def test_the_waterfall_names_those_whom_the_committed_attempt_gave_up(tmp_path: 
     for t in range(4, 8):  # so many that they hold the median
         attempt = replace(last, round=t, chosen=("<script>", "b"), events=(), suspect=())
         missed = tuple(Miss(client_id, "timeout", 0.25, 0.25) for client_id in attempt.chosen)
-        log = Store(run_dir / "run.db")
-        log.save_failed_attempt(replace(attempt, observations=(), misses=missed))
         late = (Miss("b", "timeout", 0.5, 0.5),)
-        log.commit_round(replace(attempt, attempt=2, observations=last.observations[:1], misses=late))
-        log.close()
+        with closing(Store(run_dir / "run.db")) as log:
+            log.save_failed_attempt(replace(attempt, observations=(), misses=missed))
+            log.commit_round(replace(attempt, attempt=2, observations=last.observations[:1], misses=late))
     (text,) = draw_all(read_run(run_dir))["waterfall"].axes[0].texts
     assert text.get_text() == "given up: b after 0.5 s"
 
@@ -135,9 +132,8 @@ def test_page_gives_both_epsilons_and_labels_them(page: str, tmp_path: Path) -> 
     row = page[page.index("<td>$x$</td>") :].split("</tr>", 1)[0]
     assert "<td>1.5</td><td>1,500</td><td>4%</td>" in row
     assert "1, 3" in row
-    assert "ε spent<br>(per coordinate)" in page
-    assert "ε spent<br>(vector)" in page
-    assert "spent at most ε = 1,500 (vector)" in page
+    for said in ("ε spent<br>(per coordinate)", "ε spent<br>(vector)", "spent at most ε = 1,500 (vector)"):
+        assert said in page
 
 
 def test_rounds_are_listed_in_ranges_and_idle_pings_stand_beside_what_was_measured(run: RunData) -> None:
@@ -163,8 +159,7 @@ def test_a_figure_of_many_exchanges_shows_some_of_every_client(run: RunData, mon
     axes = plots.releases(replace(run, leakage=many, clients={"client_id": ids}), run.privacy).axes[0]
     dots, _ = axes.collections
     places = np.asarray(dots.get_offsets())
-    assert len(places) == 1000
-    assert len(np.unique(places[:, 1])) == clients
+    assert (len(places), len(np.unique(places[:, 1]))) == (1000, clients)
     assert axes.get_title(loc="right").startswith("1,000 of 10,000, drawn at random\narea: ε per coordinate")
 
 
@@ -172,12 +167,11 @@ def test_a_figure_of_many_exchanges_shows_some_of_every_client(run: RunData, mon
 def test_a_summary_from_before_the_run_was_resumed_is_not_read(tmp_path: Path, what: str) -> None:
     """A kill left the summary of an earlier end: its ε would be too low."""
     run_dir = write_run(tmp_path / "run")
-    log = Store(run_dir / "run.db")
-    if what == "a round more":
-        log.commit_round(replace(records()[-1], round=4))
-    else:
-        log.save_late_events(4, (), is_end=what == "an end without a summary")
-    log.close()
+    with closing(Store(run_dir / "run.db")) as log:
+        if what == "a round more":
+            log.commit_round(replace(records()[-1], round=4))
+        else:
+            log.save_late_events(4, (), is_end=what == "an end without a summary")
     for read in (read_run, lambda folder: pausefl.open(folder).summary):
         with pytest.raises(ConfigError, match=r"run: was resumed since its summary\.json was written"):
             read(run_dir)
@@ -206,8 +200,7 @@ def test_a_report_without_rounds_is_by_elapsed_time_and_tells_staleness_and_who_
 
 def test_a_run_without_privacy_says_so_and_a_time_scale_is_explained(tmp_path: Path) -> None:
     none = ("privacy_unit", "epsilon_budget", "max_epsilon_spent", "vector_epsilon_max")
-    no_error = {"p50": None, "p99": None}
-    page = page_of(tmp_path / "run", time_scale=0.1, timing_error_s=no_error, **dict.fromkeys(none))
+    page = page_of(tmp_path / "run", time_scale=0.1, timing_error_s={"p50": None, "p99": None}, **dict.fromkeys(none))
     assert "added no noise" in page
     assert "multiplies real overhead and timing error by 10 " in page
     assert page.count("real seconds (time_scale 0.1)") == 5, "on each axis of times of the exchanges"
@@ -237,8 +230,7 @@ def test_csv_holds_every_view(reported: Path) -> None:
         *("breakdown", "leakage", "hosts", "selections", "suspect_observations"),
         *("censored_latencies", "choices", "joins", "owners", "statistics", "updates"),
     }
-    with (reported / "csv" / "selections.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv.DictReader((reported / "csv" / "selections.csv").read_text("utf-8").splitlines())
     assert {row["client_id"]: row["times_chosen"] for row in rows} == {"$x$": "2", "<script>": "2"}
 
 
@@ -300,9 +292,8 @@ def test_what_is_no_database_or_no_summary_is_refused(tmp_path: Path, name: str,
     ],
 )
 def test_a_value_of_another_type_in_a_summary_is_named(tmp_path: Path, key: str, value: object, said: str) -> None:
-    run_dir = write_run(tmp_path / "run", **{key: value})
     with refused(f"summary.json: {said}"):
-        read_run(run_dir)
+        read_run(write_run(tmp_path / "run", **{key: value}))
 
 
 # -- figures with a dot for each exchange
@@ -342,8 +333,7 @@ def test_totals_are_compared_with_round_trips(run: RunData) -> None:
     axes = figure.axes[1]
     (offsets,) = (np.asarray(collection.get_offsets()) for collection in axes.collections)
     np.testing.assert_allclose(offsets[:, 1], offsets[:, 0] + 1)
-    assert axes.get_ylabel() == "measured round trip (s)"
-    assert axes.get_xlabel() == "drawn total (s)"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("drawn total (s)", "measured round trip (s)")
     assert "against the round trip measured for it" in run_page(run, {"latency": rendered(figure, "svg")})
 
 
@@ -363,8 +353,7 @@ def answer(client_id: str, participation: int) -> Observation:
 
 
 def test_each_is_told_of_once_and_what_was_spent_before_the_run_is_none(store: Store, tmp_path: Path) -> None:
-    joined = (told("joined", "a", 2), told("joined", "b", 0))
-    store.commit_round(record(1, answer("a", 3), events=joined))
+    store.commit_round(record(1, answer("a", 3), events=(told("joined", "a", 2), told("joined", "b", 0))))
     store.commit_round(record(2, answer("a", 5), events=(told("reconciled", "b", 1), told("reconciled", "a", 4))))
     store.commit_round(record(3, answer("b", 2), events=(told("joined", "a", 5), told("reconciled", "b", 1))))
     store.save_late_events(4, [told("joined", "b", 4)])
@@ -388,8 +377,7 @@ def test_those_of_rounds_that_were_taken_back_are_late(store: Store, tmp_path: P
     store.commit_round(record(1, answer("a", 6), attempt=2, events=tuple(store.late_events())))
     late = late_releases(tmp_path)
     assert late["client_id"].tolist() == ["a"] * len(late["client_id"])
-    assert late["releases"].sum() == 3
-    assert late["epsilon"].sum() == 1.5
+    assert (late["releases"].sum(), late["epsilon"].sum()) == (3, 1.5)
 
 
 def test_the_figure_has_a_ring_for_each_and_none_where_all_came_in_time(tmp_path: Path) -> None:
@@ -397,11 +385,9 @@ def test_the_figure_has_a_ring_for_each_and_none_where_all_came_in_time(tmp_path
     assert all(column.size == 0 for column in late_releases(run_dir).values())
     run = read_run(run_dir)
     ids, last = run.clients["client_id"], int(run.round_latency["round"].max())
-    log = Store(run_dir / "run.db")
-    log.save_late_events(last + 1, [told("reconciled", str(ids[1]), 1000)])
-    log.close()
-    privacy = PrivacyFigures("coordinate", 1.0, 1.0, 1.0)
-    dots, rings = plots.releases(run, privacy).axes[0].collections
+    with closing(Store(run_dir / "run.db")) as log:
+        log.save_late_events(last + 1, [told("reconciled", str(ids[1]), 1000)])
+    dots, rings = plots.releases(run, PrivacyFigures("coordinate", 1.0, 1.0, 1.0)).axes[0].collections
     assert len(np.asarray(dots.get_offsets())) == len(run.leakage["client_id"])
     assert np.asarray(rings.get_offsets()).tolist() == [[last, 1]]
     assert np.asarray(rings.get_facecolor()).size == 0
