@@ -133,7 +133,8 @@ def test_arguments_are_left_as_they_were(rule: str, n: int) -> None:
         vector.flags.writeable = False
     combined, again = (rule_of(rule).combine(updates, np.arange(1.0, n + 1)) for _ in range(2))
     assert combined.tobytes() == again.tobytes()
-    assert (combined.dtype, combined.shape) == (np.float32, (100,))
+    assert combined.dtype == np.float32
+    assert combined.shape == (100,)
     assert not any(np.shares_memory(combined, v) for v in updates)
 
 
