@@ -91,7 +91,7 @@ async def test_a_client_plays_runs_until_its_life_is_spent(tmp_path: Path, caplo
         async with federation(tmp_path / "first", port=port, **served(ours, 3)) as run:
             await run.finished()
             first = await events.get()
-        async with federation(tmp_path / "other", port=port, connect_timeout_s=2.0, **served(other, 3)) as run:
+        async with federation(tmp_path / "other", port=port, connect_timeout_s=8.0, **served(other, 3)) as run:
             with pytest.raises(ExceptionGroup):  # nobody came
                 await run.finished()
         async with federation(tmp_path / "last", port=port, rejoin_timeout_s=0.5, **served(ours, 10)) as run:
