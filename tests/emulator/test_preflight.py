@@ -260,6 +260,12 @@ def written(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def refused_run(experiment: str | bytes, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that `pausefl run` says of an experiment in mine.toml."""
+    mine = written(folder / "mine.toml", experiment)
+    return complaint(capsys, folder, "run", str(mine), "--run-dir", str(folder / "run"))
+
+
 HEADER = "client,time,seconds\n"
 UNANSWERED = {"result": [{"rtt": 1.5}, {"x": "*"}], "prb_id": 1, "timestamp": 1}
 SERIES = {"metric": {"instance": "a"}, "values": [[1, "0.1"], [2, "NaN"]]}
@@ -387,8 +393,7 @@ def test_a_wrong_file_of_delays(name: str, tmp_path: Path, capsys: pytest.Captur
     content, line, *more = DELAYS[name]
     file = written(tmp_path / "rtt.csv", content)
     delay = f'[latency]\ndelay = {{ kind = "empirical", file = "rtt.csv", column = "s"{"".join(more)} }}\n'
-    written(tmp_path / "mine.toml", EXPERIMENT + delay)
-    said = complaint(capsys, tmp_path, "run", str(tmp_path / "mine.toml"), "--run-dir", str(tmp_path / "run"))
+    said = refused_run(EXPERIMENT + delay, tmp_path, capsys)
     assert said.startswith(f'mine.toml: latency.delay.file = "{file}": {line}')
 
 
@@ -419,8 +424,7 @@ def test_a_wrong_trace(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     content, line, *more = TRACES[name]
     file = written(tmp_path / "trace", content)
     availability = f'availability = {{ kind = "trace", path = "trace"{"".join(more)} }}'
-    written(tmp_path / "mine.toml", EXPERIMENT.replace("count = 2", f"count = 2\n{availability}"))
-    said = complaint(capsys, tmp_path, "run", str(tmp_path / "mine.toml"), "--run-dir", str(tmp_path / "run"))
+    said = refused_run(EXPERIMENT.replace("count = 2", f"count = 2\n{availability}"), tmp_path, capsys)
     assert said.startswith(f'mine.toml: clients.groups.phones.availability.path = "{file}": {line}')
 
 
@@ -440,6 +444,5 @@ EXPERIMENTS: dict[str, tuple[str | bytes, str]] = {
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_wrong_experiment(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content, line = EXPERIMENTS[name]
-    written(tmp_path / "mine.toml", content)
-    said = complaint(capsys, tmp_path, "run", str(tmp_path / "mine.toml"), "--run-dir", str(tmp_path / "run"))
+    said = refused_run(content, tmp_path, capsys)
     assert re.match(f"mine.toml: {line}", said), said
