@@ -19,7 +19,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import Observation, RoundRecord, Timing
-from pausefl_server.search import clustered_pivot_and_fill, pivot_and_fill
+from pausefl_server.search import convex_pivot_and_fill, pivot_and_fill
 from pausefl_server.selection import Context, Selection
 from pausefl_server.selection.policies.pause import Choice, Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
@@ -48,8 +48,7 @@ def _searches(clients: int, m: int, clusters: int) -> Iterator[dict[str, Any]]:
         return pivot_and_fill(choice.ucb, choice.value, m)
 
     def r2(choice: Choice) -> object:
-        penalty = float(choice.marginal[-1])
-        return clustered_pivot_and_fill(choice.ucb, choice.value, m, choice.cluster, penalty)
+        return convex_pivot_and_fill(choice.ucb, choice.value, m, choice.cluster, choice.marginal)
 
     size = f"{clients:,} / {m:,}"
     yield _timed(f"R1 exact, {size}", r1, realistic, adversarial)

@@ -61,18 +61,6 @@ def pivot_and_fill(ucb: npt.ArrayLike, value: npt.ArrayLike, m: int, forced: Row
     return problem.answer(threshold, problem.value)
 
 
-def clustered_pivot_and_fill(
-    ucb: npt.ArrayLike, value: npt.ArrayLike, m: int, cluster: npt.ArrayLike, penalty: float, forced: Rows = ()
-) -> IntArray:
-    """An optimal set under reward R2 (PAUSE v2, eq. (22)), which charges `penalty` = λ = αρ >= 0 for every member of
-    a cluster beyond its first. O(K log K), memory O(K).
-
-    cluster: any integers of shape (K,); rows with the same one share an access point. Forced rows occupy theirs.
-    """
-    _check_penalty(penalty)
-    return convex_pivot_and_fill(ucb, value, m, cluster, (0.0, penalty), forced)
-
-
 def convex_pivot_and_fill(
     ucb: npt.ArrayLike,
     value: npt.ArrayLike,
@@ -83,8 +71,9 @@ def convex_pivot_and_fill(
 ) -> IntArray:
     """An optimal set where the j-th member of a cluster costs marginal[j − 1], for any non-decreasing costs.
 
-    The last cost holds for all further members; eq. (22) is marginal = (0, λ). Concave costs are refused: the greedy
-    fill is wrong for them. O(K log K + K · cluster size · log m), under eq. (22) O(K log K), memory O(K).
+    cluster: any integers of shape (K,); rows with the same one share an access point. Forced rows occupy theirs. The
+    last cost holds for all further members: reward R2 (PAUSE v2, eq. (22)) is marginal = (0, λ), λ = αρ. Concave costs
+    are refused: the greedy fill is wrong for them. O(K log K + K · cluster size · log m), O(K log K) for R2.
     """
     from pausefl_server.search import kernels
 
@@ -115,7 +104,8 @@ def brute_force(
     """An optimal set found by trying all of them: the oracle of the other searches. O(binomial(K, m) · m)."""
     from pausefl_server.search import kernels
 
-    _check_penalty(penalty)
+    if not (math.isfinite(penalty) and penalty >= 0):
+        raise ValueError(f"penalty = {penalty}: must be a finite number, at least 0")
     problem = _Problem.of(ucb, value, m, forced)
     cluster, held = problem.clusters(np.zeros(problem.size, np.int64) if cluster is None else cluster)
     positions = kernels.best_combination(
@@ -189,11 +179,6 @@ class _Problem:
         if self.free is None:
             return np.sort(positions)
         return np.sort(np.concatenate((self.forced, self.free[positions])))
-
-
-def _check_penalty(penalty: float) -> None:
-    if not (math.isfinite(penalty) and penalty >= 0):
-        raise ValueError(f"penalty = {penalty}: must be a finite number, at least 0")
 
 
 def _greatest(value: FloatArray, count: int) -> IntArray:
