@@ -172,6 +172,7 @@ class HostMonitor(HostWatch, AbstractContextManager[None]):
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="host-monitor", daemon=True)
         self._thread.start()
+        self._has_probed.wait(_PROBE_WITHIN_S)  # who counts open files from now on has counted the thread's
 
     def _look(self) -> float:
         """The time. A sleep before it is on record, and no stop is taken for one that lies on the other side of it."""
@@ -227,6 +228,7 @@ class HostMonitor(HostWatch, AbstractContextManager[None]):
     def _run(self) -> None:
         with closing(TurnMeter()) as turns:
             self._probed_s = self.clock()  # the thread may have waited for its first turn
+            self._has_probed.set()
             self._probe_on(turns)
 
     def _probe_on(self, turns: TurnMeter) -> None:

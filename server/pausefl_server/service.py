@@ -113,6 +113,8 @@ class Platform:
     """As of `Coordinator`."""
     goes_on: Callable[[float], None] = lambda _: None
     """Is told, before clients come, what the clock of the run has shown at its last commit."""
+    closes_within_s: float = 5.0
+    """How long gRPC may take to close cut connections: its thread for that has to wait on a busy machine."""
 
 
 REAL = Platform()
@@ -221,7 +223,7 @@ async def serve(
         following = partial(follow, endpoints.admission_files, endpoints.admission, handler.readmit, observer.rejected)
         actors = _Actors(store_actor, evaluator, transport, coordinator, following)
         final, best = await _run_actors(actors, endpoints, report, interruption, missing)
-        left = await left_over(before)
+        left = await left_over(before, platform.closes_within_s)
         report(Finished(coordinator.stopped_because, left, coordinator.outcome))
         result = RunResult(
             coordinator.state,

@@ -113,6 +113,19 @@ asyncio.run(main())
     assert process.wait(10) == 0
 
 
+async def test_a_monitor_opens_no_file_once_it_is_made() -> None:
+    """A run counts its files then, and again when it ends."""
+
+    def held() -> int:
+        return sum(os.path.realpath(file).endswith("/schedstat") for file in Path("/proc/self/fd").iterdir())
+
+    for _ in range(10):
+        with closing(HostMonitor()) as monitor, monitor.watching():
+            before = held()
+            await probed(monitor, 1)
+            assert held() == before
+
+
 class Suspended:
     """Two clocks of a process whose machine sleeps, or that is stopped, when a test says so."""
 

@@ -27,7 +27,7 @@ from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, SERVICE, Manif
 from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.policies.everyone import All
-from pausefl_server.service import Endpoints, RunOutputs, RunResult, serve
+from pausefl_server.service import Endpoints, Platform, RunOutputs, RunResult, serve
 from pausefl_server.settings import PrivacySettings, ServerSettings
 from pausefl_server.storage.store import Store
 from rigs.databases import open_ledger
@@ -98,6 +98,7 @@ async def federation(folder: Path, policy: Policy | None = None, **changes: Any)
             RunOutputs(keep, best_model=best_model),
             oracle=oracle,
             back_to=back_to,
+            platform=Platform(closes_within_s=0.0),  # what clients hold open in this process is not the server's
         )
     )
     started: list[asyncio.Future[Any]] = [run.task, run.port]

@@ -4,21 +4,17 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-# gRPC closes cut connections on a thread of its own, which a busy machine may keep waiting.
-_PATIENCE_S = 5.0
 _LOOK_EVERY_S = 0.02
 
 
 def count_held() -> dict[str, int]:
     """This event loop's tasks, and the process's open descriptors where the system lists them."""
     listed = Path("/proc/self/fd")
-    return {
-        "tasks": len(asyncio.all_tasks()),
-        "descriptors": sum(1 for _ in listed.iterdir()) if listed.exists() else 0,
-    }
+    descriptors = sum(1 for _ in listed.iterdir()) if listed.exists() else 0
+    return {"tasks": len(asyncio.all_tasks()), "descriptors": descriptors}
 
 
-async def left_over(before: Mapping[str, int], patience_s: float = _PATIENCE_S) -> dict[str, int]:
+async def left_over(before: Mapping[str, int], patience_s: float) -> dict[str, int]:
     """How much more is held than `before`, once what closes by itself within `patience_s` has closed."""
     clock = asyncio.get_running_loop().time
     deadline_s = clock() + patience_s
