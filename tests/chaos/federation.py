@@ -39,6 +39,8 @@ class Shape:
     policy: str = "random"
     mode: str = "rounds"
     """`server.mode`; asynchronous steps have half as many updates as clients are at work."""
+    rule: str = "fedbuff"
+    """`asynchronous.rule`; "fedat" has its own policy, of two tiers."""
     delay_s: float = 0.1
     model_bytes: int = 20_000
     line_weight: float = 1.0
@@ -53,16 +55,17 @@ class Shape:
 
 def _experiment(shape: Shape) -> dict[str, object]:
     clients = shape.hosts * shape.clients_each
+    policy = "fedat" if (shape.mode, shape.rule) == ("asynchronous", "fedat") else shape.policy
     bounds = {"round_timeout_s": 4.0, "rejoin_timeout_s": 0.5, "dead_after_s": 3.0, "rounds_without_update_max": 20}
     return {
         "experiment.rounds": shape.rounds,
         "clients": {"count": clients, "minimum": shape.m, "connect_timeout_s": 300.0},
-        "selection": {"policy": shape.policy, "m": shape.m},
+        "selection": {"policy": policy, "m": shape.m, "fedat": {"tiers": 2}},
         "privacy": {"epsilon_budget": 1000.0, "eta": 0.0001},
         "latency.delay": {"kind": "constant", "value_s": shape.delay_s},
         "workload": {"model": "synthetic", "model_bytes": shape.model_bytes},
         "server": {"mode": shape.mode, "pings_per_s": 60.0, **bounds},
-        "asynchronous": {"concurrency": shape.m, "buffer": max(1, shape.m // 2)},
+        "asynchronous": {"concurrency": shape.m, "buffer": max(1, shape.m // 2), "rule": shape.rule},
         "metrics.enabled": False,
     }
 

@@ -25,6 +25,7 @@ def _federation(seed: int, folder: Path) -> Play:
         delay_s=rng.choice((0.02, 0.1, 0.2)),
         model_bytes=rng.choice((4_000, 20_000, 1_200_000)),
         mode=rng.choice(("rounds", "rounds", "asynchronous")),
+        rule=rng.choice(("fedbuff", "fedasync", "fedat")),
     )
     return Federation(seed, shape, folder)
 

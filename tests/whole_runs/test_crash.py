@@ -44,7 +44,15 @@ EXPERIMENT = {
     "metrics.enabled": False,
 }
 SIZES = [pytest.param((20_000, "rounds"), id="one frame, kept on disk"), pytest.param((1_200_000, "rounds"), id="two")]
-STEPS = [pytest.param((20_000, "asynchronous"), id="asynchronous")]
+STEPS = [
+    pytest.param((20_000, "asynchronous"), id="asynchronous"),
+    pytest.param((20_000, "fedat"), id="fedat", marks=pytest.mark.slow),
+]
+TIERS = {
+    "server.mode": "asynchronous",
+    "asynchronous": {"concurrency": 3, "buffer": 1, "rule": "fedat"},
+    "selection": {"policy": "fedat", "fedat": {"tiers": 3}},
+}
 PATIENCE_S = 60.0
 SERVER = "server"
 
@@ -115,7 +123,7 @@ class ProcessFederation:
 def federation(request: pytest.FixtureRequest, tmp_path: Path, wiretap: Wiretap) -> Iterator[ProcessFederation]:
     (tmp_path / "run").mkdir()
     model_bytes, mode = request.param
-    keys = {**EXPERIMENT, "server.mode": mode, "workload.model_bytes": model_bytes}
+    keys = {**EXPERIMENT, **(TIERS if mode == "fedat" else {"server.mode": mode}), "workload.model_bytes": model_bytes}
     federation = ProcessFederation(parse_experiment(toml_of(keys)), tmp_path / "run", wiretap)
     yield federation
     federation.end()
