@@ -17,6 +17,8 @@ from pausefl_reproduce.played import SMOOTHING_ROUNDS, StoredCurve
 StoredSummary = Mapping[str, Any]
 """What reproduction.json holds."""
 _ROLES = {"relevant": SERIES[0].light, "irrelevant": SERIES[1].light, None: MUTED.light}
+_SPEEDS_MAX = 30
+"""Of more clients, means of neighbours are drawn."""
 
 
 def draw_reproduction(summary: StoredSummary) -> Figure:
@@ -95,8 +97,10 @@ def _draw_elapsed(summary: StoredSummary) -> Figure:
         _band(accuracy, series["accuracy_by_latency"], look, name)
         _band(greatest, series["leak_by_latency"], look, name)
         _band(middle, series["median_leak_by_latency"], look, name)
-        ranks = np.arange(1, len(series["epsilon_by_speed"]) + 1)
-        by_client.plot(ranks, series["epsilon_by_speed"], color=look.colour, linestyle=look.dash)
+        epsilons = np.array(series["epsilon_by_speed"])
+        groups = np.array_split(np.arange(epsilons.size), min(epsilons.size, _SPEEDS_MAX))
+        ranks, means = [group.mean() + 1 for group in groups], [epsilons[group].mean() for group in groups]
+        by_client.plot(ranks, means, color=look.colour, linestyle=look.dash)
     unit = EPSILON_LABELS.get(summary["privacy_unit"], "ε")
     accuracy.set(title="Accuracy", xlabel="elapsed time (s)", ylabel="test accuracy")
     percent_axis(accuracy)
