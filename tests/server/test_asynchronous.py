@@ -412,6 +412,20 @@ async def test_a_tier_waits_for_no_client_that_is_lost_or_refuses_and_keeps_the_
     assert {m.client_id: m.kind for record in play.records for m in record.misses} == {"a": "refused", "d": "lost"}
 
 
+async def test_a_tier_that_has_all_its_answers_waits_for_none_of_another(rig: MakeRig) -> None:
+    """Both tiers have theirs at once, one of them fewer than K; the other is given its next jobs meanwhile."""
+    steps = Asynchronous(concurrency=4, buffer=2, rule="fedat")
+    async with playing(rig, "abcd", steps, Dealt(4, tiers=2), rounds=3) as play:
+        await play.handed_out(4)
+        await play.rig.coordinator.tell(Refusal("d", *play.jobs.pop("d"), "refused", "it has no data"))
+        for client_id in "abc":
+            await play.answer(client_id)
+        await play.handed_out(2)
+        for client_id in "ab":
+            await play.answer(client_id)
+    assert [{o.client_id for o in record.observations} for record in play.records] == [{*"ab"}, {"c"}, {*"ab"}]
+
+
 def few_steps(concurrency: int, rounds: int, **of_steps: Any) -> dict[str, Any]:
     """Settings of a run with as many clients as are at work at once."""
     steps = Asynchronous(concurrency=concurrency, **of_steps)

@@ -182,8 +182,9 @@ class Coordinator(Actor[_Message]):
         step.events += events
         step.attempt = self._attempts.get(number, 1)
         self._ask_again(step)
-        self._take_surplus(step)
+        self._take_surplus()
         await self._hand_out(step)
+        self._take_whole(step)  # handing out has set how many answers are needed
         await asyncio.sleep(0)  # let the job leave before anything else is done
         await self._report_last_round(busy=step.due.keys())
         await self._collect(step)
@@ -347,7 +348,7 @@ class Coordinator(Actor[_Message]):
 
         A client that is still at work may be charging: it is waited for a moment, then logged as unsettled.
         """
-        self._take_surplus(step)
+        self._take_surplus()
         until_s = self._now_s() + (_DRAIN_S if self._settings.budget is not None else 0.0)
         while step.due and (left_s := until_s - self._now_s()) > 0:
             await self.pump(left_s)
@@ -499,11 +500,10 @@ class Coordinator(Actor[_Message]):
         update = with_stop_before(update, self.state.usual_propagation_s.get(update.client_id, 0.0))
         step.take(update, self.state.table, self._settings, self._now_s())
 
-    def _take_surplus(self, step: OpenStep) -> None:
+    def _take_surplus(self) -> None:
         surplus, self._surplus = self._surplus, {}
         for update in surplus.values():
             self._take_update(update)
-        self._take_whole(step)
 
     def _take_whole(self, step: OpenStep) -> None:
         """Make the step of the answers of a tier that has them all, where these are kept."""
