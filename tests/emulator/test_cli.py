@@ -84,6 +84,7 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["bench", "selection", "--payload-bytes", "1"], "bench selection: takes no --payload-bytes"),
         (["data", "mnist9"], 'workload.dataset = "mnist9": did you mean mnist'),
         (["report", "nowhere"], "nowhere"),
+        (["new", "mine", "--client-column", "device"], "--client-column: goes with --fleet"),
         (["server", "demo", "--resume"], "--resume: needs --run-dir"),
         (["client", "demo", "--server", "127.0.0.1:1", "--client-id", "me"], "client id 'me': must be one of"),
         (["client", "demo", "--server", "127.0.0.1:1", "--slot", "x"], "--slot x: must be auto or a number from 0"),
@@ -207,15 +208,20 @@ def test_a_shell_can_complete_commands_and_options(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("fleet", [False, True])
 def test_a_new_project_passes_its_own_test(fleet: bool, tmp_path: Path) -> None:
-    (tmp_path / "fleet.csv").write_text("client,time,seconds\n" + "".join(f"phone-{k},1,0.{k}\n" for k in range(1, 5)))
-    options = ["--fleet", str(tmp_path / "fleet.csv"), "--policy", "pause"] if fleet else []
-    main(["new", str(tmp_path / "mine"), *options])
-    python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "mine"), cwd=tmp_path)
-    experiment = pausefl.load(tmp_path / "mine/experiment.toml")
+    """Also where it was moved."""
+    (tmp_path / "here").mkdir()
+    rows = "".join(f"phone-{k},1,{k}00\n" for k in range(1, 5))
+    (tmp_path / "here/fleet.csv").write_text(f"device,at,ms\n{rows}phone-1,2,lost\n")
+    columns = ["--client-column=device", "--column=ms", "--unit=ms", "--time-column=at", "--lost=lost", "--timeout-s=2"]
+    options = ["--fleet", str(tmp_path / "here/fleet.csv"), *columns, "--policy", "pause"] if fleet else []
+    main(["new", str(tmp_path / "here/mine"), *options])
+    (tmp_path / "here").rename(tmp_path / "there")
+    python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "there/mine"), cwd=tmp_path)
+    experiment = pausefl.load(tmp_path / "there/mine/experiment.toml")
     assert experiment.selection.policy == ("pause" if fleet else "own:Own")
     assert experiment.client_ids[0] == ("phone-1" if fleet else "client-000")
     with pytest.raises(SystemExit, match="2"):
-        main(["new", str(tmp_path / "mine")])
+        main(["new", str(tmp_path / "there/mine")])
 
 
 def test_a_new_project_takes_each_policy_that_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

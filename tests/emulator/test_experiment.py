@@ -482,13 +482,20 @@ def test_a_policys_record_is_built_from_its_table() -> None:
             build(Knob, "knob", {"m": 3, "steps": steps})
 
 
-def test_shared_ledgers_lie_beside_the_file_wherever_it_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found from the working directory, they would begin anew, with another budget, in every folder."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/mine.toml").write_text('[privacy]\nledger_dir = "holders"\n')
+def test_ledgers_and_data_lie_beside_the_file_wherever_it_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found from the working directory, ledgers would begin anew, with another budget, in every folder."""
+    (tmp_path / "mine/images").mkdir(parents=True)
+    text = '[privacy]\nledger_dir = "holders"\n[workload]\ndataset = "hf:images?label=kind"\n'
+    (tmp_path / "mine/mine.toml").write_text(text)
     for folder in (tmp_path, tmp_path / "mine"):
         monkeypatch.chdir(folder)
-        assert load_experiment(str(tmp_path / "mine/mine.toml")).privacy.ledger_dir == str(tmp_path / "mine/holders")
+        loaded = load_experiment(str(tmp_path / "mine/mine.toml"))
+        assert loaded.privacy.ledger_dir == str(tmp_path / "mine/holders")
+        assert loaded.workload.dataset == f"hf:{tmp_path}/mine/images?label=kind"
+    hub = load_experiment(str(tmp_path / "mine/mine.toml"), ["workload.dataset=hf:flwrlabs/femnist"])
+    assert hub.workload.dataset == "hf:flwrlabs/femnist"
     said = load_experiment(str(tmp_path / "mine/mine.toml"), ["privacy.ledger_dir=said"])
     assert said.privacy.ledger_dir == str(tmp_path / "mine/said")
     assert load_experiment("demo", ["privacy.ledger_dir="]).privacy.ledger_dir == ""

@@ -19,6 +19,7 @@ from pausefl_server.monitoring.noise import NOISE_REMEDY
 
 PLUGINS = """
 import sys
+from dataclasses import replace
 import numpy as np
 from torch import nn
 from pausefl_client.data.datasets import Dataset, Examples
@@ -91,6 +92,8 @@ def data(task, classes=2, inputs=1.0):
     examples = Examples(np.full((100, 4), inputs, np.float32), targets)
     return Dataset("own", examples, examples, examples, classes=classes, task=task)
 
+HOLE = np.where(np.arange(400).reshape(100, 4) == 30, np.nan, 1.0)
+
 def no_seed():
     return data(Classification())
 
@@ -101,6 +104,7 @@ def two_labels_of_one_class(seed):
 exiting = lambda seed: sys.exit("no licence")
 wrong_kind = lambda seed: 3
 not_numbers = lambda seed: data(Classification(), inputs=np.nan)
+one_hole = lambda seed: replace(data(Classification()), test=data(Classification(), inputs=HOLE).test)
 unrated = lambda seed: data(Unrated())
 averaged = lambda seed: data(Averaged())
 nan = lambda seed: data(NaN())
@@ -144,7 +148,8 @@ def found(*settings: str) -> str:
         ("workload.model=tried_out:Nothing", ": must return a tensor of outputs; returned NoneType"),
         ("workload.model=tried_out:Nowhere", ": its loss before any training is nan; must be finite"),
         ("workload.learning_rate=1e30", "loss after one training step is not finite; workload.learning_rate = 1e+30"),
-        ("workload.dataset=tried_out:not_numbers", ": holds inputs that are not finite"),
+        ("workload.dataset=tried_out:not_numbers", ": train.inputs[0, 0], of client-0"),
+        ("workload.dataset=tried_out:one_hole", ": test.inputs[7, 2] is nan: must be finite"),
         ("workload.dataset=tried_out:unrated", ": Unrated.score must return a tensor; returned NoneType"),
         ("workload.dataset=tried_out:averaged", "Averaged.score must return one value for each thing predicted; ret"),
         ("workload.dataset=tried_out:nan", "of NaN before any training is nan on average; must be finite"),

@@ -114,6 +114,8 @@ async def test_a_round_begins_when_those_expected_have_come_and_gone(rig: MakeRi
         assert len(r.store.rounds()) == 2
         await r.lose(a)
     assert [t.chosen for t in r.store.rounds()] == [tuple(there[t]) for t in (1, 2, 3)]
+    left = [(e.client_id, e.detail) for t in r.store.rounds() for e in t.events if e.kind == "left"]
+    assert left == [("a", "it is away now, as its availability says")]
     assert (r.coordinator.state.table.joined_round.tolist(), max(calls)) == ([1, 1, 2], 3)
 
 

@@ -257,7 +257,7 @@ def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: s
         assert query(ledger, "SELECT max(participation) FROM releases")[0][0] <= 5
     retired = query(tmp_path / "run/run.db", "SELECT DISTINCT client_id FROM events WHERE kind = 'retired'")
     assert len(retired) == summary["retired_clients"]
-    _, announced = re.findall(r"used up about round (\d+) of 100", (tmp_path / "run/server.log").read_text())
+    (announced,) = re.findall(r"used up about round (\d+) of 100", (tmp_path / "run/server.log").read_text())
     assert 13 <= int(announced) <= 15
     page = (tmp_path / "run/report.html").read_text()
     assert f"{summary['retired_clients']} of 6 did" in page

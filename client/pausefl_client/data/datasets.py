@@ -50,9 +50,12 @@ class Examples:
             raise ConfigError(f"{_KEY}: labels must be int64, or float32 targets")
         if len(self.inputs) != len(self.labels):
             raise ConfigError(f"{_KEY}: {len(self.inputs)} inputs, but {len(self.labels)} labels")
-        if self.owners is not None and (self.owners.dtype.kind not in "iuU" or len(self.owners) != len(self.labels)):
-            either = "an array of whole numbers or of dtype str, as pandas' to_numpy(str) makes"
-            raise ConfigError(f"{_KEY}: owners must be {either}, one for each of the {len(self.labels)} examples")
+        owners = self.owners
+        if owners is not None and owners.dtype == object and all(isinstance(owner, str) for owner in owners):
+            owners = owners.astype(np.str_)  # pandas has texts as objects
+            object.__setattr__(self, "owners", owners)
+        if owners is not None and (owners.dtype.kind not in "iuU" or len(owners) != len(self.labels)):
+            raise ConfigError(f"{_KEY}: owners must be {len(self.labels)} whole numbers or texts, one for each example")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -62,8 +65,8 @@ class Examples:
         """Whether each example has a class, by which it can be counted and dealt out."""
         return self.labels.ndim == 1 and self.labels.dtype == np.int64
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Self:
-        """A copy of the given rows, in memory."""
+    def take(self, rows: npt.NDArray[np.int64] | slice) -> Self:
+        """A copy of the given rows, in memory; of a slice a view: a memory-mapped array stays one."""
         owners = None if self.owners is None else self.owners[rows]
         return replace(self, inputs=self.inputs[rows], labels=self.labels[rows], owners=owners)
 
@@ -161,9 +164,9 @@ def _load_digits(seed: int) -> Dataset:
     validation_start = test_start - _DIGITS_VALIDATION_EXAMPLES
     return Dataset(
         "digits",
-        train=_slice(everything, slice(0, validation_start)),
-        validation=_slice(everything, slice(validation_start, test_start)),
-        test=_slice(everything, slice(test_start, None)),
+        train=everything.take(slice(0, validation_start)),
+        validation=everything.take(slice(validation_start, test_start)),
+        test=everything.take(slice(test_start, None)),
         classes=10,
     )
 
@@ -180,14 +183,8 @@ def _load_cached(name: str, seed: int) -> Dataset:  # noqa: ARG001  # the split 
         raise ConfigError(
             f'{_KEY} = "{name}": has {len(train)} training examples, must be more than the {n_held_out:,} held out'
         )
-    held_out = slice(len(train) - n_held_out, None)
-    kept = slice(0, held_out.start)
-    return Dataset(name, _slice(train, kept), _slice(train, held_out), test, published.classes)
-
-
-def _slice(examples: Examples, rows: slice) -> Examples:
-    """A view, not a copy: a memory-mapped array stays one."""
-    return Examples(examples.inputs[rows], examples.labels[rows])
+    kept = len(train) - n_held_out
+    return Dataset(name, train.take(slice(kept)), train.take(slice(kept, None)), test, published.classes)
 
 
 def _sample(examples: Examples, n: int, seed: int) -> Examples:

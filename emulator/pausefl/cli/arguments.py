@@ -93,16 +93,16 @@ def _add_experiments(command: _AddCommand) -> None:
     sub = command("new", "begin a project: a commented experiment, policy, model, data set and test that run")
     sub.add_argument("folder", type=_folder, metavar="DIR", help="where the files go")
     sub.add_argument("--policy", metavar="NAME", help="the policy that it runs (default: the one in its own.py)")
-    fleet = "a CSV file of your devices' latencies (client, time, seconds): its clients are these devices"
+    fleet = "a file of your devices' latencies, read as by fit-latency: its clients are these devices"
     sub.add_argument("--fleet", metavar="FILE", help=fleet)
+    _add_reading(sub)
 
     sub = command("run", "one server and N client processes here; live progress; a summary at the end")
     _add_config(sub, nargs="?")
     _add_run_dir(sub, "runs/<name>-<time>")
     _add_resume(sub, type=_folder, metavar="RUN_DIR", help="go on with an interrupted run")
-    sub.add_argument(
-        "--rounds", type=int, metavar="N", help="with --resume: play on to round N, beyond what it began with"
-    )
+    more = "with --resume: play on to round N, beyond what it began with"
+    sub.add_argument("--rounds", type=int, metavar="N", help=more)
     netem = "links made by the kernel: a network namespace per client, shaped by tc netem and tbf (needs root)"
     _add_setting(sub, "--netem", "latency.injection=netem", netem)
     _add_virtual(sub)
@@ -250,19 +250,23 @@ def _add_fit_latency(command: _AddCommand) -> None:
     sub = command("fit-latency", "fit a latency law to each client of a log or CSV file; prints an experiment as TOML")
     source = "a run directory, or a file with a row per exchange: by default CSV with the columns client, time, seconds"
     sub.add_argument("source", metavar="FILE|RUN_DIR", help=source)
+    _add_reading(sub)
+    sub.add_argument("--figure", metavar="PATH", help="draw the laws against the data there, as PNG")
+
+
+def _add_reading(sub: argparse.ArgumentParser) -> None:
+    """Options that say how a file of latencies is read."""
     named = "csv (default), ping, ripe-atlas, iperf3, prometheus, k6, locust, ndt, wondernetwork or fedscale"
     sub.add_argument("--format", default="csv", metavar="NAME", help=f"how the file is written: {named}")
     sub.add_argument("--column", metavar="NAME", help="the column of the latencies (default: seconds)")
     sub.add_argument("--unit", choices=("s", "ms", "us"), help="of the latencies (default: s)")
     sub.add_argument("--client-column", metavar="NAME", help="the column that says whose it is (default: client)")
     sub.add_argument("--time-column", metavar="NAME", help="numbers or ISO 8601 dates (default: time, if there is one)")
-    sub.add_argument(
-        "--filter", action="append", default=[], metavar="COLUMN=VALUE", help="rows that count; repeatable"
-    )
+    rows = "rows that count; repeatable"
+    sub.add_argument("--filter", action="append", default=[], metavar="COLUMN=VALUE", help=rows)
     lost = "what stands in place of the latency of a lost probe, which counts as longer than --timeout-s; repeatable"
     sub.add_argument("--lost", action="append", default=[], metavar="TEXT", help=lost)
     sub.add_argument("--timeout-s", type=float, metavar="S", help="how long lost probes were waited for")
-    sub.add_argument("--figure", metavar="PATH", help="draw the laws against the data there, as PNG")
 
 
 def _add_tools(command: _AddCommand) -> None:
@@ -270,7 +274,6 @@ def _add_tools(command: _AddCommand) -> None:
     sub = command("report", "write the figures and the report of finished runs again, also of a comparison or a sweep")
     sub.add_argument("run_dirs", nargs="+", metavar="DIR", help="a run, or the folder of a comparison or a sweep")
     sub.add_argument("--csv", action="store_true", help="also export every view of run.db to RUN_DIR/csv")
-
     sub.add_argument("--formats", default="", metavar="A,B", help="pictures also as files of these: svg, png, pdf")
 
     sub = command("audit", "attack the privacy mechanism of an experiment; check the ledgers of a run")
@@ -294,9 +297,8 @@ def _add_tools(command: _AddCommand) -> None:
     sub = command("completion", "print a script that completes this command in a shell")
     sub.add_argument("shell", metavar="SHELL", choices=["bash", "zsh", "tcsh"], help="bash, zsh or tcsh")
 
-    sub = command(
-        "validate", "print every key with its value and meaning; try data, partition and model without running them"
-    )
+    text = "print every key with its value and meaning; try data, partition and model without running them"
+    sub = command("validate", text)
     _add_config(sub, nargs="?")
     sub.add_argument("--list", action="store_true", help="list presets, and all that experiments can name")
     sub.add_argument("--run-dir", metavar="DIR", help="also check that the run there, if any, can go on with CONFIG")

@@ -2,9 +2,13 @@
 
 import argparse
 import json
+import os
 import shlex
+from collections.abc import Mapping
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from pausefl.experiment.measured.reading import Reading
 from pausefl.studies.offline.latencies import as_option
@@ -23,11 +27,17 @@ def new(options: argparse.Namespace) -> None:
     disclosed = [] if ":" in policy else sorted(policy_class(policy, "--policy")(m=2).disclosures)
     values = {"policy": policy, "disclose": json.dumps(disclosed), "clients": "count = 6"}
     values["latency"] = 'signal = "communication"\ntime_scale = 0.1                # wait a tenth of each delay'
+    asked = {field.name: getattr(options, field.name) for field in fields(Reading)}
+    said = {name: value for name, value in asked.items() if value not in (None, [], "csv")}
+    if said and not options.fleet:
+        raise ConfigError(f"{as_option(next(iter(said)), '').split()[0]}: goes with --fleet")
     if options.fleet:
-        fleet = Path(options.fleet).absolute()
-        values["clients"] = f"ids = {json.dumps(_devices(fleet), ensure_ascii=False)}"
-        delay = f'kind = "empirical", file = {json.dumps(str(fleet))}, client_column = "client"'
-        values["latency"] = f"delay = {{ {delay} }}"
+        fleet = Path(options.fleet)
+        values["clients"] = f"ids = {json.dumps(_devices(fleet, said), ensure_ascii=False)}"
+        file = {"kind": "empirical", "file": os.path.relpath(fleet.resolve(), folder.resolve())}
+        delay = file | ({} if "format" in said else {"client_column": "client"}) | said
+        keys = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in delay.items())
+        values["latency"] = f"delay = {{ {', '.join(keys)} }}"
     if policy == "fedat":
         steps = 'mode = "asynchronous"\n\n[asynchronous]\nrule = "fedat"\nconcurrency = 4\nbuffer = 2'
         values["latency"] += f"\n\n[server]\n{steps}\n\n[selection.fedat]\ntiers = 2"
@@ -43,11 +53,9 @@ def new(options: argparse.Namespace) -> None:
     plain_console().print(f"written: {', '.join(_FILES)}\nrun it: {run_it}", soft_wrap=True)
 
 
-def _devices(fleet: Path) -> list[str]:
+def _devices(fleet: Path, said: Mapping[str, Any]) -> list[str]:
     """The devices that a file of latencies names; ConfigError."""
     try:
-        return list(Reading().measured(fleet, as_option, by_client=True, above_zero=False))
+        return list(Reading(**said).measured(fleet, as_option, by_client=True, above_zero=False))
     except ValueError as error:
-        raise ConfigError(
-            f"{fleet}: {error} (an option of pausefl fit-latency, which makes experiments too)"
-        ) from error
+        raise ConfigError(f"{fleet}: {error}") from error

@@ -229,10 +229,6 @@ def _optimizer_tag(value: Any) -> str:
     return "literal[own]" if is_own else "literal[built-in]"  # errors name keys without what is in brackets
 
 
-def _kind_alone(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
-
-
 @dataclass(frozen=True)
 class AggregationTable(Aggregation):
     """How the server combines a round's updates."""
@@ -242,7 +238,7 @@ class AggregationTable(Aggregation):
     optimizer: Annotated[
         Annotated[ServerOptimizer, Tag("literal[built-in]")] | Annotated[KindTable, Tag("literal[own]")],
         Discriminator(_optimizer_tag),
-        BeforeValidator(_kind_alone),
+        BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value),
     ] = field(default_factory=ServerOptimizer)
     """The server's optimizer."""
 

@@ -96,8 +96,7 @@ def document_of(text: str, overrides: Overrides, file: str = "") -> dict[str, An
         _override(document, key, value)
     _policy_of(document)
     _count_groups(document)
-    _anchor_files(document, Path())
-    _anchor_ledgers(document, Path())
+    _anchor_paths(document, Path())
     _anchor_code(document, file, overrides)
     return document
 
@@ -113,8 +112,7 @@ def _parsed(text: str, file: str) -> dict[str, Any]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file or 'the experiment'}: not valid TOML: {error}") from error
-    _anchor_files(document, Path(file).parent)
-    _anchor_ledgers(document, Path(file).parent)
+    _anchor_paths(document, Path(file).parent)
     return document
 
 
@@ -171,8 +169,23 @@ def _count_groups(document: dict[str, Any]) -> None:
             document["clients"] = {"count": sum(counts), **document["clients"]}
 
 
+def _anchor_paths(document: dict[str, Any], folder: Path) -> None:
+    """Make paths that begin in `folder` absolute: a run may go on in another one.
+
+    Ledgers that are not found begin anew, and with them their budgets.
+    """
+    _anchor_files(document, folder)
+    privacy, workload = document.get("privacy"), document.get("workload")
+    if isinstance(privacy, dict) and privacy.get("ledger_dir") and isinstance(privacy["ledger_dir"], str):
+        privacy["ledger_dir"] = str((folder / privacy["ledger_dir"]).absolute())
+    if isinstance(workload, dict) and str(workload.get("dataset")).startswith("hf:"):
+        name, *options = workload["dataset"].removeprefix("hf:").split("?")
+        if (path := folder / name).is_dir():
+            workload["dataset"] = "?".join([f"hf:{path.absolute()}", *options])
+
+
 def _anchor_files(value: object, folder: Path) -> None:
-    """Make the paths of measured data, which begin in `folder`, absolute: a run may go on in another folder."""
+    """Make the paths of measured data absolute."""
     if isinstance(value, list):
         for part in value:
             _anchor_files(part, folder)
@@ -182,13 +195,6 @@ def _anchor_files(value: object, folder: Path) -> None:
                 value[name] = str((folder / value[name]).absolute())
         for part in value.values():
             _anchor_files(part, folder)
-
-
-def _anchor_ledgers(document: dict[str, Any], folder: Path) -> None:
-    """Make `privacy.ledger_dir` absolute: ledgers that are not found begin anew, and with them their budgets."""
-    privacy = document.get("privacy")
-    if isinstance(privacy, dict) and privacy.get("ledger_dir") and isinstance(privacy["ledger_dir"], str):
-        privacy["ledger_dir"] = str((folder / privacy["ledger_dir"]).absolute())
 
 
 def _anchor_code(document: dict[str, Any], file: str, overrides: Overrides) -> None:

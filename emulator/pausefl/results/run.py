@@ -59,9 +59,6 @@ class Run:
     @property
     def summary(self) -> Mapping[str, Any]:
         """summary.json: what the run came to. ConfigError while the run goes on, or where the file is damaged."""
-        if not (self.path / "summary.json").exists():
-            with open_database(self.path):  # another ConfigError where there is no run
-                raise ConfigError(f"{self.path}: has no summary.json yet; the run goes on, or did not end in order")
         summary = {**read_summary(self.path)}
         with open_database(self.path) as database:
             check_is_last(summary, self.path, database)

@@ -234,7 +234,9 @@ def text_in(path: Path, name: str) -> str:
     try:
         return (path / name).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: it has no {name}; the run did not end, or this is not a run directory") from None
+        is_cut_short = name == "summary.json" and (path / "run.db").exists()
+        go_on = f"the run goes on, or was cut short; go on with it: pausefl run --resume {path}"
+        raise ConfigError(f"{path}: has no {name}; {go_on if is_cut_short else 'is it a run directory?'}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path / name}: cannot be read ({reason(error)})") from error
 

@@ -57,7 +57,7 @@ def load_examples(source: str, seed: int) -> Dataset:
     test = _examples(arrays, "test") if "test" in splits else None
     held_out = max(1, len(train) // 10)
     parts = np.split(np.arange(len(train)), [-2 * held_out, -held_out] if test is None else [len(train) - held_out])
-    kept, validation, *rest = (_slice(train, slice(part[0], part[-1] + 1)) for part in parts if part.size)
+    kept, validation, *rest = (train.take(slice(part[0], part[-1] + 1)) for part in parts if part.size)
     return Dataset(path, kept, validation, rest[0] if test is None else test, classes=int(arrays["classes"]))
 
 
@@ -141,9 +141,3 @@ def _plain(image: Any) -> Any:
 
 def _examples(arrays: Arrays, split: str) -> Examples:
     return Examples(arrays[f"{split}_inputs"], arrays[f"{split}_labels"], arrays.get(f"{split}_owners"))
-
-
-def _slice(examples: Examples, rows: slice) -> Examples:
-    """A view, not a copy: a memory-mapped array stays one."""
-    owners = None if examples.owners is None else examples.owners[rows]
-    return Examples(examples.inputs[rows], examples.labels[rows], owners)

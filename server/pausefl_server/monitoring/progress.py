@@ -13,8 +13,6 @@ from pausefl_server.records import Evaluation, RoundRecord
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 
-# So many rounds before the budgets end, their end is announced once more.
-_NOTICE_ROUNDS = 10
 # A reason may name whatever it likes, so that no two are the same.
 _FAILURES_SAID = 10
 # So many of the clients that are waited for are named.
@@ -37,7 +35,6 @@ class ProgressReporter(RunObserver):
         self._came: set[str] = set()  # before round 1
         self._rejected = 0
         self._limit = LineLimit(time.monotonic)
-        self._notices = 0  # how often it was said when budgets are expected to end the run
         self._said: set[str] = set()  # what is said once, by name
         self._failures: set[str] = set()  # said once each
         self._reported_s = float("-inf")  # when a round was last reported
@@ -102,7 +99,7 @@ class ProgressReporter(RunObserver):
 
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
         """Report the round unless another was reported just now; the last one always."""
-        self._announce_end(budgets_end, record.round, self._settings.updates_needed(state.policy.m))
+        self._announce_end(budgets_end, self._settings.updates_needed(state.policy.m))
         self._announce_doubts(record)
         self._announce_failures(record)
         self._announce_clamps(state.table)
@@ -144,14 +141,10 @@ class ProgressReporter(RunObserver):
             f" {record.round_latency_s:.3g} s"
         )
 
-    def _announce_end(self, budgets_end: int | None, round: int, m: int) -> None:
-        """Report when budgets are expected to end the run: as soon as known, and once more shortly before."""
+    def _announce_end(self, budgets_end: int | None, m: int) -> None:
+        """Report once when budgets are expected to end the run."""
         rounds = self._settings.rounds
-        if budgets_end is None or budgets_end >= rounds:
-            return
-        due = 1 if budgets_end - round > _NOTICE_ROUNDS else 2
-        if self._notices < due:
-            self._notices = due
+        if budgets_end is not None and budgets_end < rounds and self._is_new("end"):
             self.noticed(
                 f"privacy budgets are expected to be used up about round {budgets_end} of {rounds}:"
                 f" fewer than m = {m} clients would then be left"

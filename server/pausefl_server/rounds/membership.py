@@ -94,6 +94,7 @@ class Membership:
             return None
         del self._peers[client_id]
         self._ping_schedule.leave(client_id)
+        reason = "it is away now, as its availability says" if client_id in self._going else reason
         self._observer.departed(client_id, reason, len(self._peers), round)
         return LogEvent("left", client_id, reason)
 

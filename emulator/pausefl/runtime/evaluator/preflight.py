@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from pausefl.experiment.client_records import budget_of, dealt_out
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import check_rounds
@@ -90,7 +92,15 @@ def _read_credentials(experiment: Experiment, say: Callable[[str], None]) -> Non
 
 
 def _deal_out(experiment: Experiment) -> None:
-    """Give each client its examples, as client processes do; ConfigError where that is not possible."""
+    """Give each client its examples, as client processes do; ConfigError where it cannot be, or one is not finite."""
     workload, seed = experiment.workload, experiment.experiment.seed_of("split")
     data = load_dataset(workload.dataset, examples=workload.examples, seed=seed)
-    dealt_out(workload, data, experiment.client_ids, seed)
+    parts = dealt_out(workload, data, experiment.client_ids, seed)
+    for name, split in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+        for kind, values in (("inputs", split.inputs), ("labels", split.labels)):
+            if not (finite := np.isfinite(values)).all():
+                place = [int(i) for i in np.unravel_index(finite.argmin(), finite.shape)]
+                clients = zip(experiment.client_ids, parts, strict=True)
+                of = [f", of {client_id}" for client_id, rows in clients if name == "train" and place[0] in rows]
+                found = f"{name}.{kind}{place}{''.join(of)} is {values[tuple(place)]}"
+                raise ConfigError(f'workload.dataset = "{workload.dataset}": {found}: must be finite')

@@ -19,7 +19,7 @@ from pausefl.experiment.delays.laws import LawReader
 from pausefl.experiment.measured.censoring import equal_values
 from pausefl.extras import require
 from pausefl.studies.offline.latencies import ClientLatencies
-from pausefl.studies.offline.markov import fit_markov
+from pausefl.studies.offline.markov import fit_markov, lognormal_law
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 
@@ -82,9 +82,9 @@ def fit_law(latencies: ClientLatencies) -> FittedLaw:
         return FittedLaw(_values(latencies), "the values: the same but for lower bounds")
     best = min(families(values, bounds), key=lambda family: family.aic)
     if len(bounds) <= BOUNDED_MAX * (len(bounds) + len(values)) and is_correlated(latencies):
-        markov, alone = fit_markov(values, latencies.round), min(family.aic for family in families(values))
-        if markov is not None and markov.aic < alone:
-            return FittedLaw(markov.table, f"correlated from round to round: AIC {markov.aic:.1f} < {alone:.1f}")
+        (markov, aic), alone = fit_markov(values, latencies.round), min(family.aic for family in families(values))
+        if aic < alone:
+            return FittedLaw(markov, f"correlated from round to round: AIC {aic:.1f} < {alone:.1f}")
     if _p_value(best, values, bounds) < REFUTED_BELOW:
         return FittedLaw(_values(latencies), f"the values: {best.table['kind']}, the best family, is refuted")
     return FittedLaw(best.table, f"AIC {best.aic:.1f}")
@@ -109,36 +109,21 @@ def families(values: FloatArray, bounds: FloatArray | None = None) -> list[Famil
         return stats.CensoredData(change(values), right=change(bounds)) if len(bounds) else change(values)
 
     log_mean, log_sd = map(float, stats.norm.fit(known(np.log)))
-    gamma_shape, _, gamma_scale = stats.gamma.fit(known(np.asarray), floc=0)
-    weibull_shape, _, weibull_scale = stats.weibull_min.fit(known(np.asarray), floc=0)
-    normal_mean, normal_sd = map(float, stats.norm.fit(known(np.asarray)))
+    normal = stats.norm(*stats.norm.fit(known(np.asarray)))
+    gamma, weibull = (law(*law.fit(known(np.asarray), floc=0)) for law in (stats.gamma, stats.weibull_min))
     least, mean = float(values.min()), float(values.sum() + bounds.sum()) / len(values)
     log_excess = np.log(values / least).sum() + np.log(bounds / least).clip(0.0).sum()
     pareto_shape = len(values) / float(log_excess)
-    lognormal_mean = float(np.exp(log_mean + log_sd**2 / 2))
-    lognormal = {"kind": "lognormal", "mean_s": lognormal_mean, "sd_s": lognormal_mean * np.sqrt(np.expm1(log_sd**2))}
     found: list[tuple[LawTable, int, Any]] = [
-        (
-            {"kind": "normal", "mean_s": normal_mean, "sd_s": normal_sd, "floor_s": least},
-            2,
-            stats.norm(normal_mean, normal_sd),
-        ),
-        (lognormal, 2, stats.lognorm(log_sd, scale=np.exp(log_mean))),
-        ({"kind": "exponential", "mean_s": mean}, 1, stats.expon(scale=mean)),
-        (
-            {"kind": "gamma", "mean_s": gamma_shape * gamma_scale, "shape": gamma_shape},
-            2,
-            stats.gamma(gamma_shape, scale=gamma_scale),
-        ),
-        (
-            {"kind": "weibull", "scale_s": weibull_scale, "shape": weibull_shape},
-            2,
-            stats.weibull_min(weibull_shape, scale=weibull_scale),
-        ),
-        ({"kind": "pareto", "minimum_s": least, "shape": pareto_shape}, 2, stats.pareto(pareto_shape, scale=least)),
+        (_law("normal", mean_s=normal.mean(), sd_s=normal.std(), floor_s=least), 2, normal),
+        (lognormal_law(log_mean, log_sd), 2, stats.lognorm(log_sd, scale=np.exp(log_mean))),
+        (_law("exponential", mean_s=mean), 1, stats.expon(scale=mean)),
+        (_law("gamma", mean_s=gamma.mean(), shape=gamma.args[0]), 2, gamma),
+        (_law("weibull", scale_s=weibull.args[2], shape=weibull.args[0]), 2, weibull),
+        (_law("pareto", minimum_s=least, shape=pareto_shape), 2, stats.pareto(pareto_shape, scale=least)),
     ]
     return [
-        Family(_plain(table), k, float(law.logpdf(values).sum() + law.logsf(bounds).sum()), law.cdf)
+        Family(table, k, float(law.logpdf(values).sum() + law.logsf(bounds).sum()), law.cdf)
         for table, k, law in found
         if np.isfinite(law.logpdf(values)).all()
     ]
@@ -168,6 +153,6 @@ def as_written(values: FloatArray) -> FloatArray:
     return np.array([float(f"{value:.6g}") for value in values])
 
 
-def _plain(table: LawTable) -> LawTable:
-    """Numbers as TOML has them, with more digits than data can tell."""
-    return {key: value if isinstance(value, str) else float(f"{float(value):.8g}") for key, value in table.items()}
+def _law(kind: str, **parameters: float) -> LawTable:
+    """A law's table, with more digits than data can tell."""
+    return {"kind": kind, **{key: float(f"{value:.8g}") for key, value in parameters.items()}}

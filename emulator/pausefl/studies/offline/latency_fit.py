@@ -69,6 +69,7 @@ class LatencyFit:
             who = client_id if name == client_id else f"{client_id} is {name!r}"
             measured, bounds = len(latencies.seconds), len(latencies.bounds_s)
             counted = "1 latency" if measured == 1 else f"{measured} latencies"
+            counted += f", median {np.median(latencies.seconds):.3g} s" if measured else ""
             more = f", {bounds} lower bound{'s' if bounds > 1 else ''}" if bounds else ""
             missed = f", {latencies.missed} missed jobs left out" if latencies.missed else ""
             doubt = ": few of its exchanges were waited for, so its law is uncertain" if bounds > measured else ""

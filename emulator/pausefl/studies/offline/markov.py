@@ -22,19 +22,6 @@ _LEAST_SD = 1e-3
 
 
 @dataclass(frozen=True)
-class MarkovFit:
-    """A two-state law, and its log-likelihood."""
-
-    table: Mapping[str, Any]
-    log_likelihood: float
-
-    @property
-    def aic(self) -> float:
-        """2k − 2 ln L."""
-        return 2 * _PARAMETERS - 2 * self.log_likelihood
-
-
-@dataclass(frozen=True)
 class _TwoStates:
     """The two states, good and bad: logarithms of latencies are normal in each."""
 
@@ -64,8 +51,8 @@ class _TwoStates:
         return density
 
 
-def fit_markov(seconds: FloatArray, rounds: IntArray) -> MarkovFit | None:
-    """The law of (n,) latencies measured in these ascending rounds; None where the states do not last."""
+def fit_markov(seconds: FloatArray, rounds: IntArray) -> tuple[Mapping[str, Any], float]:
+    """The law of (n,) latencies measured in these ascending rounds, and its AIC: ∞ where the states do not last."""
     logs, gaps = np.log(seconds), np.diff(rounds)
     low, high = np.quantile(logs, (0.25, 0.85))
     spread = max(float(logs.std()) / 2, _LEAST_SD)
@@ -78,9 +65,9 @@ def fit_markov(seconds: FloatArray, rounds: IntArray) -> MarkovFit | None:
     if chain.mean[0] > chain.mean[1]:
         chain = _TwoStates(chain.to_good, chain.to_bad, chain.mean[::-1], chain.sd[::-1])
     if not chain.to_bad + chain.to_good < 1:
-        return None
+        return {}, math.inf
     likelihood = _expected(chain, logs, gaps)[2] - float(logs.sum())  # of the latencies, not of their logarithms
-    laws = [_lognormal(float(mean), float(sd)) for mean, sd in zip(chain.mean, chain.sd, strict=True)]
+    laws = [lognormal_law(float(mean), float(sd)) for mean, sd in zip(chain.mean, chain.sd, strict=True)]
     table = {
         "kind": "markov",
         "good": laws[0],
@@ -88,7 +75,7 @@ def fit_markov(seconds: FloatArray, rounds: IntArray) -> MarkovFit | None:
         "to_bad": float(f"{chain.to_bad:.6g}"),
         "to_good": float(f"{chain.to_good:.6g}"),
     }
-    return MarkovFit(table, likelihood)
+    return table, 2 * _PARAMETERS - 2 * likelihood
 
 
 def _expected(chain: _TwoStates, logs: FloatArray, gaps: IntArray) -> tuple[FloatArray, FloatArray, float]:
@@ -131,7 +118,7 @@ def _maximised(chain: _TwoStates, logs: FloatArray, gaps: IntArray, state: Float
     return _TwoStates(float(to_bad), float(to_good), mean, sd)
 
 
-def _lognormal(mean: float, sd: float) -> Mapping[str, Any]:
+def lognormal_law(mean: float, sd: float) -> Mapping[str, Any]:
     """The table of a log-normal law whose logarithm has this mean and deviation."""
     mean_s = math.exp(mean + sd**2 / 2)
     sd_s = mean_s * math.sqrt(math.expm1(sd**2))
