@@ -188,7 +188,7 @@ def _opened(path: Path) -> Ledger:
 
 
 CLIENTS = tuple(f"client-{k:03}" for k in range(50))
-ROUNDS = 200, 600
+ROUNDS = 100, 300
 BYTES_AN_OBSERVATION = 200
 """Some twenty columns of eight bytes; as Python's objects an observation takes a kilobyte."""
 THETA = np.zeros(SIZE, np.float32)

@@ -18,6 +18,7 @@ import pytest
 from pausefl import compare, load
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.loading import parse_experiment
+from pausefl.runtime.client import staying as staying_module
 from pausefl.runtime.client.agreement import accepted, offer_of
 from pausefl.runtime.client.connecting import way_of
 from pausefl.runtime.client.plan import client_plan
@@ -75,8 +76,11 @@ def get(address: str, path: str) -> str:
         return str(error.read().decode())
 
 
-async def test_a_client_plays_runs_until_its_life_is_spent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_plays_runs_until_its_life_is_spent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three runs at one address. The client refuses the second, whose privacy is not its own."""
+    monkeypatch.setattr(staying_module, "_LONGEST_AFTER_REFUSAL_S", 0.2)
     port, ledger = free_port(), tmp_path / "ledgers/client-000.db"
     events: asyncio.Queue[ProgressEvent] = asyncio.Queue()
     lifetime = BUDGET.spent(3) + BUDGET.spent(2) + BUDGET.epsilon(3) / 2
@@ -256,7 +260,7 @@ def test_the_tasks_of_an_allocation_are_one_fleet_which_another_goes_on_with(tmp
 def test_a_killed_task_loses_no_epsilon(tmp_path: Path) -> None:
     config, shared = synthetic(tmp_path, clients=5, m=2, train_s=0.02), tmp_path / "shared"
     ledger = shared / "clients-1-of-2/ledgers/client-000.db"
-    with tasks_of(config, shared, 60) as (killed, other, serving):
+    with tasks_of(config, shared, 30) as (killed, other, serving):
         wait_for(lambda: sum(wal.stat().st_size for wal in ledger.parent.glob("*-000.db-wal")) > 60_000, "releases")
         killed.kill()
         killed.wait()
@@ -264,7 +268,7 @@ def test_a_killed_task_loses_no_epsilon(tmp_path: Path) -> None:
         serving.send_signal(signal.SIGINT)
         assert (serving.wait(), other.wait()) != (0, 0)
     assert spent > 0
-    play_allocation(config, shared, 60)
+    play_allocation(config, shared, 30)
     assert verified_spend(ledger).released >= spent
 
 

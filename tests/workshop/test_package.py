@@ -82,9 +82,13 @@ def test_the_installed_command_is_the_wheels_and_an_installed_package_adds_a_pol
 
 
 @pytest.mark.end_to_end
-def test_a_search_that_was_killed_goes_on_by_the_installed_package(installed: Path, tmp_path: Path) -> None:
+def test_a_search_that_was_killed_goes_on_by_the_installed_package(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     experiment, few = synthetic(tmp_path, rounds=6, clients=4, m=2), ("--trials", "20", "--seeds", "1")
     words = ("-m", "pausefl", "tune", experiment, *few, "--fresh-seeds", "2", "--run-dir", "found")
+    # Compiling the kernels for this folder takes a quarter of a minute; `make test-package` does.
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
     command_line, environment = [sys.executable, *map(str, words)], with_packages(installed)
     with subprocess.Popen(command_line, cwd=tmp_path, env=environment) as search:
         wait_for(lambda: n_tried(tmp_path / "found/study.db") > 2, "three trials", running=search)
