@@ -119,6 +119,16 @@ def test_a_family_is_found_also_of_a_slow_client_that_is_seldom_waited_for(law: 
     assert fitted.law.mean_s == pytest.approx(law.mean_s, rel=0.05)
 
 
+def test_probes_that_are_lost_at_random_do_not_stretch_the_law_and_those_too_slow_do() -> None:
+    of_answers, timeout_s = LogNormal(0.1, 0.04), np.full(12, 5.0)
+    table = fit_law(ClientLatencies(of_answers.sample(np.random.default_rng(2), 188), np.arange(188), timeout_s)).table
+    assert (table["kind"], table["of"][0]["kind"], table["of"][1]["value_s"]) == ("mixture", "lognormal", 5.0)
+    assert (table["of"][0]["mean_s"], table["weights"][1]) == (pytest.approx(0.1, rel=0.1), pytest.approx(0.06))
+    slow = LogNormal(3.0, 1.5).sample(np.random.default_rng(2), 200)
+    fitted = fit_law(ClientLatencies(slow[slow < 5], np.arange(200)[slow < 5], np.full((slow >= 5).sum(), 5.0)))
+    assert (fitted.table["kind"], fitted.law.mean_s) == ("lognormal", pytest.approx(3.0, rel=0.1))
+
+
 @pytest.mark.parametrize("n", [15, 300])
 def test_values_stand_for_those_that_were_not_waited_for(n: int) -> None:
     latencies = cut(TWO_PEAKS, LogNormal(0.8, 0.4), n)

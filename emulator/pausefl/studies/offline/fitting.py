@@ -122,11 +122,26 @@ def families(values: FloatArray, bounds: FloatArray | None = None) -> list[Famil
         (_law("weibull", scale_s=weibull.args[2], shape=weibull.args[0]), 2, weibull),
         (_law("pareto", minimum_s=least, shape=pareto_shape), 2, stats.pareto(pareto_shape, scale=least)),
     ]
-    return [
+    fitted = [
         Family(table, k, float(law.logpdf(values).sum() + law.logsf(bounds).sum()), law.cdf)
         for table, k, law in found
         if np.isfinite(law.logpdf(values)).all()
     ]
+    if len(bounds) and values.max() < bounds.min() == bounds.max():
+        fitted += [_with_losses(family, len(values), bounds) for family in families(values)]
+    return fitted
+
+
+def _with_losses(family: Family, answers: int, bounds: FloatArray) -> Family:
+    """A family of answers, and probes that are lost whatever the latency, each waited for until its timeout."""
+    lost, timeout_s = len(bounds) / (answers + len(bounds)), float(bounds[0])
+    of = [family.table, {"kind": "constant", "value_s": timeout_s}]
+    return Family(
+        {"kind": "mixture", "of": of, "weights": [1 - lost, lost]},
+        family.parameters + 1,
+        family.log_likelihood + float(answers * np.log(1 - lost) + len(bounds) * np.log(lost)),
+        lambda values: np.where(values > timeout_s, 1.0, (1 - lost) * family.cdf(values)),
+    )
 
 
 def is_correlated(latencies: ClientLatencies) -> bool:
