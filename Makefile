@@ -15,7 +15,7 @@ demo: $(READY)
 
 # Tests that measure real time run alone, after the others; their files are named, for to import them all takes 15 s.
 test: $(READY)
-	$(BIN)/pytest -n 3 -m "not realtime and not slow"
+	$(BIN)/pytest -n 3 --dist worksteal -m "not realtime and not slow"
 	$(BIN)/pytest -m realtime $$(grep -rl --include 'test_*.py' 'mark\.realtime' tests plugins)
 
 # Whole runs that take long; each has a shorter test of the same beside it in `make test`. `make test-fleet` plays a day, `make test-cluster` sweeps.

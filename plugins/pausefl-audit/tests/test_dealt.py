@@ -27,6 +27,7 @@ SMALL = {
 ROUNDS = {**SMALL, "experiment.rounds": 12, "wire.dtype": "int8", "wire.top_share": 0.5}
 STEPS = {**SMALL, "experiment.rounds": 120, "privacy.unit": "vector", "server.mode": "asynchronous"}
 STEPS |= {"asynchronous.concurrency": 4, "asynchronous.buffer": 2}
+VIRTUAL = {"experiment.clock": "virtual"}
 BROKEN = """
 from pausefl import Behaviour
 from pausefl_client.privacy.mechanism import Mechanism
@@ -117,7 +118,7 @@ def test_no_guesses_and_wrong_ones_bound_nothing() -> None:
 
 
 def found_in(folder: Path, settings: Mapping[str, Any], broken: str = "") -> list[Guesses]:
-    """Play a run over gRPC, one process a client, whose mechanism is broken in this way."""
+    """Play a run whose mechanism is broken in this way: on the real clock over gRPC, one process a client."""
     (folder / "broken.py").write_text(BROKEN)
     experiment = pausefl.load("demo", {**settings, "experiment.python_path": [str(folder)]})
     group = {"count": 4, "behaviours": [{"kind": f"broken:{broken}"}] if broken else []}
@@ -137,7 +138,9 @@ def test_a_right_run_stays_below_its_claims(
 
 
 @pytest.mark.end_to_end
-@pytest.mark.parametrize(("settings", "broken"), [(ROUNDS, "Half"), (ROUNDS, "Without"), (STEPS, "Without")])
+@pytest.mark.parametrize(
+    ("settings", "broken"), [(ROUNDS, "Half"), (ROUNDS | VIRTUAL, "Without"), (STEPS | VIRTUAL, "Without")]
+)
 def test_a_run_with_too_little_noise_is_caught(settings: Mapping[str, Any], broken: str, tmp_path: Path) -> None:
     audit = Audit(pausefl.load("demo"), (), (), "", (), found_in(tmp_path, settings, broken))
     assert repr(audit) == "<Audit of pause on digits: 0 bounds on ε, 0 checks>"
@@ -148,4 +151,4 @@ def test_a_run_with_too_little_noise_is_caught(settings: Mapping[str, Any], brok
 @pytest.mark.end_to_end
 def test_the_audit_of_a_run_whose_updates_are_rejected_fails(tmp_path: Path) -> None:
     with pytest.raises(PauseflError, match=r"ended early: no client gave an update .* clipping and noise allow"):
-        found_in(tmp_path, ROUNDS, "Unclipped")
+        found_in(tmp_path, ROUNDS | VIRTUAL, "Unclipped")
