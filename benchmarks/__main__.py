@@ -4,6 +4,7 @@ python -m benchmarks                              everything, some 20 minutes; e
 python -m benchmarks --go-on                      after an interruption: what was played is not played again
 python -m benchmarks --cell "10 clients, 1 MB"    one cell anew, all of its systems; the other cells stay
 python -m benchmarks --simulators                 the virtual clock beside pfl-research, in a file of its own
+python -m benchmarks --asynchronous               steps beside APPFL's, in a file of their own
 """
 
 import argparse
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.environments import BUILD, RESULTS, SYSTEMS, python_of
 from benchmarks.measuring import PlayError, play
-from benchmarks.plan import CELLS, SIMULATED, Turn, turns
+from benchmarks.plan import CELLS, Turn, cells_of, turns
 from benchmarks.results import Results
 from benchmarks.systems.task import Task
 from benchmarks.trained_data import write_data
@@ -24,8 +25,8 @@ def main() -> int:
     """0 if all was played, 2 for bad input."""
     options = _options()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does: no process is left behind
-    cells = options.cell or [name for name in CELLS if (name in SIMULATED) == options.simulators]
-    file = options.results or RESULTS / ("simulators.jsonl" if options.simulators else "benchmarks.jsonl")
+    cells = options.cell or cells_of(options.part)
+    file = options.results or RESULTS / f"{options.part}.jsonl"
     try:
         results = Results.opened(file, anew=[] if options.go_on else cells)
         due = [turn for turn in turns(cells, options.repetitions) if not results.has(turn)]
@@ -48,7 +49,11 @@ def main() -> int:
 def _task(turn: Turn) -> Task:
     cell = turn.cell
     data = str(BUILD / cell.preset) if cell.preset else ""
-    return Task(cell.clients, cell.per_round, cell.model_bytes, cell.rated_round, data, cell.has_noise, turn.repetition)
+    return Task(
+        *(cell.clients, cell.per_round, cell.model_bytes, cell.rated_round, data, cell.has_noise),
+        buffer=cell.buffer,
+        seed=turn.repetition,
+    )
 
 
 def _options() -> argparse.Namespace:
@@ -56,7 +61,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each cell (default: 3)")
     parser.add_argument("--cell", action="append", choices=CELLS, help="play this one anew; repeatable")
     parser.add_argument("--go-on", action="store_true", help="keep what the results hold")
-    parser.add_argument("--simulators", action="store_true", help="their cells, in docs/results/simulators.jsonl")
+    parser.set_defaults(part="benchmarks")
+    for part in ("simulators", "asynchronous"):
+        told = f"their cells, in docs/results/{part}.jsonl"
+        parser.add_argument(f"--{part}", dest="part", action="store_const", const=part, help=told)
     parser.add_argument("--results", type=Path, metavar="FILE")
     return parser.parse_args()
 

@@ -41,6 +41,8 @@ SYSTEMS = {
         ),
         System("superlink", "flower_superlink", "Flower's SuperLink", "flower-superlink.txt", ("flwr", "grpcio")),
         System("virtual", "pausefl_virtual", "pausefl, virtual clock", "", ("numpy", "torch")),
+        System("appfl", "appfl_grpc", "APPFL, heap frozen", "appfl.txt", ("appfl", "grpcio", "torch")),
+        System("appfl-default", "appfl_default", "APPFL", "appfl.txt", ("appfl", "grpcio", "torch")),
         System("pfl", "pfl_research", "pfl-research", "pfl-research.txt", ("pfl", "numpy", "torch")),
         System("sockets", "sockets", "raw sockets", "", ("numpy", "torch")),
     )
@@ -52,14 +54,16 @@ def python_of(system: System) -> Path:
     """The interpreter that runs a system; makes its virtual environment if that is not there or of other packages."""
     if not system.requirements:
         return Path(sys.executable)
-    wanted, folder = Path(__file__).parent / "requirements" / system.requirements, BUILD / system.name
+    wanted = Path(__file__).parent / "requirements" / system.requirements
+    folder = BUILD / wanted.stem
     made_of = folder / "made-of.txt"
     if not made_of.exists() or made_of.read_bytes() != wanted.read_bytes():
         print(f"{system.shown}: installing {wanted.name}", flush=True)
         index = os.environ.get("TORCH_INDEX_URL")
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        options = ["--quiet", *(["--extra-index-url", index] if index else []), "--requirement", str(wanted)]
-        subprocess.run([str(folder / "bin/pip"), "install", *options], check=True)
+        # Each file names all that it needs.
+        options = ["--quiet", "--no-deps", *(["--extra-index-url", index] if index else [])]
+        subprocess.run([str(folder / "bin/pip"), "install", *options, "--requirement", str(wanted)], check=True)
         shutil.copy(wanted, made_of)
     return folder / "bin/python"
 

@@ -33,6 +33,9 @@ _SIMULATED = (
 # A SuperLink starts a process for each message, which takes a round a quarter of a minute and more: the second alone is
 # measured, since nodes install the app in the first.
 _ONE_ROUND = Window(warm_up=1, warm_up_s=0.0, seconds=0.0, rounds_min=1)
+# As it comes, APPFL takes a second and more for each update.
+_FEW_STEPS = Window(warm_up=2, warm_up_s=0.0, seconds=10.0)
+_WINDOWS = {"superlink": _ONE_ROUND, "appfl-default": _FEW_STEPS}
 _ONE_ROUND_CELLS = ("10 clients, 4 kB",)
 
 
@@ -50,6 +53,10 @@ class Cell:
     preset: str = ""
     """What is trained."""
     has_noise: bool = False
+    buffer: int = 0
+    """K, the updates of an asynchronous step; 0: rounds."""
+    part: str = "benchmarks"
+    """Which file of docs/results has its plays."""
 
 
 CELLS = {
@@ -62,15 +69,25 @@ CELLS = {
         ),
         Cell(TRAINING, 30, 5, 0, Window(), rated_round=300, preset="small_mnist"),
         *(
-            Cell(f"simulated {name}{', noise' * noise}", clients, m, 0, Window(), rounds, preset, noise)
+            Cell(
+                *(f"simulated {name}{', noise' * noise}", clients, m, 0, Window(), rounds, preset, noise),
+                part="simulators",
+            )
             for name, preset, clients, m, rounds in _SIMULATED
             for noise in (False, True)
+        ),
+        *(
+            Cell(f"10 clients, 4 kB, K = {k}", 10, 10, 4_000, Window(_WARM_UP["4 kB"]), buffer=k, part="asynchronous")
+            for k in (1, 5)
         ),
     )
 }
 """By name."""
-SIMULATED = tuple(name for name in CELLS if name.startswith("simulated "))
-"""Those for simulators, which no network delays."""
+
+
+def cells_of(part: str) -> list[str]:
+    """The cells of a file of results: the simulators' have no network, the asynchronous ones no rounds."""
+    return [cell.name for cell in CELLS.values() if cell.part == part]
 
 
 @dataclass(frozen=True)
@@ -87,10 +104,18 @@ def turns(cells: list[str], repetitions: int) -> Iterator[Turn]:
     """All plays, cell after cell in each repetition; the systems take turns at being first."""
     for repetition in range(1, max(repetitions, SEEDS) + 1):
         for cell in (CELLS[name] for name in cells if repetition <= repetitions or name == TRAINING):
-            systems = list(_SIMULATORS) if cell.name in SIMULATED else [*_FAST, *_slow(cell, repetition)]
+            systems = _systems(cell, repetition)
             first = (repetition - 1) % len(systems)
             for system in systems[first:] + systems[:first]:
-                yield Turn(cell, repetition, system, _ONE_ROUND if system == "superlink" else cell.window)
+                yield Turn(cell, repetition, system, _WINDOWS.get(system, cell.window))
+
+
+def _systems(cell: Cell, repetition: int) -> list[str]:
+    if cell.part == "simulators":
+        return [*_SIMULATORS]
+    if cell.part == "asynchronous":
+        return ["pausefl", "appfl", *(["appfl-default"] if (repetition, cell.buffer) == (1, 1) else [])]
+    return [*_FAST, *_slow(cell, repetition)]
 
 
 def _slow(cell: Cell, repetition: int) -> list[str]:

@@ -1,11 +1,11 @@
 """The tables of benchmarks/peers.md, from docs/results/benchmarks.jsonl; docs/generated_tables.py writes them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.environments import SYSTEMS
-from benchmarks.plan import CELLS, SIMULATED, TRAINING
+from benchmarks.plan import CELLS, TRAINING, cells_of
 
 Line = Mapping[str, Any]
 
@@ -92,7 +92,7 @@ def simulators_table(lines: Sequence[Line]) -> str:
         "memory",
     ]
     rows = [[*head, "accuracy"]]
-    for cell in SIMULATED:
+    for cell in cells_of("simulators"):
         own = _by_repetition(lines, cell, "virtual")
         for system in ("virtual", "pfl"):
             played = _by_repetition(lines, cell, system)
@@ -110,6 +110,30 @@ def simulators_table(lines: Sequence[Line]) -> str:
                 ]
             )
     return _table(rows)
+
+
+def steps_table(lines: Sequence[Line]) -> str:
+    """Asynchronous steps a second, with quartiles, by cell and system; times paired by repetition."""
+    rows = [["steps", "system", "a second", "times pausefl's time", "processor time a step", "memory (MB)"]]
+    for cell in _cells(lines):
+        own = _by_repetition(lines, cell, "pausefl")
+        for system in _systems(lines):
+            played = _by_repetition(lines, cell, system)
+            found = list(played.values())
+            if not found:
+                continue
+            memory = f"{_median(found, 'peak_rss_bytes') / 1e6:,.0f} / {_median(found, 'pss_bytes') / 1e6:,.0f}"
+            ratio = "1" if system == "pausefl" else _ratio(own, played)
+            speed, cpu = _quartiles([1 / line["round_s"] for line in found]), _ms(_median(found, "cpu_s"))
+            rows.append([cell, SYSTEMS[system].shown, speed, ratio, cpu, memory])
+    return _table(rows)
+
+
+def _quartiles(values: Sequence[float]) -> str:
+    if len(values) == 1:
+        return _short(values[0])
+    low, middle, high = map(_short, quantiles(values, n=4, method="inclusive"))
+    return f"{middle} ({low}–{high})"
 
 
 def _grid(lines: Sequence[Line], shown: Callable[[list[Line]], str]) -> str:

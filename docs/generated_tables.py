@@ -3,6 +3,7 @@
 make benchmarks                                     # writes docs/results/benchmarks.jsonl
 python -m benchmarks --results docs/results/benchmarks-elsewhere.jsonl    # on another machine
 python -m benchmarks --simulators                   # writes docs/results/simulators.jsonl
+python -m benchmarks --asynchronous                 # writes docs/results/asynchronous.jsonl
 python -m benchmarks.own annealing --json > docs/results/annealing.jsonl
 make chaos                                          # writes docs/results/chaos.jsonl
 python -m benchmarks.own overload --json > docs/results/overload.jsonl
@@ -53,6 +54,8 @@ TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("benchmarks-elsewhere-rounds", "../benchmarks/peers.md", "benchmarks-elsewhere.jsonl", peers.round_table),
     ("benchmarks-elsewhere-ratios", "../benchmarks/peers.md", "benchmarks-elsewhere.jsonl", peers.ratio_table),
     ("benchmarks-elsewhere-training", "../benchmarks/peers.md", "benchmarks-elsewhere.jsonl", peers.training_table),
+    ("asynchronous-session", "../benchmarks/peers.md", "asynchronous.jsonl", peers.session_table),
+    ("asynchronous", "../benchmarks/peers.md", "asynchronous.jsonl", peers.steps_table),
     ("chaos", "../benchmarks/reliability.md", "chaos.jsonl", reliability.chaos_table),
     ("reliability", "../README.md", "chaos.jsonl", reliability.reliability_table),
     ("fuzz", "../benchmarks/reliability.md", "fuzz.json", reliability.fuzz_table),

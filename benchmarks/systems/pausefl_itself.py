@@ -15,12 +15,13 @@ from pausefl_process.events import ModelEvaluated, ProgressEvent, RoundCommitted
 
 def experiment_of(task: Task, settings: Sequence[str] = ()) -> Experiment:
     """The experiment that plays a task, with these settings (key=value) beside."""
-    everything = task.per_round == task.clients
+    everything = task.per_round == task.clients and not task.buffer
     common = [
         f"experiment.rounds={ENDLESS}",
         f"clients.count={task.clients}",
         f"selection.m={task.per_round}",
         f"selection.policy={'all' if everything else 'random'}",
+        *(_steps(task) if task.buffer else ()),
         *settings,
     ]
     if not task.data:
@@ -33,6 +34,12 @@ def experiment_of(task: Task, settings: Sequence[str] = ()) -> Experiment:
         *(f"experiment.{part}_seed={data['seed']}" for part in ("split", "model")),
     )
     return load_experiment(data["preset"], [*common, *bare, *rated, *seeds, *data["overrides"]])
+
+
+def _steps(task: Task) -> Sequence[str]:
+    rule = "fedasync" if task.buffer == 1 else "fedbuff"
+    size = (f"asynchronous.concurrency={task.per_round}", f"asynchronous.buffer={task.buffer}")
+    return ("server.mode=asynchronous", f"asynchronous.rule={rule}", *size)
 
 
 class _View:

@@ -38,6 +38,8 @@ class Task:
     """The folder of the training's data, from `benchmarks.trained_data`; empty: clients answer with what they got."""
     has_noise: bool = False
     """Whether clients clip and add Laplace noise."""
+    buffer: int = 0
+    """K, the updates of a step that waits for no other, with all clients at work; 0: rounds."""
     seed: int = 1
     """What pausefl draws choices and batches from; the others draw them anew in each play."""
 
