@@ -59,8 +59,8 @@ class Run:
     @property
     def summary(self) -> Mapping[str, Any]:
         """summary.json: what the run came to. ConfigError while the run goes on, or where the file is damaged."""
-        summary = {**read_summary(self.path)}
-        with open_database(self.path) as database:
+        with open_database(self.path) as database:  # another ConfigError where there is no run
+            summary = {**read_summary(self.path)}
             check_is_last(summary, self.path, database)
         return summary
 
