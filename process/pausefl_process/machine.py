@@ -41,4 +41,5 @@ def _quotas(proc: Path, cgroups: Path) -> Iterator[float]:
 
 def machine_in_words() -> str:
     """How many cores there are, and the processor's name."""
-    return f"{available_cores()} cores, {processor_name()}"
+    cores = available_cores()
+    return f"{cores} core{'s' * (cores > 1)}, {processor_name()}"
