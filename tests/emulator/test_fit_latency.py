@@ -126,7 +126,8 @@ def test_probes_that_are_lost_at_random_do_not_stretch_the_law_and_those_too_slo
     assert (table["of"][0]["mean_s"], table["weights"][1]) == (pytest.approx(0.1, rel=0.1), pytest.approx(0.06))
     slow = LogNormal(3.0, 1.5).sample(np.random.default_rng(2), 200)
     fitted = fit_law(ClientLatencies(slow[slow < 5], np.arange(200)[slow < 5], np.full((slow >= 5).sum(), 5.0)))
-    assert (fitted.table["kind"], fitted.law.mean_s) == ("lognormal", pytest.approx(3.0, rel=0.1))
+    assert fitted.table["kind"] == "lognormal"
+    assert fitted.law.mean_s == pytest.approx(3.0, rel=0.1)
 
 
 @pytest.mark.parametrize("n", [15, 300])
