@@ -398,7 +398,7 @@ async def test_a_ping_is_answered_once() -> None:
 
 @pytest.mark.end_to_end
 def test_clients_that_were_not_chosen_have_a_baseline(tmp_path: Path) -> None:
-    keys = {"selection.m": 1, "experiment.rounds": 12, "latency.time_scale": 0.2, "server.pings_per_s": 50.0}
+    keys = {"selection.m": 1, "experiment.rounds": 12, "latency.time_scale": 0.1, "server.pings_per_s": 50.0}
     words = sets("clients.count=4", "workload.model=synthetic", *(f"{key}={value}" for key, value in keys.items()))
     played("run", "demo", "--run-dir", tmp_path / "run", *words)
     baseline = query(tmp_path / "run", "SELECT client_id, pings, ping_min_s FROM ping_baseline")
