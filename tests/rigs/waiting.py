@@ -22,13 +22,17 @@ def wait_for(
     timeout_s: float = 120.0,
     *,
     running: "subprocess.Popen[Any] | None" = None,
+    every_s: float = 0.02,
 ) -> None:
-    """Return when it holds; AssertionError after `timeout_s`, or once the process that is `running` has ended."""
+    """Return when it holds; AssertionError after `timeout_s`, or once the process that is `running` has ended.
+
+    A condition that takes a while to ask is asked less often (`every_s`), for it slows what it waits for.
+    """
     until = time.monotonic() + timeout_s
     while not condition():
         assert running is None or running.poll() is None, f"{running.args!r} ended before {what}"
         assert time.monotonic() < until, f"waited {timeout_s} s for {what}"
-        time.sleep(0.02)
+        time.sleep(every_s)
 
 
 def _is_read(fifo: Path) -> bool:
