@@ -13,7 +13,7 @@ from typing import get_args
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Gauge
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -22,15 +22,7 @@ from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Budget
 from pausefl_proto.privacy_unit import vector_epsilon
 from pausefl_server.host_limits import DOUBTS, HostLimits
-from pausefl_server.monitoring.snapshot import (
-    COARSE,
-    EXCHANGE,
-    PARTS,
-    SECONDS,
-    Clients,
-    RunSnapshot,
-    greatest_and_median,
-)
+from pausefl_server.monitoring.snapshot import EXCHANGE, PARTS, SECONDS, Clients, RunSnapshot, greatest_and_median
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import MissKind
 from pausefl_server.settings import MetricsSettings, PrivacySettings, ServerSettings
@@ -143,7 +135,11 @@ def _exchanges(now: RunSnapshot) -> Iterator[Metric]:
     series = dict(zip(EXCHANGE, now.exchanges.series(), strict=True))
     yield _histogram("round_trip_seconds", "Round trips of all exchanges", {(): series["round_trip"]})
     text = "Where the exchanges' time went; propagation is the residual"
-    yield _histogram("exchange_part_seconds", text, {(part,): series[part] for part in PARTS}, ["part"], every=COARSE)
+    parts = SummaryMetricFamily("pausefl_exchange_part_seconds", text, labels=["part"])
+    for part in PARTS:
+        counts, sum_s = series[part]
+        parts.add_metric([part], counts[-1], sum_s)
+    yield parts
     text, ways = "Delays as drawn for the exchanges, at the injected scale", ("down", "up")
     yield _histogram("drawn_delay_seconds", text, {(way,): series[way] for way in ways}, ["direction"])
     text = "Measured less drawn time, without sign, at the injected scale"
@@ -280,11 +276,10 @@ def _histogram(
     text: str,
     series: Mapping[tuple[str, ...], tuple[list[int], float]],
     labels: Sequence[str] = (),
-    every: int = 1,
 ) -> Metric:
-    """Label values -> counts and sum, as Histogram.series has them; with every so many-th bound."""
+    """Label values -> counts and sum, as Histogram.series has them."""
     family = HistogramMetricFamily(f"pausefl_{name}", text, labels=labels)
-    bounds = [*map(str, SECONDS.tolist()[::every]), "+Inf"]
+    bounds = [*map(str, SECONDS.tolist()), "+Inf"]
     for values, (counts, sum_s) in series.items():
-        family.add_metric(values, list(zip(bounds, [*counts[:-1:every], counts[-1]], strict=True)), sum_s)
+        family.add_metric(values, list(zip(bounds, counts, strict=True)), sum_s)
     return family

@@ -30,8 +30,6 @@ _PER_DECADE = 25
 SECONDS = np.array([float(f"{10 ** (k / _PER_DECADE):.4g}") for k in range(-59, 71)])
 """Upper bounds of the histograms' buckets. A quantile read off them is wrong by 10 % at most, from 5 ms to 10 minutes,
 the longest deadline of its own that a round has."""
-COARSE = 5
-"""Every so many-th of these bounds is enough where only sums and counts are asked for."""
 
 AnyArray = TypeVar("AnyArray", IntArray, FloatArray)
 
