@@ -13,7 +13,7 @@ TORCH := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 demo: $(READY)
 	$(BIN)/pausefl compare demo --policies pause,random --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
 
-# Tests that measure real time run alone, after the others; their files are named, for to import them all takes 15 s.
+# Tests that measure real time run alone, after the others; their files are named, as importing all takes 15 s.
 test: $(READY)
 	$(BIN)/pytest -n 3 --dist worksteal -m "not realtime and not slow"
 	$(BIN)/pytest -m realtime $$(grep -rl --include 'test_*.py' 'mark\.realtime' tests plugins)

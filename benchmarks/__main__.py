@@ -26,8 +26,11 @@ def main() -> int:
     options = _options()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does: no process is left behind
     cells = options.cell or cells_of(options.part)
-    file = options.results or RESULTS / f"{options.part}.jsonl"
+    part, *others = sorted({CELLS[name].part for name in cells})
+    file = options.results or RESULTS / f"{part}.jsonl"
     try:
+        if others:
+            raise ConfigError(f"--cell: cells of {part} and {others[0]} lie in files of their own; play them apart")
         results = Results.opened(file, anew=[] if options.go_on else cells)
         due = [turn for turn in turns(cells, options.repetitions) if not results.has(turn)]
         for preset in {CELLS[name].preset for name in cells} - {""}:

@@ -91,6 +91,16 @@ def test_what_is_a_clients_own_need_not_agree() -> None:
     assert agreement_of(parse_experiment(TWO, [*own, 'workload.partition={kind="iid"}'])) == ours
 
 
+def test_a_folder_of_data_may_lie_elsewhere_on_each_host() -> None:
+    options = "?label=a/b"
+    told = ("hf:/srv/images", "hf:/home/pi/exp/images", "hf:images", "hf:/srv/others")
+    here, there, named, other = (
+        agreement_of(parse_experiment(TWO, [f"workload.dataset={folder}{options}"]))["workload.dataset"]
+        for folder in told
+    )
+    assert here == there == named != other
+
+
 async def test_a_client_without_a_file_takes_the_experiment_from_its_server(tmp_path: Path) -> None:
     experiment = parse_experiment(TWO, ["workload.learning_rate=0.5"])
     agreed: dict[str, Any] = {"agreement": agreement_of(experiment), "offer": offer_of(experiment)}

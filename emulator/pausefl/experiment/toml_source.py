@@ -180,7 +180,7 @@ def _anchor_paths(document: dict[str, Any], folder: Path) -> None:
         privacy["ledger_dir"] = str((folder / privacy["ledger_dir"]).absolute())
     if isinstance(workload, dict) and str(workload.get("dataset")).startswith("hf:"):
         name, *options = workload["dataset"].removeprefix("hf:").split("?")
-        if (path := folder / name).is_dir():
+        if name and (path := folder / name).is_dir():
             workload["dataset"] = "?".join([f"hf:{path.absolute()}", *options])
 
 

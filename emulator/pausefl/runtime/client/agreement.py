@@ -1,6 +1,7 @@
 """The agreement of server and clients, and the part that a client without an experiment file takes from its server."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -42,6 +43,7 @@ def agreement_of(experiment: Experiment) -> dict[str, str]:
     for key in ("partition", "training"):  # a kind alone is a table of that kind with its defaults
         if isinstance(workload[key], str):
             workload[key] = {"kind": workload[key]}
+    workload["dataset"] = re.sub("^hf:/[^?]*/", "hf:", workload["dataset"])  # a folder may lie elsewhere on each host
     values = {
         "experiment.seed": experiment.experiment.seed,
         "experiment.split_seed": experiment.experiment.split_seed,
