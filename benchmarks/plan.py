@@ -21,10 +21,8 @@ TRAINING = "small MNIST"
 """The cell that trains."""
 SEEDS = 8
 """How often it is played at least: its accuracy varies more than times do."""
-_FAST = ("pausefl", "flower-1.17", "sockets")
 _SIZES = {"4 kB": 4_000, "1 MB": 1_000_000, "10 MB": 10_000_000}
 _WARM_UP = {"4 kB": 10, "1 MB": 3, "10 MB": 1}
-_SIMULATORS = ("virtual", "pfl")
 _SIMULATED = (
     ("small MNIST", "small_mnist", 30, 5, 300),
     ("large MNIST", "large_mnist", 300, 15, 100),
@@ -36,7 +34,6 @@ _ONE_ROUND = Window(warm_up=1, warm_up_s=0.0, seconds=0.0, rounds_min=1)
 # As it comes, APPFL takes a second and more for each update.
 _FEW_STEPS = Window(warm_up=2, warm_up_s=0.0, seconds=10.0)
 _WINDOWS = {"superlink": _ONE_ROUND, "appfl-default": _FEW_STEPS}
-_ONE_ROUND_CELLS = ("10 clients, 4 kB",)
 
 
 @dataclass(frozen=True)
@@ -112,14 +109,10 @@ def turns(cells: list[str], repetitions: int) -> Iterator[Turn]:
 
 def _systems(cell: Cell, repetition: int) -> list[str]:
     if cell.part == "simulators":
-        return [*_SIMULATORS]
+        return ["virtual", "pfl"]
     if cell.part == "asynchronous":
         return ["pausefl", "appfl", *(["appfl-default"] if (repetition, cell.buffer) == (1, 1) else [])]
-    return [*_FAST, *_slow(cell, repetition)]
-
-
-def _slow(cell: Cell, repetition: int) -> list[str]:
-    """The systems that take too long to be played each time."""
-    is_seldom = repetition > (1 if cell.name == TRAINING else 2)
-    simulation = [] if is_seldom else ["simulation"]
-    return [*simulation, *(["superlink"] if repetition == 1 and cell.name in _ONE_ROUND_CELLS else [])]
+    # These take too long to be played each time.
+    simulation = ["simulation"] if repetition <= (1 if cell.name == TRAINING else 2) else []
+    superlink = ["superlink"] if (repetition, cell.name) == (1, "10 clients, 4 kB") else []
+    return ["pausefl", "flower-1.17", "sockets", *simulation, *superlink]

@@ -96,8 +96,7 @@ def simulators_table(lines: Sequence[Line]) -> str:
         own = _by_repetition(lines, cell, "virtual")
         for system in ("virtual", "pfl"):
             played = _by_repetition(lines, cell, system)
-            found = list(played.values())
-            if not found:
+            if not (found := list(played.values())):
                 continue
             whole_s, memory_mb = _median(found, "whole_s"), _median(found, "peak_rss_bytes") / 1e6
             rows.append(
@@ -119,8 +118,7 @@ def steps_table(lines: Sequence[Line]) -> str:
         own = _by_repetition(lines, cell, "pausefl")
         for system in _systems(lines):
             played = _by_repetition(lines, cell, system)
-            found = list(played.values())
-            if not found:
+            if not (found := list(played.values())):
                 continue
             memory = f"{_median(found, 'peak_rss_bytes') / 1e6:,.0f} / {_median(found, 'pss_bytes') / 1e6:,.0f}"
             ratio = "1" if system == "pausefl" else _ratio(own, played)

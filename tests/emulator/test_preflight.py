@@ -170,11 +170,18 @@ def test_what_a_run_would_fail_at_is_said_in_one_line(setting: str, message: str
     assert "\n" not in said
 
 
-def test_a_learning_rate_that_is_too_great_is_bad_input(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("learning_rate", 1e30, r"= 1e\+30 may be too great$"),
+        ("dataset", "tried_out:not_numbers", "holds inputs that are not finite$"),
+    ],
+)
+def test_what_no_step_can_be_trained_with_is_bad_input(here: Path, key: str, value: object, message: str) -> None:
     """A search refuses that setting and goes on; a sweep promises no way on, as the experiment stays what it is."""
-    settings = {"experiment.clock": "virtual", "workload.learning_rate": 1e30, "workload.step_s": 0.01}
-    with pytest.raises(ConfigError, match=r"= 1e\+30 may be too great$"):
-        pausefl.run(pausefl.load("demo", settings), tmp_path / "run", progress=False)
+    settings = {"experiment.clock": "virtual", f"workload.{key}": value, "workload.step_s": 0.01}
+    with pytest.raises(ConfigError, match=message):
+        pausefl.run(pausefl.load("demo", settings), here / "run", progress=False)
 
 
 @pytest.mark.parametrize(

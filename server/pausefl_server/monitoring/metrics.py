@@ -272,10 +272,7 @@ def _summary(name: str, text: str, columns: Iterable[tuple[dict[str, str], Float
 
 
 def _histogram(
-    name: str,
-    text: str,
-    series: Mapping[tuple[str, ...], tuple[list[int], float]],
-    labels: Sequence[str] = (),
+    name: str, text: str, series: Mapping[tuple[str, ...], tuple[list[int], float]], labels: Sequence[str] = ()
 ) -> Metric:
     """Label values -> counts and sum, as Histogram.series has them."""
     family = HistogramMetricFamily(f"pausefl_{name}", text, labels=labels)
