@@ -4,8 +4,9 @@ import operator
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from pausefl.experiment.measured.formats import Unit
     from pausefl.results.report.comparison import Comparison
-    from pausefl.runtime.fleet import View
     from pausefl.runtime.standing_fleet import StandingFleet
     from pausefl.studies.offline.latency_fit import LatencyFit
     from pausefl.studies.offline.replay_outputs import Replay
@@ -159,14 +159,14 @@ def run(
         raise ConfigError(f"observers = {observers!r:.80}: must be a list of pausefl.Observer objects")
     for observer in observers:
         check_methods(observer, f"observers: {type(observer).__name__}")
-    with _folder(experiment.selection.policy, run_dir, "run_dir") as folder, _show(progress)(experiment.title) as view:
+    with _folder(experiment.selection.policy, run_dir, "run_dir") as folder, _show(progress)(experiment.title) as show:
         where = f", fleet={fleet!r}" if fleet else ""
         go_on = f"pausefl.run(run_dir={str(folder)!r}, resume=True{where})"
         if not resume:
             refuse_run_in(folder, go_on)
         try:
             run_experiment(
-                experiment, folder, view, resume=resume, back_to=back_to, observers=observers, fleet=_fleet(fleet)
+                experiment, folder, show, resume=resume, back_to=back_to, observers=observers, fleet=_fleet(fleet)
             )
         except PauseflError as error:
             if not has_rounds(folder):
@@ -556,13 +556,8 @@ def _player(progress: bool, jobs: int, executor: Executor | None, fleet: str | N
 
 def _show(progress: bool) -> "Show":
     """The display of a run: live on a terminal, lines in a notebook, or none."""
-    from pausefl.runtime.fleet import SILENT
+    from pausefl.runtime.fleet import show_nothing
     from pausefl.runtime.terminal import make_view
     from pausefl.terminal_table import plain_console
 
-    console = plain_console()
-
-    def show(title: str) -> AbstractContextManager["View"]:
-        return make_view(console, title) if progress else nullcontext(SILENT)
-
-    return show
+    return partial(make_view, plain_console()) if progress else lambda _: nullcontext(show_nothing)

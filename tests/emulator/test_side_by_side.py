@@ -18,7 +18,7 @@ import pytest
 import pausefl
 from pausefl.experiment.experiment import Experiment
 from pausefl.outcomes import RunInterrupted
-from pausefl.runtime.fleet import SILENT
+from pausefl.runtime.fleet import show_nothing
 from pausefl.runtime.run import run_experiment
 from pausefl.studies.campaign import CampaignInterrupted, Plan, Planned, begin, is_finished
 from pausefl.studies.executors import _LOST_AFTER_LOOKS, _SlurmExecutor, side_by_side
@@ -62,7 +62,7 @@ def dask_workers() -> Iterator[Executor]:
 def test_runs_of_any_executor_are_those_played_alone(opened: Callable[[], Any], tmp_path: Path) -> None:
     with opened() as executor:
         together = pausefl.sweep(experiment(), GRID, folder=tmp_path / "two", progress=False, executor=executor)
-    alone = run_sweep(experiment().to_toml(), GRID, 1, tmp_path / "one", OneByOne(lambda _: nullcontext(SILENT)))
+    alone = run_sweep(experiment().to_toml(), GRID, 1, tmp_path / "one", OneByOne(lambda _: nullcontext(show_nothing)))
     of_one, of_two = ([[row[key] for key in FIGURES] for row in played.rows] for played in (alone, together))
     assert of_one == of_two
     assert {path.name for path in (tmp_path / "two").iterdir()} == {path.name for path in (tmp_path / "one").iterdir()}

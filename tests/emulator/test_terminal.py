@@ -34,12 +34,12 @@ from rigs.telemetry import evaluation, round_event
 def plain(*events: ProgressEvent | float) -> list[str]:
     """The plain lines that events make; a number lets as many seconds pass."""
     out, clock = io.StringIO(), Clock()
-    with PlainView(Console(file=out, width=40), "demo", clock) as view:
+    with PlainView(Console(file=out, width=40), "demo", clock) as show:
         for event in events:
             if isinstance(event, float):
                 clock.advance(event)
             else:
-                view.show(event)
+                show(event)
     return out.getvalue().splitlines()
 
 
@@ -68,9 +68,9 @@ def test_plain_lines_come_at_most_twice_a_second_with_the_first_messages_and_the
 
 def test_an_interrupt_is_answered_at_once() -> None:
     out = io.StringIO()
-    with PlainView(Console(file=out, width=40), "demo", Clock()) as view:
-        view.show(round_event(1))
-        view.show(Interrupted("finishing"))
+    with PlainView(Console(file=out, width=40), "demo", Clock()) as show:
+        show(round_event(1))
+        show(Interrupted("finishing"))
         assert out.getvalue().splitlines()[-1] == "finishing"
 
 
@@ -101,13 +101,13 @@ def test_the_terminal_shows_the_numbers_and_ids_are_no_markup() -> None:
     out = io.StringIO()
     console, clock = Console(file=out, force_terminal=True, width=100, color_system=None), Clock()
     assert isinstance(make_view(console, "demo"), TerminalView)
-    with TerminalView(console, "demo", clock) as view:
-        view.show(MetricsServed("http://127.0.0.1:9000/metrics"))
-        view.show(round_event(10))
+    with TerminalView(console, "demo", clock) as show:
+        show(MetricsServed("http://127.0.0.1:9000/metrics"))
+        show(round_event(10))
         clock.advance(4)
-        view.show(evaluation(10, 0.5))
-        view.show(round_event(12))
-        view.show(Notice("client [b]d left"))
+        show(evaluation(10, 0.5))
+        show(round_event(12))
+        show(Notice("client [b]d left"))
     for text in (
         *("round 12/100", "2:56 left", "50.0%", "3.0 s", "greatest ε (coordinate)", "1.5 of 40"),
         *("30 clients connected", "0.250 s", "[red]c, d", "client [b]d left", "127.0.0.1:9000"),
@@ -176,9 +176,9 @@ def test_the_summary_and_the_progress_of_a_run_fit_and_are_not_cut() -> None:
     assert widest(check_nothing_is_cut(printed(summary_table(told)))) <= COLUMNS
 
     def draw(console: Console) -> None:
-        with TerminalView(console, "demo") as view:
-            view.show(evaluation(10, 0.5))
-            view.show(round_event(12, chosen=tuple(f"client-{k:03}" for k in (1, 2, 3, 5, 8, 13, 21)), missed_jobs=3))
-            view.show(Notice("client-021 left: its stream broke while the server was waiting for its update"))
+        with TerminalView(console, "demo") as show:
+            show(evaluation(10, 0.5))
+            show(round_event(12, chosen=tuple(f"client-{k:03}" for k in (1, 2, 3, 5, 8, 13, 21)), missed_jobs=3))
+            show(Notice("client-021 left: its stream broke while the server was waiting for its update"))
 
     assert "and 2 more" in re.sub(r"\s+", " ", check_nothing_is_cut(draw))

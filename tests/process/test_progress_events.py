@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pausefl.runtime.fleet import OneAtATime
+from pausefl.runtime.fleet import one_at_a_time
 from pausefl.runtime.processes.outbox import posted, posted_output
 from pausefl_process.events import (
     EVENT_TYPES,
@@ -148,15 +148,14 @@ def test_an_event_within_another_waits_until_that_is_shown() -> None:
     """As one that a signal's handler shows while the main thread writes: a buffered writer refuses that."""
     shown: list[ProgressEvent] = []
 
-    class Writer:
-        def show(self, event: ProgressEvent) -> None:
-            if isinstance(event, Ready):
-                view.show(Notice("from the handler"))
-            shown.append(event)
+    def write(event: ProgressEvent) -> None:
+        if isinstance(event, Ready):
+            show(Notice("from the handler"))
+        shown.append(event)
 
-    view = OneAtATime(Writer())
-    view.show(Ready(1))
-    view.show(Done())
+    show = one_at_a_time(write)
+    show(Ready(1))
+    show(Done())
     assert shown == [Ready(1), Notice("from the handler"), Done()]
 
 

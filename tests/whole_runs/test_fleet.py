@@ -23,7 +23,7 @@ from pausefl.runtime.client.agreement import accepted, offer_of
 from pausefl.runtime.client.connecting import way_of
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.staying import StayingClients, in_run, stay
-from pausefl.runtime.fleet import SILENT
+from pausefl.runtime.fleet import show_nothing
 from pausefl.runtime.provenance import note_start
 from pausefl.runtime.run import run_experiment
 from pausefl.runtime.standing_fleet import StandingFleet
@@ -212,10 +212,10 @@ def test_a_run_goes_on_with_the_clients_that_hold_its_ledgers(tmp_path: Path) ->
     note_start(there, served=True, fleet="0.0.0.0:50051")
     fleet = StandingFleet("127.0.0.1:50051")
     with pytest.raises(ConfigError, match=rf"was played by clients of this machine.* pausefl run --resume {here}$"):
-        run_experiment(parse_experiment(""), here, SILENT, resume=True, fleet=fleet)
+        run_experiment(parse_experiment(""), here, show_nothing, resume=True, fleet=fleet)
     on_the_fleet = rf"pausefl run --resume {there} --fleet 0\.0\.0\.0:50051$"
     with pytest.raises(ConfigError, match=rf"there: was served to clients elsewhere.* {on_the_fleet}"):
-        run_experiment(parse_experiment(""), there, SILENT, resume=True)
+        run_experiment(parse_experiment(""), there, show_nothing, resume=True)
 
 
 @contextmanager

@@ -16,8 +16,9 @@ import numpy as np
 from pausefl.bench.echo import time_echo
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.loading import parse_experiment
-from pausefl.runtime.fleet import SILENT, Fleet, View
+from pausefl.runtime.fleet import Fleet, show_nothing
 from pausefl.runtime.plan import plan_of
+from pausefl_process.events import Report
 from pausefl_server.records import RoundRecord
 from pausefl_server.storage.store import Store
 
@@ -36,15 +37,15 @@ _PAYLOADS_BYTES = (4_000, 1_000_000, 10_000_000)
 _WARM_UP = 5
 
 
-def play(overrides: Sequence[str], view: View = SILENT) -> list[RoundRecord]:
+def play(overrides: Sequence[str], report: Report = show_nothing) -> list[RoundRecord]:
     """The log of a run without privacy, delays or training, but for what `overrides` (key=value) changes."""
-    return play_experiment(parse_experiment(BARE, overrides), view)
+    return play_experiment(parse_experiment(BARE, overrides), report)
 
 
-def play_experiment(experiment: Experiment, view: View = SILENT) -> list[RoundRecord]:
-    """The log of a run, whose events `view` is shown."""
+def play_experiment(experiment: Experiment, report: Report = show_nothing) -> list[RoundRecord]:
+    """The log of a run, whose events `report` is told."""
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
-        Fleet(plan_of(experiment, "bench"), Path(folder)).run(view)
+        Fleet(plan_of(experiment, "bench"), Path(folder)).run(report)
         with closing(Store(Path(folder) / "run.db")) as store:
             return store.rounds()
 

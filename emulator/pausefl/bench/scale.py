@@ -17,7 +17,7 @@ _MODEL_BYTES = 4_000
 _CONNECT_WITHIN_S = 600
 
 
-class _ScaleView:
+class _ScaleWatch:
     """Notes when all clients were connected, what the server weighs at its last round, and what is left of it all."""
 
     def __init__(self, clients: int) -> None:
@@ -29,7 +29,7 @@ class _ScaleView:
         self._clients = clients
         self._started_s = time.monotonic()
 
-    def show(self, event: ProgressEvent) -> None:
+    def hear(self, event: ProgressEvent) -> None:
         if isinstance(event, WaitingForClients) and event.connected == self._clients:
             self.connect_s = time.monotonic() - self._started_s
         if isinstance(event, RoundCommitted):
@@ -68,8 +68,8 @@ def figures(clients: int, rounds: int, overrides: Sequence[str]) -> dict[str, An
     """The figures of so many rounds or steps among so many clients, chosen at random."""
     size = [f"clients.count={clients}", f"experiment.rounds={rounds}", f"clients.connect_timeout_s={_CONNECT_WITHIN_S}"]
     experiment = parse_experiment(BARE, [*size, "selection.policy=random", *overrides])
-    watch = _ScaleView(clients)
-    records = play_experiment(experiment, watch)
+    watch = _ScaleWatch(clients)
+    records = play_experiment(experiment, watch.hear)
     return {
         "processes": -(-clients // experiment.clients_per_process),
         **dict(zip(("median_s", "p99_s"), np.quantile(durations_s(records), (0.5, 0.99)).tolist(), strict=True)),

@@ -91,9 +91,9 @@ def _serve(experiment: Experiment, notice: Path) -> None:
         (certs / "server.pem").unlink(missing_ok=True)  # of another machine, on which the run began
         make_certificates(certs, [host], experiment.client_ids)
         served = _secured(experiment, certs, certificate="server.pem", key="server.key")
-        with on_own_disk(shared / "run") as run_dir, make_view(console, experiment.title) as view:
+        with on_own_disk(shared / "run") as run_dir, make_view(console, experiment.title) as report:
             summary = run_experiment(  # without a report, whose drawing would hold all machines
-                served, run_dir, view, resume=True, observers=[announcer], fleet=fleet, has_report=False
+                served, run_dir, report, resume=True, observers=[announcer], fleet=fleet, has_report=False
             )
     finally:
         notice.unlink(missing_ok=True)

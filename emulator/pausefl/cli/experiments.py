@@ -1,7 +1,7 @@
 """The subcommands that play whole runs: one, several side by side, or those of a published figure."""
 
 import argparse
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pausefl.cli.option_values import (
 )
 from pausefl.outcomes import RunInterrupted, check_outcome, with_resume_command
 from pausefl.terminal_table import plain_console
+from pausefl_process.events import print_event
 from pausefl_proto.errors import ConfigError, PauseflError
 
 
@@ -30,7 +31,7 @@ def run(options: argparse.Namespace) -> None:
     from pausefl.experiment.experiment import with_rounds
     from pausefl.runtime.run import run_experiment
     from pausefl.runtime.run_dir import has_rounds, new_run_dir, resume_command, stored_experiment
-    from pausefl.runtime.terminal import JsonView, make_view
+    from pausefl.runtime.terminal import make_view
 
     check_one_given({"CONFIG": options.config, "--resume RUN_DIR": options.resume})
     if options.resume:
@@ -48,9 +49,9 @@ def run(options: argparse.Namespace) -> None:
         experiment, run_dir = experiment_of(options), new_run_dir(config_name(options), options.run_dir)
     console, back_to, fleet = plain_console(stderr=options.json), back_to_of(options), fleet_of(options)
     try:
-        with JsonView() if options.json else make_view(console, experiment.title) as view:
+        with nullcontext(print_event) if options.json else make_view(console, experiment.title) as report:
             resume = bool(options.resume)
-            summary = run_experiment(experiment, run_dir, view, resume=resume, back_to=back_to, fleet=fleet)
+            summary = run_experiment(experiment, run_dir, report, resume=resume, back_to=back_to, fleet=fleet)
     except KeyboardInterrupt:
         raise RunInterrupted(f"interrupted; {_what_is_left(run_dir, experiment.experiment.rounds)}") from None
     except PauseflError as error:

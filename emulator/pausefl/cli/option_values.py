@@ -15,7 +15,7 @@ from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
     from pausefl.runtime.standing_fleet import StandingFleet
-    from pausefl.studies.playing import Player, Show
+    from pausefl.studies.playing import Player
 
 PLACES = ("--jobs", "--on", "--on-option", "--fleet")
 """The options that say where runs are played."""
@@ -90,19 +90,14 @@ def fleet_of(options: argparse.Namespace) -> "StandingFleet | None":
 
 def player_of(options: argparse.Namespace, console: Console) -> "Player":
     """The player of a campaign's runs: one after the other here or on a fleet, or as --jobs and --on say."""
+    from pausefl.runtime.terminal import make_view
     from pausefl.studies.executors import player_on
     from pausefl.studies.playing import OneByOne
 
-    say, fleet = partial(console.print, highlight=False, soft_wrap=True), fleet_of(options)
+    say, show = partial(console.print, highlight=False, soft_wrap=True), partial(make_view, console)
+    fleet = fleet_of(options)
     if fleet is not None:
         if other := next((each for each in PLACES if each in options.typed and each != "--fleet"), None):
             raise ConfigError(f"{other}: goes without --fleet, whose clients play one run at a time")
-        return OneByOne(shown_on(console), say, fleet)
-    return player_on(options.on, options.on_options, options.jobs, shown_on(console), say)
-
-
-def shown_on(console: Console) -> "Show":
-    """A function that shows a run on the console, by its title."""
-    from pausefl.runtime.terminal import make_view
-
-    return lambda title: make_view(console, title)
+        return OneByOne(show, say, fleet)
+    return player_on(options.on, options.on_options, options.jobs, show, say)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from pausefl.runtime.client.process import run_client_process
@@ -34,6 +34,7 @@ from pausefl_process.events import (
     Notice,
     ProgressEvent,
     Ready,
+    Report,
     RollCall,
     RoundCommitted,
 )
@@ -55,41 +56,28 @@ class ServerLost(PauseflError):
     """The process that plays a run was killed, or has crashed: the run can go on."""
 
 
-class View(Protocol):
-    """Shows a run's events."""
-
-    def show(self, event: ProgressEvent) -> None:
-        """Take one event."""
+def show_nothing(event: ProgressEvent) -> None:
+    """Ignore the event."""
 
 
-class _SilentView:
-    def show(self, event: ProgressEvent) -> None:
-        """Ignore the event."""
+def one_at_a_time(report: Report) -> Report:
+    """A `Report` that a signal's handler may call while it is at work: the event waits for its turn."""
+    waiting = deque[ProgressEvent]()
+    is_at_work = False
 
-
-SILENT: View = _SilentView()
-"""Shows nothing of a run."""
-
-
-class OneAtATime:
-    """A view that a signal's handler may show an event while another is shown: it waits for its turn."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self._waiting: deque[ProgressEvent] = deque()
-        self._is_showing = False
-
-    def show(self, event: ProgressEvent) -> None:
-        """Take one event."""
-        self._waiting.append(event)
-        if self._is_showing:
+    def take(event: ProgressEvent) -> None:
+        nonlocal is_at_work
+        waiting.append(event)
+        if is_at_work:
             return
-        self._is_showing = True
+        is_at_work = True
         try:
-            while self._waiting:
-                self._view.show(self._waiting.popleft())
+            while waiting:
+                report(waiting.popleft())
         finally:
-            self._is_showing = False
+            is_at_work = False
+
+    return take
 
 
 @dataclass
@@ -173,16 +161,16 @@ class Fleet:
         self.was_terminated = False
         """Whether SIGTERM or SIGHUP ended the run: its sender waits for no figures."""
 
-    def run(self, view: View) -> None:
+    def run(self, report: Report) -> None:
         """Run the experiment; ConfigError or PauseflError as the server says. No process is left behind.
 
         KeyboardInterrupt where a signal ended it before it had anything to write, or a second one at once.
         """
-        view = OneAtATime(view)
-        with self._interruptible(view), kernel_network(self._plan.network, self._run_dir) as bridge:
+        report = one_at_a_time(report)
+        with self._interruptible(report), kernel_network(self._plan.network, self._run_dir) as bridge:
             self._server_host = bridge or self._plan.server.endpoints.host
             try:
-                self._watch(self._start_server(), view)
+                self._watch(self._start_server(), report)
             except (OSError, SystemExit):  # the reader of our output has gone; rich says so by SystemExit
                 if self._server is not None and self._server.pid is not None and not self._interrupts:
                     self._server.terminate()
@@ -213,12 +201,12 @@ class Fleet:
             raise KeyboardInterrupt
         return ours
 
-    def _watch(self, events: "Connection[Any, Any]", view: View) -> None:
+    def _watch(self, events: "Connection[Any, Any]", report: Report) -> None:
         """Relay the server's events until it is done; hear of processes that end, and of where they can be scraped."""
         while True:
             self._start_again()
             if self._stop.is_set() and not self._interrupts:
-                self._ask_to_end(signal.SIGTERM, view)
+                self._ask_to_end(signal.SIGTERM, report)
             if self._is_late():
                 raise KeyboardInterrupt
             expected = self._targets.expected if self._targets else ()
@@ -227,19 +215,19 @@ class Fleet:
                     event = self._next(events)
                     if isinstance(event, Done):
                         return
-                    self._take(event, view)
+                    self._take(event, report)
                 elif self._targets is not None and ready in self._targets.expected:
                     self._targets.hear(ready)
                 else:
-                    self._on_exit(self._running.pop(ready), view)  # type: ignore[arg-type]  # a sentinel
+                    self._on_exit(self._running.pop(ready), report)  # type: ignore[arg-type]  # a sentinel
 
-    def _take(self, event: ProgressEvent, view: View) -> None:
+    def _take(self, event: ProgressEvent, report: Report) -> None:
         """Do what the server's event asks for, or show it; the clients are started once the server listens."""
         match event:
             case Ready(port):
                 self._address = host_and_port(self._server_host, port)
                 if self._is_served:
-                    self._show(event, view)
+                    self._show(event, report)
                 if self._presence is None:
                     self._start_clients(self._client_processes)
             case RollCall(round):
@@ -250,7 +238,7 @@ class Fleet:
                 if isinstance(event, MetricsServed) and self._targets is not None:
                     self._targets.add(SERVER, urlsplit(event.url).netloc)
                 self._is_playing = self._is_playing or isinstance(event, RoundCommitted)
-                self._show(event, view)
+                self._show(event, report)
 
     def _next(self, events: "Connection[Any, Any]") -> ProgressEvent:
         """The server's next event."""
@@ -265,12 +253,12 @@ class Fleet:
             raise ServerLost(f"the server ended unexpectedly{how}") from None
         return event
 
-    def _show(self, event: ProgressEvent, view: View) -> None:
+    def _show(self, event: ProgressEvent, report: Report) -> None:
         """Show the event, with what the server is not told: why jobs failed in a private run."""
-        view.show(event)
+        report(event)
         if self._failures is not None and isinstance(event, RoundCommitted | Finished):
             for text in self._failures.news():
-                view.show(Notice(text))
+                report(Notice(text))
 
     def _is_late(self) -> bool:
         """Whether the run was asked to end, and the server should have done so by now."""
@@ -327,7 +315,7 @@ class Fleet:
             with suppress(OSError):  # it has died, which `_on_exit` reports
                 client.roll_calls.send(self._called)
 
-    def _on_exit(self, process: ForkServerProcess, view: View) -> None:
+    def _on_exit(self, process: ForkServerProcess, report: Report) -> None:
         """A client process has ended: expected at the end of a run, fatal before its first round."""
         process.join()
         if process.exitcode == 0:
@@ -346,8 +334,8 @@ class Fleet:
         if may_return and client.schedule_restart():
             self._returning.append(client)
             message += f"; it is started again in {2 ** (client.restarts - 1)} s ({client.restarts} of {_RESTARTS_MAX})"
-        add_warning(self._clients_log, message)  # a view shows no more than some of many messages
-        view.show(Notice(message))
+        add_warning(self._clients_log, message)  # a display shows no more than some of many messages
+        report(Notice(message))
 
     def _end_all(self) -> None:
         """Wait a while for all processes to end by themselves, then kill those that remain."""
@@ -365,19 +353,19 @@ class Fleet:
             process.join()
 
     @contextmanager
-    def _interruptible(self, view: View) -> Iterator[None]:
+    def _interruptible(self, report: Report) -> Iterator[None]:
         """The first Ctrl-C asks the server to finish, the second ends everything at once.
 
-        A view whose reader takes nothing keeps this process from its end no longer than the server may take.
+        A display whose reader takes nothing keeps this process from its end no longer than the server may take.
         """
         try:
-            with signals_to(lambda number, _: self._ask_to_end(number, view), signal.SIGINT, *asking_to_end()):
+            with signals_to(lambda number, _: self._ask_to_end(number, report), signal.SIGINT, *asking_to_end()):
                 yield
         finally:
             for limit in self._limits:
                 limit.cancel()
 
-    def _ask_to_end(self, number: int, view: View) -> None:
+    def _ask_to_end(self, number: int, report: Report) -> None:
         before_s, self._asked_s = self._asked_s, time.monotonic()
         if number == signal.SIGTERM and self._asked_s < before_s + ONE_REQUEST_S:
             return
@@ -395,7 +383,7 @@ class Fleet:
             raise KeyboardInterrupt
         if self._server.exitcode is None:
             ask_to_end(self._server.pid, number)
-        view.show(Interrupted("finishing; once more ends it at once"))  # last: the terminal may be gone
+        report(Interrupted("finishing; once more ends it at once"))  # last: the terminal may be gone
 
 
 def _play_virtually(plan: RunPlan, *arguments: Any) -> None:

@@ -12,7 +12,7 @@ from pausefl.experiment.groups import check_rounds
 from pausefl.extras import require
 from pausefl.results.figures import Figures
 from pausefl.results.stored_summary import read_summary
-from pausefl.runtime.fleet import Fleet, View
+from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.observers import Observed, Observer, load_observers
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.processes.resources import refuse_few_files
@@ -20,14 +20,14 @@ from pausefl.runtime.provenance import note_start
 from pausefl.runtime.run_dir import REPORT, made_run_dir, refuse_clients_elsewhere
 from pausefl.runtime.standing_fleet import StandingFleet
 from pausefl_client.privacy.mechanism import ExactLaplace
-from pausefl_process.events import Preparing
+from pausefl_process.events import Preparing, Report
 from pausefl_process.files import prepare_folder
 
 
 def run_experiment(
     experiment: Experiment,
     run_dir: Path,
-    view: View,
+    report: Report,
     *,
     resume: bool = False,
     back_to: int | None = None,
@@ -73,13 +73,13 @@ def run_experiment(
         processes = Fleet(plan, run_dir, lock, back_to, stop)
         if has_report and is_virtual:  # which takes a second, in which another process plays
             Thread(target=import_module, args=["pausefl.results.report"], daemon=True).start()
-        with Observed(view.show, observers, run_dir, plan.shows, run_dir / "server.log") as observed:
-            processes.run(observed)
+        with Observed(report, observers, run_dir, plan.shows, run_dir / "server.log") as observed:
+            processes.run(observed.show)
     figures = Figures()
     if has_report and not processes.was_terminated:
         from pausefl.results.report import write_report
 
-        view.show(Preparing("figures are drawn and the report is written"))
+        report(Preparing("figures are drawn and the report is written"))
         figures.compute(REPORT, lambda: write_report(run_dir))
     if not has_report or processes.was_terminated or figures.missing:
         (run_dir / REPORT).unlink(missing_ok=True)  # of what was played before

@@ -4,9 +4,9 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -43,26 +43,28 @@ PLAIN_INTERVAL_S = 0.5
 _READ_WITHIN_S = 3.0
 
 
-def make_view(console: Console, title: str) -> "QuietView | TerminalView | PlainView":
+def make_view(console: Console, title: str) -> AbstractContextManager[Report]:
     """A live display on a terminal, plain lines elsewhere; nothing but notices where quiet was asked for."""
     if is_quiet():
-        return QuietView()
+        return nullcontext(print_notice)
     return TerminalView(console, title) if console.is_terminal else PlainView(console, title)
 
 
-@contextmanager
-def printed_events(title: str) -> Iterator[Report]:
+def printed_events(title: str) -> AbstractContextManager[Report]:
     """Print a process's events to stdout: lines for people on a terminal, else and with --log-json as JSON."""
     console = plain_console()
     if is_quiet():
-        yield QuietView().show
-    elif is_json() or not console.is_terminal:
+        return nullcontext(print_notice)
+    if is_json() or not console.is_terminal:
         write = write_event if is_file(sys.stdout) else print_event
-        with posted(_while_read(write), end_within_s=_READ_WITHIN_S) as report:
-            yield report
-    else:
-        with PlainView(console, title) as view:
-            yield view.show
+        return posted(_while_read(write), end_within_s=_READ_WITHIN_S)
+    return PlainView(console, title)
+
+
+def print_notice(event: ProgressEvent) -> None:
+    """Print a notice to standard error, and nothing of other events."""
+    if isinstance(event, Notice):
+        print(event.message, file=sys.stderr)
 
 
 def _while_read(report: Report) -> Report:
@@ -141,27 +143,6 @@ def fold(progress: RunProgress, event: ProgressEvent, now_s: float) -> RunProgre
     return replace(progress, **changes)
 
 
-class QuietView:
-    """Shows notices on standard error, and nothing else."""
-
-    def show(self, event: ProgressEvent) -> None:
-        if isinstance(event, Notice):
-            print(event.message, file=sys.stderr)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-class JsonView(QuietView):
-    """Prints every event to standard output, as docs/events.md describes it."""
-
-    def show(self, event: ProgressEvent) -> None:
-        print_event(event)
-
-
 class TerminalView:
     """A display that is drawn anew four times a second, however many rounds there are in between."""
 
@@ -174,9 +155,9 @@ class TerminalView:
     def show(self, event: ProgressEvent) -> None:
         self._progress = fold(self._progress, event, self._clock())
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Report:
         self._live.start(refresh=True)
-        return self
+        return self.show
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
@@ -223,10 +204,10 @@ class PlainView:
         else:
             self._unread += 1
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Report:
         self._print(self._title)
         self._next_s = 0.0
-        return self
+        return self.show
 
     def __exit__(self, *_: object) -> None:
         self._flush()

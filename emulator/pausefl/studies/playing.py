@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Protocol
 
 from pausefl.outcomes import RunInterrupted
-from pausefl.runtime.fleet import View
 from pausefl.runtime.run import run_experiment
 from pausefl.runtime.standing_fleet import StandingFleet
 from pausefl.studies.campaign import CampaignInterrupted, Missing, Planned, is_played
@@ -23,6 +22,7 @@ from pausefl.studies.checks import impossible, note_step_times
 from pausefl.studies.job import Job, UnfitMachine
 from pausefl.studies.time_left import time_left
 from pausefl_process.ending import INTERRUPTED, asking_to_end, signals_to
+from pausefl_process.events import Report
 from pausefl_process.plugins import in_one_line
 from pausefl_proto.draws import stable_hash
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -35,7 +35,7 @@ _TRIES_MAX = 4
 # How soon a signal is heard.
 _LOOKS_EVERY_S = 0.5
 
-Show = Callable[[str], AbstractContextManager[View]]
+Show = Callable[[str], AbstractContextManager[Report]]
 """The display of one run, by its title."""
 
 
@@ -109,9 +109,9 @@ class OneByOne:
             still = time_left(time.monotonic() - began_s, n_before, len(left) - n_before)
             fleet = self.fleet and replace(self.fleet, runs_to_come=len(left) - n_before - 1)
             try:
-                with self.show(f"{run.name} ({number} of {len(runs)}{still})") as view:
+                with self.show(f"{run.name} ({number} of {len(runs)}{still})") as report:
                     run_dir = folder / run.name
-                    played = run_experiment(run.experiment, run_dir, view, resume=True, fleet=fleet, has_report=False)
+                    played = run_experiment(run.experiment, run_dir, report, resume=True, fleet=fleet, has_report=False)
                 is_interrupted = played["outcome"] == "interrupted"
             except KeyboardInterrupt:
                 is_interrupted = True
