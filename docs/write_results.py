@@ -5,6 +5,7 @@ python docs/write_results.py DIR...    # first keep the summary of each `pausefl
 """
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +77,26 @@ def kept_summaries(docs: Path = _DOCS) -> list[dict[str, Any]]:
 
 def results_page(summaries: Sequence[StoredSummary]) -> str:
     """The whole page, as Markdown; the summaries in the order given."""
-    return "\n".join([_HEAD, *(line for summary in summaries for line in _section(summary))]) + "\n"
+    sections = (line for summary in summaries for line in _section(summary))
+    return "\n".join([_HEAD, *_overview(summaries), "", *sections]) + "\n"
+
+
+def _overview(summaries: Sequence[StoredSummary]) -> Iterator[str]:
+    """All figures: how each compares with the published one, and what of it is not played yet."""
+    kept = {summary["name"]: summary for summary in summaries}
+    yield "| figure | beside the published one | seeds | still open |"
+    yield "|---|---|---|---|"
+    for figure in reproductions():
+        if summary := kept.get(figure.name):
+            seeds = len(next(iter(summary["series"].values()))["seeds"])
+            wanted = max(FEWEST_SEEDS, figure.seeds)
+            lacking = [phrase for phrase in summary["left_out"] if not phrase.endswith("seeds")]
+            lacking += [f"{wanted - seeds} of {wanted} seeds"] if seeds < wanted else []
+            lacking += ["today's defaults of the policy"] if [*_played_otherwise(summary)] else []
+            link = re.sub(r"[^\w\- ]", "", figure.title.lower()).replace(" ", "-")
+            yield f"| [{figure.title}](#{link}) | {figure.verdict or 'open'} | {seeds} | {'; '.join(lacking) or '–'} |"
+        else:
+            yield f"| {figure.title} | open | – | all |"
 
 
 def _section(summary: StoredSummary) -> Iterator[str]:

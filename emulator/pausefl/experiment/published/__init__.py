@@ -77,6 +77,8 @@ class Reproduction(BaseModel):
     quick: Quick
     published: dict[str, PublishedValues] = Field(default={})
     """By series; empty where figures are printed without numbers."""
+    verdict: str = ""
+    """How its figures compare with the published ones, in a line; empty: that is open."""
     remarks: tuple[str, ...] = ()
     """Why a value differs from the published one, a sentence or more each, with the evidence."""
 
