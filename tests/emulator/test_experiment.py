@@ -230,6 +230,7 @@ def test_brute_force_is_bounded_by_how_many_clients_there_are_at_once() -> None:
         (["asynchronous.staleness_max=0"], "asynchronous.staleness_max = 0: must be at least 1 unless"),
         (["selection.policy=fed-ts"], 'selection.policy = "fed-ts": chooses or judges rounds as a whole'),
         (["selection.policy=clustered"], 'selection.policy = "clustered": chooses or judges rounds as a whole'),
+        (["selection.policy=pow-d", "privacy.enabled=false"], 'selection.policy = "pow-d": chooses or judges rounds'),
         (["workload.training=scaffold"], 'workload.training = "scaffold": its server\'s part needs rounds'),
         (["asynchronous.rule=fedat"], 'asynchronous.rule = "fedat": goes with selection.policy = "fedat"'),
         (["server.quorum=0.5"], "server.quorum = 0.5: goes with rounds alone"),

@@ -15,7 +15,7 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Observation
 from pausefl_server.search.annealing import Cooling
-from pausefl_server.selection import Context
+from pausefl_server.selection import Context, Oracle
 from pausefl_server.selection.latency import mean_and_count
 from pausefl_server.selection.policies.brute import PauseBrute
 from pausefl_server.selection.policies.genie import Genie
@@ -152,6 +152,13 @@ def test_links_faster_than_tau_min_are_worth_no_more_than_tau_min() -> None:
     play = Play(Genie(2, alpha=0.0, gamma=0.0), tau_min_s=0.5 * (true_mean_s(IDS[2]) + true_mean_s(IDS[3])))
     assert set(play.one_round().chosen) <= set(IDS[:3])
     assert play.records[0].details["energy"] == 1.0
+
+
+def test_clients_without_any_delay_are_the_fastest() -> None:
+    table, instant = Play(Pause(M), tau_min_s=None).table, {i: math.inf if i in IDS[-2:] else 1.0 for i in IDS}
+    context = context_of(table, 1, oracle=Oracle(dict.fromkeys(IDS, 1.0), instant))
+    chosen = Genie(2, alpha=0.0, gamma=0.0).select(None, context).rows
+    assert [table.ids[row] for row in chosen] == [*IDS[-2:]]
 
 
 # --- UCB

@@ -30,7 +30,7 @@ class Genie(Pause):
         if context.oracle is None:
             raise ValueError("genie needs the true mean latencies")
         known = context.oracle.mean_inverse_latency
-        inverse_s = np.array([known[context.table.ids[row]] for row in rows])
+        inverse_s = np.minimum([known[context.table.ids[row]] for row in rows], 1e6)  # as a measured one: 1 µs at least
         tau_min_s = context.effective_tau_min_s
         if not np.isfinite(tau_min_s):  # "auto", and nothing measured yet: the fastest client's mean stands in
             tau_min_s = 1.0 / inverse_s.max()

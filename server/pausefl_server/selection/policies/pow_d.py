@@ -24,6 +24,7 @@ class PowD(Policy):
     """Candidates a round; m where that is more."""
 
     needs_loss: ClassVar[bool] = True
+    needs_rounds: ClassVar[bool] = True  # for its weights, which are shares of one choice
 
     def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
         """The candidates are a draw of this round's generator."""
