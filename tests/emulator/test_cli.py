@@ -73,7 +73,7 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["run", "demo", "-q", "-v"], "argument -v/--verbose: not allowed with argument -q/--quiet"),
         (["run", "demo", "--rounds", "9"], "--rounds 9: goes with --resume; a new run takes --set experiment.rounds"),
         (["run", "--resume", "nowhere"], "nowhere: is not a run directory"),
-        (["validate", "demo", "--set", "experiment.observers=['x']"], 'experiment.observers: "x": must be one of'),
+        (["validate", "demo", "--set", "experiment.observers=['x']"], 'experiment.observers = "x": must be one of'),
         (["compare", "demo", "--policies", ","], "--policies: needs at least one name"),
         (["compare", "demo", "--policies", "pause,paus"], 'selection.policy = "paus": did you mean'),
         (["compare", "demo", "--policies", "oort"], 'add privacy.disclose = ["loss"]'),

@@ -141,12 +141,12 @@ def test_one_that_takes_for_ever_holds_up_nothing(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("tensorbord", 'experiment.observers: "tensorbord": did you mean tensorboard?'),
-        ("nothing", 'must be one of mlflow, tensorboard, trackio, wandb, or "module:name"'),
+        ("tensorbord", 'experiment.observers = "tensorbord": did you mean tensorboard?'),
+        ("nothing", 'must be one of mlflow, tensorboard, trackio, wandb, or "package.module:name"'),
         ("no_such_module:Noting", "cannot be imported (ModuleNotFoundError: No module named 'no_such_module')"),
         ("test_observers:unmakeable", '"test_observers:unmakeable": cannot be made: LookupError: no such thing ('),
         ("test_observers:Deaf", '"test_observers:Deaf": its `begin` must take (run_dir, settings);'),
-        ("builtins:dict", 'experiment.observers: "builtins:dict": makes no pausefl.Observer'),
+        ("builtins:dict", 'experiment.observers = "builtins:dict": makes no pausefl.Observer'),
     ],
 )
 def test_what_is_no_observer_is_refused_in_one_line(name: str, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
