@@ -21,8 +21,6 @@ from pausefl_server.service import RunResult
 
 # What a client tells the server besides its noised updates, whatever the experiment says.
 _ALWAYS_DISCLOSED = ("n_examples", "device_times", "host_load", "answers")
-# How many of the clients that made rounds suspect are named.
-_MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -172,18 +170,3 @@ def _noise_to_clip(budget: Budget, releases: int) -> NoiseToClip:
 
 def _test_accuracy(evaluations: Sequence[Evaluation]) -> float | None:
     return next((e.accuracy for e in evaluations if e.split == "test"), None)
-
-
-def asked_in_words(summary: Mapping[str, Any]) -> str:
-    """How many clients a round asked, as "5" or "5 to 7"; m, where an older summary says no more."""
-    fewest, most = summary.get("asked_per_round") or (summary["m"], summary["m"])
-    return f"{fewest}" if fewest == most else f"{fewest} to {most}"
-
-
-def by_whom(rounds_of: Mapping[str, int]) -> str:
-    """The clients whose hosts gave a reason for doubt, those of most rounds first, as "; a (12), b (3) and 2 more"."""
-    if not rounds_of:
-        return ""
-    named = [f"{client_id} ({rounds})" for client_id, rounds in list(rounds_of.items())[:_MOST_NAMED]]
-    more = len(rounds_of) - len(named)
-    return f"; {', '.join(named)}{f' and {more} more' if more else ''}"

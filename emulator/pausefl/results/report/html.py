@@ -10,9 +10,9 @@ import numpy as np
 from markupsafe import Markup
 
 from pausefl.results.figures import Figures
-from pausefl.results.reading import PrivacyFigures, RunData, latency_unit, summed_over, time_axis
+from pausefl.results.in_words import Fact, accuracies, asked_in_words, by_whom, costs, milliseconds, number, percent
+from pausefl.results.reading import PrivacyFigures, RunData, latency_unit, time_axis
 from pausefl.results.report.style import capitalised, css_variables, for_page
-from pausefl.results.summary import asked_in_words, by_whom
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.privacy_unit import vector_epsilon
 from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY
@@ -107,62 +107,15 @@ def run_page(run: RunData, drawn: Mapping[str, bytes | None], figures: Figures |
     )
 
 
-def number(value: float | None) -> str:
-    """The number to four significant digits."""
-    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def percent(value: float | None) -> str:
-    """A fraction as per cent."""
-    return "–" if value is None else f"{value:.1%}"
-
-
-def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
-    """The numbers on top: name, value, note."""
-    s = run.summary
-    yield from _accuracies(run)
-    unit = latency_unit([s])
-    yield "total latency", f"{s['total_latency_s']:,.1f} {unit}", f"{s['latency_signal']}, sum {summed_over(s)}"
-    if (idle := s.get("idle_share")) is not None:
-        note = f"at the emulated scale, {s.get('clients_at_work', 0.0):.1f} clients at work; {idle:.0%} of places idle"
-        yield "elapsed time", f"{s.get('elapsed_s', 0.0):,.1f} s", note
-    if s.get("mode") == "asynchronous" and (staleness := s.get("staleness")):
-        yield "staleness", f"{staleness['mean']:.1f} steps", f"of an update on average, {staleness['max']:.0f} at most"
-    if jobs := sum(s["missed_jobs"].values()):
-        kinds = ", ".join(f"{count} {kind}" for kind, count in s["missed_jobs"].items())
-        waits_s = s["total_latency_s"] - s["measured_latency_s"]
-        decided = f"; they decide the latency of {s['censored_rounds']} rounds" if s["rounds"] else ""
-        yield "missed jobs", str(jobs), f"{kinds}{decided}"
-        yield "waits for misses", f"{waits_s:,.1f} {unit}", "of the total latency: nothing was measured then"
-    if s["failed_attempts"]:
-        yield "failed attempts", str(s["failed_attempts"]), "no client gave an update; the round was tried again"
-    if s["unneeded_jobs"]:
-        yield "not waited for", str(s["unneeded_jobs"]), "jobs of clients that came after enough others had answered"
-    if s["late_updates"] or s["withdrawn_jobs"]:
-        text = f"{s['merged_updates']} in a later model; their ε is counted. {s['withdrawn_jobs']} jobs dropped unpaid"
-        yield "late updates", str(s["late_updates"]), text
-    if s["clamped_latencies"]:
-        is_estimated = run.settings.get("latency", {}).get("tau_min_s") == "auto"  # and changes from round to round
-        tau_min = "the τ_min in force" if is_estimated else f"{number(s['tau_min_s'])} s"
-        yield "latencies below τ_min", str(s["clamped_latencies"]), f"of {tau_min}: equally fast"
-    for client_id, cuts in (s["capped"] or {}).items():
-        details = ", ".join(f"{what}: {count:,}" for what, count in cuts.items())
-        yield "capped", client_id, f"{details} (what a client says of itself is bounded)"
-    emulated = "" if s["time_scale"] == 1 else f"; an emulated one is {s['time_scale']:g} real ones of injected delay"
-    clock = "real seconds" if s.get("clock", "real") == "real" else "virtual seconds: nothing was measured"
-    yield "wall clock", f"{s['wall_clock_s']:,.1f} s", f"{clock}{emulated}"
-    if p := run.privacy:
-        yield "greatest ε spent", number(p.max_epsilon_spent), f"of {number(p.epsilon_budget)}, {p.label}"
-        yield "the same as vector ε", number(p.vector_epsilon_max), "ε of the client's whole uploads"
-    yield "selection, median", _milliseconds(s["selection_s_median"]), "per round"
-    yield "rejected updates", str(s["rejected_updates"]), ""
-    doubted = f"; {s['suspect_observations']} measurements" if "suspect_observations" in s else ""
-    yield "suspect rounds", str(s["suspect_rounds"]), f"of {s['rounds']}{doubted}"
-    if "overruns" in s:
-        yield "overruns", str(s["overruns"]), "exchanges longer than the total drawn for them"
-    penalty_s = float(run.round_latency["cluster_penalty_s"].sum())
-    if penalty_s:
-        yield "cluster penalty", f"{penalty_s:,.1f} {unit}", "eq. (22), not in the total latency"
+def _headline(run: RunData) -> Iterator[Fact]:
+    """The facts on top. Three accuracies are easily mistaken for each other."""
+    yield from accuracies(run.summary)
+    _, curve = run.curve("test")
+    if curve.size:
+        yield "peak of the curve", percent(float(curve.max())), "chosen with hindsight: no result"
+    yield from costs(run.summary)
+    if penalty_s := float(run.round_latency["cluster_penalty_s"].sum()):
+        yield "cluster penalty", f"{penalty_s:,.1f} {latency_unit([run.summary])}", "eq. (22), not in the total latency"
 
 
 def _swamped(run: RunData) -> str:
@@ -179,24 +132,6 @@ def _swamped(run: RunData) -> str:
         f"{ratios['first']:.2g} times the clip at a client's first release and {ratios['last']:.2g} times at the last"
     )
     return f"Noise was {said}{fell}: {NOISE_REMEDY}."
-
-
-def _accuracies(run: RunData) -> Iterator[tuple[str, str, str]]:
-    """Three accuracies, or other scores, on test data that are easily mistaken for each other."""
-    s = run.summary
-    if s["final_accuracy"] is None:
-        return
-    whole = f"all {s['test_examples']:,} test examples" if s.get("test_examples") else "all test examples"
-    yield f"test {run.metric}, last model", percent(s["final_accuracy"]), whole
-    chosen = f"round {s.get('best_round')}, chosen on validation data; {whole}"
-    yield f"test {run.metric}, model chosen on validation", percent(s["best_accuracy"]), chosen
-    _, curve = run.curve("test")
-    if curve.size:
-        yield "peak of the curve", percent(float(curve.max())), "chosen with hindsight: no result"
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{1e3 * seconds:.3g} ms"
 
 
 def _privacy(run: RunData, privacy: PrivacyFigures, figures: Figures) -> Mapping[str, object]:
@@ -249,7 +184,7 @@ def _timing_sentences(run: RunData) -> Mapping[str, str]:
         "time scale": _scale_sentence(s["time_scale"]),
         "timing error": "not known: nothing was measured"
         if error_s is None or error_s["p50"] is None
-        else f"p50 {_milliseconds(error_s['p50'])}, p99 {_milliseconds(error_s['p99'])} off what was drawn, real time",
+        else f"p50 {milliseconds(error_s['p50'])}, p99 {milliseconds(error_s['p99'])} off what was drawn, real time",
         "propagation": _propagation_sentence(run),
     }
 

@@ -1,0 +1,101 @@
+"""The figures of summary.json in words, for a run's page and for a terminal: each a name, a value and a note."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pausefl.results.reading import EPSILON_LABELS, latency_unit, summed_over
+from pausefl_server.records import ACCURACY
+
+Fact = tuple[str, str, str]
+# How many of the clients that made rounds suspect are named.
+_MOST_NAMED = 4
+
+
+def accuracies(s: Mapping[str, Any]) -> Iterator[Fact]:
+    """The accuracies, or other scores, of two models on test data; nothing where none was evaluated."""
+    if s["final_accuracy"] is None:
+        return
+    test, whole = f"test {s.get('metric', ACCURACY)}", "all test examples"
+    if s.get("test_examples"):
+        whole = f"all {s['test_examples']:,} test examples"
+    yield f"{test}, last model", percent(s["final_accuracy"]), whole
+    chosen = f"round {s.get('best_round')}, chosen on validation data; {whole}"
+    yield f"{test}, validated model", percent(s["best_accuracy"]), chosen
+
+
+def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
+    """Time, privacy, and what did not go as it should."""
+    unit = latency_unit([s])
+    yield "total latency", f"{s['total_latency_s']:,.1f} {unit}", f"{s['latency_signal']}, sum {summed_over(s)}"
+    if (idle := s.get("idle_share")) is not None:
+        note = f"at the emulated scale, {s.get('clients_at_work', 0.0):.1f} clients at work; {idle:.0%} of places idle"
+        yield "elapsed time", f"{s.get('elapsed_s', 0.0):,.1f} s", note
+    if s.get("mode") == "asynchronous" and (staleness := s.get("staleness")):
+        yield "staleness", f"{staleness['mean']:.1f} steps", f"of an update on average, {staleness['max']:.0f} at most"
+    yield from _missed(s, unit)
+    if s["clamped_latencies"]:
+        note = f"of τ_min, {number(s['tau_min_s'])} s at the end: equally fast"
+        yield "latencies below τ_min", str(s["clamped_latencies"]), note
+    for client_id, cuts in (s["capped"] or {}).items():
+        details = ", ".join(f"{what}: {count:,}" for what, count in cuts.items())
+        yield "capped", client_id, f"{details}; what a client says of itself is bounded"
+    emulated = "" if s["time_scale"] == 1 else f"; an emulated one is {s['time_scale']:g} real ones of injected delay"
+    clock = "real seconds" if s.get("clock", "real") == "real" else "virtual seconds: nothing was measured"
+    yield "wall clock", f"{s['wall_clock_s']:,.1f} s", f"{clock}{emulated}"
+    if s["privacy_unit"] is not None:
+        note = f"of {number(s['epsilon_budget'])}, {EPSILON_LABELS[s['privacy_unit']]}"
+        yield "greatest ε spent", number(s["max_epsilon_spent"]), note
+        yield "the same as vector ε", number(s["vector_epsilon_max"]), "ε of the client's whole uploads"
+    yield "selection, median", milliseconds(s["selection_s_median"]), "per round"
+    yield "rejected updates", str(s["rejected_updates"]), ""
+    doubted = f"; {s['suspect_observations']} measurements" if "suspect_observations" in s else ""
+    yield "suspect rounds", str(s["suspect_rounds"]), f"of {s['rounds']}{doubted}"
+    if "overruns" in s:
+        yield "overruns", str(s["overruns"]), "exchanges longer than the total drawn for them"
+
+
+def _missed(s: Mapping[str, Any], unit: str) -> Iterator[Fact]:
+    """Jobs without an update in time."""
+    if jobs := sum(s["missed_jobs"].values()):
+        kinds = ", ".join(f"{count} {kind}" for kind, count in s["missed_jobs"].items())
+        waits_s = s["total_latency_s"] - s["measured_latency_s"]
+        decided = f"; they decide the latency of {s['censored_rounds']} rounds" if s["rounds"] else ""
+        yield "missed jobs", str(jobs), f"{kinds}{decided}"
+        yield "waits for misses", f"{waits_s:,.1f} {unit}", "of the total latency: nothing was measured then"
+    if s["failed_attempts"]:
+        yield "failed attempts", str(s["failed_attempts"]), "no client gave an update; the round was tried again"
+    if s["unneeded_jobs"]:
+        yield "not waited for", str(s["unneeded_jobs"]), "jobs of clients that came after enough others had answered"
+    if s["late_updates"] or s["withdrawn_jobs"]:
+        note = f"{s['merged_updates']} in a later model; their ε is counted. {s['withdrawn_jobs']} jobs dropped unpaid"
+        yield "late updates", str(s["late_updates"]), note
+
+
+def number(value: float | None) -> str:
+    """The number to four significant digits."""
+    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction as per cent."""
+    return "–" if value is None else f"{value:.1%}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Seconds as milliseconds, to three significant digits."""
+    return "–" if seconds is None else f"{1e3 * seconds:.3g} ms"
+
+
+def asked_in_words(summary: Mapping[str, Any]) -> str:
+    """How many clients a round asked, as "5" or "5 to 7"; m, where an older summary says no more."""
+    fewest, most = summary.get("asked_per_round") or (summary["m"], summary["m"])
+    return f"{fewest}" if fewest == most else f"{fewest} to {most}"
+
+
+def by_whom(rounds_of: Mapping[str, int]) -> str:
+    """The clients whose hosts gave a reason for doubt, those of most rounds first, as "; a (12), b (3) and 2 more"."""
+    if not rounds_of:
+        return ""
+    named = [f"{client_id} ({rounds})" for client_id, rounds in list(rounds_of.items())[:_MOST_NAMED]]
+    more = len(rounds_of) - len(named)
+    return f"; {', '.join(named)}{f' and {more} more' if more else ''}"
