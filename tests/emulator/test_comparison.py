@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from pausefl.results.report.comparison import Comparison, as_json, as_table, compare, write_comparison
 from pausefl.results.report.comparison.figure import band_note, draw_comparison
 from pausefl.results.report.comparison.why import chosen_share, mean_latency_s
+from pausefl.results.report.sweep import draw_sweep
 from pausefl.results.statistics import Spread, mean_interval
 from pausefl_proto.errors import ConfigError
 from rigs.comparisons import ACCURACIES, grouped_runs, rewrite_summary, write_run, write_runs
@@ -200,6 +201,21 @@ def test_regressions_are_compared_by_their_own_score_and_emulated_latencies_are_
     assert "total latency (s)" not in text
     assert text.count("<th>total latency (emulated s)</th>") == 2
     assert "accuracy" not in re.sub(r'id="[^"]*"|href="[^"]*"|clip-path="[^"]*"', "", text).lower()
+
+
+def test_runs_without_rounds_are_compared_by_elapsed_time_beside_runs_in_rounds(runs: Runs, tmp_path: Path) -> None:
+    """The sum of their latencies, which overlap, stood in the table."""
+    for run_dir in (*runs["pause"], *runs["random"]):
+        mode = "asynchronous" if run_dir in runs["pause"] else "rounds"
+        rewrite_summary(run_dir, mode=mode, elapsed_s=1.25)
+    comparison = compare(runs)
+    text = write_comparison(comparison, tmp_path / "out").read_text("utf-8")
+    assert "total latency" not in text
+    assert text.count("<th>elapsed time (s)</th>") == 2
+    assert [row.elapsed_s and row.elapsed_s.mean for row in comparison.rows] == [1.25] * 2
+    assert "1.25" in comparison._repr_html_()
+    rows = [{"key": run.summary["mode"], **run.summary} for run in (runs_of[0] for runs_of in comparison.runs.values())]
+    assert [axes.get_title(loc="left") for axes in draw_sweep(rows, ["key"]).axes][1] == "elapsed time (s)"
 
 
 def test_a_policy_without_privacy_has_no_epsilon(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pausefl.results.csv_table import write_records
-from pausefl.results.reading import EPSILON_LABELS, latency_unit
+from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, latency_unit, time_axis
 from pausefl.results.report.comparison.figure import ONE_SEED, ends, seeds_note
 from pausefl.results.report.style import INK, KINDS, RC, SERIES, write_picture
 from pausefl.results.stored_summary import unequal_machines
@@ -79,7 +79,8 @@ def _measures(rows: ResultRows) -> Sequence[_Panel]:
     """The score where it is the same of all, latency and leakage: different scores have no axis in common."""
     scores = _scores(rows)
     shown = [("final_accuracy", f"final test {score} (%)", 100.0) for score in scores if len(scores) == 1]
-    return *shown, ("total_latency_s", f"total latency ({latency_unit(rows)})", 1.0), _leakage(rows)
+    axis = time_axis(rows)
+    return *shown, (axis, f"{TIME_LABELS[axis]} ({latency_unit(rows)})", 1.0), _leakage(rows)
 
 
 def _scores(rows: ResultRows) -> set[str]:

@@ -21,7 +21,7 @@ from rich.text import Text
 from pausefl.results.figures import Figures
 from pausefl.results.frames import data_frame, flat
 from pausefl.results.labels import clients_labels
-from pausefl.results.reading import PrivacyFigures, RunData, TimeAxis, read_run, time_axis
+from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, TimeAxis, read_run, time_axis
 from pausefl.results.report.comparison.figure import Runs, all_runs, band_note, draw_comparison, evaluated_runs, unit_of
 from pausefl.results.report.comparison.groups import draw_groups
 from pausefl.results.report.comparison.rows import Row, common_budget, row_of
@@ -74,6 +74,11 @@ class Comparison:
     def metric(self) -> str:
         """The name of the task's mean score, which accuracies hold."""
         return next(iter(_first_by_score(self.runs)), ACCURACY)
+
+    @property
+    def axis(self) -> TimeAxis:
+        """The time by which the runs are compared."""
+        return time_axis(run.summary for run in all_runs(self.runs))
 
     @property
     def seeds(self) -> Sequence[int]:
@@ -287,6 +292,7 @@ def _page(comparison: Comparison, pictures: Mapping[str, Markup], folder: Path) 
         figures=pictures,
         links=_links(comparison, folder),
         seconds=unit_of(comparison.runs),
+        time=TIME_LABELS[comparison.axis],
     )
 
 
@@ -301,13 +307,13 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
     metric = comparison.metric
     common = f"common {metric}" if comparison.common_accuracy is None else f"{comparison.common_accuracy:.1%}"
     epsilon = comparison.privacy.label if comparison.privacy else "ε"
-    seconds = unit_of(comparison.runs)
+    seconds, axis = unit_of(comparison.runs), comparison.axis
     columns: Mapping[str, tuple[Any, ...]] = {
         f"test {metric}, last model (%)": ("final_accuracy", _per_cent, True),
         f"test {metric}, validated model (%)": ("best_accuracy", _per_cent, True),
-        f"total latency ({seconds})": ("total_latency_s", three_digits),
+        f"{TIME_LABELS[axis]} ({seconds})": (axis, three_digits),
         f"time to {common} ({seconds})": ("time_to_common_s", three_digits),
-        f"latency saved over {comparison.baseline} (%)": ("latency_saved", _per_cent),
+        f"{TIME_LABELS[axis].split()[-1]} saved over {comparison.baseline} (%)": ("latency_saved", _per_cent),
         f"greatest {epsilon}": ("max_epsilon_spent", three_digits),
     }
     if any(row.missed_jobs is not None and row.missed_jobs.mean for row in comparison.rows):

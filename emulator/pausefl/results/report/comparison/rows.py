@@ -32,10 +32,11 @@ class Row:
     best_accuracy: Spread | None
     """The accuracy on test data of the model that was best on validation data: it may be below the last model's."""
     total_latency_s: Spread | None
+    elapsed_s: Spread | None
     missed_jobs: Spread | None
     """Chosen clients without an update; the waits for them are in the total latency."""
     time_to_common_s: Spread | None
-    """Total latency at the first evaluation that reached the common accuracy."""
+    """The `reading.time_axis` at the first evaluation that reached the common accuracy."""
     latency_saved: Spread | None
     """1 − time to the common accuracy / the baseline's under the same seed."""
     time_difference_s: PairedDifference | None
@@ -74,6 +75,7 @@ def row_of(
         final_accuracy=spread("final_accuracy", lambda: [run.summary["final_accuracy"] for run in runs]),
         best_accuracy=spread("best_accuracy", lambda: [run.summary["best_accuracy"] for run in runs]),
         total_latency_s=spread("total_latency_s", lambda: [run.summary["total_latency_s"] for run in runs]),
+        elapsed_s=spread("elapsed_s", lambda: [run.summary.get("elapsed_s") for run in runs]),
         missed_jobs=spread("missed_jobs", lambda: [sum(run.summary["missed_jobs"].values()) for run in runs]),
         time_to_common_s=spread("time_to_common_s", lambda: times_s),
         latency_saved=spread("latency_saved", lambda: saved),
