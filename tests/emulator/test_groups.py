@@ -15,7 +15,7 @@ from pausefl.cli.arguments import parse
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import presence_of
 from pausefl.experiment.loading import load_experiment, parse_experiment
-from pausefl.experiment.population.availability import Always, Cycle, GroupPresence, MarkovAvailability, Presence, Trace
+from pausefl.experiment.population.availability import Always, Cycle, MarkovAvailability, Presence, Trace, reached
 from pausefl.experiment.population.behaviours import (
     BEHAVIOURS,
     Behaviour,
@@ -166,7 +166,7 @@ WRONG = (np.ones(3, np.int64), "int64 of shape (3,)"), (np.ones(2, np.bool_), "b
 def test_what_an_availability_returns_is_checked(returned: object, said: str) -> None:
     wrong = f"clients.groups: {__name__}:Returning.on: must return a bool array of shape (3,); returned {said}"
     with pytest.raises(ConfigError, match=f"^{re.escape(wrong)}$"):
-        Presence.of_groups([GroupPresence(("a",), 1, None, Returning(returned))], 3, 1)
+        reached(Returning(returned), "a", 3, 1)
 
 
 def test_traces_of_seconds_and_of_fedscale_say_the_same_and_a_kept_array_stays(tmp_path: Path) -> None:
@@ -174,9 +174,9 @@ def test_traces_of_seconds_and_of_fedscale_say_the_same_and_a_kept_array_stays(t
     (tmp_path / "trace.pkl").write_bytes(pickle.dumps({7: {"active": [25.5], "inactive": [0, 40], "duration": 90}}))
     for name in ("trace.csv", "trace.pkl"):
         assert on(Trace(str(tmp_path / name), round_s=10.0), 6, "7") == [0, 0, 1, 1, 0, 0]
-    kept = Returning(np.ones(3, np.bool_))
-    groups = [GroupPresence(("late",), 3, None, kept), GroupPresence(("early",), 1, None, kept)]
-    assert Presence.of_groups(groups, 3, 1).table.tolist() == [[False, True], [False, True], [True, True]]
+    kept = np.ones(3, np.bool_)
+    reached(Returning(kept), "late", 3, 1)[:2] = False
+    assert kept.all()
 
 
 def test_a_markov_chain_is_on_as_long_as_its_probabilities_say() -> None:

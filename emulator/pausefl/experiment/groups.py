@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from pausefl.experiment.kinds import read_kind
-from pausefl.experiment.population.availability import AVAILABILITIES, Availability, GroupPresence, Presence, Trace
+from pausefl.experiment.population.availability import AVAILABILITIES, Availability, Presence, Trace, reached
 from pausefl.experiment.population.behaviours import BEHAVIOURS, Behaviour
 from pausefl.experiment.population.simulated_drifts import DRIFTS, DriftLaw
 from pausefl.experiment.tables import ClientGroup
@@ -25,16 +27,14 @@ def presence_of(groups: ClientGroups, rounds: int, seed: int) -> Presence | None
     """The clients that are there in each of so many rounds; None when all clients are, always. ConfigError."""
     if all(g.join_round == 1 and g.leave_round is None and not g.availability for g in groups.values()):
         return None
-    memberships = [
-        GroupPresence(
-            client_ids=tuple(group.client_ids(name)),
-            join_round=group.join_round,
-            leave_round=group.leave_round,
-            availability=_availability(groups, name),
-        )
-        for name, group in groups.items()
-    ]
-    return Presence.of_groups(memberships, rounds, seed)
+    columns = {}
+    for name, group in groups.items():
+        availability = _availability(groups, name)
+        for client_id in group.client_ids(name):
+            columns[client_id] = there = reached(availability, client_id, rounds, seed)
+            there[: group.join_round - 1] = False
+            there[(group.leave_round or rounds + 1) - 1 :] = False
+    return Presence(tuple(columns), np.stack(list(columns.values()), axis=1))
 
 
 def check_rounds(presence: Presence | None) -> None:

@@ -1,6 +1,6 @@
 """Presence by round: groups that join and leave, and clients that come and go. Pure functions of a seed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -156,17 +156,6 @@ AVAILABILITIES = Registry(
 
 
 @dataclass(frozen=True)
-class GroupPresence:
-    """When the clients of one group take part, and when they can be reached meanwhile."""
-
-    client_ids: tuple[str, ...]
-    join_round: int
-    leave_round: int | None
-    """The first round without them; None: they stay."""
-    availability: Availability
-
-
-@dataclass(frozen=True)
 class Presence:
     """The clients that are there in each round."""
 
@@ -183,18 +172,6 @@ class Presence:
         """All of these clients, in every round."""
         ids = tuple(client_ids)
         return cls(ids, np.ones((1, len(ids)), np.bool_))
-
-    @classmethod
-    def of_groups(cls, groups: Sequence[GroupPresence], rounds: int, seed: int) -> Self:
-        """The presence in rounds 1 to `rounds`, group by group; what is random is a function of (seed, client)."""
-        columns = []
-        for group in groups:
-            for client_id in group.client_ids:
-                on = _reached(group.availability, client_id, rounds, seed)
-                on[: group.join_round - 1] = False
-                on[(group.leave_round or rounds + 1) - 1 :] = False
-                columns.append(on)
-        return cls(tuple(i for group in groups for i in group.client_ids), np.stack(columns, axis=1))
 
     @property
     def first_empty_round(self) -> int | None:
@@ -218,8 +195,11 @@ class Presence:
         return [self.client_ids[k] for k in np.flatnonzero(come)], [self.client_ids[k] for k in np.flatnonzero(gone)]
 
 
-def _reached(availability: Availability, client_id: str, rounds: int, seed: int) -> BoolArray:
-    """A copy of what an availability returns; ConfigError where that is no (rounds,) bool array."""
+def reached(availability: Availability, client_id: str, rounds: int, seed: int) -> BoolArray:
+    """(rounds,) whether a client can be reached: a copy of what its availability returns, a function of (seed, client).
+
+    ConfigError where that is no (rounds,) bool array.
+    """
     on: object = availability.on(client_id, rounds, generator(seed, "availability", client_id))
     if isinstance(on, np.ndarray) and on.dtype == np.bool_ and on.shape == (rounds,):
         return on.copy()
