@@ -49,13 +49,6 @@ def policy_of(experiment: Experiment) -> Policy:
     return replace(policy, m=experiment.asynchronous.concurrency) if experiment.is_asynchronous else policy
 
 
-def policy_of_rounds(experiment: Experiment) -> Policy:
-    """The policy, for a replay, which knows rounds alone; ConfigError where there are none."""
-    if experiment.is_asynchronous:
-        raise ConfigError('server.mode = "asynchronous": replay plays rounds alone; play this experiment by run')
-    return selected_policy(experiment.selection)
-
-
 def _has_own_init(policy: type[Policy]) -> bool:
     """Whether its `__init__` is no dataclass's own: it is not called where a dataclass is built of checked values."""
     init = next(vars(each)["__init__"] for each in policy.__mro__ if "__init__" in vars(each))

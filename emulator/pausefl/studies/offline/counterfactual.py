@@ -16,11 +16,8 @@ from typing import Self
 import numpy as np
 
 from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.server_records import policy_of_rounds
-from pausefl.runtime.client.plan import client_plan
-from pausefl.runtime.server.plan import oracle_of, settings_of
 from pausefl.studies.offline.outcomes import LoggedAnswer, LoggedOutcomes, check_log_suffices, is_open
-from pausefl.studies.offline.replay import RecordedLog
+from pausefl.studies.offline.replay import RecordedLog, rules_of
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable, only_labels
@@ -70,13 +67,10 @@ class Counterfactual:
 
 def play_on_log(experiment: Experiment, log: RecordedLog, draws: int) -> Counterfactual:
     """Play the experiment's policy on a log, `draws` times; ConfigError where it needs what the log lacks."""
-    policy = policy_of_rounds(experiment)
+    policy, settings, oracle = rules_of(experiment)
     records = tuple(log.records)  # all at once: every draw plays them again
     outcomes = LoggedOutcomes.of(records)
     check_log_suffices(policy, experiment.selection.policy, outcomes)
-    clients = client_plan(experiment)
-    settings = settings_of(experiment, "", clients)
-    oracle = oracle_of(policy, clients.links, settings.tau_min_s)
     played = [_ImaginedRun.of(policy, settings, oracle, outcomes, draw).play(records) for draw in range(draws)]
     return _gathered(outcomes.client_ids, played)
 

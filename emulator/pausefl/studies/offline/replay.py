@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.server_records import policy_of_rounds
+from pausefl.experiment.server_records import selected_policy
 from pausefl.results.reading import open_database
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.server.plan import oracle_of, settings_of
@@ -64,10 +64,16 @@ def replay_log(experiment: Experiment, log: RecordedLog) -> list[ReplayedChoice]
 
     ConfigError where the policy cannot choose from what was known.
     """
-    policy = policy_of_rounds(experiment)
-    clients = client_plan(experiment)
+    return choices_on(log, *rules_of(experiment))
+
+
+def rules_of(experiment: Experiment) -> tuple[Policy, ServerSettings, Oracle | None]:
+    """By what clients are chosen in a replay, which knows rounds alone; ConfigError where a run has none."""
+    if experiment.is_asynchronous:
+        raise ConfigError('server.mode = "asynchronous": replay plays rounds alone; play this experiment by run')
+    policy, clients = selected_policy(experiment.selection), client_plan(experiment)
     settings = settings_of(experiment, "", clients)
-    return choices_on(log, policy, settings, oracle_of(policy, clients.links, settings.tau_min_s))
+    return policy, settings, oracle_of(policy, clients.links, settings.tau_min_s)
 
 
 def choices_on(
