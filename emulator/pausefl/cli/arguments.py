@@ -143,6 +143,7 @@ def _add_reproduce(command: _AddCommand) -> None:
     sub.add_argument("--list", action="store_true", help="every figure and table: what runs, and about how long here")
     sub.add_argument("--seeds", type=int, metavar="N", help="runs per series, from seed 1 on (default: the figure's)")
     sub.add_argument("--series", metavar="A,B,C", help="only these of the figure's series")
+    sub.add_argument("--each-seed", action="store_true", help="draw each seed as a thin line, too")
     scale = "quick (default): within some 10 minutes on two cores, and it says what it leaves out; full: as published"
     sub.add_argument("--scale", choices=["quick", "full"], help=scale)
     sub.add_argument("--resume", action="store_true", help="go on with the reproduction in --out; finished runs stay")

@@ -44,6 +44,8 @@ def _note(summary: StoredSummary) -> str:
     if n_seeds > 1 and drawing != "selections":
         parts.append(f"the {'black line' if drawing == 'best' else 'band'} is {band_note(n_seeds)}")
     if drawing in {"latency", "elapsed", "rounds"}:
+        has_seeds = any("seeds" in (series["accuracy_by_round"] or {}) for series in summary["series"].values())
+        parts += ["a thin line is one seed"] if has_seeds else []
         parts.append(f"accuracy smoothed over {SMOOTHING_ROUNDS} rounds")
     if drawing == "latency" and (short := [name for name, series in summary["series"].items() if _is_a_point(series)]):
         parts.append(f"too few rounds to draw the accuracy of {', '.join(short)}")
@@ -91,7 +93,7 @@ def _draw_latency(summary: StoredSummary) -> Figure:
 def _draw_elapsed(summary: StoredSummary) -> Figure:
     """Accuracy, greatest and median leakage against elapsed time, and leakage by client."""
     figure = Figure(figsize=(11.8, 8.0), layout="constrained")
-    panels = accuracy, greatest, middle, by_client = figure.subplots(2, 2).flat
+    accuracy, greatest, middle, by_client = panels = figure.subplots(2, 2).ravel()
     for name, look in policy_looks(summary["series"]).items():
         series = summary["series"][name]
         _band(accuracy, series["accuracy_by_latency"], look, name)
@@ -182,6 +184,8 @@ def _band(axes: Axes, curve: StoredCurve | None, look: Look, label: str) -> None
     if curve is not None:
         axes.fill_between(curve["x"], curve["low"], curve["high"], color=look.colour, alpha=0.18, linewidth=0)
         axes.plot(curve["x"], curve["mean"], color=look.colour, linestyle=look.dash, label=label)
+        for of_seed in curve.get("seeds", ()):
+            axes.plot(curve["x"], of_seed, color=look.colour, linewidth=0.5, alpha=0.6)
 
 
 def _points(summary: StoredSummary, name: str, what: str) -> Sequence[tuple[float, float]]:

@@ -28,8 +28,9 @@ SMOOTHING_ROUNDS = 10
 ACCURACIES = (0.6, 0.7, 0.8)
 """The accuracies for which the time to reach them is told."""
 _POINTS = 61
-StoredCurve = Mapping[str, list[float]]
-"""x, mean, low and high of one curve; low and high are the 95 % interval, or with too few seeds least and greatest."""
+StoredCurve = Mapping[str, Any]
+"""x, mean, low and high of one curve; low and high are the 95 % interval, or with too few seeds least and greatest.
+`seeds`, if it was asked for, has the values of each seed."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +183,11 @@ def _best(run: RunData) -> float:
     return float(since.max(initial=0.0))
 
 
-def summarise_series(runs: SeriesRuns) -> dict[str, Any]:
-    """What every series reached, with differences to `random`, or else to the first series, seed by seed."""
+def summarise_series(runs: SeriesRuns, *, each_seed: bool = False) -> dict[str, Any]:
+    """What every series reached, with differences to `random`, or else to the first series, seed by seed.
+
+    With `each_seed`, its curves hold those of each seed, too.
+    """
     baseline = "random" if "random" in runs else next(iter(runs))
     longest_s = max(run.total_latency_s for of_series in runs.values() for run in of_series)
     waits = {name: _waits(of_series, longest_s) for name, of_series in runs.items()}
@@ -196,7 +200,7 @@ def summarise_series(runs: SeriesRuns) -> dict[str, Any]:
                 **_figures(of_series),
                 "time_to": {f"{level:g}": time_to(waits[name][level], waits[baseline][level]) for level in ACCURACIES},
                 "against_baseline": _against(runs, waits, name, baseline),
-                **_curves(of_series),
+                **_curves(of_series, each_seed=each_seed),
                 "newcomers": _newcomers(of_series),
                 **_by_speed(of_series, until_s),
             }
@@ -274,16 +278,17 @@ def _against(
     return found
 
 
-def _curves(runs: Sequence[PlayedSeed]) -> dict[str, Any]:
+def _curves(runs: Sequence[PlayedSeed], *, each_seed: bool) -> dict[str, Any]:
     accuracies = [(run.evaluations, run.smoothed_accuracy) for run in runs]
     leaks = [run.leakage for run in runs if run.leakage]
-    return {
-        "accuracy_by_latency": _stored([(of["seconds"], accuracy) for of, accuracy in accuracies]),
-        "accuracy_by_round": _stored([(of["round"], accuracy) for of, accuracy in accuracies]),
-        "leak_by_round": _stored([(leak["round"], leak["epsilon"]) for leak in leaks]),
-        "leak_by_latency": _stored([(leak["seconds"], leak["epsilon"]) for leak in leaks]),
-        "median_leak_by_latency": _stored([(leak["seconds"], leak["median"]) for leak in leaks if "median" in leak]),
+    curves = {
+        "accuracy_by_latency": [(of["seconds"], accuracy) for of, accuracy in accuracies],
+        "accuracy_by_round": [(of["round"], accuracy) for of, accuracy in accuracies],
+        "leak_by_round": [(leak["round"], leak["epsilon"]) for leak in leaks],
+        "leak_by_latency": [(leak["seconds"], leak["epsilon"]) for leak in leaks],
+        "median_leak_by_latency": [(leak["seconds"], leak["median"]) for leak in leaks if "median" in leak],
     }
+    return {name: _stored(of_seeds, each_seed=each_seed) for name, of_seeds in curves.items()}
 
 
 def _by_speed(runs: Sequence[PlayedSeed], until_s: float) -> dict[str, Any]:
@@ -298,7 +303,7 @@ def _by_speed(runs: Sequence[PlayedSeed], until_s: float) -> dict[str, Any]:
     }
 
 
-def _stored(curves: Sequence[tuple[Any, Any]]) -> dict[str, list[float]] | None:
+def _stored(curves: Sequence[tuple[Any, Any]], *, each_seed: bool = False) -> dict[str, Any] | None:
     """The curves' mean and band where every seed has a value; None where there is no such place."""
     if not curves or not all(len(x) for x, _ in curves):
         return None
@@ -309,7 +314,12 @@ def _stored(curves: Sequence[tuple[Any, Any]]) -> dict[str, list[float]] | None:
     values = np.array([np.interp(grid, x, y) for x, y in curves])
     band = mean_band(values) or (values.mean(axis=0), values.min(axis=0), values.max(axis=0))
     rows = {"x": grid, **dict(zip(("mean", "low", "high"), band, strict=True))}
-    return {name: [float(f"{value:.4g}") for value in row] for name, row in rows.items()}
+    stored: dict[str, Any] = {name: _rounded(row) for name, row in rows.items()}
+    return {**stored, "seeds": [_rounded(row) for row in values]} if each_seed else stored
+
+
+def _rounded(values: FloatArray) -> list[float]:
+    return [float(f"{value:.4g}") for value in values]
 
 
 def _newcomers(runs: Sequence[PlayedSeed]) -> dict[str, Any] | None:

@@ -27,12 +27,14 @@ class Request:
     overrides: tuple[str, ...]
     """Settings for every run, as `--set` takes them."""
     folder: Path
+    each_seed: bool = False
+    """Whether curves are drawn and kept of each seed, too."""
 
     @property
     def command(self) -> str:
         """The command that asks for it."""
         words = ["pausefl", COMMAND, self.reproduction.name, "--seeds", str(self.seeds), "--scale", self.scale]
-        words += ["--series", ",".join(self.series)]
+        words += ["--series", ",".join(self.series), *(["--each-seed"] if self.each_seed else [])]
         return shlex.join([*words, *(word for override in self.overrides for word in ("--set", override))])
 
     def go_on(self, options: Sequence[str]) -> str:

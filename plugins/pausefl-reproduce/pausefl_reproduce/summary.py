@@ -52,7 +52,7 @@ def summary_of(request: Request, runs: SeriesRuns) -> dict[str, Any]:
         "privacy_unit": private.privacy_unit,
         "epsilon_budget": private.epsilon_budget,
         "published": {name: values.model_dump(mode="json") for name, values in reproduction.published.items()},
-        **summarise_series(runs),
+        **summarise_series(runs, each_seed=request.each_seed),
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.image
+import numpy as np
 import pytest
 
 from docs.write_results import keep, kept_summaries, results_page, write_page
@@ -24,9 +25,11 @@ from pausefl_reproduce import estimate, playing
 from pausefl_reproduce import summary as summary_module
 from pausefl_reproduce.command import _after, requested
 from pausefl_reproduce.estimate import estimated_s
-from pausefl_reproduce.played import ClusterTerm
+from pausefl_reproduce.figure import draw_reproduction
+from pausefl_reproduce.played import ClusterTerm, PlayedSeed
 from pausefl_reproduce.playing import n_finished, reproduce
 from pausefl_reproduce.request import ReproductionScale, Request, left_out
+from pausefl_reproduce.summary import write_summary
 from rigs.places import ROOT
 from rigs.reports import CLIENTS, write_run
 
@@ -247,6 +250,24 @@ def test_an_interrupted_reproduction_goes_on_and_its_summary_becomes_a_page(
     assert "- No intervals: 1 of at least 5 seeds." in page
     assert "archived 83.9" in page
     assert (tmp_path / "docs/results/reproduce/small_mnist.png").exists()
+
+
+def test_each_seed_is_a_thin_line_on_demand(tmp_path: Path) -> None:
+    runs: dict[str, list[PlayedSeed]] = {"pause": [], "random": []}
+    kept = DOCS / "results/reproduce/small_cifar_running.runs.jsonl"
+    for line in map(json.loads, kept.read_text("utf-8").splitlines()):
+        if line["series"] in runs:
+            runs[line["series"]].append(PlayedSeed(**line["run"]))
+    whole = Request(find_reproduction("small_cifar_running"), tuple(runs), len(runs["pause"]), "full", (), tmp_path)
+    plain, asked = (write_summary(replace(whole, each_seed=each_seed), runs) for each_seed in (False, True))
+    assert asked["command"] == f"{whole.command} --each-seed"
+    for name, of_seeds in runs.items():
+        curve = asked["series"][name]["accuracy_by_latency"]
+        assert np.allclose(np.mean(curve["seeds"], axis=0), curve["mean"], rtol=1e-3)
+        assert len(curve["seeds"]) == len(of_seeds)
+        assert "seeds" not in plain["series"][name]["accuracy_by_latency"]
+    lines = [len(draw_reproduction(summary).axes[0].lines) for summary in (plain, asked)]
+    assert lines[1] - lines[0] == sum(map(len, runs.values()))
 
 
 @pytest.mark.end_to_end
