@@ -65,6 +65,12 @@ def test_an_experiment_is_loaded_from_tables_and_from_another_and_is_not_changed
     noise, how_long, *departures = pausefl.validate(told)
     assert noise.endswith("it passes 5 times after about 12 rounds; " + NOISE_REMEDY)
     assert how_long.startswith("how long: at random, the delays of a round take ")
+    steps = {"server.mode": "asynchronous", "asynchronous.concurrency": 4, "asynchronous.buffer": 2}
+    even = {"latency.delay": {"kind": "constant", "value_s": 3.0}, "latency.time_scale": 1.0}
+    assert any(
+        "delays of a step take 1.5 s, so 100 steps take" in line
+        for line in pausefl.validate(told.replace(steps | even))
+    )
     assert "clients.count: 30 in the defaults, 4 here" in departures
 
 

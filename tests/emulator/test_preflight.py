@@ -214,6 +214,10 @@ def test_noise_that_swamps_a_model_is_told_and_what_was_not_tried(monkeypatch: p
     (line,) = try_out(parse_experiment("", [*settings, "privacy.epsilon_budget=40"]), pytest.fail)
     assert line.startswith("noise is 1.3 times the clip bound in a client's release 1, and 25 times in release 75, its")
     assert line.endswith(NOISE_REMEDY)
+    (line,) = try_out(
+        parse_experiment("", [*settings, "server.mode=asynchronous", "asynchronous.buffer=6"]), pytest.fail
+    )
+    assert "in release 150, its" in line  # of six clients a step
     (line,) = try_out(parse_experiment("", [*settings, "privacy.epsilon_budget=2"]), pytest.fail)
     assert f"equally often; {NOISE_REMEDY}" in line  # it does not pass 5 times later: it begins above
     (line,) = try_out(parse_experiment("", [*settings, "privacy.epsilon_floor=1.0"]), pytest.fail)

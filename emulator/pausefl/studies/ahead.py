@@ -20,9 +20,9 @@ def ahead(experiment: Experiment, source: str = "") -> Iterator[str]:
     if experiment.experiment.clock == "virtual":
         yield "how long: waiting takes no time on the virtual clock, training alone does"
     else:
-        wait_s = expected_wait_s(experiment, chosen)
+        wait_s, each = expected_wait_s(experiment, chosen), "step" if experiment.is_asynchronous else "round"
         yield (
-            f"how long: at random, the delays of a round take {wait_s:.2g} s, so {rounds} rounds take about"
+            f"how long: at random, the delays of a {each} take {wait_s:.2g} s, so {rounds} {each}s take about"
             f" {in_words(rounds * wait_s)}; training and transfer come on top"
         )
     is_preset = source in preset_names()
@@ -33,16 +33,23 @@ def ahead(experiment: Experiment, source: str = "") -> Iterator[str]:
 
 
 def expected_wait_s(experiment: Experiment, chosen: int) -> float:
-    """The mean over random sets of so many clients of the longest delay, in real seconds."""
+    """The mean over random sets of so many clients of the longest delay, in real seconds.
+
+    Without rounds, C places are never empty, so that K updates take K/C of the mean delay.
+    """
     if experiment.experiment.clock == "virtual":
         return 0.0
     rng = np.random.default_rng(1)
     links = plan_links(experiment.latency, experiment.client_ids, experiment.experiment.seed_of("latency"))
     delays_s = np.array([link.exchange.sample(rng, _DRAWS) for link in links.values()])
+    if experiment.is_asynchronous:
+        return experiment.latency.time_scale * float(delays_s.mean()) * chosen / experiment.asynchronous.concurrency
     order = rng.permuted(np.tile(np.arange(len(delays_s)), (_DRAWS, 1)), axis=1)[:, :chosen].T
     return experiment.latency.time_scale * float(np.take_along_axis(delays_s, order, axis=0).max(axis=0).mean())
 
 
 def most_chosen(experiment: Experiment) -> int:
-    """How many clients a round has: `selection.m`, or all; Fed-TS's newcomers come on top."""
+    """How many clients a round has: `selection.m`, or all; Fed-TS's newcomers come on top. Without rounds, K."""
+    if experiment.is_asynchronous:
+        return experiment.asynchronous.buffer
     return experiment.clients.count if experiment.selection.policy == "all" else experiment.selection.m

@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.server_records import selected_policy
+from pausefl.experiment.server_records import policy_of
 from pausefl.outcomes import with_resume_command
-from pausefl.results.reading import read_run
+from pausefl.results.reading import read_run, time_axis
 from pausefl.studies.campaign import Planned
 from pausefl.studies.playing import OnExecutor, Player
 from pausefl.studies.simulation.curves import SimulationResult
 from pausefl.studies.simulation.engine import Setting, is_compiled, simulate, simulate_pause
 from pausefl.studies.simulation.outputs import setting_of
+from pausefl.studies.simulation.steps import simulate_steps
 from pausefl_proto.errors import ConfigError, PauseflError
-from pausefl_tune.plan import LATENCY_TO_TARGET, Point, TuningPlan, value_of
+from pausefl_tune.plan import LATENCY, LATENCY_TO_TARGET, Point, TuningPlan, value_of
 
 Figures = Mapping[str, float]
 """What a run came to: the objectives by name, ROUNDS played and, with a target accuracy, whether it was REACHED."""
@@ -93,12 +94,10 @@ def _has_expectations(setting: Setting) -> bool:
 
 def simulated(experiment: Experiment) -> Figures:
     """The figures of a simulation until all rounds or budgets are over."""
-    policy, rounds, setting = (
-        selected_policy(experiment.selection),
-        experiment.experiment.rounds,
-        setting_of(experiment),
-    )
-    if _has_expectations(setting) and is_compiled(policy, setting):
+    policy, rounds, setting = policy_of(experiment), experiment.experiment.rounds, setting_of(experiment)
+    if experiment.is_asynchronous:
+        result = simulate_steps(policy, setting, rounds)
+    elif _has_expectations(setting) and is_compiled(policy, setting):
         result = simulate_pause(policy, setting, rounds)
     else:
         result = simulate(policy, setting, rounds, with_regret=False)
@@ -123,11 +122,12 @@ def figures_of_run(run_dir: Path, target_accuracy: float | None) -> Figures:
     if run.summary["outcome"] == "failed" or accuracy is None:
         raise SettingRefused(f"{run_dir}: the run failed ({run.summary['stopped_because']})")
     leakage = run.summary["max_epsilon_spent"] or 0.0  # none without privacy
-    figures = {"total_latency_s": run.summary["total_latency_s"], "max_epsilon_spent": leakage}
+    axis = time_axis([run.summary])
+    figures = {LATENCY.name: float(run.summary[axis]), "max_epsilon_spent": leakage}
     figures |= {"final_accuracy": accuracy, ROUNDS: run.summary["rounds"]}
     if target_accuracy is None:
         return figures
-    latency_s, accuracies = run.curve("test")
+    latency_s, accuracies = run.curve("test", axis)
     reached = np.flatnonzero(accuracies >= target_accuracy)
     to_target_s = float(latency_s[reached[0]]) if reached.size else math.inf
     return {**figures, LATENCY_TO_TARGET.name: to_target_s, REACHED: float(bool(reached.size))}

@@ -28,6 +28,7 @@ TABLES_WARNING = "Choices for a categorical distribution"
 _FIXED = {
     "privacy.enabled": "decides whether leakage is measured; search with privacy and without it apart",
     "privacy.unit": "decides what every ε protects, and ε of two units do not compare; search them apart",
+    "server.mode": "decides whether the sum of latencies is measured or the time that elapsed; search them apart",
     "latency.signal": "decides what counts as latency, and the two do not compare; search them apart",
 }
 """Keys that decide what is measured, and why they are not searched."""
@@ -49,6 +50,7 @@ class Objective:
 
 
 LATENCY = Objective("total_latency_s", "total latency (s)")
+"""Elapsed time without rounds, whose latencies overlap."""
 LATENCY_TO_TARGET = Objective("latency_to_target_s", "latency to the target accuracy (s)")
 LEAKAGE = Objective("max_epsilon_spent", "greatest ε spent")
 IMBALANCE = Objective("imbalance", "imbalance of choices")
@@ -145,7 +147,8 @@ class TuningPlan:
     @property
     def objectives(self) -> tuple[Objective, ...]:
         """Latency, leakage in a private run, and accuracy; where nothing is trained, imbalance stands for that."""
-        latency = LATENCY if self.target_accuracy is None else LATENCY_TO_TARGET
+        total = replace(LATENCY, label="elapsed time (s)") if self.experiment.is_asynchronous else LATENCY
+        latency = total if self.target_accuracy is None else LATENCY_TO_TARGET
         privacy = self.experiment.privacy
         leakage = (replace(LEAKAGE, label=f"greatest {EPSILON_LABELS[privacy.unit]}"),) if privacy.enabled else ()
         return latency, *leakage, ACCURACY if self.by == "run" else IMBALANCE

@@ -29,6 +29,9 @@ clock = "virtual"
 count = 8
 [selection]
 m = 2
+[asynchronous]
+concurrency = 4
+buffer = 2
 """
 SEARCH = ["selection.pause.alpha=log:1..1000", "selection.m=1,2,3"]
 OWN = {"selection.pause.alpha": 100, "selection.m": 2}  # as Optuna draws it of whole numbers; the default is 100.0
@@ -93,6 +96,7 @@ def test_a_search_of_the_seed_is_refused() -> None:
     [
         ("privacy.enabled=true,false", "decides whether leakage is measured; search with privacy and without it apart"),
         ("privacy.unit=coordinate,vector", "decides what every ε protects, and ε of two units do not compare"),
+        ("server.mode=rounds,asynchronous", "decides whether the sum of latencies is measured"),
         ("latency.signal=round_trip,communication", "decides what counts as latency, and the two do not compare"),
     ],
 )
@@ -120,6 +124,14 @@ def test_a_setting_is_simulated_under_latencies_that_change_with_the_round(polic
     changes = {"selection.policy": policy, "experiment.rounds": 4, "latency.delay": delay, "latency.tau_min_s": 0.05}
     figures = simulated(parse_experiment("", changes))
     assert figures["total_latency_s"] == pytest.approx(0.5 + 0.75 + 1.0 + 1.0)
+
+
+def test_a_setting_without_rounds_is_simulated_by_its_steps() -> None:
+    """It was simulated in rounds of selection.m clients. Here two places give an update each in half a second."""
+    steps = {"server.mode": "asynchronous", "asynchronous.concurrency": 2, "asynchronous.buffer": 1}
+    changes = {"experiment.rounds": 4, "latency.delay": {"kind": "constant", "value_s": 0.5}, "workload.step_s": 1e-9}
+    assert simulated(parse_experiment("", steps | changes))["total_latency_s"] == pytest.approx(2 * 0.5)
+    assert TuningPlan(parse_experiment("", steps).to_toml()).objectives[0].label == "elapsed time (s)"
 
 
 def test_the_imbalance_is_half_the_sum_of_what_choices_and_data_differ_by() -> None:

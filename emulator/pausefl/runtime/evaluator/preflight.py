@@ -8,7 +8,6 @@ import numpy as np
 from pausefl.experiment.client_records import budget_of, dealt_out
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import check_rounds
-from pausefl.experiment.server_records import selected_policy
 from pausefl.extras import is_installed
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.evaluator.initial import InitialModel
@@ -60,8 +59,8 @@ def _how_noisy(experiment: Experiment) -> list[str]:
     """The noise of a client's first and last release, if all are chosen equally often; nothing without privacy."""
     if (budget := budget_of(experiment.privacy)) is None:
         return []
-    asked, clients = selected_policy(experiment.selection).m, experiment.clients.count
-    return [NoiseAhead.of(budget, experiment.experiment.rounds, asked, clients).text]
+    asked = experiment.asynchronous.buffer if experiment.is_asynchronous else experiment.selection.asked
+    return [NoiseAhead.of(budget, experiment.experiment.rounds, asked, experiment.clients.count).text]
 
 
 def _read_credentials(experiment: Experiment, say: Callable[[str], None]) -> None:
