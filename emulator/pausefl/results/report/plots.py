@@ -16,7 +16,7 @@ from pausefl.results.figures import Figures
 from pausefl.results.labels import LabelCounts, clients_labels
 from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latency_unit, time_axis
 from pausefl.results.report import group_plots, learning_plots
-from pausefl.results.report.comparison.figure import ABOVE
+from pausefl.results.report.comparison.figure import ABOVE, draw_budget
 from pausefl.results.report.group_plots import ChoicesByGroup
 from pausefl.results.report.learning import Learning, learning
 from pausefl.results.report.style import (
@@ -136,15 +136,9 @@ def _running_median(values: FloatArray, n: int) -> FloatArray:
 def leakage(run: RunData, privacy: PrivacyFigures) -> Figure:
     """The greatest ε any client has spent, by round, with the budget it stays under."""
     figure, axes = new_figure("Greatest leakage", "round", f"greatest ε spent by a client\n({privacy.label})")
-    table, budget = run.greatest_leakage, privacy.epsilon_budget
+    table = run.greatest_leakage
     axes.step(table["round"], table["max_epsilon_spent"], where="post", color=SERIES[0].light)
-    axes.axhline(budget, color=LIMIT.light, linewidth=1.2, linestyle="--")
-    axes.annotate(
-        f"budget ε = {budget:g}", (1, budget), xycoords=("axes fraction", "data"), xytext=(0, -4),
-        textcoords="offset points", color=LIMIT.light, ha="right", va="top", fontsize=9,
-    )  # fmt: skip
-    axes.set_ylim(0, budget * 1.06)
-    axes.set_xlim(left=0)
+    draw_budget(axes, privacy.epsilon_budget)
     return figure
 
 

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pausefl.results.reading import EPSILON_LABELS
-from pausefl.results.report.style import LIMIT, MUTED, RC, SERIES, draw_times_chosen, powers_of_ten
+from pausefl.results.report.comparison.figure import draw_budget
+from pausefl.results.report.style import MUTED, RC, SERIES, draw_times_chosen, powers_of_ten
 from pausefl.studies.simulation.curves import SimulationResult
 from pausefl.studies.simulation.growth import NO_REGRET, ROUNDING, growth_fits
 from pausefl_proto.arrays import FloatArray, IntArray
@@ -114,10 +115,5 @@ def _draw_latency(axes: Axes, result: SimulationResult) -> None:
 
 def _draw_leakage(axes: Axes, result: SimulationResult, label: str, budget: float) -> None:
     axes.plot(result.round, result.max_epsilon_spent, color=SERIES[0].light)
-    axes.axhline(budget, color=LIMIT.light, linewidth=1.2, linestyle="--")
-    axes.annotate(
-        f"budget ε = {budget:g}", (0, budget), xycoords=("axes fraction", "data"), xytext=(4, 3),
-        textcoords="offset points", color=LIMIT.light, va="bottom", fontsize=9,
-    )  # fmt: skip
+    draw_budget(axes, budget)
     axes.set(title="Greatest leakage of a client", xlabel="round", ylabel=label)
-    axes.set(xlim=(0, None), ylim=(0, 1.18 * budget))  # room for the budget's label

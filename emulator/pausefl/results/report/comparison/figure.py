@@ -96,6 +96,16 @@ def draw_band(axes: Axes, curves: Sequence[PlottedCurve], look: Look, label: str
     axes.plot(grid, values.mean(axis=0), color=look.colour, linestyle=look.dash, label=label)
 
 
+def draw_budget(axes: Axes, budget: float, at: float = 0.0) -> None:
+    """A line at a privacy budget, with its value above it from this fraction of the x axis on, and room for that."""
+    axes.axhline(budget, color=LIMIT.light, linewidth=1.2, linestyle="--")
+    axes.annotate(
+        f"budget ε = {budget:g}", (at, budget), xycoords=("axes fraction", "data"), xytext=(4, 3),
+        textcoords="offset points", color=LIMIT.light, va="bottom", fontsize=9,
+    )  # fmt: skip
+    axes.set(xlim=(0, None), ylim=(0, 1.18 * axes.dataLim.y1))
+
+
 def ends(values: NDArray[np.float64]) -> tuple[float, float]:
     """The ends of the interval that `band_note` names, of one value a seed."""
     found = mean_interval(values)
@@ -123,14 +133,8 @@ def _leakage(axes: Axes, runs: Runs, looks: Mapping[str, Look], privacy: Privacy
             draw_band(axes, curves, looks[policy], policy)
     budgets = sorted({run.privacy.epsilon_budget for run in all_runs(runs) if run.privacy})
     for i, budget in enumerate(budgets):
-        axes.axhline(budget, color=LIMIT.light, linewidth=1.2, linestyle=(0, (4, 2)))
-        axes.annotate(  # side by side, as budgets may be close to each other
-            f"budget ε = {budget:g}", (i / len(budgets), budget), xycoords=("axes fraction", "data"),
-            xytext=(4, 3), textcoords="offset points", color=LIMIT.light, va="bottom", fontsize=9,
-        )  # fmt: skip
+        draw_budget(axes, budget, at=i / len(budgets))  # side by side, as budgets may be close to each other
     axes.set(title="Greatest leakage of a client", xlabel="round", ylabel=privacy.label)
-    axes.set_xlim(left=0)
-    axes.set_ylim(0, 1.18 * axes.dataLim.y1)  # room for the greatest budget's label
 
 
 def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
