@@ -172,7 +172,8 @@ async def serve(
     with ExitStack() as ending:
         interruption = ending.enter_context(interruptible())
         with _disk_errors(folder):
-            store, checkpoint = ending.enter_context(_opened(folder, settings.models_kept))
+            store = ending.enter_context(closing(Store(folder / "run.db")))
+            checkpoint = ending.enter_context(closing(Checkpoint(folder / "checkpoints", settings.models_kept)))
             settings = replace(settings, run_id=_run_id(store, settings.run_id))
             telemetry = Telemetry(settings, is_watched=endpoints.metrics is not None)
             observer = Observers(telemetry, ProgressReporter(settings, report))
@@ -262,13 +263,6 @@ def _stream_handler(
 
 
 @contextmanager
-def _opened(folder: Path, slots: int) -> Iterator[tuple[Store, Checkpoint]]:
-    """The log and the checkpoint in `folder`, until the end of the block."""
-    with closing(Store(folder / "run.db")) as store, closing(Checkpoint(folder / "checkpoints", slots)) as checkpoint:
-        yield store, checkpoint
-
-
-@contextmanager
 def _disk_errors(folder: Path) -> Iterator[None]:
     """A disk that is full, or cannot be read, as a PauseflError that names the run directory."""
     try:
@@ -281,14 +275,10 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 def _shown(page: LivePage, settings: MetricsSettings, report: Report, routes: Mapping[str, Route]) -> Iterator[None]:
     """Serve metrics, the probes, and the live page if it is wanted."""
     routes = {**routes, **(page.routes if settings.has_page else {})}
-    web = WebServer(settings.host, settings.port, routes, key="metrics.port")
-    url = f"http://{web.address}"
-    report(MetricsServed(f"{url}/metrics", f"{url}/" if settings.has_page else None))
-    try:
+    with closing(WebServer(settings.host, settings.port, routes, key="metrics.port")) as web, closing(page):
+        url = f"http://{web.address}"
+        report(MetricsServed(f"{url}/metrics", f"{url}/" if settings.has_page else None))
         yield
-    finally:
-        page.close()
-        web.close()
 
 
 async def _linger(settings: MetricsSettings | None, interruption: Interruption) -> None:

@@ -83,7 +83,7 @@ def restore(
             statistics_size=settings.manifest.statistics.size,
         ),
         (*late, *left, *_owed(state, late, at_work, store, settings), *lost),
-        unevaluated={t: models.theta(t) for t in due if t not in evaluated},
+        unevaluated={t: stored_model(store, checkpoint, t) for t in due if t not in evaluated},
         attempts=_attempts(store, late),
         at_work={client_id: key for client_id, key in at_work.items() if key[0] in jobs},
         models=jobs,
@@ -155,11 +155,6 @@ class _Models:
             return self._find_written(round)
         initial = self._store.meta("initial_digest") or ""
         return (self._theta_0, None) if self._checkpoint.load(0, initial) is not None else None
-
-    def theta(self, round: int) -> Vector | None:
-        """θ_t of a round that was played, wherever it is kept."""
-        found = self._find_written(round)
-        return found[0] if found is not None else None
 
     def rounds(self) -> list[int]:
         """All rounds that can be gone back to, the last first."""

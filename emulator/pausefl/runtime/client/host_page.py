@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from pausefl.experiment.tables import Metrics
 from pausefl_client.answered_job import OnAnswered
@@ -70,8 +70,6 @@ def host_page(
         yield None
         return
     page = HostPage(where, certificates)
-    try:
+    with closing(page.web):
         on_metrics(page.web.address)
         yield page
-    finally:
-        page.web.close()

@@ -29,7 +29,7 @@ from pausefl.runtime.processes.resources import allow_many_files, keep_freed_mem
 from pausefl.runtime.processes.waits import run_telling_waits
 from pausefl_client.answered_job import AnsweredJob, OnAnswered
 from pausefl_client.link import SPIN_S
-from pausefl_client.privacy.release import ReleasePrivacy, Releaser
+from pausefl_client.privacy.release import Releaser
 from pausefl_client.session import ClientSession
 from pausefl_client.session_settings import ClientSettings, Connect, HostResources
 from pausefl_client.training.synthetic import SyntheticTrainer
@@ -185,7 +185,8 @@ async def run_clients(
         if batched is not None:
             host = replace(host, expecting=batched.expecting)
         for c in client_ids:
-            states, releaser = TrainerStates(trainers[c], ledgers / c), _releaser(plan, trainers[c], privacies[c])
+            states = TrainerStates(trainers[c], ledgers / c)
+            releaser = Releaser(privacies[c], plan.encoding, trainers[c].manifest.statistics.size)
             settings, connect = _session_settings(plan, c, trainers[c]), platform.connect(c)
             sessions[c] = ClientSession(settings, trainers[c], releaser, links[c], connect, host, states)
         failures: list[PauseflError] = []
@@ -229,10 +230,6 @@ def _batched_host(plan: TrainingPlan) -> "BatchedHost | None":
     from pausefl_client.batched.host import BatchedHost
 
     return BatchedHost()
-
-
-def _releaser(plan: ClientPlan, trainer: Trainer, privacy: ReleasePrivacy | None) -> Releaser:
-    return Releaser(privacy, plan.encoding, trainer.manifest.statistics.size)
 
 
 def _session_settings(plan: ClientPlan, client_id: str, trainer: Trainer) -> ClientSettings:

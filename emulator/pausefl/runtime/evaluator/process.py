@@ -7,7 +7,7 @@ import os
 import signal
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -180,9 +180,6 @@ def _watched(where: EvaluationTable, tls: Tls | None, report: Report) -> Iterato
     from pausefl_process.exposition import exposition
 
     routes = {"/metrics": exposition(certificates=[tls]), **health_routes(asyncio.get_running_loop(), str, str)}
-    web = WebServer(where.host, where.metrics_port, routes, key="evaluation.metrics_port")
-    report(MetricsServed(f"http://{web.address}/metrics"))
-    try:
+    with closing(WebServer(where.host, where.metrics_port, routes, key="evaluation.metrics_port")) as web:
+        report(MetricsServed(f"http://{web.address}/metrics"))
         yield
-    finally:
-        web.close()
