@@ -328,9 +328,12 @@ async def test_a_release_that_no_schedule_has_is_not_believed_of_an_answer_that_
     assert [(miss.client_id, miss.kind) for miss in r.store.rounds()[0].misses] == [("b", "rejected")]
 
 
-async def test_who_leaves_a_round_that_is_given_up_has_left(rig: MakeRig) -> None:
+async def test_who_leaves_a_round_that_is_given_up_has_left_and_who_answered_it_spent_nothing(rig: MakeRig) -> None:
     async with rig(rounds=1, privacy=None).playing() as r:
-        await r.join("a", manual=True)
-        await r.lose(await r.join_and_work("b"))
+        a = await r.join("a", manual=True)
+        b = await r.join_and_work("b")
+        await a.answer(1)
+        await r.lose(b)
         await r.coordinator.tell(Shutdown("enough"))
-    assert [event.kind for event in r.store.late_events() if event.client_id == "b"] == ["joined", "left"]
+    told = [(event.kind, event.client_id) for event in r.store.late_events()]
+    assert told == [("joined", "a"), ("joined", "b"), ("left", "b")]

@@ -353,7 +353,8 @@ class Coordinator(Actor[_Message]):
         while step.due and (left_s := until_s - self._now_s()) > 0:
             await self.pump(left_s)
         self._open = None
-        events, spent = self._pending.take(), (reconciled(update) for update in step.updates.values())
+        events, answers = self._pending.take(), step.updates.values()
+        spent = (reconciled(update) for update in answers if self._settings.budget is not None)
         self._pending.put_back([*step.events, *spent, *events, *self._members.owed(step, step.due)])
 
     async def _commit(self, record: RoundRecord, model: GlobalModel, step: OpenStep) -> None:
