@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -350,7 +350,11 @@ class ClientSession:
                 stop_if_withdrawn()
                 outcome = self._trainer.train(theta, round=key.round)
                 stop_if_withdrawn()
-            if not np.isfinite(outcome.update).all():
+            update = np.ascontiguousarray(outcome.update, np.float32)
+            if update.shape != (size := self._trainer.manifest.size,):
+                raise PauseflError(f"its trainer's update has shape {update.shape}, must be ({size},)")
+            outcome = replace(outcome, update=update)
+            if not np.isfinite(update).all():
                 raise NotFiniteError(f"its update {NOT_FINITE}; its examples, or the learning rate, may be why")
             if self._states is not None:
                 self._states.keep(key)  # before the release: one that is sent again after a crash is not trained again

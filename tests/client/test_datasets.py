@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -241,18 +242,31 @@ def test_bad_names_name_the_key(name: str, message: str) -> None:
         load_dataset(name, seed=1)
 
 
+NUMBERS, CLASSES = np.zeros((2, 3), np.float32), np.zeros(2, np.int64)
+
+
 @pytest.mark.parametrize(
-    ("inputs", "labels"),
+    ("inputs", "labels", "message"),
     [
-        (np.zeros((2, 3), np.float64), np.zeros(2, np.int64)),
-        (np.zeros((2, 3), np.uint8), np.zeros(2, np.int32)),
-        (np.zeros((2, 3), np.uint8), np.zeros(3, np.int64)),
+        (NUMBERS.astype(np.float64), CLASSES, "inputs must be uint8 or int32 or float32; are float64"),
+        (NUMBERS.astype(">f4"), CLASSES, "inputs must be .*; are >f4"),
+        (np.ma.masked_less(NUMBERS, 1), CLASSES, "inputs must be a numpy array; are a MaskedArray"),
+        (NUMBERS.tolist(), CLASSES, "inputs must be a numpy array; are a list"),
+        (NUMBERS.astype(np.uint8), CLASSES, "uint8 inputs are images of shape .*, and these have shape \\(2, 3\\)"),
+        (NUMBERS, np.array(["cat", "dog"]), "labels must be int64 or float32; are <U3"),
+        (NUMBERS, np.zeros(3, np.int64), "2 inputs, but 3 labels"),
     ],
-    ids=["inputs", "labels", "lengths"],
 )
-def test_examples_of_the_wrong_kind_are_refused(inputs: np.ndarray, labels: np.ndarray) -> None:
-    with pytest.raises(ConfigError, match=r"workload\.dataset"):
+def test_examples_of_the_wrong_kind_are_refused(inputs: Any, labels: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^workload\.dataset: {message}"):
         Examples(inputs, labels)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32])
+def test_all_splits_have_examples_of_one_kind(kind: type) -> None:
+    train, images = Examples(NUMBERS, CLASSES), Examples(NUMBERS.astype(kind).reshape(2, 1, 1, 3), CLASSES)
+    with pytest.raises(ConfigError, match=r"test has inputs of \w+ with 4; must be float32 with 2 dim"):
+        Dataset("own", train, train, images, classes=2)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +279,7 @@ def test_examples_of_the_wrong_kind_are_refused(inputs: np.ndarray, labels: np.n
 )
 def test_a_split_is_not_empty_and_has_the_classes_there_are(validation: list[int], message: str) -> None:
     def split(labels: list[int]) -> Examples:
-        return Examples(np.zeros((len(labels), 3), np.uint8), np.array(labels, np.int64))
+        return Examples(np.zeros((len(labels), 3), np.int32), np.array(labels, np.int64))
 
     with pytest.raises(ConfigError, match=f"^workload.dataset: {message}$"):
         Dataset("own", split([0, 1]), split(validation), split([0]), classes=2)

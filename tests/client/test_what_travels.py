@@ -37,7 +37,7 @@ from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.rounds.aggregation import WeightedUpdate, discounted
 from rigs import own_models
-from rigs.own_models import DIGITS, RUN, played, tokens, trainer_of
+from rigs.own_models import DIGITS, FROZEN_NORM, RUN, played, tokens, trainer_of
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +57,7 @@ def _this_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
         ("frozen_backbone", 650, ["1.weight", "1.bias"]),
         ("tied_layers", 4_874, []),
         ("Mixed", 1_482, []),
+        ("FrozenNorm", 170, FROZEN_NORM),
     ],
 )
 def test_what_does_not_train_is_neither_noised_nor_charged_and_stands_in_the_file(
@@ -127,6 +128,12 @@ class Odd(nn.Module):
             self.out = spectral_norm(self.out)
         if what == "NaN":
             self.scale = nn.Parameter(torch.tensor([1.0, math.nan]))
+        if what == "aliased":
+            self.tied = nn.Parameter(self.out.get_parameter("weight").t())
+        if what == "unseeded":
+            self.register_buffer("table", torch.tensor(np.random.default_rng().random(2)), persistent=False)
+        if what in {"teacher", "unfrozen"}:
+            self.shift = nn.Parameter(torch.zeros(10), requires_grad=False)
 
     def get_extra_state(self) -> Any:
         return {"steps": 3} if self.what == "extra" else torch.ones(1)
@@ -134,8 +141,14 @@ class Odd(nn.Module):
     def set_extra_state(self, state: Any) -> None: ...
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and self.what == "teacher":
+            self.shift.data.add_(1)
+        if self.what == "unfrozen":
+            self.shift.requires_grad_()
+        if self.what == "late":
+            self.late = nn.Parameter(torch.zeros(10))
         scores: torch.Tensor = self.out(x.flatten(1))
-        return scores
+        return scores.detach().requires_grad_() if self.what == "detached" else scores
 
 
 @pytest.mark.parametrize(
@@ -147,6 +160,12 @@ class Odd(nn.Module):
         ("extra", r"_extra_state, of get_extra_state, is a dict; must be a tensor"),
         ("spectral", r"the buffer out\.parametrizations\.weight\.0\._u \(float32\) changes while the model trains"),
         ("NaN", r"scale holds values that are not finite before any training"),
+        ("aliased", r"tied and out\.weight share memory"),
+        ("unseeded", r"table is another each time the model is made; draw from torch's generator"),
+        ("teacher", r"shift, which is frozen, changes while the model trains"),
+        ("unfrozen", r"shift came, went, was exchanged, frozen or unfrozen in a training step"),
+        ("late", r"late came, went, was exchanged"),
+        ("detached", r"one training step changes no value"),
     ],
 )
 def test_what_cannot_be_carried_is_refused_by_name(what: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,10 @@ def test_what_a_rule_returns_is_checked(result: object, message: str) -> None:
         Aggregation(Loose(result)).combine(UPDATES, WEIGHTS)
 
 
+def test_what_a_rule_returns_may_lie_in_memory_as_it_likes() -> None:
+    assert Aggregation(Loose(np.arange(5, dtype=np.float32)[::-1])).combine(UPDATES, WEIGHTS).flags.c_contiguous
+
+
 @dataclass(frozen=True)
 class Stateful(Optimizer):
     """Returns what it is made with."""

@@ -108,7 +108,7 @@ def test_by_client_gives_each_the_examples_of_one_owner_or_its_own() -> None:
     assert [np.unique(owners[part]).tolist() for part in parts] == [["phone-b"], ["phone-a"], ["hub"]]
     with pytest.raises(ConfigError, match="no example is of watch, but some are of other clients"):
         partition(ByClient(), LABELS, clients=2, classes=10, seed=1, owners=owners, client_ids=("hub", "watch"))
-    as_pandas_has_them = Examples(np.zeros((LABELS.size, 1), np.uint8), LABELS, owners.astype(object))
+    as_pandas_has_them = Examples(np.zeros((LABELS.size, 1), np.int32), LABELS, owners.astype(object))
     named = partition(ByClient(), LABELS, clients=2, classes=10, seed=1, owners=as_pandas_has_them.owners)
     assert all(np.unique(owners[part]).size == 1 for part in named)
 

@@ -97,6 +97,20 @@ HOLE = np.where(np.arange(400).reshape(100, 4) == 30, np.nan, 1.0)
 def no_seed():
     return data(Classification())
 
+def shuffled(seed):
+    found = data(None)
+    order = np.random.permutation(100)
+    return replace(found, validation=found.train.take(order[:50]), test=found.train.take(order[50:]))
+
+def late_label(seed):
+    found = data(Classification())
+    labels = np.where(np.arange(100) == 70, 2, found.test.labels)
+    return replace(found, test=replace(found.test, labels=labels))
+
+def hole_in_targets(seed):
+    found = data(Regression(1.0), classes=1)
+    return replace(found, test=replace(found.test, labels=HOLE[:, 2].astype(np.float32)))
+
 def two_labels_of_one_class(seed):
     examples = no_seed().train
     return Dataset("own", examples, examples, examples, classes=1, task=Classification())
@@ -148,7 +162,10 @@ def found(*settings: str) -> str:
         ("workload.model=tried_out:Nothing", ": must return a tensor of outputs; returned NoneType"),
         ("workload.model=tried_out:Nowhere", ": its loss before any training is nan; must be finite"),
         ("workload.learning_rate=1e30", "loss after one training step is not finite; workload.learning_rate = 1e+30"),
-        ("workload.dataset=tried_out:not_numbers", ": train.inputs[0, 0], of client-0"),
+        ("workload.dataset=tried_out:not_numbers", ": of client-0"),
+        ("workload.dataset=tried_out:hole_in_targets", ": test.labels[7] is nan: must be finite"),
+        ("workload.dataset=tried_out:late_label", ": test has a label 2; must be below 2"),
+        ("workload.dataset=tried_out:shuffled", "is another each time it is made; take all chance from its seed"),
         ("workload.dataset=tried_out:one_hole", ": test.inputs[7, 2] is nan: must be finite"),
         ("workload.dataset=tried_out:unrated", ": Unrated.score must return a tensor; returned NoneType"),
         ("workload.dataset=tried_out:averaged", "Averaged.score must return one value for each thing predicted; ret"),
@@ -174,7 +191,7 @@ def test_what_a_run_would_fail_at_is_said_in_one_line(setting: str, message: str
     ("key", "value", "message"),
     [
         ("learning_rate", 1e30, r"= 1e\+30 may be too great$"),
-        ("dataset", "tried_out:not_numbers", "holds inputs that are not finite$"),
+        ("dataset", "tried_out:not_numbers", "validation.inputs.0, 0. is nan: must be finite$"),
     ],
 )
 def test_what_no_step_can_be_trained_with_is_bad_input(here: Path, key: str, value: object, message: str) -> None:

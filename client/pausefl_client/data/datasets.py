@@ -8,7 +8,7 @@ import gzip
 import importlib.resources
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -44,13 +44,15 @@ class Examples:
     """(n,) whose each example is, where that is known: a person or a device, by names or whole numbers."""
 
     def __post_init__(self) -> None:
-        if self.inputs.dtype not in (np.uint8, np.float32, np.int32):
-            raise ConfigError(f"{_KEY}: inputs must be uint8, int32 or float32")
-        if self.labels.dtype not in (np.int64, np.float32):
-            raise ConfigError(f"{_KEY}: labels must be int64, or float32 targets")
+        _check_form("inputs", self.inputs, "uint8", "int32", "float32")
+        _check_form("labels", self.labels, "int64", "float32")
+        if self.inputs.dtype == np.uint8 and self.inputs.ndim != 4:
+            images = "uint8 inputs are images of shape (n, channels, height, width); others must be float32 or int32"
+            raise ConfigError(f"{_KEY}: {images}, and these have shape {self.inputs.shape}")
         if len(self.inputs) != len(self.labels):
             raise ConfigError(f"{_KEY}: {len(self.inputs)} inputs, but {len(self.labels)} labels")
-        owners = self.owners
+        owners = None if self.owners is None else np.asarray(self.owners)
+        object.__setattr__(self, "owners", owners)
         if owners is not None and owners.dtype == object and all(isinstance(owner, str) for owner in owners):
             owners = owners.astype(np.str_)  # pandas has texts as objects
             object.__setattr__(self, "owners", owners)
@@ -65,10 +67,26 @@ class Examples:
         """Whether each example has a class, by which it can be counted and dealt out."""
         return self.labels.ndim == 1 and self.labels.dtype == np.int64
 
+    def not_finite(self) -> tuple[int, str] | None:
+        """The row of the first value that is not finite, and where that is, in words; None where all are."""
+        for what, values in (("inputs", self.inputs), ("labels", self.labels)):
+            if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+                place = tuple(int(i) for i in np.unravel_index(finite.argmin(), finite.shape))
+                return place[0], f"{what}{list(place)} is {values[place]}: must be finite"
+        return None
+
     def take(self, rows: npt.NDArray[np.int64] | slice) -> Self:
         """A copy of the given rows, in memory; of a slice a view: a memory-mapped array stays one."""
         owners = None if self.owners is None else self.owners[rows]
         return replace(self, inputs=self.inputs[rows], labels=self.labels[rows], owners=owners)
+
+
+def _check_form(what: str, array: Any, *types: str) -> None:
+    """ConfigError unless this is a plain numpy array of one of these types."""
+    if type(array) not in (np.ndarray, np.memmap):
+        raise ConfigError(f"{_KEY}: {what} must be a numpy array; are a {type(array).__name__}")
+    if array.dtype not in types:
+        raise ConfigError(f"{_KEY}: {what} must be {' or '.join(types)}; are {array.dtype}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +109,11 @@ class Dataset:
             examples: Examples = getattr(self, split)
             if not len(examples):
                 raise ConfigError(f"{_KEY}: {split} has no examples")
+            for what in ("inputs", "labels"):
+                ours, trains = getattr(examples, what), getattr(self.train, what)
+                if (ours.dtype, ours.ndim) != (trains.dtype, trains.ndim):
+                    form = f"{trains.dtype} with {trains.ndim} dimensions, as in train"
+                    raise ConfigError(f"{_KEY}: {split} has {what} of {ours.dtype} with {ours.ndim}; must be {form}")
             if self.task is None and not (examples.labels.min() >= 0 and examples.labels.max() < self.classes):
                 raise ConfigError(
                     f"{_KEY}: {split} has labels from {examples.labels.min()} to {examples.labels.max()}; with"

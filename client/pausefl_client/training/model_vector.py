@@ -40,14 +40,18 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def running_statistics(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The running means and variances of the model's batch normalisation, by name."""
-    return {
+    """The running means and variances of the batch normalisation that trains, by name."""
+    was_training = model.training
+    model.train()  # a layer that its model keeps in evaluation, as of a frozen backbone, holds constants
+    found = {
         f"{name}.{key}".removeprefix("."): statistic
         for name, module in model.named_modules()
-        if isinstance(module, _NormBase)
+        if isinstance(module, _NormBase) and module.training
         for key in _STATISTICS
         if (statistic := module._buffers.get(key)) is not None
     }
+    model.train(was_training)
+    return found
 
 
 def constants(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -70,12 +74,15 @@ def check_carried(model: nn.Module, key: str) -> None:
             raise ConfigError(
                 f"{key}: {name} has no shape yet; call model(torch.zeros(1, *input_shape)) in the factory"
             )
+    places: dict[int, str] = {}
     for name, parameter in trained_parameters(model).items():
         if parameter.dtype not in _TRAINED or parameter.layout is not torch.strided or parameter.is_meta:
             raise ConfigError(
                 f"{key}: the parameter {name} is {_form(parameter)}; must be real and dense, such as float32, or have"
                 " requires_grad = False"
             )
+        if parameter.numel() and (other := places.setdefault(parameter.data_ptr(), name)) != name:
+            raise ConfigError(f"{key}: {other} and {name} share memory; let them be one parameter, or clone one")
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, torch.Tensor):
             raise ConfigError(

@@ -78,7 +78,7 @@ def checked_vector(found: Vector, size: int, key: str) -> Vector:
         raise PauseflError(f"{key}: returned {form(found)}; must be a float32 array of shape ({size},)")
     if not np.isfinite(found).all():
         raise PauseflError(f"{key}: returned values that are not finite")
-    return found
+    return np.ascontiguousarray(found)
 
 
 def form(found: object) -> str:

@@ -64,7 +64,7 @@ class GlobalModel:
         `clients`: N, how many there are in all; n unless said. c moves by Σ Δc_i / N, unweighted (eq. (5)).
         """
         d = self.model_size
-        change = rule.combine([update[:d] for update in updates], weights)
+        change = rule.combine([update[:d] for update in updates], read_only(weights))
         share = min(1.0, len(updates) / (clients or len(updates)))
         # A step that wrote to θ would change a model that clients and the evaluator may still ask for.
         given = read_only(self.theta[:d])
@@ -89,6 +89,6 @@ def _checked_step(returned: object, d: int) -> tuple[Vector, Vector]:
 def _checked_state(state: object) -> Vector:
     """An optimizer's state, if a run's files can give it back as it is; else PauseflError."""
     if isinstance(state, np.ndarray) and state.ndim == 1 and state.dtype == np.float32:
-        return state
+        return np.ascontiguousarray(state)
     must = "its state must be a float32 array of one dimension, an empty one for none"
     raise PauseflError(f"{_KEY}: {must}; returned {form(state)}")

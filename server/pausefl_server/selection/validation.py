@@ -65,8 +65,8 @@ def _checked_rows(rows: IntArray, eligible: IntArray) -> IntArray:
 def _check_weights(weights: FloatArray, count: int) -> None:
     if not (_is_column(weights, np.float64) and len(weights) == count):
         raise ValueError(f"weights {_form(weights)}: must be a float64 array of one for each of {count} rows")
-    if not ((weights > 0) & (weights < np.inf)).all():
-        raise ValueError("weights that are not all finite and above 0")
+    if not (weights > 0).all() or not weights.sum() < np.inf:
+        raise ValueError("weights that are not all finite and above 0, their sum too")
 
 
 def _check_numbers(numbers: Mapping[str, float], what: str) -> None:

@@ -164,7 +164,10 @@ def _check_is_law(made_by_kind: object, key: str) -> None:
 def _drawn(law: Delay, key: str) -> FloatArray:
     """A few draws: parameters may be sound one by one and absurd together, and the law a user's own."""
     try:
-        return sampled(law, np.random.default_rng(0), _TRIED)
+        draws, again = (sampled(law, np.random.default_rng(0), _TRIED) for _ in range(2))
+        if not np.array_equal(draws, again, equal_nan=True):
+            raise ConfigError("draws differ where `rng` is the same; it must be the only source of chance")
+        return draws
     except OverflowError:
         return np.full(_TRIED, np.inf)
     except ConfigError as error:

@@ -38,9 +38,10 @@ def make_torch_trainers(
     def trainer_of(client_id: str) -> Trainer:
         chain = BehaviourChain(plan.behaviours[client_id], seed=seed, client_id=client_id)
         held = data.train.take(rows[client_id])
+        holding = holding_of(held, dealing)  # before a behaviour, which may write to them
         trainer = TorchTrainer(
             build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens),
-            LocalData(chain.examples(held, data.classes), data.classes, holding_of(held, dealing), data.task),
+            LocalData(chain.examples(held, data.classes), data.classes, holding, data.task),
             chain.settings(w),
             device=device,
             seed=seed,

@@ -10,10 +10,10 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from pausefl.runtime.evaluator.initial import Evaluated, InitialModel, ModelRest, StoredTensor
-from pausefl_client.data.datasets import Examples, load_dataset
+from pausefl_client.data.datasets import DATASETS, Examples, load_dataset
 from pausefl_client.training.device_copies import off_device, on_device
 from pausefl_client.training.method import TrainingMethod
-from pausefl_client.training.model_vector import STORED, ModelVector, as_bytes, constants, tied
+from pausefl_client.training.model_vector import STORED, ModelVector, as_bytes, constants, tied, trained_parameters
 from pausefl_client.training.models import build_model
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device, use_one_thread
@@ -25,6 +25,7 @@ from pausefl_server.records import Evaluation, Split
 
 _BATCH = 500
 _REHEARSED_EXAMPLES = 32
+_SEEDED = "draw from torch's generator, or from one with a seed of its own"
 _SCORES = "a score is at most 1, the greater the better: of an error, return 1/(1 + error)"
 
 
@@ -49,6 +50,8 @@ class Evaluator:
         """
         split_seed = seed if split_seed is None else split_seed
         data = load_dataset(dataset, seed=split_seed)
+        self._load = partial(load_dataset, dataset, seed=split_seed)
+        self._is_own_data = bool(DATASETS.code_of(dataset)) and not dataset.startswith("hf:")
         self._device = resolve_device(device)
         self._seed = seed
         self._build = partial(build_model, model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
@@ -90,7 +93,11 @@ class Evaluator:
         """
         held_out = self._splits["validation"]
         sample = held_out.take(np.arange(min(len(held_out), settings.batch_size, _REHEARSED_EXAMPLES)))
+        if self._is_own_data and not np.array_equal(self._load().validation.labels, held_out.labels, equal_nan=True):
+            raise ConfigError(f"{self._data_key}: is another each time it is made; take all chance from its seed")
         one_step, model = replace(settings, epochs=1, max_steps=1), self._build()
+        if name := _differing(model, self._model):
+            raise ConfigError(f"{self._model_key}: {name} is another each time the model is made; {_SEEDED}")
         trainer = TorchTrainer(
             model,
             LocalData(sample, task=self._task),
@@ -103,6 +110,7 @@ class Evaluator:
         self._check(sample)
         manifest, theta_0 = trainer.manifest, self.initial.theta_0
         outcome = trainer.train(manifest.with_no_control(theta_0), round=1)
+        self._check_trained(trainer, outcome.update)
         trainer.restore(trainer.state())
         update, trained = manifest.without_control(outcome.update), theta_0.copy()
         trained[: manifest.model_size] += update[: manifest.model_size]
@@ -115,10 +123,30 @@ class Evaluator:
             raise ConfigError(f"{self._model_key}: its loss after one training step is not finite; {too_great}")
         self._check_score(score, "after one training step")
 
+    def _check_trained(self, trainer: TorchTrainer, update: Vector) -> None:
+        """ConfigError unless the model's own parameters, and nothing else of it, have changed in a training step."""
+        before, now = trainer.vector.parameters, trained_parameters(trainer.model)
+        if name := next((n for n in (before | now) if before.get(n) is not now.get(n)), ""):
+            raise ConfigError(
+                f"{self._model_key}: {name} came, went, was exchanged, frozen or unfrozen in a training step; what"
+                " trains must be there once the model is made"
+            )
+        stay = constants(trainer.model)
+        if name := next((c.name for c in self.initial.rest.constants if _bytes_of(stay[c.name]) != c.data), ""):
+            raise ConfigError(f"{self._model_key}: {name}, which is frozen, changes while the model trains")
+        if trainer.rate(1) != 0 and not update.any():
+            raise ConfigError(
+                f"{self._model_key}: one training step changes no value; workload.training, or its optimizer, may train"
+                " others than the model's own parameters"
+            )
+
     def _check(self, sample: Examples) -> None:
         """ConfigError unless θ_0 gives an output for each class, and these examples a loss that is finite."""
-        if not np.isfinite(sample.inputs).all():
-            raise ConfigError(f"{self._data_key}: holds inputs that are not finite")
+        for name, split in self._splits.items():
+            if (found := split.not_finite()) is not None:
+                raise ConfigError(f"{self._data_key}: {name}.{found[1]}")
+            if isinstance(self._task, Classification) and (label := split.labels.max()) >= self._classes:
+                raise ConfigError(f"{self._data_key}: {name} has a label {label}; must be below {self._classes}")
         self._check_finite(self.initial.theta_0, "before any training")
         self._fill(self.initial.theta_0)
         with torch.inference_mode():
@@ -185,7 +213,8 @@ class Evaluator:
         self._vector.fill(theta)
         if not self._local:
             return
-        layers = [module for module in self._model.modules() if isinstance(module, _NormBase)]
+        own = {name.rpartition(".")[0] for name in self._local}
+        layers = [m for name, m in self._model.named_modules() if isinstance(m, _NormBase) and name in own]
         for layer in layers:
             layer.reset_running_stats()  # those of a model that diverged would stay
         inputs = self._subsets["validation"].inputs
@@ -199,7 +228,7 @@ class Evaluator:
 
     def _rest(self) -> ModelRest:
         stay = [
-            StoredTensor(name, STORED[tensor.dtype], tuple(tensor.shape), as_bytes(tensor).tobytes())
+            StoredTensor(name, STORED[tensor.dtype], tuple(tensor.shape), _bytes_of(tensor))
             for name, tensor in constants(self._model).items()
         ]
         local = Manifest(tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in self._local.items()))
@@ -219,6 +248,17 @@ class Evaluator:
                 loss += self._task.loss(outputs, targets).double().reshape(()) * len(scores)
                 n += len(scores)
         return float(score) / n, float(loss) / n
+
+
+def _differing(model: torch.nn.Module, other: torch.nn.Module) -> str:
+    """The name of a dense tensor, in a file or not, whose values differ from the other model's; empty for none."""
+    ours, theirs = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (model, other))
+    dense = (name for name, tensor in ours.items() if tensor.layout is torch.strided)
+    return next((name for name in dense if _bytes_of(ours[name]) != _bytes_of(theirs[name])), "")
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return as_bytes(tensor).tobytes()
 
 
 def _subset(examples: Examples, n: int, seed: int, split: str) -> Examples:

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from pausefl.experiment.client_records import budget_of, dealt_out
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import check_rounds
@@ -95,11 +93,7 @@ def _deal_out(experiment: Experiment) -> None:
     workload, seed = experiment.workload, experiment.experiment.seed_of("split")
     data = load_dataset(workload.dataset, examples=workload.examples, seed=seed)
     parts = dealt_out(workload, data, experiment.client_ids, seed)
-    for name, split in (("train", data.train), ("validation", data.validation), ("test", data.test)):
-        for kind, values in (("inputs", split.inputs), ("labels", split.labels)):
-            if not (finite := np.isfinite(values)).all():
-                place = [int(i) for i in np.unravel_index(finite.argmin(), finite.shape)]
-                clients = zip(experiment.client_ids, parts, strict=True)
-                of = [f", of {client_id}" for client_id, rows in clients if name == "train" and place[0] in rows]
-                found = f"{name}.{kind}{place}{''.join(of)} is {values[tuple(place)]}"
-                raise ConfigError(f'workload.dataset = "{workload.dataset}": {found}: must be finite')
+    if (found := data.train.not_finite()) is not None:
+        row, said = found
+        of = "".join(f"of {c}, " for c, rows in zip(experiment.client_ids, parts, strict=True) if row in rows)
+        raise ConfigError(f'workload.dataset = "{workload.dataset}": {of}train.{said}')
