@@ -67,7 +67,7 @@ def _alternate(overrides: list[str], n_blocks: int) -> list[dict[str, Any]]:
     experiment = parse_experiment(BARE, [*overrides, "metrics.enabled=true", "metrics.page=on", never])
     audience = _Audience(n_blocks)
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
-        Fleet(plan_of(experiment, "bench"), Path(folder)).run(audience)
+        Fleet(plan_of(experiment, "bench"), Path(folder)).run(audience.show)
         store = Store(Path(folder) / "run.db")
         ends_s, durations_s = _durations_s(store.rounds())
         store.close()

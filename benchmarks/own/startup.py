@@ -56,7 +56,7 @@ def _connecting(clients: int) -> dict[str, Any]:
     experiment = load_experiment("demo", overrides)
     watch = _Stopwatch(clients)
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
-        Fleet(plan_of(experiment, "bench"), Path(folder)).run(watch)
+        Fleet(plan_of(experiment, "bench"), Path(folder)).run(watch.show)
     return {
         "case": f"{clients} client processes",
         "connect_s": watch.connect_s,

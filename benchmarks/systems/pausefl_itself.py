@@ -61,7 +61,7 @@ def main(*settings: str) -> None:
     """Play rounds without end, as one run."""
     task = Task.given()
     with tempfile.TemporaryDirectory() as folder:
-        Fleet(plan_of(experiment_of(task, settings), "bench"), Path(folder)).run(_View(task.clients))
+        Fleet(plan_of(experiment_of(task, settings), "bench"), Path(folder)).run(_View(task.clients).show)
 
 
 if __name__ == "__main__":

@@ -178,6 +178,8 @@ class Miss:
     as the client did not compute meanwhile: nothing tells how much of the wait was device time."""
     reason: str = ""
     """The reason told; may be empty."""
+    at_work_s: float = 0.0
+    """From when its job was handed out until the server waited no longer, as elapsed time (`rounds.elapsed`)."""
     teaches: bool = True
     """Whether estimates of latencies count it: not where the server itself was stopped or slept."""
 
@@ -276,7 +278,7 @@ class RoundRecord:
     @property
     def at_work_s(self) -> float:
         """How long clients had the jobs that ended here, all together, as elapsed time."""
-        return sum(o.came_back_s - o.handed_out_s for o in self.observations) + sum(m.latency_s for m in self.misses)
+        return sum(o.came_back_s - o.handed_out_s for o in self.observations) + sum(m.at_work_s for m in self.misses)
 
     @property
     def missed(self) -> tuple[Miss, ...]:

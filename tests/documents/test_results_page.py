@@ -1,16 +1,13 @@
-"""Generated pages: what the code and the imports say, and what a reproduction's runs say."""
+"""Generated pages: what the code and the imports say, and what the summaries of reproductions say."""
 
 import pkgutil
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import matplotlib.image
-import numpy as np
 import pytest
 
 from docs.key_types import tables, type_in_words
@@ -27,12 +24,9 @@ from pausefl.experiment.reference.listing import listing
 from pausefl.experiment.server_records import selected_policy
 from pausefl.experiment.toml_source import preset_names
 from pausefl.results.report.style import rendered
-from pausefl.results.statistics import Interval
 from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.registries import TRAINING_METHODS
 from pausefl_reproduce.figure import draw_reproduction
-from pausefl_reproduce.played import ACCURACIES, _against, _best, _waits, time_to
-from pausefl_reproduce.waits import Waits
 from pausefl_server.selection import POLICIES
 from rigs.experiments import links_of
 from rigs.places import ROOT, script
@@ -240,56 +234,3 @@ def test_a_section_tells_how_many_rounds_were_played_and_of_how_many() -> None:
     assert f"- `pause`: {told} Its curves end with the first of these." in page
     assert cells(summary, "pause") == ["70.0 [60.0, 80.0]", "–"]
     assert "time to 60 % (s)" in page, "links had delays, though no total is left"
-
-
-def test_where_clients_join_later_the_best_is_of_the_evaluations_since_then() -> None:
-    class Evaluated:
-        groups: Mapping[str, Any] = {}
-
-        def accuracy_by_round(self, _split: str) -> tuple[Any, Any]:
-            return np.array([2, 8, 10, 12]), np.array([0.5, 0.8, 0.6, 0.4])
-
-    run: Any = Evaluated()
-    assert _best(run) == 0.8
-    run.groups = {"original": SimpleNamespace(join_round=1), "poisoned": SimpleNamespace(join_round=10)}
-    assert _best(run) == 0.6
-
-
-def test_a_series_of_short_runs_cuts_no_other_series_times() -> None:
-    """The fastest clients' runs end after 40 s, with seeds that never reached the accuracy."""
-    slow = Waits(np.array([100.0, 120.0, 150.0]), np.array([True, True, False]))
-    base = Waits(np.array([200.0, 210.0, 220.0]), np.array([True, True, True]))
-    short = Waits(np.array([10.0, 40.0, 41.0]), np.array([True, False, False]))
-    assert time_to(slow, base)["horizon_s"] == 150.0
-    assert time_to(slow, base)["mean"] == pytest.approx((100 + 120 + 150) / 3)
-    assert time_to(short, base)["horizon_s"] == 41.0
-    assert time_to(base, base) == {
-        "reached": 3, "horizon_s": None, "mean": 210.0, "low": None, "high": None, "n_seeds": 3,
-    }  # fmt: skip
-
-
-def test_a_model_that_diverged_needs_longer_than_any_run_and_has_no_total() -> None:
-    def run(seconds: float, accuracy: float, *, diverged: bool = False) -> Any:
-        evaluations = {"seconds": [seconds], "accuracy": [accuracy]}
-        said = {"diverged": diverged, "is_whole": not diverged, "total_latency_s": seconds}
-        return SimpleNamespace(**said, evaluations=evaluations)
-
-    runs: Any = {"a": [run(3, 0.1, diverged=True), run(50, 0.9)], "random": [run(60, 0.9), run(60, 0.9)]}
-    waits = {name: _waits(of_series, 60.0) for name, of_series in runs.items()}
-    lost, reached = (waits[name][0.8] for name in runs)
-    assert lost.seconds.tolist() == [60, 50]
-    assert time_to(lost, reached)["mean"] == pytest.approx(55)
-    assert (_against(runs, waits, "a", "random") or {}).keys() == {"time_to_0.6_s", "time_to_0.7_s", "time_to_0.8_s"}
-
-
-def test_a_run_that_its_budgets_ended_has_no_total() -> None:
-    def run(rounds: int) -> Any:
-        return SimpleNamespace(is_whole=rounds == 9, total_latency_s=float(rounds))
-
-    short, random = [run(9), run(8)], [run(9), run(9)]
-    unreached = dict.fromkeys(ACCURACIES, Waits(np.array([9.0, 9.0]), np.array([False, False])))
-    waits = {"short": unreached, "random": unreached}
-    assert _against({"short": short, "random": random}, waits, "short", "random") == {}
-    assert _against({"short": [run(9), run(9)], "random": random}, waits, "short", "random") == {
-        "total_latency_s": {"difference": asdict(Interval(0.0, None, None, 2)), "win_rate": 0.5}
-    }

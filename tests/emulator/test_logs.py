@@ -225,7 +225,7 @@ def scrape(address: str) -> str:
 def test_a_run_says_where_each_of_its_processes_is_scraped(tmp_path: Path) -> None:
     (run_dir := tmp_path / "run-1").mkdir()
     scraper = Scraper(run_dir)
-    Fleet(plan_of(parse_experiment(CONFIG), run_dir.name), run_dir).run(scraper)
+    Fleet(plan_of(parse_experiment(CONFIG), run_dir.name), run_dir).run(scraper.show)
     assert {group["labels"]["run"] for group in scraper.groups.values()} == {"run-1"}
     (server,) = scraper.pages["pausefl-server"]
     labels = 'dataset="synthetic",model="synthetic",policy="all",run="run-1",run_name="run-1",unit="coordinate"'
@@ -248,7 +248,7 @@ def test_clients_that_have_left_are_scraped_no_more(tmp_path: Path) -> None:
     last, groups = Scraper(tmp_path), {"stay": {"count": 1}, "go": {"count": 1, "leave_round": 5}}
     changes = {"clients.count": 2, "clients.groups": groups, "clients.per_process": 1, "selection.m": 1}
     changes |= {"experiment.rounds": 60, "latency.delay": {"kind": "constant", "value_s": 0.05}}
-    Fleet(plan_of(parse_experiment(CONFIG, changes), "run"), tmp_path).run(last)
+    Fleet(plan_of(parse_experiment(CONFIG, changes), "run"), tmp_path).run(last.show)
     addresses = [address for group in last.groups.values() for address in group["targets"]]
     assert len(addresses) == 2, "the server and the process that stays"
 

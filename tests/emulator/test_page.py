@@ -363,19 +363,6 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
     browser.close()
 
 
-class Visitor:
-    """Opens the page before any client is started, which the fleet does only when this returns."""
-
-    def __init__(self, browser: Browser) -> None:
-        self._browser = browser
-
-    def show(self, event: ProgressEvent) -> None:
-        if isinstance(event, MetricsServed):
-            assert event.page is not None
-            self._browser.open(event.page)
-            self._browser.wait_for("document.querySelector('#state').textContent === 'waiting for clients: 0 of 4'")
-
-
 TEXTS = "(selector) => [...document.querySelectorAll(selector)].map((e) => e.textContent)"
 
 
@@ -386,7 +373,14 @@ def test_a_browser_shows_a_real_run(browser: Browser, tmp_path: Path) -> None:
     short: dict[str, float] = {"clients.count": 4, "selection.m": 2, "experiment.rounds": 12, "evaluation.every": 3}
     short["latency.time_scale"] = 0.02
     browser.look_like(DESK, "light")
-    Fleet(plan_of(load_experiment("demo", short), "run"), run_dir).run(Visitor(browser))
+
+    def visit(event: ProgressEvent) -> None:
+        """Before any client is started, which the fleet does only when this returns."""
+        if isinstance(event, MetricsServed):
+            browser.open(event.page or "")
+            browser.wait_for("document.querySelector('#state').textContent === 'waiting for clients: 0 of 4'")
+
+    Fleet(plan_of(load_experiment("demo", short), "run"), run_dir).run(visit)
     browser.wait_for("document.querySelector('#state').textContent === 'finished: all rounds done'")
     assert browser.ask("document.querySelector('#rounds').textContent") == "round 12 of 12"
     assert browser.ask("document.querySelector('#progress').value") == 12

@@ -101,26 +101,22 @@ def batch_norm(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, classes))
 
 
-FROZEN_NORM = [*(f"{n}.{kind}" for n in (0, 1) for kind in ("weight", "bias"))]
-FROZEN_NORM += [f"1.{kind}" for kind in ("running_mean", "running_var", "num_batches_tracked")]
+FROZEN_NORM = [*(f"{n}.{kind}" for n in (1, 2) for kind in ("weight", "bias"))]
+FROZEN_NORM += [f"2.{kind}" for kind in ("running_mean", "running_var", "num_batches_tracked")]
 
 
 class FrozenNorm(nn.Sequential):
     """A layer and its batch normalisation that stay as they are, with the statistics they came with."""
 
     def __init__(self, shape: Shape, classes: int) -> None:
-        super().__init__(nn.Linear(math.prod(shape), 16), nn.BatchNorm1d(16), nn.Linear(16, classes))
-        self[0].requires_grad_(False)
-        self[1].requires_grad_(False).get_buffer("running_mean").fill_(1.5)
+        super().__init__(nn.Flatten(), nn.Linear(math.prod(shape), 16), nn.BatchNorm1d(16), nn.Linear(16, classes))
+        self[1].requires_grad_(False)
+        self[2].requires_grad_(False).get_buffer("running_mean").fill_(1.5)
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        self[1].eval()
+        self[2].eval()
         return self
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = super().forward(x.flatten(1))
-        return scores
 
 
 class Bag(nn.Module):

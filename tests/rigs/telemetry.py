@@ -76,7 +76,7 @@ def _failed_attempts() -> Iterator[RoundRecord]:
     events = LogEvent("late", "a"), LogEvent("withdrawn", "b")
     for attempt in range(1, 6):
         of_attempt = zip("abc", kinds[3 * attempt - 3 : 3 * attempt], strict=True)
-        misses = tuple(Miss(client_id, kind, 0.125, 0.125) for client_id, kind in of_attempt)
+        misses = tuple(Miss(client_id, kind, 0.125, 0.125, "", 0.125) for client_id, kind in of_attempt)
         yield replace(_record(2, "abc", 0.125, (), events), attempt=attempt, misses=misses)
 
 
@@ -93,7 +93,7 @@ def _record(
         *(round, len(failed_attempts) + 1, tuple(chosen), None, observations, events),
         *(latency_s, float(round), 0.003, ""),
         host=HOSTS["server"],
-        misses=(Miss("c", "timeout", latency_s, latency_s),) if "c" in chosen else (),
+        misses=(Miss("c", "timeout", latency_s, latency_s, "", latency_s),) if "c" in chosen else (),
         failed_attempts=failed_attempts,
         suspect=DOUBTS,
         elapsed_s=7.0 * round,

@@ -374,15 +374,10 @@ async def test_a_ping_is_timed_and_one_that_a_job_overtook_is_not() -> None:
     assert rig.coordinator.told.empty()
 
 
-async def test_pongs_that_no_ping_asked_for_are_taken_in_silence() -> None:
-    async with ClientActorRig().running() as rig:
-        for nonce in (0, 1):
-            rig.say(pong=pb.Pong(nonce=nonce))
-    assert rig.coordinator.told.empty()
-
-
 async def test_a_ping_is_answered_once() -> None:
+    """A pong that no ping asked for is taken in silence."""
     async with ClientActorRig().running() as rig:
+        rig.say(pong=pb.Pong(nonce=0))
         for round_ in (1, 2):
             await rig.actor.ask(SendPing())
             nonce = pb.ServerMessage.FromString(await rig.stream.heard_bytes()).ping.nonce

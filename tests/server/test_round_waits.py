@@ -4,7 +4,7 @@ import asyncio
 import math
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -71,6 +71,18 @@ def test_a_round_takes_the_wait_for_the_silent_only_where_they_were_needed(is_ne
     kind = "timeout" if is_needed else "unneeded"
     assert [(miss.kind, miss.waited_s, miss.latency_s) for miss in record.misses] == [(kind, 30.0, 15.0)]
     assert record.round_latency_s == latency_s
+
+
+@pytest.mark.parametrize(("missed", "now_s"), [(OpenStep.miss_overdue, 40.0), (OpenStep.end, 15.0)])
+def test_clients_that_missed_were_at_work_within_elapsed_time(
+    missed: Callable[[OpenStep, float], object], now_s: float
+) -> None:
+    opened, settings = open_round(0.1), server_settings(8, time_scale=0.1)
+    answer = answer_of("a", 1, Release(), timing=Timing(4.0), arrived_s=14.0)
+    opened.take(answer, table_of({"a": [], "b": []}), settings, now_s=14.0)
+    missed(opened, now_s)
+    record = opened.record("", now_s, 0.0, HostReport(), settings)
+    assert record.observations[0].came_back_s < record.at_work_s <= 2 * record.elapsed_s
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import signal
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -106,7 +106,12 @@ def test_an_interrupted_private_run_goes_on_as_if_it_had_not_been(tmp_path: Path
     for name, ends in (("whole", ()), ("cut", (5, 17))):
         for end in (*ends, 60):
             stop = Event()
-            run_experiment(experiment, tmp_path / name, _Stopping(stop, end), resume=True, has_report=False, stop=stop)
+
+            def stop_after(event: ProgressEvent, stop: Event = stop, end: int = end) -> None:
+                if isinstance(event, RoundCommitted) and event.round >= end:
+                    stop.set()
+
+            run_experiment(experiment, tmp_path / name, stop_after, resume=True, has_report=False, stop=stop)
     logs = [[replace(record, events=()) for record in log_of(tmp_path / name)] for name in ("whole", "cut")]
     assert logs[0] == logs[1]
 
@@ -124,18 +129,6 @@ def test_a_scheduler_that_ends_all_processes_is_heard_once(background: Backgroun
         one.terminate()
     process.wait(60)
     assert json.loads((tmp_path / "run/summary.json").read_text("utf-8"))["outcome"] == "interrupted"
-
-
-@dataclass
-class _Stopping:
-    """Ends a run some time after so many rounds."""
-
-    stop: Event
-    rounds: int
-
-    def show(self, event: ProgressEvent) -> None:
-        if isinstance(event, RoundCommitted) and event.round >= self.rounds:
-            self.stop.set()
 
 
 def test_an_exchange_takes_what_was_drawn_and_stated_and_nothing_else(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ FROM (SELECT client_id, n_examples, participation AS released, epsilon_spent, 1 
       UNION ALL
       SELECT client_id, n_examples, released, epsilon_spent, 0, CASE kind WHEN 'retired' THEN round END, 0.0 FROM events
       UNION ALL
-      SELECT client_id, 0, 0, 0.0, 0, NULL, latency_s FROM misses) AS log
+      SELECT client_id, 0, 0, 0.0, 0, NULL, at_work_s FROM misses) AS log
 LEFT JOIN selections USING (client_id)
 LEFT JOIN (SELECT client_id, epsilon_spent AS joined_with, min(sequence) FROM events WHERE kind = 'joined'
            GROUP BY client_id) USING (client_id)

@@ -281,7 +281,7 @@ def _against(
 def _curves(runs: Sequence[PlayedSeed], *, each_seed: bool) -> dict[str, Any]:
     accuracies = [(run.evaluations, run.smoothed_accuracy) for run in runs]
     leaks = [run.leakage for run in runs if run.leakage]
-    curves = {
+    curves: dict[str, Sequence[tuple[Any, Any]]] = {
         "accuracy_by_latency": [(of["seconds"], accuracy) for of, accuracy in accuracies],
         "accuracy_by_round": [(of["round"], accuracy) for of, accuracy in accuracies],
         "leak_by_round": [(leak["round"], leak["epsilon"]) for leak in leaks],

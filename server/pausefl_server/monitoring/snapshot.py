@@ -137,7 +137,7 @@ class Clients:
             columns["round_trip_s"] = _put(before.round_trip_s, rows, [o.timing.round_trip_s for o in observations])
             columns["latency_s"] = _put(before.latency_s, rows, [o.latency_s for o in observations])
         if ended := [*(o.client_id for o in observations), *(m.client_id for m in misses)]:
-            times_s = [*(o.came_back_s - o.handed_out_s for o in observations), *(m.latency_s for m in misses)]
+            times_s = [*(o.came_back_s - o.handed_out_s for o in observations), *(m.at_work_s for m in misses)]
             columns["at_work_s"] = _added(before.at_work_s, table.rows(ended), times_s)
         return replace(before, **columns)
 

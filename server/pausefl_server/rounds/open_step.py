@@ -206,10 +206,10 @@ class OpenStep:
         self._make_up_for_stall(now_s)
         overdue = [client_id for client_id, until_s in self.due.items() if until_s <= now_s]
         for client_id in overdue:
-            is_lost = self.jobs[client_id].is_gone
-            reason = "its stream broke and it did not come back in time" if is_lost else "gave no answer in time"
-            self.miss(client_id, "lost" if is_lost else "timeout", reason, now_s)
-            self.elapsed = self.elapsed.after(self.jobs[client_id].elapsed_s, self.misses[client_id].latency_s, now_s)
+            given = self.jobs[client_id]
+            self.elapsed = self.elapsed.after(given.elapsed_s, (now_s - given.sent_s) / self.time_scale, now_s)
+            reason = "its stream broke and it did not come back in time" if given.is_gone else "gave no answer in time"
+            self.miss(client_id, "lost" if given.is_gone else "timeout", reason, now_s)
         return overdue
 
     def _make_up_for_stall(self, now_s: float) -> None:
@@ -228,7 +228,8 @@ class OpenStep:
         given = self.settle(client_id)
         waited_s = now_s - given.sent_s
         # Nothing tells how a silent client's time was spent: all of the wait counts as communication.
-        self.misses[client_id] = Miss(client_id, kind, waited_s, latency_s=waited_s / self.time_scale, reason=reason)
+        latency_s, at_work_s = waited_s / self.time_scale, self.elapsed.at(now_s) - given.elapsed_s
+        self.misses[client_id] = Miss(client_id, kind, waited_s, latency_s, reason, max(0.0, at_work_s))
 
     def settle(self, client_id: str) -> GivenJob:
         """Wait for a client no longer, whatever came of its job."""

@@ -100,6 +100,7 @@ CREATE TABLE misses (
     latency_s REAL NOT NULL,           -- the same at the emulated scale, all of it counted as communication: a lower
                                        -- bound of the latency as far as the client did not compute meanwhile
     reason TEXT NOT NULL,
+    at_work_s REAL NOT NULL,           -- from when its job was handed out until then, as elapsed time
     teaches INTEGER NOT NULL,          -- 0: the server was stopped or slept, and no estimate of a latency counts it
     PRIMARY KEY (round, attempt, client_id)
 ) STRICT, WITHOUT ROWID;

@@ -9,7 +9,7 @@ from pausefl_process.databases import open_read_only
 from pausefl_proto.errors import ConfigError
 from pausefl_server.storage.rows import EVENT_COLUMNS, HOST_COLUMNS, MISS_COLUMNS, OBSERVATION_COLUMNS, ROUND_COLUMNS
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """The shape of the tables and views of run.db."""
 
 _SELECT_ROUND = (

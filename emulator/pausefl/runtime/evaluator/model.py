@@ -154,10 +154,10 @@ class Evaluator:
             if isinstance(self._task, Classification):
                 self._check_outputs(outputs)
             targets = torch.tensor(sample.labels, device=self._device)
-            for name, rate in (("loss", self._task.loss), ("score", self._task.score)):
+            for called, rate in (("loss", self._task.loss), ("score", self._task.score)):
                 if not isinstance(returned := rate(outputs, targets), torch.Tensor):
-                    task, found = type(self._task).__name__, type(returned).__name__
-                    raise ConfigError(f"{self._data_key}: {task}.{name} must return a tensor; returned {found}")
+                    task, kind = type(self._task).__name__, type(returned).__name__
+                    raise ConfigError(f"{self._data_key}: {task}.{called} must return a tensor; returned {kind}")
         if returned.ndim == 0:
             raise ConfigError(
                 f"{self._data_key}: {type(self._task).__name__}.score must return one value for each thing predicted;"

@@ -176,7 +176,7 @@ class _ImaginedRun:
             elif isinstance(answer, Miss) and answer.latency_s <= waited_s:
                 misses.append(answer)
             else:
-                misses.append(Miss(client_id, "unneeded", waited_s, waited_s))
+                misses.append(Miss(client_id, "unneeded", waited_s, waited_s, "", waited_s))
         return attempt_record(round, attempt, chosen, observations, misses)
 
 

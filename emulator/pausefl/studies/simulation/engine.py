@@ -317,7 +317,7 @@ def _record(
     end_s, in_time, kind = attempt_end(came_s[asked], needed, deadline_s)
     answered = asked[in_time].tolist()
     observations = [answer(state, row, float(came_s[row]), float(latency_s[row]), server) for row in answered]
-    misses = [Miss(table.ids[row], kind, end_s * scale, end_s) for row in asked[~in_time].tolist()]
+    misses = [Miss(table.ids[row], kind, end_s * scale, end_s, "", end_s) for row in asked[~in_time].tolist()]
     return attempt_record(t, 0, [table.ids[row] for row in selection.rows.tolist()], observations, misses)
 
 

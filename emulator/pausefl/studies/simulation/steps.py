@@ -96,8 +96,8 @@ class _Steps:
             now_s = ended[-1].counts_s
             answered = [job.row for job in ended if not job.is_missed]
         observations = [self._observed(t, job) for job in ended if not job.is_missed]
-        waits_s = [(table.ids[job.row], job.ends_s - job.began_s) for job in ended if job.is_missed]
-        misses = [Miss(c, "timeout", waited_s * self._server.time_scale, waited_s) for c, waited_s in waits_s]
+        scale, waits = self._server.time_scale, [(job.row, job.ends_s - job.began_s) for job in ended if job.is_missed]
+        misses = [Miss(table.ids[row], "timeout", wait_s * scale, wait_s, "", wait_s) for row, wait_s in waits]
         record = attempt_record(t, 1, [table.ids[row] for row in chosen], observations, misses)
         return replace(record, elapsed_s=now_s)
 
