@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 
 import pausefl
 from pausefl.results.accounting import late_releases
+from pausefl.results.in_words import milliseconds
 from pausefl.results.reading import VIEWS, PrivacyFigures, RunData, read_run
 from pausefl.results.report import plots, report_runs, write_report
 from pausefl.results.report.html import in_ranges, run_page
@@ -201,6 +202,7 @@ def test_a_report_without_rounds_is_by_elapsed_time_and_tells_staleness_and_who_
 def test_a_run_without_privacy_says_so_and_a_time_scale_is_explained(tmp_path: Path) -> None:
     none = ("privacy_unit", "epsilon_budget", "max_epsilon_spent", "vector_epsilon_max")
     page = page_of(tmp_path / "run", time_scale=0.1, timing_error_s={"p50": None, "p99": None}, **dict.fromkeys(none))
+    assert [milliseconds(s) for s in (6e-17, 1.2344e-3, 2.0, None)] == ["0 ms", "1.234 ms", "2,000 ms", "–"]
     assert "added no noise" in page
     assert "multiplies real overhead and timing error by 10 " in page
     assert page.count("real seconds (time_scale 0.1)") == 5, "on each axis of times of the exchanges"

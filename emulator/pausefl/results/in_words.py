@@ -82,8 +82,8 @@ def percent(value: float | None) -> str:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Seconds as milliseconds, to three significant digits."""
-    return "–" if seconds is None else f"{1e3 * seconds:.3g} ms"
+    """Seconds as milliseconds, to four significant digits and whole microseconds."""
+    return "–" if seconds is None else f"{number(round(1e3 * seconds, 3))} ms"
 
 
 def asked_in_words(summary: Mapping[str, Any]) -> str:
