@@ -83,7 +83,7 @@ def test_equal_examples_have_one_digest_whatever_their_order() -> None:
         EXAMPLES.take(np.arange(50) % 49),  # one twice, one not at all
         Examples(EXAMPLES.inputs, (EXAMPLES.labels + 1) % 10),
         Examples(EXAMPLES.inputs ^ (np.arange(50 * 64).reshape(EXAMPLES.inputs.shape) == 0), EXAMPLES.labels),
-        Examples(EXAMPLES.inputs.reshape(50, 64), EXAMPLES.labels),
+        Examples(EXAMPLES.inputs.reshape(50, 1, 4, 16), EXAMPLES.labels),
         Examples(EXAMPLES.inputs.astype(np.float32), EXAMPLES.labels),
     ],
     ids=["one less", "one twice", "labels", "one bit", "shape", "type"],
