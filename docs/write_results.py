@@ -90,7 +90,9 @@ def _overview(summaries: Sequence[StoredSummary]) -> Iterator[str]:
         if summary := kept.get(figure.name):
             seeds = len(next(iter(summary["series"].values()))["seeds"])
             wanted = max(FEWEST_SEEDS, figure.seeds)
-            lacking = [phrase for phrase in summary["left_out"] if not phrase.endswith("seeds")]
+            lacking = [name for name in figure.series if name not in summary["series"]]
+            lacking = [f"the series {', '.join(lacking)}"] if lacking else []
+            lacking += [phrase for phrase in summary["left_out"] if phrase.endswith(("rounds", "examples"))]
             lacking += [f"{wanted - seeds} of {wanted} seeds"] if seeds < wanted else []
             lacking += ["today's defaults of the policy"] if [*_played_otherwise(summary)] else []
             link = re.sub(r"[^\w\- ]", "", figure.title.lower()).replace(" ", "-")

@@ -242,6 +242,7 @@ def reproduce(
     scale: Literal["quick", "full"] | None = None,
     seeds: int | None = None,
     series: Sequence[str] = (),
+    each_seed: bool = False,
     resume: bool = False,
     progress: bool = True,
     jobs: int = 1,
@@ -250,6 +251,7 @@ def reproduce(
     """Play the runs of a published figure or table by name, and draw it with the published values.
 
     `scale` is "quick" by default. With `resume`, the reproduction in `folder` goes on; runs/reproduce-NAME by default.
+    With `each_seed`, each seed is drawn as a thin line, too.
     """
     from pausefl_reproduce.command import requested
     from pausefl_reproduce.playing import reproduce
@@ -259,7 +261,7 @@ def reproduce(
         raise ConfigError(f"scale = {scale!r:.80}: must be quick or full")
     out = None if folder is None else str(_path("folder", folder))
     asked = Namespace(name=name, out=out, scale=scale, resume=resume, overrides=[], series=",".join(series) or None)
-    asked.seeds = None if seeds is None else _count("seeds", seeds)
+    asked.seeds, asked.each_seed = None if seeds is None else _count("seeds", seeds), each_seed
     request = requested(asked)
     return Reproduction(
         request.folder, reproduce(request, _player(progress, _count("jobs", jobs), executor), resume=resume)

@@ -265,7 +265,7 @@ def test_examples_of_the_wrong_kind_are_refused(inputs: Any, labels: Any, messag
 @pytest.mark.parametrize("kind", [np.uint8, np.int32])
 def test_all_splits_have_examples_of_one_kind(kind: type) -> None:
     train, images = Examples(NUMBERS, CLASSES), Examples(NUMBERS.astype(kind).reshape(2, 1, 1, 3), CLASSES)
-    with pytest.raises(ConfigError, match=r"test has inputs of \w+ with 4; must be float32 with 2 dim"):
+    with pytest.raises(ConfigError, match=r"test has inputs of \w+ with 4 dimensions; must be float32 with 2 dim"):
         Dataset("own", train, train, images, classes=2)
 
 

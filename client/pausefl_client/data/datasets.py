@@ -112,8 +112,8 @@ class Dataset:
             for what in ("inputs", "labels"):
                 ours, trains = getattr(examples, what), getattr(self.train, what)
                 if (ours.dtype, ours.ndim) != (trains.dtype, trains.ndim):
-                    form = f"{trains.dtype} with {trains.ndim} dimensions, as in train"
-                    raise ConfigError(f"{_KEY}: {split} has {what} of {ours.dtype} with {ours.ndim}; must be {form}")
+                    found, form = (f"{each.dtype} with {each.ndim} dimensions" for each in (ours, trains))
+                    raise ConfigError(f"{_KEY}: {split} has {what} of {found}; must be {form}, as in train")
             if self.task is None and not (examples.labels.min() >= 0 and examples.labels.max() < self.classes):
                 raise ConfigError(
                     f"{_KEY}: {split} has labels from {examples.labels.min()} to {examples.labels.max()}; with"

@@ -47,7 +47,9 @@ def requested(options: Namespace) -> Request:
         raise ConfigError(f"--seeds {seeds}: must be at least 1")
     series = _series_of(reproduction, options.series or begun.get("series"), scale)
     overrides = options.overrides or begun.get("overrides", ())
-    return Request(reproduction, series, seeds, scale, tuple(overrides), folder, options.each_seed)
+    return Request(
+        reproduction, series, seeds, scale, tuple(overrides), folder, options.each_seed or begun.get("each_seed", False)
+    )
 
 
 def listed() -> Table:

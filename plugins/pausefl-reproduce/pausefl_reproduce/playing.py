@@ -81,6 +81,7 @@ def _plan(request: Request, experiments: dict[str, Experiment]) -> Plan:
     settings = {**kept, **{series: experiment.to_toml() for series, experiment in experiments.items()}}
     asked = {"name": request.reproduction.name, "scale": request.scale, "seeds": request.seeds, "settings": settings}
     asked["series"], asked["overrides"] = ",".join(request.series), list(request.overrides)
+    asked["each_seed"] = request.each_seed
     return Plan(COMMAND, "", asked)
 
 

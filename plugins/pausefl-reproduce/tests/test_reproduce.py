@@ -12,6 +12,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+import pausefl
 from docs.write_results import keep, kept_summaries, results_page, write_page
 from pausefl.cli import main, parser
 from pausefl.experiment.loading import load_experiment
@@ -242,6 +243,10 @@ def test_an_interrupted_reproduction_goes_on_and_its_summary_becomes_a_page(
     more, shown = replace(asked, series=("pause", "random", "fastest")), InterruptedAt()
     reproduce(more, OneByOne(shown), resume=True)
     assert shown.titles == ["fastest-seed1 (3 of 3)"], "a series that joins later"
+
+    again = pausefl.reproduce("small_mnist", folder, scale="full", each_seed=True, resume=True, progress=False)
+    assert len(again.summary["series"]["fastest"]["accuracy_by_latency"]["seeds"]) == 1
+    assert requested(parser().parse_args(["reproduce", "small_mnist", "--resume", "--out", str(folder)])).each_seed
 
     (tmp_path / "docs/results/reproduce").mkdir(parents=True)
     keep(folder, tmp_path / "docs")

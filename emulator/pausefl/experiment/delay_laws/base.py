@@ -88,17 +88,17 @@ def sampled(law: Delay, rng: np.random.Generator, n: int, first_round: int = 1) 
     except OSError as error:  # which a client would take for the end of its stream
         raise ConfigError(with_place(error)) from error
     try:
-        draws = np.asarray(drawn)
-    except ValueError:  # lists of unequal lengths
-        draws = np.asarray(None)
-    if draws.dtype.kind not in "biuf":
-        raise ConfigError(f"{_name(law)}.sample: must return numbers of seconds; returned some of type {draws.dtype}")
+        if (draws := np.asarray(drawn)).dtype.kind == "m":
+            raise ConfigError(f"{_name(law)}.sample: must return numbers of seconds; returned some of {draws.dtype}")
+        draws = draws.astype(np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{_name(law)}.sample: must return numbers; returned {type(drawn).__name__}") from None
     if draws.shape != (n,):
         raise ConfigError(
             f"{_name(law)}.sample: must return an array of shape ({n},), a delay for each of n rounds; returned one of"
             f" shape {draws.shape}"
         )
-    return draws.astype(np.float64)
+    return draws
 
 
 def sampled_delays(law: Delay, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:

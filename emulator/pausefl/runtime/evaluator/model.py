@@ -10,7 +10,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from pausefl.runtime.evaluator.initial import Evaluated, InitialModel, ModelRest, StoredTensor
-from pausefl_client.data.datasets import DATASETS, Examples, load_dataset
+from pausefl_client.data.datasets import Examples, load_dataset
 from pausefl_client.training.device_copies import off_device, on_device
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.model_vector import STORED, ModelVector, as_bytes, constants, tied, trained_parameters
@@ -50,8 +50,6 @@ class Evaluator:
         """
         split_seed = seed if split_seed is None else split_seed
         data = load_dataset(dataset, seed=split_seed)
-        self._load = partial(load_dataset, dataset, seed=split_seed)
-        self._is_own_data = bool(DATASETS.code_of(dataset)) and not dataset.startswith("hf:")
         self._device = resolve_device(device)
         self._seed = seed
         self._build = partial(build_model, model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
@@ -78,6 +76,11 @@ class Evaluator:
             return Evaluated(evaluations)
         return Evaluated(evaluations, np.concatenate([part.ravel() for part in off_device(*self._local.values())]))
 
+    def check_repeats(self, validation: Examples) -> None:
+        """ConfigError where these held-out data, made anew, are others than the evaluator's."""
+        if not np.array_equal(validation.labels, self._splits["validation"].labels, equal_nan=True):
+            raise ConfigError(f"{self._data_key}: is another each time it is made; take all chance from its seed")
+
     def _evaluation(self, split: Split, *, subset: bool) -> Evaluation:
         examples = (self._subsets if subset else self._splits)[split]
         accuracy, loss = self._rate(examples)
@@ -93,8 +96,6 @@ class Evaluator:
         """
         held_out = self._splits["validation"]
         sample = held_out.take(np.arange(min(len(held_out), settings.batch_size, _REHEARSED_EXAMPLES)))
-        if self._is_own_data and not np.array_equal(self._load().validation.labels, held_out.labels, equal_nan=True):
-            raise ConfigError(f"{self._data_key}: is another each time it is made; take all chance from its seed")
         one_step, model = replace(settings, epochs=1, max_steps=1), self._build()
         if name := _differing(model, self._model):
             raise ConfigError(f"{self._model_key}: {name} is another each time the model is made; {_SEEDED}")
@@ -125,19 +126,21 @@ class Evaluator:
 
     def _check_trained(self, trainer: TorchTrainer, update: Vector) -> None:
         """ConfigError unless the model's own parameters, and nothing else of it, have changed in a training step."""
-        before, now = trainer.vector.parameters, trained_parameters(trainer.model)
-        if name := next((n for n in (before | now) if before.get(n) is not now.get(n)), ""):
+        before, there = trainer.vector.parameters, dict(trainer.model.named_parameters())
+        now = trained_parameters(trainer.model)  # a method may freeze some of them for a while
+        if name := next((n for n in (before | now) if before.get(n) is not there.get(n)), ""):
             raise ConfigError(
-                f"{self._model_key}: {name} came, went, was exchanged, frozen or unfrozen in a training step; what"
-                " trains must be there once the model is made"
+                f"{self._model_key}: {name} came, went, was exchanged or unfrozen in a training step; what trains must"
+                " be there once the model is made"
             )
         stay = constants(trainer.model)
-        if name := next((c.name for c in self.initial.rest.constants if _bytes_of(stay[c.name]) != c.data), ""):
+        fixed = (c for c in self.initial.rest.constants if not c.name.endswith("_extra_state"))
+        if name := next((c.name for c in fixed if _bytes_of(stay[c.name]) != c.data), ""):
             raise ConfigError(f"{self._model_key}: {name}, which is frozen, changes while the model trains")
-        if trainer.rate(1) != 0 and not update.any():
+        if not update.any() and all(parameter.grad is None for parameter in there.values()):
             raise ConfigError(
-                f"{self._model_key}: one training step changes no value; workload.training, or its optimizer, may train"
-                " others than the model's own parameters"
+                f"{self._model_key}: one training step gives no parameter a gradient; workload.training may train"
+                " others than the model's own"
             )
 
     def _check(self, sample: Examples) -> None:
@@ -145,7 +148,7 @@ class Evaluator:
         for name, split in self._splits.items():
             if (found := split.not_finite()) is not None:
                 raise ConfigError(f"{self._data_key}: {name}.{found[1]}")
-            if isinstance(self._task, Classification) and (label := split.labels.max()) >= self._classes:
+            if type(self._task) is Classification and (label := split.labels.max()) >= self._classes:
                 raise ConfigError(f"{self._data_key}: {name} has a label {label}; must be below {self._classes}")
         self._check_finite(self.initial.theta_0, "before any training")
         self._fill(self.initial.theta_0)
@@ -251,10 +254,10 @@ class Evaluator:
 
 
 def _differing(model: torch.nn.Module, other: torch.nn.Module) -> str:
-    """The name of a dense tensor, in a file or not, whose values differ from the other model's; empty for none."""
-    ours, theirs = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (model, other))
-    dense = (name for name, tensor in ours.items() if tensor.layout is torch.strided)
-    return next((name for name in dense if _bytes_of(ours[name]) != _bytes_of(theirs[name])), "")
+    """The name of a dense tensor of the model's file whose values differ from the other model's; empty for none."""
+    ours, theirs = (dict(m.state_dict(keep_vars=True)) for m in (model, other))
+    dense = (n for n, found in ours.items() if isinstance(found, torch.Tensor) and found.layout is torch.strided)
+    return next((n for n in dense if n not in theirs or _bytes_of(ours[n]) != _bytes_of(theirs[n])), "")
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:

@@ -12,7 +12,7 @@ from pausefl.runtime.evaluator.initial import InitialModel
 from pausefl.runtime.evaluator.plan import evaluator_plan
 from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator, told_in_one_line
 from pausefl.runtime.observers import load_observers
-from pausefl_client.data.datasets import check_is_here, load_dataset
+from pausefl_client.data.datasets import Dataset, check_is_here, load_dataset
 from pausefl_process.tokens import read_ids, read_token, read_token_digests
 from pausefl_proto.errors import ConfigError
 from pausefl_server.monitoring.noise import NoiseAhead
@@ -40,8 +40,9 @@ def try_out(experiment: Experiment, say: Callable[[str], None]) -> list[str]:
     check_is_here(workload.dataset)
     plan = evaluator_plan(experiment)
     with told_in_one_line(plan, "making the data"):
-        _deal_out(experiment)
+        data = _deal_out(experiment)
     evaluator = rehearsed_evaluator(plan, when="")
+    evaluator.check_repeats(data.validation)
     return [_what_travels(evaluator.initial), *_how_noisy(experiment)]
 
 
@@ -88,8 +89,8 @@ def _read_credentials(experiment: Experiment, say: Callable[[str], None]) -> Non
         say(f"{len(wrong)} of {len(client_ids)} clients cannot run here: {wrong[0]}")
 
 
-def _deal_out(experiment: Experiment) -> None:
-    """Give each client its examples, as client processes do; ConfigError where it cannot be, or one is not finite."""
+def _deal_out(experiment: Experiment) -> Dataset:
+    """The data, dealt out as client processes do; ConfigError where it cannot be, or an example is not finite."""
     workload, seed = experiment.workload, experiment.experiment.seed_of("split")
     data = load_dataset(workload.dataset, examples=workload.examples, seed=seed)
     parts = dealt_out(workload, data, experiment.client_ids, seed)
@@ -97,3 +98,4 @@ def _deal_out(experiment: Experiment) -> None:
         row, said = found
         of = "".join(f"of {c}, " for c, rows in zip(experiment.client_ids, parts, strict=True) if row in rows)
         raise ConfigError(f'workload.dataset = "{workload.dataset}": {of}train.{said}')
+    return data
