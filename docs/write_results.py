@@ -132,7 +132,9 @@ def _conditions(summary: StoredSummary) -> Iterator[str]:
         f" model `{settings['model']}`{delays}; {numbers}."
     )
     if settings.get("clock", "real") == "virtual":
-        yield "- Played on the [virtual clock](virtual-clock.md): latencies are those drawn, and nothing was measured."
+        counts = summary["drawing"] == "elapsed" and settings.get("step_s") is None
+        trained = "training took what it took there, and counts" if counts else "nothing was measured"
+        yield f"- Played on the [virtual clock](virtual-clock.md): latencies are those drawn, and {trained}."
     if summary["epsilon_budget"] is not None:
         yield f"- Privacy budget ε̄ = {summary['epsilon_budget']:g} per {summary['privacy_unit']}."
     suspect = sum(series["suspect_rounds"] for series in summary["series"].values())

@@ -67,6 +67,7 @@ def _settings(experiments: Sequence[Experiment]) -> dict[str, Any]:
             "model": experiment.workload.model,
             "time_scale": experiment.latency.time_scale,
             "clock": experiment.experiment.clock,
+            "step_s": experiment.workload.step_s,
         }
         for experiment in experiments
     ]
