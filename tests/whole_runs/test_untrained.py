@@ -140,7 +140,7 @@ def test_failed_jobs_are_counted_and_shown_with_the_errors_own_line(demo: Demo, 
     assert summary["missed_jobs"] == {"refused": failed}
     said = "ValueError: Expected more than 1 value per channel when training, got input size torch.Size([1, 8])"
     assert done.stdout.count(said) >= 1
-    assert re.search(rf"missed jobs\s+{failed} refused", done.stdout)
+    assert re.search(rf"missed jobs\s+{failed} \({failed} refused", done.stdout)
     report = (tmp_path / "run/report.html").read_text("utf-8")
     assert f"{failed} refused" in report
     told = "it failed at the job; its own log says why" if private == "true" else said
