@@ -378,7 +378,8 @@ def _best_so_far(
 ) -> Best | None:
     if best_model is None:
         return None
-    stored, digests = partial(stored_model, store, checkpoint), store.model_digests()
+    digests = store.model_digests()
+    stored = partial(stored_model, checkpoint, digests)
     return kept_best(store.evaluations(), best_model, stored, digests, observer.noticed)
 
 

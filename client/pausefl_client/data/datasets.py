@@ -51,12 +51,13 @@ class Examples:
             raise ConfigError(f"{_KEY}: {images}, and these have shape {self.inputs.shape}")
         if len(self.inputs) != len(self.labels):
             raise ConfigError(f"{_KEY}: {len(self.inputs)} inputs, but {len(self.labels)} labels")
-        owners = None if self.owners is None else np.asarray(self.owners)
-        object.__setattr__(self, "owners", owners)
-        if owners is not None and owners.dtype == object and all(isinstance(owner, str) for owner in owners):
+        if self.owners is None:
+            return
+        owners = np.asarray(self.owners)
+        if owners.dtype == object and all(isinstance(owner, str) for owner in owners):
             owners = owners.astype(np.str_)  # pandas has texts as objects
-            object.__setattr__(self, "owners", owners)
-        if owners is not None and (owners.dtype.kind not in "iuU" or len(owners) != len(self.labels)):
+        object.__setattr__(self, "owners", owners)
+        if owners.dtype.kind not in "iuU" or len(owners) != len(self.labels):
             raise ConfigError(f"{_KEY}: owners must be {len(self.labels)} whole numbers or texts, one for each example")
 
     def __len__(self) -> int:

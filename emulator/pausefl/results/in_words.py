@@ -40,7 +40,7 @@ def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
         details = ", ".join(f"{what}: {count:,}" for what, count in cuts.items())
         yield "capped", client_id, f"{details}; what a client says of itself is bounded"
     emulated = "" if s["time_scale"] == 1 else f"; an emulated one is {s['time_scale']:g} real ones of injected delay"
-    clock = "real seconds" if s.get("clock", "real") == "real" else "virtual seconds: nothing was measured"
+    clock = "real seconds" if s.get("clock", "real") == "real" else "virtual seconds: no delay was measured"
     yield "wall clock", f"{s['wall_clock_s']:,.1f} s", f"{clock}{emulated}"
     if s["privacy_unit"] is not None:
         note = f"of {number(s['epsilon_budget'])}, {EPSILON_LABELS[s['privacy_unit']]}"

@@ -35,7 +35,8 @@ def restore(
     With `back_to`, after that round. Before rounds are taken back, `say` hears what it costs, and `forget`, with the
     round before them, takes away what was written of them. ConfigError where the models that it takes are gone.
     """
-    models = _Models(store, checkpoint, theta_0, store.model_digests())
+    digests = store.model_digests()
+    models = _Models(store, checkpoint, theta_0, digests)
     log = store.log()
     last = log.last
     begun = last if back_to is None else _checked(back_to, last, models)
@@ -83,16 +84,16 @@ def restore(
             statistics_size=settings.manifest.statistics.size,
         ),
         (*late, *left, *_owed(state, late, at_work, store, settings), *lost),
-        unevaluated={t: stored_model(store, checkpoint, t) for t in due if t not in evaluated},
+        unevaluated={t: stored_model(checkpoint, digests, t) for t in due if t not in evaluated},
         attempts=_attempts(store, late),
         at_work={client_id: key for client_id, key in at_work.items() if key[0] in jobs},
         models=jobs,
     )
 
 
-def stored_model(store: Store, checkpoint: Checkpoint, round: int) -> Vector | None:
-    """θ_t of a committed round; None where it is kept no longer."""
-    model_digest = store.model_digests().get(round, "")
+def stored_model(checkpoint: Checkpoint, digests: Mapping[int, str], round: int) -> Vector | None:
+    """θ_t of a committed round, of the log's `digests`; None where it is kept no longer."""
+    model_digest = digests.get(round, "")
     if (theta := checkpoint.load(round, model_digest)) is not None:
         return theta
     kept = checkpoint.load_kept(round, model_digest)
