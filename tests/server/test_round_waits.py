@@ -73,7 +73,14 @@ def test_a_round_takes_the_wait_for_the_silent_only_where_they_were_needed(is_ne
     assert record.round_latency_s == latency_s
 
 
-@pytest.mark.parametrize(("missed", "now_s"), [(OpenStep.miss_overdue, 40.0), (OpenStep.end, 15.0)])
+@pytest.mark.parametrize(
+    ("missed", "now_s"),
+    [
+        (OpenStep.miss_overdue, 40.0),
+        (OpenStep.end, 15.0),
+        (lambda opened, now_s: opened.fail("b", "refused", "", now_s), 15.0),
+    ],
+)
 def test_clients_that_missed_were_at_work_within_elapsed_time(
     missed: Callable[[OpenStep, float], object], now_s: float
 ) -> None:
@@ -83,6 +90,7 @@ def test_clients_that_missed_were_at_work_within_elapsed_time(
     missed(opened, now_s)
     record = opened.record("", now_s, 0.0, HostReport(), settings)
     assert record.observations[0].came_back_s < record.at_work_s <= 2 * record.elapsed_s
+    assert record.round_latency_s <= record.elapsed_s
 
 
 @pytest.mark.parametrize(

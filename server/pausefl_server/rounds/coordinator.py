@@ -528,7 +528,7 @@ class Coordinator(Actor[_Message]):
         if is_plausible(refusal.release, self._settings.budget):
             self._pending.add(reconciled(refusal))
         if self._open is not None and self._open.lacks(refusal):
-            self._open.miss(client_id, "rejected" if is_rejected else "refused", refusal.reason, self._now_s())
+            self._open.fail(client_id, "rejected" if is_rejected else "refused", refusal.reason, self._now_s())
 
     def _take_withdrawal(self, withdrawn: JobWithdrawn) -> None:
         client_id, job = withdrawn.client_id, (withdrawn.round, withdrawn.attempt)

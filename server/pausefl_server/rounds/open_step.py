@@ -206,11 +206,16 @@ class OpenStep:
         self._make_up_for_stall(now_s)
         overdue = [client_id for client_id, until_s in self.due.items() if until_s <= now_s]
         for client_id in overdue:
-            given = self.jobs[client_id]
-            self.elapsed = self.elapsed.after(given.elapsed_s, (now_s - given.sent_s) / self.time_scale, now_s)
-            reason = "its stream broke and it did not come back in time" if given.is_gone else "gave no answer in time"
-            self.miss(client_id, "lost" if given.is_gone else "timeout", reason, now_s)
+            is_gone = self.jobs[client_id].is_gone
+            reason = "its stream broke and it did not come back in time" if is_gone else "gave no answer in time"
+            self.fail(client_id, "lost" if is_gone else "timeout", reason, now_s)
         return overdue
+
+    def fail(self, client_id: str, kind: MissKind, reason: str, now_s: float) -> None:
+        """Miss a client whose exchange ends now, which the step has waited for."""
+        given = self.jobs[client_id]
+        self.elapsed = self.elapsed.after(given.elapsed_s, (now_s - given.sent_s) / self.time_scale, now_s)
+        self.miss(client_id, kind, reason, now_s)
 
     def _make_up_for_stall(self, now_s: float) -> None:
         """Wait for all clients once more where this is called late: their answers may lie unread."""
