@@ -77,7 +77,7 @@ def certs(options: argparse.Namespace) -> None:
 def validate(options: argparse.Namespace) -> None:
     """Print an experiment with all its settings, and try out its own code."""
     if options.list:
-        from pausefl.experiment.registries import listed
+        from pausefl.cli.registries import listed
 
         print("\n".join(listed()))
         return

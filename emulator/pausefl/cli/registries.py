@@ -7,6 +7,7 @@ from pausefl.experiment.population.availability import AVAILABILITIES
 from pausefl.experiment.population.behaviours import BEHAVIOURS
 from pausefl.experiment.population.simulated_drifts import DRIFTS
 from pausefl.experiment.toml_source import preset_names
+from pausefl.runtime.observers.loading import OBSERVERS
 from pausefl_client.data.datasets import DATASETS
 from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.registries import MODELS, OPTIMIZERS, SCHEDULES, TRAINING_METHODS
@@ -31,6 +32,7 @@ REGISTRIES: tuple[Registry, ...] = (
     BEHAVIOURS,
     AVAILABILITIES,
     DRIFTS,
+    OBSERVERS,
 )
 
 
