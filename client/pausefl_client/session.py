@@ -123,6 +123,7 @@ class ClientSession:
             n_examples=self._trainer.n_examples,
             manifest=self._trainer.manifest.to_message(),
             agreement=self._settings.agreement,
+            run_id=self._settings.run_id,
         )
         if ledger is not None:
             spent, schedule = ledger.spent, self._settings.schedule

@@ -35,12 +35,10 @@ def of_process(certificates: Iterable[Tls | None] = ()) -> CollectorRegistry:
     return registry
 
 
-def _nothing() -> Collector:
-    return CollectorRegistry()
-
-
 def exposition(
-    metrics: Callable[[], Collector] = _nothing, run: Callable[[], str] = str, certificates: Iterable[Tls | None] = ()
+    metrics: Callable[[], Collector] = CollectorRegistry,
+    run: Callable[[], str] = str,
+    certificates: Iterable[Tls | None] = (),
 ) -> Route:
     """The route on which they can be scraped beside those of the process; both are asked at each scrape."""
     process = of_process(certificates)

@@ -222,8 +222,8 @@ async def serve(
         transport = platform.transport(handler, endpoints, settings.clients or _MANY_CLIENTS)
         before = count_held()
         following = partial(follow, endpoints.admission_files, endpoints.admission, handler.readmit, observer.rejected)
-        actors = _Actors(store_actor, evaluator, transport, coordinator, following)
-        final, best = await _run_actors(actors, endpoints, report, interruption, missing)
+        actors = store_actor, evaluator, transport, coordinator
+        final, best = await _run_actors(*actors, following, endpoints, report, interruption, missing)
         left = await left_over(before, platform.closes_within_s)
         report(Finished(coordinator.stopped_because, left, coordinator.outcome))
         result = RunResult(
@@ -259,6 +259,7 @@ def _stream_handler(
         hello_timeout_s=endpoints.hello_timeout_s,
         watch=watch,
         on_refused=on_refused,
+        run_id=settings.run_id,
     )
 
 
@@ -288,26 +289,21 @@ async def _linger(settings: MetricsSettings | None, interruption: Interruption) 
             await asyncio.wait_for(interruption.asked.wait(), settings.linger_s)
 
 
-@dataclass(frozen=True)
-class _Actors:
-    """The tasks that run as long as a federation does, in the order in which they start."""
-
-    store: StoreActor
-    evaluator: EvaluatorActor
-    transport: Transport
-    coordinator: Coordinator
-    following: Callable[[], Coroutine[Any, Any, None]]
-    """Follows the files of who may join."""
-
-
 async def _run_actors(
-    actors: _Actors, endpoints: Endpoints, report: Report, interruption: Interruption, missing: Sequence[Evaluate]
+    store: StoreActor,
+    evaluator: EvaluatorActor,
+    transport: Transport,
+    coordinator: Coordinator,
+    follow_files: Callable[[], Coroutine[Any, Any, None]],
+    endpoints: Endpoints,
+    report: Report,
+    interruption: Interruption,
+    missing: Sequence[Evaluate],
 ) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
     """Start: store, evaluator, transport, coordinator. Stop: coordinator, transport, evaluator, store.
 
     `missing` evaluations come first. Returns those of the last model and of the best one on the full sets.
     """
-    store, evaluator, transport, coordinator = actors.store, actors.evaluator, actors.transport, actors.coordinator
     async with asyncio.TaskGroup() as group:
         group.create_task(store.run())
         evaluating = group.create_task(evaluator.run())
@@ -315,7 +311,7 @@ async def _run_actors(
             await evaluator.tell(message)
         port = await transport.start(endpoints.host, endpoints.port)
         ending = group.create_task(_end(coordinator, interruption))
-        following = group.create_task(actors.following())
+        following = group.create_task(follow_files())
         try:
             report(Ready(port))
             await coordinator.run()

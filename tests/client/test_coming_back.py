@@ -92,7 +92,9 @@ async def test_the_waits_of_a_client_that_stays_are_bounded(monkeypatch: pytest.
 async def test_a_session_made_for_a_run_leaves_where_its_server_plays_another() -> None:
     rig = SessionRig(run_id="the first")
     async with rig.running() as task:
-        await rig.server.welcome()  # to a run that is called otherwise
+        stream = await rig.server.accept()
+        assert (await stream.heard()).hello.run_id == "the first", "by which a server tells that it means no other"
+        stream.say(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="the second"))
         assert await asyncio.wait_for(task, 20) == "the server plays another run"
 
 

@@ -186,9 +186,11 @@ async def take_a_job(call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
     assert (await answer_of(call)).WhichOneof("kind") == "job"
 
 
-def hello(client_id: str = "raw", size: int = SIZE) -> bytes:
+def hello(client_id: str = "raw", size: int = SIZE, run_id: str = "") -> bytes:
     manifest = Manifest((TensorSpec("synthetic", (size,)),)).to_message()
-    greeting = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id=client_id, n_examples=1, manifest=manifest)
+    greeting = pb.Hello(
+        protocol_version=PROTOCOL_VERSION, client_id=client_id, n_examples=1, manifest=manifest, run_id=run_id
+    )
     return pb.ClientMessage(hello=greeting).SerializeToString()
 
 

@@ -101,6 +101,14 @@ async def test_nothing_is_read_from_a_peer_that_can_be_none_of_the_run() -> None
     assert stream.says == [hello("client")], "it was not read"
 
 
+async def test_a_client_of_another_run_hears_which_this_is_and_its_ledger_counts_for_nothing() -> None:
+    async with stream_handler() as handler:
+        stream = SilentStream(takes=9)
+        stream.says = [hello("client", run_id="the last one")]
+        await handler.handle(stream, PeerIdentity("peer"))
+    assert [answer.WhichOneof("kind") for answer in stream.taken] == ["welcome"], "and no job"
+
+
 async def test_a_client_that_takes_nothing_leaves_few_streams_behind() -> None:
     coordinator = OneJob(SIZE)
     async with stream_handler(coordinator) as handler:

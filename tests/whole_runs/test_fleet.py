@@ -33,6 +33,7 @@ from pausefl_client.privacy.ledger import verified_spend
 from pausefl_process.events import MetricsServed, ProgressEvent, SpentInAllRuns
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
+from pausefl_server.rounds.admission import Admission
 from pausefl_server.settings import PrivacySettings
 from rigs.command import PAUSEFL, Background, greatest_told, kill_group, query, rounds_in, synthetic, toml_of
 from rigs.comparisons import write_run
@@ -98,6 +99,13 @@ async def test_a_client_plays_runs_until_its_life_is_spent(
         async with federation(tmp_path / "other", port=port, connect_timeout_s=8.0, **served(other, 3)) as run:
             with pytest.raises(ExceptionGroup):  # nobody came
                 await run.finished()
+        nobody = Admission(ids=frozenset())
+        async with federation(
+            tmp_path / "locked", port=port, connect_timeout_s=3.0, admission=nobody, **served(ours, 3)
+        ) as run:
+            with pytest.raises(ExceptionGroup):
+                await run.finished()
+            locked_out = await events.get()  # once, however often it is refused
         async with federation(tmp_path / "last", port=port, rejoin_timeout_s=0.5, **served(ours, 10)) as run:
             assert (await run.finished()).state.round == 2
             last = await events.get()
@@ -105,6 +113,7 @@ async def test_a_client_plays_runs_until_its_life_is_spent(
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert isinstance(first, SpentInAllRuns)
+    assert isinstance(locked_out, SpentInAllRuns)
     assert isinstance(last, SpentInAllRuns)
     assert (first.released, first.epsilon) == pytest.approx((3, BUDGET.spent(3)))
     assert (last.released, last.epsilon_lifetime) == (5, lifetime)
@@ -112,7 +121,7 @@ async def test_a_client_plays_runs_until_its_life_is_spent(
     assert last.epsilon == pytest.approx(in_the_logs) == pytest.approx(verified_spend(ledger).epsilon)
     told = re.sub(r',run="[^"]*"', "", metrics)
     assert f'pausefl_host_epsilon_all_runs{{client="client-000",unit="vector"}} {last.epsilon}' in told
-    (refused,) = (message for message in caplog.messages if "takes no part" in message)  # however often it is offered
+    refused, _ = (message for message in caplog.messages if "takes no part" in message)  # each told once
     assert "privacy.eta is 0.5 here, 0.1 there; to agree: --set privacy.eta=0.1" in refused
 
 

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,8 @@ class Targets:
     def hear(self, connection: "Connection[Any, Any]") -> None:
         """Take an address that came, or learn that none will."""
         process = self.expected.pop(connection)
-        try:
+        with closing(connection), suppress(EOFError):  # the process has ended, which others tell
             self.add(process, connection.recv())
-        except EOFError:  # the process has ended, which others tell
-            pass
-        finally:
-            connection.close()
 
     def add(self, process: str, address: str) -> None:
         """Name a process's HOST:PORT, in place of an earlier one; what listens on every address does so on loopback."""
@@ -60,9 +57,7 @@ class Targets:
         by_job: dict[str, list[str]] = {}
         for process, address in self._addresses.items():
             by_job.setdefault(SERVER if process == SERVER else "pausefl-clients", []).append(address)
-        groups = [
-            {"targets": addresses, "labels": {"job": job, "run": self._run_dir.name}}
-            for job, addresses in by_job.items()
-        ]
+        run = self._run_dir.name
+        groups = [{"targets": addresses, "labels": {"job": job, "run": run}} for job, addresses in by_job.items()]
         # In one step: Prometheus reads it whenever it changes.
         write_durably(self._run_dir / "targets.json", json.dumps(groups, indent=1) + "\n")

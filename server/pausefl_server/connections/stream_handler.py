@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from pausefl_process.host_monitor import UNWATCHED, HostWatch
 from pausefl_proto.errors import DamageError, TryLaterError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import decode, encode
+from pausefl_proto.wire import PROTOCOL_VERSION, decode, encode
 from pausefl_server.actor import ActorStopped
 from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.client_actor import ClientActor, StreamToClient
@@ -46,10 +46,6 @@ class PeerIdentity:
         return unquote(address)
 
 
-def _ignore(_: str) -> None:
-    """Do nothing with it."""
-
-
 class ClientStreamHandler:
     """Serves each client stream from its hello to its end, by an actor of its own."""
 
@@ -61,17 +57,20 @@ class ClientStreamHandler:
         *,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
         watch: HostWatch = UNWATCHED,
-        on_refused: Callable[[str], None] = _ignore,
+        on_refused: Callable[[str], None] = lambda _: None,
+        run_id: str = "",
     ) -> None:
         """`admission` says what a stream must show; None: nothing. `on_refused` hears why a peer is not let in.
 
-        `watch` times exchanges, and looks at this host meanwhile.
+        `watch` times exchanges, and looks at this host meanwhile. A client that takes part in runs besides `run_id`
+        alone hears which this one is, and is not registered: its ledger tells what it has spent in another.
         """
         self._coordinator = coordinator
         self._limits = limits
         self._admission = admission or Admission()
         self._watch = watch
         self._on_refused = on_refused
+        self._welcome = pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=run_id)
         self._hellos = HelloLimiter(hello_timeout_s)
         self._ending = StreamQuota(MOST_ENDING)  # gRPC keeps them until their last message is taken
         self._rate_limits: dict[str, ClientRateLimit] = {}  # of every id that was let in once
@@ -110,16 +109,19 @@ class ClientStreamHandler:
                 hello = _hello(await stream.read())
             with self._told_of_refusal(peer):
                 is_owner = self._admission.check(hello.client_id, peer.names, peer.token)
+            if hello.run_id not in ("", self._welcome.run_id):
+                await self._send_away(stream, peer, pb.ServerMessage(welcome=self._welcome))
+                return
             if (rate_limit := self._rate_limits.get(hello.client_id)) is not None:
                 rate_limit.check_allowed()
                 rate_limit.count_unsolicited("came and went")
         except WireError as error:
-            await self._send_away(stream, peer, error)
+            await self._send_away(stream, peer, _goodbye(error))
             return
         try:
             await self._serve(stream, hello, peer, is_owner, rate_limit or ClientRateLimit(self._watch.clock))
         except (WireError, ActorStopped) as error:
-            await self._send_away(stream, peer, error)
+            await self._send_away(stream, peer, _goodbye(error))
 
     @contextlib.contextmanager
     def _told_of_refusal(self, peer: PeerIdentity) -> Iterator[None]:
@@ -130,12 +132,10 @@ class ClientStreamHandler:
             self._on_refused(f"a client at {peer.connection} was refused: {error}")
             raise
 
-    async def _send_away(self, stream: StreamToClient, peer: PeerIdentity, error: Exception) -> None:
-        """Say goodbye, without a word where too many peers have not taken theirs."""
-        is_final = not isinstance(error, ActorStopped | TryLaterError | DamageError)
-        goodbye = pb.Goodbye(reason=str(error), final=is_final)
+    async def _send_away(self, stream: StreamToClient, peer: PeerIdentity, message: pb.ServerMessage) -> None:
+        """Say no more than this, and nothing where too many peers have not taken their last message."""
         with contextlib.suppress(TryLaterError), self._ending.reserved(peer.connection):
-            await stream.write(encode(pb.ServerMessage(goodbye=goodbye)))
+            await stream.write(encode(message))
 
     async def _serve(
         self, stream: StreamToClient, hello: pb.Hello, peer: PeerIdentity, is_owner: bool, rate_limit: ClientRateLimit
@@ -182,6 +182,11 @@ class ClientStreamHandler:
             except TimeoutError:
                 actor.may_return = False
                 return await _send_off(actor, writer, "is admitted no longer")  # when it comes again, it hears why
+
+
+def _goodbye(error: Exception) -> pb.ServerMessage:
+    is_final = not isinstance(error, ActorStopped | TryLaterError | DamageError)
+    return pb.ServerMessage(goodbye=pb.Goodbye(reason=str(error), final=is_final))
 
 
 def _hello(data: bytes | None) -> pb.Hello:

@@ -416,9 +416,9 @@ class Coordinator(Actor[_Message]):
             self._observer.roll_call(number)
         self._observer.waiting(minimum)
         if not await self._wait_until(lambda: len(self._members) >= minimum, timeout_s):
-            raise PauseflError(
-                f"only {len(self._members)} of clients.minimum = {minimum} clients connected within {timeout_s:g} s"
-            )
+            connected = f"only {len(self._members)} of clients.minimum = {minimum} clients connected"
+            self._members.dismiss_all(too_few := f"{connected} within {timeout_s:g} s")
+            raise PauseflError(too_few)
 
     async def _await_roll_call(self, round: int) -> None:
         """Wait for the clients that come or go with this round; those that are late are not waited for again."""

@@ -49,6 +49,7 @@ async def stay(clients: StayingClients, report: Report) -> None:
     for client_id in clients.client_ids:
         token_for(connection_plan(own), address, client_id)
     way, refusals, told = Reconnection(first, math.inf), Reconnection(first, math.inf), ""
+    spent = set[SpentInAllRuns]()
     certificates = [own.tls.in_use(client_id) for client_id in clients.client_ids]
     with host_page(own.metrics, lambda where: report(MetricsServed(f"http://{where}/metrics")), certificates) as page:
         while True:
@@ -58,7 +59,7 @@ async def stay(clients: StayingClients, report: Report) -> None:
                 token = token_for(connection_plan(own), address, first)  # which may have been renewed
                 offer = await fetch_offer(address, own.tls.in_use(first), token, way)
                 plan = in_run(client_plan(clients.experiment_of(offer.experiment)), offer.run_id, clients)
-                with first_error(), _telling_what_is_spent(clients, plan, report):
+                with first_error(), _telling_what_is_spent(clients, plan, report, spent):
                     await play_over_grpc(plan, clients.client_ids, address, clients.ledgers, page)
                 told = ""
                 refusals.connected()
@@ -84,8 +85,10 @@ def in_run(plan: ClientPlan, run_id: str, clients: StayingClients) -> ClientPlan
 
 
 @contextmanager
-def _telling_what_is_spent(clients: StayingClients, plan: ClientPlan, report: Report) -> Iterator[None]:
-    """Say at the block's end, however it comes, what each client has spent in all of its runs."""
+def _telling_what_is_spent(
+    clients: StayingClients, plan: ClientPlan, report: Report, told: set[SpentInAllRuns]
+) -> Iterator[None]:
+    """Say at the block's end, however it comes, what each client has spent in all of its runs, unless it was told."""
     try:
         yield
     finally:
@@ -96,5 +99,8 @@ def _telling_what_is_spent(clients: StayingClients, plan: ClientPlan, report: Re
                 of = "" if bound is None else f" of --epsilon-lifetime {bound:g}"
                 said = "%s: %s is over for it; epsilon of all runs: %g%s, %d releases (unit %s)"
                 unit = plan.privacy.mechanism.unit if plan.privacy else "vector"
-                log.info(said, client_id, plan.run_id, epsilon, of, released, unit, extra={"client_id": client_id})
-                report(SpentInAllRuns(client_id, plan.run_id, released, epsilon, bound, unit))
+                event = SpentInAllRuns(client_id, plan.run_id, released, epsilon, bound, unit)
+                if event not in told:
+                    told.add(event)
+                    log.info(said, client_id, plan.run_id, epsilon, of, released, unit, extra={"client_id": client_id})
+                    report(event)
