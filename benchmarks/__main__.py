@@ -53,7 +53,12 @@ def _task(turn: Turn) -> Task:
     cell = turn.cell
     data = str(BUILD / cell.preset) if cell.preset else ""
     return Task(
-        *(cell.clients, cell.per_round, cell.model_bytes, cell.rated_round, data, cell.has_noise),
+        cell.clients,
+        cell.per_round,
+        cell.model_bytes,
+        cell.rated_round,
+        data,
+        cell.has_noise,
         buffer=cell.buffer,
         seed=turn.repetition,
     )

@@ -53,7 +53,10 @@ RUNS = {
     "30 clients in one process, one by one": [*IN_ONE_PROCESS, "--set", "clients.batched=off"],
     "30 clients in one process, together": [*IN_ONE_PROCESS, "--set", "clients.batched=on"],
     "30 clients in five processes, without delays": [
-        *("--set", "clients.per_process=6", "--set", 'latency.delay={kind="none"}'),
+        "--set",
+        "clients.per_process=6",
+        "--set",
+        'latency.delay={kind="none"}',
     ],
 }
 

@@ -67,7 +67,14 @@ CELLS = {
         Cell(TRAINING, 30, 5, 0, Window(), rated_round=300, preset="small_mnist"),
         *(
             Cell(
-                *(f"simulated {name}{', noise' * noise}", clients, m, 0, Window(), rounds, preset, noise),
+                f"simulated {name}{', noise' * noise}",
+                clients,
+                m,
+                0,
+                Window(),
+                rounds,
+                preset,
+                noise,
                 part="simulators",
             )
             for name, preset, clients, m, rounds in _SIMULATED

@@ -101,9 +101,11 @@ def simulators_table(lines: Sequence[Line]) -> str:
             whole_s, memory_mb = _median(found, "whole_s"), _median(found, "peak_rss_bytes") / 1e6
             rows.append(
                 [
-                    *(cell.removeprefix("simulated "), SYSTEMS[system].shown),
+                    cell.removeprefix("simulated "),
+                    SYSTEMS[system].shown,
                     *(_ms(_median(found, "round_s")), _ratio(own, played)),
-                    *(f"{whole_s:.1f} s", _ratio(own, played, "whole_s")),
+                    f"{whole_s:.1f} s",
+                    _ratio(own, played, "whole_s"),
                     *(_ms(_median(found, "cpu_s")), f"{memory_mb:,.0f} MB"),
                     _accuracy(found),
                 ]

@@ -31,8 +31,12 @@ def cases(clients: int = 12, payload_bytes: int = 400_000) -> Iterator[dict[str,
 def _case(case: str, clients: int, payload_bytes: int, *rule: str) -> dict[str, Any]:
     records = play(
         [
-            *(f"clients.count={clients}", f"selection.m={_M}", f"experiment.rounds={_ROUNDS}"),
-            *(f"workload.model_bytes={payload_bytes}", "latency.signal=communication", _DELAY),
+            f"clients.count={clients}",
+            f"selection.m={_M}",
+            f"experiment.rounds={_ROUNDS}",
+            f"workload.model_bytes={payload_bytes}",
+            "latency.signal=communication",
+            _DELAY,
             f"latency.access_points=[{', '.join(_access_point(k, clients) for k in range(_ACCESS_POINTS))}]",
             *rule,
         ]

@@ -33,8 +33,12 @@ def _communication_s(size_bytes: int, injection: str) -> list[float]:
     rates = f"down_bytes_per_s={_BYTES_PER_S}, up_bytes_per_s={_BYTES_PER_S}, burst_bytes={_BURST_BYTES}"
     records = play(
         [
-            *("clients.count=3", "selection.m=1", "selection.policy=random", f"experiment.rounds={_ROUNDS}"),
-            *(f"workload.model_bytes={size_bytes}", f"latency.injection={injection}"),
+            "clients.count=3",
+            "selection.m=1",
+            "selection.policy=random",
+            f"experiment.rounds={_ROUNDS}",
+            f"workload.model_bytes={size_bytes}",
+            f"latency.injection={injection}",
             f"latency.bandwidth={{{rates}}}",
         ]
     )

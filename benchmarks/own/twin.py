@@ -38,8 +38,12 @@ _EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
     "with training of a stated time": (*_COMMON, "workload.model=mlp", "workload.epochs=1", "workload.step_s=0.02"),
 }
 _STEPS = (
-    *(*_PRIVATE, *_DELAYS, "workload.model=synthetic"),
-    *("selection.policy=random", "server.mode=asynchronous", "asynchronous.concurrency=5"),
+    *_PRIVATE,
+    *_DELAYS,
+    "workload.model=synthetic",
+    "selection.policy=random",
+    "server.mode=asynchronous",
+    "asynchronous.concurrency=5",
 )
 
 Exchanges = Mapping[tuple[int, str], Observation]

@@ -6,8 +6,15 @@ from typing import Any
 from pausefl_process.registry import Registry
 
 _MODELS = (
-    *("mlp", "cnn3", "cnn3_batch", "cnn3_running", "cnn5"),
-    *("fedts_fashion", "fedts_fashion_batch", "fedts_cifar", "fedts_agnews"),
+    "mlp",
+    "cnn3",
+    "cnn3_batch",
+    "cnn3_running",
+    "cnn5",
+    "fedts_fashion",
+    "fedts_fashion_batch",
+    "fedts_cifar",
+    "fedts_agnews",
 )
 _OPTIMIZERS = ("Adam", "SGD", "AdamW", "Adadelta", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
 _SCHEDULES = {

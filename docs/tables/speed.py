@@ -16,8 +16,17 @@ SPEED_BENCHMARKS = {
 def twin_table(cases: Sequence[Case]) -> str:
     """How far the real clock is from the virtual one, by experiment."""
     columns = [
-        *("experiment", "same sets", "changed choices", "exchanges", "residual: p50 / p99 / worst", "error: p50 / p99"),
-        *("wire", "queue", "training", "noise", "link"),
+        "experiment",
+        "same sets",
+        "changed choices",
+        "exchanges",
+        "residual: p50 / p99 / worst",
+        "error: p50 / p99",
+        "wire",
+        "queue",
+        "training",
+        "noise",
+        "link",
     ]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for case in (each for each in cases if "exchanges" in each):
@@ -100,8 +109,15 @@ def gpu_training_table(measured: Sequence[Case]) -> str:
     shares = {case["preset"]: case["busy_share"] for case in values if "busy_share" in case}
     ways = "alone_s", "together_s", "captured_s", "replayed_s"
     titles = (
-        *("clients and steps of a round", "processor, one core", "one by one", "together", "one by one, graphs"),
-        *("together, graphs", "than two cores", "than one by one", "device busy"),
+        "clients and steps of a round",
+        "processor, one core",
+        "one by one",
+        "together",
+        "one by one, graphs",
+        "together, graphs",
+        "than two cores",
+        "than one by one",
+        "device busy",
     )
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for case in (case for case in values if "on_processor" in case):

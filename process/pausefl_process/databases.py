@@ -15,21 +15,11 @@ from pausefl_proto.errors import ConfigError
 _LOCKED_MAX_S = 600.0
 # SQLite takes the write-ahead log in by some 4 MB, unless a reader keeps it from that.
 _LOG_BYTES_MAX = 32 << 20
-# What the disk, the system or its memory does not give. The latter are a "disk I/O error" each, as are those of a disk
-# that cannot be read.
-_NOT_GIVEN = {
-    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM),
-    *(sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOMEM),
-}
-_NOT_WRITTEN = {
-    *(sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC),
-    *(sqlite3.SQLITE_IOERR_TRUNCATE, sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_IOERR_SHMSIZE),
-    sqlite3.SQLITE_IOERR_SHMMAP,
-}
-_NOT_LOCKED = {
-    *(sqlite3.SQLITE_IOERR_LOCK, sqlite3.SQLITE_IOERR_RDLOCK, sqlite3.SQLITE_IOERR_UNLOCK),
-    *(sqlite3.SQLITE_IOERR_SHMLOCK, sqlite3.SQLITE_IOERR_CHECKRESERVEDLOCK, sqlite3.SQLITE_IOERR_NOMEM),
-}
+# Errors of the disk, the system or its memory, as SQLite names them after "SQLITE_" or "SQLITE_IOERR_". The text of the
+# latter is "disk I/O error" for each, as of those of a disk that cannot be read.
+_NOT_GIVEN = {"FULL", "READONLY", "CANTOPEN", "PERM", "PROTOCOL", "NOMEM"}
+_NOT_WRITTEN = {"WRITE", "FSYNC", "DIR_FSYNC", "TRUNCATE", "SHMOPEN", "SHMSIZE", "SHMMAP"}
+_NOT_LOCKED = {"LOCK", "RDLOCK", "UNLOCK", "SHMLOCK", "CHECKRESERVEDLOCK", "NOMEM"}
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
@@ -88,19 +78,19 @@ class LogGrowth:
 
 def is_locked(error: Exception) -> bool:
     """Whether another connection held the database."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
 def unharmed(error: Exception) -> str | None:
     """Why a database could not be used, where that says nothing against what it holds; None: it may be damaged."""
-    code = getattr(error, "sqlite_errorcode", 0)
+    kind, _, detail = getattr(error, "sqlite_errorname", "").removeprefix("SQLITE_").partition("_")
     if is_locked(error):
         return f"another program is writing to it ({error}); close that program"
-    if code in _NOT_WRITTEN:
+    if kind == "IOERR" and detail in _NOT_WRITTEN:
         return f"cannot be written ({error}; is the disk full?)"
-    if code in _NOT_LOCKED:
+    if kind == "IOERR" and detail in _NOT_LOCKED:
         return f"cannot be locked ({error})"
-    if code & 0xFF in _NOT_GIVEN:
+    if kind in _NOT_GIVEN:
         return f"cannot be written ({error})"
     return None
 

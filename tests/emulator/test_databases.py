@@ -114,16 +114,12 @@ def test_a_lock_that_lasts_is_no_damage(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "code",
-    [
-        *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM),
-        *(sqlite3.SQLITE_IOERR_LOCK, sqlite3.SQLITE_IOERR_SHMLOCK, sqlite3.SQLITE_FULL),
-    ],
+    "name", ["BUSY", "PROTOCOL", "CANTOPEN", "NOMEM", "IOERR_LOCK", "IOERR_SHMLOCK", "IOERR_SHMSIZE", "FULL"]
 )
-def test_only_a_damaged_log_is_to_be_restored(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_damaged_log_is_to_be_restored(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
         error = sqlite3.OperationalError("as SQLite has it")
-        error.sqlite_errorcode = code
+        error.sqlite_errorname = f"SQLITE_{name}"
         raise error
 
     monkeypatch.setattr(Store, "_open", failing)

@@ -105,8 +105,10 @@ def fedts_cifar(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     channels, height, width = _image_shape("fedts_cifar", input_shape, least=16)
     sides = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     return nn.Sequential(
-        *(nn.Conv2d(channels, 6, 5), *_pooled()),
-        *(nn.Conv2d(6, 16, 5), *_pooled()),
+        nn.Conv2d(channels, 6, 5),
+        *_pooled(),
+        nn.Conv2d(6, 16, 5),
+        *_pooled(),
         *(nn.Flatten(), nn.Linear(16 * math.prod(sides), 120), nn.ReLU(), nn.Linear(120, classes)),
     )
 

@@ -12,8 +12,14 @@ from pausefl_client.training.method import TrainingMethod
 
 _GENERATORS = threading.Lock()
 _MAY_DRAW = (
-    *(nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.RReLU),
-    *(nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d),
+    nn.modules.dropout._DropoutNd,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    nn.RReLU,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
 )
 
 

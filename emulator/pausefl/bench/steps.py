@@ -20,7 +20,9 @@ def cases() -> Iterator[dict[str, Any]]:
     """A synthetic model of 4 kB: ten clients at work with K = 1 and 5, then with delays; 5, 10 and 40 of 40 clients."""
     for clients, concurrency, buffer, delay_s, steps in _CASES:
         overrides = [
-            *("server.mode=asynchronous", f"asynchronous.concurrency={concurrency}", f"asynchronous.buffer={buffer}"),
+            "server.mode=asynchronous",
+            f"asynchronous.concurrency={concurrency}",
+            f"asynchronous.buffer={buffer}",
             f"latency.delay={{kind='constant', value_s={delay_s}}}",
         ]
         found = figures(clients, steps, overrides)

@@ -103,7 +103,10 @@ def client(options: argparse.Namespace) -> None:
 
             run_telling_waits(
                 run_clients_over_grpc(
-                    *(client_plan(experiment), client_ids, options.server, ledgers),
+                    client_plan(experiment),
+                    client_ids,
+                    options.server,
+                    ledgers,
                     on_metrics=lambda where: report(MetricsServed(f"http://{where}/metrics")),
                 )
             )

@@ -29,8 +29,21 @@ from pausefl_server.storage.store import Store
 # All that the processes and the observers of a run write there before its first round.
 # In the order in which it is taken away: without the log, the rest would look like a run that has lost it.
 _MADE = (
-    *("lock", "config.toml", "checkpoints", "ledgers", "server.log", "clients.log", "targets.json", "step.json"),
-    *("batched.json", "tensorboard", "summary.json", "run.db-wal", "run.db-shm", "run.db-head", "run.db"),
+    "lock",
+    "config.toml",
+    "checkpoints",
+    "ledgers",
+    "server.log",
+    "clients.log",
+    "targets.json",
+    "step.json",
+    "batched.json",
+    "tensorboard",
+    "summary.json",
+    "run.db-wal",
+    "run.db-shm",
+    "run.db-head",
+    "run.db",
 )
 _LOGS = {"server.log", "clients.log"}
 # Errors of a whole disk, which name no file.

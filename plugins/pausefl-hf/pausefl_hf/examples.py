@@ -22,8 +22,16 @@ from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
 _OWNERS = (
-    *("owner", "writer_id", "client_id", "user_id", "speaker_id", "natural_id", "character_id"),
-    *("client", "user", "device"),
+    "owner",
+    "writer_id",
+    "client_id",
+    "user_id",
+    "speaker_id",
+    "natural_id",
+    "character_id",
+    "client",
+    "user",
+    "device",
 )
 _LABELS = ("label", "labels", "target", "class", "y")
 _OPTIONS = ("input", "label", "owner", "config", "revision")

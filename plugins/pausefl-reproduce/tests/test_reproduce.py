@@ -36,8 +36,13 @@ from rigs.reports import CLIENTS, write_run
 
 DOCS = ROOT / "docs"
 SMALL = (
-    *("workload.dataset=digits", "workload.examples=300", "clients.count=4", "selection.m=2"),
-    *("experiment.rounds=4", "latency.time_scale=0.01", "evaluation.every=1"),
+    "workload.dataset=digits",
+    "workload.examples=300",
+    "clients.count=4",
+    "selection.m=2",
+    "experiment.rounds=4",
+    "latency.time_scale=0.01",
+    "evaluation.every=1",
 )
 
 
@@ -304,8 +309,14 @@ def test_the_page_of_results_is_written_from_the_stored_summaries() -> None:
 @pytest.mark.end_to_end
 def test_the_cluster_term_is_that_of_the_log_and_known_of_policies_without_clusters(tmp_path: Path) -> None:
     small = (
-        *("workload.dataset=digits", "workload.model=mlp", "workload.examples=600", "clients.count=12"),
-        *("selection.m=6", "experiment.rounds=5", "experiment.clock=virtual", "evaluation.every=1"),
+        "workload.dataset=digits",
+        "workload.model=mlp",
+        "workload.examples=600",
+        "clients.count=12",
+        "selection.m=6",
+        "experiment.rounds=5",
+        "experiment.clock=virtual",
+        "evaluation.every=1",
     )
     asked = Request(find_reproduction("fig11"), ("pause", "fastest"), 1, "full", small, tmp_path)
     asked = replace(asked, overrides=(*small, "selection.pause.clusters=3", "selection.pause.delta_tau_s=0.5"))
@@ -344,8 +355,13 @@ def test_a_reproduction_whose_runs_would_share_a_ledger_is_refused(tmp_path: Pat
 @pytest.mark.end_to_end
 def test_a_model_that_diverges_is_a_figure_and_no_failure(tmp_path: Path) -> None:
     poisoned = (
-        *("workload.dataset=digits", "workload.model=mlp", "workload.examples=200", "workload.batch_size=10"),
-        *("experiment.clock=virtual", "experiment.rounds=12", "clients.groups.poisoned.join_round=3"),
+        "workload.dataset=digits",
+        "workload.model=mlp",
+        "workload.examples=200",
+        "workload.batch_size=10",
+        "experiment.clock=virtual",
+        "experiment.rounds=12",
+        "clients.groups.poisoned.join_round=3",
         # The last model's loss is still finite, but no update of its clients is.
         'clients.groups.poisoned.behaviours=[{kind="gaussian-update",scale=1e14}]',
     )

@@ -20,8 +20,17 @@ from pausefl_server.records import ACCURACY, Evaluation, EventKind, LogEvent, Mi
 from pausefl_server.state import RunState
 
 PARTS = (
-    *("framing", "download", "injected_down", "queue", "train", "privatise", "injected_up", "upload"),
-    *("server_wait", "propagation", "reconnect"),
+    "framing",
+    "download",
+    "injected_down",
+    "queue",
+    "train",
+    "privatise",
+    "injected_up",
+    "upload",
+    "server_wait",
+    "propagation",
+    "reconnect",
 )
 """Where an exchange's time goes: each a property `<part>_s` of Timing, together its `exchange_s`."""
 EXCHANGE = ("round_trip", "timing_error", "down", "up", *PARTS)

@@ -9,8 +9,19 @@ from pausefl_process.host_monitor import HostReport
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 
 ROUND_COLUMNS = (
-    *("round", "attempt", "chosen", "weights", "round_latency_s", "cluster_penalty_s"),
-    *("wall_clock_s", "selection_s", "model_digest", "details", "suspect", "deadline_s", "elapsed_s"),
+    "round",
+    "attempt",
+    "chosen",
+    "weights",
+    "round_latency_s",
+    "cluster_penalty_s",
+    "wall_clock_s",
+    "selection_s",
+    "model_digest",
+    "details",
+    "suspect",
+    "deadline_s",
+    "elapsed_s",
 )
 EVENT_COLUMNS = tuple(f.name for f in fields(LogEvent))
 MISS_COLUMNS = tuple(f.name for f in fields(Miss))

@@ -99,7 +99,7 @@ def reproductions() -> tuple[Reproduction, ...]:
     return tuple(
         found
         for file in ("pause.toml", "fed_ts.toml", "asynchronous.toml")
-        for found in read_reproductions(_text(file))
+        for found in read_reproductions(resources.files(__package__).joinpath(file).read_text("utf-8"))
     )
 
 
@@ -125,7 +125,3 @@ def read_reproductions(text: str) -> list[Reproduction]:
 def _by_name() -> Mapping[str, Reproduction]:
     named = {figure: each for each in reproductions() for figure in each.figures}
     return {**named, **{each.name: each for each in reproductions()}}
-
-
-def _text(file: str) -> str:
-    return resources.files(__package__).joinpath(file).read_text("utf-8")

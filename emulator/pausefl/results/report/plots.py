@@ -257,7 +257,7 @@ def _latency_by_client(axes: Axes, run: RunData, drawn_s: FloatArray, measured_s
 def breakdown(run: RunData) -> Figure:
     """Where the time of each client's exchanges went, on average, as stacked bars."""
     ids, of_client = _by_client(run)
-    mean_s = {part: _mean(run.breakdown[part], of_client) for part in PARTS}
+    mean_s = {part: np.bincount(of_client, run.breakdown[part]) / np.bincount(of_client) for part in PARTS}
     total_s = np.sum(list(mean_s.values()), axis=0)
     order = np.argsort(total_s)
     figure, axes = new_figure("Where the time goes", "client, by exchange", _in_seconds(run, "mean exchange"), 4.0)
@@ -340,10 +340,6 @@ def _by_client(run: RunData) -> tuple[NDArray[Any], NDArray[np.intp]]:
     """The ids that were observed, and for each exchange the index of its client among them."""
     ids, of_client = np.unique(run.breakdown["client_id"], return_inverse=True)
     return ids, of_client
-
-
-def _mean(values: FloatArray, of_client: NDArray[np.intp]) -> FloatArray:
-    return np.bincount(of_client, weights=values) / np.bincount(of_client)
 
 
 def _quantiles(values: FloatArray, of_client: NDArray[np.intp]) -> FloatArray:

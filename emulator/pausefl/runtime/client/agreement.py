@@ -25,10 +25,7 @@ _OFFERED = {
 """The keys that a client may take from a server, by table; None: all of the table's, but for `_OWN`."""
 _OWN = {"workload": {"device"}}
 """Keys of these tables that each client decides by itself."""
-_SCHEDULE = (
-    *("enabled", "epsilon_budget", "eta", "unit", "clip", "epsilon_floor", "noise_to_clip_max"),
-    *("sampler", "reproducible_noise"),
-)
+_SCHEDULE = tuple(key for key in PrivacyTable.model_fields if key not in {"disclose", "delta", "ledger_dir"})
 """The keys of [privacy] that server and clients compare."""
 
 

@@ -2,15 +2,14 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pausefl_process.events import ModelEvaluated, ProgressEvent, RoundCommitted
 
-_OF_A_ROUND = (
-    *("round_latency_s", "total_latency_s", "max_epsilon_spent", "wall_clock_s", "selection_s"),
-    *("connected", "rejected", "missed_jobs", "suspect_rounds"),
-)
+_NO_FIGURES = {"round", "rounds", "time_scale"}
+_OF_A_ROUND = [f.name for f in fields(RoundCommitted) if f.type in {int, float} and f.name not in _NO_FIGURES]
 
 
 class Observer:

@@ -39,12 +39,22 @@ if TYPE_CHECKING:
 
 # With fewer, "time to" an accuracy is the time of an evaluation.
 _FEWEST_EVALUATIONS = 3
-# What a comparison varies, and what changes no figure.
-_IGNORED = {
-    *("selection.policy", "experiment.seed", "experiment.observers", "experiment.python_path", "experiment.by_value"),
-    *("server.host", "server.port", "evaluation.address", "evaluation.host", "evaluation.port"),
-}
-_IGNORED_TABLES = ("metrics.", "tls.", "admission.")
+# Beginnings of keys that a comparison varies, and of those that change no figure.
+_IGNORED = (
+    "selection.policy",
+    "experiment.seed",
+    "experiment.observers",
+    "experiment.python_path",
+    "experiment.by_value",
+    "server.host",
+    "server.port",
+    "evaluation.address",
+    "evaluation.host",
+    "evaluation.port",
+    "metrics.",
+    "tls.",
+    "admission.",
+)
 
 
 @dataclass(frozen=True)
@@ -398,7 +408,7 @@ def _time_to(run: RunData, split: Split, accuracy: float | None, axis: TimeAxis)
 def _differing_keys(runs: Sequence[RunData]) -> list[str]:
     """The keys whose values differ between the runs, sorted; a policy's parameters only between runs of that policy."""
     settings = [flat(run.settings) for run in runs]
-    keys = {key for of_run in settings for key in of_run if not key.startswith(_IGNORED_TABLES)} - _IGNORED
+    keys = {key for of_run in settings for key in of_run if not key.startswith(_IGNORED)}
     return sorted(key for key in keys if len({repr(of_run.get(key)) for of_run in _that_use(key, settings)}) > 1)
 
 
