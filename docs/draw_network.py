@@ -23,7 +23,7 @@ def draw_access_points(cases: list[dict[str, object]]) -> Figure:
     left.bar(names, [case["median_s"] for case in cases], color=[c.light for c in SERIES])
     left.set(ylabel="median round latency (s)", title="by rule")
     for case, colour, marker in zip(cases, SERIES, "osv", strict=False):
-        by_most: dict[str, float] = case["median_s_by_most_together"]  # type: ignore[assignment]
+        by_most: dict[str, float] = case["median_s_by_most_together"]  # type: ignore[assignment]  # of JSON
         right.plot([int(n) for n in by_most], [*by_most.values()], marker, color=colour.light, mfc="none")
     right.set(xlabel="most clients behind one access point", title="by crowding", xticks=[1, 2, 3, 4], ylim=(0, None))
     right.legend(names)

@@ -70,7 +70,7 @@ class Environment:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         command = [str(self.folder / "venv/bin/pausefl"), *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with subprocess.Popen(command, cwd=work, env=environment, text=True, **pipes) as process:  # type: ignore[call-overload]
+        with subprocess.Popen(command, cwd=work, env=environment, text=True, **pipes) as process:  # type: ignore[call-overload]  # of several types
             end = threading.Timer(PATIENCE_S, process.kill)
             end.start()
             first = process.stdout.readline() if arguments[0] == "evaluator" else ""

@@ -66,7 +66,7 @@ class LeanLoop:
             for parameter in self._parameters:
                 parameter.grad = None
             loss = functional.cross_entropy(self._model(inputs), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
             self._optimizer.step()
             losses.append(loss.detach())
         float(torch.stack(losses).mean())

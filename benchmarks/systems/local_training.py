@@ -36,11 +36,11 @@ class LocalTraining:
     def train(self, theta: Vector) -> tuple[Vector, int]:
         """The model after the round's steps, and how many examples it saw."""
         nn.utils.vector_to_parameters(torch.from_numpy(theta.copy()), self._model.parameters())
-        rows = torch.randperm(len(self._labels)).split(self._settings["batch_size"])  # type: ignore[no-untyped-call]
+        rows = torch.randperm(len(self._labels)).split(self._settings["batch_size"])  # type: ignore[no-untyped-call]  # torch's own
         for batch in rows[: self._settings["max_steps"]]:
             loss = functional.cross_entropy(self._model(scaled(self._inputs[batch])), self._labels[batch])
             self._optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
             self._optimizer.step()
         trained: Vector = nn.utils.parameters_to_vector(self._model.parameters()).detach().numpy()
         return trained, len(self._labels)

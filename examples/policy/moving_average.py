@@ -34,7 +34,7 @@ class MovingAverage(Policy):
         """The memory before round 1: seconds by client id."""
         return {}
 
-    def observe(self, state: Averages, record: PolicyRound, table: ClientTable) -> Averages:  # noqa: ARG002
+    def observe(self, state: Averages, record: PolicyRound, table: ClientTable) -> Averages:
         """A new memory that includes a round. A miss counts with the time that was waited for it."""
         averages = dict(state)
         measured = [(answer.client_id, answer.latency_s) for answer in record.observations if answer.teaches]

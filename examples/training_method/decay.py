@@ -35,7 +35,7 @@ class DecayedWeights(TrainingMethod):
         self._optimizer = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=self.momentum)
         return self._optimizer
 
-    def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
+    def begin_round(self, model: nn.Module, round: int) -> None:
         """Forget the momentum, if asked to."""
         if self.restart and self._optimizer is not None:
             self._optimizer.state.clear()

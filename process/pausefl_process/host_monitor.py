@@ -94,11 +94,11 @@ class HostWatch:
         """Look at the event loop at least until the end of the block."""
         return nullcontext()
 
-    def report(self, since_s: float, compute_s: float) -> HostReport:  # noqa: ARG002 - there is nothing to tell
+    def report(self, since_s: float, compute_s: float) -> HostReport:
         """The worst that was seen since then (`clock`), and the share that `compute_s` is of that time."""
         return HostReport()
 
-    def stood_still_s(self, since_s: float, until_s: float) -> float:  # noqa: ARG002 - likewise
+    def stood_still_s(self, since_s: float, until_s: float) -> float:
         """How long the process was stopped or its machine slept between these times."""
         return 0.0
 

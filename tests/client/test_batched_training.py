@@ -295,7 +295,7 @@ def test_a_failure_together_is_told_by_the_client_that_fails_alone(caplog: pytes
     class Failing(TrainingMethod):
         __module__ = Replacing.__module__
 
-        def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
+        def begin_round(self, model: nn.Module, round: int) -> None:
             raise ValueError("no such round")
 
     host = BatchedHost()

@@ -131,9 +131,9 @@ def test_the_bytes_are_kept_until_settled(path: Path) -> None:
 
 def test_bytes_beyond_the_limit_are_not_kept_but_charged(ledger: Ledger) -> None:
     release(ledger, 1, memoryview(bytes(KEPT_BYTES_MAX)))
-    assert ledger.open_release().noised is not None  # type: ignore[union-attr]
+    assert ledger.open_release().noised is not None  # type: ignore[union-attr]  # None would fail
     release(ledger, 2, memoryview(bytes(KEPT_BYTES_MAX + 1)))
-    assert ledger.open_release().noised is None  # type: ignore[union-attr]
+    assert ledger.open_release().noised is None  # type: ignore[union-attr]  # None would fail
     assert ledger.released == 2
 
 
@@ -153,7 +153,7 @@ def test_a_key_is_charged_once(ledger: Ledger) -> None:
     with pytest.raises(LedgerError, match="UNIQUE"):
         release(ledger, 1)
     assert ledger.released == 2
-    assert ledger.open_release().key == key(2)  # type: ignore[union-attr]
+    assert ledger.open_release().key == key(2)  # type: ignore[union-attr]  # None would fail
 
 
 def test_the_floor_and_the_end_of_the_budget_refuse(path: Path) -> None:

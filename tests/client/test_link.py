@@ -77,7 +77,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now_s = 1000.0
-        selector = self._selector  # type: ignore[attr-defined]
+        selector = self._selector  # type: ignore[attr-defined]  # mypy does not see it
         really_select = selector.select
 
         def select(timeout: float | None = None) -> Any:

@@ -47,7 +47,7 @@ def test_a_release_is_clipped_noised_charged_and_kept(tmp_path: Path) -> None:
         assert (released.vector.shape, np.unique(released.vector).size) == ((D,), D)
         assert np.abs(released.vector).max() > MECHANISM.clip
         assert released.digest == digest(released.vector)
-        kept = releaser.ledger.open_release()  # type: ignore[union-attr]
+        kept = releaser.ledger.open_release()  # type: ignore[union-attr]  # None would fail
     assert kept is not None
     assert (kept.noised, kept.charge) == (released.vector.tobytes(), released.charge)
 
@@ -59,7 +59,7 @@ def test_after_a_crash_without_bytes_the_release_is_written_off_and_charged(tmp_
     with releasing(tmp_path) as releaser:
         with pytest.raises(PauseflError, match="its bytes are gone: written off"):
             releaser.recall(KEY)
-        assert releaser.ledger.epsilon_spent == BUDGET.spent(1)  # type: ignore[union-attr]
+        assert releaser.ledger.epsilon_spent == BUDGET.spent(1)  # type: ignore[union-attr]  # None would fail
 
 
 def test_bytes_that_were_swapped_on_disk_are_not_sent(tmp_path: Path) -> None:

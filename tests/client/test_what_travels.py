@@ -95,7 +95,7 @@ def test_sparse_gradients_train_as_torchs_own_optimizer_trains_them(tmp_path: Pa
     trainer = trainer_of(model, TrainingSettings("sgd", 0.5, batch_size=10), data)
     theta = trainer.vector.values()
     update = trainer.train(theta, round=1).update
-    functional.cross_entropy(same(torch.tensor(data.inputs)), torch.tensor(data.labels)).backward()  # type: ignore[no-untyped-call]
+    functional.cross_entropy(same(torch.tensor(data.inputs)), torch.tensor(data.labels)).backward()  # type: ignore[no-untyped-call]  # untyped there
     torch.optim.SGD(same.parameters(), 0.5).step()
     np.testing.assert_allclose(update, ModelVector(same).values() - theta, atol=1e-6)
     changes = {"workload.dataset": "own:tokens", "workload.optimizer": "sgd"}
@@ -311,7 +311,7 @@ def test_a_model_that_diverged_leaves_no_trace_in_the_next_ones_statistics() -> 
     evaluator.evaluate(np.full_like(theta, np.nan), ["test"], subset=True)
     after = evaluator.evaluate(theta.copy(), ["test"], subset=True)
     assert after.evaluations == before.evaluations
-    assert np.array_equal(after.statistics, before.statistics)  # type: ignore[arg-type]
+    assert np.array_equal(after.statistics, before.statistics)  # type: ignore[arg-type]  # None would fail
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,7 @@ def choose(prometheus: Prometheus, runs: str) -> dict[str, str]:
     """A value for each variable, found as Grafana finds it, and what Grafana knows of by itself."""
     chosen = {"__rate_interval": "5s", "__range": "600s", "run": runs}
     for name, query in variables_of("overview").items():
-        series, label = re.fullmatch(r"label_values\((.*), (\w+)\)", query).groups()  # type: ignore[union-attr]
+        series, label = re.fullmatch(r"label_values\((.*), (\w+)\)", query).groups()  # type: ignore[union-attr]  # None would fail
         values = prometheus.ask(f"label/{label}/values", **{"match[]": substituted(series, chosen)})
         assert values, f"the variable {name} has no values"
         if name != "run":

@@ -112,8 +112,8 @@ class Loose(AggregationRule):
     def __init__(self, result: object) -> None:
         self.result = result
 
-    def combine(self, updates: object, weights: object) -> np.ndarray:  # noqa: ARG002
-        return self.result  # type: ignore[return-value]
+    def combine(self, updates: object, weights: object) -> np.ndarray:
+        return self.result  # type: ignore[return-value]  # wrong on purpose
 
 
 @pytest.mark.parametrize(
@@ -141,11 +141,11 @@ class Stateful(Optimizer):
     first: Any
     returned: Any
 
-    def start(self, model_size: int) -> np.ndarray:  # noqa: ARG002
-        return self.first  # type: ignore[no-any-return]
+    def start(self, model_size: int) -> np.ndarray:
+        return self.first  # type: ignore[no-any-return]  # wrong on purpose
 
-    def step(self, theta: np.ndarray, change: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: ARG002
-        return self.returned  # type: ignore[no-any-return]
+    def step(self, theta: np.ndarray, change: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.returned  # type: ignore[no-any-return]  # wrong on purpose
 
 
 class InPlace(Optimizer):
@@ -244,7 +244,7 @@ def test_a_law_of_ones_own_needs_its_draws_alone() -> None:
 
 def test_objects_are_held_by_name_and_fields(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(folder)
-    import my_server  # type: ignore[import-not-found]
+    import my_server  # type: ignore[import-not-found]  # a module of the document's
 
     from pausefl_server.selection.policies.pause import Pause
 

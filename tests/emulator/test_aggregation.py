@@ -30,7 +30,7 @@ def rule_of(name: str) -> Aggregation | AggregationRule:
 def optimizer_of(name: str, **parameters: float) -> Optimizer:
     """A named server optimizer with its defaults; `parameters` are those of `ServerOptimizer`."""
     made: type[Optimizer] = SERVER_OPTIMIZERS[name]
-    return ServerOptimizer(name, **parameters) if made is ServerOptimizer else made()  # type: ignore[arg-type]
+    return ServerOptimizer(name, **parameters) if made is ServerOptimizer else made()  # type: ignore[arg-type]  # of several types
 
 
 def vectors(n: int, size: int, seed: int) -> list[Vector]:
@@ -192,7 +192,7 @@ def naive_steps(
 @given(seed=st.integers(0, 1000), rate=st.floats(0.01, 2), b1=st.floats(0, 0.95), b2=st.floats(0.5, 0.99))
 def test_optimizers_are_the_papers_formulas(kind: str, seed: int, rate: float, b1: float, b2: float) -> None:
     theta, *changes = vectors(6, 10, seed)
-    optimizer = ServerOptimizer(kind, rate, b1, b2, tau=0.01)  # type: ignore[arg-type]
+    optimizer = ServerOptimizer(kind, rate, b1, b2, tau=0.01)  # type: ignore[arg-type]  # one of its names
     moved, state = theta, optimizer.start(theta.size)
     for change in changes:
         moved, state = optimizer.step(moved, change, state)

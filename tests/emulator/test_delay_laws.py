@@ -284,15 +284,15 @@ class BadDraws(SampledDelay):
     def __init__(self, returned: Callable[[int], object], sound: int) -> None:
         self.returned, self.sound = returned, sound
 
-    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> np.ndarray:  # noqa: ARG002
-        return np.ones(n) if n == self.sound else self.returned(n)  # type: ignore[return-value]
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> np.ndarray:
+        return np.ones(n) if n == self.sound else self.returned(n)  # type: ignore[return-value]  # wrong on purpose
 
 
 BAD_DRAWS = {
     "negative": (lambda n: np.full(n, -1.0), "negative delay|delays of 0 or more; returned -1.0"),
     "nan": (lambda n: np.full(n, np.nan), "draws NaN|delays of 0 or more; returned nan"),
     "too many": (lambda n: np.ones(n + 1), r"BadDraws.sample: must return .* shape \(\d+,\).* one of shape \(\d+,\)"),
-    "scalar": (lambda n: 0.1, r"BadDraws.sample: must return .* shape \(\d+,\).* one of shape \(\)"),  # noqa: ARG005
+    "scalar": (lambda n: 0.1, r"BadDraws.sample: must return .* shape \(\d+,\).* one of shape \(\)"),  # noqa: ARG005 - wrong on purpose
     "nothing": (lambda n: [None] * n, "BadDraws.sample: must return numbers|draws NaN"),
     "durations": (
         lambda n: np.full(n, np.timedelta64(100, "ms")),
@@ -317,7 +317,7 @@ def test_bad_draws_of_a_law_are_told_when_the_experiment_is_read(
 
 
 class Baseless:
-    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> np.ndarray:  # noqa: ARG002
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> np.ndarray:
         return np.ones(n)
 
 

@@ -324,7 +324,7 @@ async def test_a_round_without_its_evaluation_is_reported_once(tmp_path: Path) -
         return (Evaluation("validation", subset, 1, float(theta[0]), 0.0),)
 
     class Listener(RunObserver):
-        def noticed(self, message: str, topic: str = "") -> None:  # noqa: ARG002
+        def noticed(self, message: str, topic: str = "") -> None:
             told.append(message)
 
     async with evaluating(tmp_path, evaluate, Listener()) as (evaluator, store):

@@ -165,7 +165,7 @@ def test_going_back_over_failed_attempts_keeps_their_number_and_what_was_spent(t
 
 def test_what_clients_said_of_failed_jobs_is_told_and_no_other_reason() -> None:
     reasons = {"a": ("refused", "out of memory"), "b": ("timeout", "gave no answer in time"), "c": ("unneeded", "")}
-    misses = tuple(Miss(c, kind, 1.0, 1.0, reason=reason) for c, (kind, reason) in reasons.items())  # type: ignore[arg-type]
+    misses = tuple(Miss(c, kind, 1.0, 1.0, reason=reason) for c, (kind, reason) in reasons.items())  # type: ignore[arg-type]  # one of its names
     tally = RunTally([record(1, chosen=tuple(reasons), misses=misses)])
     assert tally.failures == [{"reason": "out of memory", "jobs": 1}]
     assert (tally.missed_jobs, tally.unneeded_jobs) == ({"refused": 1, "timeout": 1}, 1)

@@ -357,7 +357,7 @@ class Evaluator:
     def __init__(self, *accuracies: float | None) -> None:
         self._accuracies = list(accuracies)
 
-    async def __call__(self, _: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:  # noqa: ARG002
+    async def __call__(self, _: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:
         if not subset:
             return [Evaluation("validation", False, 10, 0.99, 1.0), Evaluation("test", False, 10, 0.5, 1.0)]
         accuracy = self._accuracies.pop(0)

@@ -19,7 +19,7 @@ def experiment(latency: str) -> Experiment:
     return parse_experiment("[clients]\ncount = 4\n[selection]\nm = 2\n" + latency)
 
 
-def made_links(parsed: Experiment, ids: list[str] | None = None, seed: int = 1):  # type: ignore[no-untyped-def]
+def made_links(parsed: Experiment, ids: list[str] | None = None, seed: int = 1):  # type: ignore[no-untyped-def]  # of make_links
     return make_links(parsed.latency, links_of(parsed), ids or parsed.client_ids, seed)
 
 

@@ -203,7 +203,7 @@ def test_a_bad_clip_or_unit_names_its_key_and_a_bad_epsilon_releases_nothing(bad
         with pytest.raises(ValueError, match=r"^clip = .*must be"):
             Mechanism("vector", clip)
     with pytest.raises(ValueError, match=r"^unit = 'layer': must be one of"):
-        Mechanism("layer", 1.0)  # type: ignore[arg-type]
+        Mechanism("layer", 1.0)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="epsilon"):
         Mechanism("vector", 1.0).privatise(np.ones(3, np.float32), bad, NumpyLaplace(entropy_rng()))
 

@@ -344,7 +344,7 @@ def test_totals_are_compared_with_round_trips(run: RunData) -> None:
 
 
 def told(kind: str, client_id: str, released: int) -> LogEvent:
-    return LogEvent(kind, client_id, released=released, epsilon_spent=released / 2)  # type: ignore[arg-type]
+    return LogEvent(kind, client_id, released=released, epsilon_spent=released / 2)  # type: ignore[arg-type]  # one of its names
 
 
 def rows_of(late: Mapping[str, np.ndarray]) -> list[tuple[Any, ...]]:

@@ -47,8 +47,8 @@ def dask_workers() -> Iterator[Executor]:
     from distributed import Client, LocalCluster
 
     with (
-        LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster,  # type: ignore[no-untyped-call]
-        Client(cluster) as client,  # type: ignore[no-untyped-call]
+        LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster,  # type: ignore[no-untyped-call]  # untyped there
+        Client(cluster) as client,  # type: ignore[no-untyped-call]  # untyped there
     ):
         yield client.get_executor(pure=False)
 

@@ -379,7 +379,7 @@ class Noting(Random):
     told: list[PolicyRound] = dataclasses.field(default_factory=list)
     asked: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
-    def observe(self, state: Any, record: PolicyRound, table: Any) -> Any:  # noqa: ARG002
+    def observe(self, state: Any, record: PolicyRound, table: Any) -> Any:
         self.told.append(record)
         return state
 

@@ -104,7 +104,7 @@ def test_images_with_channels_last_train_as_others_do(monkeypatch: pytest.Monkey
         inputs = normalise(torch.from_numpy(examples.inputs[rows]))
         optimizer.zero_grad()
         loss = functional.cross_entropy(other(inputs), torch.from_numpy(examples.labels[rows]))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # untyped there
         optimizer.step()
     np.testing.assert_allclose(update, ModelVector(other).values() - theta, atol=1e-3 * np.abs(update).max())
 

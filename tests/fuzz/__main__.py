@@ -16,7 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from fuzz.summary import Fuzz, failures  # noqa: E402
+from fuzz.summary import Fuzz, failures  # noqa: E402 - after the path is set
 
 
 def main() -> int:

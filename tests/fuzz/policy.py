@@ -15,7 +15,7 @@ class HonestAndOneMore(Policy):
     Without rounds, the places that are left when all honest clients are at work.
     """
 
-    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+    def select(self, state: Any, context: Context) -> Selection:
         """A draw of this round's generator."""
         ids = context.table.ids
         rows = context.rng.permutation(context.eligible).tolist()

@@ -48,7 +48,7 @@ class KilledWhenAsked:
             return self._ask(fds)
         self.left -= 1
         forkserver.ensure_running()
-        pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # mypy does not see it
         os.kill(pid, signal.SIGSTOP)
         ends = self._ask(fds)
         os.kill(pid, signal.SIGKILL)
@@ -165,13 +165,13 @@ def test_a_run_without_a_server_says_why(refusal: OSError, tmp_path: Path, monke
 def test_a_fork_server_whose_folder_is_gone_is_begun_anew() -> None:
     """As where all old things in the folder for temporary files are removed."""
     assert told_after([]) == []
-    shutil.rmtree(Path(forkserver._forkserver._forkserver_address).parent)  # type: ignore[attr-defined]
+    shutil.rmtree(Path(forkserver._forkserver._forkserver_address).parent)  # type: ignore[attr-defined]  # mypy does not see it
     assert told_after([]) == []
 
 
 def test_a_fork_server_that_was_given_up_is_waited_for() -> None:
     assert told_after([]) == []
-    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # mypy does not see it
     forget_fork_server()
     wait_for(lambda: not psutil.pid_exists(pid), "the end of the server that was given up")
 

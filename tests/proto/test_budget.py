@@ -121,7 +121,7 @@ def test_each_value_of_a_tuple_and_a_literal_are_checked() -> None:
     with pytest.raises(ValueError, match=r"^counts = 0: must be at least 1$"):
         Record(counts=(2, 0))
     with pytest.raises(ValueError, match=r"^kind = 'third': must be one of one, other$"):
-        Record(kind="third")  # type: ignore[arg-type]
+        Record(kind="third")  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize(

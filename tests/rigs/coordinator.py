@@ -338,7 +338,7 @@ def averaged(theta: Vector, round: int, clients: str) -> Vector:
     """Eq. (2) in float64."""
     weights = np.array([EXAMPLES[c] for c in clients], np.float64)
     mean = sum(w * update_of(c, round).astype(np.float64) for w, c in zip(weights, clients, strict=True))
-    return (theta + mean / weights.sum()).astype(np.float32)  # type: ignore[no-any-return]
+    return (theta + mean / weights.sum()).astype(np.float32)  # type: ignore[no-any-return]  # float32
 
 
 def digests_of_models(records: list[RoundRecord]) -> list[str]:

@@ -24,11 +24,11 @@ class Hosts:
     server_address = "127.0.0.1"
     server_name = "localhost"
 
-    def command(self, number: int, command: Sequence[str]) -> list[str]:  # noqa: ARG002 - of a namespace
+    def command(self, number: int, command: Sequence[str]) -> list[str]:
         """The command, run at the host of this number."""
         return list(command)
 
-    def cut(self, number: int, *, is_cut: bool) -> bool:  # noqa: ARG002
+    def cut(self, number: int, *, is_cut: bool) -> bool:
         """Cut a host's link, or mend it; False where there is none to cut."""
         return False
 

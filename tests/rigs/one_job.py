@@ -55,7 +55,7 @@ async def listening(
     coordinator = coordinator or OneJob(size)
     running = asyncio.ensure_future(coordinator.run())
     handler = ClientStreamHandler(
-        coordinator,  # type: ignore[arg-type]
+        coordinator,  # type: ignore[arg-type]  # it plays the part
         *(AnswerLimits(size), admission),
         hello_timeout_s=bounds.hello_timeout_s,
     )

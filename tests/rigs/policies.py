@@ -167,6 +167,6 @@ def unchanged(before: Any, after: Any) -> bool:
 class FirstTwice(Policy):
     """Chooses the first client twice, all others once."""
 
-    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+    def select(self, state: Any, context: Context) -> Selection:
         rows = np.sort(np.append(context.eligible, context.eligible[0]))
         return Selection(rows, weights=np.ones(len(rows)))

@@ -127,11 +127,11 @@ def play(telemetry: Telemetry, *, private: bool = True) -> None:
 
 
 def private(unit: str = "coordinate") -> PrivacySettings:
-    return PrivacySettings(BUDGET, unit, "agreed")  # type: ignore[arg-type]
+    return PrivacySettings(BUDGET, unit, "agreed")  # type: ignore[arg-type]  # one of its names
 
 
 def registry_of(telemetry: Telemetry, **limits: int) -> CollectorRegistry:
-    return make_registry(telemetry, MetricsSettings(**limits))  # type: ignore[arg-type]
+    return make_registry(telemetry, MetricsSettings(**limits))  # type: ignore[arg-type]  # of several types
 
 
 def round_event(number: int, **changes: Any) -> RoundCommitted:

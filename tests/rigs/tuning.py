@@ -20,7 +20,7 @@ SEARCH = ["selection.pause.alpha=log:0.1..1000", "selection.pause.gamma=0..20", 
 
 
 def plan(**changes: object) -> TuningPlan:
-    return TuningPlan(**{"source": SMALL, "search": SEARCH, "trials": 8, "seeds": 2, "fresh_seeds": 3} | changes)  # type: ignore[arg-type]
+    return TuningPlan(**{"source": SMALL, "search": SEARCH, "trials": 8, "seeds": 2, "fresh_seeds": 3} | changes)  # type: ignore[arg-type]  # of several types
 
 
 class FailingAt:

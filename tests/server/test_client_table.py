@@ -146,10 +146,10 @@ IDS = ("a", "b", "c", "d", "e")
 class NotTheSecond(Policy):
     """Notes what it is shown, and lets all but the second row into the model."""
 
-    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+    def select(self, state: Any, context: Context) -> Selection:
         return Selection(context.eligible)
 
-    def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:  # noqa: ARG002
+    def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:
         shown = zip(rows.tolist(), updates, strict=True)
         return Inspection([{"row": float(row), "size": float(update.size)} for row, update in shown], rows != 1)
 

@@ -89,7 +89,7 @@ async def test_a_policy_sees_the_updates_and_may_keep_one_out_of_the_model(rig: 
 class Careless(All):
     """Divides by a norm of 0."""
 
-    def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:  # noqa: ARG002
+    def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:
         return Inspection([{"cosine": math.nan} for _ in updates], np.ones(len(rows), np.bool_))
 
 
@@ -173,7 +173,7 @@ async def test_the_same_seed_chooses_the_same_clients_whatever_order_they_came_i
 class Twice(Policy):
     """The first client twice and the second once, weighed by hand."""
 
-    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+    def select(self, state: Any, context: Context) -> Selection:
         return Selection(np.array([0, 0, 1]), np.full(3, 1 / 3), {"energy": 2.5}, cluster_penalty_s=0.375)
 
 

@@ -238,7 +238,7 @@ def test_the_temperature_exceeds_energy_differences(temperature: Any, monkeypatc
 
     monkeypatch.setattr("pausefl_server.search.annealing.Cooling", noted)
     weights = {"alpha": 7.0, "gamma": 20.0, "kappa": 30.0, "reward": "R2", "clusters": 4}
-    policy = SaPause(M, temperature=temperature, **weights)  # type: ignore[arg-type]
+    policy = SaPause(M, temperature=temperature, **weights)  # type: ignore[arg-type]  # of several types
     context = context_of(Play(Pause(M)).rounds(9).table, 10)
     choice = policy.choice(None, context)
     policy.select(None, context)
@@ -254,7 +254,7 @@ def test_the_temperature_exceeds_energy_differences(temperature: Any, monkeypatc
 @pytest.mark.parametrize("own", ["phi_g", "phi_p"])
 def test_the_energy_weighs_a_phi_of_ones_own_beside_a_mean(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("math.spread", spread_of_positions, raising=False)
-    policy = SaPause(M, alpha=7.0, gamma=20.0, steps=50, **{own: "math:spread"})  # type: ignore[arg-type]
+    policy = SaPause(M, alpha=7.0, gamma=20.0, steps=50, **{own: "math:spread"})  # type: ignore[arg-type]  # of several types
     context = context_of(Play(Pause(M)).rounds(9).table, 10)
     choice, selection = policy.choice(None, context), policy.select(None, context)
     taken, spread = np.isin(choice.rows, selection.rows), float(np.ptp(selection.rows))

@@ -135,7 +135,7 @@ def test_no_client_is_favoured_among_equals(case: str) -> None:
 @every_policy
 def test_parameters_are_frozen_and_m_is_checked(case: str) -> None:
     with pytest.raises(FrozenInstanceError):
-        policy_of(case).m = 7  # type: ignore[misc]
+        policy_of(case).m = 7  # type: ignore[misc]  # wrong on purpose
     with pytest.raises(ValueError, match="m = 0: must be at least 1"):
         policy_of(case, m=0)
 

@@ -269,7 +269,7 @@ def test_a_step_whose_updates_end_the_budgets_hands_out_as_the_last_one_does() -
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_the_forecast_never_promises_more_than_any_policy_could_play(left: list[int], m: int, random: object) -> None:
-    chosen = np.array([random.randint(0, 30) for _ in left])  # type: ignore[attr-defined]
+    chosen = np.array([random.randint(0, 30) for _ in left])  # type: ignore[attr-defined]  # of this type here
     forecast = rounds_left(np.array(left), chosen, m)
     # The best any policy can do is to take those who have most left.
     remaining, played = sorted(left, reverse=True), 0

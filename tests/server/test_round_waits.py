@@ -177,7 +177,7 @@ def table_of(answers: Answers) -> ClientTable:
 
 def deadline_s(answers: Answers, **changes: float) -> float:
     table = table_of(answers)
-    return derived_deadline_s(table, np.arange(len(table)), **changes)  # type: ignore[arg-type]
+    return derived_deadline_s(table, np.arange(len(table)), **changes)  # type: ignore[arg-type]  # of several types
 
 
 DEADLINES: dict[str, tuple[Answers, dict[str, float], float]] = {
@@ -274,7 +274,7 @@ async def test_answers_that_come_once_the_server_goes_on_are_taken(rig: MakeRig)
 async def test_a_client_that_returns_once_the_server_goes_on_ends_no_run(rig: MakeRig) -> None:
     async with rig(rounds=1, connect_timeout_s=0.2, minimum_clients=1).playing() as r:
         await until_it_listens(r)
-        time.sleep(STALL_S)  # noqa: ASYNC251
+        time.sleep(STALL_S)  # noqa: ASYNC251 - the loop stands still
         await until_it_listens(r)
         await r.join("a")
     assert [record.round for record in r.store.rounds()] == [1]

@@ -65,7 +65,7 @@ def served(experiment: Experiment, rounds: int) -> dict[str, Any]:
 def staying(
     port: int, folder: Path, lifetime: float = math.inf, own: dict[str, Any] = OWN, client_id: str = "client-000"
 ) -> StayingClients:
-    taken: Callable[[str], Experiment] = lambda offer: accepted(offer, own)  # noqa: E731
+    taken: Callable[[str], Experiment] = lambda offer: accepted(offer, own)  # noqa: E731 - typed
     return StayingClients(f"127.0.0.1:{port}", [client_id], folder, way_of(own), taken, lifetime)
 
 

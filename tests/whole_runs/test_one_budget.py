@@ -400,9 +400,9 @@ def test_the_tighter_figure_is_a_bound_and_never_above_the_sum(unit: Any) -> Non
         tighter = tighter_epsilon(BUDGET, unit, participations, 1e-5)
         assert tighter is not None
         assert 0 <= tighter <= BUDGET.spent(participations)
-    assert tighter_epsilon(BUDGET, unit, 100, 1e-5) < 0.7 * BUDGET.spent(100)  # type: ignore[operator]
+    assert tighter_epsilon(BUDGET, unit, 100, 1e-5) < 0.7 * BUDGET.spent(100)  # type: ignore[operator]  # None would fail
     loose, tight = (tighter_epsilon(BUDGET, unit, 100, delta) for delta in (1e-3, 1e-9))
-    assert loose < tight  # type: ignore[operator]
+    assert loose < tight  # type: ignore[operator]  # None would fail
 
 
 def test_the_tighter_figure_takes_bounded_time_whatever_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +414,7 @@ def test_the_tighter_figure_takes_bounded_time_whatever_is_claimed(monkeypatch: 
     for participations in (100, 2**32 - 1):
         bounded = tighter_epsilon(BUDGET, "coordinate", participations, 1e-5)
         assert bounded == pytest.approx(begun + BUDGET.spent(participations) - BUDGET.spent(50))
-        assert bounded >= whole  # type: ignore[operator]
+        assert bounded >= whole  # type: ignore[operator]  # None would fail
 
 
 def test_the_tighter_figure_is_the_one_of_a_single_laplace_release() -> None:

@@ -83,7 +83,7 @@ def test_a_seed_decides_every_byte() -> None:
 
     first = made(1)
     assert first == made(1) != made(2)
-    assert {name for name, _ in first[0]} == set(WAYS)  # type: ignore[attr-defined]
+    assert {name for name, _ in first[0]} == set(WAYS)  # type: ignore[attr-defined]  # of this type here
 
 
 @pytest.mark.end_to_end

@@ -216,7 +216,7 @@ def test_totals_of_unequal_rounds_are_not_shown_as_equals(tmp_path: Path, monkey
 
 
 def plan(**changes: object) -> TuningPlan:
-    return TuningPlan(**{"trials": 6, "seeds": 1, "fresh_seeds": 2} | changes)  # type: ignore[arg-type]
+    return TuningPlan(**{"trials": 6, "seeds": 1, "fresh_seeds": 2} | changes)  # type: ignore[arg-type]  # of several types
 
 
 def measured(asked: TuningPlan, folder: Path) -> Measure:

@@ -109,20 +109,20 @@ def _layer_norm(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> t
     return y * weight + bias[0] if bias else y * weight
 
 
-def _pooled(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:  # noqa: ARG001
+def _pooled(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
     return _apart(layer(_folded(x)), x.shape[0])
 
 
-def _flatten(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:  # noqa: ARG001
+def _flatten(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
     first, last = (d + 1 if d >= 0 else d for d in (layer.start_dim, layer.end_dim))
     return x.flatten(first, last)
 
 
-def _relu(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:  # noqa: ARG001
+def _relu(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
     return functional.relu(x)  # never in place: x may be a view, of which autograd would have to keep track
 
 
-def _alike(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:  # noqa: ARG001
+def _alike(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
     """Apply a layer that treats every value by itself."""
     y: torch.Tensor = layer(x)
     return y

@@ -70,7 +70,7 @@ class TrainingMethod:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         if type(self).change_gradients is not TrainingMethod.change_gradients:
             _make_dense(optimizer)
         self.change_gradients(model)

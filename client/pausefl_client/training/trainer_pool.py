@@ -39,7 +39,7 @@ class TrainerPool(Executor):
             self._begin()
         return future
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - they always are
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Begin nothing more."""
         with self._changing:
             left = list(self._submitted)

@@ -26,7 +26,7 @@ class _Lasting:
     def is_set(self) -> bool:
         return False
 
-    def telling(self, hear: Callable[[], None]) -> AbstractContextManager[None]:  # noqa: ARG002 - it never happens
+    def telling(self, hear: Callable[[], None]) -> AbstractContextManager[None]:
         return nullcontext()
 
 

@@ -51,7 +51,7 @@ class Job:
         if self.is_elsewhere and not (self.folder / CAMPAIGN_PLAN).exists():
             return UnfitMachine(f"{self.folder}: is not there on {os.uname().nodename}; choose a folder that is shared")
         # Those of a pool may be daemons, which Python lets start no processes. Ours end with the one that began them.
-        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # private
         try:
             experiment = parse_experiment(self.source)
             kept = self.folder / self.name

@@ -23,7 +23,7 @@ class EqualTurns(Policy):
         if self.slack < 1:
             raise ValueError(f"slack = {self.slack}: must be at least 1")
 
-    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+    def select(self, state: Any, context: Context) -> Selection:
         """The m clients with the fewest turns."""
         table, rows = context.table, context.eligible
         turns = table.chosen[rows] // self.slack

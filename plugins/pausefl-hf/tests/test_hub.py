@@ -13,7 +13,7 @@ from pausefl_proto.errors import ConfigError
 
 datasets = pytest.importorskip("datasets", reason='pip install "pausefl[hf]"')
 pytest.importorskip("flwr_datasets", reason='pip install "pausefl[hf]"')
-from pausefl_hf import Flower  # noqa: E402
+from pausefl_hf import Flower  # noqa: E402 - after the look for what it needs
 
 # The library leaves files of its own open.
 pytestmark = [

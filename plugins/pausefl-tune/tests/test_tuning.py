@@ -156,7 +156,7 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path: Path, monkeypa
         if len(done) == 3:
             raise KeyboardInterrupt
         done.append(point)
-        return whole(asked, point, *more)  # type: ignore[arg-type]
+        return whole(asked, point, *more)  # type: ignore[arg-type]  # as it was called
 
     monkeypatch.setattr(study_module, "tried", interrupted)
     with pytest.raises(RunInterrupted, match=f"go on with: pausefl tune --resume {tmp_path}"):
@@ -217,7 +217,7 @@ def test_the_recommended_setting_is_held_on_the_real_clock(tmp_path: Path) -> No
     tiny = {"experiment.rounds": 4, "clients.count": 4, "clients.per_process": 4, "selection.m": 2}
     quick = {"latency.time_scale": 0.01, "evaluation.every": 2, "experiment.clock": "virtual"}
     few = {"by": "run", "trials": 2, "seeds": 1, "fresh_seeds": 2, "real_seeds": 1}
-    tuning = pausefl.tune(pausefl.load("demo", tiny | quick), ["selection.m=1,2"], tmp_path / "out", **few)  # type: ignore[arg-type]
+    tuning = pausefl.tune(pausefl.load("demo", tiny | quick), ["selection.m=1,2"], tmp_path / "out", **few)  # type: ignore[arg-type]  # of several types
     assert [point.name for point in tuning.confirmed] == ["recommended", "published"]
     assert [table.title for table in tables(tuning)][1:] == ["On the real clock, fresh seed 4"]
     assert tuning.confirmed[0].changes["final_accuracy"].low is None, "one seed gives no interval"

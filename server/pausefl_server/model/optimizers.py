@@ -24,7 +24,7 @@ _GREATEST_CHANGE = np.float32(2.0**63)
 class Optimizer(ABC):
     """A server's optimizer, a pure function with explicit state; its fields are its table's parameters."""
 
-    def start(self, model_size: int) -> Vector:  # noqa: ARG002
+    def start(self, model_size: int) -> Vector:
         """The state before round 1, a float32 array of one dimension, empty for none.
 
         It is committed with each round, so that a resumed run goes on with it.
@@ -40,7 +40,7 @@ class Optimizer(ABC):
         theta: Vector,
         change: Vector,
         state: Vector,
-        share: float,  # noqa: ARG002
+        share: float,
     ) -> tuple[Vector, Vector]:
         """`step`, for optimizers that must know of what share of all clients, in (0, 1], Δ is the update."""
         return self.step(theta, change, state)

@@ -33,7 +33,7 @@ class StalenessRule(Bounded, ABC):
 class ConstantStaleness(StalenessRule):
     """s = 1: an update counts the same however old its model is."""
 
-    def weight(self, staleness: int) -> float:  # noqa: ARG002
+    def weight(self, staleness: int) -> float:
         """1."""
         return 1.0
 

@@ -135,14 +135,14 @@ class Policy(Bounded, ABC):
         """The policy's own state before round 1."""
         return None
 
-    def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection | None:  # noqa: ARG002
+    def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection | None:
         """Inspect the updates, (d,) float32 each, that came from `rows` of the table.
 
         Called in selection order before they are aggregated; the vectors are gone afterwards. None: nothing.
         """
         return None
 
-    def observe(self, state: Any, record: PolicyRound, table: ClientTable) -> Any:  # noqa: ARG002 - part of the interface
+    def observe(self, state: Any, record: PolicyRound, table: ClientTable) -> Any:
         """The state after `record`; `table` already includes it. Must not change its arguments.
 
         Missed latencies are censored: `record.misses` holds their lower bounds. No estimate of latencies counts what a
@@ -150,11 +150,11 @@ class Policy(Bounded, ABC):
         """
         return state
 
-    def updates_needed(self, table: ClientTable, at_work: IntArray, buffer: int) -> int:  # noqa: ARG002
+    def updates_needed(self, table: ClientTable, at_work: IntArray, buffer: int) -> int:
         """How many updates make the asynchronous step that is open, with these rows at work; K unless overridden."""
         return buffer
 
-    def tiers_of(self, state: Any, table: ClientTable) -> IntArray | None:  # noqa: ARG002
+    def tiers_of(self, state: Any, table: ClientTable) -> IntArray | None:
         """(K,) the tier of each row, from 0, for `asynchronous.rule` "fedat"; None for all other policies.
 
         `select` is then asked with the idle clients of one tier as eligible.

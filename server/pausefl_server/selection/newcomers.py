@@ -55,6 +55,6 @@ class NewcomerPolicy(Policy):
     def _promise(self, state: Any, context: Context, newcomers: IntArray) -> FloatArray:
         """(n,) the greater the better, of these rows, which are one insertion's."""
 
-    def _size(self, state: Any, table: ClientTable, newcomers: IntArray) -> int:  # noqa: ARG002
+    def _size(self, state: Any, table: ClientTable, newcomers: IntArray) -> int:
         """p of this insertion."""
         return round(self.newcomer_share * len(newcomers))

@@ -25,7 +25,7 @@ class FedBN(TrainingMethod):
         self._own: dict[str, torch.Tensor] = {}  # nothing before the first round
         self._shared: dict[str, torch.Tensor] = {}
 
-    def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
+    def begin_round(self, model: nn.Module, round: int) -> None:
         """Put the client's own normalisation into the model; ConfigError where it has none."""
         self._shared = _copied(_normalisation_of(model))
         _fill(model, self._own)

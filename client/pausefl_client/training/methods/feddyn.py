@@ -28,7 +28,7 @@ class FedDyn(Bounded, TrainingMethod):
         self._start: dict[str, torch.Tensor] = {}  # θ
         self._gradient: dict[str, torch.Tensor] = {}  # h_i; nothing stands for 0
 
-    def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
+    def begin_round(self, model: nn.Module, round: int) -> None:
         """Keep θ."""
         self._start = {name: parameter.detach().clone() for name, parameter in trained_parameters(model).items()}
 

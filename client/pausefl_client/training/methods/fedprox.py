@@ -21,7 +21,7 @@ class FedProx(Bounded, TrainingMethod):
         super().__post_init__()
         self._anchors: list[torch.Tensor] = []
 
-    def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
+    def begin_round(self, model: nn.Module, round: int) -> None:
         """Keep θ."""
         self._anchors = [parameter.detach().clone() for parameter in trained_parameters(model).values()]
 

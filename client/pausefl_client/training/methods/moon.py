@@ -37,7 +37,7 @@ class Moon(Bounded, TrainingMethod):
         self._last: dict[str, torch.Tensor] = {}  # the client's model after its last round
         self._references: list[nn.Module] = []  # the server's model and the client's last; none in its first round
 
-    def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
+    def begin_round(self, model: nn.Module, round: int) -> None:
         """Keep the server's model beside the client's last one."""
         _last_linear(model)
         self._references = []

@@ -31,7 +31,7 @@ class Scaffold(TrainingMethod):
         """Keep c."""
         self._server = control
 
-    def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
+    def begin_round(self, model: nn.Module, round: int) -> None:
         """No gradients yet."""
         self._sum = {name: torch.zeros_like(parameter) for name, parameter in trained_parameters(model).items()}
         self._steps = 0
@@ -46,7 +46,7 @@ class Scaffold(TrainingMethod):
                 if self._own:
                     parameter.grad.sub_(self._own[name])
 
-    def end_round(self, model: nn.Module) -> None:  # noqa: ARG002
+    def end_round(self, model: nn.Module) -> None:
         """c_i ← c_i⁺."""
         before, self._own = self._own, {name: total / max(self._steps, 1) for name, total in self._sum.items()}
         self._change = {name: after - before[name] if before else after for name, after in self._own.items()}

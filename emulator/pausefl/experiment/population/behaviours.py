@@ -38,15 +38,15 @@ class Behaviour(Bounded):
     needs_classes: ClassVar[bool] = False
     """True for those that change examples by their class."""
 
-    def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:  # noqa: ARG002
+    def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:
         """The client's training examples, of `classes` labels in all."""
         return examples
 
-    def settings(self, settings: TrainingSettings, draw: Draw) -> TrainingSettings:  # noqa: ARG002
+    def settings(self, settings: TrainingSettings, draw: Draw) -> TrainingSettings:
         """How the client trains."""
         return settings
 
-    def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:  # noqa: ARG002
+    def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:
         """The trainer of the client."""
         return trainer
 
@@ -57,7 +57,7 @@ class LabelFlip(Behaviour):
 
     needs_classes: ClassVar[bool] = True
 
-    def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:  # noqa: ARG002
+    def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:
         return replace(examples, labels=(examples.labels + 1) % classes)
 
 
@@ -150,7 +150,7 @@ class ScaledUpdate(Behaviour):
     factor: Finite = 10.0
     """The factor."""
 
-    def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:  # noqa: ARG002
+    def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:
         return _ChangedUpdates(trainer, lambda update, _: np.float32(self.factor) * update)
 
 
@@ -169,7 +169,7 @@ class StaleModel(Behaviour):
     participations: Count = 1
     """How many of its own rounds the model is old."""
 
-    def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:  # noqa: ARG002
+    def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:
         """The update is that of the stale model; the server adds it to its own."""
         return _Stale(trainer, self.participations)
 

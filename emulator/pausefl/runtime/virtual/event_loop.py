@@ -29,7 +29,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def run_in_executor(
         self,
-        executor: Any,  # noqa: ARG002 - the work is done here, by no executor
+        executor: Any,
         func: Callable[[*_Ts], Result],
         *args: *_Ts,
     ) -> asyncio.Future[Result]:

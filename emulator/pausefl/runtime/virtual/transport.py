@@ -55,7 +55,7 @@ class InProcessTransport:
         self.is_open = False
         """Whether clients may come."""
 
-    async def start(self, host: str, port: int) -> int:  # noqa: ARG002 - there is no address
+    async def start(self, host: str, port: int) -> int:
         """Let clients come from now on."""
         self.is_open = True
         return 0

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from pausefl_client.training.pace import paced_by
@@ -68,7 +69,7 @@ class Workers(Executor):
                 with paced_by(self):
                     result = fn(*args, **kwargs)
             except BaseException as error:
-                self._end(job, lambda error=error: future.set_exception(error))  # type: ignore[misc]
+                self._end(job, partial(future.set_exception, error))
             else:
                 self._end(job, lambda: future.set_result(result))
 
@@ -77,7 +78,7 @@ class Workers(Executor):
         self._submitted.append(job)
         return future
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Begin nothing more, and let jobs that stand still go, and those that would later."""
         self._submitted.clear()
         with self._changed:
@@ -173,7 +174,7 @@ class Workers(Executor):
         while self._submitted:
             job = self._submitted.popleft()
             self._jobs[job.number] = job
-            self._set_going(job, lambda job=job: self._threads.submit(job.run))  # type: ignore[misc]
+            self._set_going(job, partial(self._threads.submit, job.run))
 
     def _let_go_on(self) -> list[Callable[[], None]]:
         """Let the jobs that are due go on, one after the other, until each waits again, computes or is done."""

@@ -31,7 +31,7 @@ class PauseBrute(Pause):
         """Load the compiled loop over the sets."""
         brute_force([1.0, 2.0], [0.0, 0.0], 1)
 
-    def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:  # noqa: ARG002
+    def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:
         free, places = len(choice.rows) - len(choice.forced), choice.m - len(choice.forced)
         sets = _sets_to_try(free, places)
         penalty = float(choice.marginal[-1])

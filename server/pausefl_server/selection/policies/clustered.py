@@ -21,7 +21,7 @@ class Clustered(Policy):
 
     needs_rounds: ClassVar[bool] = True
 
-    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+    def select(self, state: Any, context: Context) -> Selection:
         """One draw of this round's generator per urn."""
         if len(context.eligible) <= self.m:
             return Selection(context.eligible)

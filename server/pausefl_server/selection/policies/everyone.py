@@ -12,6 +12,6 @@ class All(Policy):
 
     needs_rounds: ClassVar[bool] = True
 
-    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+    def select(self, state: Any, context: Context) -> Selection:
         """Select every eligible client."""
         return Selection(context.eligible)

@@ -18,7 +18,7 @@ class Fastest(Policy):
         """The latency laws are its whole idea."""
         return True
 
-    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+    def select(self, state: Any, context: Context) -> Selection:
         """The same clients every round, as long as they are eligible."""
         if context.oracle is None:
             raise ValueError("fastest needs the true mean latencies")

@@ -33,7 +33,7 @@ class FedAt(Policy):
         """No tier is known yet."""
         return ()
 
-    def observe(self, state: tuple[int, ...], record: PolicyRound, table: ClientTable) -> tuple[int, ...]:  # noqa: ARG002
+    def observe(self, state: tuple[int, ...], record: PolicyRound, table: ClientTable) -> tuple[int, ...]:
         """The tier of each row, once all clients that are there have been measured."""
         is_due = not state and table.measured[table.eligible()].all()
         return tuple(quantile_tiers(table, self.tiers).tolist()) if is_due else state
@@ -44,7 +44,7 @@ class FedAt(Policy):
             return np.pad(state, (0, len(table) - len(state)), constant_values=self.tiers - 1)
         return (np.argsort(np.argsort(table.tie_key)) % self.tiers).astype(np.int64)
 
-    def select(self, state: tuple[int, ...], context: Context) -> Selection:  # noqa: ARG002
+    def select(self, state: tuple[int, ...], context: Context) -> Selection:
         """m of those eligible."""
         shuffled = context.rng.permutation(rows_in_tie_order(context))
         unseen_first = np.argsort(context.table.measured[shuffled] > 0, kind="stable")

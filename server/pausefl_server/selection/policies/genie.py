@@ -26,7 +26,7 @@ class Genie(Pause):
     def choice(self, state: Recent | None, context: Context) -> Choice:
         return self._among(state, context, rows_in_tie_order(context))
 
-    def _index(self, state: Recent | None, context: Context, rows: IntArray) -> FloatArray:  # noqa: ARG002
+    def _index(self, state: Recent | None, context: Context, rows: IntArray) -> FloatArray:
         if context.oracle is None:
             raise ValueError("genie needs the true mean latencies")
         known = context.oracle.mean_inverse_latency

@@ -134,7 +134,7 @@ class Pause(Policy):
         rows, zeros = np.arange(3), np.zeros(3)
         Choice(2, rows, zeros, zeros, zeros, zeros, np.zeros(3, np.int64), self._marginal()).exact()
 
-    def check_clients(self, client_ids: Sequence[str], at_once: int) -> None:  # noqa: ARG002
+    def check_clients(self, client_ids: Sequence[str], at_once: int) -> None:
         """Every client that has a cluster must be there."""
         named = self.clusters.keys() if isinstance(self.clusters, dict) else set()
         if unknown := sorted(named - set(client_ids)):
@@ -201,7 +201,7 @@ class Pause(Policy):
             rounds = (1 - self.discount**rounds) / (1 - self.discount)
         return upper_confidence(mean, count, rounds, context.concurrency or self.m, self.zeta)
 
-    def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:  # noqa: ARG002
+    def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:
         """Positions of the set chosen, and what to log about it."""
         positions = choice.exact()
         return positions, {"energy": choice.finite().energy(positions)}

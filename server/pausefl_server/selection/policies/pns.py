@@ -56,7 +56,7 @@ class Pns(Policy):
         """All alike."""
         return Standing(np.empty(0), np.empty(0, np.int64))
 
-    def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:  # noqa: ARG002
+    def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:
         """Find the updates that Optimal Aggregation leaves out of the model."""
         admitted = optimal_subset(updates, math.ceil(self.least_share * len(updates)))
         return Inspection([{"excluded": float(not is_in)} for is_in in admitted], admitted)

@@ -26,7 +26,7 @@ class PowD(Policy):
     needs_loss: ClassVar[bool] = True
     needs_rounds: ClassVar[bool] = True  # for its weights, which are shares of one choice
 
-    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+    def select(self, state: Any, context: Context) -> Selection:
         """The candidates are a draw of this round's generator."""
         rows = rows_in_tie_order(context)
         sizes = np.maximum(context.table.n_examples[rows], 1)

@@ -13,7 +13,7 @@ from pausefl_server.selection.terms import rows_in_tie_order
 class Random(Policy):
     """Chooses m of the eligible clients, uniformly, without replacement: PAUSE's first baseline."""
 
-    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+    def select(self, state: Any, context: Context) -> Selection:
         """A draw of this round's generator."""
         rows = rows_in_tie_order(context)  # so that a draw means the same client however rows are numbered
         return Selection(np.sort(context.rng.choice(rows, min(self.m, len(rows)), replace=False)))

@@ -57,10 +57,10 @@ def evaluated_runs(runs: Runs, split: Split) -> Runs:
 
 def _panels(*, has_accuracy: bool, has_leakage: bool) -> tuple[Figure, Mapping[str, Axes]]:
     beside = ["leakage", "total"] if has_leakage else ["total"]
-    mosaic = [["accuracy", panel] for panel in beside] if has_accuracy else [beside]
+    mosaic: list[Any] = [["accuracy", panel] for panel in beside] if has_accuracy else [beside]
     width = 10.4 if len(mosaic[0]) > 1 else 7.2
     figure = Figure(figsize=(width, 5.0 if has_accuracy else 3.4), layout="constrained")
-    return figure, figure.subplot_mosaic(mosaic, width_ratios=(1.6, 1) if has_accuracy else None)  # type: ignore[arg-type]
+    return figure, figure.subplot_mosaic(mosaic, width_ratios=(1.6, 1) if has_accuracy else None)
 
 
 def policy_looks(policies: Iterable[str]) -> Mapping[str, Look]:
