@@ -45,7 +45,7 @@ from pausefl_server.settings import ServerSettings
 from pausefl_server.state import StartingPoint
 from pausefl_server.storage.store_actor import CommitRound, SaveFailedAttempt, SaveLateEvents, StoreActor
 
-# How long clients at work when the run is stopped are waited for, so that what they spend is logged.
+# How long a run that is stopped waits for clients at work, so that the ε they spend is logged.
 _DRAIN_S = 3.0
 
 _Message = Register | Lost | Update | Pinged | Refusal | JobWithdrawn | Shutdown
@@ -66,9 +66,9 @@ class Coordinator(Actor[_Message]):
         watch: HostWatch = UNWATCHED,
         finishes_rounds: bool = False,
     ) -> None:
-        """`oracle` is for policies that need it; `watch` looks at this host, and has the run's only clock.
+        """`oracle` serves policies that need it. `watch` monitors this host and provides the run's clock.
 
-        With `finishes_rounds`, a round that is open when the run is asked to end is finished if that takes a moment.
+        With `finishes_rounds`, a run that is asked to end first finishes its open round if that takes at most 3 s.
         """
         super().__init__("coordinator", capacity=4096)
         self.state = start.state
@@ -80,35 +80,35 @@ class Coordinator(Actor[_Message]):
         self._evaluator = evaluator
         self._observer = observer
         self._members = Membership(settings, self.state.table, observer)
-        self._attempts = dict(start.attempts)  # which comes next, by round; 1 unless said otherwise
+        self._attempts = dict(start.attempts)  # the next attempt, by round; 1 for rounds not listed
         self._watch = watch
         self._now_s = watch.clock
-        self._run_began_s = math.nan  # or would have, without interruptions, of which a sleep of the machine is one
+        self._run_began_s = math.nan  # when it would have begun without interruptions and sleeps of the machine
         self._preparer = Preparer(settings, self.state, oracle, self._now_s)
         self._late = LateUpdates(keeps=settings.keeps_late_updates)
-        self._pending = PendingEvents(start.late_events)  # goes into the log with the next commit
-        self._pings: list[Ping] = []  # as well
+        self._pending = PendingEvents(start.late_events)  # logged with the next commit
+        self._pings: list[Ping] = []  # logged with the next commit
         self._start = start
-        self._to_ask_again = dict(start.at_work)  # once the clients that the log has not committed have their rows
-        self._open: OpenStep | None = None  # what is waited for: in rounds while one is open, else at all times
-        self._surplus: dict[str, Update] = {}  # what came for a later step
+        self._to_ask_again = dict(start.at_work)  # jobs to send again, once their clients have rows in the table
+        self._open: OpenStep | None = None  # None between rounds; asynchronous runs always have one once begun
+        self._surplus: dict[str, Update] = {}  # updates kept for a later step, by client
         self._elapsed: Elapsed | None = None  # None until a job has left
-        self._unreported: RoundRecord | None = None  # committed, but not acknowledged and reported yet
-        self._to_acknowledge: list[Update] = []  # the updates of that
-        self._is_at_work = False  # whether a job has left since this process began, as the log knows
+        self._unreported: RoundRecord | None = None  # the committed round that is not acknowledged and reported yet
+        self._to_acknowledge: list[Update] = []  # the updates of that round
+        self._is_at_work = False  # whether the log knows that this process has sent jobs
         self._finishes_rounds = finishes_rounds
-        self._asked_to_end: tuple[str, float] | None = None  # why, and until when the open round may be finished
-        self._without_update = 0  # attempts in a row, since this process began
+        self._asked_to_end: tuple[str, float] | None = None  # the reason, and until when the open round may be finished
+        self._without_update = 0  # attempts in a row without an update, since this process began
         self._needed = settings.updates_needed(self.state.policy.m)
 
     @property
     def theta(self) -> Vector:
-        """The global model now, (d,) float32."""
+        """The current global model, (d,) float32."""
         return self.model.theta
 
     async def work(self) -> None:
-        """Play the rounds that are left, then dismiss all clients. PauseflError when no round could begin."""
-        # Compiling takes seconds the first time on a machine; no round waits for it.
+        """Play the remaining rounds, then dismiss all clients. PauseflError if no round can begin."""
+        # The first compilation on a machine takes seconds; it runs while clients connect, so no round waits for it.
         await asyncio.gather(self._gather_clients(), off_loop(False, self.state.policy.warm_up))
         with self._watch.watching():
             while not self.stopped_because:
@@ -116,7 +116,7 @@ class Coordinator(Actor[_Message]):
         await self._finish()
 
     async def receive(self, message: _Message) -> pb.Welcome | None:
-        """Take in what clients send and what happens to them, also while a round is open."""
+        """Handle one message about a client or the run's end, also while a round is open."""
         if isinstance(message, Update | Refusal | JobWithdrawn):
             self._members.answered(message)
         match message:
@@ -141,12 +141,12 @@ class Coordinator(Actor[_Message]):
         return None
 
     def _heed_end(self, *, is_between_rounds: bool = False) -> None:
-        """End the run if it was asked to, and the open round, if it is to be finished, has taken its time."""
+        """End the run if it was asked to end, and no open round has time left to finish."""
         if self._asked_to_end and (is_between_rounds or time.monotonic() >= self._asked_to_end[1]):
             self._end_run("interrupted", self._asked_to_end[0])
 
     def _end_run(self, outcome: Outcome, reason: str) -> None:
-        """Play no further round; the first reason counts."""
+        """Note that the run ends, how and why; later calls change nothing."""
         if not self.stopped_because:
             self.outcome, self.stopped_because = outcome, reason
 
@@ -174,7 +174,7 @@ class Coordinator(Actor[_Message]):
             self._end_run("budgets_spent", too_few)
         is_at_work = bool(self._to_ask_again) or (self._open is not None and bool(self._open.due))
         if self.stopped_because or not (is_at_work or self.state.table.eligible().size):
-            self.state.table.forget_rows_from(known)  # the log will have these clients come with those that come later
+            self.state.table.forget_rows_from(known)  # these newcomers are logged later, with further ones
             self._pending.put_back(events)
             return
         elapsed = self._elapsed or Elapsed(self.state.elapsed_s, self._now_s())
@@ -197,7 +197,7 @@ class Coordinator(Actor[_Message]):
             self._open = self._step_after(step, number)
             if step.misses:
                 await self._try_again(self._record(step, self.model, started))
-            else:  # all clients left before they could be given anything
+            else:  # all clients left before they could be given a job
                 self._pending.put_back(step.events)
             return
         self._open = self._step_after(step, number + 1)
@@ -205,9 +205,9 @@ class Coordinator(Actor[_Message]):
         await self._commit(self._record(step, model, started), model, step)
 
     def _step_after(self, step: OpenStep, number: int) -> OpenStep | None:
-        """The step that goes on with the jobs that are out; None where rounds are played, whose jobs are at their end.
+        """The next asynchronous step, which keeps the jobs that are out; None in rounds, whose jobs have all ended.
 
-        Clients whose models have grown too old are given up.
+        Clients whose models are too old are given up.
         """
         if not self._settings.is_asynchronous:
             return None
@@ -219,7 +219,7 @@ class Coordinator(Actor[_Message]):
         self._note_missed(step, step.give_up_stale(self._settings.asynchronous.staleness_max, self._now_s()))
 
     def _ask_again(self, step: OpenStep) -> None:
-        """Wait anew for jobs that were out when the run was interrupted: the same keys, so the same bytes come back."""
+        """Send the jobs that were out at an interruption again. Clients answer the same keys with the same bytes."""
         at_work, self._to_ask_again = self._to_ask_again, {}
         jobs = dict[tuple[int, int], Dispatch]()
         for client_id, key in sorted(at_work.items(), key=lambda item: (item[1], item[0])):
@@ -240,9 +240,9 @@ class Coordinator(Actor[_Message]):
             self._give_up_stale(step)
 
     def _free_places(self, step: OpenStep) -> FreePlaces | None:
-        """The places that an asynchronous step has to give now; None for none.
+        """The places that an asynchronous step can fill with idle clients now; None if there are none.
 
-        A client that answered, missed or was given this model waits for the next step.
+        A client that answered, missed or was given this model has to wait for the next step.
         """
         table, members = self.state.table, self._members
         taken = {*step.due, *step.updates, *step.misses, *step.chosen, *self._pending.retired()}
@@ -252,7 +252,7 @@ class Coordinator(Actor[_Message]):
         return free_places(self._settings, self.state, step.number, idle, at_work, lacks, answered, jobs)
 
     async def _hand_out(self, step: OpenStep) -> None:
-        """Give the model to the clients that the policy chooses: in steps, while places are free and clients idle."""
+        """Give the model to clients of the policy's choice; asynchronously, while places are free and clients idle."""
         if not self._settings.is_asynchronous:
             await self._give(step, None)
             return
@@ -275,11 +275,11 @@ class Coordinator(Actor[_Message]):
         else:
             self._attempts[step.number] = attempt + 1
             step.needed = self.state.policy.updates_needed(table, table.rows(step.due), self._needed)
-        for client_id in dict.fromkeys(chosen):  # once each, also where a policy has drawn one twice
+        for client_id in dict.fromkeys(chosen):  # once each, even if the policy drew a client twice
             self._members.offer(client_id, job)
 
     async def _log_before_jobs(self, step: OpenStep, job: Dispatch, chosen: Iterable[str]) -> None:
-        """Make durable what a kill must not take from the log: who may charge this job."""
+        """Before a job is sent, log durably which clients may charge it, so that a killed server still knows."""
         if self._settings.budget is None:
             return
         is_known = self._is_at_work and self._pending.has_logged(step.events)
@@ -293,7 +293,7 @@ class Coordinator(Actor[_Message]):
             self._is_at_work = True
 
     async def _aggregate(self, step: OpenStep) -> GlobalModel:
-        """The next model, from the round's updates and kept late ones; notes what became of each for the log."""
+        """The next model, from the round's updates and the kept late ones; notes for the log what became of each."""
         number, late = step.number, self._late.hand_over()
         quick = self.model.theta.nbytes * (len(step.updates) + len(late)) <= MAX_FRAME_BYTES
         weighted = [WeightedUpdate(u.client_id, u.vector, weight, number - u.round) for u, weight in late]
@@ -312,7 +312,7 @@ class Coordinator(Actor[_Message]):
         return step.record(model.digest, now_s, now_s - self._run_began_s, host, self._settings)
 
     def _fold_events(self, round: int) -> tuple[LogEvent, ...]:
-        """Take all events since the last round into the state, with the retirements that follow; returns them."""
+        """Fold all events since the last round, and the retirements they cause, into the state; returns them."""
         events = self._pending.take_known(self.state.table.row_of)
         self.state.before_round(round, events)
         retired = used_up(self.state.table, self._settings.budget)
@@ -322,7 +322,7 @@ class Coordinator(Actor[_Message]):
     async def _collect(self, step: OpenStep) -> None:
         """Handle messages until enough clients have answered or all are overdue, or the run is to end."""
         while step.due and not step.is_answered and not self.stopped_because:
-            # At least what has come is heard, also where the server is late itself.
+            # Messages that have arrived are handled first, even where the server itself is late.
             await self.pump(max(0.0, min(step.due.values()) - self._now_s()))
             await self.drain()
             self._heed_end()
@@ -339,14 +339,14 @@ class Coordinator(Actor[_Message]):
         self._pending.add(*(LogEvent("missed", c, step.misses[c].reason) for c in missed))
 
     def _give_up(self, step: OpenStep, missed: Collection[str]) -> None:
-        """Take the jobs of clients back that are not waited for any longer; their updates may come all the same."""
+        """Withdraw the jobs of clients that are no longer waited for; their updates may still come."""
         self._late.expect(step, missed, self.state.table)
         self._members.withdraw_jobs(missed)
 
     async def _abandon(self, step: OpenStep) -> None:
-        """End the open round without its commit; what its clients spent on it is logged.
+        """End the open round without a commit; log the ε that its clients spent on it.
 
-        A client that is still at work may be charging: it is waited for a moment, then logged as unsettled.
+        A client at work may be charging the job. The server waits a moment for it, then logs it as unsettled.
         """
         self._take_surplus()
         until_s = self._now_s() + (_DRAIN_S if self._settings.budget is not None else 0.0)
@@ -360,7 +360,7 @@ class Coordinator(Actor[_Message]):
     async def _commit(self, record: RoundRecord, model: GlobalModel, step: OpenStep) -> None:
         """Make the model and the round durable, then the run's state."""
         pings, self._pings = tuple(self._pings), []
-        later = self._pending.to_log()  # with the model they tell of, or a kill would make it another's
+        later = self._pending.to_log()  # in one commit with the model they name: after a kill, its round has another
         await self._store.ask(CommitRound(record, model.theta, pings, model.optimizer_state, later))
         self.model = model
         self.state.after_round(record)
@@ -368,10 +368,10 @@ class Coordinator(Actor[_Message]):
         self._without_update = 0
 
     async def _try_again(self, record: RoundRecord) -> None:
-        """Log an attempt at a round that gave no update; the round is tried again, with other clients if there are any.
+        """Log an attempt without an update. The round is then tried again, with other clients if there are any.
 
-        Too many such attempts in a row end the run. One that found budgets used up does not count: the others may still
-        have some.
+        Too many such attempts in a row end the run. An attempt in which a client's budget ended does not count: others
+        may have some left.
         """
         pings, self._pings = tuple(self._pings), []
         await self._store.ask(SaveFailedAttempt(record, pings, self._pending.to_log()))
@@ -388,9 +388,9 @@ class Coordinator(Actor[_Message]):
             )
 
     async def _report_last_round(self, busy: AbstractSet[str] = frozenset()) -> None:
-        """Do what can wait until the next job is out: acknowledge, report, evaluate, ping.
+        """Do what can wait until the next job is out: acknowledge updates, report, evaluate, ping.
 
-        `busy` clients have that job, which acknowledges all before it.
+        The `busy` clients have that job, which itself acknowledges their earlier updates.
         """
         record, self._unreported = self._unreported, None
         if record is None:
@@ -410,7 +410,7 @@ class Coordinator(Actor[_Message]):
     async def _gather_clients(self) -> None:
         number = self.state.round + 1
         if number > self._settings.rounds:
-            return  # the server was started again after the last round: no client need come
+            return  # the server was restarted after the last round: it needs no clients
         minimum, timeout_s = self._members.first_minimum(number), self._settings.connect_timeout_s
         if self._settings.expected is not None:
             self._observer.roll_call(number)
@@ -421,7 +421,7 @@ class Coordinator(Actor[_Message]):
             raise PauseflError(too_few)
 
     async def _await_roll_call(self, round: int) -> None:
-        """Wait for the clients that come or go with this round; those that are late are not waited for again."""
+        """Wait for the clients that should come or go with this round; later rounds do not wait for late ones again."""
         if not self._members.call_roll(round):
             return
         await self._report_last_round()
@@ -433,7 +433,7 @@ class Coordinator(Actor[_Message]):
             )
 
     async def _can_select(self) -> bool:
-        """True when a client can be chosen; False, with the reason noted, when none came within the timeout."""
+        """Whether a client can be chosen. If none comes within the timeout, the run ends, and False is returned."""
 
         def can_select() -> bool:
             return self._members.can_select(self._pending.retired())
@@ -460,10 +460,10 @@ class Coordinator(Actor[_Message]):
         client_id = message.hello.client_id
         self._pending.add(*self._members.register(message, self.state.round))
         if self._open is not None and (job := self._open.returned(client_id, self._now_s())) is not None:
-            # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
+            # The client lost its stream and is back. It gets the same job, and so answers with the same bytes.
             self._members.offer(client_id, job)
         elif (withdrawn := self._members.withdraw_job(client_id)) is not None and self._settings.budget is not None:
-            # It may still work on the job that it had when its stream broke, and charge it after this hello.
+            # The client may still work on the job it had when its stream broke, and charge it after this hello.
             self._pending.add(unsettled(client_id, withdrawn.round, withdrawn.attempt))
         return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
 
@@ -507,14 +507,14 @@ class Coordinator(Actor[_Message]):
             self._take_update(update)
 
     def _take_whole(self, step: OpenStep) -> None:
-        """Make the step of the answers of a tier that has them all, where these are kept."""
+        """Make the step of the kept answers to one job, once all of its clients have answered."""
         for update in () if step.updates else step.whole(self._surplus):
             self._use(step, self._surplus.pop(update.client_id))
             step.needed = len(step.updates)
 
     def _take_late(self, update: Update) -> None:
         self._pending.add(*self._late.take(update))
-        if self._settings.keeps_late_updates:  # which are lost if the server is killed before the next commit
+        if self._settings.keeps_late_updates:  # a kill before the next commit loses them: the log must show that
             begun = self._open.events if self._open is not None else ()
             self._store.offer(SaveLateEvents(self.state.round + 1, (*begun, *self._pending.waiting())))
 
@@ -534,14 +534,14 @@ class Coordinator(Actor[_Message]):
         client_id, job = withdrawn.client_id, (withdrawn.round, withdrawn.attempt)
         detail = f"dropped its job of round {withdrawn.round} unpaid"
         self._pending.add(LogEvent("withdrawn", client_id, detail, job_round=job[0], job_attempt=job[1]))
-        if self._open is not None and self._open.lacks(withdrawn):  # the run is at its end
+        if self._open is not None and self._open.lacks(withdrawn):  # the run is ending
             self._open.settle(client_id)
 
     # -- the end
 
     async def _finish(self) -> None:
         await self._report_last_round()
-        if self._open is not None:  # jobs are out for a step that will not be
+        if self._open is not None:  # jobs are out for a step that will not be committed
             self._members.withdraw_jobs(self._open.due)
             await self._abandon(self._open)
         self._pending.add(*(dropped(update, "the run ended") for update, _ in self._late.hand_over()))

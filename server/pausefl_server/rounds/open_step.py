@@ -1,7 +1,7 @@
-"""A round or an asynchronous step before its commit: which jobs are out, who still owes an answer, and what has come.
+"""A round or an asynchronous step before its commit: its jobs, the clients that owe an answer, and the answers.
 
-A round is a step whose jobs are all of one model, handed out at its begin. The jobs of an asynchronous step are of its
-own model, handed out as places become free, and of earlier ones.
+All jobs of a round have the same model and are handed out at its begin. The jobs of an asynchronous step have the
+newest model, handed out as places become free, or the models of earlier steps.
 """
 
 import math
@@ -23,41 +23,41 @@ from pausefl_server.rounds.observations import bounded_timing, observe
 from pausefl_server.selection.base import Selection
 from pausefl_server.settings import ServerSettings
 
-# A client whose stream breaks more often in a round is not waited for.
+# A client whose stream breaks more often than this in a round is no longer waited for.
 _MOST_BREAKS = 4
 
 
 class Draw(NamedTuple):
-    """One time that a selection took a client, in the order in which updates are combined."""
+    """One choice of a client by a selection. Draws sort in the order in which updates are combined."""
 
     round: int
     attempt: int
     place: int
-    """In the selection."""
+    """The position in the selection."""
     client_id: str
     weight: float | None
-    """The policy's; None: by data size."""
+    """The weight that the policy gives the update; None: its data size."""
 
 
 @dataclass(slots=True)
 class GivenJob:
-    """A job that a client was given, and what became of the client's stream since."""
+    """A job that a client was given, and the state of the client's stream since then."""
 
     job: Dispatch
     sent_s: float
     """When it was offered to the client."""
     timeout_s: float
-    """How long its answer is waited for from then on."""
+    """How long the server waits for the answer, from `sent_s` on."""
     elapsed_s: float
-    """The same moment as elapsed time."""
+    """`sent_s` as elapsed time (`rounds.elapsed`)."""
     draws: tuple[Draw, ...]
-    """One, unless the policy drew the client more often."""
+    """The client's draws: one, unless the policy drew the client more often."""
     handed_over_s: float | None = None
-    """When the client was first handed it, where its stream has broken since."""
+    """When the client was first handed the job, if its stream has broken since; else None."""
     breaks: int = 0
     """How often the client lost its stream while it owed the answer."""
     is_gone: bool = False
-    """Whether it has lost its stream and is not back."""
+    """Whether the client's stream broke and it has not reconnected."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -65,44 +65,44 @@ class GivenJob:
         return self.job.round, self.job.attempt
 
     def was_away(self, at_s: float) -> bool:
-        """Whether the server passed the job's deadline by more than the deadline: it was not there meanwhile."""
+        """Whether, at `at_s`, more than twice the job's timeout has passed: the server itself stood still meanwhile."""
         return at_s - self.sent_s > 2 * self.timeout_s
 
 
 @dataclass(slots=True)
 class OpenStep:
-    """The jobs that are out, and what came since the last commit. Times are the server's clock."""
+    """The jobs that are out, and the answers since the last commit. Times are read on the server's clock."""
 
     number: int
     needed: int
     """How many answers end the step."""
     time_scale: float
-    """The factor from emulated to real seconds."""
+    """The factor that converts emulated to real seconds."""
     elapsed: Elapsed
     events: list[LogEvent] = field(default_factory=list)
-    """All that the step's selections knew and the step before did not."""
+    """All events that are new to the step's selections: those since the step before."""
     chosen: list[str] = field(default_factory=list)
     """The clients that were given this step's model, in selection order."""
     selections: list[Selection] = field(default_factory=list)
-    """The choices of these."""
+    """The selections that chose these clients."""
     selection_s: float = 0.0
     """How long the policy took to choose."""
     attempt: int = 1
-    """The last hand-out of this step's model."""
+    """The number of the last hand-out of this step's model."""
     timeout_s: float = 0.0
-    """The longest that one of them waits for its clients."""
+    """The longest time that a hand-out waits for its clients."""
     jobs: dict[str, GivenJob] = field(default_factory=dict)
-    """The job of each client that owes an answer, or gave one or missed in this step."""
+    """The job of each client that owes an answer, or that answered or missed in this step."""
     due: dict[str, float] = field(default_factory=dict)
-    """The clients that still owe an answer, and until when each is waited for; infinite where it is kept unused."""
+    """Until when the server waits for each client that owes an answer; infinite if the answer is kept, not yet used."""
     updates: dict[str, Update] = field(default_factory=dict)
     observations: dict[str, Observation] = field(default_factory=dict)
     misses: dict[str, Miss] = field(default_factory=dict)
-    """The clients that are not waited for any longer."""
+    """The misses of clients that are no longer waited for."""
     capped: list[LogEvent] = field(default_factory=list)
-    """Events of stated device times that were cut to what is plausible."""
+    """Events of stated device times that were cut to a plausible value."""
     extended_until_s: float = -math.inf
-    """Until when all are waited for where the server itself stood still; once a step."""
+    """Until when the server waits for all clients after it stood still itself. This happens once a step at most."""
 
     def give(self, job: Dispatch, selection: Selection, chosen: Iterable[str], sent_s: float, timeout_s: float) -> None:
         """Note that the chosen clients, in selection order, are given this job now."""
@@ -115,12 +115,12 @@ class OpenStep:
             self.add_job(client_id, job, sent_s, timeout_s, [draw for draw in draws if draw.client_id == client_id])
 
     def add_job(self, client_id: str, job: Dispatch, sent_s: float, timeout_s: float, draws: Iterable[Draw]) -> None:
-        """Wait for a client's answer to this job, of whatever step."""
+        """Wait for a client's answer to this job, which may be an earlier step's."""
         self.jobs[client_id] = given = GivenJob(job, sent_s, timeout_s, self.elapsed.at(sent_s), tuple(draws))
         self.due[client_id] = self.deadline_s(given)
 
     def deadline_s(self, given: GivenJob) -> float:
-        """Until when the answer to a job is waited for; no client moves it."""
+        """Until when the server waits for a job's answer. Nothing that a client does changes it."""
         return max(given.sent_s + given.timeout_s, self.extended_until_s)
 
     def next(self, number: int, needed: int) -> "OpenStep":
@@ -129,7 +129,7 @@ class OpenStep:
         return OpenStep(number, needed, self.time_scale, self.elapsed, jobs=jobs, due=self.due)
 
     def lacks(self, answer: Update | Refusal | JobWithdrawn) -> bool:
-        """Whether this is an answer that is still waited for, and not one to an earlier job."""
+        """Whether the step waits for this answer: its client owes one, and to this very job."""
         key = answer.round, answer.attempt
         return answer.client_id in self.due and self.jobs[answer.client_id].key == key
 
@@ -139,20 +139,20 @@ class OpenStep:
         return len(self.updates) >= self.needed
 
     def whole(self, kept: Mapping[str, Update]) -> list[Update]:
-        """Those of the kept answers that are to one job, of which none is owed any longer; the first such job's."""
+        """The kept answers to the first job that all of its clients have answered; empty if there is no such job."""
         owed = {self.jobs[client_id].key for client_id in self.due if client_id not in kept}
         whole = [u for u in kept.values() if self.lacks(u) and self.jobs[u.client_id].key not in owed]
         return [u for u in whole if (u.round, u.attempt) == (whole[0].round, whole[0].attempt)]
 
     def end(self, now_s: float) -> list[str]:
-        """Wait no longer for the clients that still owe an answer, as enough others gave theirs; returns them."""
+        """Stop waiting for the clients that still owe an answer, as enough others have answered; returns them."""
         unneeded = list(self.due)
         for client_id in unneeded:
             self.miss(client_id, "unneeded", "enough others had answered", now_s)
         return unneeded
 
     def give_up_stale(self, staleness_max: int, now_s: float) -> list[str]:
-        """Wait no longer for the clients whose models have grown too old; returns them."""
+        """Stop waiting for the clients whose models are too old; returns them."""
         oldest = self.number - staleness_max
         stale = [client_id for client_id in self.due if self.jobs[client_id].job.round < oldest]
         for client_id in stale:
@@ -160,7 +160,7 @@ class OpenStep:
         return stale
 
     def take(self, update: Update, table: ClientTable, settings: ServerSettings, now_s: float) -> None:
-        """Count an answer that was waited for; its client has a row in `table`."""
+        """Record an update that the step waits for; its client must have a row in `table`."""
         given = self.settle(update.client_id)
         bounded = bounded_timing(update)
         if bounded is not update.timing:
@@ -177,9 +177,9 @@ class OpenStep:
         )
 
     def returned(self, client_id: str, now_s: float) -> Dispatch | None:
-        """The job for a client that lost its stream and is back; None when it is not waited for.
+        """The job to send again to a client that has reconnected; None if it is not waited for.
 
-        Neither its deadline nor its round trip starts anew.
+        Neither the deadline nor the round trip restarts.
         """
         if self.due.get(client_id, math.inf) == math.inf or (given := self.jobs[client_id]).breaks > _MOST_BREAKS:
             return None
@@ -188,10 +188,10 @@ class OpenStep:
         return replace(given.job, handed_over_s=first_s) if first_s is not None else replace(given.job, ready_s=now_s)
 
     def lost(self, client_id: str, until_s: float, handed_over_s: float | None) -> None:
-        """Wait for a client that lost its stream no longer than until `until_s`; not at all if it does so often.
+        """Wait until `until_s` at most for a client whose stream broke; no longer at all if that happens too often.
 
-        It may have lost it with an earlier round's job, which took up all of its stream: this round's round trip does
-        not run from when that one was handed over.
+        `handed_over_s` may be of an earlier job, which was still being sent when the stream broke. It is then ignored:
+        this job's round trip cannot begin before the job was made.
         """
         if self.due.get(client_id, math.inf) == math.inf:
             return
@@ -202,7 +202,7 @@ class OpenStep:
             given.handed_over_s = handed_over_s
 
     def miss_overdue(self, now_s: float) -> list[str]:
-        """Wait no longer for the clients that are overdue; returns them."""
+        """Stop waiting for the clients that are overdue; returns them."""
         self._make_up_for_stall(now_s)
         overdue = [client_id for client_id, until_s in self.due.items() if until_s <= now_s]
         for client_id in overdue:
@@ -212,13 +212,13 @@ class OpenStep:
         return overdue
 
     def fail(self, client_id: str, kind: MissKind, reason: str, now_s: float) -> None:
-        """Miss a client whose exchange ends now, which the step has waited for."""
+        """Record the miss of a client for which the step waited until now."""
         given = self.jobs[client_id]
         self.elapsed = self.elapsed.after(given.elapsed_s, (now_s - given.sent_s) / self.time_scale, now_s)
         self.miss(client_id, kind, reason, now_s)
 
     def _make_up_for_stall(self, now_s: float) -> None:
-        """Wait for all clients once more where this is called late: their answers may lie unread."""
+        """Extend all waits if this call is late, as the server stood still: answers may have arrived unread."""
         waiting = {client_id: until_s for client_id, until_s in self.due.items() if until_s > -math.inf}
         first = min(waiting, key=waiting.__getitem__, default=None)
         if first is None or waiting[first] > now_s or self.extended_until_s > -math.inf:
@@ -229,25 +229,25 @@ class OpenStep:
                 self.due[client_id] = max(until_s, self.extended_until_s)
 
     def miss(self, client_id: str, kind: MissKind, reason: str, now_s: float) -> None:
-        """Wait no longer for a client that is due, without an update that can be used."""
+        """Stop waiting for a client that owes an answer, and record a miss: it gave no usable update."""
         given = self.settle(client_id)
         waited_s = now_s - given.sent_s
-        # Nothing tells how a silent client's time was spent: all of the wait counts as communication.
+        # It is unknown how a silent client spent its time: all of the wait counts as communication.
         latency_s, at_work_s = waited_s / self.time_scale, self.elapsed.at(now_s) - given.elapsed_s
         self.misses[client_id] = Miss(client_id, kind, waited_s, latency_s, reason, max(0.0, at_work_s))
 
     def settle(self, client_id: str) -> GivenJob:
-        """Wait for a client no longer, whatever came of its job."""
+        """Stop waiting for a client, for whatever reason; returns its job."""
         del self.due[client_id]
         return self.jobs[client_id]
 
     def release_of(self, client_id: str) -> int:
-        """The number of the release the client answered with; 0 where it has not answered."""
+        """The number of the release that the client answered with; 0 if it has not answered."""
         update = self.updates.get(client_id)
         return 0 if update is None else update.release.participation
 
     def arrived(self) -> list[Draw]:
-        """The draws of the clients whose updates came, in one order, however these came."""
+        """The draws of the clients whose updates came, in an order that does not depend on their arrival."""
         return sorted(draw for client_id in self.updates for draw in self.jobs[client_id].draws)
 
     def weight(self, draw: Draw, table: ClientTable) -> float:
@@ -257,7 +257,7 @@ class OpenStep:
     def record(
         self, model_digest: str, now_s: float, wall_clock_s: float, host: HostReport, settings: ServerSettings
     ) -> RoundRecord:
-        """The step as it is logged at `now_s`, once no more answers are waited for."""
+        """The log record of the step, made at `now_s`, when it waits for no more answers."""
         observations = tuple(self.observations[c] for c in sorted(self.observations))
         is_overdue = any(self.jobs[c].was_away(self.jobs[c].sent_s + m.waited_s) for c, m in self.misses.items())
         of_server = settings.limits.of_server(host, is_overdue=is_overdue)
