@@ -1,4 +1,4 @@
-"""Tells of each job that a client process answered: to its metrics and its log."""
+"""The record of an answered job, which a client process passes to its metrics and its log."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,20 +6,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AnsweredJob:
-    """One job answered, in the numbers a data holder may watch."""
+    """One answered job, in numbers that the data holder may watch."""
 
     status: str
-    """"ok"; "resent": the same bytes once more; else why there was no update, as in the Status of the protocol."""
+    """"ok"; "resent" if the same bytes were sent again; else why there was no update, named as in the protocol's Status
+    (lower case), or "not_finite"."""
     queue_s: float = 0.0
     train_s: float = 0.0
     privatise_s: float = 0.0
     injected_down_s: float = 0.0
     injected_up_s: float = 0.0
     loop_lag_s: float = 0.0
-    """The worst of the event loop meanwhile."""
+    """The greatest lag of the event loop during the exchange."""
     round: int = 0
     client_id: str = ""
 
 
 OnAnswered = Callable[[AnsweredJob], None]
-"""Called with every job once its answer has left."""
+"""Called with each job after its answer was sent."""

@@ -1,4 +1,4 @@
-"""The client's access link: it holds messages back by the delays drawn for them and by the bandwidth it has."""
+"""The client's emulated access link: it holds messages back for their drawn delays and by its bandwidth."""
 
 import asyncio
 import math
@@ -7,76 +7,76 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-# The event loop wakes up about a millisecond late; the last stretch of a wait is spent yielding to it instead.
 SPIN_S = 0.0015
-"""The last stretch of a wait, which is spent yielding."""
-_RESOLUTION_S = 1e-9
-# Clients that share a bucket take turns after so much of its time.
+"""The last part of a wait, spent yielding to the event loop: `asyncio.sleep` returns about a millisecond late."""
+_RESOLUTION_S = 1e-9  # of clocks: a remaining wait of up to 1 ns counts as zero
+# How much of a bucket's time one client's turn takes, when several clients share the bucket.
 _TURN_S = 0.02
 
 Clock = Callable[[], float]
 Mode = Literal["additive", "total"]
-"""additive: drawn time comes on top of real time; total: an exchange takes the drawn time where it can."""
+"""additive: drawn time is added to real time. total: an exchange takes the drawn time, unless its work takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Seconds to hold one exchange's messages back, on the way down and on the way up."""
+    """Seconds to hold one exchange's messages back: down to the client, and up to the server."""
 
     down_s: float = 0.0
     up_s: float = 0.0
 
 
 DrawDelays = Callable[[int], Delays]
-"""round -> delays, a function of (seed, client, round) only."""
+"""round -> delays. They depend on (seed, client, round) only."""
 
 
 def no_delays(_: int) -> Delays:
-    """A link that holds nothing back."""
+    """Draw no delay: the link holds nothing back."""
     return Delays()
 
 
 class TokenBucket:
-    """`rate` tokens a second, at most `burst_bytes` saved up; a payload byte costs one. First come, first served.
+    """A token bucket: it gains `rate_bytes_per_s` tokens a second and holds at most `burst_bytes` of them.
 
-    Kept as the one time at which all that was let through so far would have passed at the bare rate.
+    A payload byte costs one token. First come, first served. The state is one number: the time at which everything let
+    through so far would have passed at the bare rate.
     """
 
     def __init__(self, rate_bytes_per_s: float, burst_bytes: int) -> None:
         self._rate_bytes_per_s = rate_bytes_per_s
         self._burst_s = burst_bytes / rate_bytes_per_s
         self.turn_bytes = max(burst_bytes, math.ceil(_TURN_S * rate_bytes_per_s))
-        """How much one payload may take before another's turn."""
+        """How many bytes of one payload pass before it is another payload's turn."""
         self._passed_s = -math.inf
 
     def reserve(self, at_s: float, size_bytes: int) -> float:
-        """Let a payload in at `at_s`; returns when its last byte is through."""
+        """Let a payload in at `at_s`, and return the time at which its last byte is through."""
         self._passed_s = max(self._passed_s, at_s - self._burst_s) + size_bytes / self._rate_bytes_per_s
         return max(at_s, self._passed_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Where one client's messages wait. The last bucket may be shared with other links on the same event loop."""
+    """One client's link, where its messages wait. The last bucket may be shared with links on the same event loop."""
 
     draw: DrawDelays = no_delays
     mode: Mode = "additive"
     down: tuple[TokenBucket, ...] = ()
     up: tuple[TokenBucket, ...] = ()
     spin_s: float = SPIN_S
-    """0 where the event loop is never late."""
+    """See `SPIN_S`. 0 if the event loop is never late."""
 
     def lets_pass(self, delays: Delays) -> bool:
-        """Whether a model is not held back at all."""
+        """Whether a model passes at once, without being held back."""
         return not self.down and delays.down_s <= 0
 
     async def hold_model(
         self, delays: Delays, first_s: float, last_s: float, size_bytes: int, clock: Clock = time.monotonic
     ) -> float:
-        """Hold back a model that came from `first_s` to `last_s`; returns the seconds drawn for its way.
+        """Hold back a model received from `first_s` to `last_s`, and return the seconds drawn for its way.
 
-        additive: its bytes pass the buckets, whose time counts as drawn, then the delay. total: it is not held, the
-        update makes up for it.
+        additive: its bytes pass the buckets, whose time counts as drawn, and then wait for the delay. total: the model
+        is not held back; `hold_update` waits for both delays.
         """
         if self.mode == "total":
             return delays.down_s
@@ -88,9 +88,10 @@ class Link:
     async def hold_update(
         self, delays: Delays, first_s: float, done_s: float, size_bytes: int, clock: Clock = time.monotonic
     ) -> float:
-        """Hold back an update that was ready at `done_s`; returns the seconds drawn for its way.
+        """Hold back an update that was ready at `done_s`, and return the seconds drawn for its way.
 
-        total: until the drawn time has passed since `first_s`; at once if the work took longer, an overrun.
+        total: it waits until the drawn times down and up have passed since `first_s`. If the work took longer (an
+        overrun), it returns at once.
         """
         if self.mode == "total":
             await hold_until(first_s + delays.down_s + delays.up_s, clock, self.spin_s)
@@ -101,10 +102,10 @@ class Link:
 
 
 async def _pass(buckets: tuple[TokenBucket, ...], at_s: float, size_bytes: int, clock: Clock) -> float:
-    """Put a payload through all the buckets, turn by turn; returns when its last byte is through.
+    """Put a payload through all the buckets, turn by turn, and return the time at which its last byte is through.
 
-    A turn begins when the one before was due, not when the event loop woke up: lateness costs no bandwidth. The last
-    bucket, which clients may share, says how long a turn is: the same for all of them, whatever buckets are their own.
+    A turn begins when the previous one was due, not when the event loop woke up, so lateness costs no bandwidth. The
+    last bucket sets the length of a turn. Clients may share that bucket, so their turns are equally long.
     """
     turn_bytes = buckets[-1].turn_bytes if buckets else 0
     while buckets and size_bytes > 0:
@@ -116,10 +117,7 @@ async def _pass(buckets: tuple[TokenBucket, ...], at_s: float, size_bytes: int, 
 
 
 async def hold_until(due_s: float, clock: Clock = time.monotonic, spin_s: float = SPIN_S) -> None:
-    """Return as soon after `due_s` (on `clock`) as the machine allows; at once if it has passed.
-
-    A nanosecond, the resolution of clocks, counts as nothing.
-    """
+    """Return as soon after `due_s` (on `clock`) as the machine allows, or at once if that time has passed."""
     left_s = due_s - clock()
     if left_s > spin_s:
         await asyncio.sleep(left_s - spin_s)

@@ -1,7 +1,7 @@
-"""A client host's metrics for Prometheus; every metric is described in deploy/METRICS.md.
+"""The metrics of a client process for Prometheus; deploy/METRICS.md describes each of them.
 
-A host tells the data holder's own side of the run: the server needs none of it. ε is read from the ledgers, where it
-stands as soon as it is spent.
+They show the data holder's own side of the run; the server needs none of them. ε is read from the ledgers, which record
+it as soon as it is spent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,14 +16,14 @@ from pausefl_client.privacy.ledger import Ledger
 
 
 class HostMetrics:
-    """The metrics of all clients of one process, on a registry of their own."""
+    """The metrics of all clients of one process, in a separate Prometheus registry."""
 
     def __init__(
         self, clients: Sequence[str], ledgers: Mapping[str, Ledger], units: Mapping[str, float], client_series_max: int
     ) -> None:
-        """`ledgers` by client id, none in a run without privacy; unit -> how many times a ledger's ε its own is.
+        """`ledgers` by client id, empty without privacy. `units`: unit -> factor from a ledger's ε to that unit.
 
-        With more than `client_series_max` clients only the first one and the greatest ε are told.
+        With more than `client_series_max` clients, only the first client and the greatest ε are shown.
         """
         self.registry = registry = CollectorRegistry()
 
@@ -46,7 +46,7 @@ class HostMetrics:
         registry.register(_LedgerCollector(ledgers, units, client_series_max))
 
     def count(self, job: AnsweredJob) -> None:
-        """Count a job that a client of this process has answered; times of work that was done before count once."""
+        """Count a job that a client of this process answered. Only status "ok" adds times: work counts once."""
         self._exchanges.labels(job.status).inc()
         if job.status != "ok":
             return

@@ -1,4 +1,4 @@
-"""When a client tries to reach its server again, for how long it does so, and what its log tells of that."""
+"""When a client tries to reach its server again, when it gives up, and what it logs about that."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ _LONGEST_RETRY_S = 5.0
 
 
 class Reconnection:
-    """The waits between one client's streams, each about twice as long as the one before until a stream is welcome."""
+    """The waits between one client's streams. Each is about twice as long as the last, until the server welcomes it."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Reconnection:
         retry_every_s: float = RETRY_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With an infinite `give_up_after_s`, a client waits for ever, also for a certificate that is valid."""
+        """With an infinite `give_up_after_s`, a client waits forever, even while its certificate is out of date."""
         self._client_id = client_id
         self._patience_s = give_up_after_s
         self._retry_every_s = self._retry_s = retry_every_s
@@ -34,11 +34,11 @@ class Reconnection:
         self._jitter = random.Random(client_id)
         self._last_contact_s = clock()
         self._is_damaged = False  # whether the last stream ended with a damaged message
-        self._is_told = False  # whether the log says that there is no connection
+        self._is_told = False  # whether the lost connection was logged
         self._was_welcome = math.isinf(give_up_after_s)
 
     def connected(self) -> None:
-        """Note that the server has welcomed the client; after a damaged message, the waits go on growing."""
+        """Note that the server has welcomed the client. The waits start short again, except after a damaged message."""
         self._was_welcome = True
         if not self._is_damaged:
             self._retry_s = self._retry_every_s
@@ -47,18 +47,19 @@ class Reconnection:
         self._is_damaged = self._is_told = False
 
     def disconnected(self) -> None:
-        """Note that a stream whose server had welcomed the client has ended."""
+        """Note that a stream on which the client was welcomed has ended."""
         self._last_contact_s = self._clock()
 
     def damaged(self, damage: DamageError) -> None:
-        """Note that a stream is given up: the server has seen nothing wrong, and says all again on a fresh one."""
+        """Note that the client leaves a stream after a damaged message. On a new one the server sends all again."""
         self._is_damaged = True
         self._log(logging.WARNING, f"the server {damage}; connecting again")
 
     def failed(self, error: OSError | OutOfDateError) -> None:
-        """Note that the server cannot be reached; PauseflError where that has been so for `give_up_after_s`.
+        """Note that the server cannot be reached. PauseflError if that has lasted for `give_up_after_s`.
 
-        An own certificate that is out of date may be renewed in mid-run; before the first welcome, the error is raised.
+        A client's own certificate may go out of date and be renewed during a run, so the client waits for that. Before
+        the first welcome, the OutOfDateError is raised.
         """
         if isinstance(error, OutOfDateError) and not self._was_welcome:
             raise error
@@ -71,7 +72,7 @@ class Reconnection:
             self._is_told = True
 
     async def wait(self, longest_s: float = _LONGEST_RETRY_S) -> None:
-        """Return when it is time to try again: clients that lost their server at one instant come back at several."""
+        """Wait until it is time to try again. The wait is random, so that clients do not all reconnect at once."""
         await asyncio.sleep(self._retry_s * self._jitter.uniform(0.5, 1.5))
         self._retry_s = min(2 * self._retry_s, longest_s)
 

@@ -1,4 +1,4 @@
-"""Registries of models, training methods and optimizers. They name modules, so that a name is checked without torch."""
+"""Registries of models, training methods and optimizers. Entries are module names, so checks do not import torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,15 +29,15 @@ _SCHEDULES = {
 }
 
 MODELS = Registry("models", {name: f"pausefl_client.training.models:{name}" for name in _MODELS})
-"""Called with the shape of an input and the number of classes; each returns a torch.nn.Module."""
+"""Models by name. Each is called with an input's shape and the number of classes, and returns a torch.nn.Module."""
 
 OPTIMIZERS = Registry(
     "optimizers", {name.lower(): f"torch.optim:{name}" for name in _OPTIMIZERS}, base="torch.optim:Optimizer"
 )
-"""Called with the parameters, `lr` and `workload.optimizer_options`."""
+"""Optimizers by name. Each is called with the parameters, `lr` and `workload.optimizer_options`."""
 
 SCHEDULES = Registry("schedules", {name: f"torch.optim.lr_scheduler:{cls}" for name, cls in _SCHEDULES.items()})
-"""Called with an optimizer and the table's other keys; each returns a torch.optim.lr_scheduler.LRScheduler."""
+"""Called with an optimizer and the table's other keys. Each returns a torch.optim.lr_scheduler.LRScheduler."""
 
 TRAINING_METHODS = Registry(
     "training_methods",
@@ -55,12 +55,12 @@ TRAINING_METHODS = Registry(
 )
 
 WITH_CONTROL = frozenset({"scaffold"})
-"""The training methods with a control variate, which the server keeps and sends."""
+"""The training methods with a control variate, which the server stores and sends to clients."""
 
 _MOMENTS: Mapping[str, Any] = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0}
 
 OPTIMIZER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "adam": {**_MOMENTS, "amsgrad": False},  # since 2.7 also decoupled_weight_decay, which older ones refuse
+    "adam": {**_MOMENTS, "amsgrad": False},  # torch 2.7 added decoupled_weight_decay, which older versions refuse
     "sgd": {"momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False},
     "adamw": {**_MOMENTS, "weight_decay": 0.01, "amsgrad": False},
     "adadelta": {"rho": 0.9, "eps": 1e-6, "weight_decay": 0},
@@ -72,7 +72,7 @@ OPTIMIZER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "rmsprop": {"alpha": 0.99, "eps": 1e-8, "weight_decay": 0, "momentum": 0, "centered": False},
     "rprop": {"etas": [0.5, 1.2], "step_sizes": [1e-6, 50]},
 }
-"""The defaults of torch's optimizers, but for switches that change only how they compute."""
+"""The default options of torch's optimizers, without switches that change only how they compute."""
 
 SCHEDULE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "constant": {"factor": 1 / 3, "total_iters": 5},
@@ -83,7 +83,7 @@ SCHEDULE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "cosine": {"eta_min": 0.0},
     "warm-restarts": {"T_mult": 1, "eta_min": 0.0},
 }
-"""The defaults of torch's schedules."""
+"""The default options of torch's schedules."""
 
 TRAINING_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"moon": {"temperature": 0.5}}
-"""The defaults of training methods."""
+"""The default options of training methods."""

@@ -1,4 +1,4 @@
-"""A client's side of the stream: say hello, take jobs, train, release, answer, and come back when the line breaks."""
+"""A client's session: says hello, receives jobs, trains, releases, answers, and reconnects when the stream breaks."""
 
 import asyncio
 import contextlib
@@ -27,23 +27,23 @@ from pausefl_proto.wire import MOST_ROUNDS, NOT_FINITE, PROTOCOL_VERSION, Assemb
 
 log = logging.getLogger("pausefl.client")
 
-# An honest server gives one job at a time; those before it may be withdrawn and not answered yet.
+# An honest server sends one job at a time. Earlier jobs may be withdrawn and not yet answered.
 _MOST_WAITING = 4
-_LONGEST_RUN_ID = 300  # a folder's name and what makes it unique; each entry of a ledger holds it
-# Where writing has failed, a goodbye may still be on its way.
+_LONGEST_RUN_ID = 300  # characters: a folder's name and a unique suffix. Each row of a ledger holds the id
+# After a write has failed, the session still waits this long for a goodbye that the server may have sent.
 _LAST_WORDS_S = 1.0
 
 
 class NotFiniteError(PauseflError):
-    """A training gave values that are not finite; its job is refused before anything is charged."""
+    """A training's update has values that are not finite. Its job is refused before anything is charged."""
 
 
 class Dismissed(PauseflError):
-    """The server said goodbye for good, or plays another run; the message is the reason."""
+    """The server sent a final goodbye, or plays another run. The message is the reason."""
 
 
 class ClientSession:
-    """One client: its stream, its trainer and its releases. `run` lasts as long as the client takes part."""
+    """One client's session: its stream, trainer and releases. `run` returns when the client stops taking part."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ClientSession:
         host: HostResources,
         states: TrainerStates | None = None,
     ) -> None:
-        """`states` keeps what the trainer remembers; None: a restart forgets it."""
+        """`states` saves the trainer's state to disk. With None, a restart of the client loses that state."""
         self._settings = settings
         self._trainer = trainer
         self._states = states
@@ -64,26 +64,26 @@ class ClientSession:
         self._connect = connect
         self._host = host
         self._run_id = ""
-        # The work for one key, under way or released but not acknowledged. It outlives the stream that asked for it:
-        # asked again for the same key, the client sends the same bytes.
+        # The work for one key: under way, or released but not yet acknowledged. It outlives the stream of its job. If
+        # the server asks for the same key again, the client sends the same bytes.
         self._kept: tuple[ReleaseKey, asyncio.Future[Work]] | None = None
-        self._working: asyncio.Future[Work] | None = None  # the work begun last, which may be under way
+        self._working: asyncio.Future[Work] | None = None  # the work that began last; it may still be under way
         self._withdrawals = Withdrawals()
         self._writing = asyncio.Lock()
-        self._last_job_s = host.clock()  # when the job came that was answered last
+        self._last_job_s = host.clock()  # when the job that was answered last had arrived
         self.is_connected = False
-        """Whether a server that has welcomed this client is there."""
+        """Whether the client has a stream on which the server has welcomed it."""
 
     @property
     def run_name(self) -> str:
-        """The run's name at the server, without what tells it from others of that name; empty before a welcome."""
+        """The run's name at the server: its id without the unique suffix. Empty before the first welcome."""
         return self._run_id.rpartition("-")[0]
 
     async def run(self) -> str:
-        """Take part until the server dismisses this client; returns its reason.
+        """Take part until the server dismisses this client, and return the server's reason.
 
-        PauseflError when the server cannot be reached for `give_up_after_s`, or takes no such client. Of the work under
-        way, only a release is finished.
+        PauseflError if the server cannot be reached for `give_up_after_s`, or refuses this client. At the end, training
+        under way is stopped; a release under way is finished.
         """
         try:
             return await self._run()
@@ -96,7 +96,7 @@ class ClientSession:
         while True:
             try:
                 async with contextlib.AsyncExitStack() as opened:
-                    # gRPC can wait for ever for an answer whose first bytes were damaged, also once their line is gone.
+                    # If an answer's first bytes were damaged, gRPC can wait forever, even after the connection is gone.
                     async with self._host.hello_turns, asyncio.timeout(self._settings.welcome_within_s):
                         stream = await opened.enter_async_context(self._connect())
                         await self._say_hello(stream)
@@ -150,11 +150,8 @@ class ClientSession:
                 raise OSError("the server is not ready")
 
     async def _take_part(self, stream: StreamToServer) -> None:
-        """Until the stream ends: answer jobs one after the other, and pings at once.
-
-        DamageError when what the server sent arrived damaged.
-        """
-        # Where it is full, the session reads no further: no more models are kept than these.
+        """Answer jobs in order, and pings at once, until the stream ends. DamageError if a message arrived damaged."""
+        # While the queue is full, the session reads no further messages. This bounds the number of models in memory.
         jobs: asyncio.Queue[Download] = asyncio.Queue(_MOST_WAITING)
         worker = asyncio.ensure_future(self._answer_jobs(stream, jobs))
         reader = asyncio.ensure_future(self._read_jobs(stream, jobs))
@@ -176,14 +173,14 @@ class ClientSession:
             await jobs.put(download)
 
     async def _downloads(self, stream: StreamToServer) -> AsyncIterator[Download]:
-        """Read messages; yield each job whose model has arrived whole."""
+        """Read and handle messages. Yield each job once its model is complete, or once the job is withdrawn."""
         download: Download | None = None
         while (data := await stream.read()) is not None:
             arrived_s = self._host.clock()
             message, payload = decode(pb.ServerMessage, data)
             match message.WhichOneof("kind"):
                 case "job":
-                    kept = self._kept and self._kept[0]  # a job is sent only after the rounds before it are committed
+                    kept = self._kept and self._kept[0]  # the server sends a job after it committed all earlier rounds
                     if kept is not None and kept.round < message.job.round and kept.run_id == self._run_id:
                         self._settle()
                     frames = Assembler(message.job.model, self._trainer.manifest.size)
@@ -236,7 +233,7 @@ class ClientSession:
             self._withdrawals.answered(download.job)
 
     async def _answer(self, stream: StreamToServer, download: Download) -> None:
-        """One exchange: hold the model back, work, hold the update back, send it."""
+        """Answer one job: hold the model back, do the work, hold the update back, and send it."""
         job, link, first_s = download.job, self._link, download.first_s
         if not 1 <= job.round <= MOST_ROUNDS:
             raise PauseflError(f"round {job.round}: must be from 1 to {MOST_ROUNDS}")
@@ -247,7 +244,7 @@ class ClientSession:
             work = await self._work(download, started_s)
         except PauseflError:
             raise
-        except OWN_CODE_ERRORS as error:  # of a trainer
+        except OWN_CODE_ERRORS as error:  # raised by a trainer
             raise PauseflError(with_place(error)) from error
         done_s = self._host.clock()
         update_bytes = work.released.vector.nbytes
@@ -255,7 +252,7 @@ class ClientSession:
         timing = pb.Timing(
             download_s=download.last_s - download.first_s,
             injected_down_s=started_s - download.last_s,
-            # What the thread's own parts leave of the wait is the way there and back.
+            # The wait less the thread's own parts is the time to hand the work to the thread and the result back.
             queue_s=max(done_s - started_s - work.train_s - work.privatise_s, work.queue_s),
             train_s=work.train_s,
             privatise_s=work.privatise_s,
@@ -280,12 +277,12 @@ class ClientSession:
         self._host.on_answered(AnsweredJob(status, *parts, result.host.loop_lag_s, round=job.round, client_id=me))
 
     def _host_since(self, first_s: float, compute_s: float) -> pb.Host:
-        """How well this host has kept time since the job's first frame, and how long it stood still before."""
+        """How well this host has kept time since the job's first frame, and how long it stood still before that."""
         report = self._host.monitor.report(first_s, compute_s)
         return pb.Host(**asdict(report), still_before_s=self._host.monitor.stood_still_s(self._last_job_s, first_s))
 
     async def _hold_model(self, download: Download, delays: Delays) -> float:
-        """Hold the model back; returns the seconds drawn for its way. Withdrawn, unless its update is released."""
+        """Hold the model back, and return the seconds drawn. Raises Withdrawn unless the update is already released."""
         job = download.job
         try:
             if download.withdrawn.is_set():
@@ -300,7 +297,7 @@ class ClientSession:
             return delays.down_s
 
     async def _is_released(self, key: ReleaseKey) -> bool:
-        """Whether the work for a job, on a stream that broke, came to its release: what is paid for is sent."""
+        """Whether work begun on a broken stream ended with a release. Such an update is charged, so it is sent."""
         if (kept := self._kept) is None or kept[0] != key:
             return False
         await asyncio.wait([kept[1]])
@@ -310,19 +307,19 @@ class ClientSession:
         return ReleaseKey(self._run_id, job.round, job.attempt, job.model.digest)
 
     async def _work(self, download: Download, submitted_s: float) -> Work:
-        """Train and release in the trainer's thread; for a key already released, the same bytes once more."""
+        """Train and release in the trainer's thread. For a key already released, return the same bytes again."""
         key = self._key_of(download.job)
         if self._kept is not None and self._kept[0] == key:
-            # Its times belong to the exchange before; whatever is left of the work is a wait in this one.
-            with contextlib.suppress(Withdrawn):  # then, and asked for again since
+            # The work's times belong to the earlier exchange. In this exchange, the rest of the work is a wait.
+            with contextlib.suppress(Withdrawn):  # the job was withdrawn then, and has been sent again since
                 work = await asyncio.shield(self._kept[1])
                 return Work(work.released, work.loss, is_resent=True)
         if self._working is not None and not self._working.done():
-            # Of a job whose stream broke: one thread at a time uses the trainer, its state and the ledger.
+            # Work of a job whose stream broke. Only one thread at a time may use the trainer, its state and the ledger.
             await download.withdrawn.guard(asyncio.wait([self._working]))
         future = computed(self._host.executor, self._compute, download, key, submitted_s)
         self._kept, self._working = (key, future), future
-        if future.done():  # without the event loop's turns that a wait would take
+        if future.done():  # return at once: an await would cost turns of the event loop
             self._forget_damaged(future)
             return future.result()
         future.add_done_callback(self._forget_damaged)
@@ -345,7 +342,10 @@ class ClientSession:
         )
 
     def _train(self, theta: Vector, download: Download, key: ReleaseKey) -> TrainingOutcome:
-        """Train, or be as before where that is withdrawn or fails. From here on it is paid for and sent."""
+        """Train, and return the outcome. If training is withdrawn or fails, restore the trainer's earlier state.
+
+        After this function, a withdrawal no longer stops the job: its update is charged and sent.
+        """
         try:
             with withdrawable(download.withdrawn):
                 stop_if_withdrawn()
@@ -358,15 +358,15 @@ class ClientSession:
             if not np.isfinite(update).all():
                 raise NotFiniteError(f"its update {NOT_FINITE}; its examples, or the learning rate, may be why")
             if self._states is not None:
-                self._states.keep(key)  # before the release: one that is sent again after a crash is not trained again
-        except BaseException:  # what a training that failed has learned, a restart would not know either
+                self._states.keep(key)  # before the release: after a crash, a release is sent again, not trained again
+        except BaseException:  # the state of a failed training is dropped, as a restart would drop it
             if self._states is not None:
                 self._states.undo()
             raise
         return outcome
 
     def _forget_damaged(self, work: "asyncio.Future[Work]") -> None:
-        """The stream may have ended before its model was found damaged; the same job, sound, is work of its own."""
+        """Forget work that failed on a damaged model, so that the same job is computed anew when it is sent again."""
         is_damaged = not work.cancelled() and isinstance(work.exception(), DamageError)
         if is_damaged and self._kept is not None and self._kept[1] is work:
             self._kept = None
@@ -376,7 +376,7 @@ class ClientSession:
             self._settle()
 
     def _settle(self) -> None:
-        """The bytes kept are needed no more, neither here nor on the disk."""
+        """Drop the kept bytes, here and on the disk: the server no longer needs them."""
         if self._kept is not None and self._kept[1].done():
             self._releaser.settle()
         self._kept = None
@@ -384,18 +384,18 @@ class ClientSession:
     async def _refuse(
         self, stream: StreamToServer, job: pb.Job, status: pb.Status.ValueType, reason: str, own_status: str = ""
     ) -> None:
-        """Answer a job without an update; `own_status`, where given, is what this client's own metrics count."""
+        """Answer a job without an update. This client's own metrics count `own_status` if given, else `status`."""
         result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=shown(reason))
         await self._write(stream, pb.ClientMessage(result=result))
         name = own_status or pb.Status.Name(status).removeprefix("STATUS_").lower()
         self._host.on_answered(AnsweredJob(name, round=job.round, client_id=self._settings.client_id))
 
     def _in_public(self, error: BaseException, round: int) -> str:
-        """The words on an error for the server: in a private run not its text, which may hold data."""
+        """The text of an error for the server. A private run leaves out the error's own words, which may hold data."""
         is_ours, is_private = isinstance(error, PauseflError), self._releaser.ledger is not None
         said, cause = (str(error), error.__cause__) if is_ours else (with_place(error), error)
         who = {"client_id": self._settings.client_id, "round": round}
-        if isinstance(error, BudgetError):  # no failure: it is told of every client in the end
+        if isinstance(error, BudgetError):  # no failure: every client's budget ends at some time
             log.info("%s: round %d: %s", *who.values(), said, extra=who)
         elif is_private or cause is not None or isinstance(error, NotFiniteError):
             log.warning("%s: round %d failed: %s", *who.values(), said, exc_info=cause, extra=who)
@@ -405,5 +405,5 @@ class ClientSession:
         self, stream: StreamToServer, message: pb.ClientMessage, payload: memoryview | None = None
     ) -> None:
         data = encode(message, payload)
-        async with self._writing:  # a pong may want to leave between two frames
+        async with self._writing:  # a pong may be sent between two frames
             await stream.write(data)

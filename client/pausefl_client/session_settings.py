@@ -1,4 +1,4 @@
-"""Settings of a client's session: who the client is, its way to the server, and what its process shares."""
+"""Settings of a client's session: the client's identity, its connection, and what the sessions of a process share."""
 
 import asyncio
 import contextlib
@@ -19,17 +19,17 @@ class StreamToServer(Protocol):
     """The bidirectional stream to the server, one message a call; OSError when it breaks."""
 
     async def read(self) -> bytes | None:
-        """The next message's bytes, None when the server has closed the stream."""
+        """The next message's bytes, or None if the server has closed the stream."""
 
     async def write(self, message: bytes) -> None:
         """Send one message."""
 
 
-# Entered for every job, so made once.
+# One shared object, since it is entered for every job.
 _NOTHING = contextlib.nullcontext()
 
 Connect = Callable[[], contextlib.AbstractAsyncContextManager[StreamToServer]]
-"""Opens a fresh stream; OSError when the server does not answer."""
+"""Opens a new stream to the server. Raises OSError if the server does not answer."""
 
 
 @dataclass(frozen=True)
@@ -38,20 +38,21 @@ class ClientSettings:
 
     client_id: str
     schedule: str
-    """The privacy it agreed to (`release.schedule_key`), empty in a run without privacy."""
+    """The privacy schedule that the client agreed to (`release.schedule_key`). Empty in a run without privacy."""
     agreement: Mapping[str, str] = field(default_factory=dict)
-    """Values that the run must share with this client: key of the experiment -> value as JSON."""
+    """Settings that must be equal at the server and this client: key of the experiment -> value as JSON."""
     discloses_loss: bool = False
+    """Whether results carry the training loss, without noise."""
     statistics: Mapping[str, float] = field(default_factory=dict)
-    """More that it was told to disclose, un-noised, with every update."""
+    """Statistics to send with every update, without noise: name -> value."""
     run_id: str = ""
-    """The run that it is made for; empty: whichever the server plays."""
+    """The only run that the client takes part in. Empty: any run that the server plays."""
     give_up_after_s: float = 60.0
-    """How long to keep trying to reach the server before leaving."""
+    """How long to keep trying to reach the server before giving up."""
     welcome_within_s: float = 30.0
     """How long one try may take, from opening a stream to the server's welcome."""
     retry_every_s: float = RETRY_EVERY_S
-    """The first wait between two tries, give or take a half; each further one is twice as long, up to some seconds."""
+    """The first wait between two tries, randomly varied by up to half. Each further wait doubles, up to 5 s."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,12 @@ class HostResources:
     """Resources that the sessions of one process share."""
 
     executor: Executor | None
-    """Trains, adds noise and checks great models, away from the event loop; None: on it, for work that is shorter than
-    the way to a thread and back (0.1 ms)."""
+    """Runs training, noise and checks of large models off the event loop. None: they run on the event loop, for work
+    shorter than the 0.1 ms that a thread switch takes."""
     clock: Callable[[], float] = time.monotonic
-    """The time in seconds."""
+    """Returns the time in seconds."""
     monitor: HostWatch = UNWATCHED
     on_answered: OnAnswered = lambda _: None
     hello_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HELLOS_AT_ONCE))
-    """Held from opening a stream to its welcome: a server sends those away that come to it in a crowd."""
+    """Held from opening a stream to its welcome. A server turns clients away if too many say hello at once."""
     expecting: Expecting = lambda *_: _NOTHING

@@ -1,4 +1,4 @@
-"""The client's only module that imports gRPC: bytes in, bytes out."""
+"""The client's connection to the server over gRPC; messages are bytes. The client's only module that imports gRPC."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,8 +17,8 @@ from pausefl_proto.wire import SERVICE, decode
 
 _ANSWER_WITHIN_S = 10.0
 
-# The clients of a process share gRPC's connection. Its waits between two tries, of up to two minutes, would come on top
-# of the sessions' own.
+# The clients of a process share gRPC's connection. By default gRPC waits up to two minutes between two tries to
+# connect. Those waits would come on top of the sessions' own.
 _QUICKLY = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 500))
 
 
@@ -31,9 +31,9 @@ class GrpcStreamToServer:
         self._tls = tls
 
     async def read(self) -> bytes | None:
-        """The next message, None at the end.
+        """The next message's bytes, or None at the end of the stream.
 
-        OSError when the connection breaks, ConfigError when it can never be made: one side does not trust the other.
+        OSError if the connection breaks. ConfigError if it can never be made, because one side distrusts the other.
         """
         try:
             data: Any = await self._call.read()
@@ -42,28 +42,28 @@ class GrpcStreamToServer:
         return None if data is grpc.aio.EOF else data
 
     async def write(self, message: bytes) -> None:
-        """Send one message; errors as in `read`."""
+        """Send one message. Raises the same errors as `read`."""
         try:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:
             raise failure(error, self._address, self._tls) from error
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
-            # The call had ended before: gRPC has a third way to say so.
+            # The call had already ended. gRPC has a third way to report that.
             raise OSError(str(error)) from error
 
 
 class Offer(NamedTuple):
-    """A server's offer to those that may say hello; not to be trusted."""
+    """The run that a server offers to clients that may join. The client must not trust it."""
 
     experiment: str
-    """As JSON."""
+    """The experiment as JSON."""
     run_id: str
 
 
 async def fetch_offer(address: str, tls: Tls | None, token: str, reconnection: Reconnection) -> Offer:
-    """The experiment that the server at HOST:PORT plays.
+    """The offer of the server at HOST:PORT: the experiment that it plays, and its run id.
 
-    ConfigError when it refuses or knows no such question, PauseflError when `reconnection` gives it up.
+    ConfigError if the server refuses or does not implement the call. PauseflError if `reconnection` gives up.
     """
     while True:
         try:
@@ -94,7 +94,7 @@ async def _ask_for_offer(address: str, tls: Tls | None, token: str) -> Offer:
 
 
 def _metadata(token: str) -> tuple[tuple[str, str], ...] | None:
-    """The metadata by which a client shows its token."""
+    """The call's metadata with the client's token, or None without a token."""
     return (("authorization", f"Bearer {token}"),) if token else None
 
 
@@ -102,12 +102,11 @@ def _metadata(token: str) -> tuple[tuple[str, str], ...] | None:
 async def connect(
     address: str, tls: Tls | None = None, dead_after_s: float = DEAD_AFTER_S, token: str = ""
 ) -> AsyncIterator[GrpcStreamToServer]:
-    """Open a stream to the server at HOST:PORT; closed with the block.
+    """Open a stream to the server at HOST:PORT, and close it at the end of the block.
 
-    ConfigError when a file for TLS is wrong: OutOfDateError where its certificate is not valid now.
-
-    Reading and writing raise OSError once the server has been silent for `dead_after_s`, pings included. `token`, where
-    there is one, shows the server that the client's id is its own.
+    ConfigError if a TLS file is wrong, OutOfDateError if its certificate is not valid now. Reading and writing raise
+    OSError after `dead_after_s` without any message or ping from the server. A non-empty `token` proves to the server
+    that the client owns its id.
     """
     async with open_channel(address, tls, dead_after_s, _QUICKLY) as channel:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")(
