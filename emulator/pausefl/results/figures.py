@@ -1,7 +1,7 @@
-"""Figures computed beside a run: one that fails is missing with its reason, and costs nothing else.
+"""Computes figures about a run. If one figure fails, its reason is noted and all others are still computed.
 
-With `total = figures.compute("total", lambda: sum(parts))`, `total` is None where that raised, and
-`figures.missing["total"]` says why.
+After `total = figures.compute("total", lambda: sum(parts))`, `total` is None if the sum raised an exception.
+`figures.missing["total"]` then holds the reason.
 """
 
 import logging
@@ -16,14 +16,14 @@ log = logging.getLogger("pausefl.figures")
 
 
 class Figures:
-    """Computes named figures, be they numbers, tables or pictures, and notes why one is missing."""
+    """Computes named figures (numbers, tables or pictures) and notes why a figure is missing."""
 
     def __init__(self) -> None:
         self.missing: dict[str, str] = {}
-        """Why, by name."""
+        """The reason why a figure is missing, by the figure's name."""
 
     def compute(self, name: str, how: Callable[[], Figure]) -> Figure | None:
-        """The result of `how`; None where it raises, with the reason noted and logged."""
+        """The result of `how`. If it raises, the reason is noted and logged, and None is returned."""
         try:
             return how()
         except Exception as error:
@@ -32,6 +32,6 @@ class Figures:
             return None
 
     def compute_all(self, hows: Mapping[str, Callable[[], Figure | None]]) -> dict[str, Figure]:
-        """Those figures that there are, by name: one may fail, or have nothing to show."""
+        """The results by name, without the figures that failed or returned None."""
         found = {name: self.compute(name, how) for name, how in hows.items()}
         return {name: figure for name, figure in found.items() if figure is not None}

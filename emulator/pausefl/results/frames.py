@@ -1,4 +1,4 @@
-"""Results as pandas DataFrames, for those who have pandas."""
+"""Results as pandas DataFrames, if pandas is installed."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def data_frame(found: Path | Mapping[str, Any] | Sequence[Mapping[str, Any]], name: str) -> "pd.DataFrame":
-    """The DataFrame of a CSV file, of columns or of rows; ConfigError, which begins with `name`, without pandas."""
+    """A DataFrame from a CSV file, columns or rows. Without pandas, a ConfigError that begins with `name`."""
     try:
         import pandas as pd
     except ImportError:
@@ -20,7 +20,7 @@ def data_frame(found: Path | Mapping[str, Any] | Sequence[Mapping[str, Any]], na
 
 
 def flat(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures, with the parts of a table by dotted name."""
+    """The figures with nested mappings flattened: {"a": {"b": 1}} becomes {"a.b": 1}."""
     return {
         f"{name}.{part}" if part else name: value
         for name, of_it in found.items()

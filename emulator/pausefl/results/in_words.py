@@ -1,4 +1,4 @@
-"""The figures of summary.json in words, for a run's page and for a terminal: each a name, a value and a note."""
+"""The figures of summary.json in words, for a run's page and a terminal. Each fact is (name, value, note)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,12 +7,12 @@ from pausefl.results.reading import EPSILON_LABELS, latency_unit, summed_over
 from pausefl_server.records import ACCURACY
 
 Fact = tuple[str, str, str]
-# How many of the clients that made rounds suspect are named.
+# At most this many of the clients that made rounds suspect are named.
 _MOST_NAMED = 4
 
 
 def accuracies(s: Mapping[str, Any]) -> Iterator[Fact]:
-    """The accuracies, or other scores, of two models on test data; nothing where none was evaluated."""
+    """The test scores of the last and of the validated model. Yields nothing if no model was evaluated."""
     if s["final_accuracy"] is None:
         return
     test, whole = f"test {s.get('metric', ACCURACY)}", "all test examples"
@@ -24,7 +24,7 @@ def accuracies(s: Mapping[str, Any]) -> Iterator[Fact]:
 
 
 def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
-    """Time, privacy, and what did not go as it should."""
+    """The facts about time, privacy, missed jobs and doubtful measurements."""
     unit = latency_unit([s])
     yield "total latency", f"{s['total_latency_s']:,.1f} {unit}", f"{s['latency_signal']}, sum {summed_over(s)}"
     if (idle := s.get("idle_share")) is not None:
@@ -55,7 +55,7 @@ def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
 
 
 def _missed(s: Mapping[str, Any], unit: str) -> Iterator[Fact]:
-    """Jobs without an update in time."""
+    """The facts about jobs that gave no update in time."""
     if jobs := sum(s["missed_jobs"].values()):
         kinds = ", ".join(f"{count} {kind}" for kind, count in s["missed_jobs"].items())
         waits_s = s["total_latency_s"] - s["measured_latency_s"]
@@ -72,12 +72,12 @@ def _missed(s: Mapping[str, Any], unit: str) -> Iterator[Fact]:
 
 
 def number(value: float | None) -> str:
-    """The number to four significant digits."""
+    """The number to four significant digits, "–" for None."""
     return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def percent(value: float | None) -> str:
-    """A fraction as per cent."""
+    """A fraction as a percentage, "–" for None."""
     return "–" if value is None else f"{value:.1%}"
 
 
@@ -87,13 +87,13 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def asked_in_words(summary: Mapping[str, Any]) -> str:
-    """How many clients a round asked, as "5" or "5 to 7"; m, where an older summary says no more."""
+    """How many clients a round asked, as "5" or "5 to 7". Uses m for older summaries, which lack the range."""
     fewest, most = summary.get("asked_per_round") or (summary["m"], summary["m"])
     return f"{fewest}" if fewest == most else f"{fewest} to {most}"
 
 
 def by_whom(rounds_of: Mapping[str, int]) -> str:
-    """The clients whose hosts gave a reason for doubt, those of most rounds first, as "; a (12), b (3) and 2 more"."""
+    """The clients whose hosts made rounds suspect, with the numbers of rounds: "; a (12), b (3) and 2 more"."""
     if not rounds_of:
         return ""
     named = [f"{client_id} ({rounds})" for client_id, rounds in list(rounds_of.items())[:_MOST_NAMED]]

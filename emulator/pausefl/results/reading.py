@@ -1,4 +1,4 @@
-"""A run directory, read: what every report, figure and comparison starts from."""
+"""Reads a run directory. Every report, figure and comparison starts from this."""
 
 import json
 import sqlite3
@@ -25,17 +25,17 @@ from pausefl_server.storage.round_log import RoundLog
 from pausefl_server.storage.seals import SCHEMA_VERSION, check_seals
 
 Columns = Mapping[str, NDArray[Any]]
-"""A table by column: arrays of one length."""
+"""A table: arrays of the same length, by column name."""
 
 VIEWS = ("round_latency", "suspect_rounds", "ping_baseline", "greatest_leakage", "accuracy")
-"""The documented views of run.db that reports read as they are: no row of them is a single exchange's."""
+"""The documented views of run.db that reports read whole. None of them has a row per exchange, so they stay small."""
 
-# As Python's objects a row takes some ten times the memory of its columns.
+# Rows are fetched in batches: as Python objects, a row takes about ten times the memory of its columns.
 _ROWS_AT_ONCE = 10_000
 
 
-# Everybody who ever said hello, also those never chosen. The greatest ε is the reconciled one: a release whose update
-# never arrived stands in an event, not in an observation.
+# All clients that ever said hello, including those never chosen. The greatest ε is the reconciled one: if the update of
+# a release never arrived, an event counts it and no observation does.
 CLIENTS = """
 SELECT client_id, max(n_examples) AS n_examples, coalesce(max(times_chosen), 0) AS times_chosen,
        sum(accepted) AS accepted, max(released) AS released, max(epsilon_spent) AS epsilon_spent,
@@ -58,19 +58,19 @@ GROUP BY client_id ORDER BY client_id
 
 
 def has_diverged(summary: Summary) -> bool:
-    """Whether a run ended early because no client's update was finite any more: its model is lost."""
+    """Whether a run ended early because no client's update was finite any more. Its model is then useless."""
     return summary["outcome"] == "failed" and summary["rounds"] > 0 and NOT_FINITE in summary["stopped_because"]
 
 
 def summed_over(summary: Mapping[str, Any]) -> str:
-    """The rounds over which the total latency is the sum, in words."""
+    """Which rounds and attempts the total latency sums over, in words."""
     if not summary["failed_attempts"]:
         return "over all rounds"
     return "over all rounds and failed attempts" if summary["rounds"] else "over failed attempts: no round was played"
 
 
 def latency_unit(summaries: Iterable[Mapping[str, Any]]) -> str:
-    """The unit of latencies, in which injected delays are as they were drawn; those of other scales are told apart."""
+    """The unit of latencies: "s" if every run has time scale 1, else "emulated s". Drawn delays have this unit too."""
     return "s" if all(summary.get("time_scale", 1) == 1 for summary in summaries) else "emulated s"
 
 
@@ -79,23 +79,23 @@ TIME_LABELS: Mapping[TimeAxis, str] = {"total_latency_s": "total latency", "elap
 
 
 def time_axis(summaries: Iterable[Mapping[str, Any]]) -> TimeAxis:
-    """The axis against which accuracies are drawn: an asynchronous run's latencies overlap, and do not add up."""
+    """The time that accuracies are drawn against. In asynchronous runs latencies overlap, so they do not add up."""
     return "elapsed_s" if any(s.get("mode") == "asynchronous" for s in summaries) else "total_latency_s"
 
 
 EPSILON_LABELS: Mapping[PrivacyUnit, str] = {"coordinate": "ε per coordinate", "vector": "ε of the whole upload vector"}
-"""Each unit in words, so that no ε stands without it."""
+"""The label of ε by privacy unit. Every ε is shown with its unit."""
 
 
 @dataclass(frozen=True)
 class PrivacyFigures:
-    """A private run's promise to its clients and its spending; every ε here but one is in `unit`."""
+    """The privacy budget of a private run and what it spent. Every ε is in `unit`, except `vector_epsilon_max`."""
 
     unit: PrivacyUnit
     epsilon_budget: float
     max_epsilon_spent: float
     vector_epsilon_max: float
-    """The greatest ε a client spent, for its uploads as whole vectors."""
+    """The greatest ε that a client spent, for whole upload vectors."""
 
     @property
     def label(self) -> str:
@@ -103,15 +103,15 @@ class PrivacyFigures:
 
 
 class ExchangeTable(Mapping[str, NDArray[Any]]):
-    """A view of run.db with a row per exchange, by round and client; a column is read when asked for, and not kept.
+    """A view of run.db with a row per exchange, sorted by round and client. Each access reads one column from disk.
 
-    A long run has millions of rows, and no figure needs more than a few columns of them.
+    Columns are not kept in memory: a long run has millions of rows, and a figure needs only a few columns.
     """
 
     def __init__(self, run_dir: Path, view: str, last_round: int) -> None:
         self._run_dir = run_dir
         self._view = view
-        self._last_round = last_round  # a run in progress may play more
+        self._last_round = last_round  # a run in progress may add rounds, which are left out
         self._names = tuple(self._read("SELECT * FROM {view} LIMIT 0"))
 
     def __getitem__(self, column: str) -> NDArray[Any]:
@@ -127,7 +127,7 @@ class ExchangeTable(Mapping[str, NDArray[Any]]):
         return len(self._names)
 
     def of_round(self, number: int) -> Columns:
-        """The rows of one round, with all columns."""
+        """All columns of the rows of one round."""
         return self._read("SELECT * FROM {view} WHERE round = ? ORDER BY client_id", number)
 
     def _read(self, query: str, *values: int) -> Columns:
@@ -137,16 +137,16 @@ class ExchangeTable(Mapping[str, NDArray[Any]]):
 
 @dataclass(frozen=True)
 class RunData:
-    """One run as it stands on disk. The tables are named after the views of run.db and have their columns."""
+    """One run on disk. Each table has the name and the columns of a view of run.db, except `clients`."""
 
     path: Path
     config: str
-    """config.toml, as text."""
+    """The text of config.toml."""
     summary: Summary
     clients: Columns
-    """A row per client, sorted by id. client_id, n_examples, times_chosen, accepted, released, epsilon_spent;
-    spent_before: ε spent when it first joined; retired_before: the round it retired before, 0 if it did not;
-    idle_share: the share of the run's elapsed time for which it had no job."""
+    """A row per client, sorted by id: client_id, n_examples, times_chosen, accepted, released, epsilon_spent;
+    spent_before: the ε spent when it first joined; retired_before: the round before which it retired, 0 if it did not;
+    idle_share: the share of the run's elapsed time in which it had no job."""
     round_latency: Columns
     suspect_rounds: Columns
     ping_baseline: Columns
@@ -157,12 +157,12 @@ class RunData:
     censored_latencies: ExchangeTable
     choices: ExchangeTable
     records: Collection[RoundRecord]
-    """The log itself, for what is a fold over it; each pass may read it anew."""
+    """The log's rounds, for computations that go through all of them. Each pass may read them from disk anew."""
 
     @property
     def owners(self) -> Mapping[str, str]:
-        """The owner of each client's examples, by its id; empty where these are not dealt out by owner."""
-        with open_database(self.path) as database:  # as its view, which an older log lacks
+        """The owner of each client's examples, by client id. Empty if the partition is not by owner."""
+        with open_database(self.path) as database:  # not from the view `owners`, which older logs lack
             noted = database.execute("SELECT value FROM meta WHERE key = 'owners'").fetchone()
         owners: dict[str, str] = json.loads(noted[0]) if noted else {}
         return owners
@@ -173,12 +173,12 @@ class RunData:
         try:
             tables = self.settings.get("clients", {}).get("groups", {})
             return {name: ClientGroup.model_validate_json(as_json(table)) for name, table in tables.items()}
-        except (ValueError, AttributeError) as error:  # also of pydantic
+        except (ValueError, AttributeError) as error:  # pydantic's ValidationError is a ValueError
             raise self._damaged(error) from error
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """config.toml, as tables of values; ConfigError where it is damaged."""
+        """The parsed content of config.toml. ConfigError if the file is damaged."""
         try:
             return tomllib.loads(self.config)
         except ValueError as error:
@@ -190,7 +190,7 @@ class RunData:
 
     @property
     def privacy(self) -> PrivacyFigures | None:
-        """None: the clients added no noise."""
+        """Budget and spending of the run; None in a run without privacy."""
         if self.summary["privacy_unit"] is None:
             return None
         return PrivacyFigures(
@@ -202,30 +202,30 @@ class RunData:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended before its last round, though neither were all budgets spent nor did the user end it."""
+        """Whether the run ended early for a reason other than spent budgets or the user's request."""
         return self.summary["outcome"] == "failed"
 
     @property
     def has_total_delays(self) -> bool:
-        """Whether what is drawn is how long a whole exchange takes (`latency.mode`), rather than a delay on top."""
+        """Whether a drawn delay is the duration of the whole exchange (`latency.mode` "total"), not an added delay."""
         return bool(self.settings.get("latency", {}).get("mode") == "total")
 
     @property
     def metric(self) -> str:
-        """The name of the task's mean score, which accuracies hold."""
+        """The name of the task's mean score. The fields named "accuracy" hold this score."""
         return self.summary.get("metric", ACCURACY)
 
     def curve(self, split: Split, by: TimeAxis = "total_latency_s") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Total latency or elapsed time, in seconds, and accuracy, by round.
+        """Two arrays with an entry per evaluated round: total latency or elapsed time, in seconds, and accuracy.
 
-        A run evaluates a fixed subset now and then and at its end, and the full set where it ends or is interrupted.
-        The subset's series is taken; where its one evaluation is that of the end, the full set's of that round.
+        A run evaluates a fixed subset now and then and at its end, and the full set when it ends or is interrupted. The
+        curve is of the subset, or of the full set if the subset has no evaluation or only the one at the end.
         """
         rows = self._evaluations(split)
         return self.accuracy[by][rows], self.accuracy["accuracy"][rows]
 
     def accuracy_by_round(self, split: Split) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The round and the accuracy after it, of the same series as `curve`."""
+        """The evaluated rounds and the accuracy after each, from the same evaluations as `curve`."""
         rows = self._evaluations(split)
         return self.accuracy["round"][rows], self.accuracy["accuracy"][rows]
 
@@ -242,7 +242,7 @@ class RunData:
 
 
 def read_run(path: Path) -> RunData:
-    """Read the run directory `path`; a ConfigError says what is missing from it."""
+    """Read the run directory `path`. A ConfigError says what is missing or damaged."""
     if not path.is_dir():
         raise ConfigError(f"{path}: no such run directory")
     config, summary = text_in(path, "config.toml"), read_summary(path)
@@ -268,7 +268,7 @@ def read_run(path: Path) -> RunData:
 
 @contextmanager
 def open_database(path: Path) -> Iterator[sqlite3.Connection]:
-    """The run's database, read-only and as of one instant, so that a run in progress can be read as well."""
+    """Open the run's database, read-only and as of one instant, so that a run in progress can be read as well."""
     file = path / "run.db"
     if not file.is_file():
         raise ConfigError(f"{path}: not a run directory, it has no run.db")
@@ -284,7 +284,7 @@ def open_database(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def read_columns(database: sqlite3.Connection, query: str, *values: int) -> Columns:
-    """The rows of a query by column."""
+    """The result of a query as arrays by column name."""
     cursor = database.execute(query, values)
     names = [column[0] for column in cursor.description]
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
@@ -293,6 +293,6 @@ def read_columns(database: sqlite3.Connection, query: str, *values: int) -> Colu
             parts[name].append(np.array(column))
     table = {name: np.concatenate(parts.pop(name) or [np.array([])]) for name in names}
     for name in {"total_latency_s", "elapsed_s"} & table.keys():
-        # NULL where θ_0 was evaluated, before any round: no latency yet.
+        # NULL for the evaluation of θ_0, which happens before any round and so has no latency yet.
         table[name] = np.nan_to_num(table[name].astype(np.float64), nan=0.0)
     return table

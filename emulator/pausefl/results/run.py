@@ -1,4 +1,4 @@
-"""A run directory as data: for notebooks and scripts."""
+"""Reads a run directory as data, for notebooks and scripts."""
 
 import base64
 import html
@@ -27,7 +27,7 @@ _QUERIES = {
     "choices": "SELECT * FROM choices ORDER BY round, client_id",
     "owners": "SELECT * FROM owners ORDER BY client_id",
 }
-# numpy has no bfloat16, which is the upper half of float32.
+# numpy has no bfloat16. Its 16 bits are the upper half of a float32, so they are read as integers and shifted.
 _NUMPY = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "BF16": "<u2"}
 _NUMPY |= {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
 _SHOWN = (
@@ -42,7 +42,7 @@ _SHOWN = (
 
 
 class Run:
-    """A run as it stands on disk. Tables are read anew each time, so a run in progress can be watched.
+    """A run on disk. Each access reads the tables anew, so a run in progress can be watched.
 
     The DataFrames need pandas (`pip install "pausefl[pandas]"`); `columns` gives the same tables as numpy arrays.
     """
@@ -51,23 +51,23 @@ class Run:
     """The run directory."""
 
     def __init__(self, path: Path) -> None:
-        """ConfigError when `path` is no run directory."""
-        self.path = path.absolute()  # its tables are read later, when the working directory may be another
+        """Open the run directory `path`. Raises ConfigError if it is not a run directory."""
+        self.path = path.absolute()  # tables are read later, and the working directory may have changed by then
         with open_database(path):
             pass
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """summary.json: what the run came to. ConfigError while the run goes on, or where the file is damaged."""
-        with open_database(self.path) as database:  # another ConfigError where there is no run
+        """The run's results: the content of summary.json. ConfigError if the run goes on or the file is damaged."""
+        with open_database(self.path) as database:  # raises its own ConfigError if there is no run
             summary = {**read_summary(self.path)}
             check_is_last(summary, self.path, database)
         return summary
 
     def columns(self, table: str) -> Columns:
-        """One table by column, as arrays of one length.
+        """One table as arrays by column name, all of the same length.
 
-        `table`: rounds, observations, evaluations, releases, breakdown, choices or owners. ConfigError for any other.
+        `table`: rounds, observations, evaluations, releases, breakdown, choices or owners. ConfigError for other names.
         """
         if table not in _QUERIES:
             raise ConfigError(f"table {table!r}: must be one of {', '.join(_QUERIES)}")
@@ -76,12 +76,12 @@ class Run:
 
     @property
     def rounds(self) -> "pd.DataFrame":
-        """Committed rounds: latency, its running total, wall clock, time to select (view `round_latency`)."""
+        """The committed rounds: latency, its running total, wall clock, selection time (view `round_latency`)."""
         return self._frame("rounds")
 
     @property
     def observations(self) -> "pd.DataFrame":
-        """The measurements and charges, a row per round and client that answered (table `observations`)."""
+        """Measurements and charged ε, one row per round and client that answered (table `observations`)."""
         return self._frame("observations")
 
     @property
@@ -91,18 +91,18 @@ class Run:
 
     @property
     def releases(self) -> "pd.DataFrame":
-        """The cost of each private release to its client (view `leakage`)."""
+        """The ε that each private release cost its client (view `leakage`)."""
         return self._frame("releases")
 
     @property
     def breakdown(self) -> "pd.DataFrame":
-        """Each exchange, part by part, in real seconds (view `breakdown`)."""
+        """The time of each exchange by part, in real seconds (view `breakdown`)."""
         return self._frame("breakdown")
 
     def model(self, which: Literal["model", "best_model"] = "model") -> Mapping[str, NDArray[Any]]:
-        """The last model, or the one that did best on validation data: arrays by name, float32 for what was trained.
+        """The last model, or the best one on validation data, as arrays by name; trained parameters are float32.
 
-        ConfigError where there is none, or its file is damaged.
+        ConfigError if there is no such model, or its file is damaged.
         """
         from safetensors import SafetensorError, deserialize
 
@@ -124,7 +124,7 @@ class Run:
         return f"Run({str(self.path)!r})"
 
     def _repr_html_(self) -> str:
-        """The run in a notebook: its main figures, and the picture of accuracy against latency where there is one."""
+        """HTML for a notebook: the run's main figures, and the plot of accuracy against latency if there is one."""
         try:
             summary = self.summary
         except ConfigError as error:
@@ -142,6 +142,6 @@ class Run:
 
 
 def _array(told: Mapping[str, Any]) -> NDArray[Any]:
-    """A tensor of a safetensors file."""
+    """The array of one tensor, as `safetensors.deserialize` describes it."""
     values = np.frombuffer(told["data"], _NUMPY[told["dtype"]]).reshape(told["shape"])
     return (values.astype("<u4") << 16).view("<f4") if told["dtype"] == "BF16" else values
