@@ -1,4 +1,4 @@
-"""Tables as CSV files."""
+"""Writes tables as CSV files."""
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,10 +10,10 @@ _FORMULA = ("=", "+", "-", "@")
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Replace the file at `path` by a table, once it is whole; OSError leaves what was there before.
+    """Write a table to `path`. An older file is replaced only once the new one is complete; after an error it stays.
 
-    UTF-8; a line ends in a newline alone, and None is an empty field. A text that a spreadsheet would take for a
-    formula has an apostrophe before it: ids and reasons come from clients.
+    The file is UTF-8, lines end with a newline, and None is an empty field. Texts that a spreadsheet would read as a
+    formula get a leading apostrophe, because ids and reasons come from clients.
     """
     fresh = path.with_name(f".{path.name}.new")
     try:
@@ -32,6 +32,6 @@ def _inert(value: Any) -> Any:
 
 
 def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Write a row for each record as `write_csv` does, with a column for each name that any of them has."""
+    """Write records as rows with `write_csv`. There is a column for each name that occurs in any record."""
     columns = list(dict.fromkeys(name for record in records for name in record))
     write_csv(path, columns, ([record.get(name) for name in columns] for record in records))

@@ -1,4 +1,4 @@
-"""summary.json, read: its keys, their types, and whether it is of the run as it stands."""
+"""Reads summary.json: its keys, their types, and a check that it describes the run's latest state."""
 
 import json
 import sqlite3
@@ -29,25 +29,25 @@ class TimingError(TypedDict):
 
 
 class NoiseToClip(TypedDict):
-    """Noise scale over what an update is clipped to."""
+    """The ratio of the noise scale to the clip bound."""
 
     first: float
     """At a client's first release."""
     last: float | None
-    """At the last release of the client that released most; null: infinite."""
+    """At the last release of the client with the most releases; null: infinite."""
 
 
 class Suspicion(TypedDict):
-    """One reason to doubt measurements."""
+    """One reason to doubt measurements, with the number of rounds it affected and advice."""
 
     rounds: int
     advice: str
     clients: NotRequired[dict[str, int]]
-    """By client whose host said so: rounds, most first; empty for the server's host."""
+    """Affected rounds by client whose host gave the reason, most rounds first. Empty if the server's host gave it."""
 
 
 class Failure(TypedDict):
-    """One reason why jobs gave no update."""
+    """One reason why clients gave no update, and how many jobs it ended."""
 
     reason: str
     jobs: int
@@ -59,136 +59,136 @@ class Summary(TypedDict):
     policy: str
     """The policy, as the experiment names it."""
     policy_parameters: dict[str, Any]
-    """Its parameters by name, m among them; null also where one is infinite."""
+    """The policy's parameters by name, including m. null: the value is infinite, or the parameter is not set."""
     seed: int
     """`experiment.seed`."""
     rounds: int
-    """Rounds that were played."""
+    """How many rounds (asynchronous: steps) were played."""
     clients: int
     """`clients.count`."""
     m: int
     """`selection.m`."""
     asked_per_round: NotRequired[list[int] | None]
-    """The fewest and the most clients that a round asked: not m of them under `all`, with over-selection or newcomers.
-    null: no round was played."""
+    """The fewest and the most clients that a round asked. They differ from m under the policy `all`, with
+    over-selection or with newcomers. null: no round was played."""
     data: NotRequired[str | None]
-    """How many examples there were; null: no model was evaluated."""
+    """The data set, and how many examples were for training, validation and test; null: no model was evaluated."""
     model_size: int
-    """Values of the model: the length of an upload."""
+    """How many values of the model an upload holds."""
     test_examples: NotRequired[int | None]
-    """How many the two accuracies were measured on."""
+    """How many test examples `final_accuracy` and `best_accuracy` were measured on."""
     metric: NotRequired[str]
-    """The name of the task's mean score, which accuracies hold; missing in older runs, of classifications."""
+    """The name of the task's mean score, which keys named "accuracy" hold. Missing in older runs (classifications)."""
     final_accuracy: float | None
-    """The last model's, on all test examples."""
+    """The score of the last model on all test examples."""
     best_accuracy: float | None
-    """That of the model that was best on validation data; on test data it may lie below the last one's."""
+    """The test score of the model that was best on validation data. It may be below `final_accuracy`."""
     best_round: NotRequired[int | None]
-    """The round of that model."""
+    """The round that produced the model of `best_accuracy`."""
     wall_clock_s: float
-    """How long the run took, without the time it was interrupted; on the virtual clock, in its seconds."""
+    """How long the run took, without interruptions. On the virtual clock these are virtual seconds."""
     mode: NotRequired[Literal["rounds", "asynchronous"]]
-    """`server.mode`; missing in older runs, in rounds."""
+    """`server.mode`; missing in older runs, which were played in rounds."""
     elapsed_s: NotRequired[float]
-    """From the first job to the last commit, at the emulated scale: what rounds and asynchronous steps are compared
-    by."""
+    """The time from the first job to the last commit, at the emulated scale. It compares rounds with asynchronous
+    steps."""
     clients_at_work: NotRequired[float]
-    """How many clients had a job, on average over that time."""
+    """How many clients had a job, on average over `elapsed_s`."""
     idle_share: NotRequired[float | None]
-    """The share of that time for which a place, of `asynchronous.concurrency` or of a round's clients, was empty."""
+    """The mean share of empty places. The places are `asynchronous.concurrency`, or the most clients a round asked."""
     staleness: NotRequired[dict[str, float] | None]
-    """The mean and the greatest staleness of the updates, in steps; null: none came."""
+    """The mean and the greatest staleness of the updates, in steps; null: no update came."""
     total_latency_s: float
-    """The sum of the rounds' latencies, eq. (3) of PAUSE, failed attempts included."""
+    """The sum of the round latencies (eq. (3) of PAUSE), including failed attempts."""
     measured_latency_s: float
     """total_latency_s without the waits for clients that missed."""
     censored_rounds: int
-    """Rounds whose latency a miss decided: its wait, after which the answer had not come."""
+    """Rounds whose latency is the wait for a miss. The true latency is longer and unknown."""
     failed_attempts: int
-    """Attempts at a round to which no client gave an update; the round was tried again."""
+    """Attempts at a round in which no client gave an update. The round was then tried again."""
     unneeded_jobs: int
-    """Jobs that were not waited for, as enough other clients had answered."""
+    """Jobs that the server did not wait for because enough other clients had answered."""
     withdrawn_jobs: int
-    """Jobs that clients stopped once their round had ended; they spend no ε."""
+    """Jobs that clients stopped because their round had ended. They spend no ε."""
     late_updates: int
-    """Updates that came after their round had ended; their ε is counted."""
+    """Updates that came after their round had ended. Their ε is counted."""
     merged_updates: int
-    """Late updates that went into a later model."""
+    """Late updates that entered a later model."""
     missed_jobs: dict[str, int]
-    """Chosen clients without an update, by kind; `unneeded` apart."""
+    """Jobs that gave no update, by kind of miss. Jobs of the kind `unneeded` are counted in `unneeded_jobs` instead."""
     failures: list[Failure]
-    """Clients' reasons when a job failed with them, the most frequent first; in a private run they say no more."""
+    """Why jobs failed on clients, the most frequent reasons first. In a private run clients give no details."""
     tau_min_s: float | None
-    """τ_min at the end; null: estimated, and nothing was measured."""
+    """τ_min at the end; null: it is estimated from measurements, and nothing was measured."""
     clamped_latencies: int
-    """Latencies below τ_min."""
+    """How many latencies were below τ_min, and so counted as τ_min."""
     capped: dict[str, dict[str, int]] | None
-    """Values that clients stated of themselves and that were cut, by client."""
+    """Values that clients reported about themselves and that the server cut to its limits, by client."""
     latency_signal: Literal["round_trip", "communication"]
-    """`latency.signal`: what the latencies are."""
+    """`latency.signal`: whether latencies are round trips or communication times."""
     time_scale: float
     """`latency.time_scale`."""
     clock: NotRequired[Literal["real", "virtual"]]
     """`experiment.clock`."""
     timing_error_s: TimingError | None
     """|measured − drawn|: the median and the 99 % quantile over all exchanges, in real seconds. Measured is the
-    communication time, or the round trip where `latency.mode` is "total"."""
+    communication time, or the round trip if `latency.mode` is "total"."""
     privacy_unit: PrivacyUnit | None
-    """The unit that every ε here protects, but vector_epsilon_max; null: a run without privacy."""
+    """The privacy unit of every ε here except vector_epsilon_max; null: a run without privacy."""
     epsilon_budget: float | None
-    """ε̄ of each client."""
+    """The budget ε̄ of each client."""
     max_epsilon_spent: float | None
-    """The most that any client has spent at most: jobs whose clients were not heard of again are counted."""
+    """The greatest ε that any client may have spent: an upper bound, which counts jobs that were never answered."""
     median_epsilon_spent: NotRequired[float | None]
-    """The median over clients of the same."""
+    """The median over clients of the ε that each may have spent, with the same upper bound."""
     vector_epsilon_max: float | None
-    """max_epsilon_spent for whole uploads: with the unit "coordinate", model_size times as much."""
+    """max_epsilon_spent for whole upload vectors: with the unit "coordinate", model_size times as much."""
     private: bool
-    """false: no noise, or noise from the seed, which is not private."""
+    """false: the run added no noise, or drew it from the seed, which is not private."""
     noise: Literal["laplace", "opendp", "reproducible"] | None
-    """How noise is drawn."""
+    """How noise is drawn (`privacy.noise`)."""
     delta: float | None
     """`privacy.delta`."""
     epsilon_at_delta: float | None
-    """ε of (ε, δ) for the client that released most, in the privacy unit; null also without dp-accounting."""
+    """ε of (ε, δ) for the client with the most releases, in the privacy unit. null also without dp-accounting."""
     noise_to_clip: NotRequired[NoiseToClip | None]
-    """The scale of the noise over what an update was clipped to, 2/ε_i in both privacy units."""
+    """The ratio of the noise scale to the clip bound, 2/ε_i in both privacy units."""
     epsilon_floor: float | None
-    """The least ε of a release: `privacy.epsilon_floor`, or what `privacy.noise_to_clip_max` comes to if greater."""
+    """The least ε of a release: `privacy.epsilon_floor`, or the ε that `privacy.noise_to_clip_max` gives if greater."""
     retired_clients: NotRequired[int | None]
-    """Clients that release nothing more."""
+    """How many clients retired: they release nothing more."""
     budget_per: Literal["run", "data holder"] | None
-    """The owner of the budgets: this run, or ledgers that several runs charge."""
+    """Whose budget ε̄ is: of this run alone, or of a data holder whose ledger several runs charge."""
     disclosed: list[str]
-    """Values that clients told without noise."""
+    """What clients sent without noise."""
     selection_s_median: float | None
-    """The median time of a selection."""
+    """The median time that a selection took, in seconds."""
     selections_by_group: NotRequired[dict[str, dict[str, Any]] | None]
-    """How often the clients of each group were chosen after they joined: in all, and per client and round."""
+    """How often the clients of each group were chosen after they joined: in total, and per client and round."""
     absent_clients: NotRequired[list[str]]
     """Clients of the experiment that never took part."""
     rejected_updates: int
-    """Updates and other answers that were not accepted."""
+    """How many updates and other answers the server did not accept."""
     suspect_rounds: int
     """Rounds whose measurements are in doubt."""
     suspect_observations: NotRequired[int]
-    """Measurements of clients' answers that are in doubt themselves."""
+    """How many single measurements of clients' answers are in doubt."""
     suspect_because: dict[str, "Suspicion"] | None
-    """The reasons: in how many rounds each held, what to do about it, and in how many by which client's account."""
+    """By reason for doubt: how many rounds it affected, advice, and rounds by client whose host gave it."""
     overruns: NotRequired[int]
-    """Only where delays are totals: exchanges longer than what was drawn for them."""
+    """Exchanges that took longer than the total drawn for them. Only present if `latency.mode` is "total"."""
     stopped_because: str
     """Why no further round was played."""
     outcome: Outcome
     """How the run ended; the exit status follows from it."""
     starts: NotRequired[list[dict[str, str]] | None]
-    """When, where, by which command and with which software the run was begun and resumed."""
+    """When, where, with which command and which software the run was started and each time resumed."""
     missing_figures: NotRequired[dict[str, str]]
-    """The keys that could not be computed, and are null, each with the reason; the run itself is as sound."""
+    """The reason for each key that is null because it could not be computed. The run itself is not affected."""
 
 
 def read_summary(path: Path) -> Summary:
-    """summary.json of the run directory `path`; ConfigError when it is missing, damaged or of an older version."""
+    """Read summary.json of the run directory `path`. ConfigError if it is missing, damaged or of an older version."""
     file = path / "summary.json"
     try:
         summary = json.loads(text_in(path, "summary.json"))
@@ -214,12 +214,12 @@ def read_summary(path: Path) -> Summary:
 
 @cache
 def _checker() -> TypeAdapter[Summary]:
-    """The checker of types; it takes a hundred times as long to make as to use."""
+    """The type checker of `Summary`. It is cached: making it takes a hundred times as long as using it."""
     return TypeAdapter(Summary)
 
 
 def check_is_last(summary: Mapping[str, Any], path: Path, database: sqlite3.Connection) -> None:
-    """ConfigError where a run was resumed since its summary was written, and has not ended again."""
+    """Raise ConfigError if the run was resumed after its summary was written and has not ended again."""
     (last,) = database.execute("SELECT coalesce(max(round), 0) FROM rounds").fetchone()
     phase = database.execute("SELECT value FROM meta WHERE key = ?", (SERVER_PHASE,)).fetchone()
     if summary["rounds"] != last or phase not in (None, (ServerPhase.SUMMARISED,)):
@@ -230,7 +230,7 @@ def check_is_last(summary: Mapping[str, Any], path: Path, database: sqlite3.Conn
 
 
 def text_in(path: Path, name: str) -> str:
-    """A text file of the run directory `path`; ConfigError where it is missing, or cannot be read."""
+    """The text of a file in the run directory `path`. ConfigError if it is missing or cannot be read."""
     try:
         return (path / name).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -242,11 +242,11 @@ def text_in(path: Path, name: str) -> str:
 
 
 def machines_of(summary: Mapping[str, Any]) -> list[str]:
-    """The machines that a run was played on, in words."""
+    """Descriptions of the machines that a run was played on, sorted."""
     return sorted({start["machine"] for start in summary.get("starts") or () if "machine" in start})
 
 
 def unequal_machines(machines: Iterable[str]) -> str:
-    """A caveat for runs that were played on these machines; empty where they are alike."""
+    """A warning that runs were played on different machines. Empty if the machines are alike."""
     found = sorted(set(machines))
     return f"played on unequal machines: {'; '.join(found)}" if len(found) > 1 else ""

@@ -1,4 +1,4 @@
-"""The summary of a run: summary.json."""
+"""Computes the summary of a run, which is written to summary.json."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -19,18 +19,18 @@ from pausefl_server.records import ACCURACY, Evaluation
 from pausefl_server.selection.base import Policy
 from pausefl_server.service import RunResult
 
-# What a client tells the server besides its noised updates, whatever the experiment says.
+# Besides noised updates, a client always sends these to the server, whatever the experiment's settings.
 _ALWAYS_DISCLOSED = ("n_examples", "device_times", "host_load", "answers")
 
 
 @dataclass(frozen=True)
 class SummaryPlan:
-    """Values of summary.json from the experiment."""
+    """The experiment's settings that summary.json needs."""
 
     seed: int
     clients: int
     expected: frozenset[str]
-    """The ids of those that may take part, as far as they are known beforehand."""
+    """The ids of the clients that may take part, as far as they are known before the run."""
     groups: Mapping[str, ClientGroup]
     """The groups of clients, by name."""
     selection: SelectionTable
@@ -43,7 +43,7 @@ class SummaryPlan:
     shows_host_metrics: bool
     """Whether client processes serve metrics."""
     concurrency: int | None = None
-    """The places of an asynchronous run; None in rounds."""
+    """How many clients work at the same time in an asynchronous run; None for a run in rounds."""
 
 
 def summarise(
@@ -54,15 +54,15 @@ def summarise(
     charged_size: int,
     starts: Callable[[], list[dict[str, str]]] = list,
 ) -> Summary:
-    """The keys of summary.json; times in seconds, accuracies on the test set, None where nothing was measured.
+    """The content of summary.json. Times are in seconds, accuracies on the test set; None if nothing was measured.
 
-    `charged_size` is how many values of an update are noised and charged. `starts` reads when and how the run was begun
-    and resumed. A figure that fails is null, with its reason in `missing_figures`.
+    `charged_size` is how many values of an update are noised and charged. `starts` reads when and how the run was
+    started and resumed. A figure that cannot be computed is None, and `missing_figures` holds the reason.
     """
     state, privacy, budget = result.state, plan.privacy, plan.budget
     released_by = tally.unanswered.releases_at_most(state.table, budget) if budget else {}
     told = dict(zip(state.table.ids, state.table.epsilon_spent.tolist(), strict=True))
-    # Upper bounds: they count jobs whose clients have not been heard of since.
+    # Upper bounds: they assume that every job without an answer was charged.
     spent = tuple(max(told.get(c, 0.0), budget.spent(n)) for c, n in released_by.items()) if budget else ()
     spent_max, released_max = max(spent, default=0.0), max(released_by.values(), default=0)
     figures = Figures()
@@ -101,7 +101,7 @@ def summarise(
         "latency_signal": plan.latency.signal,
         "time_scale": plan.latency.time_scale,
         "clock": plan.clock,
-        # Every ε is in `privacy_unit`, but for the one that names the vector.
+        # Every ε is in `privacy_unit`, except `vector_epsilon_max`.
         "private": budget is not None and not privacy.reproducible_noise,
         "max_epsilon_spent": spent_max if budget else None,
         "epsilon_budget": budget.epsilon_budget if budget else None,
@@ -144,18 +144,18 @@ def summarise(
 
 
 def policy_parameters(policy: Policy) -> dict[str, Any]:
-    """A policy's parameters, for JSON."""
+    """A policy's parameters by name, for JSON. An infinite value becomes None."""
     values = {f.name: getattr(policy, f.name) for f in fields(policy)}
     return {name: _finite(value) if isinstance(value, float) else value for name, value in values.items()}
 
 
 def _finite(value: float) -> float | None:
-    """The value; None for an infinite one, which JSON does not have."""
+    """The value, or None if it is not finite: JSON has no such numbers."""
     return float(value) if np.isfinite(value) else None
 
 
 def _data(dataset: str, result: RunResult) -> str | None:
-    """How many examples clients trained on and models were evaluated on; None if no model was evaluated."""
+    """A sentence on how many examples are for training, validation and test; None if no model was evaluated."""
     evaluated = {e.split: e.n_examples for e in result.final_evaluations}
     if not evaluated:
         return None

@@ -1,4 +1,4 @@
-"""Totals of the attempts at a run's rounds, counted one by one: a long log is read once, and not kept."""
+"""Counts totals over the attempts at a run's rounds. A long log is read once, round by round, and not kept."""
 
 from array import array
 from collections import Counter, defaultdict
@@ -20,7 +20,7 @@ _MOST_FAILURES = 5
 
 
 class RunTally:
-    """Counts of a run's attempts and events, as summary.json has them."""
+    """Counts over a run's attempts and events, for summary.json."""
 
     def __init__(
         self,
@@ -32,28 +32,28 @@ class RunTally:
         mode: Mode = "additive",
         released_before: Mapping[str, int] | None = None,
     ) -> None:
-        """Count a log: its rounds, the failed attempts at the round after them, and the events after those.
+        """Count `records` (rounds), `unfinished` (failed attempts at the next round) and `late_events` (those after).
 
-        `mode`: whether delays are added to an exchange, or are its total.
-        `released_before`: what clients came with first, where the events do not tell.
+        `mode`: whether a drawn delay is added to an exchange or is its total duration.
+        `released_before`: by client, how many releases its ledger counted when it first joined, if no event tells it.
         """
         self.missed_jobs: Counter[str] = Counter()
-        """Chosen clients without an update, by kind, but for those that were not needed."""
+        """Jobs that gave no update, by kind of miss, without the kind "unneeded"."""
         self.unneeded_jobs = 0
         self.failed_attempts = 0
         self.events: Counter[str] = Counter()
-        """How many events of each kind there were, those after the last round included."""
+        """How many events of each kind there were, including those after the last round."""
         self.overruns = 0
-        """Exchanges that took longer than the total drawn for them: the update was ready after it was due."""
+        """Exchanges whose update was ready later than the drawn total allows, so they took longer than that total."""
         self.unanswered = UnansweredJobs()
         self._choices = ChoiceCounter(groups or {})
         self._is_total = mode == "total"
         self._failures: Counter[str] = Counter()
         self._capped: Counter[tuple[str, str]] = Counter()
-        self._asked = array("q")  # how many clients, by round
-        self._doubts: Counter[str] = Counter()
-        self._doubted: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by doubt, and by client
-        self._released_before = dict(released_before or {})  # by client, when it first joined
+        self._asked = array("q")  # how many clients each round asked
+        self._doubts: Counter[str] = Counter()  # suspect rounds, by reason
+        self._doubted: defaultdict[str, Counter[str]] = defaultdict(Counter)  # suspect rounds, by reason and client
+        self._released_before = dict(released_before or {})  # releases on each client's ledger when it first joined
         self._selection_s = array("d")
         self._errors_s = array("d")
         self._at_work_s = 0.0  # over all clients
@@ -68,12 +68,12 @@ class RunTally:
 
     @property
     def failures(self) -> list[Failure]:
-        """Clients' reasons when a job failed with them, and how many jobs did so; the few most frequent first."""
+        """The most frequent reasons of clients whose job failed, with the number of jobs, most frequent first."""
         return [{"reason": reason, "jobs": jobs} for reason, jobs in self._failures.most_common(_MOST_FAILURES)]
 
     @property
     def suspect_because(self) -> dict[str, Suspicion]:
-        """By reason to doubt a round: in how many it held, what to do, and in how many by which client's account."""
+        """By reason for doubt: how many rounds it affected, advice, and rounds by client whose host gave it."""
         return {
             doubt: {"rounds": count, "advice": advice(doubt), "clients": dict(self._doubted[doubt].most_common())}
             for doubt, count in self._doubts.most_common()
@@ -81,7 +81,7 @@ class RunTally:
 
     @property
     def selection_s_median(self) -> float | None:
-        """The median time of a selection; None without rounds."""
+        """The median time that a selection took, in seconds; None without rounds."""
         return float(np.median(self._selection_s)) if self._selection_s else None
 
     def clients_at_work(self, elapsed_s: float) -> float:
@@ -89,13 +89,13 @@ class RunTally:
         return self._at_work_s / elapsed_s if elapsed_s else 0.0
 
     def idle_share(self, elapsed_s: float, places: int | None) -> float | None:
-        """The share of that time for which a place was empty: of so many, or of those that a round asked."""
+        """The mean share of empty places over `elapsed_s`. `places` None: the most clients that a round asked."""
         places = places or max(self._asked, default=0)
         return max(0.0, 1 - self.clients_at_work(elapsed_s) / places) if places else None
 
     @property
     def staleness(self) -> dict[str, float] | None:
-        """The mean and the greatest staleness of the updates; None without any."""
+        """The mean and the greatest staleness of the updates, in steps; None without updates."""
         if not self._staleness:
             return None
         total = sum(steps * updates for steps, updates in self._staleness.items())
@@ -108,7 +108,7 @@ class RunTally:
 
     @property
     def timing_error_s(self) -> TimingError:
-        """Quantiles of the exchanges' timing errors; None without exchanges."""
+        """The median and the 99 % quantile of the exchanges' timing errors; both None without exchanges."""
         if not self._errors_s:
             return {"p50": None, "p99": None}
         p50, p99 = np.quantile(np.frombuffer(self._errors_s), (0.5, 0.99))
@@ -116,14 +116,14 @@ class RunTally:
 
     @property
     def had_spent(self) -> bool:
-        """Whether a client first came with releases on its ledger: where it keeps that is its own choice."""
+        """Whether some client's ledger counted releases when it first joined. Clients may keep ledgers across runs."""
         return any(self._released_before.values())
 
     @property
     def selections_by_group(self) -> dict[str, dict[str, Any]]:
-        """How often each group's clients were chosen from when they joined, also per client and round they could be.
+        """How often each group's clients were chosen after they joined: in total, and per client and eligible round.
 
-        Without failed attempts, which are no rounds.
+        Failed attempts are not counted, as they are not rounds.
         """
         return {
             name: {
@@ -136,7 +136,7 @@ class RunTally:
         }
 
     def capped(self, table: ClientTable) -> dict[str, dict[str, int]]:
-        """Values stated by clients that were cut, by client: the examples they stated, and how often what else."""
+        """By client, reported values that were cut: "stated examples" as reported; others with how often each was."""
         found: dict[str, dict[str, int]] = {}
         for row in np.flatnonzero(table.stated_examples > table.n_examples).tolist():
             found[table.ids[row]] = {"stated examples": int(table.stated_examples[row])}
