@@ -1,6 +1,6 @@
-"""The table of who is known: one row per client, a fold over the observation log.
+"""The table of all known clients: one row per client, computed as a fold over the observation log.
 
-Rows are sorted by client id at the start; newcomers are appended by (round joined, id) and a row never moves.
+Rows are sorted by client id at the start. Newcomers are appended by (round joined, id), and a row never moves.
 Three counts are kept apart: `chosen` (for g), `measured` (for ucb and μ̄) and `released` (for p). A miss is a censored
 measurement: it counts in `measured`, and in `missed` as well.
 """
@@ -16,19 +16,19 @@ from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.draws import stable_hash
 from pausefl_server.records import LogEvent, Observation, RoundRecord
 
-# How many round trips of each client are remembered.
+# How many round trips of each client are kept.
 _RECENT = 16
 
 GREATEST_STATED = 1e9
-"""A loss or a label count beyond it counts as so much: sums and products of more might not be numbers."""
-# A latency is the difference of two times, so that one of exactly τ_min may come out less by this share of it.
+"""Greater losses and label counts count as this: sums and products of greater values might overflow."""
+# A latency is the difference of two times, so a latency of exactly τ_min may come out smaller by this share of it.
 _ROUNDING = 1e-9
-# A client that states more examples than so many times the median counts for as many as that.
+# |D_k| counts up to this many times the median that clients state.
 _EXAMPLES_TIMES_MEDIAN = 5
 
 
 def _column(dtype: type[Any], first: Any) -> Any:
-    """A field that is a column with a row per client; a new client begins with `first`."""
+    """A field that holds a column, one row per client; `first` is a new client's value."""
     row = np.array(first, dtype)
     return field(default_factory=lambda: _filled(0, row), metadata={"row": row})
 
@@ -39,13 +39,12 @@ def _filled(length: int, row: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass
 class ClientTable:
-    """Columns of length K, dense rows; `ids[row]` is the client's name and `row_of[id]` its row.
+    """Columns of length K with dense rows; `ids[row]` is a client's id and `row_of[id]` its row.
 
-    Sums behind μ_k = E[τ_min/τ_k] (PAUSE v2, eq. (11)), kept as inverses so that an automatic τ_min may move:
+    The sums for μ_k = E[τ_min/τ_k] (PAUSE v2, eq. (11)) are kept as inverses, so that an estimated τ_min may change:
     inverse_latency_sum is Σ min(1/τ, 1/τ_min) over the client's answers, where a miss adds 0;
     censored_inverse_sum is Σ min(1/d, 1/τ_min) over its misses, d the censored latency. The mean of the uncensored
     rewards lies between τ_min · inverse_latency_sum / measured and τ_min · (both sums) / measured.
-    tie_key is a seeded hash of the id that breaks ties.
     """
 
     seed: int = 0
@@ -53,65 +52,65 @@ class ClientTable:
     tau_min_s: float | None = None
     """The configured τ_min; None: it is estimated, see `effective_tau_min_s`."""
     examples_max: int | None = None
-    """The greatest |D_k| that counts; None: 5 times the median of what the connected clients state."""
+    """The greatest |D_k| that counts; None: 5 times the median of the numbers that connected clients state."""
     ids: list[str] = field(default_factory=list)
-    """Each row's client id."""
+    """The client id of each row."""
     row_of: dict[str, int] = field(default_factory=dict)
     """The row of each client id."""
     estimated_tau_min_s: float = np.inf
-    """τ_min from the latencies seen, for τ_min = "auto"."""
+    """τ_min estimated from the latencies seen, for τ_min = "auto"."""
     n_examples: IntArray = _column(np.int64, 0)
-    """|D_k| as it counts: what the client states, up to the cap."""
+    """|D_k| as the run counts it: the number that the client states, up to the cap."""
     stated_examples: IntArray = _column(np.int64, 0)
     """|D_k| as the client states it."""
     joined_round: IntArray = _column(np.int64, 1)
-    """The round before which the client joined: 1 for those of the start."""
+    """The first round whose selection knew the client: 1 for clients that joined at the start."""
     jobs_before: IntArray = _column(np.int64, 0)
-    """How many jobs all clients together had been given when it joined."""
+    """How many jobs had been given to all clients together when this client joined."""
     chosen: IntArray = _column(np.int64, 0)
-    """How often the client was chosen, failed attempts at rounds included; a client drawn twice counts twice."""
+    """How often the client was chosen, also in failed attempts at rounds. A client drawn twice counts twice."""
     measured: IntArray = _column(np.int64, 0)
-    """How many rounds measured its latency: those that it answered, and those that it missed. Where a stop or a sleep
-    touched one (`teaches` is False), it counts in nothing that follows about latencies."""
+    """How many rounds measured the client's latency: those it answered and those it missed. Rounds that a stop or a
+    sleep touched (`teaches` is False) count neither here nor in the columns about misses and latencies."""
     untaught: IntArray = _column(np.int64, 0)
-    """How many of its answers are not measured, because a stop or a sleep touched them."""
+    """How many of the client's answers are not measured, because a stop or a sleep touched them."""
     missed: IntArray = _column(np.int64, 0)
     """How many of the measured rounds were misses."""
     misses_in_a_row: IntArray = _column(np.int64, 0)
-    """Misses since the last answer. Rounds that ended without it, as enough others had answered, do not count."""
+    """Misses since the client's last answer. Misses of kind "unneeded" do not count."""
     last_missed_round: IntArray = _column(np.int64, 0)
     """The round of the last of these misses; 0 before the first."""
     clamped: IntArray = _column(np.int64, 0)
     """How many latencies were below τ_min by more than rounding, so that their reward τ_min/τ was clamped at 1."""
     released: IntArray = _column(np.int64, 0)
-    """The client's own count, as it said last or as was proven."""
+    """How many private releases the client has made: as it said last, or as is proven."""
     proven: IntArray = _column(np.int64, 0)
-    """i of the last release that the server knows of by more than an unknown client's word at hello."""
+    """i of the last release that is proven: the hello of a client that did not prove its identity is no proof."""
     used: IntArray = _column(np.int64, 0)
     """i of the last release whose update was used."""
     inverse_latency_sum: FloatArray = _column(np.float64, 0.0)
     """Σ min(1/τ, 1/τ_min) over the client's answers; a miss adds 0. The table keeps no mean latency."""
     censored_inverse_sum: FloatArray = _column(np.float64, 0.0)
-    """Σ min(1/d, 1/τ_min) over its misses, d the censored latency."""
+    """Σ min(1/d, 1/τ_min) over the client's misses, where d is the censored latency."""
     least_latency_s: FloatArray = _column(np.float64, np.inf)
     """The client's own least latency."""
     recent_round_trips_s: FloatArray = _column(np.float64, np.full(_RECENT, np.nan))
-    """(K, 16) the client's last round trips in no particular order, NaN where there were fewer; no policy's to see."""
+    """(K, 16) each client's last round trips in no particular order, NaN if there were fewer; policies never see it."""
     epsilon_spent: FloatArray = _column(np.float64, 0.0)
     """The ε that the client has spent."""
     last_loss: FloatArray = _column(np.float64, np.nan)
-    """The training loss that the client disclosed last; NaN where it disclosed none."""
+    """The training loss that the client disclosed last; NaN if it disclosed none."""
     connected: BoolArray = _column(np.bool_, False)
     """Whether the client is connected."""
     retired: BoolArray = _column(np.bool_, False)
-    """Whether its budget is used up, or its next ε lies below the floor: it is not asked again."""
+    """Whether the client is never asked again: its budget is used up, or its next ε lies below the floor."""
     tie_key: IntArray = _column(np.int64, 0)
-    """A seeded hash of the id, to break ties."""
+    """A seeded hash of the id, which breaks ties."""
     label_counts: dict[int, FloatArray] = field(default_factory=dict)
-    """Examples per label by row, only of clients that disclose them (statistics "label_0", "label_1", ...)."""
+    """Examples per label, by row, of the clients that disclose them (statistics "label_0", "label_1", ...)."""
 
     def __post_init__(self) -> None:
-        """A table made of some columns has the others at their defaults."""
+        """Fill the columns that were not given with their defaults."""
         if len(self.stated_examples) != len(self.n_examples):
             self.stated_examples = self.n_examples.copy()
         for name, row in _COLUMNS.items():
@@ -123,10 +122,10 @@ class ClientTable:
 
     @property
     def effective_tau_min_s(self) -> float:
-        """τ_min as configured; else estimated, infinite before the first answer.
+        """The configured τ_min or, without one, the estimate, which is infinite before the first answer.
 
         The estimate is the 5 % quantile (the lower one) of the clients' own least latencies, and at least a tenth of
-        their median: neither one observation nor a twentieth of the clients can push the others' rewards towards 0.
+        their median. So neither one observation nor a twentieth of the clients can push the others' rewards towards 0.
         """
         return self.estimated_tau_min_s if self.tau_min_s is None else self.tau_min_s
 
@@ -139,7 +138,7 @@ class ClientTable:
         return np.fromiter((self.row_of[i] for i in ids), np.int64)
 
     def apply_events(self, events: Iterable[LogEvent], round: int) -> None:
-        """Fold what happened before `round` was selected: joins and leaves, corrections, retirements."""
+        """Fold the events before the selection of `round`: joins and leaves, corrections, retirements."""
         events = tuple(events)
         if not events:
             return
@@ -153,7 +152,7 @@ class ClientTable:
         self._cap_examples()
 
     def forget_rows_from(self, row: int) -> None:
-        """Forget the clients of this row and later ones, which no round has seen; their events are folded again."""
+        """Forget the clients of this and later rows, which no round has seen. Their events will be folded again."""
         for client_id in self.ids[row:]:
             del self.row_of[client_id]
         del self.ids[row:]
@@ -182,12 +181,12 @@ class ClientTable:
         for row, o in of_client:
             if "label_0" in o.statistics:
                 labels = len(only_labels(o.statistics))
-                # A client may leave some out: it is not believed to have said all.
+                # A client may leave labels out: these count 0.
                 counts = np.array([o.statistics.get(f"label_{c}", 0.0) for c in range(labels)])
                 self.label_counts[row] = np.clip(counts, 0.0, GREATEST_STATED)
 
     def _fold_latencies(self, rows: IntArray, observations: Sequence[Observation]) -> None:
-        """Count answers; a reward is clamped by the τ_min in force once they are known."""
+        """Count answers and their latencies. Rewards are clamped by the τ_min estimated with these included."""
         answers = self.measured[rows] - self.missed[rows]
         self.recent_round_trips_s[rows, answers % _RECENT] = [o.timing.round_trip_s for o in observations]
         latency_s = np.array([o.latency_s for o in observations])
@@ -200,7 +199,7 @@ class ClientTable:
         self.inverse_latency_sum[rows] += 1.0 / np.maximum(latency_s, tau_min_s)
 
     def _fold_misses(self, record: RoundRecord) -> None:
-        """Count misses: latencies of which a lower bound is known."""
+        """Count misses as censored latencies, of which a lower bound is known."""
         misses = [miss for miss in record.misses if miss.teaches]
         if not misses:
             return
@@ -215,7 +214,7 @@ class ClientTable:
         self.censored_inverse_sum[rows] += 1.0 / np.maximum(bound_s, tau_min_s if np.isfinite(tau_min_s) else 1e-6)
 
     def _cap_examples(self) -> None:
-        """|D_k| up to the cap. The default one follows the median, which half the clients cannot move at will."""
+        """Cap every |D_k|. The default cap follows the median, which half of the clients cannot move at will."""
         stated, connected = self.stated_examples, np.flatnonzero(self.connected)
         cap = self.examples_max
         if cap is None and connected.size:
@@ -228,7 +227,7 @@ class ClientTable:
         if event.kind == "joined":
             self.connected[row] = True
             self.stated_examples[row] = event.n_examples
-            if event.released >= self.proven[row]:  # an earlier claim may have been another's, who took the id
+            if event.released >= self.proven[row]:  # an earlier claim may be an impostor's
                 self.released[row], self.epsilon_spent[row] = event.released, event.epsilon_spent
         elif event.kind == "left":
             self.connected[row] = False
@@ -240,13 +239,13 @@ class ClientTable:
             self.retired[row] = True
 
     def _raise_spent(self, rows: IntArray | int, released: IntArray | int, epsilon_spent: FloatArray | float) -> None:
-        """Correct what is proven, only ever upwards."""
+        """Raise the proven releases and the ε spent. They never fall."""
         self.proven[rows] = np.maximum(self.proven[rows], released)
         self.released[rows] = np.maximum(self.released[rows], released)
         self.epsilon_spent[rows] = np.maximum(self.epsilon_spent[rows], epsilon_spent)
 
     def known_releases(self, client_id: str) -> tuple[int, int]:
-        """How many releases of a client are proven, and the last of which an update was used; 0 for a stranger."""
+        """How many of the client's releases are proven, and the last whose update was used; (0, 0) if it is unknown."""
         row = self.row_of.get(client_id)
         return (0, 0) if row is None else (int(self.proven[row]), int(self.used[row]))
 
@@ -264,18 +263,18 @@ class ClientTable:
 
 
 def only_labels(statistics: Mapping[str, float]) -> dict[str, float]:
-    """Of an update's statistics those that its client may state: label counts. All others are the policy's own."""
+    """The label counts among an update's statistics: a client may state no others. The rest are the policy's own."""
     return {name: value for name, value in statistics.items() if name.startswith("label_")}
 
 
-# Name -> what a new client begins with.
+# Name of the column -> a new client's value.
 _COLUMNS: dict[str, NDArray[Any]] = {
     column.name: column.metadata["row"] for column in fields(ClientTable) if column.metadata
 }
 
 
 def _estimated_tau_min_s(least_latency_s: FloatArray) -> float:
-    """τ_min from n ≥ 1 clients' own least latencies."""
+    """τ_min estimated from n ≥ 1 clients' own least latencies."""
     ordered = np.sort(least_latency_s)
     last = len(ordered) - 1
     return float(max(ordered[int(0.05 * last)], 0.1 * ordered[last // 2]))
