@@ -1,1 +1,1 @@
-"""Training for a client: models, the trainer with torch, one without, and what a trainer remembers."""
+"""Training on a client: models, training methods, trainers with and without torch, and a trainer's saved state."""

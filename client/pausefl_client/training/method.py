@@ -1,4 +1,4 @@
-"""How one client trains in a round: its optimizer, its loss and its loop."""
+"""Training methods: how one client trains in a round, with its optimizer, its loss and its loop."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -15,41 +15,41 @@ from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.errors import ConfigError
 
 _KEY = "workload.training"
-# Those that torch reads back without running code: exact types, since a subclass would need its own.
+# Types that torch reads back without running code. Only these exact types: a subclass would need code of its own.
 _PLAIN = {int, float, str, bool, bytes, NoneType, torch.Size, torch.dtype, torch.device}
 
 
 class Batch(NamedTuple):
-    """Some of a client's examples, on its device."""
+    """Examples of one training step, on the client's device."""
 
     inputs: torch.Tensor
-    """Images as float32 in [−1, 1], features and tokens as the data set has them."""
+    """Images are float32 in [−1, 1]. Features and tokens are as in the data set."""
     targets: torch.Tensor
 
 
 class TrainingMethod:
-    """The default, and the base of all: the task's loss, the optimizer of [workload], one step for each batch.
+    """The plain method, and the base class of all methods: the task's loss, [workload]'s optimizer, a step per batch.
 
-    A subclass overrides what it does differently. Every client has an object of its own, which may remember things from
-    round to round; `state` and `restore` let them survive a restart. Clipping, noise and ledger come after it.
+    A subclass overrides what it does differently. Every client has its own object, which may remember values from round
+    to round; `state` and `restore` let them survive a restart. Clipping, noise and the ledger come after training.
     """
 
     has_control: ClassVar[bool] = False
-    """Whether a control variate travels with the model, and its change with the update: for the methods that
-    `pausefl_client.registries.WITH_CONTROL` names."""
+    """Whether a control variate is sent with the model, and its change with the update. True only for the methods in
+    `pausefl_client.registries.WITH_CONTROL`."""
 
     def optimizer(self, model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
-        """Make the optimizer, once for all rounds; its state survives a restart as well."""
+        """Make the optimizer. It is made once for all rounds, and its state survives a restart."""
         return make_optimizer(settings, list(trained_parameters(model).values()))
 
     def take_control(self, control: Mapping[str, torch.Tensor]) -> None:
-        """Take the server's control variate, by the names of the model's tensors; comes before `begin_round`."""
+        """Receive the server's control variate, by the names of the model's tensors. Called before `begin_round`."""
 
     def begin_round(self, model: nn.Module, round: int) -> None:
-        """Prepare for a round; `model` holds θ, the server's model."""
+        """Prepare for a round. `model` holds θ, the server's model."""
 
     def loss(self, model: nn.Module, batch: Batch, task: LearningTask) -> torch.Tensor:
-        """The loss to be differentiated."""
+        """The loss of a batch, a scalar to differentiate."""
         return task.loss(model(batch.inputs), batch.targets)
 
     def change_gradients(self, model: nn.Module) -> None:
@@ -66,7 +66,7 @@ class TrainingMethod:
     ) -> torch.Tensor:
         """Take one step and return its loss, detached."""
         loss = _checked_loss(self.loss(model, batch, task), self, task)
-        # What `zero_grad` does, but for the profiler's record of it, which takes ten times as long.
+        # The same as `zero_grad`, without its record for the profiler, which takes ten times as long.
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
@@ -78,22 +78,22 @@ class TrainingMethod:
         return loss.detach()
 
     def end_round(self, model: nn.Module) -> None:
-        """Remember what the next round needs; `model` holds what was trained, and leaves as the update."""
+        """Remember what the next round needs. `model` holds the trained values, from which the update is made."""
 
     def control_change(self) -> Mapping[str, torch.Tensor]:
-        """This client's change of the control variate, by the same names; 0 for those it leaves out."""
+        """This client's change of the control variate, by the same names. Missing names count as 0."""
         return {}
 
     def state(self) -> Mapping[str, Any]:
-        """Its memory from round to round: tensors, numbers, texts, and lists and dicts of them."""
+        """What the method remembers from round to round: tensors, numbers, texts, and lists and dicts of them."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Remember this and nothing else; empty: be as at the start."""
+        """Replace what the method remembers by `state`. An empty one resets it to its start."""
 
 
 def _make_dense(optimizer: torch.optim.Optimizer) -> None:
-    """Let sparse gradients, as of an embedding, be changed like any other."""
+    """Make sparse gradients (such as an embedding's) dense, so that a method can change them like all others."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None and parameter.grad.is_sparse:
@@ -101,7 +101,7 @@ def _make_dense(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _checked_loss(loss: object, method: TrainingMethod, task: LearningTask) -> torch.Tensor:
-    """A loss to be differentiated; ConfigError unless it is one number that the parameters made."""
+    """`loss` itself. ConfigError unless it is a tensor of one value that depends on parameters."""
     if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad:
         return loss
     if not isinstance(loss, torch.Tensor):
@@ -117,7 +117,7 @@ def _checked_loss(loss: object, method: TrainingMethod, task: LearningTask) -> t
 
 
 def checked_losses(losses: object, method: TrainingMethod) -> list[torch.Tensor]:
-    """The losses of a round's steps; ConfigError unless they are tensors, one at least."""
+    """`losses` itself. ConfigError unless it is a non-empty list of tensors."""
     if isinstance(losses, list) and losses and all(isinstance(loss, torch.Tensor) for loss in losses):
         return losses
     found = "an empty list" if losses == [] else type(losses).__name__
@@ -130,7 +130,7 @@ def checked_losses(losses: object, method: TrainingMethod) -> list[torch.Tensor]
 
 
 def checked_state(method: TrainingMethod) -> dict[str, Any]:
-    """The method's memory; ConfigError unless a file can give it back."""
+    """The method's state. ConfigError if it holds a value that a file cannot give back."""
     state: object = method.state()
     name = f"{type(method).__name__}.state()"
     if not isinstance(state, Mapping):
@@ -141,7 +141,7 @@ def checked_state(method: TrainingMethod) -> dict[str, Any]:
 
 
 def _odd_type(value: object) -> type | None:
-    """The first type within a value that a file cannot give back."""
+    """The first type inside `value` that a file cannot give back, or None."""
     if isinstance(value, torch.Tensor) or type(value) in _PLAIN:
         return None
     if type(value) in {dict, OrderedDict} and isinstance(value, dict):

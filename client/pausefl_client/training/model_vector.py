@@ -1,7 +1,7 @@
-"""Parts of a model that travel, as one vector, and parts that stay: the one list for all that handle a user's model.
+"""Which parts of a model are sent, as one vector, and which stay. All code for users' models relies on this module.
 
-A trained parameter travels once, also where it is tied. The running statistics of batch normalisation travel beside it
-where they are averaged. Everything else in `state_dict` is a constant, the same everywhere.
+Each trained parameter is sent once, even if it is tied. The running statistics of batch normalisation are sent too if
+the server averages them. Everything else in `state_dict` is a constant, equal at the server and all clients.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,18 +31,18 @@ STORED = {
     torch.int32: "I32",
     torch.int64: "I64",
 }
-"""The types of values in a model file, as each version of safetensors calls them."""
+"""The dtypes that a model file can hold, with their names in safetensors."""
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that require gradients, by name; one that is tied under its first name."""
+    """The parameters that require gradients, by name. A tied parameter has its first name only."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def running_statistics(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The running means and variances of the batch normalisation that trains, by name."""
+    """The running means and variances of the batch normalisation layers that are trained, by name."""
     was_training = model.training
-    model.train()  # a layer that its model keeps in evaluation, as of a frozen backbone, holds constants
+    model.train()  # if the model keeps a layer in evaluation mode (a frozen backbone), its statistics are constants
     found = {
         f"{name}.{key}".removeprefix("."): statistic
         for name, module in model.named_modules()
@@ -55,20 +55,20 @@ def running_statistics(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def constants(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Tensors of `state_dict` that neither train nor are running statistics, by name."""
+    """The tensors of `state_dict` that are neither trained nor running statistics, by name."""
     others = {*map(id, trained_parameters(model).values()), *map(id, running_statistics(model).values())}
     return {name: tensor for name, tensor in _state(model) if id(tensor) not in others}
 
 
 def tied(model: nn.Module) -> dict[str, str]:
-    """The further names of what travels or is a statistic, each with the first one."""
+    """Further names of tied parameters and statistics -> the first name of the same tensor."""
     named = {**trained_parameters(model), **running_statistics(model)}
     first = {id(tensor): name for name, tensor in named.items()}
     return {name: first[id(t)] for name, t in _state(model) if id(t) in first and name != first[id(t)]}
 
 
 def check_carried(model: nn.Module, key: str) -> None:
-    """ConfigError, which begins with `key` and names the tensor, where a run could not carry something of the model."""
+    """Raise ConfigError if a run cannot send or store a tensor of the model. It begins with `key`, names the tensor."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise ConfigError(
@@ -97,24 +97,24 @@ def check_carried(model: nn.Module, key: str) -> None:
 
 
 def as_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """A tensor's values in order, little endian, as (bytes,) uint8."""
+    """The bytes of a tensor's values in order, little endian, as (n_bytes,) uint8."""
     values: npt.NDArray[np.uint8] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return values
 
 
 class ModelVector:
-    """The part of one model that travels, as (d,) float32; the model must stay on its device.
+    """The part of one model that is sent, as (d,) float32. The model must stay on its device.
 
-    Running statistics are averaged, unless told otherwise.
+    It includes the running statistics, unless `statistics` is "local".
     """
 
     def __init__(self, model: nn.Module, statistics: StatisticsAt | None = None) -> None:
         self.parameters = trained_parameters(model)
         self.statistics = running_statistics(model)
-        """All there are, whether they travel or not."""
+        """All running statistics of the model, whether they are sent or not."""
         specs = tuple(TensorSpec(name, tuple(parameter.shape)) for name, parameter in self.parameters.items())
         self.manifest = Manifest(specs, _digest(constants(model)))
-        """The meaning of the values: the parameters, then the statistics where these are averaged."""
+        """The meaning of the values: first the parameters, then the statistics if they are averaged."""
         self._tensors: list[torch.Tensor] = list(self.parameters.values())
         if statistics != "local":
             shapes = {name: tuple(statistic.shape) for name, statistic in self.statistics.items()}
@@ -123,21 +123,21 @@ class ModelVector:
         self._sizes = [tensor.numel() for tensor in self._tensors]
         self._shapes = [tensor.shape for tensor in self._tensors]
         self.is_rounded = any(parameter.dtype.itemsize < 4 for parameter in self.parameters.values())
-        """Whether the model holds fewer bits of a value than the vector."""
+        """Whether some parameters have fewer than the vector's 32 bits, so that filling them rounds the values."""
 
     @torch.no_grad()
     def on_device(self) -> torch.Tensor:
-        """The values, new and on the model's device."""
+        """A new tensor of the values, (d,) float32, on the model's device."""
         return torch.cat([tensor.reshape(-1).to(torch.float32) for tensor in self._tensors])
 
     def values(self) -> Vector:
-        """The values, new."""
+        """A new array of the values, (d,) float32."""
         (values,) = off_device(self.on_device())
         return values
 
     @torch.no_grad()
     def fill(self, theta: Vector) -> None:
-        """Set the model's values; ValueError if it has another number of them."""
+        """Set the model's values to `theta`, (d,) float32. ValueError if the sizes differ."""
         if theta.shape != (self.manifest.size,):
             raise ValueError(f"theta has shape {theta.shape}, the model has {self.manifest.size} values")
         parts = torch.split(on_device(theta, self._tensors[0].device), self._sizes)
@@ -146,7 +146,7 @@ class ModelVector:
 
 
 class ConstantBuffers:
-    """The buffers of a model that are constants, although a pass may write to them, as to a counter of its steps."""
+    """A model's constant buffers. A forward pass may write to them, for example to a counter of steps."""
 
     def __init__(self, model: nn.Module) -> None:
         stay = constants(model)
@@ -158,7 +158,7 @@ class ConstantBuffers:
         ]
 
     def put_back(self) -> None:
-        """Give them the values they began with; ConfigError where one holds real numbers that training has changed."""
+        """Restore the buffers' first values. ConfigError if training has changed a floating-point buffer."""
         for each in self._all:
             now = each.module._buffers[each.key]
             if now is each.tensor and now._version == each.version:
@@ -175,7 +175,7 @@ class ConstantBuffers:
 
 @dataclass
 class _HeldBuffer:
-    """A buffer, where it is held, and the value that it began with."""
+    """A buffer, the module and key that hold it, and its first value."""
 
     name: str
     module: nn.Module
@@ -183,11 +183,11 @@ class _HeldBuffer:
     tensor: torch.Tensor
     value: torch.Tensor
     version: int
-    """torch's count of the writes to it."""
+    """torch's count of writes to `tensor`."""
 
 
 def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """xxh3_128 of names, types, shapes and values; empty for no tensors."""
+    """xxh3_128 of the tensors' names, dtypes, shapes and values, in hexadecimal. Empty without tensors."""
     told = xxhash.xxh3_128()
     for name, tensor in tensors.items():
         told.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
@@ -203,7 +203,7 @@ def _state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _form(tensor: torch.Tensor) -> str:
-    """Dtype, and what else a file or a vector could not hold, in words."""
+    """A tensor's dtype, and in words if it is sparse or has no values: files and vectors cannot hold such tensors."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.is_meta:
         return f"{dtype} without values (device meta)"

@@ -1,4 +1,4 @@
-"""A client's optimizer and its schedule, as `[workload]` names them."""
+"""A client's optimizer and its learning-rate schedule, as `[workload]` names them."""
 
 import inspect
 import math
@@ -14,13 +14,13 @@ from pausefl_client.training.trainer import TrainingSettings
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_proto.errors import ConfigError, PauseflError
 
-# One kernel for all parameters. Others of torch's optimizers have none for the CPU, or for a GPU.
+# Optimizers with a fused kernel, one for all parameters. torch's others lack one for the CPU or for a GPU.
 _FUSED = {"sgd", "adam", "adamw"}
 
 
 @cache
 def _without_compiler(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The optimizer less what makes torch import its compiler at the first step: 800 modules, and a second."""
+    """The optimizer's class without the wrappers that import torch's compiler at the first step: 800 modules, 1 s."""
     own_step = inspect.unwrap(optimizer.step)
 
     def step(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
@@ -34,7 +34,7 @@ def _without_compiler(optimizer: type[torch.optim.Optimizer]) -> type[torch.opti
 
 
 def make_optimizer(settings: TrainingSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """A fresh optimizer of these parameters; ConfigError where it does not take `workload.optimizer_options`."""
+    """A new optimizer of these parameters. ConfigError if it does not accept `workload.optimizer_options`."""
     options: dict[str, Any] = {"fused": True} if settings.optimizer in _FUSED else {}
     options |= {"lr": settings.learning_rate, **settings.optimizer_options}
     factory = OPTIMIZERS.find(settings.optimizer, "workload.optimizer")
@@ -45,7 +45,7 @@ def make_optimizer(settings: TrainingSettings, parameters: list[nn.Parameter]) -
 
 
 def take_step(optimizer: torch.optim.Optimizer) -> None:
-    """Take a step; from the first sparse gradient on without a fused kernel, which takes none."""
+    """Take a step. At the first sparse gradient, switch off the fused kernel, which does not support it."""
     try:
         optimizer.step()
     except RuntimeError as error:
@@ -57,13 +57,13 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 class LearningRates:
-    """The learning rate of each round: round t has that of a schedule which was stepped t − 1 times.
+    """The learning rate of each round. Round t has the rate of the schedule after t − 1 steps.
 
     It depends on the round alone, not on how often a client took part.
     """
 
     def __init__(self, settings: TrainingSettings) -> None:
-        """ConfigError where the schedule does not take the parameters of `workload.schedule`, or cannot go on."""
+        """ConfigError if the schedule does not accept the keys of `workload.schedule`, or if its first step fails."""
         parameters = dict(settings.schedule)
         kind = parameters.pop("kind", "")
         factory = SCHEDULES.find(kind, "workload.schedule.kind")
@@ -83,9 +83,9 @@ class LearningRates:
             raise ConfigError(f"workload.schedule: its first step failed: {with_place(error)}") from error
 
     def at(self, round: int) -> float:
-        """The rate of a round, from 1; ConfigError where that, or one before it, cannot be trained with."""
+        """The rate of a round, counted from 1. ConfigError if a rate up to then is negative or not finite."""
         while len(self._rates) < round:
-            self._optimizer.step()  # of a parameter without a gradient; torch asks for one before each step
+            self._optimizer.step()  # changes nothing; torch wants an optimizer step before each schedule step
             self._schedule.step()
             self._note()
         if (first := self._unusable) is not None and first <= max(round, 1):
@@ -94,7 +94,7 @@ class LearningRates:
         return self._rates[max(round, 1) - 1]
 
     def _note(self) -> None:
-        """Keep the rate of the next round."""
+        """Note the rate of the next round."""
         rate = float(self._optimizer.param_groups[0]["lr"])
         self._rates.append(rate)
         if self._unusable is None and not 0 <= rate < math.inf:

@@ -34,15 +34,15 @@ class LocalData:
 
     examples: Examples
     classes: int = 0
-    """How many the task has, for `label_counts` to count those without examples here as well."""
+    """The number of classes in the task, so that `label_counts` also lists classes without examples here."""
     holding: Holding | None = None
-    """Of the data before anything was done to them; None: nothing was."""
+    """The identity of the data before the client changed them. None: they are unchanged."""
     task: LearningTask | None = None
-    """The task; None: classification."""
+    """The learning task. None: classification."""
 
 
 class TorchTrainer:
-    """Trains a torch model on one client's examples; keeps the optimizer's state between rounds, as published."""
+    """Trains a torch model on one client's examples. It keeps the optimizer's state between rounds, as PAUSE does."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class TorchTrainer:
         client_id: str,
         method: TrainingMethod | None = None,
     ) -> None:
-        """`method` is the plain one unless given; it must be this client's own."""
+        """`method` must be an object of this client alone. Without it, the client trains by the plain method."""
         self.model = model.to(device)
         self.task = data.task or Classification()
         self.method = method or TrainingMethod()
@@ -71,10 +71,10 @@ class TorchTrainer:
         self._constants = ConstantBuffers(model)
         self.holding = data.holding or holding_of(examples, dealing="")
         self.inputs = torch.from_numpy(examples.inputs).to(device)
-        """Of all examples, as they are stored: images as bytes (`normalise`)."""
+        """The inputs of all examples as they are stored. Images are bytes; `normalise` turns them into numbers."""
         self.targets = torch.from_numpy(examples.labels).to(device)
         is_convolved = examples.inputs.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
-        # For convolutions: torch then pools several times as fast on a processor.
+        # With channels last, torch's pooling on a CPU is several times as fast.
         self._has_channels_last = is_convolved and device.type == "cpu"
         of_model = self.vector.manifest
         self.manifest = of_model.with_control() if self.method.has_control else of_model
@@ -83,7 +83,7 @@ class TorchTrainer:
         self._shapes = [parameter.shape for parameter in self._parameters]
         self._optimizer = self.method.optimizer(self.model, settings)
         self._remembered: JoinedStates = {}
-        """Of a training together, which the optimizer gets when it is needed; empty: it has what there is."""
+        """Optimizer states from batched training, not yet loaded into the optimizer. Empty if it is up to date."""
         self._state_writer = StateWriter()
         self._random_layers = RandomLayers(self.model, self.method, self.task, device)
         self._rates = LearningRates(settings) if settings.schedule else None
@@ -91,10 +91,11 @@ class TorchTrainer:
         self._client_id = client_id
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-        """Train from θ, (d,) float32. Batches, and dropout if the model has any, depend on (seed, client, round) alone.
+        """Train from θ, (d,) float32. Batches and dropout depend on (seed, client, round) alone.
 
-        `manifest` says what follows θ and the update: a control variate and its change, and running statistics. Returns
-        when the device is done, so that a clock read before and after measures the training.
+        If `manifest` says so, a control variate and running statistics follow θ. The variate's change and the new
+        statistics then follow the update. The function returns when the device is done, so that a clock read before
+        and after it measures the training.
         """
         use_one_thread()
         start, control = self.parted(theta)
@@ -122,17 +123,17 @@ class TorchTrainer:
             update = np.concatenate((update, trained[start.size :]))
         return TrainingOutcome(update, float(mean_loss))
 
-    # -- the parts of a round, for training that is batched with other clients'
+    # -- the parts of a round, for training batched with other clients
 
     @property
     def steps(self) -> int:
-        """The optimizer steps of a round."""
+        """The number of optimizer steps in a round."""
         return steps_of(self.settings, self.n_examples)
 
     def parted(self, theta: Vector) -> tuple[Vector, Mapping[str, torch.Tensor]]:
-        """The parameters' values, and the server's control variate by the parameters' names; empty without one.
+        """Split `theta` into the parameters' values and the server's control variate, by parameter name.
 
-        ValueError where `theta` has not the size of `manifest`.
+        The second is empty without a control variate. ValueError if the size of `theta` is not that of `manifest`.
         """
         if theta.shape != (self.manifest.size,):
             raise ValueError(f"theta has shape {theta.shape}, the model has {self.manifest.size} values")
@@ -140,36 +141,36 @@ class TorchTrainer:
         return theta[:d], self.named(theta[d : 2 * d]) if self.method.has_control else {}
 
     def orders(self, round: int) -> tuple[int, Iterator[IntArray]]:
-        """The seed of a round's dropout, and the order of all examples in each epoch."""
+        """The seed of a round's dropout, and for each epoch the order of all examples."""
         rng = generator(self._seed, "batches", self._client_id, round)
         return int(rng.integers(2**63)), (rng.permutation(self.n_examples) for _ in range(self.settings.epochs))
 
     @property
     def draws_nothing(self) -> bool:
-        """Whether model, method and task are known to draw nothing at random."""
+        """Whether model, method and task are known to draw no random numbers."""
         return self._random_layers.draw_nothing
 
     def drawn(self, round: int) -> tuple[int, Iterator[torch.Tensor]]:
-        """The seed of a round's dropout, and the rows of each step's examples."""
+        """The seed of a round's dropout, and for each step the rows of its examples."""
         seed, orders = self.orders(round)
         return seed, itertools.islice(self._rows(orders), self.steps)
 
     def rate(self, round: int) -> float | None:
-        """The learning rate of a round; None: that of the settings."""
+        """The scheduled learning rate of a round. None without a schedule: the settings' rate holds."""
         return None if self._rates is None else self._rates.at(round)
 
     def with_control(self, update: Vector, method: TrainingMethod) -> Vector:
-        """An update, followed by the method's change of the control variate if it has one."""
+        """An update, followed by the change of the control variate if the method has one."""
         return np.concatenate((update, self._flat(method.control_change()))) if method.has_control else update
 
     def optimizer_states(self) -> JoinedStates:
-        """The optimizer's memory of all of the model's parameters; not to be changed."""
-        if remembered := self._remembered:  # first, since another thread may be about to give it to the optimizer
+        """The optimizer's states for all of the model's parameters. The caller must not change them."""
+        if remembered := self._remembered:  # read once, since another thread may be loading it into the optimizer
             return remembered
         return joined([self._optimizer.state.get(parameter, {}) for parameter in self._parameters], self._shapes)
 
     def remember(self, optimizer_states: JoinedStates, method: TrainingMethod) -> None:
-        """Go on with these, which are now the trainer's, as after a training of its own."""
+        """Take over the state after batched training, as if the trainer had trained by itself."""
         self._remembered = optimizer_states
         self._optimizer.state.clear()
         self.method = method
@@ -177,10 +178,7 @@ class TorchTrainer:
     # -- what survives a restart
 
     def state(self) -> bytes:
-        """The states of optimizer and method, such as Adam's moments, and the client's running statistics.
-
-        Empty where there are none, as for plain SGD.
-        """
+        """The states of optimizer (such as Adam's moments), method and running statistics. Empty if there are none."""
         of_client = {"method": checked_state(self.method), "statistics": self._own_statistics}
         optimizer = self._current_optimizer()
         of_optimizer = (value for of_one in optimizer.state.values() for value in of_one.values())
@@ -189,7 +187,7 @@ class TorchTrainer:
         return self._state_writer.written(optimizer.state_dict(), of_client)
 
     def restore(self, state: bytes) -> None:
-        """Go on with these states; empty: with fresh ones."""
+        """Replace all states by saved ones. Empty bytes reset them to their start."""
         self._optimizer, self._remembered = self.method.optimizer(self.model, self.settings), {}
         of_optimizer, of_client = read_states(state, self.device) if state else ({}, {})
         self.method.restore(of_client.get("method", {}))
@@ -212,7 +210,7 @@ class TorchTrainer:
             yield from torch.split(on_device(order, self.device), self.settings.batch_size)
 
     def _batches(self, rows: Iterator[torch.Tensor]) -> Iterator[Batch]:
-        """Those of a round, until its job is withdrawn; gathered several at a time, which takes fewer calls."""
+        """Yield the round's batches until its job is withdrawn. Several are gathered in one call, which is faster."""
         example_bytes = 4 * max(1, self.inputs[0].numel())
         at_once = max(1, gathered_bytes(self.device) // (example_bytes * self.settings.batch_size))
         while of_steps := list(itertools.islice(rows, at_once)):
@@ -226,13 +224,13 @@ class TorchTrainer:
                 yield each
 
     def named(self, vector: Vector) -> dict[str, torch.Tensor]:
-        """A vector of the parameters' size as new tensors on their device."""
+        """A vector of the parameters' size, split into new tensors on the device, by parameter name."""
         tensors = self._tensors.tensors
         parts = torch.split(on_device(vector, self.device), [tensor.size for tensor in tensors])
         return {tensor.name: part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)}
 
     def _flat(self, tensors: Mapping[str, torch.Tensor]) -> Vector:
-        """The other way round; 0 for tensors that are not there."""
+        """Tensors by parameter name, joined into one vector. Missing tensors count as 0."""
         flat: Vector = np.zeros(self._tensors.size, np.float32)
         parts = {name: part for name, part in self._tensors.split(flat).items() if name in tensors}
         for part, values in zip(parts.values(), off_device(*(tensors[name] for name in parts)), strict=True):
@@ -241,26 +239,26 @@ class TorchTrainer:
 
 
 def normalise(inputs: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """uint8 images to float32 in [−1, 1] (mean 0.5, sd 0.5 of values in [0, 1]); features and tokens as they are.
+    """uint8 images as float32 in [−1, 1] (mean 0.5, sd 0.5 of values in [0, 1]). Other inputs stay as they are.
 
-    `out` is a float32 tensor that is to hold the images.
+    `out`, if given, is a float32 tensor to write the images to.
     """
     return torch.div(inputs, 127.5, out=out).sub_(1) if inputs.dtype == torch.uint8 else inputs
 
 
 def use_one_thread() -> None:
-    """Let torch compute on the calling thread and on no other: client processes share the cores.
+    """Let torch compute in the calling thread only, because client processes share the cores.
 
-    torch keeps this limit thread by thread. In a new thread MKL would share a matrix product among all cores until
-    some other operation took the limit over, and round its sums in another order.
+    torch keeps this limit per thread. In a new thread MKL would use all cores for a matrix product, until another
+    operation applied the limit. Its sums would also be rounded in another order.
     """
     torch.set_num_threads(1)
 
 
 def resolve_device(name: str) -> torch.device:
-    """ "auto" (CUDA when present, else the CPU), "cpu", "cuda" or "cuda:N"; ConfigError for a device not there.
+    """The device for "auto" (CUDA if present, else the CPU), "cpu", "cuda" or "cuda:N". ConfigError if it is missing.
 
-    Asks the CUDA driver, so it must not be called in a process that is yet to fork.
+    It asks the CUDA driver, so it must not be called in a process that forks later.
     """
     cuda = name != "cpu" and torch.cuda.is_available()
     if ":" in name:
@@ -271,9 +269,9 @@ def resolve_device(name: str) -> torch.device:
 
 
 def dealt_device(name: str, process: int, count: int) -> int:
-    """Which of a machine's `count` CUDA devices its client process of this number uses: they take turns.
+    """The index of the CUDA device that client process number `process` uses, of `count` on the machine.
 
-    "cuda:N" names one for all of them; ConfigError where that is not there.
+    Processes are dealt devices in turn. "cuda:N" means device N for all of them; ConfigError if it is missing.
     """
     _, _, number = name.partition(":")
     if not number:

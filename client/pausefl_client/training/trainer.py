@@ -1,4 +1,4 @@
-"""The interface of whatever trains for a client session. No torch here: a session with a synthetic model needs none."""
+"""The trainer's interface for a client session. It does not import torch: a synthetic model needs none."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,15 +10,15 @@ from pausefl_proto.number_types import Count, Positive
 from pausefl_proto.wire import Manifest, Vector
 
 StatisticsAt = Literal["average", "local"]
-"""Where running statistics of normalisation go: to the server, which averages them, or nowhere."""
+"""What happens to running statistics of normalisation: the server averages them, or each client keeps its own."""
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Local training of one round, as PAUSE's published runs do by default."""
+    """Settings of one round's local training. The defaults are those of PAUSE's published runs."""
 
     optimizer: str = "adam"
-    """One of torch.optim in lower case that `pausefl validate --list` names, or "module:name"."""
+    """The local optimizer: one of torch.optim, in lower case, that `pausefl validate --list` names, or "module:name"."""
     learning_rate: Positive = 0.01
     """The learning rate of local training."""
     batch_size: Count = 20
@@ -26,16 +26,16 @@ class TrainingSettings:
     epochs: Count = 1
     """How many times a client goes through its examples in one round."""
     max_steps: Count | None = 100
-    """Ends a round's local training after this many optimizer steps."""
+    """The most optimizer steps of one round's local training, which ends after them."""
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
-    """More arguments of the optimizer, such as { weight_decay = 0.01 }."""
+    """Further arguments of the optimizer, such as { weight_decay = 0.01 }."""
     schedule: Mapping[str, Any] = field(default_factory=dict)
-    """How the learning rate changes from round to round, by `kind`, as { kind = "cosine", T_max = 100 }; constant,
-    unless said."""
+    """How the learning rate changes from round to round: a table with `kind` and that schedule's own keys, such as
+    { kind = "cosine", T_max = 100 }. Without it, the rate is constant."""
     statistics: StatisticsAt | None = None
-    """Where the running statistics of batch normalisation go. "average": beside the update, without noise, and the
-    server averages them by data size. "local": they stay with each client, and the evaluator estimates its own on
-    held-out data. Without it, "local" in a private run and with FedBN, and else "average"."""
+    """What happens to the running statistics of batch normalisation. "average": clients send them with the update,
+    without noise, and the server averages them by data size. "local": each client keeps its own, and the evaluator
+    estimates others on held-out data. The default is "local" in a private run or with FedBN, else "average"."""
 
     def __post_init__(self) -> None:
         OPTIMIZERS.check_name(self.optimizer, "workload.optimizer")
@@ -48,7 +48,7 @@ class TrainingOutcome:
     """The outcome of one round of local training."""
 
     update: Vector
-    """h_k = θ_k − θ, float32 (PAUSE v2, eq. (2)), not yet clipped or noised. Statistics come as they are, no change."""
+    """h_k = θ_k − θ, float32 (PAUSE v2, eq. (2)), before clipping and noise. Statistics are values, not changes."""
     loss: float
     """Mean training loss over the round's steps."""
 
@@ -58,11 +58,11 @@ class Trainer(Protocol):
 
     @property
     def n_examples(self) -> int:
-        """|D_k|."""
+        """|D_k|, the number of the client's examples."""
 
     @property
     def label_counts(self) -> dict[str, float]:
-        """Examples by label as "label_<class>", for runs that disclose them; empty without labels or with over 1024."""
+        """Number of examples by "label_<class>", for runs that disclose it. Empty without classes or with over 1024."""
 
     @property
     def manifest(self) -> Manifest:
@@ -70,30 +70,30 @@ class Trainer(Protocol):
 
     @property
     def holding(self) -> Holding:
-        """The identity of the examples, before anything the client may do to them."""
+        """The identity of the examples, before the client changes them in any way."""
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-        """Train from θ, (d,) float32; the same arguments give the same batches.
+        """Train from θ, (d,) float32, and return the outcome. The same arguments give the same batches.
 
-        A trainer that calls `withdrawal.stop_if_withdrawn` once a step ends early when the server waits no longer.
+        A trainer should call `withdrawal.stop_if_withdrawn` at each step, to end early if the job is withdrawn.
         """
 
     def state(self) -> bytes:
-        """Its memory from round to round, to be written down; empty where it has none."""
+        """What the trainer remembers from round to round, as bytes to be saved. Empty if it remembers nothing."""
 
     def restore(self, state: bytes) -> None:
-        """Remember this and nothing else; empty: be as at the start."""
+        """Replace the trainer's state by a saved one. Empty bytes reset it to its start."""
 
 
 class WrappedTrainer:
-    """A trainer that is another one, but for what subclasses change."""
+    """A trainer that forwards everything to another trainer. Subclasses change parts of that."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
 
     @property
     def wrapped(self) -> Trainer:
-        """The other one."""
+        """The trainer inside this one."""
         return self._trainer
 
     @property
@@ -123,7 +123,7 @@ class WrappedTrainer:
 
 
 def innermost(trainer: Trainer) -> Trainer:
-    """The trainer within all that is wrapped around it."""
+    """The trainer inside all wrappers."""
     while isinstance(trainer, WrappedTrainer):
         trainer = trainer.wrapped
     return trainer
