@@ -18,7 +18,7 @@ class TrainingSettings:
     """Settings of one round's local training. The defaults are those of PAUSE's published runs."""
 
     optimizer: str = "adam"
-    """The local optimizer: one of torch.optim, in lower case, that `pausefl validate --list` names, or "module:name"."""
+    """The local optimizer: a lower-case torch.optim name from `pausefl validate --list`, or "module:name"."""
     learning_rate: Positive = 0.01
     """The learning rate of local training."""
     batch_size: Count = 20
