@@ -1,11 +1,11 @@
 """Actors on asyncio: private state, a bounded mailbox, `tell` and `ask`; no caller waits for an actor that has ended.
 
-An actor is run by a supervisor, an `asyncio.TaskGroup`: `group.create_task(actor.run())`. A failing actor takes its
-group down; callers blocked in `tell` or `ask` get `ActorStopped` whichever way the actor ends.
+A supervisor, an `asyncio.TaskGroup`, runs an actor: `group.create_task(actor.run())`. An actor that fails ends its
+group. Callers blocked in `tell` or `ask` get `ActorStopped`, however the actor ends.
 
-The mailbox is a deque and two kinds of futures, not an `asyncio.Queue`: `stop` has to wake both the waiting actor and
-every waiting sender (`Queue.shutdown` needs Python 3.13), and `pump` waits with a timeout on the one future it made,
-where `asyncio.wait_for(queue.get())` would start a timeout context for each message of a round.
+The mailbox is a deque and two kinds of futures, not an `asyncio.Queue`. `stop` must wake both the waiting actor and
+every waiting sender (`Queue.shutdown` needs Python 3.13). `pump` waits with a timeout on one future of its own;
+`asyncio.wait_for(queue.get())` would start a timeout context for each message of a round.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ Message = TypeVar("Message")
 
 
 class ActorStopped(PauseflError):
-    """The actor ended before it took the message or answered it."""
+    """The actor ended before it accepted the message or answered it."""
 
 
 class Actor(ABC, Generic[Message]):
-    """Base of all actors: subclasses answer messages in `receive`, one at a time, in the order they came."""
+    """Base of all actors. Subclasses handle messages in `receive`, one at a time, in the order they came."""
 
     def __init__(self, name: str, capacity: int = 64) -> None:
         self.name = name
         self.stopped = False
-        self._began_s: float | None = None  # when the message at hand was taken (the monotonic clock)
+        self._began_s: float | None = None  # when the current message was taken (time.monotonic)
         self._capacity = capacity
         self._mailbox: deque[tuple[Message, asyncio.Future[Any] | None]] = deque()
         self._idle: asyncio.Future[None] | None = None  # the actor's own wait for a message
@@ -37,7 +37,7 @@ class Actor(ABC, Generic[Message]):
 
     @property
     def busy_s(self) -> float:
-        """For how long the message at hand has been handled; 0 without one. Any thread may ask."""
+        """How long the current message has been handled, in seconds; 0 if there is none. Any thread may read it."""
         began_s = self._began_s
         return 0.0 if began_s is None else time.monotonic() - began_s
 
@@ -46,7 +46,7 @@ class Actor(ABC, Generic[Message]):
         await self._put(message, None)
 
     def offer(self, message: Message) -> bool:
-        """Hand over a message if the actor runs and has room for it now; False when it was dropped."""
+        """Hand over a message if the actor runs and its mailbox has room now; False if the message was dropped."""
         if self.stopped or len(self._mailbox) >= self._capacity:
             return False
         self._mailbox.append((message, None))
@@ -60,20 +60,20 @@ class Actor(ABC, Generic[Message]):
         return await reply
 
     def drop_offered(self) -> None:
-        """Drop the messages in the mailbox whose senders wait for no answer."""
+        """Drop the messages in the mailbox whose senders do not wait for an answer."""
         self._mailbox = deque(envelope for envelope in self._mailbox if envelope[1] is not None)
         for sender in self._waiting_senders:
             _wake(sender)
 
     def stop(self) -> None:
-        """End the actor after the message at hand; callers that still wait get ActorStopped."""
+        """End the actor after the current message; callers that still wait get ActorStopped."""
         self.stopped = True
         _wake(self._idle)
         for sender in self._waiting_senders:
             _wake(sender)
 
     async def run(self) -> None:
-        """Work until the work is done or the actor is stopped, and refuse the messages that are left."""
+        """Work until the work is done or the actor is stopped, then refuse the messages left in the mailbox."""
         try:
             await self.work()
         finally:
@@ -82,7 +82,7 @@ class Actor(ABC, Generic[Message]):
             await self.on_stop()
 
     async def work(self) -> None:
-        """Handle messages until stopped. An actor with a plan of its own overrides this and calls `pump` in between."""
+        """Handle messages until stopped. An actor with other work overrides this and calls `pump` between its steps."""
         while await self.pump():
             pass
 
@@ -121,7 +121,7 @@ class Actor(ABC, Generic[Message]):
         try:
             answer = await self.receive(message)
         except Exception as error:
-            # The asker, not the actor, learns of a message that could not be served.
+            # The asker gets the error; the actor goes on.
             _settle(reply, error)
         except BaseException:
             _settle(reply, ActorStopped(f"{self.name} was stopped"))
@@ -131,7 +131,7 @@ class Actor(ABC, Generic[Message]):
                 reply.set_result(answer)
 
     async def _wait_for_message(self, timeout_s: float | None) -> None:
-        """Return when a message is there, the actor is stopped, or `timeout_s` has passed."""
+        """Return when a message has come, the actor is stopped, or `timeout_s` has passed."""
         loop = asyncio.get_running_loop()
         self._idle = loop.create_future()
         timer = None if timeout_s is None else loop.call_later(timeout_s, _wake, self._idle)
@@ -148,7 +148,7 @@ class Actor(ABC, Generic[Message]):
         return envelope
 
     def _let_next_in(self) -> None:
-        """Wake the sender that has waited longest, where there is room."""
+        """Wake the sender that has waited longest, if the mailbox has room."""
         while self._waiting_senders and len(self._mailbox) < self._capacity:
             if _wake(self._waiting_senders.popleft()):
                 break
@@ -160,7 +160,7 @@ class Actor(ABC, Generic[Message]):
             try:
                 await room
             except asyncio.CancelledError:
-                self._let_next_in()  # it may have been woken, and does not take its place
+                self._let_next_in()  # if this sender was already woken, another takes its place
                 raise
         if self.stopped:
             raise ActorStopped(f"{self.name} has stopped")

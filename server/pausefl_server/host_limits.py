@@ -1,4 +1,4 @@
-"""When a round's measurements are not to be trusted: its hosts were too busy, too late, or not their own masters."""
+"""Limits beyond which a round's measurements are in doubt: its hosts were too busy, too late, stopped or suspended."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ ADVICE = {
 }
 """Advice for each doubt, by the name of its limit."""
 OVERDUE = "server deadline_s"
-"""The doubt about a server that passed a round's deadline by more than the deadline: it was not there."""
+"""The doubt about a server that went on after more than twice a round's deadline: it stood still meanwhile."""
 DOUBTS = (*(f"server {name}" for name in ADVICE), OVERDUE, *(f"clients {name}" for name in ADVICE))
-"""Every doubt there is."""
+"""All doubts, in the order of reports."""
 _STOOD_STILL = {OVERDUE, *(f"{host} {name}" for host in ("server", "clients") for name in ("stopped_s", "suspended_s"))}
 _SERVER_COMPUTES = "the server's own work made up the round: choose fewer clients a round, or a smaller model"
 
 
 @dataclass(frozen=True)
 class HostLimits:
-    """Host-interference limits. Beyond them a round's measurements are marked as suspect, for the server's host and
-    for clients' hosts."""
+    """Host-interference limits, for the server's host and for clients' hosts. Measurements beyond a limit are marked
+    as suspect."""
 
     loop_lag_s: Positive = 0.05
     """The greatest lag of a process's event loop."""
@@ -43,23 +43,23 @@ class HostLimits:
     """The greatest share of a measured time that the process itself computes. A client's share counts only with the
     signal "round_trip" and the mode "additive"."""
     learn_from_stops: bool = False
-    """Whether policies learn from latencies that a stop of a process, or a sleep of its machine, touched. These are
-    marked in any case."""
+    """Whether policies learn from latencies measured while a process was stopped or its machine slept. Such latencies
+    are marked as suspect in any case."""
     stopped_s: ClassVar[float] = 0.0
     suspended_s: ClassVar[float] = 0.0
 
     def of_server(self, report: HostReport, *, is_overdue: bool = False) -> list[str]:
-        """Doubts about a measurement on the server's side, as "server loop_lag_s"; empty: none.
+        """Doubts about a measurement on the server's side, such as "server loop_lag_s"; empty if there are none.
 
-        `is_overdue`: it passed a deadline by more than the deadline.
+        `is_overdue`: the server went on only after more than twice the deadline.
         """
         return [f"server {name}" for name in self._passed(report)] + [OVERDUE] * is_overdue
 
     def of_client(self, report: HostReport, signal: Signal, *, total_delays: bool = False) -> list[str]:
-        """Doubts about it on the client's side, as "clients loop_lag_s".
+        """Doubts about a measurement on the client's side, such as "clients loop_lag_s".
 
-        Time that clients compute is no part of the signal "communication", and so no reason to doubt it; nor where a
-        drawn total holds it (`total_delays`), of which overruns are counted.
+        Computing is no reason for doubt with the signal "communication", which excludes it. Nor is it with
+        `total_delays`: drawn delays then include it, and overruns are counted.
         """
         passed = self._passed(report)
         if (signal == "communication" or total_delays) and "compute_share" in passed:
@@ -67,16 +67,16 @@ class HostLimits:
         return [f"clients {name}" for name in passed]
 
     def teaches(self, suspect: Iterable[str]) -> bool:
-        """Whether estimates of latencies count what is in doubt for these reasons; they do where it was mere load."""
+        """Whether latency estimates count a measurement with these doubts. They do if load alone caused the doubts."""
         return self.learn_from_stops or _STOOD_STILL.isdisjoint(suspect)
 
     def _passed(self, report: HostReport) -> list[str]:
-        """The limits that the report is beyond."""
+        """The names of the limits that the report exceeds."""
         return [name for name in ADVICE if getattr(report, name) > getattr(self, name)]
 
 
 def ordered(doubts: Iterable[str]) -> tuple[str, ...]:
-    """Each of these doubts once, in a fixed order."""
+    """These doubts, each once, in the order of `DOUBTS`."""
     found = set(doubts)
     return tuple(doubt for doubt in DOUBTS if doubt in found)
 
@@ -87,7 +87,7 @@ def clients_behind(doubt: str, observations: Iterable[Observation]) -> list[str]
 
 
 def still_s(doubt: str, record: RoundRecord) -> float:
-    """How long what the doubt names stood still, at most; 0 for another doubt."""
+    """The longest time that a host stood still, if the doubt is about a stop or a sleep; else 0."""
     host, name = doubt.split()
     if not name.startswith(("stopped", "suspended")):
         return 0.0
@@ -96,7 +96,7 @@ def still_s(doubt: str, record: RoundRecord) -> float:
 
 
 def advice(doubt: str) -> str:
-    """One doubt as a sentence that says what to do."""
+    """One doubt in words, with advice on what to do."""
     host, name = doubt.split()
     if doubt == OVERDUE:
         return "the server, deadline_s: it passed a deadline by more than the deadline; let it run while it waits"

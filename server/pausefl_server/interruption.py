@@ -19,23 +19,23 @@ class Interruption:
         self._limit: threading.Timer | None = None
 
     def ask(self, reason: str) -> None:
-        """Ask for the end, which then comes within DRAIN_S; only the first reason is kept."""
+        """Ask the run to end, which it then does within DRAIN_S; only the first reason is kept."""
         self.reason = self.reason or reason
         self._limit = self._limit or end_within(DRAIN_S)
         self.asked.set()
 
     def over(self) -> None:
-        """The end has come."""
+        """Note that the run has ended: the process then has no time limit any more."""
         if self._limit is not None:
             self._limit.cancel()
 
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """The first SIGINT, SIGTERM and SIGHUP ask for the end, in vain where it has come; a second ends all at once.
+    """Let the first SIGINT, SIGTERM or SIGHUP ask the run to end; the same signal again ends the process at once.
 
-    Two may come of one Ctrl-C: from the terminal, and from the process that started this one. Two SIGTERM within
-    `ONE_REQUEST_S` are one as well.
+    One Ctrl-C may cause two different signals: from the terminal, and from the process that started this one. Two
+    SIGTERM within `ONE_REQUEST_S` count as one. A request has no effect where the run has already ended.
     """
     loop, interruption, heard_s = asyncio.get_running_loop(), Interruption(), dict[signal.Signals, float]()
 

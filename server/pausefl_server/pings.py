@@ -1,4 +1,4 @@
-"""When to ping which client: a bounded number of idle clients, all in turn."""
+"""Schedules pings of idle clients: all in turn, at a bounded rate."""
 
 from collections import OrderedDict
 from collections.abc import Container
@@ -8,7 +8,7 @@ from itertools import islice
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """The round trip of an empty message to an idle client and back, while `round` was under way."""
+    """The measured round trip of an empty message to an idle client while `round` was under way."""
 
     round: int
     client_id: str
@@ -16,7 +16,7 @@ class Ping:
 
 
 class PingSchedule:
-    """`per_s` pings a second on average, and no more than a second's worth at once."""
+    """Schedules `per_s` pings a second on average, and at most one second's share of them at once."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
@@ -25,7 +25,7 @@ class PingSchedule:
         self._last_s: float | None = None
 
     def join(self, client_id: str) -> None:
-        """Ping this client too, after all others."""
+        """Ping this client too, after all clients that wait for their turn."""
         self._clients[client_id] = None
 
     def leave(self, client_id: str) -> None:
@@ -33,7 +33,7 @@ class PingSchedule:
         del self._clients[client_id]
 
     def take_due(self, now_s: float, busy: Container[str]) -> list[str]:
-        """Return the clients to ping now, which go to the end of the line; a busy client stays first in it."""
+        """Return the clients to ping now, and move them to the end of the queue. Busy clients keep their places."""
         if self._last_s is not None:
             earned = self._allowance + self._per_s * (now_s - self._last_s)
             self._allowance = min(earned, max(self._per_s, 1.0))

@@ -1,4 +1,4 @@
-"""Checks of what clients report of their releases, against the schedule and the log."""
+"""Checks of the releases that clients report, against the schedule and the log."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from pausefl_proto.errors import WireError
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One private release as its client reports it: the i-th, at ε_i, and all it has spent with it."""
+    """One private release as its client reports it: its number i, its ε_i, and the ε spent with it included."""
 
     participation: int = 0
     epsilon: float = 0.0
@@ -16,9 +16,9 @@ class Release:
 
 
 def check_ledger(released: int, epsilon_spent: float, budget: Budget | None, proven: int) -> None:
-    """Raise WireError unless what a client's ledger says at hello fits the schedule and what the server knows.
+    """Raise WireError if the ledger that a client states at hello contradicts the schedule or the server's log.
 
-    `proven` is how many of the client's releases the server has proof of.
+    `proven` is how many of the client's releases are proven to the server.
     """
     spent = budget.spent(released) if budget else 0.0
     if not is_same_epsilon(epsilon_spent, spent):
@@ -26,7 +26,7 @@ def check_ledger(released: int, epsilon_spent: float, budget: Budget | None, pro
             f"the client's ledger says {epsilon_spent} epsilon is spent after {released} releases,"
             f" the schedule says {spent}"
         )
-    # Its floor may be another run's, and higher than this one's.
+    # The floor is not checked: the ledger may come from a run with a lower floor than this one's.
     if budget and released and not budget.epsilon(released) > 0:
         raise WireError(f"the client's ledger counts {released} releases, more than its schedule has an epsilon for")
     if released < proven:
@@ -40,7 +40,7 @@ def check_release(release: Release, budget: Budget | None, proven: int, used: in
     """Raise WireError unless a reported release fits the agreed schedule.
 
     `proven` is how many releases the server already knows of: a client that counts fewer has lost its ledger.
-    `used` is the last release an update of which was used: the same noise must not come twice.
+    `used` is the last release whose update was used: the same noise must not be used twice.
     """
     if budget is None:
         if release != Release():
@@ -62,7 +62,7 @@ def check_release(release: Release, budget: Budget | None, proven: int, used: in
 
 
 def is_plausible(release: Release, budget: Budget | None) -> bool:
-    """Whether what a client says it has spent on an update that was not used can be believed, and so is spent."""
+    """Whether a release is plausible whose update was not used. If so, its ε counts as spent."""
     if budget is None or release.participation < 1:
         return False
     return is_same_epsilon(release.epsilon_spent, budget.spent(release.participation))

@@ -1,4 +1,4 @@
-"""Puts the server's actors together, runs them, and takes them down in order."""
+"""Builds the server's actors, runs them, and stops them in order."""
 
 import asyncio
 import secrets
@@ -56,44 +56,44 @@ from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import StoreActor
 
 _GOODBYE_GRACE_S = 5.0
-# The same, and what the last evaluations may still take, once a run was asked to end.
+# If the run was asked to end: the same grace, and how long the last evaluations may take.
 _HASTY_GOODBYE_GRACE_S = 2.0
 _LAST_EVALUATIONS_S = 5.0
-# Connections are bounded also where the run does not say how many clients there are to be.
+# How many clients' connections are allowed if the run does not limit its clients.
 _MANY_CLIENTS = 1000
 
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where to listen; port 0 takes any free one."""
+    """Where and how the server listens; port 0 takes any free port."""
 
     host: str
     port: int
     metrics: MetricsSettings | None = None
     """None: no metrics are served."""
     tls: Tls | None = None
-    """None: clients are spoken to in the clear."""
+    """None: connections are not encrypted."""
     dead_after_s: float = DEAD_AFTER_S
     """How long a client may be silent, pings included, before its stream is closed."""
     hello_timeout_s: float = HELLO_TIMEOUT_S
-    """How long a connection may last whose client has not said hello."""
+    """How long a connection may last before its client has said hello."""
     admission: Admission = field(default_factory=Admission)
     admission_files: AdmissionFiles = field(default_factory=AdmissionFiles)
-    """The files from which `admission` was read, and is read again when they change."""
+    """The files from which `admission` was read. They are read again when they change."""
     offer: str = ""
     """The experiment as JSON, for clients that ask for it."""
     run_id: str = ""
-    """The run's name as clients are told it."""
+    """The run's id, which clients receive."""
 
 
 class Transport(Protocol):
     """Carries clients' streams to their handler."""
 
     async def start(self, host: str, port: int) -> int:
-        """Let clients come from now on; returns the port, where there is such a thing."""
+        """Accept clients from now on; returns the port, if the transport has one."""
 
     async def stop(self, grace_s: float) -> None:
-        """Give clients `grace_s` to close their streams after the goodbye, then cut them off."""
+        """Let clients close their streams within `grace_s` of the goodbye, then break the others."""
 
 
 def _grpc_transport(handler: ClientStreamHandler, endpoints: Endpoints, most_clients: int) -> Transport:
@@ -103,18 +103,18 @@ def _grpc_transport(handler: ClientStreamHandler, endpoints: Endpoints, most_cli
 
 @dataclass(frozen=True)
 class Platform:
-    """The ground a server runs on: its clock, a monitor of its host, and the transport of its clients' messages."""
+    """The platform of a server: its clock, a monitor of its host, and the transport of its clients' messages."""
 
     clock: Clock = time.monotonic
     watch: Callable[[Clock], HostWatch] = HostMonitor
     transport: Callable[[ClientStreamHandler, Endpoints, int], Transport] = _grpc_transport
-    """Made for the handler of its streams and at most so many clients."""
+    """Makes the transport from the handler of its streams, the endpoints, and the greatest number of clients."""
     finishes_rounds: bool = False
-    """As of `Coordinator`."""
+    """See `Coordinator.__init__`."""
     goes_on: Callable[[float], None] = lambda _: None
-    """Is told, before clients come, what the clock of the run has shown at its last commit."""
+    """Called before clients come, with the run's `wall_clock_s` at its last commit."""
     closes_within_s: float = 5.0
-    """How long gRPC may take to close cut connections: its thread for that has to wait on a busy machine."""
+    """How long gRPC may take to close broken connections. Its thread for that may have to wait on a busy machine."""
 
 
 REAL = Platform()
@@ -123,16 +123,16 @@ REAL = Platform()
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run besides its log."""
+    """The results of a run, other than its log."""
 
     state: RunState
     theta: Vector
     best: Best | None
     """The model that did best on held-out training data; None without an evaluator."""
     final_evaluations: tuple[Evaluation, ...]
-    """Of θ, on the full sets; empty without an evaluator."""
+    """The evaluations of θ on the full sets; empty without an evaluator."""
     best_evaluations: tuple[Evaluation, ...]
-    """Of the best model, on the full sets."""
+    """The evaluations of the best model on the full sets."""
     stopped_because: str
     outcome: Outcome
     rejected_updates: int
@@ -140,14 +140,14 @@ class RunResult:
 
 @dataclass(frozen=True)
 class RunOutputs:
-    """Writes down, and takes away again, what a run leaves besides its log."""
+    """Writes and removes a run's results, other than its log."""
 
     keep: Callable[[RunResult], None]
-    """Writes the results down; called in a thread, before metrics and page are closed."""
+    """Writes the results; called in a thread, before metrics and page are closed."""
     forget: Callable[[int], None] = lambda _: None
-    """forget(t) takes away the results of an earlier end; called before the rounds after t are taken back."""
+    """forget(t) removes the results of an earlier end of the run; called before the rounds after t are taken back."""
     best_model: BestModelFile | None = None
-    """Keeps the best model found so far; None: no file does."""
+    """The file that keeps the best model so far; None: it is not kept in a file."""
 
 
 async def serve(
@@ -164,9 +164,9 @@ async def serve(
     back_to: int | None = None,
     platform: Platform = REAL,
 ) -> RunResult:
-    """Run one federation to its end; `folder` holds run.db and the checkpoint, and is resumed where it has rounds.
+    """Run one federation to its end. `folder` holds run.db and the checkpoint; a run that has rounds there is resumed.
 
-    `back_to` takes back the rounds after that one. `report` gets the progress events.
+    `back_to` takes back the rounds after that one. `report` receives the progress events.
     SIGINT and SIGTERM end the run: the open round is given up, and everything is saved.
     """
     with ExitStack() as ending:
@@ -265,7 +265,7 @@ def _stream_handler(
 
 @contextmanager
 def _disk_errors(folder: Path) -> Iterator[None]:
-    """A disk that is full, or cannot be read, as a PauseflError that names the run directory."""
+    """Turn errors of the disk and of run.db into a PauseflError that names the run directory."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -283,7 +283,7 @@ def _shown(page: LivePage, settings: MetricsSettings, report: Report, routes: Ma
 
 
 async def _linger(settings: MetricsSettings | None, interruption: Interruption) -> None:
-    """Stay long enough for scrapers and readers to see the end, unless the run was asked to end."""
+    """Keep metrics and page up long enough for scrapers and readers to see the end, unless the run was asked to end."""
     if settings is not None:
         with suppress(TimeoutError):
             await asyncio.wait_for(interruption.asked.wait(), settings.linger_s)
@@ -302,7 +302,7 @@ async def _run_actors(
 ) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
     """Start: store, evaluator, transport, coordinator. Stop: coordinator, transport, evaluator, store.
 
-    `missing` evaluations come first. Returns those of the last model and of the best one on the full sets.
+    `missing` evaluations come first. Returns the evaluations of the last and of the best model on the full sets.
     """
     async with asyncio.TaskGroup() as group:
         group.create_task(store.run())
@@ -333,7 +333,7 @@ async def _run_actors(
 
 
 async def _hurry(limit: asyncio.Timeout, interruption: Interruption) -> None:
-    """Once the run was asked to end: a user wants its end, not its last accuracy at any price."""
+    """Once the run is asked to end, limit the last evaluations: the user wants its end more than its last accuracy."""
     await interruption.asked.wait()
     limit.reschedule(asyncio.get_running_loop().time() + _LAST_EVALUATIONS_S)
 
@@ -343,8 +343,8 @@ async def _evaluate_last(
 ) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
     """The evaluations of the last model and of the best one on the full sets.
 
-    An interruption adds nothing to the series on the subsets: resumed, the run finds the best model, and is compared,
-    as if it had not been interrupted.
+    An interrupted run does not evaluate its last model on the subsets. So, once resumed, it finds the same best model
+    and has the same series of accuracies as without an interruption.
     """
     last, theta = coordinator.state.round, coordinator.theta
     if coordinator.outcome != "interrupted":
@@ -362,7 +362,7 @@ async def _end(coordinator: Coordinator, interruption: Interruption) -> None:
 
 
 def _tell_of_log(telemetry: Telemetry, store: Store, state: RunState, settings: ServerSettings) -> None:
-    """Tell of what the log holds besides its rounds."""
+    """Tell `telemetry` of the log's failed attempts and evaluations, and of the round after which budgets end."""
     for failed in store.failed_attempts():
         telemetry.attempt_failed(failed, state)
     ends = budgets_end(state.table, settings.budget, state.round, settings.updates_needed(state.policy.m))
@@ -382,10 +382,10 @@ def _best_so_far(
 def _missing(
     start: StartingPoint, best_model: BestModelFile | None, digests: Mapping[int, str], observer: RunObserver
 ) -> list[Evaluate]:
-    """The evaluations that an interruption prevented, of models that are still there; the others are named."""
+    """The evaluations that an interruption prevented. Models that are gone are reported to `observer` instead."""
     models = dict(start.unevaluated)
     best = best_model.load() if best_model is not None and models else None
-    # Its round may have been taken back, and played again to another model.
+    # The file's round may have been taken back and played again, which gave another model: the digest tells.
     if best is not None and best[0] in models and digest(best[1]) == digests.get(best[0]):
         models[best[0]] = best[1]
     if lost := [str(t) for t, theta in models.items() if theta is None]:
@@ -394,7 +394,7 @@ def _missing(
 
 
 def _run_id(store: Store, name: str) -> str:
-    """Unlike any other run's, whatever directories are called: a ledger may see many runs."""
+    """The run's id. It is unique, whatever directories are called, because one client ledger may hold many runs."""
     run_id = store.meta("run_id") or f"{name}-{secrets.token_hex(8)}"
     store.set_meta("run_id", run_id)
     return run_id

@@ -1,4 +1,4 @@
-"""A run's settings for the server: a validated record, made from the experiment by the emulator."""
+"""A run's settings for the server: a validated record that the emulator makes from the experiment."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from pausefl_server.records import Signal
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    """The privacy both ends agree on; they compare `schedule` when a client says hello."""
+    """The privacy that server and clients agree on. They compare `schedule` when a client says hello."""
 
     budget: Budget
     unit: PrivacyUnit
@@ -28,12 +28,12 @@ class PrivacySettings:
     reproducible_noise: bool = False
     """True: the noise can be drawn again from the seed, so the run is not private."""
     norm_bound: NormBound | None = None
-    """Rejects updates that the mechanism cannot have made; None: rejects nothing."""
+    """Rejects updates that the mechanism cannot have made; None: none is rejected."""
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run's names for people; a policy never sees them."""
+    """The names by which people know a run; a policy never sees them."""
 
     run: str
     """The run directory's name."""
@@ -44,7 +44,7 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class MetricsSettings:
-    """Where a run can be watched, and how much of it by client."""
+    """Where a run can be watched, and how many clients have metrics of their own."""
 
     enabled: bool = True
     """Whether the server serves `/metrics` and the live page."""
@@ -53,11 +53,11 @@ class MetricsSettings:
     port: Port = 0
     """The TCP port on which the server serves them. 0 takes any free port."""
     client_series_max: Whole = 200
-    """With more clients than this, only the most important ones keep series of their own, beside quantiles over all."""
+    """With more clients than this, only the most important have metric series of their own, and all share quantiles."""
     client_series_top: Whole = 20
-    """How many clients are the most important ones, by latency and by ε each."""
+    """How many clients count as the most important: this many by latency, and this many by ε."""
     page: Literal["auto", "on", "off"] = "auto"
-    """Whether there is a live page, at `/`. "auto" serves it only where no other machine can see it."""
+    """Whether the server serves a live page at `/`. "auto" serves it only where no other machine can see it."""
     linger_s: NonNegative = 0.0
     """How long `/metrics` and the page stay up after the run. A few scrape intervals let Prometheus record the end."""
 
@@ -82,52 +82,52 @@ class ServerSettings:
     tau_min_s: float | None
     """None: estimated from the latencies seen (`ClientTable.effective_tau_min_s`)."""
     connect_timeout_s: float
-    """How long to wait for `minimum_clients` before round 1, and later for any client, when there is none."""
+    """How long to wait for `minimum_clients` before round 1, and later for any client if none can be chosen."""
     round_timeout_s: float | None
-    """How long a round waits for its clients; None: as long as their latencies suggest (`rounds.deadline`)."""
+    """How long a round waits for its clients; None: derived from their last round trips (`rounds.deadline`)."""
     rejoin_timeout_s: float
-    """How long a chosen client whose stream broke may take to come back within the round."""
+    """How long a chosen client whose stream broke may take to reconnect within the round."""
     evaluation_every: int
-    """Evaluate after every so many rounds; 0: only at the end."""
+    """The interval between evaluations of the model, in rounds; 0: it is evaluated only at the end."""
     quorum: float
-    """The share of m, in (0, 1], whose answers end a round."""
+    """The share, in (0, 1], of the answers needed in a round after which it ends."""
     spare: int
-    """How many clients the policy's m has beyond those whose answers are needed (over-selection)."""
+    """How many of the policy's m clients are over-selected: a round needs m − `spare` answers."""
     keeps_late_updates: bool
-    """Whether an update that comes after its round is kept for the next model, or dropped."""
+    """True: an update that comes after its round is kept for the next model. False: it is dropped."""
     checkpoint_every: int
-    """Keep the model of every so many rounds, to go back to; 0: of none."""
+    """The interval, in rounds, between models that are kept to go back to; 0: none is kept."""
     rounds_without_update_max: int
-    """The run ends after so many attempts in a row without a single update."""
+    """The run ends after this many attempts in a row without a single update."""
     rest_rounds_max: int
     """The longest rest after misses in a row, in rounds (`backoff.selectable_rows`); 0: no client rests."""
     examples_max: int | None
-    """The greatest |D_k| that counts; None: 5 times the median of the connected clients'."""
+    """The greatest |D_k| that counts; None: 5 times the median over the connected clients."""
     disclosed: frozenset[str]
-    """Values that clients were told to disclose; anything else they report is dropped."""
+    """Names of the values that clients shall disclose; any others that they report are dropped."""
     pings_per_s: float
-    """How many idle clients to ping a second, over all of them; 0: none."""
+    """How many pings a second all idle clients together get; 0: none."""
     limits: HostLimits
-    """Beyond these a round's measurements are suspect."""
+    """The limits beyond which a round's measurements are suspect."""
     aggregation: Aggregation
     optimizer: Optimizer
     is_asynchronous: bool
-    """Whether steps are taken as updates arrive, in place of rounds."""
+    """Whether the server takes asynchronous steps as updates arrive, instead of rounds."""
     asynchronous: Asynchronous
-    """How these are taken; how late updates of rounds are discounted."""
+    """How asynchronous steps are taken, and how late updates of rounds are discounted."""
     expected: Callable[[int], frozenset[str]] | None
-    """round -> the clients that will be there, where that is known; a round waits for those who come or go with it."""
+    """round -> the clients that will be there, if known. A round waits for clients that come or go with it."""
     clients: int | None
-    """How many clients there are to be in all, beyond which no client is let in; None: any number."""
+    """How many different clients the run admits in all; None: any number."""
     total_delays: bool
-    """Drawn delays are of whole exchanges, transfer and work included, not what comes on top of these."""
+    """True: drawn delays are of whole exchanges, transfer and work included. False: they come on top of these."""
     info: RunInfo
     encoding: Encoding
-    """How updates travel."""
+    """How updates are encoded on the wire."""
     agreement: Mapping[str, str] | None
-    """Values that clients must share: key of the experiment -> value as JSON; None: nothing is compared."""
+    """Values that a client's experiment must share: key of the experiment -> value as JSON; None: none is compared."""
     farewell: str = ""
-    """A note to clients beside the reason why the run is over."""
+    """A note that clients receive, beside the reason why the run is over."""
 
     @property
     def budget(self) -> Budget | None:
@@ -141,13 +141,13 @@ class ServerSettings:
 
     @property
     def models_kept(self) -> int:
-        """How many of the last models a restart finds: those of clients at work, and two written in turn."""
+        """How many of the last models are kept for a restart: those of clients at work, and two written in turn."""
         return 2 + (self.asynchronous.staleness_max if self.is_asynchronous else 0)
 
     def places(self, asked: int) -> int:
-        """How many clients may be at work at once, in rounds that ask so many."""
+        """How many clients may be at work at once: in rounds, the number `asked`."""
         return self.asynchronous.concurrency if self.is_asynchronous else asked
 
     def updates_needed(self, m: int) -> int:
-        """How many updates a round, which asks m clients, or a step is to have."""
+        """How many updates an asynchronous step, or a round whose policy has this m, shall have."""
         return self.asynchronous.buffer if self.is_asynchronous else m - self.spare

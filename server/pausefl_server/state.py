@@ -1,4 +1,4 @@
-"""The state of a run: a fold over its log, so that resuming is replaying."""
+"""The state of a run. It is a fold over the run's log, so a run is resumed by replaying its log."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,42 +14,42 @@ from pausefl_server.selection.observed import seen_by_policy
 
 @dataclass
 class RunState:
-    """The client table, the policy's own state, and the sums a summary needs, after `round` committed rounds."""
+    """The client table, the policy's own state and the sums for a summary, after `round` committed rounds."""
 
     policy: Policy
     table: ClientTable
     policy_state: Any
     round: int = 0
     total_latency_s: float = 0.0
-    """Σ of eq. (3) over the rounds, and over the attempts without an answer."""
+    """Σ of eq. (3) over the rounds and the attempts without an update."""
     wall_clock_s: float = 0.0
     measured_latency_s: float = 0.0
-    """Σ over the rounds of the greatest measured latency: what total_latency_s is without the waits for misses."""
+    """Σ over the rounds of the greatest measured latency: total_latency_s without the waits for misses."""
     missed_jobs: int = 0
     censored_rounds: int = 0
-    """Rounds whose latency a miss decided: its wait, after which the answer had not come."""
+    """How many rounds had a miss's wait as their latency (`RoundRecord.is_censored`)."""
     suspect_rounds: int = 0
-    """Rounds whose measurements are in doubt."""
+    """How many rounds had measurements in doubt."""
     suspect_observations: int = 0
-    """Measurements that are in doubt themselves."""
+    """How many observations were in doubt themselves."""
     usual_propagation_s: dict[str, float] = field(default_factory=dict)
-    """The residual of each client's exchanges, smoothed as a round-trip time is (RFC 6298); no policy's to see."""
+    """Each client's `Timing.propagation_s`, smoothed as RFC 6298 smooths round-trip times; policies never see it."""
     failed_attempts: int = 0
-    """How many attempts at the next round have had no answer."""
+    """How many attempts at the next round had no update."""
     elapsed_s: float = 0.0
-    """See `rounds.elapsed`."""
+    """Elapsed time at the last record (see `rounds.elapsed`)."""
     at_work: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Round and attempt of the job that each client at work has, as far as the log tells of jobs ("given")."""
+    """Round and attempt of each working client's job, by client. Only jobs with a "given" event in the log appear."""
 
     @staticmethod
     def start(
         policy: Policy, seed: int, *, tau_min_s: float | None = None, examples_max: int | None = None
     ) -> "RunState":
-        """Before round 1, when no client is known; the last two are `ClientTable`'s."""
+        """The state before round 1, without clients; for the last two parameters see `ClientTable`."""
         return RunState(policy, ClientTable(seed, tau_min_s, examples_max), policy.start())
 
     def before_round(self, round: int, events: Iterable[LogEvent]) -> None:
-        """Fold the events that `round`'s selection gets to know."""
+        """Fold the events that are new to the selection of `round`."""
         events = tuple(events)
         self.table.apply_events(events, round)
         for event in events:
@@ -60,7 +60,7 @@ class RunState:
                 del self.at_work[event.client_id]
 
     def after_round(self, record: RoundRecord) -> None:
-        """Fold a committed round, whose events `before_round` has taken already."""
+        """Fold a committed round. `before_round` must have folded its events already."""
         self._fold(record)
         self.round, self.failed_attempts = record.round, 0
         self.measured_latency_s += record.measured_latency_s
@@ -74,7 +74,7 @@ class RunState:
         self.failed_attempts += 1
 
     def _fold(self, record: RoundRecord) -> None:
-        """Fold in what every attempt changes: what is known of its clients, and the time it took."""
+        """Fold the changes that every attempt makes: to its clients, to the policy's state and to the times."""
         self.table.apply_round(record)
         for o in record.observations:
             if o.teaches:
@@ -91,18 +91,18 @@ class RunState:
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """Where a run begins, or goes on after an interruption."""
+    """The state from which a run begins, or resumes after an interruption."""
 
     state: RunState
     model: GlobalModel
     late_events: tuple[LogEvent, ...] = ()
     """Events since the last committed round."""
     unevaluated: Mapping[int, Vector | None] = field(default_factory=dict)
-    """The model of each round whose evaluation was due and is missing; None: the model is gone."""
+    """By round whose due evaluation is missing: its model, or None if the model is gone."""
     attempts: Mapping[int, int] = field(default_factory=dict)
-    """The next attempt at each round that was taken back or has failed; 1 for all others."""
+    """The number of the next attempt, by round that was taken back or failed before; it is 1 for other rounds."""
     at_work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Round and attempt of the job that each client had whose answer no step has used; its model is among `models`."""
+    """By client whose job's answer no step has used: the job's round and attempt. `models` has its model."""
     models: Mapping[int, Vector] = field(default_factory=dict)
     """The models of these jobs, by the job's round."""
 
@@ -118,10 +118,10 @@ def replay(
     unfinished: Iterable[RoundRecord] = (),
     before_each: Callable[[RoundRecord, RunState], None] = lambda *_: None,
 ) -> RunState:
-    """The state after a recorded log: the one an uninterrupted run would have. `after_each` sees it grow.
+    """The state after a recorded log, equal to that of an uninterrupted run.
 
-    `unfinished`: the failed attempts at the round after the last.
-    `before_each` sees the state that each attempt, failed or not, chose its clients by.
+    `unfinished` are the failed attempts at the round after the last. `before_each` receives the state from which each
+    attempt, failed or not, chose its clients; `after_each` receives the state after each committed round.
     """
     state = RunState.start(policy, seed, tau_min_s=tau_min_s, examples_max=examples_max)
 
