@@ -1,6 +1,6 @@
-"""Selection: what a policy is, what it may see, how its choice is checked, and the policies by name.
+"""Selection policies: their interface, the records they see, the checks of their choices, and a registry by name.
 
-May live here: what several policies share, as pure functions of the context they are handed.
+Code that several policies share belongs here, as pure functions of the context.
 """
 
 from pausefl_process.registry import Registry
@@ -66,6 +66,6 @@ POLICIES = Registry(
 
 
 def policy_class(name: str, key: str = "selection.policy") -> type[Policy]:
-    """The policy of this name; ConfigError, which begins with `key`, if there is none."""
+    """Returns the policy class of this name. Raises ConfigError, which begins with `key`, if there is none."""
     found: type[Policy] = POLICIES.find(name, key)
     return found

@@ -11,9 +11,9 @@ from pausefl_server.clients import ClientTable
 def cluster_of(table: ClientTable, rows: IntArray, clusters: int | Mapping[str, int]) -> IntArray:
     """The cluster of each row, (n,) int64.
 
-    A number R assigns every client to one of R clusters at random, by the hash of (seed, client id) the table keeps,
-    so it is the same in every round and for clients that join later. A mapping names the clusters of clients by id,
-    from 0 on; a client it does not name shares its access point with no other.
+    A number R assigns each client to one of R clusters at random, by the table's hash of (seed, client id). So the
+    assignment never changes, and clients that join later have one too. A mapping gives the cluster of each client id,
+    from 0. A client that is not in the mapping is alone in its cluster.
     """
     if isinstance(clusters, int):
         return table.tie_key[rows] % clusters
@@ -22,5 +22,5 @@ def cluster_of(table: ClientTable, rows: IntArray, clusters: int | Mapping[str, 
 
 
 def crowding(cluster: IntArray) -> int:
-    """Σ_r max(0, |S ∩ C_r| − 1) of a set's clusters: how many members share one with an earlier member."""
+    """Σ_r max(0, |S ∩ C_r| − 1): the number of members of S that share a cluster with an earlier member."""
     return len(cluster) - len(np.unique(cluster))

@@ -1,6 +1,6 @@
-"""How far a client would pull the model off its path (Fed-TS, Section V-B).
+"""Path drifts: how far a client would pull the model off its path (Fed-TS, Section V-B).
 
-Vectors are (d,) float32 updates h = w − θ: distances between updates are those between local models.
+Vectors are updates h = w − θ, (d,) float32. The distance of two updates equals the distance of their local models w.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from pausefl_server.model.aggregation import squared_distance, weighted_mean
 
 
 def path_drifts(originals: Sequence[Vector], newcomers: Sequence[Vector], weight: float | None) -> list[float]:
-    """‖w_oi − w_o‖² of each newcomer i (Fed-TS, eqs. (7) and (8)); `weight` is ε, None for |S_o|.
+    """The drift ‖w_oi − w_o‖² of each newcomer i (Fed-TS, eqs. (7) and (8)). `weight` is ε; None stands for n = |S_o|.
 
     w_o is the mean of the n > 0 originals and w_oi = (n w_o + ε w_i)/(n + ε), so w_oi − w_o = ε (w_i − w_o)/(n + ε).
     """
@@ -22,7 +22,7 @@ def path_drifts(originals: Sequence[Vector], newcomers: Sequence[Vector], weight
 
 
 def leave_one_out_drifts(originals: Sequence[Vector], weight: float | None) -> list[float]:
-    """The drift of each original if it were the newcomer and the n − 1 > 0 others the originals.
+    """The drift that each original would have as the only newcomer beside the n − 1 > 0 other originals.
 
     With w_o the mean of all n, w_j lies n/(n − 1) times as far from the others' mean as from w_o.
     """
@@ -33,10 +33,10 @@ def leave_one_out_drifts(originals: Sequence[Vector], weight: float | None) -> l
 
 
 def two_means(values: Sequence[float], centroids: tuple[float, float]) -> tuple[float, float]:
-    """The centroids, low and high, of the two-means clustering of n values started from these (Fed-TS, eq. (9)).
+    """The low and the high centroid after two-means clustering of n values from these centroids (Fed-TS, eq. (9)).
 
-    A cluster that nothing is near keeps its centroid. Lloyd's boundary between two clusters on a line only ever moves
-    one way, so n steps suffice.
+    An empty cluster keeps its centroid. On a line, the boundary between two clusters only moves in one direction under
+    Lloyd's algorithm, so n steps suffice.
     """
     points, (low, high) = np.asarray(values), sorted(centroids)
     for _ in values:
@@ -47,7 +47,7 @@ def two_means(values: Sequence[float], centroids: tuple[float, float]) -> tuple[
 
 
 def _share(n: int, weight: float | None) -> float:
-    """ε/(n + ε)."""
+    """ε/(n + ε), the share of a newcomer in the mean with n originals."""
     return 0.5 if weight is None else weight / (n + weight)
 
 

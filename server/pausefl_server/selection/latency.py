@@ -1,4 +1,4 @@
-"""Estimates of μ_k = E[τ_min/τ_k]: the mean over all of a client's rounds, or one that forgets where links drift."""
+"""Estimates of μ_k = E[τ_min/τ_k]: the mean over all of a client's rounds, or a forgetful mean for links that drift."""
 
 from dataclasses import dataclass
 
@@ -12,29 +12,29 @@ from pausefl_server.selection.observed import PolicyRound
 
 @dataclass(frozen=True)
 class Recent:
-    """Memory of a forgetful mean beyond the client table. Rows count as in the table."""
+    """The state of a forgetful mean, beyond the client table. Array entries belong to the table's rows."""
 
     weight: FloatArray
-    """Σ of the weights of each row's measurements: T_k discounted."""
+    """Σ of the weights of each row's measurements: the discounted T_k."""
     weighted_inverse_s: FloatArray
-    """Σ of weight/τ, in 1/s."""
+    """Σ of weight/τ over each row's measurements, in 1/s."""
     window: tuple[tuple[IntArray, FloatArray], ...] = ()
-    """The last rounds' (rows, 1/τ), oldest first."""
+    """(rows, 1/τ) of each round in the window, oldest first; empty without a window."""
     round: int = 0
-    """The last of them, 0 for none."""
+    """The round that was folded last, 0 for none."""
 
     @classmethod
     def nothing(cls) -> "Recent":
-        """Before round 1."""
+        """The state before round 1."""
         return cls(np.empty(0), np.empty(0))
 
 
 def remember(recent: Recent, record: PolicyRound, table: ClientTable, discount: float, window: int) -> Recent:
-    """Fold one round: earlier measurements lose the factor `discount`, those over `window` rounds old are dropped.
+    """The state after one more round. Earlier weights are multiplied by `discount`, or only `window` rounds are kept.
 
-    A further attempt at the same round adds its measurements to those before it, and nothing is forgotten.
+    A further attempt at the same round adds its measurements to the earlier attempts', and nothing is forgotten.
     As in the client table, a miss counts as a reward of 0 and no reward exceeds 1.
-    These are the discounted and the sliding-window UCB of Garivier and Moulines (ALT 2011) with τ_min/τ as reward.
+    This is the discounted or the sliding-window UCB of Garivier and Moulines (ALT 2011) with τ_min/τ as reward.
     """
     taught = [o for o in record.observations if o.teaches]
     answered = table.rows(o.client_id for o in taught)
@@ -63,12 +63,12 @@ def remember(recent: Recent, record: PolicyRound, table: ClientTable, discount: 
 
 
 def mean_and_count(context: Context, rows: IntArray, recent: Recent | None) -> tuple[FloatArray, FloatArray]:
-    """μ̄_k (PAUSE v2, eq. (11)) with misses as rewards of 0, and the T_k it rests on; μ̄_k is 0 where T_k is 0.
+    """μ̄_k (PAUSE v2, eq. (11)) with misses as rewards of 0, and its number of measurements T_k. μ̄_k is 0 if T_k is 0.
 
-    A miss says τ ≥ d: its reward τ_min/τ lies in [0, τ_min/d], and 0 is the lower end of what is thus identified
-    (Manski, Partial Identification of Probability Distributions, 2003, ch. 1). The mean estimates
-    E[τ_min/τ; τ < d], a reward within [0, 1] that is observed without censoring and lies below μ_k by at most
-    P(τ ≥ d) τ_min/d. See docs/selection.md.
+    After a miss only τ ≥ d is known, so its reward τ_min/τ lies in [0, τ_min/d]. The mean counts the lower end, 0
+    (Manski, Partial Identification of Probability Distributions, 2003, ch. 1). It therefore estimates
+    E[τ_min/τ; τ < d]. This reward lies within [0, 1] and is observed without censoring. Its mean is below μ_k by at
+    most P(τ ≥ d) τ_min/d. See docs/selection.md.
     """
     table = context.table
     if recent is None:
@@ -79,5 +79,5 @@ def mean_and_count(context: Context, rows: IntArray, recent: Recent | None) -> t
         inverse_s = np.pad(recent.weighted_inverse_s, (0, missing))[rows]
     tau_min_s = context.effective_tau_min_s if inverse_s.any() else 0.0
     mean = np.divide(tau_min_s * inverse_s, count, out=np.zeros(len(rows)), where=count > 0)
-    # An estimated τ_min may have risen since a reward was clamped.
+    # A reward is clamped when it is measured. An estimated τ_min may have risen since then.
     return np.minimum(mean, 1.0), count

@@ -14,26 +14,26 @@ from pausefl_server.selection.terms import rows_in_tie_order
 
 
 def is_original(table: ClientTable, rows: IntArray) -> BoolArray:
-    """True for clients that were there in round 1 (Fed-TS's group I_o); all others are newcomers (I_e)."""
+    """(n,), True for clients that were present in round 1 (Fed-TS's group I_o). All others are newcomers (I_e)."""
     original: BoolArray = table.joined_round[rows] == 1
     return original
 
 
 @dataclass(frozen=True)
 class NewcomerPolicy(Policy):
-    """Takes m of the original clients at random, and of every insertion the newcomers of greatest promise.
+    """Chooses m original clients at random, and from every insertion the p newcomers of greatest promise.
 
-    So m is |S_o|, P_o times the number of originals. Clients that joined before the same round are one insertion: it
-    has its own number of newcomers and its own participation size p, which is never below 1. The model averages
-    everyone chosen uniformly (Fed-TS, eq. (4)).
+    m is |S_o|, that is, P_o times the number of originals. Newcomers that joined before the same round form one
+    insertion. Each insertion has its own p, which is at least 1. All chosen clients have the same aggregation weight
+    (Fed-TS, eq. (4)).
     """
 
     needs_rounds: ClassVar[bool] = True
     newcomer_share: PositiveShare = 0.5
-    """P: an insertion's p is this share of its newcomers who are there now."""
+    """P: the share of an insertion's eligible newcomers that a round chooses. p is this share of their number."""
 
     def select(self, state: Any, context: Context) -> Selection:
-        """Without newcomers, the originals alone; and the other way round."""
+        """The chosen originals and newcomers. If one group has no eligible client, only the other is chosen from."""
         rows = rows_in_tie_order(context)
         original = is_original(context.table, rows)
         originals = rows[original]
@@ -53,8 +53,8 @@ class NewcomerPolicy(Policy):
 
     @abstractmethod
     def _promise(self, state: Any, context: Context, newcomers: IntArray) -> FloatArray:
-        """(n,) the greater the better, of these rows, which are one insertion's."""
+        """(n,), the promise of these rows of one insertion. The greatest are chosen."""
 
     def _size(self, state: Any, table: ClientTable, newcomers: IntArray) -> int:
-        """p of this insertion."""
+        """p, the number of newcomers to choose from this insertion."""
         return round(self.newcomer_share * len(newcomers))

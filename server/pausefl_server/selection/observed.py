@@ -1,4 +1,4 @@
-"""A round as a policy sees it: records that cannot hold drawn delays, injected parts or a client's own clock."""
+"""A round as a policy sees it. These records have no field for drawn or injected delays or a client's own clock."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from pausefl_server.records import Miss, RoundRecord
 
 @dataclass(frozen=True, slots=True)
 class PolicyObservation:
-    """An accepted update, as far as a policy may know it."""
+    """The part of an accepted update's observation that a policy may know."""
 
     client_id: str
-    """The client whose update it is."""
+    """The client that sent the update."""
     latency_s: float
-    """The signal (`latency.signal`), at the emulated scale."""
+    """The latency signal (`latency.signal`) in seconds, at the emulated scale."""
     n_examples: int
-    """|D_k| as it counts, see `ClientTable.n_examples`."""
+    """|D_k| after the cap on stated sizes, see `ClientTable.n_examples`."""
     epsilon: float
     """ε_i of this release; 0 in a run without privacy."""
     epsilon_spent: float
@@ -25,23 +25,23 @@ class PolicyObservation:
     staleness: int = 0
     """τ, the steps between the model that the client was given and the step that its update entered; 0 in rounds."""
     teaches: bool = True
-    """Whether an estimate of latencies is to count `latency_s`: not where a stop or a sleep touched it."""
+    """Whether estimates of latencies may use `latency_s`: not if a stopped process or a sleeping machine spoilt it."""
     statistics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that the policy computed while the vectors were at hand, and label counts where disclosed."""
+    """Numbers that the policy's `inspect` computed from the update, and the client's label counts if disclosed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRound:
-    """A round, or an attempt at one in which no client gave an update, as far as a policy may know it."""
+    """The part of a round, or of a failed attempt at one (without any update), that a policy may know."""
 
     round: int
     """The round's number, from 1."""
     chosen: tuple[str, ...]
-    """In selection order; repeats a client drawn twice."""
+    """The ids of the chosen clients in selection order. A client that was drawn twice appears twice."""
     observations: tuple[PolicyObservation, ...]
-    """The clients whose updates were accepted."""
+    """The accepted updates."""
     misses: tuple[Miss, ...]
-    """The chosen clients without an accepted update: latencies censored at `latency_s`."""
+    """The chosen clients without an accepted update. Their latencies are censored at `latency_s`."""
 
 
 def seen_by_policy(record: RoundRecord) -> PolicyRound:

@@ -1,8 +1,8 @@
-"""Φ_g and Φ_p that are no plain means, for SA-PAUSE: any function of the set, and label diversity as an example.
+"""Functions Φ_g and Φ_p for SA-PAUSE that are no plain means: any function of the set, such as label diversity.
 
-A Φ is made once a round by a factory `factory(context, rows) -> Phi`, rows being the candidates' table rows, and is
-then called with sets of positions among them. A Φ that also has the three methods of `SetValue` is followed swap by
-swap instead of being computed anew for every proposal.
+Once a round, `factory(context, rows) -> Phi` makes the function Φ, where `rows` are the candidates' table rows. Φ is
+then called with arrays of positions in `rows`, each a set of clients. A Φ with the three methods of `SetValue` is
+updated after each swap. Any other Φ is computed anew for every proposed set.
 """
 
 import inspect
@@ -24,7 +24,7 @@ Factory = Callable[[Context, IntArray], Phi]
 
 
 def factory_named(name: str) -> Factory:
-    """The factory a parameter names: "label_diversity" or "package.module:factory"; ValueError if there is none."""
+    """The factory of this name, "label_diversity" or "package.module:factory". Raises ValueError if there is none."""
     if name == "label_diversity":
         return LabelDiversity.of
     if ":" not in name:
@@ -36,18 +36,18 @@ def factory_named(name: str) -> Factory:
 
 
 def _takes_two(found: Any) -> bool:
-    """Whether it can be called with two arguments, as far as that can be known."""
+    """Whether `found` can be called with two arguments. True where its signature is unknown."""
     try:
         inspect.signature(found).bind(None, None)
     except TypeError:
         return False
-    except ValueError:  # some callables written in C do not tell what they take
+    except ValueError:  # some callables written in C have no signature
         pass
     return True
 
 
 def made(name: str, context: Context, rows: IntArray) -> SetValue:
-    """This round's Φ of the factory of this name, to be followed swap by swap."""
+    """This round's Φ, made by the factory of this name, as a `SetValue`."""
     phi = factory_named(name)(context, rows)
     if not (callable(phi) or hasattr(phi, "swapped")):
         kind = type(phi).__name__
@@ -56,12 +56,12 @@ def made(name: str, context: Context, rows: IntArray) -> SetValue:
 
 
 def followed(phi: Phi) -> SetValue:
-    """`phi` swap by swap: by its own methods where it has them, else by computing it for every proposed set."""
+    """`phi` as a `SetValue`: `phi` itself if it has the methods, else a wrapper that computes every proposed set."""
     return cast(SetValue, phi) if hasattr(phi, "swapped") else _Recomputed(phi)
 
 
 class _Recomputed:
-    """A function of the set, called with the proposed set."""
+    """A `SetValue` from a plain function of the set, which is called for each proposed set."""
 
     def __init__(self, phi: Phi) -> None:
         self._phi = phi
@@ -79,7 +79,7 @@ class _Recomputed:
 
 
 class Additive:
-    """Σ value − cluster penalty, swap by swap: R1 and R2 beside a term that is neither."""
+    """Σ value − cluster penalty as a `SetValue`: a mean term (R1 or R2) when the other term is no mean."""
 
     def __init__(self, value: FloatArray, cluster: IntArray, marginal: FloatArray) -> None:
         self._value, self._cluster = value.tolist(), cluster.tolist()
@@ -110,12 +110,13 @@ class Additive:
 
 @dataclass(frozen=True)
 class Weighted:
-    """Σ weight · part, with rows that are always in the set; the chain knows free rows only."""
+    """Σ weight · part as a `SetValue`. The chain knows only the free rows; the forced rows are added to each set."""
 
     parts: tuple[tuple[float, SetValue], ...]
     free: IntArray
-    """Position of each of the chain's rows."""
+    """The position, among the candidates, of each row of the chain."""
     forced: IntArray
+    """The positions that are always in the set."""
 
     def reset(self, rows: IntArray) -> float:
         chosen = np.concatenate((self.forced, self.free[rows]))
@@ -130,23 +131,23 @@ class Weighted:
 
 
 class LabelDiversity:
-    """The entropy of the labels a set holds together, over its greatest value: 1 where all classes are equally common.
+    """The entropy of a set's pooled labels, divided by its maximum. It is 1 if all classes are equally common.
 
     PAUSE v2 names this reward in Section III-A (sets "whose data distributions are complementary") without a formula.
-    Clients that did not disclose their label histogram count as a uniform one.
+    A client that did not disclose its label histogram counts as if its labels were uniform.
     """
 
     def __init__(self, histograms: FloatArray) -> None:
-        """histograms: (n, classes) examples per label of each candidate."""
+        """`histograms`: (n, classes), the number of examples per label of each candidate."""
         self._histograms = histograms
         self._pooled = np.zeros(histograms.shape[1])
 
     @classmethod
     def of(cls, context: Context, rows: IntArray) -> "LabelDiversity":
-        """From what clients disclosed under privacy.disclose = ["labels"].
+        """Label diversity from the label counts that clients disclosed under privacy.disclose = ["labels"].
 
-        There are as many classes as the middle one of these clients has: of further labels nothing counts. A client
-        has no more examples than its |D_k| that counts. So no client can drown the others' labels in its own.
+        The number of classes is the (lower) median over these clients. Counts of further labels are ignored. A client's
+        counts are scaled down to the |D_k| that counts for it. So no client can drown the others' labels in its own.
         """
         table = context.table
         known = {row: counts for row in rows.tolist() if (counts := table.label_counts.get(row)) is not None}
@@ -161,7 +162,7 @@ class LabelDiversity:
         return cls(histograms)
 
     def __call__(self, rows: IntArray) -> float:
-        """Of the set at these positions."""
+        """The diversity of the set at these positions."""
         return self._entropy(self._histograms[rows].sum(axis=0))
 
     def reset(self, rows: IntArray) -> float:
@@ -175,7 +176,7 @@ class LabelDiversity:
         self._pooled = self._pooled - self._histograms[out] + self._histograms[incoming]
 
     def _entropy(self, pooled: FloatArray) -> float:
-        # −Σ q ln q = ln n − (Σ c ln c)/n for counts c of sum n; counts below one example are noise of the subtraction.
+        # −Σ q ln q = ln n − (Σ c ln c)/n for counts c with sum n. Subtraction may leave rounding noise in place of 0.
         counts = np.maximum(pooled, 1e-9)
         n: Any = counts.sum()
         return float((np.log(n) - (counts @ np.log(counts)) / n) / np.log(len(counts)))

@@ -1,6 +1,6 @@
-"""The terms that policies weigh, as functions of the client table: g_k, p_k and the index ucb_k of PAUSE, and losses.
+"""The terms that policies combine, computed from the client table: g_k, p_k and the index ucb_k of PAUSE, and losses.
 
-All take `rows`, the table rows asked about, (n,) int64, and return (n,) float64.
+Arrays are (n,): an entry for each of n clients. `rows`, int64, are their table rows. Terms are float64.
 """
 
 import math
@@ -12,16 +12,16 @@ from pausefl_server.selection.base import Context
 
 
 def rows_in_tie_order(context: Context) -> IntArray:
-    """The eligible rows by their seeded tie key: where a search prefers the first of equals, no client is favoured."""
+    """The eligible rows, sorted by seeded tie key. A search that prefers the first of equals then favours no client."""
     return context.eligible[np.argsort(context.table.tie_key[context.eligible])]
 
 
 def generalisation(context: Context, rows: IntArray, m: int, beta: float) -> FloatArray:
     """g_k = sign(x)|x|^β with x = m|D_k|/|D| − T_k/t (PAUSE v2, eq. (8)); m = C in an asynchronous run.
 
-    |D| is over the connected clients. Round t sees T_k after t − 1 rounds, and a client that joined at round j has
-    had t − j of them; with none it has T_k/t = 0. In an asynchronous run a round is C jobs. No share |D_k|/|D| counts
-    above `context.weight_share_max`.
+    |D| sums over the connected clients. The share |D_k|/|D| is capped at `context.weight_share_max`. In round t, t − 1
+    rounds are over, and a client that joined before round j was present in t − j of them. T_k is divided by this
+    number, or by 1 if it is 0. In an asynchronous run, C jobs count as a round.
     """
     table = context.table
     examples = table.n_examples[table.connected].sum()
@@ -45,8 +45,8 @@ def privacy(context: Context, rows: IntArray) -> FloatArray:
 def losses(context: Context, rows: IntArray) -> FloatArray:
     """The loss that each client reported last; NaN for a client that was never chosen.
 
-    One that was chosen and reported none, or no number, counts as the median of the eligible clients' losses. Were it
-    taken for one never chosen, a client could be chosen for ever by reporting nothing.
+    A client that was chosen but reported no loss, or NaN, gets the median of the eligible clients' losses. With NaN it
+    would look never chosen, and could be chosen for ever by reporting nothing.
     """
     table = context.table
     loss: FloatArray = table.last_loss[rows]
@@ -59,8 +59,8 @@ def losses(context: Context, rows: IntArray) -> FloatArray:
 def upper_confidence(mean: FloatArray, count: FloatArray, rounds: float, m: int, zeta: float = 1.0) -> FloatArray:
     """ucb_k = ζ μ̄_k + sqrt((m + 1) ln t / T_k), +inf while T_k = 0 (PAUSE v2, eq. (13)).
 
-    mean: μ̄_k, anything where count is 0; count: T_k, the measured rounds (or their discounted number);
-    rounds: how many there have been, t − 1 in round t.
+    `mean`: μ̄_k, ignored where `count` is 0. `count`: T_k, the number of measured rounds, possibly discounted.
+    `rounds`: t, the number of rounds so far.
     """
     width = math.sqrt((m + 1) * math.log(max(rounds, 1)))
     seen = count > 0

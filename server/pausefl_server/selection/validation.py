@@ -1,4 +1,4 @@
-"""Checks of a policy's results before anything acts on them: a policy may be a user's own."""
+"""Checks of what a policy returns, before it is used: the policy may be the user's own code."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from pausefl_server.selection.base import Context, Inspection, Selection
 
 
 def checked(selection: Selection, context: Context, places: int | None = None) -> Selection:
-    """`selection`, of so many places at most, if a round can be played with it; else PauseflError. O(m log n)."""
+    """`selection` if it is valid, else raises PauseflError. `places`: free places of an asynchronous run. O(m log n)"""
     try:
         if not isinstance(selection, Selection):
             raise ValueError(f"a {type(selection).__name__}: must be a pausefl_server.selection.Selection")
@@ -33,7 +33,7 @@ def checked(selection: Selection, context: Context, places: int | None = None) -
 
 
 def checked_inspection(inspection: Inspection, count: int, round: int) -> Inspection:
-    """`inspection`, if it is one of so many updates; else PauseflError."""
+    """`inspection` if it is a valid one of `count` updates; else raises PauseflError."""
     try:
         if not isinstance(inspection, Inspection):
             raise ValueError(f"a {type(inspection).__name__}: must be a pausefl_server.selection.Inspection, or None")
@@ -52,7 +52,7 @@ def checked_inspection(inspection: Inspection, count: int, round: int) -> Inspec
 
 
 def _checked_rows(rows: IntArray, eligible: IntArray) -> IntArray:
-    """The rows in ascending order."""
+    """The rows in ascending order. Raises ValueError unless all are eligible."""
     if not (_is_column(rows, np.int64) and len(rows)):
         raise ValueError(f"rows {_form(rows)}: must be an int64 array of one row or more")
     ordered = np.sort(rows)
@@ -70,7 +70,7 @@ def _check_weights(weights: FloatArray, count: int) -> None:
 
 
 def _check_numbers(numbers: Mapping[str, float], what: str) -> None:
-    """ValueError unless the log can hold these: it is JSON, which has no NaN, no numpy integers, and keys of text."""
+    """Raise ValueError unless the log can store these as JSON: without NaN and numpy integers, and with text keys."""
     if not isinstance(numbers, Mapping):
         raise ValueError(f"{what} {_form(numbers)}: must be a dict of numbers by name")
     for name, value in numbers.items():
@@ -82,7 +82,7 @@ def _check_numbers(numbers: Mapping[str, float], what: str) -> None:
 def _check_number(value: float, what: str) -> None:
     if not isinstance(value, int | float):
         raise ValueError(f"{what} {_form(value)}: must be a float")
-    if not -math.inf < value < math.inf:  # as `isfinite`, which takes no integer beyond the floats
+    if not -math.inf < value < math.inf:  # `isfinite` raises an error for integers too great for a float
         raise ValueError(f"{what} = {value}: must be finite")
 
 
@@ -91,7 +91,7 @@ def _is_column(array: object, dtype: npt.DTypeLike) -> bool:
 
 
 def _form(found: object) -> str:
-    """A few words for it."""
+    """The shape and type of a value, for an error message."""
     if isinstance(found, np.ndarray):
         return f"of shape {found.shape} and type {found.dtype}"
     return f"of type {type(found).__name__}"

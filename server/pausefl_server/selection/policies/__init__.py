@@ -1,1 +1,1 @@
-"""The selection policies, one file each, named after what experiments call them."""
+"""The selection policies, one file each. `pausefl_server.selection.POLICIES` lists them by name."""

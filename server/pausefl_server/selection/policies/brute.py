@@ -1,4 +1,4 @@
-"""PAUSE by brute force: every set of m clients is tried. An oracle for small networks, and what the papers timed."""
+"""PAUSE by brute force: tries every set of m clients. Checks other searches on small networks; the papers time it."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ MOST_SETS = 10_000_000
 
 @dataclass(frozen=True)
 class PauseBrute(Pause):
-    """PAUSE (PAUSE v2, eq. (14)) by trying every set. Refuses more than 10⁷ sets a round."""
+    """PAUSE (PAUSE v2, eq. (14)), solved by trying every set. Refuses more than 10⁷ sets in a round."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -23,12 +23,12 @@ class PauseBrute(Pause):
             raise ValueError(f"rho = {self.rho}: must be a number; prices that grow are for pause and sa-pause")
 
     def check_clients(self, client_ids: Sequence[str], at_once: int) -> None:
-        """ConfigError when `at_once` clients make more sets than can be searched."""
+        """Raise ConfigError if `at_once` clients make more than 10⁷ sets."""
         super().check_clients(client_ids, at_once)
         _sets_to_try(at_once, self.m)
 
     def warm_up(self) -> None:
-        """Load the compiled loop over the sets."""
+        """Load the compiled search."""
         brute_force([1.0, 2.0], [0.0, 0.0], 1)
 
     def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:
@@ -40,7 +40,7 @@ class PauseBrute(Pause):
 
 
 def _sets_to_try(free: int, places: int) -> int:
-    """How many sets there are; ConfigError if there are too many."""
+    """The number of sets of `places` clients among `free`. Raises ConfigError if there are more than MOST_SETS."""
     sets = math.comb(free, places)
     if sets > MOST_SETS:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""CHR: newcomers whose updates point where the originals' do (after FedCHAR; Li, Wang and An, IMWUT 2023)."""
+"""CHR: prefers newcomers with updates similar to the originals' (after FedCHAR; Li, Wang and An, IMWUT 2023)."""
 
 import math
 from collections.abc import Sequence
@@ -17,19 +17,18 @@ from pausefl_server.selection.observed import PolicyRound
 
 @dataclass(frozen=True)
 class Chr(NewcomerPolicy):
-    """Takes of every insertion the p newcomers of greatest mean cosine similarity to the originals' mean update.
+    """Chooses from every insertion the p newcomers of greatest mean cosine similarity to the originals' mean update.
 
-    Unseen newcomers first; a round without an answer counts as similarity 0. The scheme that Fed-TS is compared with,
-    as far as that paper describes it. FedCHAR itself clusters clients and trains a model per cluster, which is no part
-    of this policy.
+    Newcomers that were never chosen go first. A round without an answer counts as similarity 0. The Fed-TS paper
+    compares with this scheme; the policy follows its description. FedCHAR's clusters and their models are left out.
     """
 
     def start(self) -> FloatArray:
-        """Σ of the similarities by row."""
+        """The sum of each row's similarities: none yet."""
         return np.empty(0)
 
     def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection | None:
-        """The cosine of each newcomer's update with the mean of the originals'; None without an original's update."""
+        """The cosine of each newcomer's update with the originals' mean update. None if no original sent an update."""
         original = is_original(table, rows)
         originals = [update for update, is_one in zip(updates, original, strict=True) if is_one]
         if not originals:
@@ -42,7 +41,7 @@ class Chr(NewcomerPolicy):
         return Inspection(statistics, np.ones(len(rows), np.bool_))
 
     def observe(self, state: FloatArray, record: PolicyRound, table: ClientTable) -> FloatArray:
-        """Add the round's similarities."""
+        """Add the round's similarities to the sums."""
         sums = np.pad(state, (0, len(table) - len(state)))
         for o in record.observations:
             sums[table.row_of[o.client_id]] += o.statistics.get("cosine", 0.0)
@@ -55,7 +54,7 @@ class Chr(NewcomerPolicy):
 
 
 def _cosine(a: Vector, b: Vector) -> float:
-    """a·b/(‖a‖‖b‖) of two (d,) vectors, 0 where one of them is zero."""
+    """a·b/(‖a‖‖b‖) of two (d,) vectors; 0 if one of them is zero."""
     a64, b64 = a.astype(np.float64), b.astype(np.float64)
     norms = math.sqrt(float(a64 @ a64)) * math.sqrt(float(b64 @ b64))
     return float(a64 @ b64) / norms if norms else 0.0

@@ -13,16 +13,16 @@ from pausefl_server.selection.terms import rows_in_tie_order
 class Clustered(Policy):
     """Draws one client from each of m urns. A client is drawn m|D_k|/|D| times on average, so the choice is unbiased.
 
-    Clients, largest first, are laid end to end with length m|D_k|; urn r is the r-th stretch of length |D|. A client
-    may lie in several urns: drawn twice it trains once and counts twice. All draws weigh 1/m.
+    The clients lie on a line, largest first, each as a segment of length m|D_k|. Urn r is the r-th stretch of length
+    |D|. A client may lie in several urns. If it is drawn twice, it trains once and counts twice. Each draw weighs 1/m.
 
-    Deviation: with m or fewer eligible clients all of them take part, weighed by data size.
+    Deviation: with m or fewer eligible clients, all of them take part and are weighted by data size.
     """
 
     needs_rounds: ClassVar[bool] = True
 
     def select(self, state: Any, context: Context) -> Selection:
-        """One draw of this round's generator per urn."""
+        """The clients drawn by this round's generator, one per urn."""
         if len(context.eligible) <= self.m:
             return Selection(context.eligible)
         rows = rows_in_tie_order(context)

@@ -13,5 +13,5 @@ class All(Policy):
     needs_rounds: ClassVar[bool] = True
 
     def select(self, state: Any, context: Context) -> Selection:
-        """Select every eligible client."""
+        """All eligible clients."""
         return Selection(context.eligible)

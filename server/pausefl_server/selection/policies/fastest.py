@@ -1,4 +1,4 @@
-"""Fastest in expectation: the m clients of least mean latency, known in advance."""
+"""Fastest in expectation: chooses the m clients of least mean latency, which is known in advance."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +15,11 @@ class Fastest(Policy):
 
     @property
     def needs_oracle(self) -> bool:
-        """The latency laws are its whole idea."""
+        """True: the policy ranks clients by their true mean latency."""
         return True
 
     def select(self, state: Any, context: Context) -> Selection:
-        """The same clients every round, as long as they are eligible."""
+        """The m fastest eligible clients: the same in every round while these are eligible."""
         if context.oracle is None:
             raise ValueError("fastest needs the true mean latencies")
         rows = rows_in_tie_order(context)

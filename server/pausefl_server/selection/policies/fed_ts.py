@@ -1,4 +1,4 @@
-"""Fed-TS (Li, Yan and Ding): Thompson sampling of clients that join while training runs; and UCB on its rewards."""
+"""Fed-TS (Li, Yan and Ding): Thompson sampling of clients that join while training runs. Also UCB1 on its rewards."""
 
 import math
 from collections.abc import Sequence
@@ -22,29 +22,29 @@ Guard = Literal["none", "leave-one-out"]
 
 @dataclass(frozen=True)
 class Posteriors:
-    """Knowledge of the clients' chances of a small drift. Rows count as in the table; later rows have no entry."""
+    """Beta posteriors of each client's chance of a small drift, by row of the table. New rows may have no entry yet."""
 
     successes: IntArray
-    """s − 1: how often a row's drift was small."""
+    """s − 1, the number of rounds in which the row's drift was small."""
     failures: IntArray
-    """f − 1: how often it was not."""
+    """f − 1, the number of rounds in which it was not."""
     centroids: tuple[float, float] | None = None
-    """Where the last round's two-means ended; None: the next one starts from its least and greatest drift."""
+    """The final centroids of the last two-means. None: the next one starts from its least and greatest drift."""
     originals_drift: float = 0.0
-    """The mean drift of the originals in that round; 0 before there was one."""
+    """The mean drift of the originals in that round; 0 before the first."""
 
     @property
     def threshold(self) -> float | None:
-        """α, up to which a drift is small (Fed-TS, eq. (10)): the mean of the centroids; None without them."""
+        """α, the greatest drift that is small (Fed-TS, eq. (10)): the mean of the centroids. None without centroids."""
         return None if self.centroids is None else _threshold(self.centroids)
 
     def counts(self, rows: IntArray, clients: int) -> tuple[IntArray, IntArray]:
-        """s and f of Beta(s, f) for these rows of a table of so many clients, from (1, 1)."""
+        """s and f of Beta(s, f) for these rows of a table of `clients` rows. Rows without an entry have (1, 1)."""
         grown = self.grown(clients)
         return 1 + grown.successes[rows], 1 + grown.failures[rows]
 
     def grown(self, clients: int) -> "Posteriors":
-        """The same with an entry (a copy) for every row."""
+        """A copy with an entry for every row of a table of `clients` rows."""
         new = np.zeros(clients - len(self.successes), np.int64)
         successes, failures = (np.concatenate((counts, new)) for counts in (self.successes, self.failures))
         return replace(self, successes=successes, failures=failures)
@@ -52,26 +52,26 @@ class Posteriors:
 
 @dataclass(frozen=True)
 class FedTs(NewcomerPolicy):
-    """Takes of every insertion the p newcomers with the greatest samples of Beta(s, f) (Fed-TS, eq. (5)).
+    """Chooses from every insertion the p newcomers with the greatest samples of Beta(s, f) (Fed-TS, eq. (5)).
 
-    A newcomer succeeds in a round when its drift is at most the mean of the centroids of all newcomers' drifts
-    (eqs. (7)–(10)). A single drift counts as a success, and so do all that lie on one side of it.
+    A newcomer succeeds in a round if its drift is at most the threshold: the mean of the two centroids of all
+    newcomers' drifts (eqs. (7)–(10)). A single drift succeeds; so do all if they lie on one side (see `centroids`).
     """
 
     drift_weight: Positive | None = None
-    """ε, the weight of a newcomer among the originals in eq. (8); |S_o| unless said otherwise, as recommended."""
+    """ε, the weight of a newcomer beside the originals in eq. (8). Default: |S_o|, as the paper recommends."""
     search_after: Whole | None = None
-    """L: once every newcomer of an insertion who is there was chosen more often than this, its p is the number of
-    those with s >= f (Alg. 3, by the printed sign of the skewness). None: no search."""
+    """L: once every present newcomer of an insertion was chosen more than L times, p becomes the number of them with
+    s >= f (Alg. 3, with the printed sign of the skewness). Not set: p stays `newcomer_share` of them."""
     centroids: Centroids = "kept"
-    """Where two-means starts. "kept": from the last round's centroids, as printed. "rescaled": from these times the
-    change of the originals' mean drift since then; drifts all above the threshold are then failures. "restart": as
-    "kept", but from the least and the greatest drift after a round with all drifts on one side of the threshold."""
+    """The start of two-means. "kept": the last round's centroids, as printed. "rescaled": these, multiplied by the
+    change of the originals' mean drift since then; if all drifts are above the threshold, all fail. "restart": like
+    "kept", but the least and the greatest drift after a round with all drifts on one side of the threshold."""
     guard: Guard = "none"
-    """ "leave-one-out": a newcomer whose drift exceeds the greatest one an original would have as a newcomer among
-    the other originals fails, and its update stays out of the model. Two-means alone finds a better half even among
-    newcomers who are all harmful. In a round with fewer than two originals' updates there is no comparison: no
-    newcomer's enters the model, and none is classified."""
+    """An extra check of newcomers. "leave-one-out": computes which drift each original would have as a newcomer among
+    the others. A newcomer with a greater drift than all of these fails, and its update stays out of the model.
+    Two-means alone finds a better half even if all newcomers are harmful. In a round with fewer than two originals'
+    updates, no newcomer's update enters the model, and none is classified."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,13 +79,13 @@ class FedTs(NewcomerPolicy):
             raise ValueError(f'guard = "{self.guard}": needs m of at least 2, as it compares originals with each other')
 
     def start(self) -> Posteriors:
-        """Beta(1, 1), the prior, for every client."""
+        """The prior Beta(1, 1) for every client."""
         return Posteriors(np.empty(0, np.int64), np.empty(0, np.int64))
 
     def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection | None:
-        """The drift of everyone: of an original, the one it would have as a newcomer among the others.
+        """The drift of each client's update. An original gets the drift it would have as a newcomer among the others.
 
-        No drift without an original's update, and none for an original who is alone.
+        There are no drifts if no original sent an update, and none for an original that is the only one.
         """
         original = is_original(table, rows)
         originals = [update for update, is_one in zip(updates, original, strict=True) if is_one]
@@ -126,7 +126,7 @@ class FedTs(NewcomerPolicy):
         return int((successes >= failures).sum())
 
     def _start(self, state: Posteriors, originals_drift: float) -> tuple[float, float] | None:
-        """The centroids to start two-means from; None: the least and the greatest drift."""
+        """The centroids from which two-means starts; None: the least and the greatest drift."""
         if self.centroids != "rescaled" or state.centroids is None or not state.originals_drift:
             return state.centroids
         low, high = state.centroids
@@ -136,7 +136,7 @@ class FedTs(NewcomerPolicy):
     def _classify(
         self, drift: FloatArray, start: tuple[float, float] | None
     ) -> tuple[BoolArray, tuple[float, float] | None]:
-        """True for each small drift of n > 0 newcomers', and the centroids to remember."""
+        """Whether each of n > 0 newcomers' drifts is small, (n,), and the centroids to remember."""
         everyone = np.ones(len(drift), np.bool_)
         if len(drift) == 1:
             return everyone, start
@@ -148,7 +148,7 @@ class FedTs(NewcomerPolicy):
         return small, None if on_one_side and self.centroids == "restart" else found
 
     def _within_guard(self, drift: FloatArray, originals_drift: FloatArray) -> BoolArray:
-        """(n,) which drifts an original might have too: all without a guard, with one and no two originals none."""
+        """(n,), whether each drift passes the guard: all without a guard, none with fewer than two originals."""
         if self.guard == "none":
             return np.ones(len(drift), np.bool_)
         if not np.isfinite(originals_drift).any():
@@ -159,15 +159,13 @@ class FedTs(NewcomerPolicy):
 
 @dataclass(frozen=True)
 class DriftUcb(FedTs):
-    """Takes newcomers by UCB1 on Fed-TS's rewards (Auer, Cesa-Bianchi and Fischer, 2002).
+    """Chooses newcomers by UCB1 on Fed-TS's rewards (Auer, Cesa-Bianchi and Fischer, 2002).
 
-    The index is the mean reward + sqrt(2 ln t / T_k).
-
-    A round in which a newcomer was chosen and gave no answer counts as one without reward.
+    The index is the mean reward + sqrt(2 ln t / T_k). A chosen newcomer that gives no answer has reward 0.
     """
 
     centroids: Centroids = "rescaled"
-    """As of fed-ts. UCB1 often chooses harmful newcomers alone, and with "kept" drifts on one side are successes."""
+    """See `centroids` of fed-ts. UCB1 often chooses harmful newcomers alone; with "kept", all of them would succeed."""
 
     def _promise(self, state: Posteriors, context: Context, newcomers: IntArray) -> FloatArray:
         table = context.table

@@ -1,4 +1,4 @@
-"""FedAT (Chai et al., SC 2021, arXiv 2010.05958): tiers of similar latency, each of which plays rounds of its own."""
+"""FedAT (Chai et al., SC 2021, arXiv 2010.05958): tiers of clients of similar latency, each with its own rounds."""
 
 from dataclasses import dataclass
 
@@ -15,37 +15,37 @@ from pausefl_server.selection.terms import rows_in_tie_order
 
 @dataclass(frozen=True)
 class FedAt(Policy):
-    """Chooses uniformly among the clients of a tier of which none is at work; those never measured go first.
+    """Chooses clients of one tier uniformly, while no client of this tier is at work. Unmeasured clients go first.
 
-    Goes with `asynchronous.rule` "fedat", which makes a step of each round of a tier. A round has K clients, and
+    It needs `asynchronous.rule` "fedat", which makes a step of each tier's round. A tier's round has K clients, and
     C = `tiers` · K.
 
     What differs:
-    - The paper profiles latencies before round 1. Here clients are dealt into tiers at random first, by the seed. Once
-      all that are there were measured, they are dealt anew by what was, once, and rounds that are out are of the
-      slowest tier that one of their clients is in. Clients that come later are of the slowest tier of all.
+    - The paper profiles latencies before round 1. Here the tiers are random at first, by the seed. They are formed anew
+      once, by latency, when all connected clients were measured. A round under way then belongs to the slowest tier of
+      its clients. Clients that join later belong to the slowest tier of all.
     """
 
     tiers: Count = 5
-    """M, how many tiers there are."""
+    """M, the number of tiers."""
 
     def start(self) -> tuple[int, ...]:
-        """No tier is known yet."""
+        """An empty tuple: no tier is known yet."""
         return ()
 
     def observe(self, state: tuple[int, ...], record: PolicyRound, table: ClientTable) -> tuple[int, ...]:
-        """The tier of each row, once all clients that are there have been measured."""
+        """The tier of each row, once all connected clients that have budget left were measured; empty before."""
         is_due = not state and table.measured[table.eligible()].all()
         return tuple(quantile_tiers(table, self.tiers).tolist()) if is_due else state
 
     def tiers_of(self, state: tuple[int, ...], table: ClientTable) -> IntArray:
-        """By latency where it is known, else at random."""
+        """The tier of each row, (K,): by latency once the tiers were formed, at random before."""
         if state:
             return np.pad(state, (0, len(table) - len(state)), constant_values=self.tiers - 1)
         return (np.argsort(np.argsort(table.tie_key)) % self.tiers).astype(np.int64)
 
     def select(self, state: tuple[int, ...], context: Context) -> Selection:
-        """m of those eligible."""
+        """m of the eligible clients, at random. Clients that were never measured go first."""
         shuffled = context.rng.permutation(rows_in_tie_order(context))
         unseen_first = np.argsort(context.table.measured[shuffled] > 0, kind="stable")
         return Selection(np.sort(shuffled[unseen_first][: self.m]))

@@ -1,4 +1,4 @@
-"""The genie: PAUSE's choice by one who knows the latency laws (PAUSE v2, eq. (10))."""
+"""The genie: PAUSE's choice if the latency laws are known (PAUSE v2, eq. (10))."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,12 @@ from pausefl_server.selection.terms import rows_in_tie_order
 class Genie(Pause):
     """Chooses as PAUSE does, with the true μ_k = τ_min E[1/τ_k] in place of ucb. Regret is measured against it.
 
-    It has nothing to explore, so unseen clients get no precedence and ζ, discount and window no meaning.
+    The genie need not explore. So unseen clients have no precedence, and ζ, discount and window have no effect.
     """
 
     @property
     def needs_oracle(self) -> bool:
-        """The latency laws are its whole idea."""
+        """True: the true mean latencies replace ucb."""
         return True
 
     def choice(self, state: Recent | None, context: Context) -> Choice:
@@ -30,8 +30,8 @@ class Genie(Pause):
         if context.oracle is None:
             raise ValueError("genie needs the true mean latencies")
         known = context.oracle.mean_inverse_latency
-        inverse_s = np.minimum([known[context.table.ids[row]] for row in rows], 1e6)  # as a measured one: 1 µs at least
+        inverse_s = np.minimum([known[context.table.ids[row]] for row in rows], 1e6)  # latencies are at least 1 µs
         tau_min_s = context.effective_tau_min_s
-        if not np.isfinite(tau_min_s):  # "auto", and nothing measured yet: the fastest client's mean stands in
+        if not np.isfinite(tau_min_s):  # "auto", but nothing was measured yet: use the fastest client's mean
             tau_min_s = 1.0 / inverse_s.max()
         return np.minimum(tau_min_s * inverse_s, 1.0)

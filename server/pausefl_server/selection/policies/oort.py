@@ -15,70 +15,70 @@ from pausefl_server.selection.observed import PolicyRound
 from pausefl_server.selection.terms import losses, rows_in_tie_order
 
 _EXPLORATION_WINDOW = 5
-"""Unseen clients are drawn among this many times as many of the most promising (the code's default)."""
+"""n unseen clients are drawn among the 5 n most promising ones (the default of the authors' code)."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Oort's memory beyond the client table."""
+    """Oort's state beyond the client table."""
 
     last_round: IntArray
-    """The last round each row took part in, 0 for none."""
+    """The last round each row was chosen in, 0 for none."""
     percentile: float
     """The preferred round duration T, as a percentile of the clients' durations."""
     utilities: tuple[float, ...] = ()
     """Statistical utility gained in each of the last 2W rounds, oldest first."""
     round: int = 0
-    """The last of them, 0 for none."""
+    """The last of these rounds, 0 for none."""
     percentile_before: float = 0.0
     """`percentile` before that round."""
 
 
 @dataclass(frozen=True)
 class Oort(Policy):
-    """Exploits clients of great utility, less so if they are slower than T. Explores fast ones that hold much data.
+    """Exploits clients of great utility, which falls for clients slower than T. Explores fast clients with much data.
 
-    After the paper's Algorithm 1 with its defaults; how utilities are normalised, clipped and mixed with the time since
-    a client last took part, and how unseen clients are drawn, as in its authors' code (github.com/SymbioticLab/Oort).
+    It follows the paper's Algorithm 1 with its defaults. The authors' code (github.com/SymbioticLab/Oort) gives the
+    scaling and clipping of utilities, their bonus for long absence, and the draw of unseen clients.
 
     What differs:
-    - The statistical utility is |D_k| times the root mean square of the samples' losses there; clients disclose their
-      mean loss alone, which stands in for it.
-    - A client's duration is the harmonic mean of its measured latencies, there the last one. Before it is measured it
-      is the mean of its latency law, told in advance as the paper takes it from a device's model; see `known_speeds`.
-    - T is a percentile of the durations, as in the code; in the paper it is a time. The pacer relaxes it when utility
-      falls, as in the paper; the code also does so when utility is flat, and tightens it when utility jumps.
-    - A client that was chosen and reported no loss counts as the median one (there every client reports one).
-    - Clients that were chosen often are not left out, and no more than m are asked for m updates (there 1.3 m).
-    - Utilities are scaled over the clients seen, in the code also over the data sizes of those not seen.
-    - The model averages by data size, eq. (2) of PAUSE: Oort leaves aggregation to the framework.
+    - The paper's statistical utility is |D_k| times the root mean square of the samples' losses. Clients here disclose
+      only their mean loss, which replaces it.
+    - A client's duration is the harmonic mean of its measured latencies; in the paper it is the last one. Before the
+      first, it is the mean of the latency law; the paper infers it from the device's model. See `known_speeds`.
+    - T is a percentile of the durations, as in the code; in the paper it is a time. The pacer raises T when utility
+      falls, as in the paper. The code also raises T when utility is flat, and lowers it when utility jumps.
+    - A chosen client that reported no loss gets the median loss. In the paper every client reports one.
+    - Clients that were chosen often are not excluded. m clients are asked for m updates; in the paper, 1.3 m.
+    - Utilities are scaled over the clients seen. The code also scales over the data sizes of unseen clients.
+    - The model averages by data size, eq. (2) of PAUSE. Oort leaves aggregation to the framework.
     """
 
     exploration: Share = 0.9
-    """ε in round 1: the share of unseen clients in a round."""
+    """ε in round 1, the share of unseen clients in a round."""
     exploration_decay: Share = 0.98
-    """Factor of ε per round."""
+    """The factor by which ε falls each round."""
     exploration_min: Share = 0.2
     """ε never falls below this."""
     penalty: NonNegative = 2.0
     """α of Oort, eq. (1): how strongly slowness counts."""
     cutoff: Share = 0.95
-    """c: clients down to this share of the last admitted utility are sampled in proportion to their utility."""
+    """c. To choose n seen clients, Oort draws among those with at least c times the n-th greatest utility."""
     pacer_window: Count = 20
-    """W: rounds compared by the pacer, which prefers longer rounds once utility falls."""
+    """W. Every W rounds, the pacer raises T if the last W rounds gained less utility than the W before."""
     pacer_percentile: Annotated[float, Ge(0), Le(100)] = 50.0
     """T in round 1, as a percentile of the clients' durations."""
     pacer_step: Annotated[float, Ge(0), Le(100)] = 10.0
-    """Percentiles by which the pacer raises T."""
+    """How many percentiles the pacer raises T by."""
 
     known_speeds: bool = True
-    """Whether unseen clients' mean latencies are known; without them exploration goes by data size alone."""
+    """Whether the policy knows unseen clients' mean latencies. If not, it explores by data size alone."""
 
     needs_loss: ClassVar[bool] = True
 
     @property
     def needs_oracle(self) -> bool:
-        """For the speeds of clients that have not been measured."""
+        """True if the mean latencies of unmeasured clients are used (`known_speeds`)."""
         return self.known_speeds
 
     def start(self) -> Pace:
@@ -86,9 +86,9 @@ class Oort(Policy):
         return Pace(np.empty(0, np.int64), self.pacer_percentile)
 
     def observe(self, state: Pace, record: PolicyRound, table: ClientTable) -> Pace:
-        """Note who took part; every W rounds, relax T if the utility gained has fallen (Oort, Algorithm 1).
+        """Note which clients were chosen. Every W rounds, raise T if the utility gained has fallen (Oort, Algorithm 1).
 
-        Several attempts at a round are one round to the pacer, which thinks again after each of them.
+        The pacer counts all attempts at a round as one round, and decides anew after each of them.
         """
         last_round = np.pad(state.last_round, (0, len(table) - len(state.last_round)))
         last_round[table.rows(record.chosen)] = record.round
@@ -102,7 +102,7 @@ class Oort(Policy):
         return Pace(last_round, relaxed, utilities, record.round, percentile)
 
     def select(self, state: Pace, context: Context) -> Selection:
-        """ε m unseen clients by size and speed, the others by utility."""
+        """ε m unseen clients by data size and speed, the others by utility."""
         rows = rows_in_tie_order(context)
         m = min(self.m, len(rows))
         loss = losses(context, rows)
@@ -115,7 +115,7 @@ class Oort(Policy):
         return Selection(np.sort(np.concatenate((new, seen))))
 
     def _explored(self, context: Context, rows: IntArray, speed: FloatArray, count: int) -> IntArray:
-        """`count` unseen rows, drawn in proportion to size times speed among the greatest of these."""
+        """`count` unseen rows, drawn in proportion to data size times speed among those where it is greatest."""
         promise: FloatArray = speed * context.table.n_examples[rows]
         pool = np.argsort(-promise, kind="stable")[: _EXPLORATION_WINDOW * count]
         return _drawn(context.rng, rows[pool], promise[pool], count)
@@ -123,7 +123,7 @@ class Oort(Policy):
     def _exploited(
         self, state: Pace, context: Context, rows: IntArray, loss: FloatArray, speed: FloatArray, count: int
     ) -> IntArray:
-        """`count` rows, drawn in proportion to utility among those within the cutoff of the count-th greatest."""
+        """`count` seen rows, drawn in proportion to utility among those within the cutoff of the count-th greatest."""
         if count == 0:
             return rows[:0]
         statistical: FloatArray = np.maximum(loss, 0.0) * context.table.n_examples[rows]
@@ -133,14 +133,14 @@ class Oort(Policy):
         return _drawn(context.rng, rows[pool], utility[pool], count)
 
     def _speed(self, state: Pace, context: Context, rows: IntArray) -> FloatArray:
-        """(T/duration)^penalty for rows slower than T, 1 for others and where no duration is known."""
+        """(T/duration)^penalty for rows slower than T; 1 for the others and those of unknown duration."""
         table = context.table
         duration_s = np.full(len(rows), np.nan)
         if self.known_speeds:
             if context.oracle is None:
                 raise ValueError("oort needs the true mean latencies, or known_speeds = false")
             duration_s = np.array([context.oracle.mean_latency_s[table.ids[row]] for row in rows])
-        measured = table.inverse_latency_sum[rows] > 0  # at least one answer; misses lengthen its duration
+        measured = table.inverse_latency_sum[rows] > 0  # has an answer; misses lengthen its duration
         duration_s[measured] = table.measured[rows][measured] / table.inverse_latency_sum[rows][measured]
         known_s = duration_s[~np.isnan(duration_s)]
         if not known_s.size:
@@ -153,10 +153,10 @@ class Oort(Policy):
 
 
 def scaled_utility(statistical: FloatArray, last_round: IntArray, round: int) -> FloatArray:
-    """Utilities from 0 to 1, clipped at their 95th percentile, plus what is due to clients not asked lately.
+    """Utilities scaled to 0..1, clipped at their 95th percentile, plus a bonus for clients that were not chosen lately.
 
-    Min-max as in the authors' code, whose least value is taken times 0.999 so that no utility is 0; then Algorithm 1's
-    sqrt(0.1 ln R / L), R being the round and L the last one the client took part in. All arrays are (n,), n >= 1.
+    The min-max scaling is that of the authors' code. It multiplies the least value by 0.999, so that no utility is 0.
+    The bonus is Algorithm 1's sqrt(0.1 ln R / L): R is the round, L the last one with the client. Arrays: (n,), n >= 1.
     """
     clipped = np.minimum(statistical, _at_percentile(statistical, 95.0))
     least = 0.999 * statistical.min()
@@ -173,5 +173,5 @@ def _drawn(rng: np.random.Generator, rows: IntArray, weight: FloatArray, count: 
 
 
 def _at_percentile(values: FloatArray, percentile: float) -> float:
-    """The value at this place among the sorted ones, (n,), n >= 1."""
+    """The value at this percentile of the values, (n,), n >= 1: an element of theirs, without interpolation."""
     return float(np.sort(values)[min(int(len(values) * percentile / 100), len(values) - 1)])

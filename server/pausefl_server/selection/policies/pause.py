@@ -1,4 +1,4 @@
-"""PAUSE: privacy-aware active user selection (PAUSE v2, Algorithm 1), solved exactly under rewards R1 and R2."""
+"""PAUSE: privacy-aware active user selection (PAUSE v2, Algorithm 1), solved exactly under the rewards R1 and R2."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,9 +20,9 @@ from pausefl_server.selection.terms import generalisation, privacy, rows_in_tie_
 
 @dataclass(frozen=True)
 class Choice:
-    """One round's argmax: choose m of the candidates, the forced positions among them.
+    """The optimisation problem of one round: the best m of n candidates, which must include the forced positions.
 
-    Arrays have shape (n,); position i is table row rows[i], in tie order.
+    Arrays have shape (n,). Position i is table row rows[i]; rows are in tie order.
     """
 
     m: int
@@ -34,19 +34,19 @@ class Choice:
     """v_k = (α g_k + γ p_k)/m."""
     cluster: IntArray
     marginal: FloatArray
-    """The cost of the first, second, ... member of a cluster; the last cost holds for all further ones."""
+    """The cost of the first, second, ... member of a cluster. The last cost holds for all further members."""
     forced: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def energy(self, chosen: IntArray) -> float:
-        """The objective of eq. (14) at these positions."""
+        """The objective of eq. (14) for the set at these positions."""
         return float(self.ucb[chosen].min()) + self.worth(chosen)
 
     def worth(self, chosen: IntArray) -> float:
-        """αΦ_g + γΦ_p at these positions."""
+        """αΦ_g + γΦ_p of the set at these positions."""
         return float(self.value[chosen].sum()) - self.penalty(chosen)
 
     def penalty(self, chosen: IntArray) -> float:
-        """α times the cluster term of Φ_g, eq. (22)."""
+        """α times the cluster term of Φ_g, eq. (22), of the set at these positions."""
         if not self.marginal.any():
             return 0.0
         _, counts = np.unique(self.cluster[chosen], return_counts=True)
@@ -54,7 +54,7 @@ class Choice:
         return float(np.cumsum(costs)[counts - 1].sum())
 
     def finite(self) -> "Choice":
-        """The same problem with every infinite ucb so great that its order among sets stays, but energies subtract."""
+        """The same problem with great finite numbers for infinite ucb: sets keep their order, and energies subtract."""
         infinite = np.isinf(self.ucb)
         if not infinite.any():
             return self
@@ -64,7 +64,7 @@ class Choice:
         return replace(self, ucb=np.where(infinite, above + beyond_any_gain, self.ucb))
 
     def exact(self) -> IntArray:
-        """An optimal set's positions."""
+        """The positions of an optimal set."""
         if not self.marginal.any():
             return pivot_and_fill(self.ucb, self.value, self.m, self.forced)
         return convex_pivot_and_fill(self.ucb, self.value, self.m, self.cluster, self.marginal, self.forced)
@@ -74,11 +74,11 @@ class Choice:
 class Pause(Policy):
     """Chooses argmax over |S| = m of min_S ucb + α Φ_g + γ Φ_p (PAUSE v2, eq. (14)), exactly.
 
-    While clients are unseen (T_k = 0) they go first: all of them, up to m by greatest value, and the rest of the set
-    is the optimum given them. A miss is a censored measurement, so every client that was chosen has a finite ucb.
+    Unseen clients (T_k = 0) go first, up to m of them by greatest value. The rest of the set is the optimum given
+    these. A miss is a censored measurement, so every client that was ever chosen has a finite ucb.
 
-    In an asynchronous run S are as many idle clients as places are free, while (8) and (13) count in rounds of C jobs,
-    with m = C.
+    In an asynchronous run, S has as many idle clients as places are free. Equations (8) and (13) then count C jobs as a
+    round and use m = C.
     """
 
     alpha: NonNegative = 100.0
@@ -90,24 +90,24 @@ class Pause(Policy):
     zeta: NonNegative = 1.0
     """ζ, the weight of the latency estimate against exploration, eq. (13)."""
     reward: Literal["R1", "R2"] = "R1"
-    """R1: means of g and p, eq. (18). R2: clients that share an access point are kept apart, eq. (22)."""
+    """R1: means of g and p over the set, eq. (18). R2: also a price on clients sharing an access point, eq. (22)."""
     clusters: Count | dict[str, int] = 6
-    """R2: how many clusters to draw at random, or the cluster of each client by id."""
+    """R2: the number of random clusters (access points), or a table with the cluster of each client by id."""
     rho: float | list[float] = 0.01
-    """R2: ρ, the price of every member of a cluster beyond the first, or a list of the prices of the second, third, ...
-    member. A list does not decrease, and its last price holds for all further members. No paper states ρ. With α = 100
-    the default makes a shared access point cost as much as the whole range of the latency term, which is 1."""
+    """R2: ρ, the price of each member of a cluster beyond the first, or a list of prices of the second, third, ...
+    member. A list must not decrease. Its last price holds for all further members. No paper states ρ. With α = 100, the
+    default makes a shared access point cost as much as the whole range of the latency term, which is 1."""
     delta_tau_s: NonNegative = 0.0
-    """R2: δ_τ, logged for each member beyond the first, in a column of its own. It is never added to a latency."""
+    """R2: δ_τ in seconds, logged in its own column for each member beyond the first. It is never added to a latency."""
     discount: PositiveShare = 1.0
-    """Factor by which earlier measurements lose weight each round, 1 for the plain mean of eq. (11)."""
+    """The weights of earlier measurements are multiplied by this factor each round. 1: the plain mean of eq. (11)."""
     window: Whole = 0
-    """Rounds after which a measurement is forgotten, 0 for never."""
+    """Only measurements of this many last rounds count. 0: all count."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for client_id, cluster in self.clusters.items() if isinstance(self.clusters, dict) else ():
-            if cluster < 0:  # such numbers stand for clients that are alone
+            if cluster < 0:  # negative numbers stand for clients without a cluster
                 raise ValueError(f"clusters.{client_id} = {cluster}: must be at least 0")
         prices = np.atleast_1d(np.asarray(self.rho, np.float64))
         if prices.size == 0 or not np.isfinite(prices).all() or prices[0] < 0 or (np.diff(prices) < 0).any():
@@ -117,35 +117,35 @@ class Pause(Policy):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it chooses as eq. (14) under R1 with the plain mean of eq. (11): all that compiled rounds know.
+        """Whether the choice is eq. (14) under R1 with the plain mean of eq. (11): compiled rounds support only this.
 
-        A subclass may be, whatever else it adds, unless it overrides one of the steps of the choice.
+        A subclass is plain too, unless it overrides one of the steps of the choice (`_STEPS`).
         """
         overridden = any(getattr(type(self), step) is not getattr(Pause, step) for step in _STEPS)
         return not overridden and self.reward == "R1" and not self.window and self.discount == 1
 
     @property
     def greatest_penalty(self) -> float:
-        """α times the cluster term of Φ_g, eq. (22), where all m share one cluster; 0 under R1."""
+        """α times the cluster term of Φ_g, eq. (22), of m clients that all share one cluster; 0 under R1."""
         return float(np.pad(self._marginal(), (0, self.m), mode="edge")[: self.m].sum())
 
     def warm_up(self) -> None:
-        """Load the compiled search this reward needs."""
+        """Load the compiled search that this reward needs."""
         rows, zeros = np.arange(3), np.zeros(3)
         Choice(2, rows, zeros, zeros, zeros, zeros, np.zeros(3, np.int64), self._marginal()).exact()
 
     def check_clients(self, client_ids: Sequence[str], at_once: int) -> None:
-        """Every client that has a cluster must be there."""
+        """Raise ValueError if `clusters` names an unknown client."""
         named = self.clusters.keys() if isinstance(self.clusters, dict) else set()
         if unknown := sorted(named - set(client_ids)):
             raise ValueError(f"clusters.{unknown[0]}: must be the id of a client, such as {client_ids[0]}")
 
     def start(self) -> Recent | None:
-        """Nothing to remember beyond the client table, except for a mean that forgets."""
+        """The empty state of a mean that forgets. None for the plain mean, which the client table holds."""
         return Recent.nothing() if self.window or self.discount < 1 else None
 
     def observe(self, state: Recent | None, record: PolicyRound, table: ClientTable) -> Recent | None:
-        """Fold the round's latencies into a mean that forgets."""
+        """The state with the round's latencies; None for the plain mean."""
         return state and remember(state, record, table, self.discount, self.window)
 
     def select(self, state: Recent | None, context: Context) -> Selection:
@@ -163,12 +163,12 @@ class Pause(Policy):
         return Selection(rows, details=details, cluster_penalty_s=self.delta_tau_s * shared)
 
     def choice(self, state: Recent | None, context: Context) -> Choice:
-        """The problem of this round: all candidates, or only the unseen where they fill a round by themselves."""
+        """The problem of this round. Candidates are all clients, or only the unseen ones if these fill the round."""
         rows = rows_in_tie_order(context)
         unseen = np.flatnonzero(context.table.chosen[rows] == 0)
         if len(unseen) >= self.m:
             choice = self._among(state, context, rows[unseen])
-            # Their latencies are all unknown, so the greatest value decides; a constant says so, and stays finite.
+            # All their latencies are unknown. With a constant ucb, the value decides, and energies stay finite.
             return replace(choice, ucb=np.zeros(len(unseen)))
         return replace(self._among(state, context, rows), forced=unseen)
 
@@ -188,11 +188,11 @@ class Pause(Policy):
         )
 
     def _marginal(self) -> FloatArray:
-        """The cost of the first, second, ... member of a cluster: λ = αρ from the second on."""
+        """The cost of the first, second, ... member of a cluster: 0, then λ = αρ."""
         return self.alpha * np.append(0.0, self.rho) if self.reward == "R2" else np.zeros(1)
 
     def _index(self, state: Recent | None, context: Context, rows: IntArray) -> FloatArray:
-        """ucb_k of eq. (13); logarithms count the rounds a forgetful mean can still remember."""
+        """ucb_k of eq. (13). With a forgetful mean, its ln t counts only the rounds that the mean still remembers."""
         mean, count = mean_and_count(context, rows, state)
         rounds = context.rounds_before
         if self.window:
@@ -202,7 +202,7 @@ class Pause(Policy):
         return upper_confidence(mean, count, rounds, context.concurrency or self.m, self.zeta)
 
     def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:
-        """Positions of the set chosen, and what to log about it."""
+        """The positions of the chosen set, and numbers to log about it."""
         positions = choice.exact()
         return positions, {"energy": choice.finite().energy(positions)}
 

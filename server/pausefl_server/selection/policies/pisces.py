@@ -1,4 +1,4 @@
-"""Pisces (Jiang et al., SoCC 2022, arXiv 2206.09264): utility, less so for clients whose updates are stale."""
+"""Pisces (Jiang et al., SoCC 2022, arXiv 2206.09264): chooses by utility, which stale updates lower."""
 
 import math
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ from pausefl_server.selection.observed import PolicyRound
 from pausefl_server.selection.terms import losses, rows_in_tie_order
 
 _RECENT = 5
-"""How many of a client's last updates its staleness is the mean of, and how many versions' losses are compared."""
+"""A client's staleness is the mean over this many last updates. Losses of this many model versions are compared."""
 _CREDITS = 5
-"""How often a client may be an outlier before it is chosen last."""
+"""How many times a client may be an outlier before it is chosen last."""
 _RADIUS = 0.5
 """ε of DBSCAN, in units of the loss."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Pisces's memory beyond the client table, by row; later rows have no entry."""
+    """Pisces's state beyond the client table, by row. The newest rows may have no entry."""
 
     staleness: FloatArray
-    """(K, 5) how stale each client's last updates were, newest first; NaN where there were fewer."""
+    """(K, 5), the staleness of each client's last updates, newest first; NaN where there were fewer."""
     version: IntArray
-    """The model that each client's last update was made from, by its round; -1 for none."""
+    """The round of the model that each client's last update was made from; -1 for none."""
     credits: IntArray
-    """How often each client may yet be an outlier, at least 0."""
+    """How many more times each client may be an outlier, at least 0."""
 
     def grown(self, clients: int) -> "Seen":
-        """The same with an entry (a copy) for every row."""
+        """A copy with an entry for every row of a table of `clients` rows."""
         new = (0, clients - len(self.version))
         return Seen(
             np.pad(self.staleness, (new, (0, 0)), constant_values=np.nan),
@@ -46,41 +46,41 @@ class Seen:
 class Pisces(Policy):
     """Explores unseen clients at random, and exploits those of greatest utility |D_k| loss_k / (τ̃_k + 1)^β.
 
-    τ̃_k is the mean staleness of the client's last 5 updates, so that slow clients are chosen where their data are
-    worth it. Each place explores with probability 0.3 · 0.99^(t−1), at least 0.1, in step t. A client whose loss is an
-    outlier among those of the last 5 versions loses one of 5 credits (DBSCAN, ε = 0.5, half of m as least number of
-    neighbours). Without any it is chosen only where others do not suffice. Constants are the authors'.
+    τ̃_k is the mean staleness of the client's last 5 updates, so a slow client is chosen only if its data are worth it.
+    In step t, each place explores with probability 0.3 · 0.99^(t−1), at least 0.1. A client loses one of 5 credits if
+    its loss is an outlier among those of the last 5 model versions (DBSCAN, ε = 0.5, at least half of m neighbours).
+    Without credits, it is chosen only if there are too few others. The constants are the authors'.
 
-    In an asynchronous run it also paces: a step has so many updates that a job of the slowest client at work is likely
-    to be b steps old at most. Where the clients at work have latencies L, updates arrive at the rate Σ 1/L, so
-    K_t = ⌈max L · Σ 1/L / b⌉, and at least K.
+    In an asynchronous run, the policy also sets the number of updates per step, K_t, so that the update of the slowest
+    client at work is probably at most b steps stale. If L are the latencies of the clients at work, updates arrive at
+    the rate Σ 1/L. So K_t = ⌈max L · Σ 1/L / b⌉, and at least K.
 
     What differs:
-    - The paper makes a step once max L / b has passed since the last one; counting updates needs no clock.
-    - Clients disclose their mean loss alone, which stands in for the root mean square of their samples' losses.
-    - A client that was chosen and reported no loss counts as the median one.
+    - The paper makes a step when max L / b has passed since the last one. Counting updates needs no clock.
+    - Clients disclose only their mean loss. It replaces the root mean square of their samples' losses.
+    - A chosen client that reported no loss gets the median loss.
     """
 
     exploration: Share = 0.3
-    """The share of unseen clients at first."""
+    """The share of unseen clients in the first round or step."""
     exploration_decay: Share = 0.99
-    """Factor of that share per round or step."""
+    """The factor by which that share falls each round or step."""
     exploration_min: Share = 0.1
     """The share never falls below this."""
     beta: NonNegative = 1.0
     """β, how strongly staleness counts."""
 
     staleness_bound: Whole = 0
-    """b, how stale updates may be, as far as K_t can see to it; 0 stands for C."""
+    """b, the staleness that K_t tries to keep updates below or at, in steps. 0 stands for C."""
 
     needs_loss: ClassVar[bool] = True
 
     def start(self) -> Seen:
-        """No update yet."""
+        """The state without any update."""
         return Seen(np.empty((0, _RECENT)), np.empty(0, np.int64), np.empty(0, np.int64))
 
     def observe(self, state: Seen, record: PolicyRound, table: ClientTable) -> Seen:
-        """Note how stale updates were, and charge those that are outliers among recent ones."""
+        """Note the staleness of the round's updates. Their clients lose a credit if their loss is an outlier."""
         grown = state.grown(len(table))
         if not record.observations:
             return grown
@@ -98,7 +98,7 @@ class Pisces(Policy):
         return grown
 
     def updates_needed(self, table: ClientTable, at_work: IntArray, buffer: int) -> int:
-        """K_t; K before the first answer of those at work."""
+        """K_t; `buffer` (K) while no client at work has answered before."""
         known = at_work[table.inverse_latency_sum[at_work] > 0]
         if not known.size:
             return buffer
@@ -107,7 +107,7 @@ class Pisces(Policy):
         return max(buffer, min(math.ceil(in_longest / (self.staleness_bound or self.m) - 1e-9), len(at_work)))
 
     def select(self, state: Seen, context: Context) -> Selection:
-        """Unseen ones for as many places as a binomial draw says, the others by utility."""
+        """Unseen clients for a binomial number of places, and those of greatest utility for the others."""
         rows, seen = rows_in_tie_order(context), state.grown(len(context.table))
         m = min(self.m, len(rows))
         loss = losses(context, rows)
@@ -120,14 +120,14 @@ class Pisces(Policy):
         return Selection(np.sort(np.concatenate((explored, rows[known][best]))))
 
     def _freshness(self, staleness: FloatArray) -> FloatArray:
-        """1/(τ̃ + 1)^β of (n, 5) stalenesses; 1 where there are none."""
+        """1/(τ̃ + 1)^β of (n, 5) stalenesses; 1 for clients without any."""
         counted = np.isfinite(staleness)
         mean: FloatArray = np.where(counted, staleness, 0.0).sum(axis=1) / np.maximum(counted.sum(axis=1), 1)
         return (mean + 1.0) ** -self.beta
 
 
 def is_outlier(values: FloatArray, radius: float, neighbours: int) -> BoolArray:
-    """(n,) which values are noise to DBSCAN: none within the radius has so many values, itself included, within it."""
+    """(n,), whether each value is noise to DBSCAN: no value within the radius has `neighbours` values in its own."""
     is_near = np.abs(values[:, None] - values) <= radius
     is_core = is_near.sum(axis=1) >= neighbours
     noise: BoolArray = np.logical_not(is_near[:, is_core].any(axis=1))

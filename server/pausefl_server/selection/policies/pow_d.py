@@ -12,22 +12,22 @@ from pausefl_server.selection.terms import losses, rows_in_tie_order
 
 @dataclass(frozen=True)
 class PowD(Policy):
-    """Draws d candidates with probabilities p_k = |D_k|/|D|, without replacement, and takes the m of greatest loss.
+    """Draws d candidates with probabilities p_k = |D_k|/|D|, without replacement, and chooses the m of greatest loss.
 
-    The model averages them uniformly (the paper's update rule): data size counts once, in the draw. Losses are the last
-    ones reported (the paper's variant rpow-d: no extra round trip to ask candidates); a client never chosen counts as
-    the greatest, as there. Deviations: a client that was chosen and reported no loss counts as the median one, and with
-    fewer than d eligible clients, all of them are candidates.
+    The model averages their updates uniformly, as in the paper: data size counts once, in the draw. Losses are those
+    reported last, as in the paper's variant rpow-d, which asks candidates for nothing. A client that was never chosen
+    has the greatest loss, as there. Deviations: a chosen client that reported no loss gets the median loss. With fewer
+    than d eligible clients, all of them are candidates.
     """
 
     d: Count = 10
-    """Candidates a round; m where that is more."""
+    """The number of candidates in a round. It counts as m if m is greater."""
 
     needs_loss: ClassVar[bool] = True
-    needs_rounds: ClassVar[bool] = True  # for its weights, which are shares of one choice
+    needs_rounds: ClassVar[bool] = True  # its weights are shares of one choice
 
     def select(self, state: Any, context: Context) -> Selection:
-        """The candidates are a draw of this round's generator."""
+        """The m clients of greatest loss among the candidates, which this round's generator draws."""
         rows = rows_in_tie_order(context)
         sizes = np.maximum(context.table.n_examples[rows], 1)
         d = min(max(self.d, self.m), len(rows))

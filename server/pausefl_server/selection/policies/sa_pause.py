@@ -15,34 +15,34 @@ from pausefl_server.selection.policies.pause import Choice, Pause
 from pausefl_server.selection.set_values import Additive, Weighted, factory_named, made
 
 OMEGA = 1e-6
-"""ω of PAUSE v1, eq. (19): keeps C above 0 where all users are alike, by the printed formula too if α = γ = 0."""
+"""ω of PAUSE v1, eq. (19). It keeps C above 0 if all users are alike; also for the printed formula with α = γ = 0."""
 
 
 @dataclass(frozen=True)
 class SaPause(Pause):
-    """PAUSE with an argmax searched by annealing: the published large-scale method, and the only one for other Φ.
+    """PAUSE with simulated annealing as its search: the published method for many clients, the only one for other Φ.
 
-    Returns the best set seen, the start included. With `start_set = "exact"` it is therefore never worse than the
-    optimum of R1 and equals PAUSE under R1; published runs started at random. Wherever the optimum is known (means,
-    R1 or R2), the energy gap to it is logged every round.
+    The result is the best set seen, the start included. With `start_set = "exact"` it is therefore never worse than the
+    optimum of R1, and equals PAUSE under R1. Published runs started from a random set. If the optimum is known (Φ are
+    means, R1 or R2), the energy gap to it is logged every round.
     """
 
     neighbourhood: Literal["v2", "v1", "swap"] = "v2"
-    """v2: one of the swapped users has the least ucb of its set; v1: the least ucb, g or p; swap: any."""
+    """Allowed swaps. v2: one of the two users has the least ucb of its set; v1: the least ucb, g or p; swap: any."""
     start_set: Literal["exact", "random"] = "exact"
-    """The first set: the exact optimum under R1, or a uniform one as published."""
+    """The first set. exact: the optimum under R1. random: a uniform draw, as published."""
     temperature: Literal["spread", "printed"] = "spread"
-    """C: how far apart sets can be on the clients already seen (v1, eq. (19)), or the printed bound (v2, eq. (20))."""
+    """C. spread: the greatest difference between sets of seen clients (v1, eq. (19)). printed: the bound v2, eq. (20)."""
     kappa: Positive = 10.0
-    """κ, which divides the temperature (v2, Section V-D, with κ = 30)."""
+    """κ, which divides the temperature. The paper uses 30 (v2, Section V-D)."""
     steps: Whole = 3000
-    """Neighbours inspected a round; a thousand take about 0.3 ms."""
+    """The number of neighbours that a round inspects. A thousand take about 0.3 ms."""
     time_cap_s: float = math.inf
-    """Annealing stops after this long; with a cap, the same seed need not give the same set."""
+    """Annealing stops after this many seconds. With a cap, the same seed may give different sets."""
     phi_g: str = "mean"
     """Φ_g: "mean" (R1 or R2), "label_diversity" or "package.module:factory" (see set_values)."""
     phi_p: str = "mean"
-    """Φ_p, likewise."""
+    """Φ_p, with the same choices as `phi_g`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,11 +59,11 @@ class SaPause(Pause):
 
     @property
     def weighs_means(self) -> bool:
-        """Whether both Φ are means over the set, so that the optimum is known and PAUSE's genie weighs alike."""
+        """Whether both Φ are means over the set. If so, the optimum is known, and PAUSE's genie has this objective."""
         return self.phi_g == self.phi_p == "mean"
 
     def warm_up(self) -> None:
-        """Load the compiled chain, and the exact search it is compared with."""
+        """Load the compiled chain, and the exact search for the energy gap."""
         from pausefl_server.search import annealing
 
         super().warm_up()
@@ -71,7 +71,7 @@ class SaPause(Pause):
 
     @property
     def disclosures(self) -> frozenset[str]:
-        """Label diversity needs the clients' label histograms."""
+        """The clients' label histograms, if a Φ is label diversity."""
         return frozenset({"labels"} if "label_diversity" in (self.phi_g, self.phi_p) else ())
 
     def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:
@@ -80,7 +80,7 @@ class SaPause(Pause):
         choice, seen = choice.finite(), np.isfinite(choice.ucb)
         free = np.setdiff1d(np.arange(len(choice.rows)), choice.forced)
         ucb = choice.ucb[free]
-        if len(choice.forced):  # a user above the least forced one cannot raise the minimum
+        if len(choice.forced):  # a ucb above the least forced one cannot raise the minimum
             ucb = np.minimum(ucb, choice.ucb[choice.forced].min())
         axes = {"v2": (ucb,), "v1": (ucb, choice.g[free], choice.p[free]), "swap": ()}[self.neighbourhood]
         start = self._start_set(choice, free, context)
@@ -99,19 +99,19 @@ class SaPause(Pause):
         value_of = self._set_value(choice, free, context)
         found, steps = anneal(ucb, value_of, start, axes, cooling, seed, context.clock)
         energy = float(ucb[found].min()) + value_of.reset(found)
-        if not math.isfinite(energy):  # the chain does not leave a set that has no value
+        if not math.isfinite(energy):  # the chain cannot leave a set of energy NaN or inf
             raise PauseflError(f"selection.sa-pause: phi_g and phi_p sum to {energy}: must return finite numbers")
         return np.concatenate((choice.forced, free[found])), {"energy": energy, "steps": steps}
 
     def _start_set(self, choice: Choice, free: IntArray, context: Context) -> IntArray:
-        """Rows of the chain, that is, indices into `free`."""
+        """The first set as rows of the chain: indices into `free`."""
         if self.start_set == "random":
             return context.rng.choice(len(free), choice.m - len(choice.forced), replace=False).astype(np.int64)
         best = pivot_and_fill(choice.ucb, choice.value, choice.m, choice.forced)
         return np.flatnonzero(np.isin(free, best))
 
     def _set_value(self, choice: Choice, free: IntArray, context: Context) -> Weighted:
-        """αΦ_g + γΦ_p, each followed its own way."""
+        """αΦ_g + γΦ_p as a `SetValue`, a sum of one part for each Φ."""
         no_penalty = np.zeros(1)
         parts: list[tuple[float, SetValue]] = []
         for weight, phi, term, marginal in (
@@ -125,7 +125,7 @@ class SaPause(Pause):
         return Weighted(tuple(parts), free, choice.forced)
 
     def _scale(self, choice: Choice, seen: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> float:
-        """C, which is to exceed the energy differences between sets."""
+        """C, which should exceed the energy differences between sets."""
         known = choice.ucb[seen] if seen.any() else np.zeros(1)
         m = min(choice.m, len(known))
         spread = float(np.sort(known)[-m] - known.min())
@@ -137,6 +137,6 @@ class SaPause(Pause):
 
 
 def _spread_of_mean(term: FloatArray, m: int) -> float:
-    """The mean of the m greatest less the mean of the m least."""
+    """The mean of the m greatest values minus the mean of the m least."""
     ordered = np.sort(term)
     return float(ordered[-m:].mean() - ordered[:m].mean())

@@ -1,4 +1,4 @@
-"""TiFL (Chai et al., HPDC 2020, arXiv 2001.09249): each round is played by one tier of clients of similar latency."""
+"""TiFL (Chai et al., HPDC 2020, arXiv 2001.09249): one tier of clients of similar latency plays each round."""
 
 import math
 from dataclasses import dataclass, replace
@@ -18,59 +18,59 @@ _NO_TIER = -1
 
 @dataclass(frozen=True)
 class Tiers:
-    """TiFL's memory beyond the client table. Tier 0 is the fastest."""
+    """TiFL's state beyond the client table. Tier 0 is the fastest."""
 
     of_row: IntArray
     """The tier of each row; -1 for clients that joined since the tiers were formed, and for retired ones."""
     credits: IntArray
-    """(tiers,) how often each tier may still be drawn, at least 0."""
+    """(tiers,), how many more times each tier may be drawn, at least 0."""
     weight: FloatArray
-    """(tiers,) the probabilities of the tiers, up to a factor."""
+    """(tiers,), in proportion to the tiers' probabilities."""
     loss: FloatArray
-    """(tiers,) the mean loss of each tier when the tiers were last formed; NaN where none was known."""
+    """(tiers,), the mean loss of each tier when the tiers were last formed; NaN where no loss was known."""
     formed: int = 0
-    """The round after which the tiers were formed; 0 for none."""
+    """The round after which the tiers were last formed; 0 before."""
 
 
 @dataclass(frozen=True)
 class Tifl(Policy):
-    """Draws a tier, those of great loss more often, and m of its clients uniformly (TiFL, Algorithm 2).
+    """Draws a tier, more often one of great loss, and then m of its clients uniformly (TiFL, Algorithm 2).
 
-    Clients that were never chosen go first: these rounds profile, and cost no credits. Then the clients are cut into
-    tiers at quantiles of their latencies, which this server has measured, and a tier is drawn each round that has
-    credits left. Every `interval` rounds, unless the loss of the tier that played last has fallen since the time
-    before, the tier of the greatest loss gets weight T, the next one T − 1, and so on.
+    Clients that were never chosen go first. These rounds profile latencies and cost no credits. Then the clients are
+    divided into tiers at quantiles of their measured latencies. Each round draws one of the tiers that have credits
+    left. Every `interval` rounds, tiers are weighted anew unless the loss of the tier that played last has fallen since
+    the last time. The tier of the greatest loss then gets weight T, the next one T − 1, and so on.
 
     What differs:
-    - The paper weighs tiers by the accuracy of the global model on their clients' test data. No client tells that here.
-      The mean of the losses that a tier's clients disclosed last stands in for it: a great loss for a small accuracy. A
-      tier that has not played for long keeps the loss of an older model, and so is drawn sooner.
-    - The paper does not print how probabilities follow from accuracies, nor how many credits there are. The weights
-      are those of a public implementation (github.com/bacox/fltk).
-    - Tiers are formed anew every `interval` rounds, of the clients with budget left, from the harmonic means of all
-      their latencies; in the paper once. A client that only missed is among the slowest; there it is left out.
-    - The paper asks for more than m clients a tier. There are fewer tiers where K/m is less than `tiers`, and a tier
-      with fewer than m eligible clients is not drawn. Without any other, m of all are drawn, which costs no credit.
-    - Once no tier that can be drawn has credits left, all get theirs anew.
+    - The paper weights tiers by the accuracy of the global model on their clients' test data. Clients here do not send
+      it. It is replaced by the mean of the losses that a tier's clients disclosed last. A tier that has not played for
+      long keeps the loss of an older model, so it is drawn sooner.
+    - The paper does not print how probabilities follow from accuracies, nor the number of credits. The weights are
+      those of a public implementation (github.com/bacox/fltk).
+    - Tiers are formed anew every `interval` rounds, from the harmonic means of all latencies of the clients with budget
+      left; in the paper, once. A client with only misses is among the slowest; in the paper, it is left out.
+    - The paper requires more than m clients in a tier. Here there are fewer tiers if K/m is less than `tiers`. A tier
+      with fewer than m eligible clients is not drawn. If there is no other, m of all clients are drawn without credits.
+    - When no tier that can be drawn has credits left, the credits of all tiers are renewed.
     """
 
     tiers: Count = 5
-    """How many tiers there are."""
+    """The number of tiers."""
     credits: Count = 20
-    """How often a tier is drawn before it must wait for the others."""
+    """How many times a tier is drawn before it must wait for the others."""
     interval: Count = 10
-    """Rounds after which tiers are formed and weighed anew."""
+    """The number of rounds after which tiers are formed and weighted anew."""
 
     needs_loss: ClassVar[bool] = True
     needs_rounds: ClassVar[bool] = True
 
     def start(self) -> Tiers:
-        """No tiers yet."""
+        """The state without tiers."""
         full, unknown = np.full(self.tiers, self.credits), np.full(self.tiers, np.nan)
         return Tiers(np.empty(0, np.int64), full, np.ones(self.tiers), unknown)
 
     def observe(self, state: Tiers, record: PolicyRound, table: ClientTable) -> Tiers:
-        """Charge the tier that played, and form and weigh the tiers anew when it is time."""
+        """Charge the tier that played a credit. When it is time, form the tiers anew and weight them."""
         rows = table.rows(record.chosen)
         played = _tier_of(state, len(table))[rows]
         tier = int(played[0])
@@ -104,7 +104,7 @@ class Tifl(Policy):
         return Selection(np.sort(chosen), details={"tier": float(tier)})
 
     def _formed(self, state: Tiers, round: int, table: ClientTable, played: int | None) -> Tiers:
-        """The tiers anew, weighed by their losses unless that of the tier that played last has fallen."""
+        """Newly formed tiers. They are weighted by their losses, unless the loss of the tier that played has fallen."""
         count = max(1, min(self.tiers, int((~table.retired).sum()) // self.m))
         of_row = quantile_tiers(table, count)
         known = np.isfinite(table.last_loss) & (of_row >= 0)
@@ -121,9 +121,10 @@ class Tifl(Policy):
 
 
 def quantile_tiers(table: ClientTable, count: int) -> IntArray:
-    """(K,) the tier of each row: the clients with budget left, by latency, in `count` parts that differ by one at most.
+    """(K,), the tier of each row. Clients with budget left are sorted by latency and cut into `count` equal parts.
 
-    A latency is the harmonic mean of a client's measurements, which misses lengthen; infinite before the first answer.
+    The parts' sizes differ by one at most. A latency is the harmonic mean of a client's measurements, which misses
+    lengthen. It is infinite before the first answer.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         latency_s = np.nan_to_num(table.measured / table.inverse_latency_sum, nan=math.inf, posinf=math.inf)

@@ -1,4 +1,4 @@
-"""UCB: latency alone, by the index of PAUSE."""
+"""UCB: chooses by latency alone, with the index of PAUSE."""
 
 from dataclasses import dataclass
 
@@ -14,35 +14,35 @@ from pausefl_server.selection.policies.pause import Pause
 
 @dataclass(frozen=True)
 class Ucb(Policy):
-    """Chooses the m clients of greatest ucb (PAUSE v2, eq. (13)), after Xia et al. (IEEE TWC 2020); unseen ones first.
+    """Chooses unseen clients first, then those of greatest ucb (PAUSE v2, eq. (13)), after Xia et al. (IEEE TWC 2020).
 
-    Index and reward τ_min/τ are PAUSE's; the virtual queues of Xia et al.'s second algorithm, CS-UCB-Q, are left out.
-    A client that misses its rounds has a mean reward of 0: exploration alone chooses it again, after its rest.
+    The index and the reward τ_min/τ are PAUSE's. The virtual queues of Xia et al.'s second algorithm, CS-UCB-Q, are
+    left out. A client that always misses has a mean reward of 0. Only exploration chooses it again, after its rest.
     """
 
     zeta: NonNegative = 1.0
     """ζ, the weight of the latency estimate against exploration."""
     discount: PositiveShare = 1.0
-    """Factor by which earlier measurements lose weight each round, 1 for the plain mean."""
+    """The weights of earlier measurements are multiplied by this factor each round. 1: the plain mean."""
     window: Whole = 0
-    """Rounds after which a measurement is forgotten, 0 for never."""
+    """Only measurements of this many last rounds count. 0: all count."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.as_pause()
 
     def start(self) -> Recent | None:
-        """As PAUSE."""
+        """The initial state, see `Pause.start`."""
         return self.as_pause().start()
 
     def observe(self, state: Recent | None, record: PolicyRound, table: ClientTable) -> Recent | None:
-        """As PAUSE."""
+        """The state after a round, see `Pause.observe`."""
         return self.as_pause().observe(state, record, table)
 
     def select(self, state: Recent | None, context: Context) -> Selection:
-        """Unseen clients first, then the greatest ucb; of equals those whose tie key is first.
+        """Unseen clients, then those of greatest ucb. Ties are broken by the tie key.
 
-        Sets of one least ucb are equal to PAUSE, whose search may leave out a greater ucb for one tied at the least.
+        PAUSE's search is not used. To PAUSE, sets with the same least ucb are equal, even if other ucb differ.
         """
         if len(context.eligible) <= self.m:
             return Selection(context.eligible)
@@ -52,5 +52,5 @@ class Ucb(Policy):
         return Selection(np.sort(choice.rows[positions]), details={"energy": choice.finite().energy(positions)})
 
     def as_pause(self) -> Pause:
-        """The PAUSE whose index it takes, with nothing but latency to weigh."""
+        """The PAUSE policy that computes the index, with α = γ = 0, so that only latency counts."""
         return Pause(self.m, alpha=0.0, gamma=0.0, zeta=self.zeta, discount=self.discount, window=self.window)
