@@ -32,7 +32,7 @@ class SaPause(Pause):
     start_set: Literal["exact", "random"] = "exact"
     """The first set. exact: the optimum under R1. random: a uniform draw, as published."""
     temperature: Literal["spread", "printed"] = "spread"
-    """C. spread: the greatest difference between sets of seen clients (v1, eq. (19)). printed: the bound v2, eq. (20)."""
+    """C. spread: the range of energies over sets of seen clients (v1, eq. (19)). printed: the bound of v2, eq. (20)."""
     kappa: Positive = 10.0
     """κ, which divides the temperature. The paper uses 30 (v2, Section V-D)."""
     steps: Whole = 3000
