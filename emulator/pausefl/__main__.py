@@ -7,7 +7,7 @@ from pausefl_process.ending import INTERRUPTED
 
 
 def main() -> None:
-    """Run the `pausefl` command; Ctrl-C while its modules are imported is one line, as it is later."""
+    """Run the `pausefl` command. Ctrl-C prints one line, also while modules are still being imported."""
     open_standard_files()
     try:
         from pausefl import cli

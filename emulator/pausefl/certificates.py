@@ -1,6 +1,6 @@
-"""`pausefl certs`: an authority of one's own, a server's certificate, and per client a certificate and a token.
+"""`pausefl certs`: makes a certificate authority, a server certificate, and a certificate and a token for each client.
 
-What is there already is kept and used; only what is missing is made. Keys and tokens can be read by their owner alone.
+Existing files are kept and used; only missing ones are made. Only their owner can read keys and tokens.
 """
 
 import datetime
@@ -22,20 +22,20 @@ from pausefl_proto.errors import ConfigError
 
 _AUTHORITY_DAYS = 3650
 _CERTIFICATE_DAYS = 825
-# Another machine's clock may be a little behind.
+# Certificates are valid from this much earlier, as another machine's clock may be a little behind.
 _EARLIER = datetime.timedelta(minutes=5)
 # Some networks have names with underscores; a star stands for the first part of a name.
 _HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], client_ids: Sequence[str]) -> list[str]:
-    """Make what is missing in `folder`; returns what was made and what was kept, a line each.
+    """Make the files that are missing in `folder`. Returns a line for each file that was made or kept.
 
-    ca.pem and ca.key; server.pem and server.key, which name `hosts` and serve a `pausefl evaluator` as well; tokens.txt
-    with a digest of each client's token; and clients/ID.pem, .key and .token. ConfigError for a host that cannot be
-    called, and when a file cannot be read or written.
+    The files are: ca.pem and ca.key; server.pem and server.key, which name `hosts` and also serve a `pausefl
+    evaluator`; tokens.txt with a digest of each client's token; and clients/ID.pem, .key and .token. Raises ConfigError
+    for a host that clients cannot call, and if a file cannot be read or written.
     """
-    for host in hosts:  # what no client can call, such as HOST:PORT, would have a certificate that fits nowhere
+    for host in hosts:  # a certificate for a name that no client can call, such as HOST:PORT, is useless
         if not _HOST_NAME.fullmatch(host) and not _is_address(host):
             raise ConfigError(f'HOST "{host}": is no IP address, and no host name of letters, digits, hyphens and dots')
     try:
@@ -62,7 +62,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], client_ids: Sequence[s
 
 
 class _Authority:
-    """The authority of a folder; made where there is none."""
+    """The certificate authority of a folder. It is made if the folder has none."""
 
     def __init__(self, folder: Path, said: list[str]) -> None:
         certificate, key = folder / "ca.pem", folder / "ca.key"
@@ -127,7 +127,7 @@ def _is_address(name: str) -> bool:
 def _write_pair(path: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
     pem, private = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     _write(path.with_name(f"{path.name}.key"), key.private_bytes(pem, private, serialization.NoEncryption()), 0o600)
-    # Last, for a certificate that is there counts as made.
+    # The certificate is written last: once it exists, the pair counts as made.
     _write(path.with_name(f"{path.name}.pem"), certificate.public_bytes(pem), 0o644)
 
 
@@ -142,7 +142,7 @@ def _write_digests(folder: Path, said: list[str]) -> None:
 
 
 def _not_named(hosts: Sequence[str], path: Path) -> list[str]:
-    """The hosts that a certificate does not name; ConfigError where the file is none."""
+    """The hosts that a certificate file does not name. Raises ConfigError if the file is no certificate."""
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
         named = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
@@ -161,7 +161,7 @@ def _is_missing(path: Path, said: list[str]) -> bool:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write a whole file at once, never readable by more than `mode` says."""
+    """Write a file in one step. Its permissions never exceed `mode`."""
     part = path.with_name(f"{path.name}.part")
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""The optional packages that commands need, and what to install where one is missing."""
+"""The optional packages that commands need, and the errors that say what to install."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -34,16 +34,16 @@ PACKAGES = {
     "slurm": ("submitit",),
     "dask": ("distributed",),
 }
-"""The packages of each extra of pyproject.toml, by the names they are imported by."""
+"""The packages of each extra of pyproject.toml, by import name."""
 
 
 def is_installed(extra: str) -> bool:
-    """Whether every package of an extra is there."""
+    """Whether every package of an extra is installed."""
     return all(find_spec(package) is not None for package in PACKAGES[extra])
 
 
 def require(*extras: str) -> None:
-    """Do nothing if every package of these extras is installed; ConfigError that names the rest and what to install."""
+    """Raise ConfigError if packages of these extras are missing. It names these packages and what to install."""
     missing = [extra for extra in extras if not is_installed(extra)]
     if missing:
         packages = sorted({name for extra in missing for name in PACKAGES[extra] if find_spec(name) is None})
@@ -51,7 +51,7 @@ def require(*extras: str) -> None:
 
 
 def needs(*extras: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
-    """Let a function that finds a package missing name, in one ConfigError, all that is missing of these extras."""
+    """Decorate a function: if an import in it fails, one ConfigError names all missing packages of these extras."""
 
     def decorated(function: Callable[P, Result]) -> Callable[P, Result]:
         @wraps(function)
@@ -70,7 +70,7 @@ def needs(*extras: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
 
 
 def missing_package(error: ModuleNotFoundError) -> ConfigError | None:
-    """The error that names what to install, for an import without its extra; None where the module belongs to none."""
+    """The ConfigError for a failed import, which names the extra to install. None if the module belongs to no extra."""
     package = (error.name or "").partition(".")[0]
     extra = next((extra for extra, packages in PACKAGES.items() if package in packages), None)
     return None if extra is None else ConfigError(f'{package}: not installed; pip install "pausefl[{extra}]"')

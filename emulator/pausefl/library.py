@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pausefl_tune.study import SearchResult
 
 By = Literal["simulate", "run"]
-"""The kind of a trial of `tune`."""
+"""How a trial of `tune` is played: as a simulation or as a run."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Simulation:
     """The result of a simulation."""
 
     folder: Path
-    """Where its tables and its figure lie."""
+    """The folder of its tables and its figure."""
     summary: Mapping[str, Any]
     """The content of simulation.json, or of simulations.json with several policies or seeds."""
 
@@ -60,10 +60,10 @@ class Simulation:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A published figure, played again."""
+    """The result of playing a published figure again."""
 
     folder: Path
-    """Where its runs and its picture lie."""
+    """The folder of its runs and its figure."""
     summary: Mapping[str, Any]
     """The content of reproduction.json."""
 
@@ -78,21 +78,21 @@ class Reproduction:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The result of a search."""
+    """The result of a parameter search."""
 
     folder: Path
-    """Where front.csv, front.png, the settings as TOML and the study lie."""
+    """The folder of front.csv, front.png, the settings as TOML, and the study."""
     plan: "TuningPlan"
-    """The search as it was asked for."""
+    """The plan of the search: its space, its seeds and its objectives."""
     tried: "SearchResult"
     """Every setting that was tried."""
     front: "Sequence[FrontPoint]"
-    """The settings that none dominates, the recommended one first; the published setting comes last."""
+    """The settings that no other setting dominates, the recommended one first. The published setting comes last."""
     confirmed: "Sequence[FrontPoint]"
-    """The recommended and the published setting on the real clock, where that was asked for."""
+    """The recommended and the published setting, measured on the real clock. Empty unless the plan has `real_seeds`."""
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row per setting of the front, as front.csv has it."""
+        """The rows of front.csv, one for each setting of the front."""
         return data_frame(self.folder / "front.csv", "Tuning.to_frame")
 
     def __repr__(self) -> str:
@@ -101,9 +101,9 @@ class Tuning:
 
 @needs("server", "client", "report")
 def load(source: str | Path | Mapping[str, Any] | Experiment, overrides: Overrides = ()) -> Experiment:
-    """The experiment of a TOML file, a preset, tables of values or another experiment, checked.
+    """Return the checked experiment of a TOML file, a preset, tables of values or another experiment.
 
-    `overrides` are values by dotted key, `{"experiment.rounds": 20}`. ConfigError says in one line what is wrong.
+    `overrides` are values by dotted key, such as `{"experiment.rounds": 20}`. ConfigError says what is wrong.
     """
     if isinstance(source, Experiment):
         experiment = source.replace(overrides)
@@ -135,12 +135,12 @@ def run(
 ) -> Run:
     """Run an experiment to its end, with real processes on this machine, and return its results.
 
-    `run_dir` is runs/<policy>-<time> by default. With `resume`, the run there goes on, if there is one; `experiment`
-    may be left out then. `rounds` replaces the number of rounds, and `back_to` first takes back those after that one.
-    Blocks until the run has ended, also inside a running event loop. `observers` are told of its progress, from a
-    thread of their own. With `fleet`, "HOST:PORT", its clients come there from outside.
-    ConfigError for bad input, PauseflError for a run that cannot begin or go on: where rounds were played, it names
-    the call that goes on with them. `summary["outcome"]` tells its end.
+    `run_dir` is runs/<policy>-<time> by default. With `resume`, the run in `run_dir` goes on, if there is one; then
+    `experiment` may be left out. `rounds` replaces the number of rounds. `back_to` first discards the rounds after that
+    round. The call blocks until the run has ended, also inside a running event loop. `observers` are notified of its
+    progress, from a thread of their own. With `fleet`, "HOST:PORT", its clients connect to that address from outside.
+    Raises ConfigError for bad input, and PauseflError for a run that cannot begin or go on. If rounds were played, the
+    error names the call that goes on with them. `summary["outcome"]` says how the run ended.
     """
     from pausefl.runtime.observers import check_methods
     from pausefl.runtime.run import run_experiment
@@ -177,9 +177,9 @@ def run(
 
 @needs("server", "report")
 def open(folder: str | Path) -> "Run | Any":  # noqa: A001 - read as pausefl.open, like gzip.open
-    """The results in a folder: a Run, also while it goes on, or a finished Comparison, Sweep or Reproduction.
+    """Return the results in a folder: a Run, finished or not, or a finished Comparison, Sweep or Reproduction.
 
-    ConfigError when the folder is none of these.
+    Raises ConfigError if the folder is none of these.
     """
     path = _path("folder", folder)
     if not (path / "campaign.json").exists():
@@ -192,9 +192,9 @@ def open(folder: str | Path) -> "Run | Any":  # noqa: A001 - read as pausefl.ope
 
 @needs("report")
 def report(folder: str | Path, *, csv: bool = False, formats: Sequence[str] = ()) -> list[Path]:
-    """Write the figures and the report of a run, or of a campaign and its runs, again; returns pages and CSV folders.
+    """Write the figures and the report of a run, or of a campaign and its runs, again. Return pages and CSV folders.
 
-    `csv` also exports every view of run.db, `formats` ("svg", "png", "pdf") its pictures as files.
+    `csv` also exports every view of run.db. `formats` ("svg", "png", "pdf") also writes its pictures as files.
     """
     from pausefl.studies.redrawing import report_folder
 
@@ -203,9 +203,9 @@ def report(folder: str | Path, *, csv: bool = False, formats: Sequence[str] = ()
 
 @needs("server", "client")
 def validate(experiment: Experiment) -> list[str]:
-    """Try data, partition, model and the experiment's own code without running them; what was found, a line each.
+    """Try out data, partition, model and the user's own code without a run. Return what was found, a line each.
 
-    ConfigError or PauseflError with the one line that a run would end with.
+    Raises the ConfigError or PauseflError with which a run would end.
     """
     from pausefl.runtime.evaluator.preflight import check_own_code, try_out
     from pausefl.studies.ahead import ahead
@@ -217,10 +217,10 @@ def validate(experiment: Experiment) -> list[str]:
 
 @needs("server", "client", "audit")
 def audit(source: str | Path | Experiment, *, uploads: int = 20_000, run_dir: str | Path | None = None) -> "Audit":
-    """Attack the privacy mechanism of an experiment or a run with so many uploads; check the ledgers of a run.
+    """Attack the privacy mechanism of an experiment or a run with `uploads` uploads, and check a run's ledgers.
 
-    With `run_dir`, it is first played there as a run that is dealt canaries, whose releases are audited too.
-    PauseflError when an upload leaks more than it claims, or noise is not what was charged.
+    With `run_dir`, the experiment is first run there with canaries in its data, and their releases are audited too.
+    Raises PauseflError if an upload leaks more than it claims, or if noise is not what was charged.
     """
     from pausefl_audit.audit import play_with_canaries, run_audit
 
@@ -250,8 +250,8 @@ def reproduce(
 ) -> Reproduction:
     """Play the runs of a published figure or table by name, and draw it with the published values.
 
-    `scale` is "quick" by default. With `resume`, the reproduction in `folder` goes on; runs/reproduce-NAME by default.
-    With `each_seed`, each seed is drawn as a thin line, too.
+    `scale` is "quick" by default. `folder` is runs/reproduce-NAME by default. With `resume`, the reproduction there
+    goes on. With `each_seed`, each seed is also drawn as a thin line.
     """
     from pausefl_reproduce.command import requested
     from pausefl_reproduce.playing import reproduce
@@ -280,12 +280,12 @@ def compare(
     fleet: str | None = None,
     executor: Executor | None = None,
 ) -> "Comparison":
-    """Run an experiment under each policy with the same seeds, and compare what each reached.
+    """Run an experiment under each policy with the same seeds, and compare the results.
 
-    `policies` are names or classes. On the virtual clock, `jobs` runs are played at a time, or as many as an `executor`
-    takes. With `fleet`, "HOST:PORT", clients from outside, which stay, play one after the other, in an order drawn by
-    the seed. Runs without results are told in `missing`. Table, figure and page are written to `folder`,
-    runs/compare-<time> by default.
+    `policies` are names or classes. On the virtual clock, `jobs` runs are played at the same time, or as many as the
+    `executor` accepts. With `fleet`, "HOST:PORT", clients from outside stay connected and play the runs one after the
+    other, in an order drawn by the seed. `missing` lists runs without results. Table, figure and page are written to
+    `folder`, runs/compare-<time> by default.
     """
     from pausefl.studies.compare import compare_policies
 
@@ -311,8 +311,8 @@ def sweep(
 ) -> "Sweep":
     """Run an experiment at every point of a grid, `{"selection.pause.alpha": [1, 10]}`, with `seeds` seeds each.
 
-    `jobs`, `executor` and `fleet` are as of `compare`. Runs without results are told in `missing`. sweep.csv and a
-    figure go to `folder`, runs/sweep-<time> by default.
+    For `jobs`, `executor` and `fleet`, see `compare`. `missing` lists runs without results. sweep.csv and a figure are
+    written to `folder`, runs/sweep-<time> by default.
     """
     from pausefl.studies.sweep import as_listed, run_sweep
 
@@ -335,10 +335,10 @@ def simulate(
     policies: Sequence[str | type] = (),
     seeds: int = 1,
 ) -> Simulation:
-    """Play policy and latencies alone, without network or training: regret, latency and leakage.
+    """Simulate the policy and the latencies, without network or training, and return regret, latency and leakage.
 
-    With several policies or seeds, each is simulated under the same latencies, and the figure has a line a policy in
-    a band over the seeds. Tables and a figure are written to `folder`, runs/simulate-<time> by default.
+    With several policies or seeds, all are simulated under the same latencies. The figure then has a line for each
+    policy, with a band over the seeds. Tables and a figure are written to `folder`, runs/simulate-<time> by default.
     """
     from pausefl.studies.simulation.outputs import run_simulation
     from pausefl.studies.simulations import refuse_results_in, run_simulations
@@ -362,11 +362,11 @@ def replay(
     draws: int = 100,
     folder: str | Path | None = None,
 ) -> "Replay":
-    """Fold the log of a run through its own policy, which must choose the same clients; PauseflError names the round.
+    """Replay a run's log with its own policy, which must choose the same clients. If not, PauseflError names the round.
 
-    With another `policy`, or `overrides` of [selection], it estimates what that would have chosen and waited, from so
-    many draws. Tables and a figure are written to `folder`, if there is one. ConfigError where the log lacks what the
-    policy needs.
+    With another `policy`, or `overrides` of [selection], it estimates that policy's choices and latencies from `draws`
+    draws. Tables and a figure are written to `folder`, if it is given. Raises ConfigError if the log lacks data that
+    the policy needs.
     """
     from pausefl.studies.offline.replay_outputs import replayed, write_replay
 
@@ -395,8 +395,8 @@ def fit_latency(
 ) -> "LatencyFit":
     """Fit a law to each client's latencies, from a run directory or a file of (client, time, seconds).
 
-    The other arguments say how a file is written, as the keys of an "empirical" law do; values that look like
-    milliseconds are questioned. ConfigError for what is neither, with the line.
+    The other arguments describe the file, like the keys of an "empirical" law. Without `unit`, values that look like
+    milliseconds are refused. Raises ConfigError for any other source; it names the line.
     """
     from pausefl.experiment.measured.reading import Reading
     from pausefl.studies.offline.latency_fit import fit_latency
@@ -434,8 +434,8 @@ def tune(
 ) -> Tuning:
     """Search parameters, `["selection.pause.alpha=log:1..1000"]`, for latency, leakage and accuracy together.
 
-    `by` says what a setting plays: "simulate", or "run" by `jobs` and `executor` as of `sweep`. Returns the Pareto
-    front, held against the experiment's own setting on fresh seeds. Tables, settings and a figure are written to
+    `by` says how a setting is played: "simulate" or "run". For `jobs` and `executor`, see `compare`. Returns the Pareto
+    front, compared with the experiment's own setting on fresh seeds. Tables, settings and a figure are written to
     `folder`, runs/tune-<time> by default.
     """
     require("tune", "report")
@@ -457,7 +457,7 @@ def tune(
 
 
 def _by_key(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of tables by dotted key; what has one already stays."""
+    """The values of tables by dotted key. Entries that already have a dotted key stay as they are."""
     found: dict[str, Any] = {}
     for table, values in tables.items():
         if isinstance(values, Mapping) and isinstance(table, str) and "." not in table:
@@ -468,14 +468,14 @@ def _by_key(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(experiment: Experiment | None) -> Experiment:
-    """ConfigError for what is no experiment, which Python does not check."""
+    """Return the experiment. Raises ConfigError if it is not an `Experiment`."""
     if not isinstance(experiment, Experiment):
         raise ConfigError(f"experiment = {experiment!r:.80}: must be an Experiment, as pausefl.load returns it")
     return experiment
 
 
 def _with_policies(experiment: Experiment, policies: Sequence[str | type]) -> tuple[Experiment, list[str]]:
-    """The names of policies, and the experiment with the code of those that other processes cannot import."""
+    """The experiment, with code of policies that other processes could not import, and the policies' names."""
     is_listed = isinstance(policies, Sequence) and not isinstance(policies, str)
     if not (is_listed and all(isinstance(policy, str | type) for policy in policies)):
         raise ConfigError(f"policies = {policies!r:.80}: must be a list of names and classes")
@@ -484,7 +484,7 @@ def _with_policies(experiment: Experiment, policies: Sequence[str | type]) -> tu
 
 
 def _with_code(experiment: Experiment, values: list[Any]) -> Experiment:
-    """The experiment with the modules that these values need and other processes could not import."""
+    """The experiment, with the modules that these values need and other processes could not import."""
     cells, folders = cells_of(values), folders_of(values)
     table = experiment.experiment
     if not (cells or set(folders) - set(table.python_path)):
@@ -499,7 +499,7 @@ def _check_texts(name: str, texts: Sequence[str], what: str) -> None:
 
 
 def _count(name: str, value: SupportsIndex, at_least: int = 1) -> int:
-    """The whole number that an argument is, one of numpy's too; ConfigError where it is none."""
+    """The argument as an int. Raises ConfigError if it is no whole number, of Python or numpy, or is too small."""
     try:
         count = operator.index(value)
     except TypeError:
@@ -510,7 +510,7 @@ def _count(name: str, value: SupportsIndex, at_least: int = 1) -> int:
 
 
 def _path(name: str, path: str | Path) -> Path:
-    """The path that an argument is; ConfigError where it is none."""
+    """The argument as a path. Raises ConfigError if it is none."""
     try:
         return Path(path)
     except TypeError:
@@ -519,7 +519,7 @@ def _path(name: str, path: str | Path) -> Path:
 
 @contextmanager
 def _folder(command: str, folder: str | Path | None, name: str = "folder") -> Iterator[Path]:
-    """The folder asked for, or a new one by default, which is removed where nothing was written there; absolute."""
+    """Yield the absolute path of `folder`. By default, it is a new folder, which is removed if it stays empty."""
     from pausefl.runtime.run_dir import default_folder, remove_unused
 
     path = (_path(name, folder) if folder is not None else default_folder(command)).absolute()

@@ -1,4 +1,4 @@
-"""The exit status of a command by how it ended; docs/events.md describes them."""
+"""Ends commands with an exit status that says how they ended; docs/events.md describes the statuses."""
 
 import io
 import os
@@ -26,7 +26,7 @@ class RunInterrupted(PauseflError):
 
 
 def exit_with_status(command: Callable[..., None], *arguments: Any) -> None:
-    """Run a command; say in one line what went wrong, and end the process with the status that says so as well."""
+    """Run a command. If it fails, print one line that says why, and exit with the status for that failure."""
     try:
         with errors_of_own_code():
             command(*arguments)
@@ -47,9 +47,9 @@ def exit_with_status(command: Callable[..., None], *arguments: Any) -> None:
 
 @contextmanager
 def while_output_is_read() -> Iterator[None]:
-    """End the process with FAILED where its output cannot be written, for a full disk say.
+    """Exit with FAILED if the output of the block cannot be written, for example because the disk is full.
 
-    Without a word where the reader of its output has gone (`| head -1`). What the output's encoding lacks is escaped.
+    The exit is silent if the reader of the output has gone (`| head -1`). Characters outside its encoding are escaped.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -60,7 +60,7 @@ def while_output_is_read() -> Iterator[None]:
             sys.stdout.flush()
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
-            with suppress(OSError):  # of a terminal that is gone
+            with suppress(OSError):  # the terminal may be gone
                 print(f"pausefl: its output or a connection failed ({error.strerror or error})", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         sys.exit(FAILED)
@@ -73,9 +73,9 @@ def _fail(error: PauseflError) -> None:
 
 
 def check_outcome(outcome: Outcome, reason: str, go_on: str) -> None:
-    """Return for a run that was played to its end; PauseflError for one that was not, RunInterrupted by a signal.
+    """Raise PauseflError for a run that failed, and RunInterrupted for one that a signal ended.
 
-    `go_on` is the command that goes on with it.
+    `go_on` is the command that goes on with the run.
     """
     if outcome == "failed":
         raise PauseflError(f"the run ended early: {reason}")
@@ -84,9 +84,9 @@ def check_outcome(outcome: Outcome, reason: str, go_on: str) -> None:
 
 
 def with_resume_command(error: PauseflError, go_on: str, run: str = "") -> PauseflError:
-    """The error that ended a run, with the command that goes on with it once it is mended; bad input as it is.
+    """Return the error that ended a run, with the command that goes on with the run once its cause is mended.
 
-    No command where `go_on` is empty: its caller goes on by itself.
+    ConfigError and RunInterrupted stay as they are. An empty `go_on` adds no command: the caller goes on by itself.
     """
     if isinstance(error, ConfigError | RunInterrupted):
         return error

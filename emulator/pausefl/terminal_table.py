@@ -8,18 +8,18 @@ _CUT = "…"  # what rich puts at the end of a word that it cuts
 
 
 def plain_console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """A console that takes no text for markup: names, paths and messages are the user's, and may hold `[x]`."""
+    """A console that does not interpret markup: names, paths and messages of users may contain `[x]`."""
     return Console(stderr=stderr, quiet=quiet, markup=False, emoji=False)
 
 
 class FittingTable:
-    """A table; where it would not fit, each of its rows as lines with a column's name and its value."""
+    """A table that fits any width. If it is too wide, each row becomes lines with a column's name and its value."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw the form that loses nothing."""
+        """Draw the table, or its rows as lines if the table would cut a word."""
         drawn = list(console.render(self._table, options))
         if any(_CUT in segment.text for segment in drawn):
             yield self._as_lines()

@@ -1,4 +1,4 @@
-"""The client's side of an experiment as records: budget, mechanism, training and TLS. Each is checked as it is made."""
+"""Builds the client's records from an experiment: budget, mechanism, training method, data. Each is checked at once."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,12 +15,12 @@ from pausefl_proto.arrays import IntArray
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 
-if TYPE_CHECKING:  # which needs torch
+if TYPE_CHECKING:  # the import needs torch
     from pausefl_client.training.method import TrainingMethod
 
 
 def budget_of(privacy: PrivacyTable) -> Budget | None:
-    """ε̄, η and the least ε of a release; None in a run without privacy. ConfigError."""
+    """The privacy budget: ε̄, η and the least ε of a release. None in a run without privacy. Raises ConfigError."""
     if not privacy.enabled:
         return None
     budget = Budget(privacy.epsilon_budget, privacy.eta, privacy.epsilon_floor)
@@ -35,18 +35,18 @@ def budget_of(privacy: PrivacyTable) -> Budget | None:
 
 
 def mechanism_of(privacy: PrivacyTable) -> Mechanism | None:
-    """Clipping and noise, None in a run without privacy."""
+    """The mechanism that clips updates and adds noise. None in a run without privacy."""
     return Mechanism(privacy.unit, privacy.clip) if privacy.enabled else None
 
 
 def schedule_of(privacy: PrivacyTable) -> str:
-    """The privacy both ends agree on, empty in a run without: a job under any other is refused."""
+    """The key of the privacy settings, empty without privacy. A client refuses a job whose key differs from its own."""
     budget, mechanism = budget_of(privacy), mechanism_of(privacy)
     return schedule_key(budget, mechanism, privacy.noise) if budget is not None and mechanism is not None else ""
 
 
 def with_statistics(workload: Workload, privacy: PrivacyTable) -> Workload:
-    """The same with `statistics` decided; ConfigError for a contradiction, or where it would disclose unnamed ones."""
+    """The workload with `statistics` decided. Raises ConfigError for a contradiction, or an undeclared disclosure."""
     stay_with_fedbn = method_name(workload) == "fedbn"
     if workload.statistics != "average":
         stay = workload.statistics == "local" or privacy.enabled or stay_with_fedbn
@@ -63,13 +63,13 @@ def with_statistics(workload: Workload, privacy: PrivacyTable) -> Workload:
 
 
 def method_of(workload: Workload) -> "TrainingMethod":
-    """How one client trains, a fresh object; ConfigError. Imports torch."""
+    """A new training method, for one client. Raises ConfigError for a bad one. Imports torch."""
     method: TrainingMethod = read_kind(TRAINING_METHODS, _method_table(workload), "workload.training")
     return method
 
 
 def method_name(workload: Workload) -> str:
-    """The name of the training method; empty for a model that is not trained."""
+    """The name of the training method. Empty for a model that is not trained."""
     if workload.model == "synthetic":
         return ""
     table = _method_table(workload)
@@ -90,7 +90,7 @@ def _method_table(workload: Workload) -> str | dict[str, Any]:
 
 
 def check_names(workload: Workload) -> None:
-    """ConfigError for a name in [workload] that stands for nothing. Imports none of what they stand for."""
+    """Raise ConfigError for an unknown name in [workload]. Imports nothing that the names stand for."""
     training = _method_table(workload)
     DATASETS.check_name(workload.dataset, "workload.dataset")
     if workload.model == "synthetic":
@@ -105,7 +105,7 @@ def check_names(workload: Workload) -> None:
 
 
 def partitioner_of(workload: Workload) -> Partitioner:
-    """How training examples are dealt out to clients; ConfigError."""
+    """The partitioner that divides the training examples among clients. Raises ConfigError for a bad one."""
     table = workload.partition
     if "dirichlet" in (table, table.get("kind") if isinstance(table, dict) else ""):
         raise ConfigError(
@@ -117,7 +117,7 @@ def partitioner_of(workload: Workload) -> Partitioner:
 
 
 def dealt_out(workload: Workload, data: Dataset, client_ids: Sequence[str], seed: int) -> list[IntArray]:
-    """The rows of the training examples of each client, sorted; ConfigError where that is not possible."""
+    """The rows of each client's training examples, sorted. Raises ConfigError if the partition is not possible."""
     return partition(
         partitioner_of(workload),
         data.train.labels,
@@ -130,20 +130,20 @@ def dealt_out(workload: Workload, data: Dataset, client_ids: Sequence[str], seed
 
 
 def owners_of(workload: Workload, client_ids: Sequence[str], seed: int) -> dict[str, str]:
-    """The owner of each client's examples, by its id; empty where these are not dealt out by owner, or not here."""
+    """The owner of each client's examples, by client id. Empty if there are no owners, or the data is not here."""
     if workload.model == "synthetic" or not isinstance(partitioner_of(workload), ByClient):
         return {}
     try:
         data = load_dataset(workload.dataset, examples=workload.examples, seed=seed)
         parts = dealt_out(workload, data, client_ids, seed)
-    except ConfigError:  # the evaluator says it, and clients elsewhere may have them
+    except ConfigError:  # the evaluator reports this error, and other machines may have the data
         return {}
     owners = data.train.owners
     return {} if owners is None else {c: str(owners[rows[0]]) for c, rows in zip(client_ids, parts, strict=True)}
 
 
 def check_privacy(privacy: PrivacyTable) -> None:
-    """ConfigError for what no single key of [privacy] shows."""
+    """Raise ConfigError for keys of [privacy] that contradict each other."""
     budget_of(privacy)
     mechanism_of(privacy)
     if privacy.ledger_dir and not privacy.enabled:

@@ -1,4 +1,4 @@
-"""An experiment: a TOML file (or the name of a preset) as a validated, immutable, typed configuration.
+"""The configuration of an experiment, from a TOML file or a preset: validated, immutable and typed.
 
 Every mistake becomes one `ConfigError` line that names the key, with its table, and what is allowed.
 """
@@ -34,9 +34,9 @@ from pausefl_server.host_limits import HostLimits
 if TYPE_CHECKING:
     from pausefl.experiment.toml_source import Overrides
 
-# Up to so many clients, each has a process of its own, as a device would.
+# Up to this many clients, each client has a process of its own, as a device would.
 _PROCESSES_OF_THEIR_OWN = 32
-# Beyond, an event loop per core keeps time for as few clients as it can; one loop for a thousand is late for many.
+# With more clients, there is one process per core, and at least this many. One event loop for a thousand is often late.
 _LEAST_PROCESSES = 4
 
 
@@ -71,27 +71,27 @@ class Experiment(TomlTable):
 
     @property
     def groups(self) -> dict[str, ClientGroup]:
-        """The groups of clients by name; one called "client" unless said otherwise."""
+        """The groups of clients by name. Without [clients.groups], there is one group called "client"."""
         return self.clients.groups or {"client": ClientGroup(count=self.clients.count, ids=self.clients.ids)}
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether steps are taken as updates arrive, in place of rounds."""
+        """Whether the server takes steps as updates arrive, in place of rounds."""
         return self.server.mode == "asynchronous"
 
     @property
     def learned_from(self) -> str:
-        """The data set; "synthetic" where nothing is learned."""
+        """The name of the data set. "synthetic" if the model is not trained."""
         return "synthetic" if self.workload.model == "synthetic" else self.workload.dataset
 
     @property
     def title(self) -> str:
-        """The title of a run of it while it is shown."""
+        """The title under which a run of this experiment is displayed."""
         return " on ".join(labels_of((self.selection.policy, self.learned_from)).values())
 
     @property
     def disclosed(self) -> frozenset[str]:
-        """Values told un-noised besides data sizes and times: a run without privacy hides nothing else."""
+        """The values sent without noise, besides data sizes and times. Without privacy, these are loss and labels."""
         return frozenset(self.privacy.disclose) if self.privacy.enabled else frozenset({"loss", "labels"})
 
     @property
@@ -103,29 +103,29 @@ class Experiment(TomlTable):
 
     @property
     def expected_ids(self) -> frozenset[str]:
-        """The clients that may take part, in so far as the experiment names them."""
+        """The ids of the experiment's clients that admission allows."""
         ids = self.admitted_ids
         return frozenset(fnmatch.filter(self.client_ids, ids) if isinstance(ids, str) else ids & {*self.client_ids})
 
     @property
     def clients_per_process(self) -> int:
-        """How many clients share a process, where all are on this machine."""
+        """How many clients share a process if all clients run on this machine."""
         return self.per_process_of(self.clients.count)
 
     def per_process_of(self, count: int) -> int:
-        """How many clients share a process, of so many on this machine."""
+        """How many clients share a process if `count` clients run on this machine."""
         if self.clients.per_process is not None:
             return self.clients.per_process
         return 1 if count <= _PROCESSES_OF_THEIR_OWN else -(-count // max(_LEAST_PROCESSES, available_cores()))
 
     @property
     def tau_min_s(self) -> float | None:
-        """τ_min, None for the least latency seen."""
+        """τ_min in seconds. None for "auto"."""
         return None if self.latency.tau_min_s == "auto" else self.latency.tau_min_s
 
     @property
     def round_timeout_s(self) -> float | None:
-        """server.round_timeout_s, None for "auto"."""
+        """The deadline of a round in seconds. None for "auto"."""
         return None if self.server.round_timeout_s == "auto" else self.server.round_timeout_s
 
     @property
@@ -139,11 +139,11 @@ class Experiment(TomlTable):
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
     def replace(self, overrides: "Overrides") -> "Experiment":
-        """The same experiment with other values, `{"selection.m": 3}`, checked; ConfigError says what is wrong."""
+        """A copy of the experiment with other values, such as `{"selection.m": 3}`. ConfigError says what is wrong."""
         document = self.model_dump(mode="json", exclude_unset=True, exclude_none=True)
         if self.clients.groups or any(str(override).startswith("clients.groups") for override in overrides):
-            document.get("clients", {}).pop("count", None)  # the sum of their counts, which may change
-        loading: Any = import_module("pausefl.experiment.loading")  # what checks experiments imports this module
+            document.get("clients", {}).pop("count", None)  # it is summed again over the groups
+        loading: Any = import_module("pausefl.experiment.loading")  # `loading` imports this module
         changed: Experiment = loading.parse_experiment(tomli_w.dumps(document), overrides)
         return changed
 

@@ -1,4 +1,4 @@
-"""The population of [clients.groups] as records: behaviours, presence by round, and laws of drifts."""
+"""Builds the records of [clients.groups]: behaviours, presence by round, and drift laws."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ ClientGroups = Mapping[str, ClientGroup]
 
 
 def behaviours_of(groups: ClientGroups) -> dict[str, tuple[Behaviour, ...]]:
-    """Each client's behaviours, by id, with their parameters checked; ConfigError."""
+    """The behaviours of each client, by client id. Raises ConfigError for bad parameters."""
     found = {}
     for name, group in groups.items():
         found.update(dict.fromkeys(group.client_ids(name), _behaviours(name, group)))
@@ -24,7 +24,7 @@ def behaviours_of(groups: ClientGroups) -> dict[str, tuple[Behaviour, ...]]:
 
 
 def presence_of(groups: ClientGroups, rounds: int, seed: int) -> Presence | None:
-    """The clients that are there in each of so many rounds; None when all clients are, always. ConfigError."""
+    """The clients present in each of `rounds` rounds. None if all clients always are. Raises ConfigError."""
     if all(g.join_round == 1 and g.leave_round is None and not g.availability for g in groups.values()):
         return None
     columns = {}
@@ -38,13 +38,13 @@ def presence_of(groups: ClientGroups, rounds: int, seed: int) -> Presence | None
 
 
 def check_rounds(presence: Presence | None) -> None:
-    """ConfigError for a round in which no client is there: a run would end, as failed, before it."""
+    """Raise ConfigError if a round has no client: a run would fail before that round."""
     if presence is not None and (empty := presence.first_empty_round) is not None:
         raise ConfigError(f"clients.groups: no client is there in round {empty}, before which a run would fail")
 
 
 def drift_laws_of(groups: ClientGroups) -> dict[str, DriftLaw]:
-    """The law of each client's drifts in a simulation, by id; ConfigError where a group has none."""
+    """The drift law of each client in a simulation, by client id. Raises ConfigError if a group has no law."""
     laws = {}
     for name, group in groups.items():
         law = _drift_law(name, group)
@@ -58,7 +58,7 @@ def drift_laws_of(groups: ClientGroups) -> dict[str, DriftLaw]:
 
 
 def check_groups(groups: ClientGroups) -> None:
-    """ConfigError for what is wrong with one group by itself."""
+    """Raise ConfigError for a mistake within one group."""
     for name, group in groups.items():
         _behaviours(name, group)
         _drift_law(name, group)
@@ -89,7 +89,7 @@ def _availability(groups: ClientGroups, name: str) -> Availability:
 
 
 def _check_trace(trace: Trace, key: str, client_ids: Sequence[str], of_group: Sequence[str]) -> None:
-    """ConfigError for a trace that names no client of the group; one file may serve several groups."""
+    """Raise ConfigError if a trace names an unknown client, or no client of the group. Groups may share a file."""
     if unknown := sorted(trace.named - set(client_ids)):
         raise ConfigError(f'{key}.path = "{trace.path}": names {unknown[0]}, which is no client of this experiment')
     if not trace.named & set(of_group):

@@ -1,8 +1,8 @@
-"""All values of an experiment that are in force, the defaults of records that it chooses by name among them.
+"""All values of an experiment that are in force, with the defaults of the records that its kinds name.
 
-A table such as `{ kind = "lognormal", mean_s = 0.2 }` is kept as it was said, so that an experiment reads as it was
-written. A run's config.toml has what the run was played with, also after a default has changed, torch's among them.
-Optimizers, schedules and training methods of the user's own stand as they were said: to ask would take torch.
+An experiment keeps a table such as `{ kind = "lognormal", mean_s = 0.2 }` as it was written. A run's config.toml also
+has the defaults, so that it says how the run was played even after a default has changed, such as one of torch. Tables
+of the user's own optimizers, schedules and training methods stay as written: their defaults need torch.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ def in_force(experiment: Experiment) -> dict[str, Any]:
 
 
 def _without_none(value: Any) -> Any:
-    """A value without the keys of its tables that have no value, which TOML cannot write."""
+    """A value whose tables lack the keys that are None, as TOML cannot write these."""
     if isinstance(value, dict):
         return {name: _without_none(part) for name, part in value.items() if part is not None}
     return [_without_none(part) for part in value] if isinstance(value, list) else value
@@ -76,13 +76,13 @@ def _is_own(kinds: Registry, table: Any) -> bool:
 
 
 def _with_defaults(defaults: Mapping[str, Mapping[str, Any]], said: Any) -> Any:
-    """A table with a kind and the listed defaults of that kind; as it was said where none are listed."""
+    """A table with the listed defaults of its kind. The table is unchanged if none are listed."""
     kind = said.get("kind") if isinstance(said, dict) else None
     return {**said, **{k: v for k, v in defaults.get(kind, {}).items() if k not in said}} if kind else said
 
 
 def _filled(kinds: Registry, said: Any, default: str | None = None) -> Any:
-    """A table with a kind and the defaults of its other keys; as it was said where that kind has none, or is not here.
+    """A table with the defaults of its kind. It is unchanged if the kind has none, or cannot be imported here.
 
     `default` is the kind of a table that names none.
     """
@@ -99,7 +99,7 @@ def _filled(kinds: Registry, said: Any, default: str | None = None) -> Any:
 
 
 def _within(kinds: Registry, value: Any) -> Any:
-    """A value of a table, which may be such a table itself, or a list of them."""
+    """A value of a table. If it is a table with a kind, or a list of such tables, their defaults are filled in too."""
     if isinstance(value, list):
         return [_within(kinds, part) for part in value]
     return _filled(kinds, value) if isinstance(value, dict) and "kind" in value else value
@@ -118,7 +118,7 @@ def _defaults(make: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """The value as TOML has it; None for one that TOML cannot have."""
+    """The value as TOML data. None if TOML cannot represent it."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""Tables with a `kind`: one reader for behaviours, availability, simulated drifts and latency laws.
+"""Reads tables with a `kind`, such as behaviours, availability, simulated drifts and latency laws.
 
-The records themselves know nothing of pydantic. A pydantic union of them would need a schema for every record, built
-at run time, and names of its members taken out of its errors again; a trial took more code than this reader.
+The records do not depend on pydantic. A pydantic union would need a schema of every record, built at run time, and
+would put the names of its members into errors. A trial of it took more code than this reader.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from pausefl_proto.errors import ConfigError
 
 
 def plain_value(annotation: Any, value: Any, key: str) -> Any:
-    """A TOML value as its type says, strictly; ConfigError that names the key."""
+    """A TOML value, checked strictly against its annotation. ConfigError names the key."""
     try:
         return _adapter(annotation).validate_json(as_json(value), strict=True)
     except ValidationError as error:
@@ -33,11 +33,11 @@ def read_kind(
     read_value: Callable[[Any, Any, str], Any] = plain_value,
     other_keys: Sequence[str] = (),
 ) -> Any:
-    """The record that a table's `kind` names, made of its other keys; ConfigError that names the key.
+    """Make the record that a table's `kind` names from the table's other keys. ConfigError names the key.
 
-    The parameters of what `kinds` holds are the table's other keys, and their annotations the keys' types.
-    A text in place of the table is a kind with the defaults of its keys.
-    `read_value` reads a value from its annotation, itself and its key. The caller reads `other_keys`, known as well.
+    `kinds` holds classes and functions. Their parameters are the table's other keys, and the annotations are the types
+    of these keys. A string in place of the table is a kind with default parameters. `read_value` is called with an
+    annotation, the value and its key. `other_keys` are allowed too; the caller reads them.
     """
     if isinstance(table, str):
         make, table = kinds.find(table, key), {"kind": table}
@@ -57,12 +57,12 @@ def read_kind(
 
 
 def made(make: Callable[..., Any], values: Mapping[str, Any], key: str) -> Any:
-    """A record of these values, whose own ValueError says "name = value: must be ...", with the table's key first."""
+    """Make a record of these values. Its own error becomes a ConfigError that begins with the table's key."""
     try:
         return make(**values)
     except ConfigError:
         raise
-    except OWN_CODE_ERRORS as error:  # what makes it may be a user's own
+    except OWN_CODE_ERRORS as error:  # `make` may be the user's own code
         raise ConfigError(of_record(error, key)) from error
 
 

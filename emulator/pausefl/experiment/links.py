@@ -1,4 +1,4 @@
-"""The [latency] table: which law, bandwidth and access point each client's link has, and the links themselves."""
+"""The [latency] table, and the links made from it: each client's delay law, bandwidth and access point."""
 
 import json
 import math
@@ -19,23 +19,23 @@ from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.number_types import Count, Positive, Share
 
-# As many as a bridge of Linux has, which joins the links of netem.
+# The greatest number of ports of a Linux bridge, which joins the netem links.
 _BRIDGE_PORTS = 1023
 
 
 class BandwidthTable(TomlTable):
-    """A token bucket on payload bytes, each way."""
+    """The bandwidth of a link: a token bucket on payload bytes for each direction."""
 
     down_bytes_per_s: Positive | None = None
-    """The rate from server to client. Without it, as fast as the machine."""
+    """The rate from server to client. Without it, the rate is not limited."""
     up_bytes_per_s: Positive | None = None
-    """The rate from client to server. Without it, as fast as the machine."""
+    """The rate from client to server. Without it, the rate is not limited."""
     burst_bytes: Count = 16_384
     """How many bytes a full bucket lets through at once."""
 
 
 class GroupBandwidthTable(TomlTable):
-    """Differences of a link group's own buckets from `latency.bandwidth`."""
+    """The bandwidth of each client of a link group. Keys that are not set come from `latency.bandwidth`."""
 
     down_bytes_per_s: Positive | None = None
     """The group's rate from server to client."""
@@ -72,12 +72,12 @@ def _published_unless_said(table: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 class LatencyTable(TomlTable):
-    """How network time is made and measured."""
+    """How network delays are produced and measured."""
 
     signal: Literal["round_trip", "communication"] = "round_trip"
     """The latency that policies learn from: the whole round trip, or the round trip without the client's own work."""
     mode: Mode = "additive"
-    """ "additive" adds drawn time to real time. "total" makes a whole exchange take the drawn time, where it can."""
+    """ "additive" adds drawn time to real time. "total" makes a whole exchange take the drawn time, if it can."""
     injection: Literal["link", "netem"] = "link"
     """ "link": each client holds its messages back itself. "netem": the kernel delays packets (`--netem`)."""
     time_scale: Annotated[float, Ge(1e-6)] = 1.0
@@ -88,11 +88,11 @@ class LatencyTable(TomlTable):
     down_share: Share = 0.5
     """The share of `delay` that is injected on the way down. The rest is injected on the way up."""
     down: dict[str, Any] | None = None
-    """The law of the way from server to client. `down` and `up` are drawn apart and replace `delay`."""
+    """The law of the delay from server to client. `down` and `up` are drawn separately and replace `delay`."""
     up: dict[str, Any] | None = None
-    """The law of the way from client to server."""
+    """The law of the delay from client to server."""
     delay: dict[str, Any] | None = Field(default_factory=_published_unless_said)
-    """The law of a whole exchange. Without it, `down` and `up`, the published halves hold."""
+    """The law of a whole exchange's delay. Without `delay`, `down` and `up`, the published halves apply."""
     bandwidth: BandwidthTable = BandwidthTable()
     """The bandwidth of each client's link."""
     groups: tuple[LinkGroup, ...] = ()
@@ -106,7 +106,7 @@ class LinkPlan:
     """One client's link, in seconds and bytes at the emulated scale."""
 
     delay: Delay | None
-    """Drawn once an exchange; None: `down` and `up` are drawn apart."""
+    """The law of a whole exchange's delay. None if `down` and `up` are drawn separately."""
     down: Delay
     up: Delay
     bandwidth: BandwidthTable
@@ -115,20 +115,20 @@ class LinkPlan:
 
     @property
     def exchange(self) -> Delay:
-        """The law of a whole exchange's delay; a bucket's waits depend on the others and are no part of it."""
+        """The law of a whole exchange's delay. It excludes waits at a bucket, which depend on other messages."""
         return self.delay or Sum((self.down, self.up))
 
 
 def plan_links(latency: LatencyTable, client_ids: Sequence[str], seed: int) -> dict[str, LinkPlan]:
-    """Every client's link, by id; ConfigError naming the key of whatever is wrong."""
+    """The link of every client, by client id. Raises ConfigError that names the key of the mistake."""
     planner = _LinkPlanner.of(latency, client_ids, seed)
     return {client_id: planner.link(client_id) for client_id in client_ids}
 
 
 def sampled_links(latency: LatencyTable, groups: Mapping[str, Sequence[str]], seed: int) -> dict[str, LinkPlan]:
-    """The links of the first and the last client of each group of links, on which an experiment is tried.
+    """The links of the first and the last client of each link group, by client id: enough to check an experiment.
 
-    `groups` are the client ids of each group of `[clients.groups]`. ConfigError as from `plan_links`.
+    `groups` are the client ids of each group of `[clients.groups]`. Raises ConfigError like `plan_links`.
     """
     client_ids = [client_id for ids in groups.values() for client_id in ids]
     planner = _LinkPlanner.of(latency, client_ids, seed)
@@ -139,7 +139,7 @@ def sampled_links(latency: LatencyTable, groups: Mapping[str, Sequence[str]], se
 
 
 def processes_of(plans: Mapping[str, LinkPlan], per_process: int) -> list[list[str]]:
-    """The clients of each process: those behind one access point, and the others in parts of `per_process`."""
+    """The client ids of each process. Clients behind one access point share one; others are split by `per_process`."""
     behind: dict[int, list[str]] = {}
     alone: list[str] = []
     for client_id, plan in plans.items():
@@ -148,7 +148,7 @@ def processes_of(plans: Mapping[str, LinkPlan], per_process: int) -> list[list[s
 
 
 def _check_access_points(access_points: Mapping[str, int], groups: Mapping[str, Sequence[str]]) -> None:
-    """ConfigError where clients of different `[clients.groups]`, which share no process, are to share a bucket."""
+    """Raise ConfigError if an access point has clients of several [clients.groups], which do not share a process."""
     first: dict[int, tuple[str, str]] = {}
     for group, client_ids in groups.items():
         for client_id in client_ids:
@@ -163,7 +163,7 @@ def _check_access_points(access_points: Mapping[str, int], groups: Mapping[str, 
 
 
 def check_netem(links: Mapping[str, LinkPlan], clients: int, clients_per_process: int) -> None:
-    """ConfigError for what the kernel cannot make of these links, of so many clients in all."""
+    """Raise ConfigError if netem cannot produce these links. `clients` is the number of all clients."""
     if clients_per_process != 1:
         raise ConfigError('latency.injection = "netem": goes with clients.per_process = 1, a namespace for each')
     if clients > _BRIDGE_PORTS:
@@ -175,7 +175,7 @@ def check_netem(links: Mapping[str, LinkPlan], clients: int, clients_per_process
 
 
 def _check_netem_law(law: Delay, name: str) -> None:
-    """netem draws uniformly from mean ± jitter, and no packet leaves before it came: jitter = √3 sd <= mean."""
+    """Raise ConfigError unless √3 sd <= mean: netem draws uniformly from mean ± √3 sd, and no delay is negative."""
     if not math.isfinite(law.mean_s):
         raise ConfigError(f'latency.injection = "netem": needs laws with a finite mean, not {name}')
     sd_s = float(law.points().std())
@@ -208,7 +208,7 @@ def _check_mode(latency: LatencyTable) -> None:
 def _members(
     selections: Sequence[str | tuple[str, ...]], client_ids: Sequence[str], places: Mapping[str, int], key: str
 ) -> dict[str, int]:
-    """The group of each client that is in one."""
+    """The index of the group of each client that belongs to a group, by client id."""
     group_of: dict[str, int] = {}
     for group, selection in enumerate(selections):
         if not selection:
@@ -233,7 +233,7 @@ def _members(
 
 @dataclass(frozen=True)
 class _Laws:
-    """The tables of laws that hold for one client, each with the key it stands under."""
+    """The law tables of one client's link, each with its key."""
 
     delay: tuple[str, dict[str, Any]] | None
     down: tuple[str, dict[str, Any]] | None
@@ -241,7 +241,7 @@ class _Laws:
 
 
 def _laws(latency: LatencyTable, group: int | None) -> _Laws:
-    """A group's own laws, and those of [latency] where it says nothing."""
+    """The laws of a link group, completed by those of [latency]. None: of clients without a group."""
     common = _said(latency, "latency")
     if group is None:
         return common
@@ -278,25 +278,25 @@ def _group_bandwidth(latency: LatencyTable, group: LinkGroup) -> BandwidthTable:
 
 @dataclass(frozen=True)
 class _LinkPlanner:
-    """Common to the links of an experiment."""
+    """Everything that an experiment's links have in common."""
 
     latency: LatencyTable
     seed: int
     places: Mapping[str, int]
-    """Each client's place among all, by id."""
+    """The position of each client among all clients, by client id."""
     everyone: frozenset[str]
     groups: Mapping[str, int]
-    """The index into `latency.groups` of each client that is in one, by id."""
+    """The index into `latency.groups` of each client that belongs to a group, by client id."""
     access_points: Mapping[str, int]
     laws: Mapping[int | None, _Laws]
-    """By group of links."""
+    """Laws by index of the link group, and None for clients without a group."""
     bandwidths: Mapping[int | None, BandwidthTable]
     alike: dict[str, Any]
-    """As of `LawReader`."""
+    """See `LawReader.alike`."""
 
     @classmethod
     def of(cls, latency: LatencyTable, client_ids: Sequence[str], seed: int) -> "_LinkPlanner":
-        """ConfigError for what no single client's link shows."""
+        """The planner of an experiment. Raises ConfigError for a mistake that no single client's link shows."""
         _check_mode(latency)
         places = {client_id: place for place, client_id in enumerate(client_ids)}
         groups = _members([g.clients for g in latency.groups], client_ids, places, "latency.groups")
@@ -313,7 +313,7 @@ class _LinkPlanner:
         return cls(latency, seed, places, frozenset(client_ids), groups, access_points, laws, bandwidths, {})
 
     def link(self, client_id: str) -> LinkPlan:
-        """One client's link; ConfigError."""
+        """The link of one client. Raises ConfigError for a bad law."""
         group, access_point = self.groups.get(client_id), self.access_points.get(client_id)
         laws, bandwidth = self.laws[group], self.bandwidths[group]
         place = ClientPlace(client_id, self.places[client_id], self.everyone)

@@ -1,4 +1,4 @@
-"""An experiment from its file, a preset or tables, and the checks of what no single key shows."""
+"""Loads an experiment from a file, a preset or tables, and checks whether its keys fit together."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ def load_experiment(source: str, overrides: Overrides = ()) -> Experiment:
 
 
 def parse_experiment(text: str, overrides: Overrides = (), file: str = "") -> Experiment:
-    """Validate an experiment given as TOML text; ConfigError, which begins with the file it came from if it is told."""
+    """Validate an experiment's TOML text. Raises ConfigError, which begins with `file`, the text's origin, if given."""
     document = document_of(text, overrides, file)
     with naming(file):
         return experiment_of(document)
 
 
 def experiment_of(document: Mapping[str, Any]) -> Experiment:
-    """Validate an experiment given as tables; ConfigError."""
+    """Validate an experiment given as tables. Raises ConfigError for the first mistake."""
     try:
         experiment = Experiment.model_validate_json(as_json(document))
     except ValidationError as error:
@@ -41,8 +41,8 @@ def experiment_of(document: Mapping[str, Any]) -> Experiment:
 
 
 def _check(experiment: Experiment) -> None:
-    """Raise ConfigError for what no single key shows."""
-    check_finite(experiment.model_dump(exclude={"selection"}))  # policies say what they take: sa-pause an infinite cap
+    """Raise ConfigError for keys that do not fit together."""
+    check_finite(experiment.model_dump(exclude={"selection"}))  # sa-pause accepts an infinite cap
     _check_counts(experiment)
     check_groups(experiment.groups)
     check_privacy(experiment.privacy)
@@ -96,7 +96,7 @@ def _check_links(experiment: Experiment) -> None:
 
 
 def _check_clock(experiment: Experiment) -> None:
-    """ConfigError for what the virtual clock cannot play, or where a training time is stated twice."""
+    """Raise ConfigError for settings that the clock does not allow, or if a training time is stated twice."""
     workload = experiment.workload
     if workload.step_s is not None and workload.training_time:
         raise ConfigError("workload.step_s: goes without workload.training_time, which states the same")

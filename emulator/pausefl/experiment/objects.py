@@ -1,4 +1,4 @@
-"""Python objects as an experiment holds them: classes and functions by "module:name", dataclasses as tables."""
+"""Writes Python objects into experiments: classes and functions as "module:name", dataclasses as tables."""
 
 import atexit
 import base64
@@ -35,9 +35,9 @@ for _name, _found in cloudpickle.loads(base64.b64decode({written})).items():
 
 
 def as_toml(value: Any, key: str) -> Any:
-    """`value` as TOML has it: a class or a function as its name, a dataclass as the table of its `kind` and its fields.
+    """`value` as TOML data: a class or function as its name, a dataclass as a table of its `kind` and its fields.
 
-    Every process of a run imports these by name. ConfigError, which begins with `key`, for what none could be given.
+    Every process of a run imports these names. Raises ConfigError, which begins with `key`, for any other object.
     """
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
@@ -70,7 +70,7 @@ def as_toml(value: Any, key: str) -> Any:
 
 
 def _name_of(found: type | FunctionType, key: str) -> str:
-    """The "module:name" by which other processes import it: its own, or that of a module which carries it by value."""
+    """The "module:name" that other processes import: the object's own, or that of a module that carries it by value."""
     module, name = found.__module__, found.__qualname__
     if module == "__main__" or module.startswith(_CELL) or "<" in name:
         return _by_value(found, key)
@@ -78,9 +78,9 @@ def _name_of(found: type | FunctionType, key: str) -> str:
 
 
 def _by_value(found: type | FunctionType, key: str) -> str:
-    """Make a module of what a script, a notebook or a function has defined, and return its name in it.
+    """Make a module for an object that a script, a notebook or a function defined. Returns its "module:name".
 
-    The object says that it is of that module: other processes, which import the module, then know its instances.
+    The object's `__module__` becomes that module, so that its instances can be loaded by processes that import it.
     """
     try:
         import cloudpickle
@@ -89,16 +89,16 @@ def _by_value(found: type | FunctionType, key: str) -> str:
             f"{key} = {found.__qualname__}: is defined in a script, a notebook or a function; define it at the top of"
             ' a module, or carry it by value with pip install "pausefl[notebook]"'
         ) from None
-    copyreg.pickle(type(MISSING), lambda _: "MISSING")  # by its name: dataclasses know it by its identity
+    copyreg.pickle(type(MISSING), lambda _: "MISSING")  # pickled by name, as dataclasses compare its identity
     name = re.sub(r"\W", "", found.__qualname__.rpartition(".")[2])
-    found.__module__, found.__qualname__ = "__main__", name  # so that it is written by value, also once more
-    if "__slotnames__" in vars(found):  # which Python keeps of a class whose objects were pickled
+    found.__module__, found.__qualname__ = "__main__", name  # makes cloudpickle write it by value, also a second time
+    if "__slotnames__" in vars(found):  # a cache of Python's, in a class whose objects were pickled
         delattr(found, "__slotnames__")
     try:
         data = cloudpickle.dumps({name: found})
     except OWN_CODE_ERRORS as error:
         raise ConfigError(f"{key} = {name}: cannot be carried by value ({with_place(error)})") from error
-    # Classes are numbered at random, and the same class is to have the same name.
+    # cloudpickle adds random numbers to classes. Without them, the same class always gets the same name.
     digest = hashlib.sha256(re.sub(rb"[0-9a-f]{32}", b"", data)).hexdigest()
     module = ModuleType(f"{_CELL}{digest[:12]}")
     module.__dict__.update({name: found, _WRITTEN: base64.b64encode(data).decode()})
@@ -108,7 +108,7 @@ def _by_value(found: type | FunctionType, key: str) -> str:
 
 
 def cells_of(value: Any) -> dict[str, str]:
-    """The modules carried by value that `value` names, as `experiment.by_value` has them."""
+    """The modules carried by value that `value` names, in the form of `experiment.by_value`."""
     if isinstance(value, dict | list):
         parts = value.values() if isinstance(value, dict) else value
         return {name: text for part in parts for name, text in cells_of(part).items()}
@@ -118,7 +118,7 @@ def cells_of(value: Any) -> dict[str, str]:
 
 
 def labels_of(names: Iterable[str]) -> dict[str, str]:
-    """The label of each name in tables: of what is carried by value its own name, unless another has it too."""
+    """The label of each name in output: without the module of code carried by value, unless labels would clash."""
     labels = {name: re.sub(f"^{_CELL}[0-9a-f]+:", "", name) for name in names}
     return labels if len({*labels.values()}) == len(labels) else {name: name for name in labels}
 
@@ -131,7 +131,7 @@ def _new_folder() -> str:
 
 
 def cells_folder(by_value: Mapping[str, str]) -> str:
-    """A folder, as long as this process lives, from which these modules can be imported."""
+    """A folder from which these modules can be imported. It is removed when this process ends."""
     folder = _new_folder()
     for name, text in by_value.items():
         (Path(folder) / f"{name}.py").write_text(_IMPORTED.format(name=name, written=_WRITTEN, text=text), "utf-8")
@@ -139,7 +139,7 @@ def cells_folder(by_value: Mapping[str, str]) -> str:
 
 
 def folders_of(value: Any) -> list[str]:
-    """The folders from which the modules that `value` names, as `as_toml` returns it, were imported here."""
+    """The folders from which this process imported the modules that `value`, as `as_toml` returns it, names."""
     if isinstance(value, dict):
         return [folder for inner in value.values() for folder in folders_of(inner)]
     if isinstance(value, list):

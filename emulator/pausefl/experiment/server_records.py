@@ -1,4 +1,4 @@
-"""The server's side of an experiment as records: policy, aggregation, optimizer, host limits, admission.
+"""Builds the server's records from an experiment: policy, aggregation, optimizer, asynchronous steps, admission.
 
 This module imports the server, so a client never imports it.
 """
@@ -27,7 +27,7 @@ from pausefl_server.selection.policies.fedat import FedAt
 
 
 def selected_policy(selection: SelectionTable, name: str = "") -> Policy:
-    """The policy that is selected, or the one of this name, with its parameters checked; ConfigError."""
+    """The selected policy, or the policy called `name`. Raises ConfigError for an unknown name or a bad parameter."""
     name = name or selection.policy
     parameters = selection.parameters(name)
     if "m" in parameters:
@@ -44,21 +44,21 @@ def selected_policy(selection: SelectionTable, name: str = "") -> Policy:
 
 
 def policy_of(experiment: Experiment) -> Policy:
-    """The policy of a run; ConfigError. Its m is how many clients a round asks, or C in an asynchronous run."""
+    """The policy of a run. Its m is how many clients a round asks, or C in an asynchronous run. Raises ConfigError."""
     policy = selected_policy(experiment.selection)
     return replace(policy, m=experiment.asynchronous.concurrency) if experiment.is_asynchronous else policy
 
 
 def _has_own_init(policy: type[Policy]) -> bool:
-    """Whether its `__init__` is no dataclass's own: it is not called where a dataclass is built of checked values."""
+    """Whether the policy has a hand-written `__init__`, which is not called when a dataclass is built from TOML."""
     init = next(vars(each)["__init__"] for each in policy.__mro__ if "__init__" in vars(each))
     code = getattr(init, "__code__", None)
-    # Dataclasses make theirs of a text; cloudpickle names such texts anew.
+    # Dataclasses compile their `__init__` from text, in a file called <string>; cloudpickle renames it.
     return code is None or code.co_filename not in ("<string>", "<dynamic-code>")
 
 
 def aggregation_of(table: AggregationTable) -> Aggregation:
-    """How updates are combined; ConfigError."""
+    """The aggregation that combines updates. Raises ConfigError for a bad rule."""
     if isinstance(table.rule, str) and table.rule in RULES:
         return table
     return Aggregation(_own_rule(table.rule), table.harmful, table.clip_norm, table.weight_share_max, table.norm_limit)
@@ -75,13 +75,13 @@ def _own_rule(rule: str | dict[str, Any]) -> AggregationRule:
 
 
 def asynchronous_of(table: AsynchronousTable) -> Asynchronous:
-    """How steps are taken; ConfigError."""
+    """The settings of asynchronous steps, with their staleness rule. Raises ConfigError for a bad rule."""
     keys = {field.name: getattr(table, field.name) for field in fields(AsynchronousSteps)}
     return Asynchronous(**keys, staleness=read_kind(STALENESS_RULES, table.staleness, "asynchronous.staleness"))
 
 
 def optimizer_of(table: ServerOptimizer | KindTable) -> Optimizer:
-    """How the combined update moves the model; ConfigError."""
+    """The server's optimizer, which applies the combined update to the model. Raises ConfigError for a bad one."""
     if isinstance(table, ServerOptimizer):
         return table
     own: Optimizer = read_kind(SERVER_OPTIMIZERS, table.model_dump(), "aggregation.optimizer")
@@ -89,13 +89,13 @@ def optimizer_of(table: ServerOptimizer | KindTable) -> Optimizer:
 
 
 def admission_of(experiment: Experiment) -> tuple[Admission, AdmissionFiles]:
-    """The clients admitted, and their files; ConfigError where other machines could reach a server open to all."""
+    """The admitted clients, and their files. Raises ConfigError if other machines could reach a server open to all."""
     table, server, tls = experiment.admission, experiment.server, experiment.tls.in_use()
     if table.by_certificate and (tls is None or not tls.ca):
         raise ConfigError("admission.by_certificate = true: needs tls.ca, which signs the clients' certificates")
     files = AdmissionFiles(table.tokens, table.clients_file)
     admission = files.read(Admission(experiment.admitted_ids, by_certificate=table.by_certificate))
-    # Over links that the kernel makes, the server listens on a bridge of this machine alone.
+    # With netem, the server listens on a bridge that only this machine can reach.
     is_reachable = not (is_loopback(server.host) or experiment.latency.injection == "netem")
     if is_reachable and not server.insecure and (tls is None or admission.is_open):
         raise ConfigError(
@@ -106,7 +106,7 @@ def admission_of(experiment: Experiment) -> tuple[Admission, AdmissionFiles]:
 
 
 def check_policies(experiment: Experiment) -> None:
-    """That every policy named and the aggregation exist and take their parameters; raises ConfigError."""
+    """Check that all named policies and the aggregation exist and take their parameters. Raises ConfigError if not."""
     aggregation_of(experiment.aggregation)
     optimizer_of(experiment.aggregation.optimizer)
     _check_feddyn(experiment)
@@ -116,7 +116,7 @@ def check_policies(experiment: Experiment) -> None:
         try:
             selected_policy(selection, name)
         except ConfigError as error:
-            # The name is the table's key, not a value of it.
+            # Here the name is the key of a table, not the value of a key.
             hint = "; a name with dots must be quoted" if any(":" in key for key in parameters) else ""
             raise ConfigError(str(error).replace(f' = "{name}"', "", 1) + hint) from error
     policy = policy_of(experiment)
@@ -130,7 +130,7 @@ def check_policies(experiment: Experiment) -> None:
     if policy.needs_oracle:
         seed = experiment.experiment.seed_of("latency")
         for link in sampled_links(experiment.latency, experiment.ids_by_group, seed).values():
-            _ = link.exchange.mean_s  # ConfigError where it has none that could be told
+            _ = link.exchange.mean_s  # raises ConfigError if the law has no mean
     try:
         policy.check_clients(experiment.client_ids, _at_once(experiment))
     except ValueError as error:
@@ -147,7 +147,7 @@ def check_policies(experiment: Experiment) -> None:
 
 
 def _check_asynchronous(experiment: Experiment, policy: Policy) -> None:
-    """ConfigError where steps without rounds cannot be taken as the experiment says."""
+    """Raise ConfigError if an experiment's settings do not fit asynchronous steps."""
     steps, server, mode = experiment.asynchronous, experiment.server, 'server.mode = "asynchronous"'
     if steps.buffer > steps.concurrency:
         raise ConfigError(
@@ -189,7 +189,7 @@ def _check_asynchronous(experiment: Experiment, policy: Policy) -> None:
 
 
 def _check_feddyn(experiment: Experiment) -> None:
-    """ConfigError where only one end does its part of FedDyn."""
+    """Raise ConfigError if only the clients or only the server take part in FedDyn."""
     on_clients = method_name(experiment.workload) == "feddyn"
     if on_clients != (experiment.aggregation.optimizer.kind == "feddyn"):
         here, there = 'workload.training = "feddyn"', 'aggregation.optimizer = "feddyn"'
@@ -197,6 +197,6 @@ def _check_feddyn(experiment: Experiment) -> None:
 
 
 def _at_once(experiment: Experiment) -> int:
-    """The most clients there are in a round."""
+    """The greatest number of clients that are present in one round."""
     presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
     return experiment.clients.count if presence is None else int(presence.table.sum(axis=1).max())

@@ -19,11 +19,11 @@ from pausefl_server.model.staleness import AsynchronousSteps
 from pausefl_server.settings import MetricsSettings
 
 SeededPart = Literal["split", "model", "latency"]
-"""A part that can be drawn anew while the rest of a run repeats."""
+"""A part of a run that can have a seed of its own, so that it changes while the rest of the run repeats."""
 
 
 ClientIds = tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_](\.?[A-Za-z0-9_-])*$", max_length=128)], ...]
-"""Ids of clients, which are names of files as well."""
+"""Client ids. They also name files, so they may only have characters that are safe in file names."""
 
 
 class ExperimentTable(TomlTable):
@@ -32,28 +32,28 @@ class ExperimentTable(TomlTable):
     rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] = 100
     """How many rounds the run plays."""
     seed: Whole = 1
-    """The seed of every draw that a run repeats: data, links, selection, behaviours. Private noise never comes from
-    it."""
+    """The seed of every draw that a run repeats: data, links, selection, behaviours. Private noise never uses it."""
     clock: Literal["real", "virtual"] = "real"
-    """By which clock the run is played. "real" measures processes and their messages. "virtual" plays the same actors
-    and links in one process whose time costs nothing: only what is drawn or stated takes time."""
+    """The clock of the run. "real" measures processes and their messages. "virtual" plays the same actors and links in
+    one process without real waiting: only drawn or stated times pass."""
     split_seed: Whole | None = None
-    """The seed of which examples are used, who holds them, and which are evaluated. Without it, `seed`."""
+    """The seed that draws the examples, divides them among clients, and draws the evaluated ones. The default is
+    `seed`."""
     model_seed: Whole | None = None
-    """The seed of the first model. Without it, `seed`."""
+    """The seed of the initial model. The default is `seed`."""
     latency_seed: Whole | None = None
-    """The seed of links and of their delays. Without it, `seed`."""
+    """The seed of the links and of their delays. The default is `seed`."""
     observers: tuple[str, ...] = ()
-    """Observers told of the run's progress: "tensorboard", "mlflow", "wandb", "trackio", or your "module:name"."""
+    """Observers notified of progress: "tensorboard", "mlflow", "wandb", "trackio", or your own "module:name"."""
     python_path: tuple[str, ...] = ()
-    """Folders in which "module:name" is looked for after Python's own, relative to the experiment file. Without
-    it, the file's own folder."""
+    """Folders that Python searches for "module:name" after its own. Paths are relative to the experiment file. The
+    default is that file's own folder."""
     by_value: dict[Annotated[str, Field(pattern=r"^pausefl_cell_[0-9a-f]+$")], str] = Field(default={})
-    """Code of a script or notebook, carried by value: modules as cloudpickle wrote them, in base64. A run with it can
-    be repeated by this Python alone, not read or reviewed."""
+    """Code that a script or notebook defined: modules serialised by cloudpickle, in base64. Only the same Python
+    version can repeat such a run, and the code cannot be read or reviewed."""
 
     def seed_of(self, part: SeededPart) -> int:
-        """The seed of one part of a run: its own, or else the seed of all."""
+        """The seed of one part of a run: its own seed if that is set, otherwise `seed`."""
         own: int | None = getattr(self, f"{part}_seed")
         return self.seed if own is None else own
 
@@ -64,24 +64,24 @@ class ClientGroup(TomlTable):
     count: ClientCount
     """How many clients the group has."""
     ids: ClientIds = ()
-    """Its clients' ids, in place of NAME-000 and so on."""
+    """The ids of its clients, in place of NAME-000 and so on."""
     behaviours: tuple[dict[str, Any], ...] = ()
-    """Its clients' behaviours: a list of tables with a `kind`, applied one after the other."""
+    """The behaviours of its clients: a list of tables with a `kind`, applied one after the other."""
     role: Literal["relevant", "irrelevant"] | None = None
-    """Whether newcomers hold data that helps the task. Reports compare the two roles."""
+    """Whether the group's clients hold data that helps the task. It is for newcomers: reports compare the two roles."""
     join_round: Count = 1
-    """The first round of its clients. Their processes start just before it."""
+    """The first round in which its clients take part. Their processes start just before it."""
     leave_round: Annotated[int, Ge(2)] | None = None
-    """The first round without its clients. Without it, they stay to the end."""
+    """The first round in which its clients no longer take part. By default, they stay to the end."""
     leave: Literal["stop", "kill"] = "stop"
     """How clients leave: "stop" closes their streams, "kill" kills their processes."""
     availability: dict[str, Any] = Field(default={})
-    """When its clients can be reached: a table with a `kind`. Without it, always."""
+    """When its clients can be reached: a table with a `kind`. By default, they always can."""
     drift: dict[str, Any] = Field(default={})
-    """The law from which `pausefl simulate` draws its clients' path drifts: a table with a `kind`."""
+    """The law from which `pausefl simulate` draws the path drifts of its clients: a table with a `kind`."""
 
     def client_ids(self, name: str) -> list[str]:
-        """The ids of the group of this name, in order."""
+        """The ids of the group's clients, in order. `name` is the name of the group."""
         if self.ids:
             return [*self.ids]
         width = max(3, len(str(self.count - 1)))
@@ -94,29 +94,29 @@ class ClientsTable(TomlTable):
     count: ClientCount = 30
     """How many clients there are in all. With groups, it is the sum of their counts."""
     ids: ClientIds = ()
-    """The clients' ids, such as the names of devices. Without any, they are numbered."""
+    """The clients' ids, such as the names of devices. By default, they are client-000, client-001 and so on."""
     groups: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], ClientGroup] = Field(default={})
-    """The groups of clients by name. Without any, all clients belong to one group called `client`."""
+    """The groups of clients by name. By default, all clients belong to one group called `client`."""
     per_process: Count | None = None
-    """How many clients share one process and its torch. By default 1 up to 32 clients; beyond that, one process per
-    core is used, and at least four."""
+    """How many clients share one process and its torch. By default, each of up to 32 clients has its own process. More
+    clients share as many processes as the machine has cores, and at least four."""
     trainers: Count = 1
-    """How many clients of one process train at the same time. The others wait, and `queue_s` records how long.
-    Those that have computed, and wait for a stated training time, do not count."""
+    """How many clients of one process train at the same time. The others wait, and `queue_s` records how long. A client
+    that has computed its update and only waits until a stated training time has passed does not count."""
     batched: Literal["off", "on", "auto"] = "off"
-    """Whether the clients of a round are trained together, in one call on stacked models; on the virtual clock only.
+    """Whether the clients of a round are trained together, in one call on stacked models. It needs the virtual clock.
     "auto" measures before round 1 whether that is faster. Results are equal up to rounding."""
     minimum: Count | None = None
     """How many clients must be connected before round 1. By default all of them."""
     connect_timeout_s: Positive = 60.0
     """How long the server waits for clients to connect before round 1."""
     examples_max: Count | None = None
-    """The greatest data size |D_k| that counts, whatever a client states. By default 5 times the median over clients.
-    """
+    """The limit on the data size |D_k| of a client: a greater one that it states counts as this. By default, the limit
+    is 5 times the median over clients."""
 
 
 class SelectionTable(TomlTable):
-    """The policy that chooses, and how many clients a round. The policy's parameters stand in [selection.POLICY]."""
+    """The policy, and how many clients it chooses for each round. The policy's parameters are in [selection.POLICY]."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -125,7 +125,7 @@ class SelectionTable(TomlTable):
     m: Count = 5
     """How many clients the policy chooses for each round."""
     over_selection: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """With x here, m(1 + x) clients are asked, rounded up, and the round waits for the first m to answer."""
+    """The share x of extra clients: a round asks m(1 + x) clients, rounded up, and waits for the first m to answer."""
 
     @property
     def asked(self) -> int:
@@ -138,7 +138,7 @@ class SelectionTable(TomlTable):
 
 
 class PrivacyTable(TomlTable):
-    """A client's privacy budget, and the noise that keeps to it."""
+    """Each client's privacy budget, and the clipping and noise that protect its updates."""
 
     enabled: bool = True
     """Whether clients clip their updates, add noise and charge a ledger."""
@@ -152,18 +152,18 @@ class PrivacyTable(TomlTable):
     """The clip bound. Unit "coordinate": Δ, the width of the interval each coordinate is clamped to. Unit "vector": C,
     the greatest L1 norm of an update."""
     disclose: tuple[Literal["loss", "labels", "statistics"], ...] = ()
-    """Values that clients may tell without noise, besides their data size and device times. "statistics" are those of
-    `workload.statistics`."""
+    """Values that clients may disclose without noise, besides their data size and device times. "statistics" are the
+    normalisation statistics of `workload.statistics`."""
     epsilon_floor: NonNegative = 0.0
     """A client retires when its next ε_i would lie below this value. 0 switches the rule off."""
     noise_to_clip_max: Positive | None = None
-    """A client retires when its noise scale would exceed this many times what an update is clipped to. Without
-    it, the rule is off."""
+    """A client retires when its noise scale would exceed this multiple of its clip bound: Δ/2 for unit "coordinate", C
+    for unit "vector". Without it, the rule is off."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ of the (ε, δ) figure that reports show beside the sum of the ε_i."""
     ledger_dir: str | None = None
     """The folder of ledgers that several runs charge, so that these runs share one budget. The path is relative to the
-    experiment file's folder. Without it, each run has its own budget."""
+    experiment file's folder. By default, each run has its own budget."""
     sampler: Sampler = "laplace"
     """ "laplace" draws noise with numpy, or torch on a GPU, seeded by the operating system. "opendp" is exact and
     2,000 times slower."""
@@ -186,11 +186,11 @@ class _Subject:
     model: str = "mlp"
     """The model's name, or "package.module:factory" for one of your own. "synthetic" trains nothing."""
     examples: Count | None = None
-    """How many training examples all clients share. Without it, all that the data set has."""
+    """How many training examples all clients have together. By default, they have all examples of the data set."""
     partition: str | dict[str, Any] = "iid"
-    """How training examples are dealt out: a table with a `kind`, or a kind alone, which has its defaults."""
+    """How training examples are divided: a table with a `kind`, or the name of a kind, with its default parameters."""
     training: str | dict[str, Any] = "plain"
-    """How a client trains in a round: a table with a `kind`, or a kind alone, which has its defaults."""
+    """How a client trains in a round: a table with a `kind`, or the name of a kind, with its default parameters."""
 
 
 @dataclass(frozen=True)
@@ -200,23 +200,22 @@ class Workload(TrainingSettings, _Subject):
     proximal_mu: NonNegative = 0.0
     """FedProx: μ, the weight of the distance to the round's model in a client's loss. 0 switches it off."""
     device: Literal["auto", "cpu", "cuda"] | Annotated[str, Field(pattern=r"^cuda:[0-9]+$")] = "auto"
-    """Where clients train. "auto" takes CUDA devices where there are some, and client processes take turns on them.
-    "cuda:N" is one of them, "cuda" any."""
+    """The device on which clients train. "auto" uses CUDA devices if there are any, and assigns client processes to
+    them in turn. "cuda:N" is one of these devices, "cuda" any of them."""
     model_bytes: Annotated[int, Ge(4), Le(1 << 32), MultipleOf(4)] = 4096
     """Model "synthetic": the size of its vector."""
     train_s: NonNegative = 0.0
     """Model "synthetic": the processor time that one round of training takes."""
     step_s: Positive | None = None
-    """The seconds that a training step takes on the emulated devices: a client trains, and waits until its steps have
-    taken so long. Without it, steps take as long as they do on this machine; the virtual clock then measures one once,
-    before round 1."""
+    """The seconds that a training step takes on the emulated devices: a client trains, then waits until that time has
+    passed. By default, a step takes as long as on this machine; the virtual clock measures one before round 1."""
     training_time: dict[str, Any] = field(default_factory=dict)
-    """The law of the seconds that a client's training takes in a round: a table with a `kind`, as in `latency`. It goes
-    before `step_s`."""
+    """The law of the seconds that a client's training takes in a round: a table with a `kind`, as in `latency`. It
+    cannot be combined with `step_s`."""
 
 
 class KindTable(BaseModel):
-    """A `kind` of one's own, or of an installed package, and its parameters."""
+    """A table whose `kind` is the user's own or an installed package's, with the parameters of that kind."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -245,84 +244,84 @@ class AggregationTable(Aggregation):
 
 @dataclass(frozen=True)
 class AsynchronousTable(AsynchronousSteps):
-    """How steps are taken with `server.mode = "asynchronous"`."""
+    """How the server takes steps with `server.mode = "asynchronous"`."""
 
     staleness: str | dict[str, Any] = "polynomial"
-    """s(τ), how much an update counts whose model is τ steps old: a table with a `kind`, or a kind alone, which has its
-    defaults. "polynomial": (1 + τ)^(-exponent). "hinge": 1 up to `tolerated`, then 1/(slope (τ - tolerated) + 1).
-    "constant": 1."""
+    """The staleness rule s(τ), the weight of an update whose model is τ steps old: a table with a `kind`, or the name
+    of a kind, with its default parameters. "polynomial": (1 + τ)^(-exponent). "hinge": 1 up to `tolerated`, then
+    1/(slope (τ - tolerated) + 1). "constant": 1."""
 
 
 class EvaluationTable(TomlTable):
     """When the model is evaluated. An evaluation never delays a round."""
 
     every: Whole = 10
-    """Evaluates on fixed subsets after every so many rounds. 0 evaluates only at the end, on all examples."""
+    """The number of rounds between two evaluations on fixed subsets. 0 evaluates only at the end, on all examples."""
     subset: Count = 1000
     """How many examples each fixed subset has."""
     address: str = ""
-    """HOST:PORT of a running `pausefl evaluator`. Without it, the server starts one of its own."""
+    """HOST:PORT of a running `pausefl evaluator`. By default, the server starts an evaluator itself."""
     host: str = "127.0.0.1"
     """The address on which `pausefl evaluator` listens."""
     port: Port = 0
     """The TCP port on which `pausefl evaluator` listens. 0 takes any free port."""
     metrics_port: Annotated[int, Ge(-1), Le(65_535)] = -1
-    """The port on which `pausefl evaluator` serves metrics of its process, and probes: 0 takes any free port, -1 serves
+    """The port on which `pausefl evaluator` serves metrics of its process, and probes. 0 takes any free port, -1 serves
     none."""
     insecure: bool = False
     """Lets the evaluator listen where other machines can reach it, without mutual TLS (`--insecure`)."""
     connect_timeout_s: Positive = 60.0
-    """How long the server waits for the evaluator before round 1, and for one that is away at the run's end."""
+    """How long the server waits for the evaluator before round 1, and for a lost evaluator at the run's end."""
     answer_timeout_s: Positive = 600.0
-    """How long one answer of the evaluator may take. Then it counts as lost, and one that the server started is started
-    again."""
+    """How long the evaluator may take for one answer. After that, the answer counts as lost. If the server started this
+    evaluator, it starts it again."""
 
 
 class ServerTable(TomlTable):
     """Where the server listens, and how long it waits."""
 
     mode: Literal["rounds", "asynchronous"] = "rounds"
-    """"rounds": a round waits for its clients. "asynchronous": a step is taken when [asynchronous] says so, and clients
-    that finish are replaced at once. Then `experiment.rounds` counts steps."""
+    """ "rounds": a round waits for its clients. "asynchronous": the server takes a step when [asynchronous] says so,
+    and replaces clients that finish at once. Then `experiment.rounds` counts steps."""
     host: str = "127.0.0.1"
     """The address on which the server listens."""
     port: Port = 0
     """The TCP port on which the server listens. 0 takes any free port."""
     round_timeout_s: Positive | Literal["auto"] = "auto"
     """A round's deadline, counted from when its jobs are sent. A client that has not answered by then is a miss. "auto"
-    derives it from the clients' round trips so far."""
+    derives the deadline from the clients' round trips so far."""
     rejoin_timeout_s: NonNegative = 5.0
     """How long a round waits for a client whose stream broke to reconnect."""
     quorum: PositiveShare = 1.0
     """A round ends once this share of its m clients, rounded up, has answered."""
     late: Literal["drop", "buffer"] = "drop"
-    """An update that comes after its round is dropped, or kept for the next model with a smaller weight."""
+    """The fate of a late update: "drop" discards it, "buffer" keeps it for the next model with a smaller weight."""
     checkpoint_every: Whole = 25
-    """Keeps the model of every so many rounds, for `--back-to`. 0 keeps only those of the last two rounds."""
+    """The number of rounds between models kept for `--back-to`. 0 keeps only the models of the last two rounds."""
     rounds_without_update_max: Count = 3
-    """The run ends, as failed, after this many attempts at a round in a row in which no client gave an update."""
+    """The run fails after this many consecutive attempts at a round in which no client gave an update."""
     rest_rounds_max: Whole = 64
-    """A client that missed k times in a row rests min(2^(k-1), this) rounds. 0: no client rests."""
+    """The longest rest: a client that missed k times in a row rests min(2^(k-1), this) rounds. With 0, no client rests.
+    """
     dead_after_s: Annotated[float, Ge(0.5)] = 15.0
-    """Within this time a process notices that its peer is dead. Idle peers answer pings meanwhile."""
+    """The time within which a process notices that its peer is dead. Idle peers answer pings meanwhile."""
     hello_timeout_s: Positive = 10.0
     """How long a connection may stay open before its client has said hello."""
     insecure: bool = False
-    """Lets the server listen where other machines can reach it, without TLS and admission, and a client show such a
-    server its token without TLS (`--insecure`)."""
+    """Lets the server listen without TLS and admission where other machines can reach it. Also lets a client send its
+    token to such a server without TLS (`--insecure`)."""
     pings_per_s: NonNegative = 5.0
-    """How many idle round-trip probes the server sends, over all clients. They give unchosen clients a baseline; no
-    policy sees them."""
+    """How many round-trip probes a second the server sends to idle clients, over all clients. They measure a baseline
+    for clients that are not chosen. No policy sees them."""
 
 
 class WireTable(TomlTable):
-    """How updates travel. Clients round what they have clipped and noised, which is no less private."""
+    """How updates are encoded on the network. Clients round updates after clipping and noise, at no cost in privacy."""
 
     dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
-    """The type of an update's values on their way to the server. "int8" has a scale for each 256 values. Models
-    travel as float32."""
+    """The type in which updates are sent. "int8" has one scale for each 256 values. Models are sent as float32."""
     top_share: PositiveShare = 1.0
-    """The share of an update's values that travel, those greatest in absolute value; the others arrive as 0."""
+    """The share of an update's values that are sent: those greatest in absolute value. The others arrive as 0."""
 
 
 class AdmissionTable(TomlTable):
@@ -330,17 +329,17 @@ class AdmissionTable(TomlTable):
     nothing."""
 
     clients: tuple[str, ...] | str = ()
-    """The ids that may join: a list, or one pattern with * and ?. Without it, the experiment's clients."""
+    """The ids that may join: a list, or one pattern with * and ?. By default, the experiment's clients may join."""
     clients_file: str = ""
-    """Server: a file that narrows these down, with an id or a pattern a line. Like `tokens`, it is read again once it
-    has changed, and streams of clients that it leaves out are closed."""
+    """Server: a file that further limits `clients`, with one id or pattern a line. Like `tokens`, it is read again when
+    it changes. The server then closes the streams of clients that it leaves out."""
     by_certificate: bool = False
-    """Whether each client must show a certificate, signed by `tls.ca`, that has its id, or a pattern of it, among its
-    alternative names."""
+    """Whether each client must show a certificate signed by `tls.ca`. Its alternative names must include the client's
+    id, or a pattern that matches the id."""
     tokens: str = ""
     """Server: the file of token digests that `pausefl certs` writes."""
     token: str = ""
-    """Client: the file that holds its own token. {client_id} in the path stands for its id."""
+    """Client: the file that holds the client's own token. {client_id} in the path is replaced by the client's id."""
 
 
 @dataclass(frozen=True)
@@ -350,5 +349,5 @@ class Metrics(MetricsSettings):
     client_host: str = "127.0.0.1"
     """The address on which client processes serve their own metrics."""
     client_port: Annotated[int, Ge(-1), Le(65_535)] = -1
-    """The port of each client process's metrics: 0 takes any free port, -1 serves none. They tell more than the server
-    needs to know."""
+    """The port of each client process's metrics: 0 takes any free port, -1 serves none. These metrics tell more than
+    the server needs to know."""

@@ -1,4 +1,4 @@
-"""Experiments as TOML documents: where they are read from, what `--set` changes, and what is filled in before types."""
+"""Reads experiments as TOML documents, applies overrides, and fills in counts and paths, before types are checked."""
 
 import difflib
 import json
@@ -19,7 +19,7 @@ from pausefl_process.files import reason
 from pausefl_proto.errors import ConfigError
 
 Overrides = Mapping[str, Any] | Sequence[str]
-"""Changes to an experiment: values by dotted key, or texts `key=value` as `--set` takes them."""
+"""Changes to an experiment: values by dotted key, or texts `key=value` as for `--set`."""
 
 _PART = re.compile(r""""(?:[^"\\]|\\.)*"|'[^']*'|[^.]+""")
 """A part of a dotted key: quoted, or anything up to the next dot."""
@@ -32,13 +32,13 @@ def preset_names() -> list[str]:
 
 
 def is_file(source: str) -> bool:
-    """Whether it is the path of a file, not the name of a preset."""
+    """Whether `source` is the path of a file, not the name of a preset."""
     return Path(source).suffix == ".toml" or Path(source).is_file()
 
 
 @contextmanager
 def naming(file: str) -> Iterator[None]:
-    """Begin each ConfigError of the block with the file it is about, if there is one."""
+    """Put the name of the file, if there is one, before the message of each ConfigError of the block."""
     try:
         yield
     except ConfigError as error:
@@ -73,7 +73,7 @@ def _source_of_figure(figure: Reproduction) -> str:
 
 
 def own_document(file: str | None, overrides: Overrides) -> dict[str, Any]:
-    """The tables that a client decides itself: of a TOML file, if there is one, and of overrides; ConfigError."""
+    """The tables that a client sets itself, from overrides and a TOML file, if there is one. Raises ConfigError."""
     document = document_of(read_source(file) if file else "", overrides, file or "")
     for table, values in document.items():
         if not isinstance(values, dict):
@@ -82,7 +82,7 @@ def own_document(file: str | None, overrides: Overrides) -> dict[str, Any]:
 
 
 def resolved_source(source: str) -> str:
-    """The text as `read_source` has it, with the folders that a file's relative paths begin in."""
+    """The text of `read_source`, with the file's relative paths and its folder of modules made absolute."""
     file = source if is_file(source) else ""
     document = _parsed(read_source(source), file)
     _anchor_code(document, file, ())
@@ -90,7 +90,7 @@ def resolved_source(source: str) -> str:
 
 
 def document_of(text: str, overrides: Overrides, file: str = "") -> dict[str, Any]:
-    """The tables of an experiment given as TOML text, with overrides; ConfigError where it is no TOML."""
+    """The tables of an experiment's TOML text, with overrides. Raises ConfigError if the text is no TOML."""
     document = _parsed(text, file)
     for key, value in override_values(overrides).items():
         _override(document, key, value)
@@ -102,7 +102,7 @@ def document_of(text: str, overrides: Overrides, file: str = "") -> dict[str, An
 
 
 def import_from(folders: Iterable[str], by_value: Mapping[str, str]) -> None:
-    """Let this process, and those it starts, import modules from these folders too, and those carried by value."""
+    """Let this process, and those it starts, import modules from these folders, and modules carried by value."""
     folders = [*folders, *([cells_folder(by_value)] if by_value else [])]
     sys.path.extend(folder for folder in dict.fromkeys(folders) if folder not in sys.path)
 
@@ -117,7 +117,7 @@ def _parsed(text: str, file: str) -> dict[str, Any]:
 
 
 def override_values(overrides: Overrides) -> Mapping[str, Any]:
-    """The values that overrides give, by dotted key, as TOML has them; ConfigError."""
+    """The values of overrides by dotted key, as TOML data. Raises ConfigError for malformed overrides."""
     is_listed = isinstance(overrides, Mapping | Sequence) and not isinstance(overrides, str)
     if not (is_listed and all(isinstance(key, str) for key in overrides)):
         raise ConfigError(f"overrides = {overrides!r}: must be values by dotted key, or a list of texts key=value")
@@ -145,7 +145,7 @@ def _override(document: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _policy_of(document: dict[str, Any]) -> None:
-    """A policy that was given as an object: its name, and its parameters in a table of their own."""
+    """Replace a policy that was given as an object by its name, and put its parameters in a table of that name."""
     selection = document.get("selection")
     if not isinstance(selection, dict):
         return
@@ -157,7 +157,7 @@ def _policy_of(document: dict[str, Any]) -> None:
 
 
 def _count_groups(document: dict[str, Any]) -> None:
-    """Ids and groups say how many clients there are; whatever is malformed is left to be validated."""
+    """Fill in missing counts of clients from ids and groups. Malformed values are left for validation."""
     clients = document.get("clients")
     groups = clients.get("groups") if isinstance(clients, dict) else None
     for table in [clients, *(groups.values() if isinstance(groups, dict) else ())]:
@@ -170,9 +170,9 @@ def _count_groups(document: dict[str, Any]) -> None:
 
 
 def _anchor_paths(document: dict[str, Any], folder: Path) -> None:
-    """Make paths that begin in `folder` absolute: a run may go on in another one.
+    """Make paths that are relative to `folder` absolute, as a run may go on in another folder.
 
-    Ledgers that are not found begin anew, and with them their budgets.
+    A ledger that is not found would begin anew, with a new budget.
     """
     _anchor_files(document, folder)
     privacy, workload = document.get("privacy"), document.get("workload")
@@ -198,10 +198,10 @@ def _anchor_files(value: object, folder: Path) -> None:
 
 
 def _anchor_code(document: dict[str, Any], file: str, overrides: Overrides) -> None:
-    """Make `experiment.python_path` absolute: unless said, the folder of the file; then those of modules of objects.
+    """Make `experiment.python_path` absolute, and add the folders of modules that overrides need.
 
-    What no module has is kept in `experiment.by_value`. ConfigError where a relative path is no folder; absolute ones
-    may be another machine's.
+    The default is the folder of the file. Code without a module goes to `experiment.by_value`. Raises ConfigError if a
+    relative path is no folder. An absolute path may belong to another machine.
     """
     table = document.setdefault("experiment", {})
     if not isinstance(table, dict):
@@ -223,14 +223,14 @@ def _anchor_code(document: dict[str, Any], file: str, overrides: Overrides) -> N
 
 
 def parts_of_key(key: str) -> list[str]:
-    """The tables and the key in them that a dotted key names, where quotes are TOML's; empty where it names none."""
+    """The tables and the final key that a dotted key names; quotes are as in TOML. Empty if the key is malformed."""
     texts = _PART.findall(key)
     parts = [value_of_text(text) if text[0] in "\"'" else text for text in texts]
     return parts if len(parts) > 1 and all(parts) and ".".join(texts) == key else []
 
 
 def value_of_text(text: str) -> Any:
-    """A TOML value, or the text itself where it is none (so that --set selection.policy=random works)."""
+    """The TOML value of a text, or the text itself if it is none (so that --set selection.policy=random works)."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -238,7 +238,7 @@ def value_of_text(text: str) -> Any:
 
 
 def listed_values(text: str) -> list[Any]:
-    """The values that commas part, but for commas within brackets, braces and quotes."""
+    """The values between commas. Commas within brackets, braces and quotes separate nothing."""
     return [value_of_text(part.strip()) for part in _between_commas(text) if part.strip()]
 
 
@@ -262,5 +262,5 @@ def _between_commas(text: str) -> Iterator[str]:
 
 
 def bare_or_quoted(name: str) -> str:
-    """A key as TOML has it."""
+    """The key as TOML writes it, quoted if necessary."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)

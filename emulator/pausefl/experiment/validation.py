@@ -1,4 +1,4 @@
-"""TOML values into typed records: their base, the numbers in them, and each mistake as one line that names its key."""
+"""Validates TOML values as typed records, and explains each mistake in one line that names its key."""
 
 import difflib
 import json
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class TomlTable(BaseModel):
     """A TOML table: immutable, strictly typed, without unknown keys."""
 
-    # An infinite parameter of a policy stays one where the table is written down.
+    # Without "constants", JSON would turn an infinite parameter of a policy into null.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -28,7 +28,7 @@ class TomlTable(BaseModel):
 
 
 def build(record: type[Any], table: str, values: Mapping[str, Any]) -> Any:
-    """Make a frozen dataclass from a TOML table: types checked strictly, unknown keys refused; ConfigError."""
+    """Make a frozen dataclass from a TOML table. Raises ConfigError for a wrong type or an unknown key."""
     try:
         return TypeAdapter(record).validate_json(as_json(values), strict=True, extra="forbid")
     except ValidationError as error:
@@ -36,26 +36,26 @@ def build(record: type[Any], table: str, values: Mapping[str, Any]) -> Any:
         raise ConfigError(explain(error, None, table, keys)) from None
     except ConfigError:
         raise
-    except OWN_CODE_ERRORS as error:  # the record may be a user's own
+    except OWN_CODE_ERRORS as error:  # the record may be the user's own code
         raise ConfigError(of_record(error, table)) from error
 
 
 def of_record(error: BaseException, table: str) -> str:
-    """A record's own error as one line that names its table.
+    """The error that a record raised, as one line that names its table.
 
-    Records say "name = value: must be ..." themselves; whatever else a user's own says has its type and place.
+    Records say "name = value: must be ..." in a ValueError. Any other error of a user's code gets its type and place.
     """
     is_of_key = isinstance(error, ValueError) and (not where_raised(error) or re.match(r"[\w.]+ = ", str(error)))
     return f"{table}.{error}" if is_of_key else f"{table}: {with_place(error)}"
 
 
 def as_json(values: Mapping[str, Any]) -> str:
-    """TOML's values as JSON, whose strict types are TOML's: a list is a tuple there, a table is a record."""
+    """TOML values as JSON, from which pydantic's strict mode accepts a list for a tuple and a table for a record."""
     return json.dumps(values, default=str)
 
 
 def explain(error: ValidationError, model: type[BaseModel] | None, table: str = "", keys: Sequence[str] = ()) -> str:
-    """The first mistake as one line; `table` and its `keys` where the record is no model of its own."""
+    """The first mistake as one line. If the record is no pydantic model, `table` and `keys` are its name and keys."""
     mistakes = error.errors(include_url=False)
     mistake, path = mistakes[0], _path(mistakes[0])
     key = ".".join([table, *path] if table else path)
@@ -67,14 +67,14 @@ def explain(error: ValidationError, model: type[BaseModel] | None, table: str = 
         return f"{key}: is missing"
     if mistake["type"] == "string_pattern_mismatch" and path[-1] == "[key]":
         return f"{'.'.join(path[:-2])}: {mistake['input']!r} is no name; letters, digits, - and _ make one"
-    # Each member of a union says what it would take.
+    # There is one mistake for each member of a union.
     allowed = [_allowed(other) for other in mistakes if _path(other) == path]
     return f"{key} = {mistake['input']!r}: must be {' or '.join(dict.fromkeys(allowed))}"
 
 
 def _path(mistake: "ErrorDetails") -> list[str]:
     path = [str(part) for part in mistake["loc"] if not str(part).startswith(("constrained-", "literal[", "function-"))]
-    # A union reports each of its members; their names are no part of the key.
+    # The path of a union ends with the type of a member, which is no part of the key.
     while path and path[-1] in {"float", "int", "str", "bool"}:
         path.pop()
     return path
@@ -91,7 +91,7 @@ _WORDS = {
 
 
 def _allowed(mistake: "ErrorDetails") -> str:
-    """The values that pydantic would take, in TOML's words."""
+    """The values that pydantic accepts, in TOML's terms."""
     for bound, limit in mistake.get("ctx", {}).items():
         if bound in _BOUNDS:
             return f"{_BOUNDS[bound]} {limit:.12g}"
@@ -104,7 +104,7 @@ def _allowed(mistake: "ErrorDetails") -> str:
 
 def _keys_of(model: type[Any], path: Sequence[str]) -> list[str]:
     for part in path:
-        if part not in fields_of(model):  # a table in a list of them, or one that users name
+        if part not in fields_of(model):  # an index into a list of tables, or a table that users name
             continue
         inner = table_in(fields_of(model)[part])
         if inner is None:
@@ -127,7 +127,7 @@ def is_table(record: object) -> bool:
 
 
 def table_in(annotation: Any) -> type[Any] | None:
-    """The record of the tables that an annotation holds, the first of a union; None where it holds none."""
+    """The record of a table within an annotation, the first one of a union. None if there is no such record."""
     if is_table(annotation):
         record: type[Any] = annotation
         return record
@@ -135,7 +135,7 @@ def table_in(annotation: Any) -> type[Any] | None:
 
 
 def check_finite(value: object, key: str = "") -> None:
-    """ConfigError with the key of the first number, in tables and lists within, that is not finite."""
+    """Raise ConfigError for the first number that is not finite, also within tables and lists. It names the key."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key} = {value}: must be a finite number")
     parts: Iterable[tuple[object, object]] = ()
@@ -148,7 +148,7 @@ def check_finite(value: object, key: str = "") -> None:
 
 
 def check_address(key: str, address: str) -> None:
-    """ConfigError unless an address, the value of an option or a key, is HOST:PORT."""
+    """Raise ConfigError unless `address`, the value of this option or key, is HOST:PORT."""
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and int(port) < 1 << 16):
         said = f"{key} {address}" if key.startswith("--") else f'{key} = "{address}"'
@@ -156,7 +156,7 @@ def check_address(key: str, address: str) -> None:
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
-    """The words for an unknown key, with the one that may have been meant."""
+    """The message for an unknown key, with the key that may have been meant."""
     table, _, name = key.rpartition(".")
     if close := difflib.get_close_matches(name, known, 1):
         return f"{key}: unknown key; did you mean {close[0]}?"
