@@ -1,7 +1,7 @@
-"""Arrays on their way between this process's memory and a device.
+"""Copies arrays between this process's memory and a device.
 
-A GPU reads and writes page-locked memory by itself. Through such memory copies are queued like its other work, and only
-who needs the values waits for them.
+A GPU reads and writes page-locked memory by itself. Copies through such memory are queued like the GPU's other work, so
+only code that needs the values waits for them.
 """
 
 from typing import Any, TypeVar
@@ -14,26 +14,26 @@ Value = TypeVar("Value", bound=np.generic)
 
 
 def gathered_bytes(device: torch.device) -> int:
-    """How many bytes of inputs are gathered in one call: those of several steps, since each call takes its time.
+    """How many bytes of inputs to gather in one call. A call gathers several steps' inputs, since each call costs time.
 
-    A processor's cache holds no more. A GPU has memory for a whole round of small images.
+    On a CPU, the limit is what its cache holds. A GPU has memory for a whole round of small images.
     """
     return 1 << 26 if device.type == "cuda" else 1 << 20
 
 
 def on_device(array: npt.NDArray[Value], device: torch.device) -> torch.Tensor:
-    """A new tensor on the device, of the values that `array` has now; it may be read-only."""
+    """A new tensor on the device with the present values of `array`, which may be read-only."""
     copied = torch.from_numpy(array.copy())  # torch warns about read-only memory
     if device.type != "cuda":
         return copied.to(device)
-    # torch keeps the page-locked memory until the copy has been made, and then for the next one.
+    # torch keeps the page-locked memory until the copy is done, and reuses it for the next copy.
     return copied.pin_memory().to(device, non_blocking=True)
 
 
 def off_device(*tensors: torch.Tensor) -> tuple[npt.NDArray[Any], ...]:
-    """The values of tensors on one device; waits once, for all of them.
+    """The values of tensors on one device, as arrays. It waits once for all of them.
 
-    Where that is the processor, the arrays share the tensors' memory.
+    On the CPU, the arrays share the tensors' memory.
     """
     if not tensors or tensors[0].device.type != "cuda":
         return tuple(tensor.detach().cpu().numpy() for tensor in tensors)

@@ -1,4 +1,4 @@
-"""An optimizer's memory of a model's parameters, joined as if these were one, and parted again."""
+"""Joins an optimizer's states of all parameters, as if these were one parameter, and splits them again."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 JoinedStates = Mapping[str, Any]
-"""By name: tensors of the parameters' shapes as one, (d,); all else, such as Adam's count of steps, as of each."""
+"""Joined states by name. Tensors of the parameters' shapes are joined, (d,); others (Adam's step count) occur once."""
 
 
 def joined(states: Sequence[Mapping[str, Any]], shapes: Sequence[torch.Size]) -> JoinedStates:
-    """The states of parameters of these shapes, in one; empty where an optimizer remembers nothing."""
+    """Join the states of parameters of these shapes. Empty if the optimizer has no states."""
     return {
         name: torch.cat([state[name].reshape(-1) for state in states]) if _has_shape(value, shapes[0]) else value
         for name, value in states[0].items()
@@ -19,7 +19,7 @@ def joined(states: Sequence[Mapping[str, Any]], shapes: Sequence[torch.Size]) ->
 
 
 def parted(states: JoinedStates, shapes: Sequence[torch.Size]) -> list[dict[str, Any]]:
-    """The other way round; the parts of a tensor share its memory, all else is each parameter's own."""
+    """Split joined states into those of each parameter. Parts of a tensor share its memory; other values are copied."""
     sizes = [math.prod(shape) for shape in shapes]
     of_each: list[dict[str, Any]] = [{} for _ in shapes]
     for name, value in states.items():
@@ -33,7 +33,7 @@ def parted(states: JoinedStates, shapes: Sequence[torch.Size]) -> list[dict[str,
 
 
 def copied(value: Any) -> Any:
-    """A value that can be changed without changing this one."""
+    """A copy of a tensor; any other value itself."""
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 

@@ -1,4 +1,4 @@
-"""How long work takes: as long as it takes, or as long as an emulated device is said to need."""
+"""The pace of training: real time, or the virtual time of an emulated device."""
 
 import threading
 import time
@@ -13,19 +13,19 @@ Result = TypeVar("Result")
 
 
 class TrainingPace(Protocol):
-    """The time of a trainer's thread."""
+    """The clock of a trainer's thread, and its waits."""
 
     def time_s(self) -> float:
-        """Seconds on a clock that only goes forward."""
+        """The time in seconds, on a monotonic clock."""
 
     def wait(self, wait_s: float) -> None:
-        """Return after so many seconds; Withdrawn at once when the server waits for the result no more."""
+        """Return after `wait_s` seconds. Raises Withdrawn at once when the job is withdrawn."""
 
     def compute(self, compute_s: float) -> None:
-        """Return after so many seconds of computing; Withdrawn as in `wait`."""
+        """Return after `compute_s` seconds of computing. Raises Withdrawn as `wait` does."""
 
     def during(self, duration_s: float, work: Callable[[], Result]) -> Result:
-        """Do the work, and return no earlier than `duration_s` after it was begun; Withdrawn as in `wait`."""
+        """Do the work, and return no earlier than `duration_s` after its start. Raises Withdrawn as `wait` does."""
 
 
 def _nothing() -> None:
@@ -33,10 +33,10 @@ def _nothing() -> None:
 
 
 class RealPace:
-    """Time as it passes."""
+    """The pace of real time."""
 
     def __init__(self, before_wait: Callable[[], None] = _nothing) -> None:
-        """`before_wait` is called whenever there is nothing to compute for a while."""
+        """`before_wait` is called before each wait in which the thread does not compute."""
         self._before_wait = before_wait
 
     def time_s(self) -> float:
@@ -51,7 +51,7 @@ class RealPace:
         stop_if_withdrawn()
 
     def compute(self, compute_s: float) -> None:
-        end_s = time.thread_time() + compute_s  # a stopped process spends none
+        end_s = time.thread_time() + compute_s  # CPU time: a stopped process spends none
         while time.thread_time() < end_s:
             stop_if_withdrawn()
 
@@ -66,13 +66,13 @@ _pace: ContextVar[TrainingPace] = ContextVar("pace", default=RealPace())  # noqa
 
 
 def pace() -> TrainingPace:
-    """The pace of this thread."""
+    """The pace of the current thread."""
     return _pace.get()
 
 
 @contextmanager
 def paced_by(other: TrainingPace) -> Iterator[None]:
-    """Within the block and in this thread, `pace` returns `other`."""
+    """Make `pace` return `other` within the block, in this thread."""
     token = _pace.set(other)
     try:
         yield

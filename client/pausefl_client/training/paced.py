@@ -1,4 +1,4 @@
-"""A trainer on an emulated device: a round of training takes as long as is said."""
+"""A trainer on an emulated device, whose rounds of training take a given time."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,19 +9,19 @@ from pausefl_proto.wire import Vector
 
 
 class PacedTrainer(WrappedTrainer):
-    """Trains as another trainer does, and takes the time that is said for it, or longer where that does not suffice."""
+    """Trains as another trainer does, but for no less than a given time. It takes longer if the training does."""
 
     def __init__(self, trainer: Trainer, duration_s: Callable[[int], float]) -> None:
-        """`duration_s` returns how long training takes in a round, in seconds."""
+        """`duration_s`: round -> how long training takes at least, in seconds."""
         super().__init__(trainer)
         self._duration_s = duration_s
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-        """The trainer's outcome, no earlier than `duration_s` says."""
+        """Return the inner trainer's outcome, no earlier than `duration_s` after the start."""
         return pace().during(self._duration_s(round), partial(super().train, theta, round=round))
 
 
 def steps_of(settings: TrainingSettings, n_examples: int) -> int:
-    """How many optimizer steps a client with so many examples takes in a round."""
+    """How many optimizer steps a client with `n_examples` examples takes in a round."""
     steps = settings.epochs * -(-n_examples // settings.batch_size)
     return steps if settings.max_steps is None else min(steps, settings.max_steps)

@@ -1,4 +1,4 @@
-"""Keeps apart what models draw while they train: torch's generators belong to the whole process."""
+"""Makes the random draws of a model's training depend on a seed alone, although torch's generators are global."""
 
 import threading
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ _MAY_DRAW = (
 
 
 class RandomLayers:
-    """Of one trainer. Trainings that draw go one at a time in a process; all others go side by side."""
+    """Seeds the draws of one trainer's training. In a process, trainings that draw run one at a time."""
 
     def __init__(self, model: nn.Module, method: TrainingMethod, task: LearningTask, device: torch.device) -> None:
         self._device = device
@@ -32,14 +32,14 @@ class RandomLayers:
 
     @property
     def draw_nothing(self) -> bool:
-        """Whether training is known to draw nothing; of layers, methods and tasks of one's own, after a training."""
+        """Whether training is known to draw no random numbers. For a user's own code, known only after a training."""
         return self._draws is False
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
-        """During the block, what the model draws depends on `seed` alone.
+        """Make the model's draws within the block depend on `seed` alone.
 
-        A model of unknown layers that drew nothing in the whole of its first training is taken never to draw.
+        If unknown code drew nothing in its whole first training, it is assumed never to draw.
         """
         if self.draw_nothing:
             yield
@@ -53,7 +53,7 @@ class RandomLayers:
 
 
 def _may_draw(model: nn.Module, method: TrainingMethod, task: LearningTask) -> bool:
-    """Whether layers, method or task are not known to draw nothing."""
+    """Whether layers, method or task may draw random numbers. Unknown code may."""
     layers = [module for module in model.modules() if not isinstance(module, nn.Sequential)]
     if any(isinstance(layer, _MAY_DRAW) or layer._forward_hooks or layer._forward_pre_hooks for layer in layers):
         return True
@@ -63,10 +63,10 @@ def _may_draw(model: nn.Module, method: TrainingMethod, task: LearningTask) -> b
 
 
 def _seed(seed: int, device: torch.device) -> None:
-    """Seed what draws on this device.
+    """Seed the generators that training on this device draws from.
 
-    `torch.manual_seed` seeds every device; where CUDA is not in use it notes each call, with the stack, for the time
-    when it may be, which takes longer than a step of a small model and is never freed.
+    `torch.manual_seed` would seed every device. If CUDA is not in use, torch then records each call with its stack for
+    later. That takes longer than a step of a small model, and the records are never freed.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The memory of an optimizer and a training method, as bytes which give it back without running code."""
+"""Converts the states of an optimizer and a training method to bytes, which are read back without running code."""
 
 import io
 import marshal
@@ -19,18 +19,18 @@ _DTYPES = {
 
 
 class StateWriter:
-    """Writes a description, as torch.save does, and behind it the optimizer's tensors.
+    """Writes a description of the states by torch.save, followed by the optimizer's tensors as raw bytes.
 
-    For a small model torch.save takes as long as a step of training, so a description that is as it was the last time
-    is not written anew. Those of clients with tensors of their own, and of rates that change, are.
+    For a small model torch.save takes as long as a training step. So an unchanged description is not written anew. It
+    changes if the learning rate does; one that holds tensors of the client is always written anew.
     """
 
     def __init__(self) -> None:
-        self._known: bytes | None = None  # the description last written, to compare with
-        self._written = b""  # what was written of it
+        self._known: bytes | None = None  # the last description, as `_comparable` returns it
+        self._written = b""  # the last description, as torch.save wrote it
 
     def written(self, optimizer: Mapping[str, Any], of_client: Mapping[str, Any]) -> bytes:
-        """The bytes of an optimizer's `state_dict()` and of what else the client remembers."""
+        """The bytes of an optimizer's `state_dict()` and of `of_client`, the client's other states."""
         states, tensors = _parted(optimizer["state"])
         places = {dtype: [place for place, _ in of_dtype] for dtype, of_dtype in tensors.items()}
         described = {**of_client, "optimizer": {**optimizer, "state": states}, "tensors": places}
@@ -51,28 +51,28 @@ class StateWriter:
 
 
 def read_states(written: bytes, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The optimizer's state and the client's other memory, of the bytes that a `StateWriter` wrote."""
+    """The optimizer's state and the client's other states, read from the bytes of a `StateWriter`."""
     start = _LENGTH_BYTES + int.from_bytes(written[:_LENGTH_BYTES], "little")
-    # Tensors, numbers and collections alone: no code is run, whatever the bytes are.
+    # weights_only: torch reads tensors, numbers and collections only, and runs no code, whatever the bytes are.
     saved: dict[str, Any] = torch.load(io.BytesIO(written[_LENGTH_BYTES:start]), device, weights_only=True)
     optimizer = saved.pop("optimizer")
     for name, places in saved.pop("tensors").items():
         dtype = _DTYPES[name]
         end = start + dtype.itemsize * sum(math.prod(shape) for *_, shape in places)
         values = torch.from_numpy(np.asarray(bytearray(written[start:end]), np.uint8)).view(dtype)
-        _put_back(values, places, optimizer["state"])  # `load_state_dict` takes to the device what belongs there
+        _put_back(values, places, optimizer["state"])  # on the CPU: `load_state_dict` moves them to the device
         start = end
     return optimizer, saved
 
 
 _Place = tuple[Any, str, list[int]]
-"""A parameter, the name of one of its states, and the shape of that."""
+"""(parameter, name, shape) of one of the parameter's states."""
 
 
 def _parted(
     states: Mapping[Any, Mapping[str, Any]],
 ) -> tuple[dict[Any, dict[str, Any]], dict[str, list[tuple[_Place, torch.Tensor]]]]:
-    """An optimizer's states by parameter, without their plain tensors; and these by dtype, each with its place."""
+    """Split an optimizer's states into those without plain tensors, by parameter, and the plain tensors, by dtype."""
     rest: dict[Any, dict[str, Any]] = {}
     tensors: dict[str, list[tuple[_Place, torch.Tensor]]] = {}
     for key, state in states.items():
@@ -86,14 +86,14 @@ def _parted(
 
 
 def _as_bytes(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The bytes of tensors of one dtype, on their device, or on the processor where they lie on several."""
+    """The bytes of tensors of one dtype, on their device, or on the CPU if they are on several devices."""
     if len({tensor.device for tensor in tensors}) > 1:
         tensors = [tensor.cpu() for tensor in tensors]
     return torch.cat([tensor.reshape(-1) for tensor in tensors]).view(torch.uint8)
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is a tensor that its dtype, shape and numbers say all of."""
+    """Whether a value is a tensor that is fully described by its dtype, shape and numbers."""
     return (
         type(value) is torch.Tensor
         and value.layout is torch.strided
@@ -103,15 +103,15 @@ def _is_plain(value: object) -> bool:
 
 
 def _put_back(values: torch.Tensor, places: list[_Place], states: dict[Any, dict[str, Any]]) -> None:
-    """Part `values`, (n,), into the tensors that were at these places."""
+    """Split `values`, (n,), into tensors of the places' shapes, and put them into `states` at these places."""
     parts = torch.split(values, [math.prod(shape) for *_, shape in places])
     for (key, name, shape), part in zip(places, parts, strict=True):
         states[key][name] = part.view(shape)
 
 
 def _comparable(described: Any) -> bytes | None:
-    """Equal for descriptions that torch reads back as equal values; None where one holds tensors."""
+    """Bytes that are equal for equal descriptions. None if a description holds tensors."""
     try:
-        return marshal.dumps(described, 2)  # later versions also say which parts are one object
+        return marshal.dumps(described, 2)  # later formats also record which parts are the same object
     except ValueError:
         return None

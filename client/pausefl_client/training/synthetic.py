@@ -1,4 +1,4 @@
-"""A trainer that trains nothing: a vector of a given size, for benchmarks and tests of everything around training."""
+"""A trainer without training, for benchmarks and tests of everything else. Its update is a random vector."""
 
 from typing import ClassVar
 
@@ -14,16 +14,17 @@ _WINDOWS = 1024
 
 
 class SyntheticTrainer:
-    """Answers with d random values (drawn once from (seed, client_id)) whatever the model is; needs no torch.
+    """Returns updates of d random values, whatever the model is. Needs no torch.
 
-    A round's update is a window on those values, so it costs nothing and differs between any 1,024 rounds in a row.
+    d + 1,023 values are drawn once from (seed, client_id). A round's update is a window on them. It costs no time, and
+    any 1,024 rounds in a row have different updates.
     """
 
     n_examples = 1
     label_counts: ClassVar[dict[str, float]] = {}
 
     def __init__(self, size: int, *, seed: int, client_id: str, train_s: float = 0.0) -> None:
-        """`size` is d. `train_s` is processor time spent per round; a stopped process does not spend it."""
+        """`size` is d. `train_s` is the CPU time to spend per round; a stopped process spends none."""
         self.holding = synthetic_holding(client_id)
         self.manifest = Manifest((TensorSpec("synthetic", (size,)),))
         rng = generator(seed, "synthetic", client_id)
@@ -32,7 +33,7 @@ class SyntheticTrainer:
         self._train_s = train_s
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-        """A read-only view of d values; ValueError if θ has another size."""
+        """The round's update, a read-only view of d values. ValueError if θ has another size."""
         size = self.manifest.size
         if theta.size != size:
             raise ValueError(f"theta has {theta.size} values, the model has {size}")
@@ -42,8 +43,8 @@ class SyntheticTrainer:
         return TrainingOutcome(self._values[start : start + size], loss=0.0)
 
     def state(self) -> bytes:
-        """Nothing: every round stands alone."""
+        """Empty: the trainer remembers nothing."""
         return b""
 
     def restore(self, state: bytes) -> None:
-        """Ignore it."""
+        """Ignore the state."""

@@ -1,4 +1,4 @@
-"""The tasks that need no code of one's own: predict a class for each example or token, or numbers."""
+"""The built-in learning tasks: classification of examples or tokens, and regression."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from pausefl_proto.number_types import Bounded, Positive
 
 @dataclass(frozen=True)
 class Classification:
-    """One class for each example, or for each token of a text; a class below 0 marks padding, which does not count.
+    """Predicts one class for each example, or for each token of a text. A class below 0 marks padding, not counted.
 
     Outputs are (n, classes) logits with (n,) int64 targets, or (n, tokens, classes) with (n, tokens).
     """
@@ -23,7 +23,7 @@ class Classification:
         return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten().clamp(min=-1), ignore_index=-1)
 
     def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """1 for a right answer, else 0."""
+        """1 for each right prediction, else 0. Padding is left out."""
         classes = targets.flatten()
         is_right = outputs.flatten(0, -2).argmax(1) == classes
         return is_right[classes >= 0].float()
@@ -31,12 +31,12 @@ class Classification:
 
 @dataclass(frozen=True)
 class Regression(Bounded):
-    """A number, or several, for each example: (n, outputs) with (n,) or (n, outputs) float32 targets."""
+    """Predicts one or several numbers for each example: (n, outputs) for (n,) or (n, outputs) float32 targets."""
 
     metric: ClassVar[str] = "R²"
 
     variance: Positive
-    """Of the training targets, (target − mean)² on average: what the model is to explain."""
+    """The variance of the training targets, the mean of (target − mean)². R² is the share of it that is explained."""
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean squared error."""

@@ -205,7 +205,7 @@ class TorchTrainer:
         return self._optimizer
 
     def _rows(self, orders: Iterator[IntArray]) -> Iterator[torch.Tensor]:
-        """Those of each step: all examples in the order of every epoch."""
+        """Yield the rows of each step's examples, epoch after epoch in the given orders."""
         for order in orders:
             yield from torch.split(on_device(order, self.device), self.settings.batch_size)
 

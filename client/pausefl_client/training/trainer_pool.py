@@ -1,4 +1,4 @@
-"""The threads that train on the real clock: so many compute at once, and one that only waits lets another compute."""
+"""A thread pool for training on the real clock: n jobs compute at once, and a waiting job lets another one compute."""
 
 import threading
 from collections import deque
@@ -12,27 +12,27 @@ from pausefl_client.training.pace import RealPace, paced_by
 
 Result = TypeVar("Result")
 
-# As many clients of a process may wait at once.
+# The most clients of one process that may wait at once.
 _MOST_THREADS = 10_000
 
 
 class TrainerPool(Executor):
-    """Begins jobs in the order in which they were submitted, each when a trainer is free.
+    """Begins jobs in the order in which they were submitted, each when one of its n trainers is free.
 
-    A job gives its trainer back when it first waits (`pace().wait`, the rest of `pace().during`): devices that are
-    emulated wait side by side. It does not queue for a trainer again, since what is left of it would then be late:
+    A job gives its trainer back when it first waits (`pace().wait`, or the rest of `pace().during`), so that emulated
+    devices wait side by side. It does not queue for a trainer again: that would delay the rest of its work, which is
     clipping, noise and the ledger.
     """
 
     def __init__(self, trainers: int, initializer: Callable[[], None] = lambda: None) -> None:
-        """`initializer` is called first in every thread."""
+        """`trainers`: how many jobs compute at once. `initializer` is called first in every thread."""
         self._free = trainers
         self._submitted: deque[tuple[Future[Any], Callable[[], None]]] = deque()
         self._changing = threading.Lock()
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "trainer", initializer)
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> "Future[Result]":
-        """Do the work when a trainer is free."""
+        """Run fn(*args, **kwargs) when a trainer is free, and return its future."""
         future: Future[Result] = Future()
         with self._changing:
             self._submitted.append((future, partial(self._run, future, partial(fn, *args, **kwargs))))
@@ -40,7 +40,7 @@ class TrainerPool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Begin nothing more."""
+        """Cancel all jobs that have not begun, and begin no more."""
         with self._changing:
             left = list(self._submitted)
             self._submitted.clear()

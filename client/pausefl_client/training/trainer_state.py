@@ -1,4 +1,4 @@
-"""A trainer's memory from round to round (Adam's moments), in files, so that a restart changes no update."""
+"""Files of what a trainer remembers from round to round (such as Adam's moments). A restart then changes no update."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ _SEAL_BYTES = hashlib.sha256().digest_size
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """A trainer's state after a round, and the slot it lies in."""
+    """A trainer's state after a round, and the number of the file (slot) that holds it."""
 
     run_id: str
     round: int
@@ -29,28 +29,28 @@ class _Saved:
 class TrainerStates:
     """The states of one client's trainer after its last two trainings, in two files written in turn.
 
-    Two, because a round that is played again, after a crash or because it was taken back, is trained again from the
-    state before it. Only their owner may read them: they are computed from the data, without noise.
+    Two are needed because a round may be played again, after a crash or after `--back-to`. It is then trained from the
+    state before it. Only the files' owner may read them: they are computed from the data, without noise.
     """
 
     def __init__(self, trainer: Trainer, path: Path) -> None:
-        """`path` is without its ending; the files are made with the first state that is not empty."""
+        """`path` is the files' path without suffix. The files are made when the first non-empty state is saved."""
         self._trainer = trainer
         self._paths = [path.with_name(f"{path.name}.state-{slot}") for slot in (0, 1)]
-        self._now = _Saved("", 0, 1, b"")  # what the trainer's memory holds; its slot is not overwritten next
+        self._now = _Saved("", 0, 1, b"")  # the state that the trainer has now; the next one goes to the other slot
 
     def recall(self, key: ReleaseKey) -> None:
-        """Put the trainer into the state it had before the round of `key`: in memory, on disk, or a fresh one."""
+        """Put the trainer into its state before the round of `key`: its present one, a saved one, or a fresh one."""
         if self._now.run_id == key.run_id and self._now.round < key.round:
             return
         of_run = [saved for saved in map(self._read, (0, 1)) if saved and saved.run_id == key.run_id]
         before = sorted((saved for saved in of_run if saved.round < key.round), key=lambda saved: saved.round)
         if any(saved.round > key.round for saved in of_run) and not before and key.round > 1:
-            # A state from rounds that were taken back would not fit the server's: SCAFFOLD's c_i against its c.
+            # A state from rounds taken back would not fit the server's state (SCAFFOLD: c_i would not fit c).
             said = "round %d: the trainer's state before it is gone; it starts fresh"
             log.warning(said, key.round, extra={"round": key.round})
         for saved in of_run:
-            if saved.round >= key.round:  # of a round that is played again: later rounds do not follow it
+            if saved.round >= key.round:  # the round is played again, so this state is out of date
                 self._paths[saved.slot].unlink()
         found = before[-1] if before else _Saved(key.run_id, 0, 1, b"")
         if found.state or self._now.round:
@@ -58,16 +58,16 @@ class TrainerStates:
         self._now = found
 
     def undo(self) -> None:
-        """Put the trainer back into the state it had before a training that was broken off."""
+        """Put the trainer back into its state before a training that failed or was withdrawn."""
         now, saved = self._now, self._read(self._now.slot)
         is_same = saved is not None and (saved.run_id, saved.round) == (now.run_id, now.round)
         self._trainer.restore(saved.state if saved is not None and is_same else b"")
 
     def keep(self, key: ReleaseKey) -> None:
-        """Write down the state after the training for `key`; when this returns it survives the process's end.
+        """Save the state after the training for `key`. When this returns, the state survives the process's end.
 
-        A crash of the machine may lose it, since the client would wait for its disk in every round. The state before it
-        is then taken, which changes no release: those are the ledger's.
+        A crash of the machine may lose it: there is no fsync, which would cost time in every round. The client then
+        uses the state before it. No release changes, since the ledger keeps those.
         """
         state, slot = self._trainer.state(), 1 - self._now.slot
         if state:
@@ -80,7 +80,7 @@ class TrainerStates:
         self._paths[slot].parent.mkdir(parents=True, exist_ok=True)
         file = os.open(self._paths[slot], os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            # In place: a torn file does not match its digest, and the other slot holds the state before.
+            # Written in place: a torn file does not match its digest, and the other slot holds the previous state.
             write_over(file, data)
             os.ftruncate(file, len(data))
         finally:

@@ -1,4 +1,4 @@
-"""How training learns that the server no longer waits for it."""
+"""How training is notified that the server has withdrawn its job."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,10 +16,10 @@ class Withdrawable(Protocol):
     """A job that may be withdrawn while it is worked on."""
 
     def is_set(self) -> bool:
-        """Whether it is withdrawn; any thread may ask."""
+        """Whether the job is withdrawn. Any thread may call it."""
 
     def telling(self, hear: Callable[[], None]) -> AbstractContextManager[None]:
-        """Within the block, call `hear` once the job is withdrawn: at once if it is, and more than once maybe."""
+        """Within the block, call `hear` when the job is withdrawn, or at once if it is. It may be called repeatedly."""
 
 
 class _Lasting:
@@ -31,14 +31,14 @@ class _Lasting:
 
 
 LASTING: Withdrawable = _Lasting()
-"""Work that is never withdrawn."""
+"""A job that is never withdrawn."""
 
 _job: ContextVar[Withdrawable] = ContextVar("job", default=LASTING)
 
 
 @contextmanager
 def withdrawable(job: Withdrawable) -> Iterator[None]:
-    """Within the block, this thread works on `job`."""
+    """Declare that this thread works on `job` within the block."""
     token = _job.set(job)
     try:
         yield

@@ -15,10 +15,10 @@ _NORMALISATIONS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 class FedBN(TrainingMethod):
-    """Every client keeps normalisation layers of its own; all else is shared (Algorithm 1).
+    """Every client keeps normalisation layers of its own. All other layers are shared (Algorithm 1).
 
-    Their part of the update is 0, so the server's model keeps those it began with: gains of 1 and shifts of 0. Running
-    statistics are local with it, whatever the method does (`workload.statistics`).
+    These layers' part of the update is 0, so the server's model keeps its initial ones: gains of 1, shifts of 0. With
+    this method, running statistics always stay with the client too (`workload.statistics`).
     """
 
     def __init__(self) -> None:
@@ -26,26 +26,26 @@ class FedBN(TrainingMethod):
         self._shared: dict[str, torch.Tensor] = {}
 
     def begin_round(self, model: nn.Module, round: int) -> None:
-        """Put the client's own normalisation into the model; ConfigError where it has none."""
+        """Put the client's own normalisation layers into the model. ConfigError if the model has no such layers."""
         self._shared = _copied(_normalisation_of(model))
         _fill(model, self._own)
 
     def end_round(self, model: nn.Module) -> None:
-        """Keep it, and put the server's back."""
+        """Keep the client's own normalisation layers, and put the server's back into the model."""
         self._own = _copied(_normalisation_of(model))
         _fill(model, self._shared)
 
     def state(self) -> Mapping[str, Any]:
-        """The client's own normalisation."""
+        """The client's own normalisation layers."""
         return {"own": self._own} if self._own else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with this one."""
+        """Set the client's own normalisation layers."""
         self._own = dict(state.get("own", {}))
 
 
 def _normalisation_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The trained parameters of the normalisation layers by name."""
+    """The trained parameters of the normalisation layers, by name."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, _NORMALISATIONS)}
     if not layers:
         raise ConfigError('workload.training = "fedbn": workload.model has no normalisation layers to keep local')

@@ -14,10 +14,10 @@ from pausefl_proto.number_types import Bounded, Positive
 
 @dataclass
 class FedDyn(Bounded, TrainingMethod):
-    """The loss gets − ⟨h_i, w⟩ + α/2 ‖w − θ‖², and after the round h_i ← h_i − α (w − θ) (Algorithm 1).
+    """Adds − ⟨h_i, w⟩ + α/2 ‖w − θ‖² to the loss; after the round h_i ← h_i − α (w − θ) (Algorithm 1).
 
-    h_i, 0 at first, is then ∇L_i at the client's last model, if that is a minimum. It goes with the server's part,
-    `aggregation.optimizer = "feddyn"`.
+    h_i starts at 0. After a round it equals ∇L_i at the client's last model, if that model is a minimum. The method
+    needs the server's part, `aggregation.optimizer = "feddyn"`.
     """
 
     alpha: Positive
@@ -26,7 +26,7 @@ class FedDyn(Bounded, TrainingMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._start: dict[str, torch.Tensor] = {}  # θ
-        self._gradient: dict[str, torch.Tensor] = {}  # h_i; nothing stands for 0
+        self._gradient: dict[str, torch.Tensor] = {}  # h_i; empty means 0
 
     def begin_round(self, model: nn.Module, round: int) -> None:
         """Keep θ."""
@@ -53,5 +53,5 @@ class FedDyn(Bounded, TrainingMethod):
         return {"gradient": self._gradient} if self._gradient else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from this h_i."""
+        """Set h_i."""
         self._gradient = dict(state.get("gradient", {}))

@@ -12,7 +12,7 @@ from pausefl_proto.number_types import Bounded, NonNegative
 
 @dataclass
 class FedProx(Bounded, TrainingMethod):
-    """The loss gets + μ/2 ‖w − θ‖², which pulls a client towards the round's model (Li et al., MLSys 2020)."""
+    """Adds μ/2 ‖w − θ‖² to the loss, which pulls a client towards the round's model θ (Li et al., MLSys 2020)."""
 
     mu: NonNegative
     """μ, the weight of the distance to the round's model."""

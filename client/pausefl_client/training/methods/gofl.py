@@ -7,16 +7,15 @@ from pausefl_client.training.method import TrainingMethod
 
 
 class Gofl(TrainingMethod):
-    """Every gradient g becomes g/‖g‖, over all parameters, so that no client's steps are longer than another's.
+    """Replaces every gradient g by g/‖g‖, over all parameters, so that all clients' steps are equally long.
 
-    This is what the Fed-TS paper says of GOFL, that it normalises gradients against drift; its other parts are left
-    out.
+    The Fed-TS paper says that GOFL normalises gradients against drift. The other parts of GOFL are left out.
     """
 
     def change_gradients(self, model: nn.Module) -> None:
-        """Divide by the L2 norm; a gradient of 0 stays."""
+        """Divide the gradients by their common L2 norm. A gradient of 0 stays 0."""
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
-        divisor = torch.where(norm > 0, norm, 1.0)  # not read: that would wait for a GPU
+        divisor = torch.where(norm > 0, norm, 1.0)  # not `if norm > 0`, which would wait for a GPU
         for gradient in gradients:
             gradient.div_(divisor)

@@ -19,26 +19,26 @@ from pausefl_proto.number_types import Bounded, NonNegative, Positive
 
 @dataclass
 class Moon(Bounded, TrainingMethod):
-    """The loss gets μ ℓ, which pulls a client's features towards those of the round's model, away from its last one's.
+    """Adds μ ℓ to the loss. ℓ pulls features towards those of the round's model, away from the client's last model.
 
-    ℓ = − log(e^(sim(z, z_θ)/T) / (e^(sim(z, z_θ)/T) + e^(sim(z, z_i)/T))) (eq. (3)), with the cosine similarity of the
-    features z of the model that is trained, z_θ of the server's, and z_i of the client's model after its last round.
-    Features are what the last linear layer takes in; the paper puts a projection head before it. In a client's first
-    round, where z_i would be z_θ, ℓ is constant and left out.
+    ℓ = − log(e^(sim(z, z_θ)/T) / (e^(sim(z, z_θ)/T) + e^(sim(z, z_i)/T))) (eq. (3)). sim is the cosine similarity. z
+    are features of the model in training, z_θ of the server's model, z_i of the client's model after its last round.
+    Features are the inputs of the last linear layer; the paper adds a projection head before it. In a client's first
+    round z_i would equal z_θ, so ℓ would be constant and is left out.
     """
 
     mu: NonNegative
     """μ, the weight of the contrastive loss."""
     temperature: Positive = TRAINING_DEFAULTS["moon"]["temperature"]
-    """T, by which similarities are divided. The paper's value is 0.5."""
+    """T, the divisor of similarities. The paper's value is 0.5."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._last: dict[str, torch.Tensor] = {}  # the client's model after its last round
-        self._references: list[nn.Module] = []  # the server's model and the client's last; none in its first round
+        self._references: list[nn.Module] = []  # the server's model and the client's last; empty in its first round
 
     def begin_round(self, model: nn.Module, round: int) -> None:
-        """Keep the server's model beside the client's last one."""
+        """Keep copies of the server's model and of the client's last one, as references."""
         _last_linear(model)
         self._references = []
         if self._last:
@@ -56,7 +56,7 @@ class Moon(Bounded, TrainingMethod):
         return task.loss(outputs, batch.targets) + self.mu * contrast(features, server, last, self.temperature)
 
     def end_round(self, model: nn.Module) -> None:
-        """Keep what was trained."""
+        """Keep the trained model."""
         changing = {**trained_parameters(model), **running_statistics(model)}
         self._last = {name: tensor.detach().clone() for name, tensor in changing.items()}
 
@@ -65,18 +65,18 @@ class Moon(Bounded, TrainingMethod):
         return {"last": self._last} if self._last else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from this one."""
+        """Set the client's last model."""
         self._last = dict(state.get("last", {}))
 
 
 def contrast(z: torch.Tensor, towards: torch.Tensor, away: torch.Tensor, temperature: float) -> torch.Tensor:
-    """ℓ, the mean over the n rows of three (n, f) features (eq. (3))."""
+    """ℓ of three (n, f) features, the mean over their n rows (eq. (3))."""
     near, far = (functional.cosine_similarity(z, other) / temperature for other in (towards, away))
     return functional.softplus(far - near).mean()
 
 
 def _with_features(model: nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The model's outputs for n inputs, and what its last linear layer took in, (n, f)."""
+    """The model's outputs for n inputs, and the inputs of its last linear layer, (n, f)."""
     taken: list[torch.Tensor] = []
     watch = _last_linear(model).register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0]))
     try:

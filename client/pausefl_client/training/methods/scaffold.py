@@ -11,19 +11,19 @@ from pausefl_client.training.model_vector import trained_parameters
 
 
 class Scaffold(TrainingMethod):
-    """Every gradient g becomes g − c_i + c, the client's control variate and the server's (Algorithm 1, line 10).
+    """Replaces every gradient g by g − c_i + c. c_i is the client's control variate, c the server's (Alg. 1, line 10).
 
-    After the round c_i⁺ is the mean of the gradients g of its steps. With plain SGD that is option II of eq. (4),
-    c_i − c + (x − y)/(K η), for K steps of rate η from x to y; other optimizers have no such η. With the update goes
-    c_i⁺ − c_i, and the server adds Σ (c_i⁺ − c_i)/N to c, over the N clients there are. All start from 0.
+    After the round, c_i⁺ is the mean of the gradients g of its steps. With plain SGD that equals option II of eq. (4),
+    c_i − c + (x − y)/(K η), for K steps of rate η from x to y. Other optimizers have no such η. The client sends
+    c_i⁺ − c_i with the update. The server adds Σ (c_i⁺ − c_i)/N to c, for N clients in all. All variates start at 0.
     """
 
     has_control: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._server: Mapping[str, torch.Tensor] = {}  # c
-        self._own: dict[str, torch.Tensor] = {}  # c_i; nothing stands for 0
-        self._sum: dict[str, torch.Tensor] = {}  # of the round's gradients
+        self._own: dict[str, torch.Tensor] = {}  # c_i; empty means 0
+        self._sum: dict[str, torch.Tensor] = {}  # the sum of the round's gradients
         self._steps = 0
         self._change: dict[str, torch.Tensor] = {}
 
@@ -32,12 +32,12 @@ class Scaffold(TrainingMethod):
         self._server = control
 
     def begin_round(self, model: nn.Module, round: int) -> None:
-        """No gradients yet."""
+        """Reset the sum of gradients."""
         self._sum = {name: torch.zeros_like(parameter) for name, parameter in trained_parameters(model).items()}
         self._steps = 0
 
     def change_gradients(self, model: nn.Module) -> None:
-        """Note g, then add c − c_i."""
+        """Add g to the sum, then add c − c_i to g."""
         self._steps += 1
         for name, parameter in trained_parameters(model).items():
             if parameter.grad is not None:
@@ -60,5 +60,5 @@ class Scaffold(TrainingMethod):
         return {"control": self._own} if self._own else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from this c_i."""
+        """Set c_i."""
         self._own = dict(state.get("control", {}))
