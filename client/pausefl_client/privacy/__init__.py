@@ -1,1 +1,1 @@
-"""Protection of a data holder: clip and noise, the ledger, and the release that joins them."""
+"""Protects a data holder: clipping and noise, the ledger of spent ε, and the release that joins them."""

@@ -1,4 +1,4 @@
-"""Laplace noise drawn on the GPU that trains, for clients whose updates are large enough for that to matter."""
+"""Laplace noise drawn on the GPU that trains. It is faster for clients with large updates."""
 
 import os
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ import torch
 
 @dataclass(frozen=True)
 class DeviceLaplace:
-    """A `LaplaceSource` that draws in float64 where its generator lives."""
+    """A `LaplaceSource` that draws in float64 on its generator's device."""
 
     generator: torch.Generator
-    """Fresh for every release, and secret: `secret_generator` makes one."""
+    """A secret generator, new for every release: `secret_generator` makes one."""
 
     def laplace(self, loc: npt.NDArray[Any], scale: float) -> npt.NDArray[np.float64]:
         """`loc`, (n,), plus independent Laplace noise of this scale: the difference of two exponentials."""
@@ -24,20 +24,20 @@ class DeviceLaplace:
         return noised
 
     def _log_uniform(self, like: torch.Tensor) -> torch.Tensor:
-        """log(u) with u uniform in (0, 1], whose negative is exponential.
+        """log(u) with u uniform in (0, 1]. Its negative is exponentially distributed.
 
-        `Tensor.exponential_` will not do: on a processor it may draw from a generator of 31 bits.
+        `Tensor.exponential_` is not used: on a CPU it may draw from a generator of 31 bits.
         """
         uniform = torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=self.generator)
         return uniform.neg_().add_(1).log_()
 
 
 def secret_generator(device: torch.device) -> torch.Generator:
-    """A Philox generator on a CUDA device with 124 bits of the operating system's entropy; RuntimeError without one.
+    """A Philox generator on a CUDA device with 124 bits of the operating system's entropy; RuntimeError without CUDA.
 
-    On a processor torch seeds a Mersenne twister with 32 bits, which can be tried out: numpy serves there instead
-    (`pausefl_client.privacy.mechanism.entropy_rng`), and this raises ValueError. Philox is no cryptographic generator:
-    it is hidden by its secret state and by never being used twice.
+    ValueError for a CPU: torch seeds a Mersenne twister there with 32 bits, few enough to try out. Use numpy on a CPU
+    (`pausefl_client.privacy.mechanism.entropy_rng`). Philox is not a cryptographic generator. Its protection is its
+    secret state, and that no generator is used twice.
     """
     if device.type != "cuda":
         raise ValueError(f"{device}: torch seeds its generator there with 32 bits only")
@@ -47,9 +47,9 @@ def secret_generator(device: torch.device) -> torch.Generator:
 
 
 def philox_state() -> torch.Tensor:
-    """64 secret bits of seed and 60 of place: Philox takes them as two little-endian words, the place a multiple of 4.
+    """A Philox state of 64 secret bits of seed and 60 of offset: two little-endian words, the offset a multiple of 4.
 
-    A seed alone, as `manual_seed` takes it, is short enough to be tried out.
+    A seed alone, as `manual_seed` accepts it, is short enough to try out.
     """
     words = np.frombuffer(os.urandom(16), "<u8").copy()
     words[1] = words[1] >> np.uint64(4) << np.uint64(2)

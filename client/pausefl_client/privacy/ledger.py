@@ -1,9 +1,9 @@
 """The client's own ledger: what a data holder has released, written durably before the first byte leaves.
 
-One SQLite file per data holder (WAL, synchronous = FULL, held exclusively), each row chained by a hash to the one
-before, and the first to what the ledger belongs to. A ledger outlives a run where it is kept outside the run's
-directory: its index i, and so its ε_i, then goes on from experiment to experiment, all of which draw from one budget.
-A ledger of a `Life` counts otherwise: each run has a budget of its own, and the ε of all runs add up to the life's.
+A ledger is one SQLite file per data holder (WAL, synchronous = FULL, held exclusively). Each row is chained by a hash
+to the row before, and the first row to the ledger's owner. A ledger outside a run's directory outlives the run. Its
+index i, and so ε_i, then goes on from experiment to experiment, and all of them spend one budget. A ledger with a
+`Life` counts differently: each run has its own budget, and the ε of all runs together are bounded by the life's budget.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ from pausefl_proto.errors import BudgetError, LedgerError
 KEPT_BYTES_MAX = 1_000_000
 """Noised updates up to this size are kept on disk until settled, so that they survive a crash of the client."""
 
-# About what goes to the -wal before all of it is moved into the file itself: SQLite's own thousand pages.
+# About how large the -wal grows before it is moved into the file itself: a thousand pages, SQLite's own default.
 _LOG_BYTES_MAX = 4_000_000
-# What a release takes there besides its bytes: about four pages.
+# How much a release adds to the -wal besides its noised bytes: about four pages.
 _ROW_BYTES = 16_000
 
 _SCHEMA = """
@@ -53,14 +53,14 @@ CREATE TABLE IF NOT EXISTS kept (participation INTEGER PRIMARY KEY, noised BLOB 
 _CHAINED = (
     "participation, run_id, round, attempt, model_digest, epsilon, epsilon_spent, unit, update_digest, released_at"
 )
-# Only the last release can be open: each closes the one before it.
 _OR_ELSE = "or use a new client id and count this one's whole budget as spent"
+# Only the last release can be open, since each release closes the one before it.
 _OPEN = "participation = ? AND fate = 'open'"
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseKey:
-    """The request that a release answers: asked again for the same key, a client re-sends the same bytes."""
+    """The job that a release answers. If the server asks for the same key again, the client re-sends the same bytes."""
 
     run_id: str
     round: int
@@ -70,7 +70,7 @@ class ReleaseKey:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """The i-th release: ε_i, and everything spent with it."""
+    """The cost of the i-th release: ε_i, and the ε spent in sum after it."""
 
     participation: int
     epsilon: float
@@ -78,7 +78,7 @@ class Charge:
 
 
 class Spent(NamedTuple):
-    """How many releases were charged, and their ε in sum: read together, for another thread may charge the next."""
+    """The number of charged releases and their ε in sum. One object, since another thread may charge between reads."""
 
     released: int
     epsilon: float
@@ -86,32 +86,32 @@ class Spent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The budget of a client that outlives runs over all of them, and which run it is in."""
+    """The budget of a client that outlives its runs, over all of them, and its present run."""
 
     run_id: str
     epsilon_max: float = math.inf
-    """Σ of all ε_i, by sequential composition over all runs; of the ledger's unit."""
+    """The greatest sum of all ε_i over all runs (sequential composition), in the ledger's unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRelease:
-    """A release whose bytes may still be asked for."""
+    """A release whose bytes the server may still ask for."""
 
     key: ReleaseKey
     charge: Charge
     update_digest: str
     noised: bytes | None
-    """None: they were too many to be kept on disk."""
+    """The noised update's bytes. None if they were too many to keep on disk (`KEPT_BYTES_MAX`)."""
 
 
 class Ledger:
-    """One data holder's releases. Not for two processes at once; every method but `settle` may block on the disk."""
+    """One data holder's releases. Only one process may use it. All methods but `settle` may block on the disk."""
 
     def __init__(self, path: Path, budget: Budget, life: Life | None = None, /, *, unit: str, **holder: str) -> None:
-        """Open or begin the ledger of a data holder; `holder` says whose it is and what its ε mean (client id, data).
+        """Open or create a data holder's ledger. `holder` names its owner and the meaning of its ε (client id, data).
 
-        With `life`, `budget` is its run's alone. LedgerError when the ledger is open elsewhere, cannot be written, does
-        not hold together, or belongs to another data holder, schedule or unit.
+        With `life`, `budget` is that of its run alone. LedgerError if the ledger is open elsewhere, cannot be written,
+        is inconsistent, or belongs to another data holder, schedule or unit.
         """
         self._budget = budget
         self.life = life
@@ -120,7 +120,7 @@ class Ledger:
         self._chain = ""
         self._is_settled = self._is_closed = self._is_marked = False
         self.spent = self.in_all = Spent(0, 0.0)
-        self._counted = 0  # releases, as the file itself says
+        self._counted = 0  # releases that the file itself, without its -wal, says it holds
         self._commit_count = CommitCount(path)
         with self._errors():
             make_durable(path.parent)
@@ -137,16 +137,16 @@ class Ledger:
 
     @property
     def released(self) -> int:
-        """How many releases were charged."""
+        """The number of charged releases."""
         return self.spent.released
 
     @property
     def epsilon_spent(self) -> float:
-        """ε of all that was released."""
+        """The sum of ε over the charged releases."""
         return self.spent.epsilon
 
     def next_charge(self) -> Charge:
-        """The cost of the next release; BudgetError when the budget, or its floor, does not allow one."""
+        """The cost of the next release. BudgetError if the budget or its floor does not allow another release."""
         i = self.released + 1
         if not self._budget.affords(i):
             raise BudgetError(
@@ -163,14 +163,13 @@ class Ledger:
         return charge
 
     def _in_all_after(self, charge: Charge) -> float:
-        """ε of all that the file holds, once it holds this release too."""
+        """The sum of ε over all releases in the file, including one more with this charge."""
         return charge.epsilon_spent if self.life is None else self.in_all.epsilon + charge.epsilon
 
     def record(self, key: ReleaseKey, charge: Charge, update_digest: str, noised: memoryview) -> None:
-        """Write a release down, and keep its bytes; when this returns it survives a crash.
+        """Record a release, and keep its bytes. When this returns, the release survives a crash.
 
-        LedgerError when it cannot be written, when its file is gone, or when `key` was answered before: then nothing
-        may leave.
+        LedgerError, and nothing may leave, if it cannot be written, its file is gone, or `key` was answered before.
         """
         if self._log_bytes > _LOG_BYTES_MAX:
             self._fold()
@@ -192,7 +191,7 @@ class Ledger:
         self._is_settled = False
 
     def open_release(self) -> OpenRelease | None:
-        """The release whose bytes may still be asked for; None when the last one is settled or written off."""
+        """The release whose bytes the server may still ask for. None if the last one is settled or written off."""
         query = f"SELECT {_CHAINED}, noised FROM releases LEFT JOIN kept USING (participation) WHERE {_OPEN}"
         with self._errors():
             row = None if self._is_settled else self._db.execute(query, (self.in_all.released,)).fetchone()
@@ -203,20 +202,20 @@ class Ledger:
         return OpenRelease(ReleaseKey(run_id, round_, attempt, model_digest), charge, update_digest, noised)
 
     def has_answered(self, key: ReleaseKey) -> bool:
-        """Whether a release for this key was charged, whatever became of it."""
+        """Whether a release for this key was charged, whether it is open, settled or written off."""
         query = "SELECT 1 FROM releases WHERE (run_id, round, attempt, model_digest) = (?, ?, ?, ?)"
         with self._errors():
             return self._db.execute(query, astuple(key)).fetchone() is not None
 
     def settle(self) -> None:
-        """The server needs the open release's bytes no more. Reaches the disk with the next release, or at the end.
+        """Note that the server no longer needs the open release's bytes. Saved with the next release, or at the end.
 
-        A crash in between leaves the release open, which charges no less.
+        A crash before that leaves the release open. It is charged all the same.
         """
         self._is_settled = True
 
     def close(self) -> None:
-        """Close the file and let others open it; once it is closed, nothing more."""
+        """Close the file, so that other processes can open it. A second call does nothing."""
         if self._is_closed:
             return
         with self._errors():
@@ -235,14 +234,14 @@ class Ledger:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute(f"PRAGMA synchronous = {sqlite_synchronous()}")
             self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_fold` does it
-            _refuse_alone(self._path, self._db, has_log)  # before anything is written, to a -wal of this process
-            # Fails here, not at the first release, on a file or a file system that cannot be written.
+            _refuse_alone(self._path, self._db, has_log)  # before this process writes anything to a new -wal
+            # A file or file system that cannot be written fails here, not at the first release.
             self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
         self._agree_on(belongs_to, counted)
         self._fold()
 
     def _agree_on(self, belongs_to: dict[str, str], counted: int) -> None:
-        """Read the ledger, or begin it; LedgerError unless it holds together and is the one of `belongs_to`."""
+        """Read the ledger, or create its contents. LedgerError unless it is consistent and belongs to `belongs_to`."""
         with self._transaction():
             if self._db.execute("SELECT 1 FROM meta").fetchone() is None:
                 self._db.executemany("INSERT INTO meta VALUES (?, ?)", belongs_to.items())
@@ -266,22 +265,22 @@ class Ledger:
             )
 
     def _fold(self) -> None:
-        """Move what stands in the -wal into the file itself, which is marked as part of a ledger from then on.
+        """Move the contents of the -wal into the file itself, and mark the file as incomplete without a -wal.
 
-        The -wal lifts the mark: a process that reads both files finds none, nor does one that reads after the rest was
-        moved over. The mark is found in a file that was copied, or left, without the -wal of the later releases.
+        The -wal then removes the mark, so a process that reads both files finds none. `close` moves that over too. A
+        mark is thus found only in a file that was copied, or left, without the -wal of its later releases.
         """
         with self._errors():
             self._is_marked = True
             self._note(mark=1)
             try:
                 self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # no other connection reads: it moves everything
-            finally:  # a full disk may take this where it does not take that
+            finally:  # a full disk may still accept this write although the move failed
                 self._note(mark=0)
         self._log_bytes = 0
 
     def _note(self, *, mark: int) -> None:
-        """Mark the file, or lift the mark, and have it count its releases: beside an older -wal, it then holds more."""
+        """Set or remove the mark, and store the number of releases in the file, to detect an older -wal beside it."""
         with self._transaction():
             self._db.execute(f"PRAGMA user_version = {mark}")
             self._db.execute(f"PRAGMA application_id = {self.in_all.released}")
@@ -306,7 +305,7 @@ class Ledger:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Whatever the disk says, as a LedgerError that names the file."""
+        """Turn errors of the disk or database within the block into a LedgerError that names the file."""
         try:
             yield
         except (sqlite3.Error, OSError) as error:
@@ -318,9 +317,9 @@ def _ledger_error(path: Path, error: Exception) -> LedgerError:
 
 
 def verified_spend(path: Path) -> Spent:
-    """The spending in a ledger, read only; LedgerError where it does not hold together."""
+    """What a ledger says is spent. The file is only read. LedgerError if it is inconsistent."""
     has_log, charged = _has_log(path), CommitCount(path).read()
-    # SQLite makes an empty -wal where there is none, unless it is told that no process writes to the file.
+    # SQLite creates an empty -wal if there is none, unless `immutable` says that no process writes to the file.
     access = "mode=ro" if has_log else "mode=ro&immutable=1"
     try:
         counted = _counted(path)
@@ -333,15 +332,15 @@ def verified_spend(path: Path) -> Spent:
 
 
 def _has_log(path: Path) -> bool:
-    """Whether there is a -wal with anything in it: an empty one is what a look at the file alone leaves."""
+    """Whether there is a -wal that is not empty. Opening the file alone may leave an empty one."""
     log = path.with_name(f"{path.name}-wal")
     return log.exists() and log.stat().st_size > 0
 
 
 def _refuse_alone(path: Path, db: sqlite3.Connection, has_log: bool) -> None:
-    """LedgerError for a file whose -wal is lost; `has_log`: it was there before `db` was opened.
+    """Raise LedgerError if the file's -wal is lost. `has_log`: the -wal existed before `db` was opened.
 
-    The mark alone does not tell: a crash within `_fold` may have left it.
+    The mark alone does not prove the loss: a crash within `_fold` may also leave it.
     """
     if not has_log and db.execute("PRAGMA user_version").fetchone() != (0,):
         raise LedgerError(
@@ -350,9 +349,9 @@ def _refuse_alone(path: Path, db: sqlite3.Connection, has_log: bool) -> None:
 
 
 def _counted(path: Path) -> int:
-    """How many releases the file itself says it holds, whatever its -wal says; 0 where it says nothing.
+    """How many releases the file itself says it holds, without its -wal. 0 if it says nothing.
 
-    Read by SQLite: were the file opened and closed besides, this process would lose its lock on it.
+    SQLite must read it: if this process opened and closed the file otherwise, it would lose its lock on it.
     """
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
         (counted,) = db.execute("PRAGMA application_id").fetchone()
@@ -360,11 +359,12 @@ def _counted(path: Path) -> int:
 
 
 def _walk(path: Path, db: sqlite3.Connection, charged: int, counted: int) -> tuple[Spent, str]:
-    """The spending, and the end of the hash chain.
+    """Read all releases: the ε spent, and the last hash of the chain. LedgerError if
 
-    LedgerError where a row does not fit the chain, where SQLite misses one, or takes the end of a damaged log for its
-    end (fewer than were `charged`), and for a file beside the -wal of an earlier time, which lays its old pages over
-    those that hold the `counted` releases. Beside an older file, pages of a later -wal may lead nowhere.
+    - the database is damaged, as it may be if the file is older than its -wal, or
+    - a row does not fit the chain, or is missing, or
+    - there are fewer rows than were `charged`: SQLite drops the end of a damaged -wal silently, or
+    - there are fewer rows than the `counted` ones of the file itself: an older -wal hides the file's newer pages.
     """
     log, restore = f"{path.name}-wal", f"restore {path.name} and {path.name}-wal of one moment, {_OR_ELSE}"
     (found,) = db.execute("PRAGMA integrity_check(1)").fetchone()

@@ -1,16 +1,16 @@
 """The Laplace mechanism that a client applies to its update before anything leaves (PAUSE v2, Theorem 1, eq. (5)).
 
-Two units, never mixed (what the paper proves, and what its published runs do):
+There are two units, which are never mixed. The paper proves the first, and its published runs use the second:
 
 - "vector": the whole update is one value. Its L1 norm is clipped to C = `clip`; two clipped updates differ by at most
   Δf = 2C in L1 norm, so Laplace(2C/ε) on every coordinate makes the upload ε-LDP.
 - "coordinate": every coordinate is a value of its own, clamped to ±Δ/2 with Δ = `clip`; Laplace(Δ/ε) makes each
   coordinate ε-LDP and, by composition over the d coordinates, the upload d·ε-LDP.
 
-The noise is drawn and added in float64 and the sum is rounded to float32 last. Rounding is post-processing, so it costs
-no privacy, and it drops most of the low-order bits by which floating-point Laplace samples give themselves away
-(Mironov, "On significance of the least significant bits for differential privacy", CCS 2012). That proves nothing: the
-sampler stays inexact, and ε holds up to floating point. `ExactLaplace` is exact.
+The noise is drawn and added in float64; the sum is rounded to float32 last. Rounding is post-processing, so it costs no
+privacy. It drops most of the low-order bits by which floating-point Laplace samples leak their input (Mironov, "On
+significance of the least significant bits for differential privacy", CCS 2012). This is no proof: the sampler is still
+inexact, and ε holds only up to floating-point error. `ExactLaplace` is exact.
 """
 
 import math
@@ -29,17 +29,17 @@ from pausefl_proto.wire import Vector
 
 Sampler = Literal["laplace", "opendp"]
 
-# float64 scratch of twice 512 KiB stays in the cache and bounds the memory a 10-million-coordinate update needs.
+# Noise is drawn in chunks. Two float64 chunks of 512 KiB fit in the cache, and bound the memory for large updates.
 _CHUNK = 1 << 16
 _SEED_BYTES = 16
 # A Laplace draw in float64 never exceeds 45 scales: below this the noised update fits float32.
 _MAX_SCALE = 1e36
-# Far above float32's subnormal numbers, which no factor makes smaller one by one: their sum could not be clipped.
+# Far above float32's subnormal numbers: no factor reliably makes those smaller, so their sum could not be clipped.
 Clip = Annotated[float, Ge(1e-20)]
 
 
 class LaplaceSource(Protocol):
-    """Where noise comes from."""
+    """A source of Laplace noise."""
 
     def laplace(self, loc: Any, scale: float) -> npt.NDArray[np.float64]:
         """`loc`, (n,), plus independent Laplace noise of this scale."""
@@ -47,21 +47,21 @@ class LaplaceSource(Protocol):
 
 @dataclass(frozen=True)
 class Mechanism(Bounded):
-    """Clipping and Laplace noise for one update; `unit` and `clip` are `privacy.unit` and `privacy.clip`."""
+    """Clipping and Laplace noise for one update. `unit` and `clip` are `privacy.unit` and `privacy.clip`."""
 
     unit: PrivacyUnit
     clip: Clip
-    """Vector: C, the greatest L1 norm. Coordinate: Δ, the width of the interval a coordinate is clamped to."""
+    """Vector: C, the greatest L1 norm. Coordinate: Δ, the width of the interval to which a coordinate is clamped."""
 
     @property
     def sensitivity(self) -> float:
-        """Greatest L1 distance between two clipped values of the unit: 2C or Δ (Δf in eq. (5))."""
+        """The greatest L1 distance between two clipped values of the unit: 2C or Δ (Δf in eq. (5))."""
         return 2 * self.clip if self.unit == "vector" else self.clip
 
     def scale(self, epsilon: float) -> float:
-        """Scale of the noise on every coordinate, sensitivity/ε (eq. (5)).
+        """The scale of the noise on every coordinate, sensitivity/ε (eq. (5)).
 
-        ValueError unless ε is a finite number above 0; BudgetError if ε is so small that the noise leaves float32.
+        ValueError unless ε is a finite number above 0. BudgetError if ε is so small that float32 cannot hold the noise.
         """
         if not (math.isfinite(epsilon) and epsilon > 0):
             raise ValueError(f"epsilon = {epsilon}: must be a finite number above 0")
@@ -71,21 +71,21 @@ class Mechanism(Bounded):
         return self.sensitivity / epsilon
 
     def clip_update(self, update: Vector) -> Vector:
-        """A copy of `update`, (d,) float32, inside the unit's bound; never outside it, whatever rounding does.
+        """A copy of `update`, (d,) float32, clipped to the unit's bound. Rounding never takes it outside the bound.
 
-        Values that are not finite become 0: a training that diverged must not leave the bound either.
+        Values that are not finite become 0, so that a diverged training stays inside the bound too.
         """
         finite = np.where(np.isfinite(update), update, np.float32(0))
         if self.unit == "coordinate":
             bound = _round_down(self.clip / 2)
             return np.clip(finite, -bound, bound, out=finite)
-        # Factor and products round by 2^-24 each, so with this margin once is enough unless the factor is subnormal.
+        # Factor and products round by 2^-24 each. With this margin one pass is enough, unless the factor is subnormal.
         while (norm := float(np.abs(finite).sum(dtype=np.float64))) > self.clip:
             finite *= np.float32(self.clip / norm * (1 - 2**-22))
         return finite
 
     def privatise(self, update: Vector, epsilon: float, noise: LaplaceSource) -> Vector:
-        """`update`, (d,) float32, clipped and noised at `epsilon`; a new array."""
+        """A new array: `update`, (d,) float32, clipped and noised at `epsilon`."""
         scale = self.scale(epsilon)
         released = self.clip_update(update)
         for start in range(0, released.size, _CHUNK):
@@ -95,25 +95,25 @@ class Mechanism(Bounded):
 
 
 def entropy_rng() -> np.random.Generator:
-    """A generator seeded with 128 bits of the operating system's entropy; take a fresh one for every release.
+    """A generator seeded with 128 bits of the operating system's entropy. Make a new one for every release.
 
     Never make one when a module is imported: clients are forked after that, and all of them would draw the same noise.
-    PCG64DXSM is no cryptographic generator: it is hidden by its secret seed and by never being used twice.
+    PCG64DXSM is not a cryptographic generator. Its protection is its secret seed, and that none is used twice.
     """
     return np.random.Generator(np.random.PCG64DXSM(int.from_bytes(os.urandom(_SEED_BYTES))))
 
 
 @dataclass(frozen=True)
 class NumpyLaplace:
-    """A `LaplaceSource` on a processor: the difference of two exponentials, in float64.
+    """A `LaplaceSource` on a CPU: the difference of two exponentials, in float64.
 
-    It takes less than half of the time of `Generator.laplace`, which makes each value of one uniform draw. Such a value
-    can give its draw back, a difference does not (compare Holohan and Braghin, "Secure random sampling in differential
-    privacy", ESORICS 2021). Which values can be reached still depends a little on `loc`.
+    It takes less than half the time of `Generator.laplace`, which makes each value from one uniform draw. Such a value
+    can reveal its draw; a difference of two does not (compare Holohan and Braghin, "Secure random sampling in
+    differential privacy", ESORICS 2021). Which values are possible still depends a little on `loc`.
     """
 
     rng: np.random.Generator
-    """Fresh for every release, and secret: `entropy_rng` makes one."""
+    """A secret generator, new for every release: `entropy_rng` makes one."""
 
     def laplace(self, loc: npt.NDArray[Any], scale: float) -> npt.NDArray[np.float64]:
         """`loc`, (n,), plus independent Laplace noise of this scale."""
@@ -125,13 +125,13 @@ class NumpyLaplace:
 
 
 class ExactLaplace:
-    """OpenDP's exact sampler: loc + noise in rational arithmetic, rounded once, so no low-order bit tells of `loc`.
+    """OpenDP's exact sampler: loc + noise in rational arithmetic, rounded once, so no low-order bit reveals `loc`.
 
-    Draws from the operating system's entropy; takes about 20 µs a coordinate, some thousand times as long as numpy.
+    It draws from the operating system's entropy. It takes about 20 µs a coordinate, some thousand times numpy's time.
     """
 
     def __init__(self) -> None:
-        """ConfigError when OpenDP is not installed."""
+        """ConfigError if OpenDP is not installed."""
         try:
             import opendp.prelude as dp
         except ImportError:

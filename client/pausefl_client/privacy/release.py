@@ -1,4 +1,4 @@
-"""Makes a client's release: its update, clipped, noised, charged to its ledger, and encoded."""
+"""Makes a client's releases: an update is clipped, noised, charged to the ledger, and encoded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from pausefl_proto.errors import BudgetError, LedgerError, WrittenOff
 from pausefl_proto.wire import Vector, digest
 
 NoiseFor = Callable[[ReleaseKey], LaplaceSource]
-"""The source of one release's noise; a fresh one for every release."""
+"""Makes the source of one release's noise, new for every release."""
 
 
 def schedule_key(budget: Budget, mechanism: Mechanism, noise: str) -> str:
-    """The privacy a client agrees to, as text: compared at hello, and by the client with every job."""
+    """The privacy that a client agrees to, as text. The server compares it at hello, the client with every job."""
     return (
         f"{budget.key}, epsilon_floor={budget.epsilon_floor!r}, unit={mechanism.unit}, clip={mechanism.clip!r},"
         f" noise={noise}"
@@ -28,7 +28,7 @@ def schedule_key(budget: Budget, mechanism: Mechanism, noise: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A vector that may leave, encoded as it travels, with its digest and (in a private run) what it cost."""
+    """A vector that may leave the client, encoded for sending. `charge` is its cost, None in a run without privacy."""
 
     vector: npt.NDArray[Any]
     """(d,) float32, or the bytes of another encoding."""
@@ -38,7 +38,7 @@ class Released:
 
 @dataclass(frozen=True)
 class ReleasePrivacy:
-    """How a client protects its updates, and where it writes down what they cost."""
+    """How a client protects its updates, and the ledger in which it records their cost."""
 
     mechanism: Mechanism
     ledger: Ledger
@@ -46,24 +46,24 @@ class ReleasePrivacy:
 
 
 class Releaser:
-    """Clip, noise, charge, encode, in this order, before anything is sent; without privacy, encode alone."""
+    """Clips, noises, charges and encodes an update, in this order, before it is sent. Without privacy, only encodes."""
 
     def __init__(self, privacy: ReleasePrivacy | None, encoding: Encoding = FLOAT32, statistics: int = 0) -> None:
-        """The last values of an update, so many as are `statistics`, are left as they are."""
+        """The last `statistics` values of an update are running statistics: they are not clipped or noised."""
         self._privacy = privacy
         self._encoding = encoding.beside(statistics)
         self._statistics = statistics
 
     @property
     def ledger(self) -> Ledger | None:
-        """The data holder's ledger, None in a run without privacy."""
+        """The data holder's ledger. None in a run without privacy."""
         return self._privacy.ledger if self._privacy else None
 
     def recall(self, key: ReleaseKey) -> Released | None:
-        """The bytes that were released for `key` before a crash; None when it may train and release afresh.
+        """The bytes that were released for `key` before a crash. None if the client may train and release anew.
 
-        BudgetError when the budget allows no fresh release. WrittenOff when `key` was answered but its bytes are gone:
-        answering with fresh noise would leak the same update again.
+        BudgetError if the budget allows no new release. WrittenOff if `key` was answered but its bytes are gone: an
+        answer with new noise would leak the same update again.
         """
         if self._privacy is None:
             return None
@@ -80,7 +80,7 @@ class Releaser:
         return None
 
     def release(self, update: Vector, key: ReleaseKey) -> Released:
-        """Make `update` fit to leave. Nothing may be sent when this raises (BudgetError, LedgerError)."""
+        """Make a release of `update`. If this raises (BudgetError, LedgerError), nothing may be sent."""
         if self._privacy is None:
             return self._encoded(update, digest(update), None)
         mechanism, ledger = self._privacy.mechanism, self._privacy.ledger
@@ -94,18 +94,18 @@ class Releaser:
         return self._encoded(noised, noised_digest, charge)
 
     def settle(self) -> None:
-        """The server needs the last release's bytes no more."""
+        """Note that the server no longer needs the last release's bytes."""
         if self._privacy is not None:
             self._privacy.ledger.settle()
 
     def _encoded(self, vector: Vector, vector_digest: str, charge: Charge | None) -> Released:
-        """Equal vectors give equal bytes, so the ledger keeps the vector, and a release is repeated from it."""
+        """A vector encoded for sending. Equal vectors give equal bytes, so the ledger keeps only the vector."""
         encoded = self._encoding.encode(vector)
         return Released(encoded, vector_digest if encoded is vector else digest(encoded), charge)
 
 
 def error_in_general(error: BaseException) -> str:
-    """The kind of error, in words that hold no data and may leave a private client."""
+    """The kind of an error, in words without data, which may leave a private client."""
     match error:
         case BudgetError():
             return "its privacy budget allows no further release"
