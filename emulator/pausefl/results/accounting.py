@@ -1,7 +1,7 @@
-"""The cost of releases: those that no answer tells of, those that came late, and a tighter sum of many.
+"""Accounts for the ε of releases: those of unanswered jobs, those that came late, and a tighter total.
 
-Theorem 2 of PAUSE v2 adds the ε_i up, which always holds. Composing the releases' privacy loss distributions gives, for
-a small δ, an (ε, δ) guarantee whose ε is smaller. The composition and its rounding (upwards) are dp-accounting's.
+Theorem 2 of PAUSE v2 adds up the ε_i, which always holds. Composing the releases' privacy loss distributions gives an
+(ε, δ) guarantee with a smaller ε for a small δ. dp-accounting composes them and rounds upwards.
 """
 
 from collections import Counter
@@ -14,9 +14,9 @@ from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import STILL_AT_WORK, LogEvent, RoundRecord
 
-# A client's first hello tells of what it had spent before the run. A message that tells of n releases tells of all so
-# far: late are those that no earlier message told of, and whose updates never came in time. It may come after the
-# answer with a later release.
+# A client's first hello reports what it had spent before the run. Each message reports the total of releases so far.
+# Late releases are those that no earlier message reported and whose updates never came in time. Such a message may
+# come after the answer with a later release.
 _LATE_RELEASES = """
 WITH told AS (
     SELECT round, sequence, client_id, released, epsilon_spent FROM events WHERE kind IN ('joined', 'reconciled')
@@ -41,20 +41,20 @@ WITH told AS (
 SELECT min(round, (SELECT max(round) FROM rounds)) AS round, client_id, more AS releases, more_epsilon AS epsilon
 FROM since WHERE more > 0 ORDER BY round, client_id
 """
-# The loss distribution of all releases together stands on so many points.
+# How many points the loss distribution of all releases together is discretised to.
 _POINTS = 20_000
-# Composing so many takes some 20 s. How often a client says it has released is its own word.
+# Composing this many takes about 20 s. A limit is needed because the client itself reports how often it released.
 _MOST_COMPOSED = 10_000
-# Above this, e^ε and what the composition computes of it are no float64 any more.
+# Above this, e^ε and the values that the composition computes from it overflow float64.
 _GREATEST_COMPOSED = 700.0
 
 
 def tighter_epsilon(budget: Budget, unit: PrivacyUnit, participations: int, delta: float) -> float | None:
-    """ε of (ε, δ) in `unit` for a client that released so often; None when dp-accounting is not installed.
+    """ε of (ε, δ) in `unit` after `participations` releases of one client; None if dp-accounting is not installed.
 
     unit "coordinate": a release is the Laplace mechanism with scale 1/ε_i times its sensitivity. unit "vector": it is
-    any ε_i-DP mechanism, whose loss is at most that of randomised response (Kairouz, Oh and Viswanath, 2015). The ε_i
-    of releases after the 10,000th, which are the least, and those too great to be composed are added as they are.
+    any ε_i-DP mechanism, whose loss is at most that of randomised response (Kairouz, Oh and Viswanath, 2015). Some ε_i
+    are added without composition: those after the 10,000th release, which are the least, and those above 700.
     """
     try:
         from dp_accounting.pld import common, privacy_loss_distribution
@@ -76,23 +76,22 @@ def tighter_epsilon(budget: Budget, unit: PrivacyUnit, participations: int, delt
                 common.DifferentialPrivacyParameters(epsilon, 0.0), value_discretization_interval=interval
             )
         total = total.compose(release)
-    # Discretising rounds up; the plain sum is a guarantee as well.
+    # Discretising rounds up, so the plain sum, which is a guarantee too, may be smaller.
     return min(float(total.get_epsilon_for_delta(delta)) + max(0.0, spent - sum(composed)), spent)
 
 
 class UnansweredJobs:
-    """How many jobs each client may have charged a release for that the server's ledger does not count.
+    """Counts, per client, the unanswered jobs: each may have charged a release that the server does not know of.
 
-    A client charges a release before it sends it. One that did not answer a job may have charged one more for each such
-    job, until it answers a later one or says hello with its ledger.
+    A client charges a release before it sends it. The count ends when it answers a later job or sends its ledger.
     """
 
     def __init__(self) -> None:
-        self._jobs: Counter[str] = Counter()  # by client
-        self._known: Counter[str] = Counter()  # the most releases that each client has told of
+        self._jobs: Counter[str] = Counter()  # unanswered jobs, by client
+        self._known: Counter[str] = Counter()  # the most releases that each client has reported
 
     def add(self, attempt: RoundRecord) -> None:
-        """Count an attempt at a round, which follows those that were counted before."""
+        """Count the jobs of the next attempt at a round. Attempts must be added in the order of the log."""
         self.settle(attempt.events)
         for observation in attempt.observations:
             del self._jobs[observation.client_id]
@@ -100,13 +99,13 @@ class UnansweredJobs:
         self._jobs.update(miss.client_id for miss in attempt.misses if miss.kind in STILL_AT_WORK)
 
     def settle(self, events: Iterable[LogEvent]) -> None:
-        """Take what clients said since."""
+        """Update the counts by what later events say about unanswered jobs."""
         for event in events:
             client_id = event.client_id
             told = self._newly_known(client_id, event.released) if event.kind in ("joined", "reconciled") else 0
             if event.kind == "joined":
                 del self._jobs[client_id]
-            elif event.kind == "reconciled":  # the answer to any of its jobs, not to its last one alone
+            elif event.kind == "reconciled":  # the answer may be to any of its jobs, not only to the last one
                 self._jobs[client_id] = max(0, self._jobs[client_id] - told)
             elif event.kind == "withdrawn" and self._jobs[client_id] > 0:
                 self._jobs[client_id] -= 1
@@ -114,25 +113,25 @@ class UnansweredJobs:
                 self._jobs[client_id] += 1
 
     def releases_at_most(self, table: ClientTable, budget: Budget) -> dict[str, int]:
-        """The most releases that each client can have charged, as far as its budget allows."""
+        """By client, the most releases that it can have charged within its budget."""
         most = dict(zip(table.ids, table.released.tolist(), strict=True))
         for client_id in self._known.keys() | self._jobs.keys():
-            # Not in the table: it has not come again since the run went back to a round before it.
+            # A client is not in the table if the run went back to a round before it joined and it has not rejoined.
             released, jobs = most.get(client_id, self._known[client_id]), self._jobs[client_id]
             most[client_id] = released + next((n for n in range(jobs, 0, -1) if budget.affords(released + n)), 0)
         return most
 
     def _newly_known(self, client_id: str, released: int) -> int:
-        """Take a client's count of its releases; returns how many of them were not known of."""
+        """Note that a client reports `released` releases; returns how many of them are new."""
         more = max(0, released - self._known[client_id])
         self._known[client_id] += more
         return more
 
 
 def late_releases(run_dir: Path) -> Columns:
-    """Per message that told of some: the round before which the server learnt of them, the client, how many, their ε.
+    """Releases whose updates were late, lost, rejected or taken back, as reported by their clients.
 
-    Those of updates that were late, lost, rejected or taken back; one that a client never told of is not among them.
+    A row per reporting message: the round before which it came, the client, how many releases, and their ε.
     """
     with open_database(run_dir) as database:
         return read_columns(database, _LATE_RELEASES)

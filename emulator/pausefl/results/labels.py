@@ -1,4 +1,4 @@
-"""The labels each client holds, as the experiment deals them out."""
+"""Counts the labels that each client holds under the experiment's partition of the data."""
 
 from dataclasses import dataclass
 
@@ -21,19 +21,19 @@ class LabelCounts:
 
     client_ids: tuple[str, ...]
     counts: IntArray
-    """(clients, classes) int64."""
+    """(clients, classes) int64, in the order of `client_ids`."""
 
 
 def clients_labels(run: RunData) -> LabelCounts | None:
-    """The labels of a run's clients, where the data are here and no model is synthetic."""
+    """The labels of a run's clients. None if the data are not on this machine, have no classes or are synthetic."""
     try:
         return label_counts(parse_experiment(run.config))
-    except ConfigError:  # a run may be read far from its data
+    except ConfigError:  # a run may be read on a machine without its data
         return None
 
 
 def label_counts(experiment: Experiment) -> LabelCounts | None:
-    """The labels of all clients' examples; None where they have no classes. ConfigError if the data are not here."""
+    """The labels of all clients' examples; None without classes. ConfigError if the data are not on this machine."""
     workload, seed, ids = experiment.workload, experiment.experiment.seed, experiment.client_ids
     if workload.model == "synthetic":
         return None

@@ -1,4 +1,4 @@
-"""How often the clients of each group were chosen, round by round: a fold over the log."""
+"""Counts how often the clients of each group were chosen, round by round, from the log."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ from pausefl_server.records import RoundRecord
 
 @dataclass(frozen=True)
 class GroupChoices:
-    """One group of clients; its arrays have an entry per round."""
+    """How often the clients of one group were chosen. Its arrays have an entry per round."""
 
     client_ids: tuple[str, ...]
-    """All of the group, in order."""
+    """The ids of all the group's clients, in order."""
     role: Literal["relevant", "irrelevant"] | None
-    """The role of its newcomers, as configured."""
+    """The configured role of the group's newcomers."""
     clients: int
-    """Those of the group that ever joined."""
+    """How many clients of the group ever joined."""
     join_round: int | None
-    """The round before which the first of them joined; None: no client did."""
+    """The round before which the first client of the group joined; None: no client did."""
     eligible: IntArray
-    """How many of them could be chosen: connected and not retired."""
+    """How many clients of the group could be chosen in each round: connected and not retired."""
     chosen: IntArray
-    """How often one of them was; a client drawn twice counts twice."""
+    """How often clients of the group were chosen in each round; a client drawn twice counts twice."""
 
     @property
     def per_client_round(self) -> float | None:
-        """How often a client was chosen, per round in which it could be; None if no client ever could."""
+        """How often a client was chosen per round in which it could be; None if no client ever could."""
         return per_client_round([self])
 
 
@@ -48,7 +48,7 @@ class ChoiceCounter:
         self._chosen: list[IntArray] = []
 
     def add(self, record: RoundRecord) -> None:
-        """Count a round, which follows those that were counted before."""
+        """Count the next round. Rounds must be added in the order of the log."""
         if not self._groups:
             return
         table, groups = self._table, len(self._groups)
@@ -60,7 +60,7 @@ class ChoiceCounter:
         self._chosen.append(_count(self._of_row[table.rows(record.chosen)], groups))
 
     def choices(self) -> Mapping[str, GroupChoices]:
-        """Each group's choices, by name; clients of no such group are left out."""
+        """The choices of each group, by group name. Clients outside these groups are left out."""
         shape = len(self._chosen), len(self._groups)
         eligible, chosen = (np.array(counts, np.int64).reshape(shape) for counts in (self._eligible, self._chosen))
         joined = [self._table.joined_round[self._of_row == group] for group in range(len(self._groups))]
@@ -78,7 +78,7 @@ class ChoiceCounter:
 
 
 def choices_by_group(records: Iterable[RoundRecord], groups: Mapping[str, ClientGroup]) -> Mapping[str, GroupChoices]:
-    """Each group's choices in these rounds, by name."""
+    """The choices of each group in these rounds, by group name. Empty without groups."""
     if not groups:
         return {}
     counter = ChoiceCounter(groups)
@@ -88,17 +88,14 @@ def choices_by_group(records: Iterable[RoundRecord], groups: Mapping[str, Client
 
 
 def per_client_round(groups: Iterable[GroupChoices]) -> float | None:
-    """How often a client of these groups was chosen, per round in which it could be; None if no client ever could."""
+    """How often a client of these groups was chosen per round in which it could be; None if no client ever could."""
     groups = tuple(groups)
     eligible = sum(int(group.eligible.sum()) for group in groups)
     return sum(int(group.chosen.sum()) for group in groups) / eligible if eligible else None
 
 
 def relevant_to_irrelevant(choices: Mapping[str, GroupChoices]) -> float | None:
-    """How many times as often relevant newcomers were chosen, per client and round, as irrelevant ones.
-
-    None unless newcomers of both kinds came, and where no irrelevant one was ever chosen.
-    """
+    """Selections per client and round of relevant newcomers, divided by those of irrelevant ones; None if undefined."""
     newcomers = [group for group in choices.values() if (group.join_round or 1) > 1]
     relevant = per_client_round(group for group in newcomers if group.role == "relevant")
     irrelevant = per_client_round(group for group in newcomers if group.role == "irrelevant")

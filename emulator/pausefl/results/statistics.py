@@ -1,8 +1,7 @@
 """Statistics over several seeds: means and paired differences, with bootstrap intervals.
 
-May live here: pure numpy on numbers per seed. The intervals are percentile intervals of the bootstrap (Efron and
-Tibshirani, 1993, chapter 13) over seeds. Their resamples are drawn from a fixed seed, so the same numbers give the same
-interval.
+May live here: pure numpy on numbers per seed. The intervals are bootstrap percentile intervals over seeds (Efron and
+Tibshirani, 1993, chapter 13). Resamples come from a fixed seed, so the same numbers give the same interval.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ import numpy as np
 from pausefl_proto.arrays import FloatArray
 
 FEWEST_SEEDS = 5
-"""With fewer seeds there is no interval: the bootstrap then gives little more than the least and the greatest value."""
+"""With fewer seeds no interval is computed: the bootstrap would give little more than the least and greatest value."""
 CONFIDENCE = 0.95
 _RESAMPLES = 5_000
 _TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
@@ -23,38 +22,38 @@ _TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over the seeds, and the interval in which the bootstrap has 95 % of its means."""
+    """A mean over the seeds, with the interval that holds 95 % of the bootstrap's means."""
 
     mean: float
     low: float | None
-    """None with fewer than `FEWEST_SEEDS` seeds, and for a share of a mean that may be 0."""
+    """The lower end. None with fewer than `FEWEST_SEEDS` seeds, and for a ratio to a mean that may be 0."""
     high: float | None
     n_seeds: int
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """One policy less another, seed by seed."""
+    """The difference between two policies, first minus second, paired by seed."""
 
     difference: Interval
     win_rate: float
-    """The share of seeds in which the first value is the smaller one; a tie counts half."""
+    """The share of seeds in which the first value is smaller; a tie counts half."""
 
 
 def mean_interval(values: Sequence[float] | FloatArray) -> Interval:
-    """The mean of one value a seed, with its interval."""
+    """The mean over the seeds, with its bootstrap interval. `values` has one value per seed."""
     array = np.asarray(values, np.float64)
     return percentile_interval(float(array.mean()), resampled_shares(len(array)) @ array, len(array))
 
 
 def quartiles(values: Sequence[float] | FloatArray) -> tuple[float, float, float]:
-    """The lower quartile, the median and the upper quartile of one value a seed."""
+    """The lower quartile, the median and the upper quartile over the seeds. `values` has one value per seed."""
     lower, median, upper = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
     return lower, median, upper
 
 
 def mean_band(curves: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-    """Mean, low and high, (n_points,) each, of curves (n_seeds, n_points); None with too few seeds for an interval."""
+    """The mean, low and high curve, (n_points,) each; `curves` is (n_seeds, n_points). None with too few seeds."""
     if len(curves) < FEWEST_SEEDS:
         return None
     mean = curves.mean(axis=0)
@@ -63,7 +62,7 @@ def mean_band(curves: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray] |
 
 
 def paired_difference(first: Sequence[float] | FloatArray, second: Sequence[float] | FloatArray) -> PairedDifference:
-    """`first` − `second`; equal places hold the same seed, whose split and latency draws both share."""
+    """`first` − `second`, paired by seed: the same index holds the same seed, so the same split and latency draws."""
     one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if one.shape != other.shape:
         raise ValueError(f"{one.size} values cannot be paired with {other.size}")
@@ -71,7 +70,7 @@ def paired_difference(first: Sequence[float] | FloatArray, second: Sequence[floa
 
 
 def percentile_interval(mean: float, resampled: FloatArray, n_seeds: int) -> Interval:
-    """The percentile interval; the mean lies in it, whatever rounding does."""
+    """The percentile interval of the resampled means. It is widened if rounding would leave `mean` outside it."""
     if n_seeds < FEWEST_SEEDS:
         return Interval(mean, None, None, n_seeds)
     low, high = np.quantile(resampled, _TAILS)
@@ -80,7 +79,7 @@ def percentile_interval(mean: float, resampled: FloatArray, n_seeds: int) -> Int
 
 @cache
 def resampled_shares(n_seeds: int) -> FloatArray:
-    """The share of each seed in each resample, (n_resamples, n_seeds)."""
+    """The weight of each seed in each bootstrap resample, (n_resamples, n_seeds); each row sums to 1. Read-only."""
     counts = np.random.default_rng(n_seeds).multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), _RESAMPLES)
     shares: FloatArray = counts / n_seeds
     shares.flags.writeable = False
@@ -89,7 +88,7 @@ def resampled_shares(n_seeds: int) -> FloatArray:
 
 @dataclass(frozen=True)
 class Spread:
-    """A number over the seeds."""
+    """How a number is spread over the seeds."""
 
     mean: float
     sd: float | None
@@ -98,15 +97,15 @@ class Spread:
     greatest: float
     n_seeds: int
     low: float | None
-    """The lower end of the bootstrap's 95 % interval of the mean; None with too few seeds for an interval."""
+    """The lower end of the mean's 95 % bootstrap interval; None with fewer than `FEWEST_SEEDS` seeds."""
     high: float | None
-    """Its upper end."""
+    """The upper end of this interval."""
     quartiles: tuple[float, float, float]
-    """The lower one, the median and the upper one."""
+    """The lower quartile, the median and the upper quartile."""
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> "Spread | None":
-        """The spread of one value a seed; None where some seed has none."""
+        """The spread of `values`, one per seed. None if a seed has no value."""
         known = [value for value in values if value is not None]
         if len(known) < len(values):
             return None
@@ -115,7 +114,10 @@ class Spread:
         return cls(fmean(known), sd, min(known), max(known), len(known), found.low, found.high, quartiles(known))
 
     def text(self, form: Callable[[float], str], *, is_skewed: bool) -> tuple[str, str]:
-        """The mean, and its 95 % interval, or median (quartiles); with too few seeds, least–greatest; or nothing."""
+        """Two texts: the mean and its spread, with numbers formatted by `form`.
+
+        The spread: the 95 % interval; if `is_skewed`, median (quartiles); with too few seeds, least–greatest; or empty.
+        """
         if self.sd is None or self.least == self.greatest:
             return form(self.mean), ""
         if self.low is None or self.high is None:
@@ -127,7 +129,7 @@ class Spread:
 
 
 def saving_in_words(policy: str, baseline: str, saved: Spread, until: str = "") -> str:
-    """A sentence on the share of the baseline's waiting that a policy saved, with its interval."""
+    """A sentence on the share of the baseline's waiting time that a policy saved, with its interval."""
     sign = 1 if saved.mean >= 0 else -1
     bounds = (saved.least, saved.greatest) if saved.low is None or saved.high is None else (saved.low, saved.high)
     least, greatest = sorted(100 * sign * bound for bound in bounds)
@@ -142,6 +144,6 @@ def saving_in_words(policy: str, baseline: str, saved: Spread, until: str = "") 
 
 
 def three_digits(value: float) -> str:
-    """A number as tables and figures show it: three significant digits, or all before the point."""
+    """A number as tables and figures show it: three significant digits, but never fewer than all before the point."""
     decimals = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:,.{decimals}f}"

@@ -22,7 +22,7 @@ __all__ = ["export_csv", "report_runs", "write_report"]
 
 
 def write_report(run_dir: Path) -> Path:
-    """Draw the run's figures into plots/ and write report.html; return the latter's path."""
+    """Draw the run's figures into plots/ and write report.html; return the path of report.html."""
     return _write_report(read_run(run_dir))
 
 
@@ -32,7 +32,7 @@ def _write_report(run: RunData, formats: Sequence[str] = ()) -> Path:
     drawn = draw_all(run, figures)
     for name in figures.missing:
         for kind in KINDS:
-            (plots / f"{name}.{kind}").unlink(missing_ok=True)  # of an earlier time
+            (plots / f"{name}.{kind}").unlink(missing_ok=True)  # an earlier report may have drawn it
     kinds = list(dict.fromkeys(("svg", *formats)))
     pictures = {name: write_picture(plots / name, partial(drawn.get, name), figures, kinds) for name in drawn}
     page = run.path / "report.html"
@@ -41,9 +41,9 @@ def _write_report(run: RunData, formats: Sequence[str] = ()) -> Path:
 
 
 def report_runs(run_dirs: Sequence[Path], csv: bool, formats: Sequence[str] = ()) -> list[Path]:
-    """Report on each run, with its tables as CSV if asked; return what was written: pages and CSV folders.
+    """Write a report of each run and, with `csv`, its tables as CSV; return the paths of pages, then of CSV folders.
 
-    Its pictures are SVG, and files of those `formats` too.
+    Pictures are written as SVG, and in each of `formats` too.
     """
     pages, folders = [], []
     for run_dir in run_dirs:
@@ -55,10 +55,10 @@ def report_runs(run_dirs: Sequence[Path], csv: bool, formats: Sequence[str] = ()
 
 
 def export_csv(run: RunData) -> Path:
-    """Write each view to csv/VIEW.csv in the run's directory, numbers as SQLite holds them; return the folder.
+    """Write each view of run.db to csv/VIEW.csv in the run's directory, with SQLite's numbers; return the folder.
 
-    A run under a policy with Fed-TS's posteriors has two tables more: posteriors.csv and drifts.csv. One that fails is
-    missing, and the others are written.
+    For a policy with Fed-TS's posteriors, posteriors.csv and drifts.csv are written too. If one table fails, it is left
+    out and the others are written.
     """
     folder, figures, learnt = run.path / "csv", Figures(), cache(lambda: learning(run))
     folder.mkdir(exist_ok=True)
@@ -80,19 +80,19 @@ def export_csv(run: RunData) -> Path:
         figures.compute_all({f"{view}.csv": partial(write_view, view) for view in views})
     figures.compute_all({"posteriors.csv": write_posteriors, "drifts.csv": write_drifts})
     for name in figures.missing:
-        (folder / name).unlink(missing_ok=True)  # of an earlier time
+        (folder / name).unlink(missing_ok=True)  # an earlier export may have written it
     return folder
 
 
 def _posteriors(learnt: Learning) -> Iterator[tuple[Any, ...]]:
-    """Each newcomer's s and f after each round from the one it joined at."""
+    """Rows (round, client id, s, f): each newcomer's counts after each round since it joined."""
     for t, (s, f) in enumerate(zip(learnt.s.tolist(), learnt.f.tolist(), strict=True), start=1):
         rows = zip(learnt.newcomers, learnt.join_round, s, f, strict=True)
         yield from ((t, client_id, s_k, f_k) for client_id, join_round, s_k, f_k in rows if t >= join_round)
 
 
 def _drifts(learnt: Learning) -> Iterator[tuple[Any, ...]]:
-    """Each drift beside the threshold of its round, empty where there was none; flags are 0 or 1."""
+    """Rows with each drift and the threshold of its round, None if the round had none. Flags are 0 or 1."""
     for t, client_id, drift, original, small in zip(*(c.tolist() for c in learnt.drifts.values()), strict=True):
         threshold = float(learnt.threshold[t - 1])
         yield t, client_id, drift, int(original), int(small), None if math.isnan(threshold) else threshold

@@ -1,4 +1,4 @@
-"""Simulated policies side by side: a line a policy, the mean over its seeds, in its band."""
+"""Draws simulated policies side by side: per policy a line, the mean over its seeds, within a band."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,23 +13,22 @@ from pausefl.results.report.style import RC
 from pausefl_proto.privacy_unit import PrivacyUnit
 
 SimulatedCurves = Mapping[str, NDArray[np.float64]]
-"""The columns of one simulation by name, "round" among them."""
+"""The columns of one simulation by name, including "round"."""
 
 _PANELS = {
     "genie_regret": ("Regret in the genie's objective", "Σ r(G) − r(S)"),
     "regret": ("Regret", "cumulative regret"),
     "total_latency_s": ("Total latency", "total latency (s)"),
 }
-"""column -> title and label of its panel; that of leakage says what ε protects."""
+"""Title and axis label of each column's panel. Leakage is added when drawn: its label names the privacy unit."""
 
 
 def draw_simulations(
     curves: Mapping[str, Sequence[SimulatedCurves]], unit: PrivacyUnit | None, notes: Sequence[str] = ()
 ) -> Figure:
-    """A panel for each column of which some policy has values; `curves` are one per seed, by policy.
+    """A figure with a panel for each column that some policy has values of; `curves` holds one per seed, by policy.
 
-    `unit` is what ε protects, None without privacy: then no leakage is drawn. `notes` stand below the panels, a line
-    each.
+    `unit` is the privacy unit; None without privacy: then no leakage is drawn. `notes` are lines below the panels.
     """
     leakage = {"max_epsilon_spent": ("Greatest leakage", EPSILON_LABELS[unit])} if unit else {}
     panels = {**_PANELS, **leakage}
@@ -41,7 +40,7 @@ def draw_simulations(
             axes = figure.add_subplot(-(-len(names) // 2), min(2, len(names)), i)
             for policy, of_policy in curves.items():
                 if _is_known(of_policy, name):
-                    told = policy if name == "total_latency_s" else ""  # every policy has this panel
+                    told = policy if name == "total_latency_s" else ""  # one label per policy: all have this panel
                     draw_band(axes, [(each["round"], each[name]) for each in of_policy], looks[policy], told)
             axes.set(title=panels[name][0], xlabel="round", ylabel=panels[name][1])
         figure.legend(**ABOVE)
@@ -51,5 +50,5 @@ def draw_simulations(
 
 
 def _is_known(of_policy: Sequence[SimulatedCurves], name: str) -> bool:
-    """Whether every seed has values of this column."""
+    """Whether every seed of the policy has finite values of this column."""
     return all(name in each and np.isfinite(each[name]).all() for each in of_policy)

@@ -1,4 +1,4 @@
-"""Figures of an experiment with groups of clients: who was chosen (as Fed-TS's Fig. 5), and accuracy as groups join."""
+"""Draws runs with groups of clients: how often each was chosen (as Fed-TS's Fig. 5), and accuracy as groups join."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -29,15 +29,15 @@ from pausefl_server.records import Split
 ChoicesByGroup = Mapping[str, GroupChoices]
 NO_GROUP = Look(MUTED.light, "-")
 MOST_NAMED = 30
-"""With more clients than this, half a figure numbers them instead of naming each."""
+"""With more clients than this, a panel of half the width numbers them instead of naming each."""
 
 _BLUE, _VERMILION, _GREEN, _PURPLE, _ORANGE, _SKY, _GREY = SERIES
 
 
 def group_looks(groups: ChoicesByGroup) -> Mapping[str, Look]:
-    """Relevant newcomers are blue, others in warm colours, originals in cool ones.
+    """The look of each group by name: relevant newcomers blue, other newcomers in warm colours, originals in cool ones.
 
-    Groups whose names differ by a final number share a colour; their dashes differ.
+    Groups whose names differ only by a final number share a colour and have different dashes.
     """
     families: dict[str, list[str]] = defaultdict(list)
     for name in groups:
@@ -57,7 +57,7 @@ def group_of_client(groups: ChoicesByGroup) -> Mapping[str, str]:
 
 
 def joins(groups: ChoicesByGroup) -> Mapping[int, list[str]]:
-    """The names of the newcomers' groups by the round before which they joined."""
+    """The names of the groups of newcomers, by the round before which they joined."""
     found: dict[int, list[str]] = defaultdict(list)
     for name, group in groups.items():
         if group.join_round is not None and group.join_round > 1:
@@ -66,13 +66,13 @@ def joins(groups: ChoicesByGroup) -> Mapping[int, list[str]]:
 
 
 def mark_joins(axes: Axes, rounds: Iterable[int]) -> None:
-    """A dotted line before each of these rounds."""
+    """Draw a dotted line before each of these rounds."""
     for join_round in rounds:
         axes.axvline(join_round - 0.5, color=MUTED.light, linewidth=1, linestyle=":", zorder=0.5)
 
 
 def selections(run: RunData, groups: ChoicesByGroup) -> Figure:
-    """How often clients were chosen: by round, on average over each group (and, if few, each); and each at the end."""
+    """How often clients were chosen: by round, as means of groups (and each client, if few); each client's total."""
     places = {client_id: place for place, group in enumerate(groups.values()) for client_id in group.client_ids}
     ids = sorted(run.clients["client_id"].tolist(), key=lambda i: (places.get(i, len(groups)), i))
     columns = {client_id: k for k, client_id in enumerate(ids)}
@@ -98,7 +98,7 @@ def selections(run: RunData, groups: ChoicesByGroup) -> Figure:
 
 
 def accuracy_around_joins(run: RunData, groups: ChoicesByGroup) -> Figure:
-    """Accuracy after each round that was evaluated, with a line where groups joined."""
+    """Accuracy after each evaluated round, with a line at each round before which groups joined."""
     figure, axes = new_figure(f"{capitalised(run.metric)} around the joins", "round", run.metric)
     splits: tuple[Split, ...] = ("test", "validation")
     for split, colour, dash in zip(splits, SERIES, DASHES, strict=False):
@@ -113,7 +113,7 @@ def accuracy_around_joins(run: RunData, groups: ChoicesByGroup) -> Figure:
 
 
 def name_joins(axes: Axes, groups: ChoicesByGroup) -> None:
-    """A dotted line before each round in which groups came, with their names above it."""
+    """Draw a dotted line before each round in which groups joined, with their names above it."""
     found = joins(groups)
     mark_joins(axes, found)
     make_room(axes, max((1 + len(names) for names in found.values()), default=0))
@@ -125,7 +125,7 @@ def name_joins(axes: Axes, groups: ChoicesByGroup) -> None:
 
 
 def so_far(chosen: NDArray[Any], join_round: int = 1) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The rounds from the one before a group joined, and how often it was chosen up to each."""
+    """Two arrays from the round before a group joined: round numbers, and how often it was chosen up to each."""
     rounds = np.arange(join_round - 1, len(chosen) + 1)
     return rounds, np.concatenate([[0.0], chosen.cumsum()])[rounds]
 

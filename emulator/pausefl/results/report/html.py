@@ -1,4 +1,4 @@
-"""A run as one self-contained HTML page."""
+"""Writes the report of a run as one self-contained HTML page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ from pausefl_proto.arrays import IntArray
 from pausefl_proto.privacy_unit import vector_epsilon
 from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY
 
-# More ranges of rounds than this are not listed of a client: the page would be as long as its log.
+# At most this many ranges of rounds are listed per client. Otherwise the page could be as long as the log.
 _MOST_RANGES = 60
 UNIT_SENTENCES = {
     "coordinate": "Each coordinate of an update was clamped and noised on the client before it left: ε holds per "
@@ -56,7 +56,7 @@ SIGNAL_SENTENCES = {
 
 
 def render(template: str, **values: object) -> str:
-    """Fill one of this package's templates; everything that is not marked safe is escaped."""
+    """The HTML of one of this package's templates, filled with `values`. Values not marked as safe are escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -69,7 +69,7 @@ def render(template: str, **values: object) -> str:
 
 
 def embed(drawn: Mapping[str, bytes | None], metric: str, figures: Figures) -> Mapping[str, Markup]:
-    """The figures, each as SVG, as parts of a page, labelled with their names; that of scores with the metric's."""
+    """The SVG figures as page elements by name. The label is the name, but for "accuracy" it is the metric's name."""
 
     def element(name: str, svg: bytes) -> Markup:
         return Markup(for_page(svg, metric if name == "accuracy" else name))
@@ -78,7 +78,7 @@ def embed(drawn: Mapping[str, bytes | None], metric: str, figures: Figures) -> M
 
 
 def run_page(run: RunData, drawn: Mapping[str, bytes | None], figures: Figures | None = None) -> str:
-    """report.html of one run; what is missing of it stands there with its reason, as `figures` notes it."""
+    """The HTML of a run's report.html. Figures that failed are listed with their reasons, from `figures.missing`."""
     figures = figures or Figures()
     pictures = embed(drawn, run.metric, figures)
     headline = figures.compute("headline", lambda: list(_headline(run)))
@@ -108,7 +108,7 @@ def run_page(run: RunData, drawn: Mapping[str, bytes | None], figures: Figures |
 
 
 def _headline(run: RunData) -> Iterator[Fact]:
-    """The facts on top. Three accuracies are easily mistaken for each other."""
+    """The facts at the top of the page. Three accuracies are given with notes, as they are easily confused."""
     yield from accuracies(run.summary)
     _, curve = run.curve("test")
     if curve.size:
@@ -119,7 +119,7 @@ def _headline(run: RunData) -> Iterator[Fact]:
 
 
 def _swamped(run: RunData) -> str:
-    """The warning of noise that has swamped the model; empty where it has not."""
+    """A warning if the noise was much greater than the clipped updates; empty otherwise."""
     ratios = run.summary.get("noise_to_clip")
     if not ratios or ratios["last"] is None or ratios["last"] <= MOST_NOISE_TO_CLIP:
         return ""
@@ -153,7 +153,7 @@ def _privacy(run: RunData, privacy: PrivacyFigures, figures: Figures) -> Mapping
 
 
 def _clients(run: RunData) -> Iterator[Mapping[str, Any]]:
-    """A row per client of `RunData.clients`, with the rounds whose releases were used."""
+    """The rows of `RunData.clients`, each with the rounds ("1–7, 9") whose releases the server received in time."""
     ids = run.clients["client_id"]
     of_release = np.searchsorted(ids, run.leakage["client_id"])
     rounds = run.leakage["round"][np.argsort(of_release, kind="stable")]
@@ -164,7 +164,7 @@ def _clients(run: RunData) -> Iterator[Mapping[str, Any]]:
 
 
 def in_ranges(rounds: IntArray) -> str:
-    """Ascending rounds in words: "1–7, 9, 11–20"; of very many ranges the first, and how many rounds are left out."""
+    """Ascending rounds as text: "1–7, 9, 11–20". Only the first ranges are listed, then how many rounds are missing."""
     ranges = np.split(rounds, np.flatnonzero(np.diff(rounds) > 1) + 1) if rounds.size else []
     shown, more = ranges[:_MOST_RANGES], sum(len(part) for part in ranges[_MOST_RANGES:])
     words = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in shown)
@@ -172,7 +172,7 @@ def in_ranges(rounds: IntArray) -> str:
 
 
 def _schedule(run: RunData) -> Sequence[tuple[int, float]]:
-    """(i, ε_i) of every i-th release there was."""
+    """The pairs (i, ε_i) for each release number i that occurs in the run."""
     participations, first = np.unique(run.leakage["participation"], return_index=True)
     return list(zip(participations.tolist(), run.leakage["epsilon"][first].tolist(), strict=True))
 
@@ -201,7 +201,7 @@ def _scale_sentence(time_scale: float) -> str:
 
 def _propagation_sentence(run: RunData) -> str:
     round_trip_s = run.breakdown["round_trip_s"]
-    took_time = round_trip_s > 0  # on the virtual clock, an exchange may take none
+    took_time = round_trip_s > 0  # on the virtual clock, an exchange may take no time
     if not took_time.any():
         return "nothing was measured"
     share = np.median(run.breakdown["propagation_s"][took_time] / round_trip_s[took_time])

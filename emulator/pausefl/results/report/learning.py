@@ -1,4 +1,4 @@
-"""The posteriors of a policy such as Fed-TS on its newcomers: its own fold over the log, kept round by round."""
+"""Recomputes what a policy such as Fed-TS learned about newcomers, round by round, by replaying the run's log."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,26 +19,26 @@ from pausefl_server.state import RunState
 
 @dataclass(frozen=True)
 class Learning:
-    """Arrays by round have an entry per round, the first of round 1; the n newcomers are in the order of the table."""
+    """What the policy learned about the run's n newcomers. Index 0 of an array by round is round 1."""
 
     newcomers: NDArray[np.str_]
     """(n,) ids, sorted by (round joined, id)."""
     join_round: IntArray
-    """(n,)."""
+    """(n,) the round before which each newcomer joined."""
     chosen: NDArray[np.bool_]
-    """(rounds, n)."""
+    """(rounds, n) whether each newcomer was chosen in each round."""
     s: IntArray
-    """(rounds, n) of Beta(s, f) after each round."""
+    """(rounds, n) s of each newcomer's Beta(s, f) after each round."""
     f: IntArray
     drifts: Columns
-    """A row per drift from the first insertion on: round, client_id, drift; original: whether an original's, as if it
-    were a newcomer; small: whether it counted as a success, false for an original's."""
+    """A row per drift since the first insertion: round, client_id, drift; original: whether the client is an original,
+    whose drift is computed as if it were a newcomer; small: whether it counted as a success, false for originals."""
     threshold: FloatArray
-    """(rounds,) what a drift was compared with; NaN where there was none."""
+    """(rounds,) the threshold that the drifts of a round were compared with; NaN in rounds without a threshold."""
 
     @property
     def sizes(self) -> Mapping[int, IntArray]:
-        """p by round, for the insertion before each of these rounds."""
+        """By the round of an insertion: (rounds,) p, how many newcomers of this insertion were chosen in each round."""
         return {
             int(insertion): self.chosen[:, self.join_round == insertion].sum(axis=1)
             for insertion in np.unique(self.join_round)
@@ -46,7 +46,7 @@ class Learning:
 
 
 def learning(run: RunData) -> Learning | None:
-    """Replay a run; None under a policy without these posteriors, or without newcomers."""
+    """Replay a run's log and return what the policy learned. None without newcomers or without such posteriors."""
     policy = _policy(run)
     if policy is None:
         return None
@@ -64,22 +64,22 @@ def learning(run: RunData) -> Learning | None:
         posteriors.append(state.policy_state)
         classified = _classified(record, before, state)
         drifts += classified
-        if sum(not original for *_, original, _ in classified) > 1:  # a single newcomer's is compared with nothing
+        if sum(not original for *_, original, _ in classified) > 1:  # a single newcomer's drift is not compared
             threshold[t] = np.nan if posteriors[-1].threshold is None else posteriors[-1].threshold
     return _assemble(run, state, posteriors, drifts, threshold)
 
 
 def _policy(run: RunData) -> FedTs | None:
-    """The run's policy, with its parameters; None where it has no such posteriors, or its class is not here."""
+    """The run's policy with its parameters. None if it has no such posteriors or its class cannot be imported."""
     try:
         found = policy_class(run.summary["policy"])
-    except ConfigError:  # one's own, which this machine or folder need not have
+    except ConfigError:  # a user's own policy may be missing on this machine
         return None
     return found(**run.summary["policy_parameters"]) if issubclass(found, FedTs) else None
 
 
 def _classified(record: RoundRecord, before: Posteriors, state: RunState) -> list[tuple[Any, ...]]:
-    """A round's drifts: round, client id, drift, whether an original's, whether a success."""
+    """Rows for a round's drifts: (round, client id, drift, whether the client is an original, whether a success)."""
     table = state.table
     measured = [o for o in record.observations if "drift" in o.statistics]
     rows = table.rows(o.client_id for o in measured)

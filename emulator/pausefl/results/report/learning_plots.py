@@ -1,4 +1,4 @@
-"""Figures of what Fed-TS learnt of its newcomers: Beta densities, drifts against the threshold, participation sizes."""
+"""Draws what Fed-TS learned about newcomers: Beta densities, drifts against the threshold, participation sizes."""
 
 import math
 from collections import defaultdict
@@ -16,19 +16,19 @@ from pausefl_proto.arrays import FloatArray
 
 _PANELS = 4
 _MOST_LINES = 60
-"""More curves than this are drawn as pixels, so that the page stays small."""
+"""If there are more curves than this, they are drawn as pixels, so that the page stays small."""
 _GREATEST_DENSITY = 15.0
-"""Where the axis ends at the latest: the density of one who never failed grows at 1 with every round."""
+"""The highest end of the density axis. A newcomer that never failed has a density at 1 that grows with every round."""
 _MARKERS = {"small": ("o", 16, 0.75), "large": ("x", 18, 0.75), "original": (".", 14, 0.35)}
-"""How a drift is drawn, by what it counted as: marker, area in points², opacity."""
+"""The marker of a drift, its area in points² and its opacity, by what the drift counted as."""
 
 
 def posteriors(learnt: Learning, groups: ChoicesByGroup) -> Figure:
-    """The density of each newcomer's Beta(s, f), coloured by group, after a few rounds from the first insertion on."""
+    """The density of each newcomer's Beta(s, f), coloured by group, after a few rounds since the first insertion."""
     looks, group_of = group_looks(groups), group_of_client(groups)
     x = np.linspace(0.0025, 0.9975, 200)
     first, last = int(learnt.join_round.min()), len(learnt.s)
-    # Closer to each other where little is known yet.
+    # The rounds are closer to each other at the beginning, when the posteriors change most.
     rounds = sorted({round(first + (last - first) * (k / (_PANELS - 1)) ** 2) for k in range(_PANELS)})
     figure = Figure(figsize=(9.2, 3.4), layout="constrained")
     panels = figure.subplots(1, len(rounds), sharey=True, squeeze=False)[0]
@@ -76,7 +76,7 @@ def threshold(learnt: Learning, groups: ChoicesByGroup) -> Figure:
 
 
 def participation(learnt: Learning) -> Figure:
-    """p by round: how many newcomers of each insertion were chosen."""
+    """The participation size p by round: how many newcomers of each insertion were chosen."""
     figure, axes = new_figure("Participation size", "round", "newcomers chosen, p")
     for i, (insertion, size) in enumerate(learnt.sizes.items()):
         rounds = np.arange(insertion, len(size) + 1)
@@ -99,7 +99,7 @@ def beta_density(x: FloatArray, s: int, f: int) -> FloatArray:
 
 
 def _log_scale(axes: Axes) -> None:
-    """A logarithmic y axis labelled in plain numbers, more of them where it spans little."""
+    """Make the y axis logarithmic, with plain numbers as labels. A short range gets more labels."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if high < 30 * low else (1,)))
@@ -108,7 +108,7 @@ def _log_scale(axes: Axes) -> None:
 
 
 def _key(groups: ChoicesByGroup, drawn: set[str]) -> list[Line2D]:
-    """A dot per colour with the groups it stands for, the markers in grey, and the threshold."""
+    """The entries of the legend: a dot per colour with its groups, the markers in grey, and the threshold."""
     names: dict[str, list[str]] = defaultdict(list)
     for name, look in group_looks(groups).items():
         if name in drawn:

@@ -1,4 +1,4 @@
-"""The figures of one run, as the papers draw them. Each function takes a run and returns one figure."""
+"""Draws the figures of one run, as the papers do. Each function takes a run and returns one figure."""
 
 import textwrap
 from collections.abc import Callable, Mapping
@@ -43,15 +43,15 @@ from pausefl_server.records import Split
 
 _DRAWN_SPLITS: tuple[Split, ...] = ("test", "validation")
 _MEDIAN_OF_MOST = 25
-"""Running medians are of so many rounds at most."""
+"""A running median covers at most this many rounds."""
 _MOST_MARKED = 20
-"""So many evaluations are marked, as a line alone does not show where it was measured."""
+"""Up to this many evaluations are marked by dots, as a line alone does not show where it was measured."""
 MOST_DOTS = 20_000
-"""With more exchanges than this, a figure of them all shows so many, drawn at random."""
+"""If there are more exchanges than this, a figure of all exchanges shows this many, drawn at random."""
 
 
 def draw_all(run: RunData, figures: Figures | None = None) -> Mapping[str, Figure]:
-    """The run's figures by file name, without those it has no data for and those that `figures` notes as missing."""
+    """The run's figures by file name. Figures without data are left out, and so are those that fail (see `figures`)."""
     groups = cache(lambda: choices_by_group(run.records, run.groups))
     learnt = cache(lambda: learning(run))
     has_exchanges = cache(lambda: bool(run.breakdown["round"].size))
@@ -91,7 +91,7 @@ def _threshold(learnt: Learning, groups: ChoicesByGroup) -> Figure | None:
 
 
 def accuracy(run: RunData) -> Figure:
-    """Accuracy against the total latency, each split that was evaluated."""
+    """Accuracy against total latency (asynchronous: elapsed time), a line for each split that was evaluated."""
     axis = time_axis([run.summary])
     title = f"{capitalised(run.metric)} against {TIME_LABELS[axis].removeprefix('total ')}"
     figure, axes = new_figure(title, f"{TIME_LABELS[axis]} ({latency_unit([run.summary])})", run.metric)
@@ -107,7 +107,7 @@ def accuracy(run: RunData) -> Figure:
 
 
 def latency_by_round(run: RunData) -> Figure:
-    """Each round's latency, and how much of its slowest exchange was communication and the device's own work."""
+    """The latency of each round, with the communication and the device's own work of its slowest exchange."""
     figure, axes = new_figure("Latency by round", "round", f"latency ({latency_unit([run.summary])})")
     rounds, of_exchange, table = run.round_latency["round"], run.breakdown["round"], run.breakdown
     communication_s = table["communication_s"] / run.summary["time_scale"]
@@ -129,12 +129,12 @@ def latency_by_round(run: RunData) -> Figure:
 
 
 def _running_median(values: FloatArray, n: int) -> FloatArray:
-    """The median of the `n` values around each, of fewer at the ends."""
+    """For each value, the median of the `n` values around it; at the ends, of fewer."""
     return np.array([np.median(values[max(0, i - n // 2) : i - n // 2 + n]) for i in range(len(values))])
 
 
 def leakage(run: RunData, privacy: PrivacyFigures) -> Figure:
-    """The greatest ε any client has spent, by round, with the budget it stays under."""
+    """The greatest ε that any client has spent, by round, with a line at the budget."""
     figure, axes = new_figure("Greatest leakage", "round", f"greatest ε spent by a client\n({privacy.label})")
     table = run.greatest_leakage
     axes.step(table["round"], table["max_epsilon_spent"], where="post", color=SERIES[0].light)
@@ -143,7 +143,7 @@ def leakage(run: RunData, privacy: PrivacyFigures) -> Figure:
 
 
 def releases(run: RunData, privacy: PrivacyFigures) -> Figure:
-    """Releases by client and time: a dot per release in time, a ring for late ones, areas proportional to their ε."""
+    """The releases by client and round: a dot if in time, a ring if late. Areas are proportional to the ε."""
     ids, in_time, late = run.clients["client_id"], run.leakage, late_releases(run.path)
     n_in_time, n_late = len(in_time["client_id"]), len(late["client_id"])
     shown = _shown(n_in_time + n_late)
@@ -167,19 +167,19 @@ def releases(run: RunData, privacy: PrivacyFigures) -> Figure:
 
 
 def _shown(n: int) -> NDArray[np.int64]:
-    """Of `n` exchanges those that a figure shows, in order: no pattern of theirs can meet one of the rounds."""
+    """The ascending indices of those of `n` exchanges that a figure shows. Random ones follow no pattern of rounds."""
     if n <= MOST_DOTS:
         return np.arange(n)
     return np.sort(np.random.default_rng(n).choice(n, MOST_DOTS, replace=False, shuffle=False))
 
 
 def _out_of(n: int) -> str:
-    """A note on exchanges that are not shown; empty where all are."""
+    """A note that only some of `n` exchanges are shown; empty if all are."""
     return "" if n <= MOST_DOTS else f"{MOST_DOTS:,} of {n:,}, drawn at random"
 
 
 def labels(held: LabelCounts) -> Figure:
-    """How many examples of each label each client holds: a dot each, its area proportional to their number."""
+    """How many examples of each label each client holds, as dots with areas proportional to these numbers."""
     n_clients, classes = held.counts.shape
     height = max(3.2, min(7.0, 1.2 + 0.16 * n_clients))
     figure, axes = new_figure("Labels of each client's examples", "label", "client", height=height)
@@ -198,14 +198,14 @@ def labels(held: LabelCounts) -> Figure:
 
 
 def selections(run: RunData) -> Figure:
-    """How often each client was chosen, beside what a uniform choice would give on average."""
+    """How often each client was chosen, with a line at the mean of a uniform choice."""
     figure, axes = new_figure("Selections per client", "client", "times chosen")
     draw_times_chosen(axes, run.clients["client_id"], run.clients["times_chosen"])
     return figure
 
 
 def latency(run: RunData) -> Figure:
-    """The delay drawn for each exchange against the time measured for it, by client and by exchange."""
+    """The drawn delay and the measured time of exchanges: on the left by client, on the right one against the other."""
     figure = Figure(figsize=(9.2, 3.6), layout="constrained")
     by_client, by_exchange = figure.subplots(1, 2, width_ratios=(1.7, 1))
     names, column = ("drawn delay", "measured communication time"), "communication_s"
@@ -233,7 +233,7 @@ def latency(run: RunData) -> Figure:
 
 
 def _latency_by_client(axes: Axes, run: RunData, drawn_s: FloatArray, measured_s: FloatArray) -> None:
-    """Each client's median, and from 10 to 90 %."""
+    """Draw each client's median and 10–90 % range of drawn delays and of measured times."""
     ids, of_client = _by_client(run)
     drawn, measured = (_quantiles(values, of_client) for values in (drawn_s, measured_s))
     order = np.argsort(drawn[1])
@@ -246,7 +246,7 @@ def _latency_by_client(axes: Axes, run: RunData, drawn_s: FloatArray, measured_s
         axes.vlines(x, low[order], high[order], color=colour.light, linewidth=1, alpha=0.6)
         axes.plot(x, median[order], "o", markersize=size, color=colour.light, label=label)
     pings = dict(zip(run.ping_baseline["client_id"], run.ping_baseline["ping_mean_s"], strict=True))
-    if any(ping_s > 0 for ping_s in pings.values()):  # on the virtual clock they take no time
+    if any(ping_s > 0 for ping_s in pings.values()):  # on the virtual clock pings take no time
         ping_s = [pings.get(client_id, np.nan) for client_id in ids[order]]
         axes.plot(ping_s, "_", markersize=size + 2, color=MUTED.light, label="ping, idle")
     _label(axes, "Latency of each client", "client, by drawn delay", _in_seconds(run, "median and 10–90 %"))
@@ -255,7 +255,7 @@ def _latency_by_client(axes: Axes, run: RunData, drawn_s: FloatArray, measured_s
 
 
 def breakdown(run: RunData) -> Figure:
-    """Where the time of each client's exchanges went, on average, as stacked bars."""
+    """The mean time of each client's exchanges by part, as stacked bars."""
     ids, of_client = _by_client(run)
     mean_s = {part: np.bincount(of_client, run.breakdown[part]) / np.bincount(of_client) for part in PARTS}
     total_s = np.sum(list(mean_s.values()), axis=0)
@@ -266,14 +266,14 @@ def breakdown(run: RunData) -> Figure:
         top_s = bottom_s + np.maximum(mean_s[part][order], 0)
         draw_bars(axes, bottom_s, top_s, colour.light, label)
         bottom_s = top_s
-    axes.set_ylim(0, bottom_s.max() * 1.05 or 1.0)  # where no exchange took any time
+    axes.set_ylim(0, bottom_s.max() * 1.05 or 1.0)  # 1.0 if no exchange took any time
     _legend_of_parts(figure, axes, reverse=True)
     name_clients(axes, ids[order])
     return figure
 
 
 def waterfall(run: RunData) -> Figure:
-    """One round, the one of median latency: each chosen client's exchange, part after part."""
+    """The exchanges of one round, the one of median latency: per client, the parts one after the other."""
     number = _median_round(run)
     table, missed = run.breakdown.of_round(number), _given_up(run, number)
     order = np.argsort(table["exchange_s"])
@@ -298,7 +298,7 @@ def waterfall(run: RunData) -> Figure:
 
 
 def _given_up(run: RunData, number: int) -> list[str]:
-    """Whom the committed attempt at a round did not wait for any longer, and after how long; others may have misses."""
+    """The clients that the committed attempt at a round gave up, each with its wait; not those of failed attempts."""
     chosen, answered = (table.of_round(number)["client_id"] for table in (run.choices, run.breakdown))
     misses = run.censored_latencies.of_round(number)
     rows = zip(misses["attempt"], misses["client_id"], misses["waited_s"], strict=True)
@@ -310,14 +310,14 @@ _NOTE: Mapping[str, Any] = {"fontsize": 9, "fontweight": "normal", "color": MUTE
 
 
 def _warn(axes: Axes, text: str) -> None:
-    """Put a warning of any length on lines of its own between the title and the axes."""
+    """Put a warning between the title and the axes, wrapped onto as many lines as it needs."""
     lines = textwrap.wrap(text, 80)
     make_room(axes, len(lines))
     axes.text(0, 1.02, "\n".join(lines), transform=axes.transAxes, va="bottom", **{**_NOTE, "color": LIMIT.light})
 
 
 def _in_seconds(run: RunData, what: str) -> str:
-    """The label of an axis of times as they passed; beside emulated latencies it says that these are not emulated."""
+    """The label of an axis of times that are not at the emulated scale. If the scale is not 1, the label says so."""
     scale = run.summary["time_scale"]
     if scale == 1:
         return f"{what} (s)"
@@ -337,7 +337,7 @@ def _legend_of_parts(figure: Figure, axes: Axes, reverse: bool) -> None:
 
 
 def _by_client(run: RunData) -> tuple[NDArray[Any], NDArray[np.intp]]:
-    """The ids that were observed, and for each exchange the index of its client among them."""
+    """The ids of the clients that answered, sorted, and for each exchange the index of its client among them."""
     ids, of_client = np.unique(run.breakdown["client_id"], return_inverse=True)
     return ids, of_client
 
@@ -350,7 +350,7 @@ def _quantiles(values: FloatArray, of_client: NDArray[np.intp]) -> FloatArray:
 
 
 def _median_round(run: RunData) -> int:
-    """The committed round whose latency is the median one, among those with at least one answer."""
+    """The number of the round with the median latency, among committed rounds with at least one answer."""
     answered = np.isin(run.round_latency["round"], run.breakdown["round"])
     rounds, latency_s = (run.round_latency[column][answered] for column in ("round", "round_latency_s"))
     return int(rounds[np.argsort(latency_s, kind="stable")[len(rounds) // 2]])

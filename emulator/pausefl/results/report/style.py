@@ -1,4 +1,4 @@
-"""How all figures look, and the two ways they leave: as files, and as inline SVG in the colours of the page."""
+"""The look of all figures, and their two outputs: files, and inline SVG in the colours of an HTML page."""
 
 import html
 import io
@@ -24,7 +24,7 @@ from pausefl_proto.arrays import FloatArray
 
 @dataclass(frozen=True)
 class Colour:
-    """One colour of the figures: `light` is drawn, `dark` takes its place on a dark page."""
+    """One colour of the figures. Figures are drawn with `light`; a dark page replaces it with `dark`."""
 
     name: str
     light: str
@@ -32,7 +32,7 @@ class Colour:
 
 
 class Look(NamedTuple):
-    """A line's colour, as drawn, and dash: the same in every panel."""
+    """The colour and dash of a line, the same in every panel. The colour is a hex string, as matplotlib takes it."""
 
     colour: str
     dash: Any
@@ -44,7 +44,7 @@ GRID = Colour("grid", "#dde2e7", "#343b43")
 SURFACE = Colour("surface", "#fefefe", "#181c20")
 LIMIT = Colour("limit", "#b3261e", "#ff8f86")
 
-# Okabe and Ito's palette, safe for colour-blind readers; the dark values keep a contrast of 4.5 on the dark surface.
+# The palette of Okabe and Ito, safe for colour-blind readers. The dark values have a contrast of 4.5 on `SURFACE.dark`.
 SERIES = (
     Colour("series-1", "#0072b2", "#4aa8e8"),
     Colour("series-2", "#d55e00", "#ff8a3d"),
@@ -55,10 +55,10 @@ SERIES = (
     Colour("series-7", "#4b4f58", "#b9c0c9"),
 )
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
-"""A second channel beside colour, for print in grey."""
+"""Line styles that tell series apart besides colour, for print in grey."""
 
-# Where an exchange's time goes, in the order of the exchange: blues on the way down, warm on the device, greens on the
-# way up, grey for what is left, and darker greys for what the server adds at both ends.
+# The parts of an exchange's time, in the order of the exchange: blue for the way down, warm colours for the device,
+# green for the way up, grey for the unexplained rest, and darker greys for what the server adds at both ends.
 PARTS = {
     "framing_s": ("framing", Colour("part-0", "#3f4750", "#c9cfd6")),
     "reconnect_s": ("reconnect", Colour("part-10", "#8c6bb1", "#b79fd6")),
@@ -75,7 +75,7 @@ PARTS = {
 
 MOST_NAMED = 60
 """With more clients than this, an axis numbers them instead of naming each."""
-_LONGEST_NAME = 28  # of an axis: one of 64 characters would take the room of what is drawn
+_LONGEST_NAME = 28  # characters of a name at an axis: longer names would leave too little room for the drawing
 
 COLOURS = (INK, MUTED, GRID, SURFACE, LIMIT, *SERIES, *(colour for _, colour in PARTS.values()))
 
@@ -118,22 +118,22 @@ KINDS: Mapping[str, Mapping[str, None] | None] = {
     "png": None,
     "pdf": {"CreationDate": None},
 }
-"""The formats of pictures, each with what is left out of it."""
+"""The formats of pictures, each with the metadata that is left out of it."""
 
 
 def capitalised(text: str) -> str:
-    """A text with a capital at its beginning, the others as they are: a title may begin with "MAE"."""
+    """The text with a capital first letter. Other letters stay as they are: a title may begin with "MAE"."""
     return text[:1].upper() + text[1:]
 
 
 def rendered(figure: Figure, kind: str) -> bytes:
-    """The figure as a file of one of `KINDS`, light as on paper; the same data give the same bytes."""
+    """The bytes of the figure as a file of one of `KINDS`, in light colours. The same data give the same bytes."""
     for axes in figure.axes:
         if axes.get_xlabel() == "round" and isinstance(locator := axes.xaxis.get_major_locator(), MaxNLocator):
-            locator.set_params(integer=True)  # nothing happens half-way between two rounds
+            locator.set_params(integer=True)  # rounds are whole numbers
     buffer = io.BytesIO()
     with mpl.rc_context(RC):
-        if (layout := figure.get_layout_engine()) is not None:  # savefig would draw all of it to lay it out
+        if (layout := figure.get_layout_engine()) is not None:  # faster: savefig would draw the figure to lay it out
             layout.execute(figure)
             figure.set_layout_engine(None)
         figure.savefig(buffer, format=kind, dpi=160 if kind == "png" else "figure", metadata=KINDS[kind])
@@ -143,9 +143,9 @@ def rendered(figure: Figure, kind: str) -> bytes:
 def write_picture(
     path: Path, draw: Callable[[], Figure | None], figures: Figures | None = None, kinds: Sequence[str] = ("png", "pdf")
 ) -> bytes | None:
-    """Draw a figure, write it to PATH.KIND for each kind and return the first file's bytes.
+    """Draw a figure, write it to PATH.KIND for each kind and return the bytes of the first kind.
 
-    None where it has no data, or is missing. What is not written leaves no file of an earlier time.
+    None if `draw` returns None or fails. Older files of other kinds are deleted; if `draw` fails, those of all kinds.
     """
     figures = figures or Figures()
 
@@ -164,7 +164,7 @@ def write_picture(
 
 
 def for_page(picture: bytes, label: str) -> str:
-    """A picture of kind "svg" as an element inside HTML; its colours are the page's variables (see `css_variables`)."""
+    """An SVG picture as an element for HTML. Its colours become variables of the page (see `css_variables`)."""
     svg = picture.decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -183,7 +183,7 @@ def css_variables(scheme: str) -> str:
 
 
 def new_figure(title: str, x: str, y: str, height: float = 3.6) -> tuple[Figure, Axes]:
-    """One panel of the usual width, in inches, with its labels."""
+    """A figure of one panel with its labels. The width is fixed; `height` is in inches."""
     figure = Figure(figsize=(7.2, height), layout="constrained")
     axes = figure.subplots()
     axes.set(title=title, xlabel=x, ylabel=y)
@@ -191,12 +191,12 @@ def new_figure(title: str, x: str, y: str, height: float = 3.6) -> tuple[Figure,
 
 
 def make_room(axes: Axes, lines: int) -> None:
-    """Lift the title by so many lines of small text, which may then stand between it and the axes."""
+    """Lift the title to make room for `lines` lines of small text between it and the axes."""
     axes.set_title(axes.get_title(loc="left"), loc="left", pad=6 + 12 * lines)
 
 
 def percent_axis(axes: Axes) -> None:
-    """Show fractions on the y axis as per cent."""
+    """Show the fractions on the y axis as percentages."""
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
 
 
@@ -204,7 +204,7 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def powers_of_ten(axis: Axis) -> None:
-    """Label a logarithmic axis at a few powers of ten and nowhere else, so that no labels meet."""
+    """Label a logarithmic axis only at a few powers of ten, so that labels do not overlap."""
 
     def power(value: float, _: object) -> str:
         exponent = round(math.log10(value))
@@ -216,7 +216,7 @@ def powers_of_ten(axis: Axis) -> None:
 
 
 def name_places(axis: Axis, ids: Sequence[str] | NDArray[Any], **look: Any) -> None:
-    """Name a client at each of an axis's first places, where they are few; a long name leaves out its middle."""
+    """Label positions 0, 1, ... of an axis with client ids, unless there are many. Long ids lose their middle."""
     if len(ids) <= MOST_NAMED:
         axis.set_ticks(range(len(ids)), [_shortened(name) for name in ids], **look)
 
@@ -227,7 +227,7 @@ def _shortened(name: str) -> str:
 
 
 def name_clients(axes: Axes, ids: Sequence[str] | NDArray[Any]) -> None:
-    """Name each client under its place, or number them where they are many."""
+    """Label the x axis with client ids, or with numbers if there are many clients."""
     name_places(axes.xaxis, ids, rotation=90, fontsize=7)
     if len(ids) > MOST_NAMED:
         axes.locator_params(axis="x", integer=True)
@@ -235,23 +235,23 @@ def name_clients(axes: Axes, ids: Sequence[str] | NDArray[Any]) -> None:
 
 
 def whisker(low: FloatArray | float, high: FloatArray | float) -> tuple[FloatArray | float, FloatArray | float]:
-    """Where a whisker from `low` to `high` has its middle, and how far it reaches: what `Axes.errorbar` takes.
+    """The middle and the half length of a whisker from `low` to `high`, as `Axes.errorbar` takes them.
 
-    A mean is no such middle: it may lie beyond both ends, be it by rounding alone, and `errorbar` refuses that.
+    A mean cannot serve as the middle: by rounding it may lie outside the whisker, and `errorbar` refuses that.
     """
     return (low + high) / 2, (high - low) / 2
 
 
 def draw_bars(axes: Axes, bottom: FloatArray, top: FloatArray, colour: str, label: str | None = None) -> None:
-    """Bars at 0, 1, ..., side by side where they are many; an image in an SVG if it would be a large one."""
-    corners = np.array([-0.38, 0.38, np.nan] if len(top) <= MOST_NAMED else [-0.5, 0.5])  # what is NaN parts two bars
+    """Draw bars at 0, 1, ..., without gaps if there are many. Very many are drawn as pixels, to keep an SVG small."""
+    corners = np.array([-0.38, 0.38, np.nan] if len(top) <= MOST_NAMED else [-0.5, 0.5])  # NaN makes a gap
     edges = (np.arange(len(top))[:, None] + corners).ravel()
     bottom, top = bottom.repeat(len(corners)), top.repeat(len(corners))
     axes.fill_between(edges, bottom, top, color=colour, label=label, linewidth=0, rasterized=len(edges) > 20_000)
 
 
 def draw_times_chosen(axes: Axes, ids: Sequence[str] | NDArray[Any], times: NDArray[np.int64]) -> None:
-    """A bar a client of how often it was chosen, and a line at what a uniform choice would give on average."""
+    """Draw a bar per client of how often it was chosen, and a line at the mean of a uniform choice."""
     draw_bars(axes, np.zeros(len(ids)), times.astype(np.float64), SERIES[0].light)
     axes.axhline(times.mean(), color=INK.light, linewidth=1.2, linestyle="--", label=f"uniform: {times.mean():.3g}")
     axes.set(xlabel="client", ylabel="times chosen", ylim=(0, 1.2 * max(times.max(), 1)))

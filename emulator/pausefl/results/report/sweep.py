@@ -1,4 +1,4 @@
-"""The results of a sweep: one row a run as CSV, and a figure over the keys that were varied."""
+"""Writes the results of a sweep: a CSV file with one row per run, and a figure over the varied keys."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -21,15 +21,15 @@ from pausefl_server.records import ACCURACY
 
 ResultRows = Sequence[Mapping[str, Any]]
 _LONGEST_LABEL, _KEPT = 40, 12
-"""The most characters of a value at an axis, and how many of each end are kept of a longer one."""
+"""The most characters of a value at an axis, and how many characters of each end of a longer value are kept."""
 _Panel = tuple[str, str, float]
-"""A drawn value of a run: the key of its summary, the label, and the factor to the label's unit."""
+"""A drawn measure: its key in summary.json, the label, and the factor that converts to the label's unit."""
 
 
 def write_sweep(rows: ResultRows, varied: Sequence[str], folder: Path) -> None:
-    """Write sweep.csv and, where one or two keys were varied, sweep.png.
+    """Write sweep.csv and, if one or two keys were varied, a figure as sweep.svg, sweep.png and sweep.pdf.
 
-    A task's own score stands in the table under its own name: `final_R²` for `final_accuracy`.
+    In the table, the columns of accuracies have the name of the task's score: `final_R²` for `final_accuracy`.
     """
     scores = _scores(rows)
     named = rows if len(scores) != 1 else [{_own(name, *scores): row[name] for name in row} for row in rows]
@@ -43,8 +43,8 @@ def _own(name: str, metric: str) -> str:
 
 
 def caveats(rows: ResultRows) -> str:
-    """Reasons against comparing the runs, such as fewer rounds, unequal machines or one seed; else empty."""
-    rows = [row for row in rows if "rounds" in row]  # the others have no results
+    """Reasons against comparing the runs, such as fewer rounds, unequal machines or one seed. Empty without reasons."""
+    rows = [row for row in rows if "rounds" in row]  # rows without "rounds" have no results
     early = sum(row.get("outcome", "completed") != "completed" for row in rows)
     played = sorted({row["rounds"] for row in rows}) if early else []
     found = []
@@ -59,7 +59,7 @@ def caveats(rows: ResultRows) -> str:
 
 
 def draw_sweep(rows: ResultRows, varied: Sequence[str]) -> Figure:
-    """A panel per measure: means over the seeds and their intervals along one key, or a heat map of them over two."""
+    """A figure with a panel per measure: means over seeds with intervals, as a line over one key or a map over two."""
     measures = [measure for measure in _measures(rows) if any(row.get(measure[0]) is not None for row in rows)]
     with mpl.rc_context(RC):
         figure = Figure(figsize=(4.2 * len(measures), 3.6), layout="constrained")
@@ -76,7 +76,7 @@ def draw_sweep(rows: ResultRows, varied: Sequence[str]) -> Figure:
 
 
 def _measures(rows: ResultRows) -> Sequence[_Panel]:
-    """The score where it is the same of all, latency and leakage: different scores have no axis in common."""
+    """The measures to draw: latency, leakage, and the task's score if all runs have the same one."""
     scores = _scores(rows)
     shown = [("final_accuracy", f"final test {score} (%)", 100.0) for score in scores if len(scores) == 1]
     axis = time_axis(rows)
@@ -84,12 +84,12 @@ def _measures(rows: ResultRows) -> Sequence[_Panel]:
 
 
 def _scores(rows: ResultRows) -> set[str]:
-    """The names of the runs' scores; a run that was not evaluated in the end has none, whatever its `metric` says."""
+    """The names of the runs' scores. A run whose last model was not evaluated has none, whatever its `metric` says."""
     return {row.get("metric", ACCURACY) for row in rows if row.get("final_accuracy") is not None}
 
 
 def _leakage(rows: ResultRows) -> _Panel:
-    """ε in the unit of the runs; where units differ, of whole upload vectors, which every private run has."""
+    """The measure of ε: in the runs' privacy unit or, if their units differ, for whole upload vectors."""
     units: set[PrivacyUnit] = {row["privacy_unit"] for row in rows if row.get("privacy_unit")}
     if len(units) == 1:
         return "max_epsilon_spent", f"greatest {EPSILON_LABELS[units.pop()]}", 1.0
@@ -120,7 +120,7 @@ def _draw_map(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, fa
             text = f"{table[i, j]:.3g}" + ("\n[{:.3g}, {:.3g}]".format(*ends(group)) if group.size > 1 else "")
             axes.text(j, i, text, ha="center", va="center", color=INK.light, backgroundcolor=(1, 1, 1, 0.7))
     axes.imshow(table, aspect="auto", cmap="cividis")
-    axes.grid(visible=False)  # it would lie over the cells
+    axes.grid(visible=False)  # the grid would lie over the cells
     axes.set_yticks(range(len(table)), _shown(_levels(rows, down)))
     axes.set_xticks(range(table.shape[1]), _shown(_levels(rows, across)))
     axes.set_ylabel(down)
@@ -128,7 +128,7 @@ def _draw_map(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, fa
 
 
 def _levels(rows: ResultRows, key: str) -> list[Any]:
-    """The values of a key, in order; they may be lists or tables, which have no hash."""
+    """The different values of a key, in order of appearance. No set is used: lists and tables are not hashable."""
     levels: list[Any] = []
     for row in rows:
         if row[key] not in levels:
@@ -137,7 +137,7 @@ def _levels(rows: ResultRows, key: str) -> list[Any]:
 
 
 def _shown(values: Sequence[Any]) -> list[str]:
-    """The label at the axis of each value: of long ones the two ends, as a whole one would leave no room to draw."""
+    """The axis label of each value. Of a long value only the two ends are shown, to leave room for the drawing."""
     texts = [str(value) for value in values]
     return [text if len(text) <= _LONGEST_LABEL else f"{text[:_KEPT]}…{text[-_KEPT:]}" for text in texts]
 

@@ -1,4 +1,4 @@
-"""The same experiment under several policies: what each reached, in what time, at what privacy, over the seeds.
+"""Compares an experiment under several policies over the seeds: accuracy, time and privacy of each.
 
 May live here: the table, figures and page of `pausefl compare`.
 """
@@ -37,9 +37,9 @@ from pausefl_server.records import ACCURACY, Split
 if TYPE_CHECKING:
     import pandas as pd
 
-# With fewer, "time to" an accuracy is the time of an evaluation.
+# With fewer evaluations, the time to an accuracy depends on when evaluations happen more than on the policy.
 _FEWEST_EVALUATIONS = 3
-# Beginnings of keys that a comparison varies, and of those that change no figure.
+# Prefixes of keys that are not listed as differences: those that a comparison varies, and those that change no figure.
 _IGNORED = (
     "selection.policy",
     "experiment.seed",
@@ -59,35 +59,35 @@ _IGNORED = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """Several policies, each run once per seed."""
+    """A comparison of several policies, each of which was run once per seed."""
 
     runs: Mapping[str, Sequence[RunData]] = field(repr=False)
-    """By policy, sorted by seed."""
+    """The runs by policy, sorted by seed."""
     baseline: str
     """The policy that savings are measured against."""
     split: Split
     """The split on which accuracies of curves are measured."""
     common_accuracy: float | None
-    """The greatest accuracy every run reached at some evaluation; None where some run failed or was never evaluated."""
+    """The greatest accuracy that every run reached at some evaluation; None if a run failed or was never evaluated."""
     rows: Sequence[Row]
-    """The figures of each policy, in the order they were given."""
+    """The figures of each policy, in the order in which the policies were given."""
     no_saving_because: str = ""
-    """Why no saving is claimed, and no win; empty where they are."""
+    """Why neither savings nor wins are computed; empty if they are."""
     figures: Figures = field(default_factory=Figures, repr=False)
-    """Notes which figures could not be computed."""
+    """Holds the reasons for figures that could not be computed."""
     missing: Mapping[str, PauseflError] = field(default_factory=dict, repr=False)
-    """Why runs that were to be compared have no results, by name."""
+    """The errors of planned runs that have no results, by the run's name."""
     folder: Path | None = None
-    """Where comparison.html, its figures and the runs lie; None where nothing was written."""
+    """The folder of comparison.html, its figures and the runs; None if nothing was written."""
 
     @property
     def metric(self) -> str:
-        """The name of the task's mean score, which accuracies hold."""
+        """The name of the task's mean score. The fields named "accuracy" hold this score."""
         return next(iter(_first_by_score(self.runs)), ACCURACY)
 
     @property
     def axis(self) -> TimeAxis:
-        """The time by which the runs are compared."""
+        """The time by which the runs are compared (see `reading.time_axis`)."""
         return time_axis(run.summary for run in all_runs(self.runs))
 
     @property
@@ -96,42 +96,42 @@ class Comparison:
 
     @property
     def spread_note(self) -> str:
-        """The note on the values beside each mean."""
+        """A note that explains the values beside each mean."""
         if len(self.seeds) >= FEWEST_SEEDS:
             return "brackets: 95 % bootstrap intervals of the means; accuracies, often skewed: median (quartiles)"
         return f"no intervals, which need {FEWEST_SEEDS} seeds: least and greatest"
 
     @property
     def privacy(self) -> PrivacyFigures | None:
-        """The figures of the first private run, whose unit is that of all; None where none is private."""
+        """The privacy figures of the first private run; all runs have its unit. None without private runs."""
         return next((run.privacy for run in all_runs(self.runs) if run.privacy), None)
 
     @property
     def epsilon_budget(self) -> float | None:
-        """The budget of a client in the private runs; None where theirs differ, and where none is private."""
+        """The budget of a client in the private runs. None if the runs' budgets differ, or no run is private."""
         return common_budget(all_runs(self.runs))
 
     @property
     def data(self) -> Sequence[str]:
-        """The data of the runs' training and evaluation; one text where they are alike."""
+        """Texts on the data that runs trained and were evaluated on, each different text once."""
         told = (run.summary.get("data") for run in all_runs(self.runs))
         return list(dict.fromkeys(text for text in told if text))
 
     @property
     def differences(self) -> Sequence[str]:
-        """The settings besides policy and seed in which runs differ."""
+        """The keys, besides policy and seed, in which the runs' settings differ."""
         return _differing_keys(all_runs(self.runs))
 
     @property
     def failed(self) -> str:
-        """How many runs failed, and of which names; empty where none did."""
+        """A text on how many runs failed, and under which policies; empty if no run failed."""
         failed = {name: sum(run.has_failed for run in runs) for name, runs in self.runs.items()}
         names = ", ".join(name for name, n_failed in failed.items() if n_failed)
         return f"{sum(failed.values())} of {sum(map(len, self.runs.values()))} runs failed ({names})" if names else ""
 
     @property
     def warning(self) -> str:
-        """Reasons against comparing these runs; empty without any."""
+        """The reasons against comparing these runs; empty without any."""
         summaries = [run.summary for run in all_runs(self.runs)]
         suspect, rounds = (sum(summary[key] for summary in summaries) for key in ("suspect_rounds", "rounds"))
         played = sorted({summary["rounds"] for summary in summaries})
@@ -145,7 +145,7 @@ class Comparison:
 
     @property
     def answers(self) -> Sequence[str]:
-        """A sentence for each policy on what it saved until the common accuracy; none where `warning` says why."""
+        """A sentence per policy on what it saved until the common accuracy. Empty if `warning` says why not."""
         until = "" if self.common_accuracy is None else f" until {self.common_accuracy:.1%} {self.metric}"
         saved = {row.policy: row.latency_saved for row in self.rows if row.policy != self.baseline}
         return [saving_in_words(policy, self.baseline, s, until) for policy, s in saved.items() if s]
@@ -165,13 +165,16 @@ class Comparison:
         return f"<Comparison of {policies} over {seeds} seed{'s' * (seeds > 1)}: {self.folder}>"
 
     def _repr_html_(self) -> str:
-        """The comparison in a notebook: the table that its page has."""
+        """HTML for a notebook: the same table as in comparison.html."""
         columns, lines = _cells(self)
         return f"{render('comparison_table.html', columns=columns, lines=lines)}<p>{html.escape(_caption(self))}</p>"
 
 
 def compare(run_dirs: Mapping[str, Sequence[Path]]) -> Comparison:
-    """Read the runs, for each policy one per seed, the same seeds for all. The baseline is `random`, else the first."""
+    """Read and compare each policy's runs, one per seed. The baseline is `random`, or the first policy without it.
+
+    ConfigError if the policies differ in seeds, privacy unit or score.
+    """
     if not run_dirs:
         raise ConfigError("nothing to compare: name at least one policy")
     runs = {
@@ -191,20 +194,20 @@ def compare(run_dirs: Mapping[str, Sequence[Path]]) -> Comparison:
         named = ", ".join(f"{run.path} has {score}" for score, run in scores.items())
         raise ConfigError(f"runs of different scores do not compare: {named}")
     baseline = "random" if "random" in runs else first
-    # Test accuracy, which is what is reported, unless some run has none.
+    # Reported is the test accuracy, unless a run was not evaluated on test data.
     split: Split = "test" if all(run.curve("test")[1].size for run in all_runs(runs)) else "validation"
     common = _common_accuracy(runs, split)
     axis = time_axis(run.summary for run in all_runs(runs))
     times_s = {policy: [_time_to(run, split, common, axis) for run in of_policy] for policy, of_policy in runs.items()}
     figures = Figures()
     doubt = _doubt(runs, split, common, figures)
-    baseline_s = times_s[baseline] if not doubt else [None] * len(runs[baseline])  # nothing is saved over that
+    baseline_s = times_s[baseline] if not doubt else [None] * len(runs[baseline])  # without them, no saving is computed
     rows = [row_of(policy, runs[policy], times_s[policy], baseline_s, figures) for policy in runs]
     return Comparison(runs, baseline, split, common, rows, doubt, figures)
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> Path:
-    """Write comparison.json, comparison.html and the figures as files of every kind; return the page's path."""
+    """Write comparison.json, comparison.html and each figure in all formats; return the path of comparison.html."""
     folder.mkdir(parents=True, exist_ok=True)
     c = comparison
     drawings: Mapping[str, Callable[[], Figure | None]] = {
@@ -222,7 +225,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
 
 
 def as_json(comparison: Comparison) -> Mapping[str, Any]:
-    """The table for programs; a spread is an object, null where a run has no such number."""
+    """The content of comparison.json. A spread is an object; null if a run has no such number."""
     privacy = comparison.privacy
     return {
         "seeds": comparison.seeds,
@@ -245,13 +248,13 @@ def as_table(comparison: Comparison) -> Table:
 
 
 def as_group_table(comparison: Comparison) -> Table | None:
-    """How often each group was chosen under each policy, for a terminal; None for an experiment without groups."""
+    """A table for a terminal: how often each group was chosen under each policy. None without groups."""
     columns, lines = ["group", *(row.policy for row in comparison.rows)], _group_lines(comparison)
     return _table(columns, lines, "times chosen per client, without failed attempts") if lines else None
 
 
 def _table(columns: Sequence[str], lines: Sequence[Sequence[Any]], caption: str) -> Table:
-    """Lines of a name, then (mean, spread) per column; it has to fit 80 columns of a terminal."""
+    """A table that fits a terminal of 80 columns. A line is a name, then (mean, spread) per further column."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     table.caption, table.caption_justify = caption, "left"
     for column in columns:
@@ -263,7 +266,7 @@ def _table(columns: Sequence[str], lines: Sequence[Sequence[Any]], caption: str)
 
 
 def _group_lines(comparison: Comparison) -> list[list[Any]]:
-    """Each group's name, then (mean, spread) of the selections per client under each policy; last the ratio."""
+    """Lines of a group's name, then (mean, spread) of selections per client by policy; last, relevant : irrelevant."""
     rows = comparison.rows
     names = dict.fromkeys(name for row in rows for name in row.selections_by_group)
     groups = [(name, [row.selections_by_group.get(name) for row in rows]) for name in names]
@@ -307,13 +310,13 @@ def _page(comparison: Comparison, pictures: Mapping[str, Markup], folder: Path) 
 
 
 def _links(comparison: Comparison, folder: Path) -> Mapping[Path, str]:
-    """The reports that are drawn, by run, relative to the page, so that both can move together."""
+    """The existing report.html of each run, as a path relative to the page, so that the folders can move together."""
     reports = {run.path: run.path / "report.html" for run in all_runs(comparison.runs)}
     return {path: Path(os.path.relpath(r, folder)).as_posix() for path, r in reports.items() if r.exists()}
 
 
 def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
-    """The table as text: its columns' names, and its lines: the policy, then (mean, spread) per column."""
+    """The table as texts: column names, and lines with the policy, then (mean, spread) per further column."""
     metric = comparison.metric
     common = f"common {metric}" if comparison.common_accuracy is None else f"{comparison.common_accuracy:.1%}"
     epsilon = comparison.privacy.label if comparison.privacy else "ε"
@@ -336,7 +339,7 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
 
 
 def _win_rate(comparison: Comparison, row: Row) -> tuple[str, str]:
-    if row.time_difference_s is None or row.policy == comparison.baseline:  # which ties with itself
+    if row.time_difference_s is None or row.policy == comparison.baseline:  # the baseline would tie with itself
         return "–", ""
     return f"{100 * row.time_difference_s.win_rate:.0f}%", ""
 
@@ -354,7 +357,7 @@ def _seeds(runs: Sequence[RunData]) -> Sequence[int]:
 
 
 def _first_by_score(runs: Mapping[str, Sequence[RunData]]) -> Mapping[str, RunData]:
-    """The first run of each score; one that was not evaluated in the end has none, whatever its `metric` says."""
+    """The first run of each score. A run whose last model was not evaluated has none, whatever its `metric` says."""
     first: dict[str, RunData] = {}
     for run in all_runs(runs):
         if run.summary["final_accuracy"] is not None:
@@ -363,7 +366,7 @@ def _first_by_score(runs: Mapping[str, Sequence[RunData]]) -> Mapping[str, RunDa
 
 
 def _common_accuracy(runs: Mapping[str, Sequence[RunData]], split: Split) -> float | None:
-    """An accuracy of whole runs: one at which a failed run ended lets the run win that failed soonest."""
+    """The greatest accuracy that all runs reached. None if a run failed: the policy that failed first could win."""
     curves = [run.curve(split)[1] for run in all_runs(runs)]
     if any(run.has_failed for run in all_runs(runs)) or not all(curve.size for curve in curves):
         return None
@@ -371,7 +374,7 @@ def _common_accuracy(runs: Mapping[str, Sequence[RunData]], split: Split) -> flo
 
 
 def _doubt(runs: Runs, split: Split, common: float | None, figures: Figures) -> str:
-    """Why a time to the common accuracy says nothing of a saving; empty where it does."""
+    """Why the time to the common accuracy does not show a saving; empty if it does."""
     found = []
     if common is not None:
         fewest = min(run.accuracy_by_round(split)[0].size for run in all_runs(runs))
@@ -388,7 +391,7 @@ def _doubt(runs: Runs, split: Split, common: float | None, figures: Figures) -> 
 
 
 def _chance(runs: Runs, split: Split) -> float:
-    """The greatest score without learning: a first model's or, where classes are told apart, the most frequent's."""
+    """The greatest score without learning: that of a first model or, for classes, of the most frequent class."""
     levels = [0.0]
     for run in all_runs(runs):
         rounds, scores = run.accuracy_by_round(split)
@@ -406,14 +409,14 @@ def _time_to(run: RunData, split: Split, accuracy: float | None, axis: TimeAxis)
 
 
 def _differing_keys(runs: Sequence[RunData]) -> list[str]:
-    """The keys whose values differ between the runs, sorted; a policy's parameters only between runs of that policy."""
+    """The keys whose values differ between runs, sorted. A policy's parameters are compared within its own runs."""
     settings = [flat(run.settings) for run in runs]
     keys = {key for of_run in settings for key in of_run if not key.startswith(_IGNORED)}
     return sorted(key for key in keys if len({repr(of_run.get(key)) for of_run in _that_use(key, settings)}) > 1)
 
 
 def _that_use(key: str, settings: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The runs for which the key has a meaning."""
+    """The settings of those runs that use the key: a key of one policy's parameters is used by its runs only."""
     is_of_a_policy = key.startswith("selection.") and key.count(".") > 1
     for of_run in settings:
         if not is_of_a_policy or key.startswith(f"selection.{of_run.get('selection.policy')}."):

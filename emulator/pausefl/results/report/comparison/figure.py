@@ -1,4 +1,4 @@
-"""The one figure that compares policies: accuracy against latency, greatest leakage, total latency."""
+"""Draws the main figure of a comparison of policies: accuracy against latency, greatest leakage, total latency."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,22 +17,22 @@ from pausefl_server.records import Split
 Runs = Mapping[str, Sequence[RunData]]
 ONE_SEED = "one seed: differences may be chance"
 ABOVE: Mapping[str, Any] = {"loc": "outside upper left", "ncols": 4, "handlelength": 3.2}
-"""Where a legend hides no curve."""
+"""Options that put a legend above the panels, where it hides no curve."""
 PlottedCurve = tuple[NDArray[Any], NDArray[np.float64]]
 
 
 def all_runs(runs: Runs) -> list[RunData]:
-    """The runs of all policies, one policy after the other."""
+    """The runs of all policies in one list, policy by policy."""
     return [run for of_policy in runs.values() for run in of_policy]
 
 
 def unit_of(runs: Runs) -> str:
-    """The unit of their latencies."""
+    """The unit of the runs' latencies."""
     return latency_unit(run.summary for run in all_runs(runs))
 
 
 def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, common_accuracy: float | None) -> Figure:
-    """All policies in one figure, with the spread over seeds; without the panels that no run has anything for."""
+    """A figure of all policies, with the spread over seeds. Panels for which no run has data are left out."""
     looks = policy_looks(runs)
     evaluated = evaluated_runs(runs, split)
     n_seeds = max(map(len, runs.values()))
@@ -51,7 +51,7 @@ def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, co
 
 
 def evaluated_runs(runs: Runs, split: Split) -> Runs:
-    """The policies that have curves: those evaluated under every seed."""
+    """The runs of those policies that were evaluated under every seed, and so have a curve."""
     return {policy: found for policy, found in runs.items() if all(run.curve(split)[0].size for run in found)}
 
 
@@ -64,7 +64,7 @@ def _panels(*, has_accuracy: bool, has_leakage: bool) -> tuple[Figure, Mapping[s
 
 
 def policy_looks(policies: Iterable[str]) -> Mapping[str, Look]:
-    """How each policy is drawn: dashes change with colours, and go on changing when the colours start again."""
+    """The look of each policy. Colours repeat after some policies, and the dash then shifts, so pairs stay distinct."""
     n = len(SERIES)
     return {name: Look(SERIES[i % n].light, DASHES[(i + i // n) % len(DASHES)]) for i, name in enumerate(policies)}
 
@@ -84,9 +84,9 @@ def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, c
 
 
 def draw_band(axes: Axes, curves: Sequence[PlottedCurve], look: Look, label: str) -> None:
-    """The mean over seeds in the band that `band_note` names, where every seed has a value, read off linearly."""
+    """Draw the mean over seeds and its band (see `band_note`), interpolated linearly, where all curves have values."""
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-    if start >= end:  # evaluated once: nothing to interpolate
+    if start >= end:  # no common range, as after a single evaluation: only dots are drawn
         axes.plot([x[-1] for x, _ in curves], [y[-1] for _, y in curves], "o", color=look.colour, label=label)
         return
     grid = np.linspace(start, end, 300)
@@ -97,7 +97,7 @@ def draw_band(axes: Axes, curves: Sequence[PlottedCurve], look: Look, label: str
 
 
 def draw_budget(axes: Axes, budget: float, at: float = 0.0) -> None:
-    """A line at a privacy budget, with its value above it from this fraction of the x axis on, and room for that."""
+    """Draw a line at a budget, make room above it, and write its value there, from fraction `at` of the x axis on."""
     axes.axhline(budget, color=LIMIT.light, linewidth=1.2, linestyle="--")
     axes.annotate(
         f"budget ε = {budget:g}", (at, budget), xycoords=("axes fraction", "data"), xytext=(4, 3),
@@ -107,7 +107,7 @@ def draw_budget(axes: Axes, budget: float, at: float = 0.0) -> None:
 
 
 def ends(values: NDArray[np.float64]) -> tuple[float, float]:
-    """The ends of the interval that `band_note` names, of one value a seed."""
+    """The ends of the interval that `band_note` names. `values` has one value per seed."""
     found = mean_interval(values)
     if found.low is None or found.high is None:
         return float(values.min()), float(values.max())
@@ -115,12 +115,12 @@ def ends(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def band_note(n_seeds: int) -> str:
-    """The meaning of the band of a mean over so many seeds."""
+    """What the band around a mean over `n_seeds` seeds shows."""
     return "the 95 % bootstrap interval" if n_seeds >= FEWEST_SEEDS else "the range from the least to the greatest seed"
 
 
 def seeds_note(n_seeds: int, drawn: str) -> str:
-    """The note below a figure of so many seeds: the meaning of what is drawn around a mean."""
+    """The note below a figure: how many seeds, and what is `drawn` around a mean."""
     return f"means over {n_seeds} seeds; {drawn}: {band_note(n_seeds)}" if n_seeds > 1 else ONE_SEED
 
 
@@ -128,7 +128,7 @@ def _leakage(axes: Axes, runs: Runs, looks: Mapping[str, Look], privacy: Privacy
     for policy, of_policy in runs.items():
         tables = [run.greatest_leakage for run in of_policy if run.privacy]
         n_rounds = min((len(table["round"]) for table in tables), default=0)
-        if n_rounds:  # a run that failed at once has none
+        if n_rounds:  # a run that failed at once has no rounds
             curves = [(table["round"][:n_rounds], table["max_epsilon_spent"][:n_rounds]) for table in tables]
             draw_band(axes, curves, looks[policy], policy)
     budgets = sorted({run.privacy.epsilon_budget for run in all_runs(runs) if run.privacy})

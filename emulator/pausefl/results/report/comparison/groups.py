@@ -1,4 +1,4 @@
-"""Policies compared by what they make of newcomers: accuracy as groups join, and how often each group was chosen."""
+"""Draws how policies treat newcomers: accuracy as groups join, and how often each group was chosen."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ _PANELS_A_ROW = 4
 
 
 def draw_groups(runs: Runs, split: Split) -> Figure | None:
-    """Means over the seeds in bands (`band_note`); None where no group joins while the experiment runs."""
+    """A figure of means over the seeds, with bands (see `band_note`). None if no group joins during the run."""
     choices = {policy: [choices_by_group(run.records, run.groups) for run in runs[policy]] for policy in runs}
     groups = next(iter(choices.values()))[0]
     if not joins(groups):
@@ -32,7 +32,7 @@ def draw_groups(runs: Runs, split: Split) -> Figure | None:
         for axes, policy in zip(panels.flat, choices, strict=False):
             _selections(axes, choices[policy])
             axes.set(title=policy, xlabel="round", xlim=(0, None))
-        panels[0, 0].set_ylim(bottom=0)  # of all panels, and for good: after all are drawn
+        panels[0, 0].set_ylim(bottom=0)  # fixes the shared y axis of all panels, so it follows the drawing
         for axes in panels[:, 0]:
             axes.set_ylabel("times chosen so far, per client")
         below.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right center", handlelength=2.6)
@@ -57,7 +57,7 @@ def _accuracy(figure: SubFigure, runs: Runs, split: Split, groups: ChoicesByGrou
 
 
 def _selections(axes: Axes, seeds: Sequence[ChoicesByGroup]) -> None:
-    """How often a client of each group was chosen so far, on average."""
+    """Draw how often a client of each group was chosen so far, on average. `seeds` has an entry per seed."""
     looks = group_looks(seeds[0])
     mark_joins(axes, joins(seeds[0]))
     for name, group in seeds[0].items():

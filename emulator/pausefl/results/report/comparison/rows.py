@@ -1,4 +1,4 @@
-"""The figures of one policy in a comparison, over its seeds."""
+"""Computes the figures of one policy in a comparison, over its seeds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class GroupRow:
     clients: int
     join_round: int | None
     selections_per_client: Spread | None
-    """How often a client was chosen, from the round it joined to the last one."""
+    """How often a client was chosen, from the round in which it joined to the last round."""
     per_client_round: Spread | None
-    """How often a client was chosen, per round in which it could be."""
+    """How often a client was chosen per round in which it could be."""
 
 
 @dataclass(frozen=True)
@@ -30,26 +30,26 @@ class Row:
     final_accuracy: Spread | None
     """The accuracy of the last model on test data."""
     best_accuracy: Spread | None
-    """The accuracy on test data of the model that was best on validation data: it may be below the last model's."""
+    """The accuracy on test data of the model that was best on validation data. It may be below `final_accuracy`."""
     total_latency_s: Spread | None
     elapsed_s: Spread | None
     missed_jobs: Spread | None
-    """Chosen clients without an update; the waits for them are in the total latency."""
+    """How many jobs gave no update. The waits for them are part of the total latency."""
     time_to_common_s: Spread | None
-    """The `reading.time_axis` at the first evaluation that reached the common accuracy."""
+    """The time, on the axis `reading.time_axis`, of the first evaluation that reached the common accuracy."""
     latency_saved: Spread | None
-    """1 − time to the common accuracy / the baseline's under the same seed."""
+    """1 − (time to the common accuracy) / (the baseline's time to it under the same seed)."""
     time_difference_s: PairedDifference | None
-    """Time to the common accuracy less the baseline's under the same seed; a win is a shorter time."""
+    """Time to the common accuracy minus the baseline's time to it under the same seed. A win is a shorter time."""
     max_epsilon_spent: Spread | None
     epsilon_budget: float | None
-    """The `common_budget` of this policy's runs."""
+    """The budget of a client in this policy's private runs; None if it differs (`common_budget`)."""
     suspect_rounds: Spread | None
-    """Rounds whose hosts spoilt the measurement; each run's report says how."""
+    """How many rounds have measurements that a host spoilt. Each run's report says how."""
     selections_by_group: Mapping[str, GroupRow]
-    """Empty for an experiment without groups."""
+    """How often each group was chosen, by group name. Empty for an experiment without groups."""
     relevant_to_irrelevant: Spread | None
-    """How many times as often relevant newcomers were chosen as irrelevant ones (`relevant_to_irrelevant`)."""
+    """The ratio of selections of relevant to irrelevant newcomers (see `selections.relevant_to_irrelevant`)."""
 
 
 def row_of(
@@ -59,7 +59,7 @@ def row_of(
     baseline_s: Sequence[float | None],
     figures: Figures,
 ) -> Row:
-    """One policy's line; `times_s` are its times to the common accuracy, one a seed, as the baseline's are."""
+    """One policy's line. `times_s` and `baseline_s` are the times to the common accuracy, one per seed."""
     pairs = list(zip(times_s, baseline_s, strict=True))
     saved = [1 - own / other if own is not None and other else None for own, other in pairs]
     choices = cache(lambda: [choices_by_group(run.records, run.groups) for run in runs])
@@ -93,7 +93,7 @@ def row_of(
 
 
 def common_budget(runs: Sequence[RunData]) -> float | None:
-    """The budget of a client in the private runs; None where theirs differ, and where none is private."""
+    """The budget of a client in the private runs. None if the runs' budgets differ, or no run is private."""
     budgets = {run.privacy.epsilon_budget for run in runs if run.privacy}
     return budgets.pop() if len(budgets) == 1 else None
 
@@ -104,7 +104,7 @@ def _difference(own_s: Sequence[float | None], baseline_s: Sequence[float | None
 
 
 def _group_row(groups: Sequence[GroupChoices]) -> GroupRow:
-    """One group over the seeds."""
+    """The line of one group. `groups` has an entry per seed."""
     return GroupRow(
         clients=groups[0].clients,
         join_round=groups[0].join_round,

@@ -1,4 +1,4 @@
-"""Why a policy saved time: whom it chose, of fast and slow clients, and how long its rounds took."""
+"""Draws why a policy saved time: how often it chose fast and slow clients, and how long its rounds took."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _MARKERS = "os^Dv<>"
 
 
 def draw_why(runs: Runs) -> Figure | None:
-    """Share of rounds in which each client was chosen, by its mean latency; and round latencies. None without data."""
+    """Two panels: the share of rounds that chose each client, by mean latency; round latencies. None without data."""
     latency_s = mean_latency_s(runs)
     if not latency_s:
         return None
@@ -32,7 +32,7 @@ def draw_why(runs: Runs) -> Figure | None:
 
 
 def mean_latency_s(runs: Runs) -> Mapping[str, float]:
-    """The mean latency measured of each client over all runs, the fastest first."""
+    """The mean measured latency of each client over all runs, by client id, the fastest first."""
     totals_s: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     for run in all_runs(runs):
@@ -46,7 +46,7 @@ def mean_latency_s(runs: Runs) -> Mapping[str, float]:
 
 
 def chosen_share(runs: Runs, client_ids: Sequence[str]) -> Mapping[str, FloatArray]:
-    """In what share of its rounds each policy chose each client, (clients,), over all seeds."""
+    """By policy: the share of its rounds, over all seeds, in which it chose each client, (clients,)."""
     shares = {}
     for policy, of_policy in runs.items():
         rounds = sum(len(run.round_latency["round"]) for run in of_policy)
