@@ -3,15 +3,15 @@
 `value` is v_k = (α g_k + γ p_k)/m, so that under reward R1 (eq. (18)) the sum is αΦ_g + γΦ_p.
 
 The paper's proof of Algorithm 2 forces the pivot into the set. That is not needed: for a threshold u, the best set
-among the rows with ucb >= u has an energy of at least u + its sum, and equality holds for the threshold that is the
-optimum's own minimum. So every search here is: sort by ucb, lower the threshold row by row, keep the m greatest
-(adjusted) values seen, and remember the threshold where u + their sum was greatest.
+among the rows with ucb >= u has an energy of at least u + its sum. Equality holds if u is the least ucb of the optimal
+set. So every search here works as follows: sort by ucb, lower the threshold row by row, keep the m greatest (adjusted)
+values seen, and remember the threshold at which u + their sum was greatest.
 
-Common to all searches. ucb and value are float64 of shape (K,), value finite, ucb may be +inf; `forced` names rows
-that must be in the set, and the rest is the optimum given them. If every minimum is +inf, the greatest Σ v − penalty
-wins. Equal rows: the lowest index wins. The result is sorted int64 of shape (m,). Sums are running sums in float64,
-so sets whose energies differ by rounding alone count as equal. ValueError for NaN, -inf, m < 1, m > K, bad rows, and
-a penalty that is not a finite number of at least 0.
+Common to all searches: ucb and value are float64 of shape (K,), value finite; ucb may be +inf. `forced` lists rows that
+must be in the set; the rest is the optimum given them. If every possible minimum is +inf, the greatest Σ v − penalty
+wins. Of equal rows, the lowest index wins. The result is sorted int64 of shape (m,). Sums are running sums in float64,
+so sets whose energies differ only by rounding count as equal. ValueError for NaN, -inf, m < 1, m > K, bad rows, and a
+penalty that is not a finite number of at least 0.
 """
 
 import math
@@ -27,18 +27,18 @@ from pausefl_server.search import sweep
 
 Rows = Sequence[int] | IntArray
 
-# So many rows take 30 ms at worst in plain Python. For more, and other searches, numba is loaded, which takes a second.
+# Plain Python takes at most 30 ms for this many rows. More rows and other searches need numba: it loads in a second.
 _MOST_IN_PYTHON = 1 << 16
 
 
 class SetValue(Protocol):
-    """The part of the energy that is not the least ucb, followed as the set changes: αΦ_g + γΦ_p."""
+    """The energy without the least ucb, αΦ_g + γΦ_p, of a current set that changes by swaps of two rows."""
 
     def reset(self, rows: IntArray) -> float:
         """Make `rows` the current set and return its value."""
 
     def swapped(self, out: int, incoming: int) -> float:
-        """The value of the current set with `out` replaced by `incoming`; the current set stays."""
+        """The value of the current set with `out` replaced by `incoming`. Does not change the current set."""
 
     def swap(self, out: int, incoming: int) -> None:
         """Replace `out` with `incoming` in the current set."""
@@ -69,11 +69,11 @@ def convex_pivot_and_fill(
     marginal: Sequence[float] | FloatArray,
     forced: Rows = (),
 ) -> IntArray:
-    """An optimal set where the j-th member of a cluster costs marginal[j − 1], for any non-decreasing costs.
+    """An optimal set if the j-th member of a cluster costs marginal[j − 1], for any non-decreasing costs.
 
-    cluster: any integers of shape (K,); rows with the same one share an access point. Forced rows occupy theirs. The
-    last cost holds for all further members: reward R2 (PAUSE v2, eq. (22)) is marginal = (0, λ), λ = αρ. Concave costs
-    are refused: the greedy fill is wrong for them. O(K log K + K · cluster size · log m), O(K log K) for R2.
+    cluster: integers of shape (K,); rows of the same cluster share an access point. Forced rows count as its first
+    members. The last cost holds for all further members: reward R2 (PAUSE v2, eq. (22)) is marginal = (0, λ), λ = αρ.
+    ValueError if costs decrease: the greedy fill fails. O(K log K + K · cluster size · log m); for R2, O(K log K).
     """
     from pausefl_server.search import kernels
 
@@ -101,7 +101,7 @@ def brute_force(
     penalty: float = 0.0,
     forced: Rows = (),
 ) -> IntArray:
-    """An optimal set found by trying all of them: the oracle of the other searches. O(binomial(K, m) · m)."""
+    """An optimal set, found by trying all sets. It checks the other searches. O(binomial(K, m) · m)."""
     from pausefl_server.search import kernels
 
     if not (math.isfinite(penalty) and penalty >= 0):
@@ -115,7 +115,7 @@ def brute_force(
 
 
 def warm_up() -> None:
-    """Load the compiled kernels, compiling what is not cached yet, so that no round pays for it (about 2 s at most)."""
+    """Load the compiled kernels, or compile them if they are not cached (about 2 s), so that no round is delayed."""
     ucb, value, cluster = np.array([1.0, 2.0, np.inf]), np.zeros(3), np.array([0, 1, 1])
     for costs in ((0.0, 1.0), (0.0, 1.0, 1.0)):
         convex_pivot_and_fill(ucb, value, 2, cluster, costs)
@@ -124,15 +124,15 @@ def warm_up() -> None:
 
 @dataclass(frozen=True)
 class _Problem:
-    """The choice that is left once the forced rows are in: `places` of the `free` rows.
+    """The problem that remains after the forced rows are in the set: choose `places` of the `free` rows.
 
-    A free row's ucb above the least forced one cannot raise the minimum, so it is capped there.
+    The free rows' ucb are capped at the least ucb of the forced rows, because more cannot raise the minimum.
     """
 
     size: int
     forced: IntArray
     free: IntArray | None
-    """None where no row is forced: every row is free."""
+    """The rows that are not forced; None if all rows are free."""
     ucb: FloatArray
     value: FloatArray
     places: int
@@ -161,7 +161,7 @@ class _Problem:
         return cls(len(ucb), rows, free, np.minimum(ucb[free], ucb[rows].min()), value[free], m - len(rows))
 
     def clusters(self, cluster: npt.ArrayLike) -> tuple[IntArray, IntArray]:
-        """Dense cluster numbers of the free rows, and how many forced rows each cluster already holds."""
+        """The clusters of the free rows, numbered from 0 without gaps, and how many forced rows each cluster holds."""
         cluster = np.asarray(cluster)
         if cluster.shape != (self.size,) or not np.issubdtype(cluster.dtype, np.integer):
             raise ValueError(f"cluster: must be integers of shape ({self.size},)")
@@ -170,19 +170,19 @@ class _Problem:
         return (dense if self.free is None else dense[self.free]).astype(np.int64, copy=False), held
 
     def answer(self, threshold: float, adjusted: FloatArray) -> IntArray:
-        """The forced rows and the `places` greatest adjusted values among the free rows at or above the threshold."""
+        """The forced rows, and of the free rows with ucb >= threshold the `places` of greatest adjusted value."""
         above = np.flatnonzero(self.ucb >= threshold)
         return self.with_forced(above[_greatest(adjusted[above], self.places)])
 
     def with_forced(self, positions: IntArray) -> IntArray:
-        """Positions among the free rows, with the forced rows, as sorted rows of the table."""
+        """The sorted rows of the table: the forced rows, and the free rows at these positions."""
         if self.free is None:
             return np.sort(positions)
         return np.sort(np.concatenate((self.forced, self.free[positions])))
 
 
 def _greatest(value: FloatArray, count: int) -> IntArray:
-    """Positions of the `count` greatest values; of equal ones the first."""
+    """The positions of the `count` greatest values. Of equal values, the first are taken."""
     if count >= len(value):
         return np.arange(len(value))
     least = np.partition(value, len(value) - count)[len(value) - count]
@@ -194,9 +194,9 @@ def _greatest(value: FloatArray, count: int) -> IntArray:
 def _adjusted(
     problem: _Problem, threshold: float, cluster: IntArray, held: IntArray, marginal: FloatArray
 ) -> FloatArray:
-    """Each value less what its rank within its cluster costs, among the rows at or above the threshold.
+    """Each value minus the cost of its rank within its cluster, for the rows whose ucb is at least the threshold.
 
-    Ranks start behind the forced rows of the cluster. Rows below the threshold keep their value: they are not used.
+    Ranks start after the forced rows of the cluster. Rows below the threshold keep their value: they are not used.
     """
     rows = np.flatnonzero(problem.ucb >= threshold)
     order = rows[np.lexsort((rows, -problem.value[rows], cluster[rows]))]

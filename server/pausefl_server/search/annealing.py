@@ -1,12 +1,12 @@
 """Simulated annealing over sets of m users (PAUSE v2, Algorithm 3; v1, Algorithm 2), for objectives no search solves.
 
-The chain's vertices are sets; two sets are neighbours when they differ in one user and, except for plain swaps, one of
-the two users is the least of its set along an axis (ucb in v2; ucb, g and p in v1). A neighbour is drawn uniformly
-without building the neighbourhood: a set has K − m active neighbours (its least user swapped out) and, where its least
-user has r users below it, (m − 1)·r passive ones (another user swapped for one of those r, which becomes the least).
+The chain's vertices are sets of m users. Two sets are neighbours if they differ in one user. Except for plain swaps,
+one of these two users must also be the least of its set along an axis (ucb in v2; ucb, g and p in v1). A neighbour is
+drawn uniformly without a list of all. A set has K − m active neighbours, which swap out its least user. If r users lie
+below its least user, it has (m − 1)·r passive ones too: another user is swapped for one of the r, which is then least.
 
-Two corrections to the printed algorithm: a worse set is accepted with probability exp((E(U) − E(V))/τ_j), since the
-printed sign accepts everything; and what is returned is the best set seen, the start included.
+The printed algorithm is corrected twice: a worse set is accepted with probability exp((E(U) − E(V))/τ_j), since the
+printed sign accepts everything; and the best set seen is returned, the start included.
 """
 
 import math
@@ -22,7 +22,7 @@ from pausefl_server.search import SetValue
 from pausefl_server.search.kernels import compiled
 
 CHUNK = 512
-"""Compiled steps between two looks at the clock: some 0.1 ms."""
+"""The number of compiled steps between two reads of the clock: about 0.1 ms."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Cooling:
     time_cap_s: float = math.inf
 
     def deadline(self, clock: Callable[[], float] | None) -> Callable[[], bool]:
-        """A question whether time is up, counting from now; ValueError for a cap without a clock."""
+        """A function that tells whether the time, counted from now, is up. ValueError for a cap without a clock."""
         if self.time_cap_s == math.inf:
             return lambda: False
         if clock is None:
@@ -45,20 +45,20 @@ class Cooling:
 
 
 class Chain(NamedTuple):
-    """The current set and what it takes to draw a neighbour. A axes, n free rows, m places for them."""
+    """The current set, and tables to draw a neighbour from. There are A axes, n free rows and m members."""
 
     rank: IntArray
-    """(A, n): the place of a row along an axis, ascending."""
+    """(A, n): the rank of each row along each axis, ascending."""
     row_at: IntArray
-    """(A, n): its inverse."""
+    """(A, n): the row of each rank, the inverse of `rank`."""
     members: IntArray
     """(A, m): the ranks of the current set, ascending along each axis."""
     outside: IntArray
-    """(n − m,): the rows not in the set, in any order."""
+    """(n − m,): the rows outside the set, in any order."""
     where: IntArray
-    """(n,): a row's place in `outside`, -1 for a member."""
+    """(n,): the position of each row in `outside`, -1 for a member."""
     random: npt.NDArray[np.uint64]
-    """(1,): the state of the generator."""
+    """(1,): the state of the random generator."""
 
 
 def anneal_additive(
@@ -73,11 +73,11 @@ def anneal_additive(
     marginal: FloatArray,
     held: IntArray,
 ) -> tuple[IntArray, int]:
-    """Anneal min ucb + Σ value − cluster penalty from `start`; the best set seen, and the steps taken.
+    """Anneal min ucb + Σ value − cluster penalty from `start`. Returns the best set seen, and the number of steps.
 
-    ucb, value, cluster: (n,), finite. start: (m,) rows. axes: neighbours are least along one of these, (n,) each; the
-    first must be ucb; none for plain swaps. marginal and held: as in `search`, the costs within a cluster and how many
-    rows outside this problem each cluster holds.
+    ucb, value, cluster: (n,), finite. start: (m,) rows. axes: the axes that define neighbours, (n,) each, ucb first; an
+    empty tuple allows all swaps. marginal: the cost of the first, second, ... member of a cluster. held: how many rows
+    outside this problem each cluster holds already.
     """
     if len(start) == len(ucb):  # one set, no neighbours
         return np.sort(start), 0
@@ -102,7 +102,7 @@ def anneal(
     seed: int,
     clock: Callable[[], float] | None,
 ) -> tuple[IntArray, int]:
-    """The same chain with any value of the set, in Python; the compiled one takes the same steps for the same seed."""
+    """`anneal_additive` for any value of the set, in plain Python. For the same seed, both take the same steps."""
     if len(start) == len(ucb):
         return np.sort(start), 0
     chain = chain_of(ucb, start, axes, seed)
@@ -126,7 +126,7 @@ def anneal(
 
 
 def chain_of(ucb: FloatArray, start: IntArray, axes: tuple[FloatArray, ...], seed: int) -> Chain:
-    """The chain at its start; ucb, start, axes and seed as in `anneal_additive`."""
+    """The chain at its start. For ucb, start, axes and seed, see `anneal_additive`."""
     row_at = np.array([np.argsort(axis, kind="stable") for axis in axes or (ucb,)])
     rank = np.empty_like(row_at)
     np.put_along_axis(rank, row_at, np.arange(len(ucb))[None, :], axis=1)
@@ -139,7 +139,7 @@ def chain_of(ucb: FloatArray, start: IntArray, axes: tuple[FloatArray, ...], see
 
 
 def warm_up() -> None:
-    """Load the compiled kernels, compiling what is not cached yet, so that no round pays for it."""
+    """Load the compiled kernels, or compile them if they are not cached, so that no round is delayed."""
     ucb, rows = np.array([1.0, 2.0, 3.0]), np.array([0, 1])
     cluster, cooling = np.zeros(3, np.int64), Cooling(1.0, 2)
     anneal_additive(ucb, ucb, rows, (ucb,), cooling, 0, None, cluster, np.zeros(1), np.zeros(1, np.int64))
@@ -157,7 +157,7 @@ def _additive_value(
 
 @compiled
 def _uniform(random: npt.NDArray[np.uint64]) -> float:
-    """A number in [0, 1) by SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    """A random number in [0, 1) by SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
     random[0] += np.uint64(0x9E3779B97F4A7C15)
     z = random[0]
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -168,13 +168,13 @@ def _uniform(random: npt.NDArray[np.uint64]) -> float:
 
 @compiled
 def _below(random: npt.NDArray[np.uint64], n: int) -> int:
-    """An integer from 0 to n − 1."""
+    """A random integer from 0 to n − 1."""
     return int(_uniform(random) * n)
 
 
 @compiled
 def propose_swap(chain: Chain, any_swap: bool) -> tuple[int, int, int]:
-    """A uniform neighbour of the current set, as (row out, row in, row of the least ucb afterwards)."""
+    """A uniformly drawn neighbour of the current set, as (row out, row in, row of the least ucb after the swap)."""
     if any_swap:
         out = chain.row_at[0, chain.members[0, _below(chain.random, chain.members.shape[1])]]
         incoming = chain.outside[_below(chain.random, len(chain.outside))]
@@ -191,10 +191,9 @@ def propose_swap(chain: Chain, any_swap: bool) -> tuple[int, int, int]:
 
 @compiled
 def _tailored(chain: Chain) -> tuple[int, int]:
-    """A uniform draw from the union of the axes' active and passive neighbours.
+    """A swap (row out, row in), drawn uniformly from the union of the axes' active and passive neighbours.
 
-    A swap that is a neighbour along several axes would be drawn that many times too often; it is kept with the inverse
-    of that chance.
+    A swap that is a neighbour along n axes would be drawn n times as often, so it is accepted with probability 1/n.
     """
     n_axes, m = chain.members.shape
     active = len(chain.outside)
@@ -221,7 +220,7 @@ def _tailored(chain: Chain) -> tuple[int, int]:
 
 @compiled
 def apply_swap(chain: Chain, out: int, incoming: int) -> None:
-    """Make the neighbour the current set: O(m) moves along each axis."""
+    """Make the neighbour the current set. O(m) per axis."""
     n_axes, m = chain.members.shape
     for x in range(n_axes):
         ranks, new = chain.members[x], chain.rank[x, incoming]
@@ -253,7 +252,7 @@ def _anneal(
     energy: FloatArray,
     best: IntArray,
 ) -> None:
-    """Steps done + 1 to until. energy: (2,), that of the current set and that of the best, updated with the set."""
+    """Run steps done + 1 to until, and update the arrays. energy: (2,), of the current set and of the best."""
     last = len(marginal) - 1
     total = energy[0] - ucb[chain.row_at[0, chain.members[0, 0]]]
     for j in range(done + 1, until + 1):

@@ -1,7 +1,7 @@
 """The inner loops of `search`, compiled by numba at first use and cached on disk.
 
-They take arrays that `search` has already checked, sorted and reduced; nothing else calls them, but for
-`pausefl.studies.simulation.kernel`, which says what a change of `sweep` changes there.
+Their arguments are arrays that `search` has checked, sorted and reduced. The only other caller is
+`pausefl.studies.simulation.kernel`, which explains the effect of a change of `sweep` there.
 """
 
 import os
@@ -21,20 +21,20 @@ NO_CLUSTER = -1
 
 
 def compiled(function: F) -> F:
-    """`numba.njit` with a cache beside the source or in the user's cache directory; without one if neither exists."""
-    # An account without a home would get a folder called `~` where it works.
+    """`numba.njit`, with a cache beside the source or in the user's cache directory, if one of them is writable."""
+    # For an account without a home, numba would create a folder called `~` in the working directory.
     has_home = os.path.expanduser("~") != "~"  # noqa: PTH111  # as numba asks; pathlib raises an error
     sources = Path(function.__code__.co_filename).parent
     has_cache = has_home or "NUMBA_CACHE_DIR" in os.environ or os.access(sources, os.W_OK)
     try:
         return cast(F, numba.njit(cache=has_cache)(function))
-    except RuntimeError:  # numba finds no directory it may write to, as in a read-only container
+    except RuntimeError:  # numba finds no writable directory, as in a read-only container
         return cast(F, numba.njit(function))
 
 
 @compiled
 def sift_down(heap: FloatArray, owner: IntArray, place: IntArray, i: int, size: int) -> None:
-    """Restore the min-heap below `i`; `place[owner]` follows every entry that has an owner."""
+    """Restore the min-heap below `i`. Keeps `place[owner]` up to date, the position of each entry with an owner."""
     value, own = heap[i], owner[i]
     child = 2 * i + 1
     while child < size:
@@ -54,7 +54,7 @@ def sift_down(heap: FloatArray, owner: IntArray, place: IntArray, i: int, size: 
 
 @compiled
 def sift_up(heap: FloatArray, owner: IntArray, place: IntArray, i: int) -> None:
-    """Restore the min-heap above `i`."""
+    """Restore the min-heap above `i`, and keep `place` up to date."""
     value, own = heap[i], owner[i]
     while i > 0:
         parent = (i - 1) // 2
@@ -73,7 +73,7 @@ def sift_up(heap: FloatArray, owner: IntArray, place: IntArray, i: int) -> None:
 def offer(
     heap: FloatArray, owner: IntArray, place: IntArray, size: int, total: float, value: float, own: int
 ) -> tuple[int, float]:
-    """Offer a value to the heap of the greatest len(heap) values; returns its new size and sum."""
+    """Add a value to the heap if it is among the greatest len(heap) values. Returns the heap's new size and sum."""
     if size < len(heap):
         heap[size], owner[size] = value, own
         sift_up(heap, owner, place, size)
@@ -94,12 +94,12 @@ contenders, best_threshold = compiled(sweep.contenders), compiled(sweep.best_thr
 def best_clustered_threshold(
     ucb: FloatArray, value: FloatArray, m: int, cluster: IntArray, penalty: float, occupied: FloatArray
 ) -> float:
-    """The same sweep under eq. (22): the best row of a cluster counts in full, every other one less `penalty`.
+    """The least ucb of an optimal set under eq. (22): each row but the best of its cluster counts less `penalty`.
 
-    A new row either pays the penalty, or takes the lead of its cluster from a row that now pays it. Either way the
-    multiset of adjusted values only gains an entry and raises another, so what once fell out of the m greatest never
-    comes back and a heap that knows where each cluster's leader stands is enough: O(K log m), no Fenwick tree.
-    `leader` starts at -inf, or at +inf where a forced row already occupies the cluster.
+    It sweeps as `sweep.best_threshold` does. A new row either pays the penalty, or replaces the leader of its cluster,
+    which then pays it. In both cases the multiset of adjusted values gains an entry, and at most one other entry rises.
+    So a value that fell out of the m greatest never comes back. A heap with the position of each cluster's leader is
+    enough: O(K log m). `occupied` holds the leaders' first values: -inf, or +inf if a forced row is in the cluster.
     """
     leader = occupied.copy()
     heap, owner, place = np.empty(m), np.full(m, NO_CLUSTER), np.full(len(leader), NO_CLUSTER)
@@ -129,10 +129,10 @@ def best_clustered_threshold(
 def best_convex_threshold(
     ucb: FloatArray, value: FloatArray, m: int, cluster: IntArray, marginal: FloatArray, occupied: IntArray
 ) -> float:
-    """The sweep for any convex penalty: the j-th best row of a cluster pays marginal[occupied + j], non-decreasing.
+    """The least ucb of an optimal set if the j-th best row of a cluster pays marginal[occupied + j], non-decreasing.
 
-    A new row of rank r raises the adjusted value of every rank from r on, so the argument above still holds; it
-    costs O(cluster size · log m) a row instead of O(log m). `slot` numbers the ranks of all clusters.
+    A new row of rank r raises the adjusted value of every rank from r on. So the argument of `best_clustered_threshold`
+    holds, at O(cluster size · log m) a row instead of O(log m). `slot` numbers the ranks of all clusters.
     """
     n = len(ucb)
     members = np.bincount(cluster, minlength=len(occupied))
@@ -174,7 +174,7 @@ def best_convex_threshold(
 def best_combination(
     ucb: FloatArray, value: FloatArray, m: int, cluster: IntArray, marginal: FloatArray, occupied: IntArray
 ) -> IntArray:
-    """Try every m-subset in lexicographic order; the first of the greatest energy, as sorted positions."""
+    """The sorted positions of the m-subset of greatest energy, the first in lexicographic order. Tries every subset."""
     n = len(ucb)
     rows, best_rows = np.arange(m), np.arange(m)
     best_least, best_total = -np.inf, 0.0
@@ -185,7 +185,7 @@ def best_combination(
             least = min(least, ucb[row])
             total += value[row] - marginal[min(held[cluster[row]], len(marginal) - 1)]
             held[cluster[row]] += 1
-        # Where every minimum is +inf, the greatest sum decides.
+        # If both minima are +inf, the greater sum wins.
         gain = total - best_total if least == best_least == np.inf else (least + total) - (best_least + best_total)
         if gain > 0:
             best_least, best_total = least, total

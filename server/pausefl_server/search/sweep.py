@@ -1,4 +1,4 @@
-"""The sweep of reward R1 in plain Python, as fast for most tables as compiled by numba, with the same results."""
+"""The sweep for reward R1 in plain Python. For most tables it is as fast as compiled by numba; results are equal."""
 
 import heapq
 import math
@@ -9,14 +9,14 @@ import numpy as np
 from pausefl_proto.arrays import FloatArray, IntArray
 
 FEW = 4096
-"""Rows of which all are sorted: to look for contenders would take as long."""
+"""Up to this many rows, all are sorted: the search for contenders would take as long."""
 
 
 def contenders(ucb: FloatArray, value: FloatArray, m: int) -> IntArray:
-    """Positions, ascending, of all rows but such as m others surpass in both ucb and value: no fill takes these.
+    """The ascending positions of the rows that an optimal set may need. m others surpass each other row in both terms.
 
-    Rows with the greatest ucb stay, and of the rest what the m-th best value among them does not surpass: of K rows in
-    no order about 2√(mK), found in O(K). Sorting them all took most of the search's time.
+    The √(mK) rows of greatest ucb stay, and the rows of greater value than the m-th greatest among these. In random
+    order, about 2√(mK) of K rows stay. This takes O(K); sorting all rows took most of the search's time.
     """
     k = len(ucb)
     if k <= FEW or 64 * m >= k:
@@ -26,16 +26,16 @@ def contenders(ucb: FloatArray, value: FloatArray, m: int) -> IntArray:
     first = np.flatnonzero(ucb >= bound)
     least = np.partition(value[first], len(first) - m)[len(first) - m]
     ties = m - np.count_nonzero(value[first] > least)
-    last = first[value[first] == least][ties - 1]  # of equal values the first one wins
+    last = first[value[first] == least][ties - 1]  # of equal values, the first ones win
     kept = (ucb > bound) | (value > least)
     kept[: last + 1] |= value[: last + 1] == least
     return np.flatnonzero(kept)
 
 
 def best_threshold(ucb: Sequence[float] | FloatArray, value: Sequence[float] | FloatArray, m: int) -> float:
-    """The least ucb of an optimal set: the sweep of PAUSE v2, Algorithm 2, over rows sorted by descending ucb.
+    """The least ucb of an optimal set, by the sweep of PAUSE v2, Algorithm 2, over rows sorted by descending ucb.
 
-    Energies are compared only where a run of equal ucb ends: there the set may hold any row of the run.
+    Energies are compared only at the end of a run of equal ucb, where the set may hold any row of the run.
     """
     heap, total = [-math.inf for _ in range(m)], 0.0  # the m greatest values so far, and their sum
     best = threshold = -math.inf
