@@ -42,18 +42,18 @@ from pausefl_process.files import Lock
 from pausefl_proto.addresses import host_and_port
 from pausefl_proto.errors import ConfigError, PauseflError
 
-# Once the server has ended, or was asked to and did not: with its DRAIN_S, `pausefl run` ends within 30 s of a SIGTERM.
+# Limits after the server's end, or after its DRAIN_S if it is late: `pausefl run` ends within 30 s of a SIGTERM.
 _END_WITHIN_S = 8.0
 _SERVER_LATE_S = 1.0
 _LOOKS_EVERY_S = 1.0
-# A client process that was killed in mid-run is started again so often in a row, after waits of 1, 2, 4, ... seconds.
+# How often in a row a client process killed in mid-run is restarted, after waits of 1, 2, 4, ... seconds.
 _RESTARTS_MAX = 5
-# One that lasted this long before it ended begins a row of its own.
+# After a process has lasted this long, its restarts are counted from 1 again.
 _LASTED_S = 60.0
 
 
 class ServerLost(PauseflError):
-    """The process that plays a run was killed, or has crashed: the run can go on."""
+    """The process that plays a run was killed or has crashed. The run can be resumed."""
 
 
 def show_nothing(event: ProgressEvent) -> None:
@@ -61,7 +61,7 @@ def show_nothing(event: ProgressEvent) -> None:
 
 
 def one_at_a_time(report: Report) -> Report:
-    """A `Report` that a signal's handler may call while it is at work: the event waits for its turn."""
+    """A `Report` that a signal handler may call during another call of it. The second event is queued."""
     waiting = deque[ProgressEvent]()
     is_at_work = False
 
@@ -82,31 +82,31 @@ def one_at_a_time(report: Report) -> Report:
 
 @dataclass
 class _ClientProcess:
-    """A client process to be."""
+    """A client process: its plan and, once it is started, its state."""
 
     number: int
     plan: ProcessPlan
     process: ForkServerProcess | None = None
     roll_calls: "Connection[Any, Any] | None" = None
-    """Tells it of rounds with which clients come or go; closing it asks it to leave."""
+    """Sends the process the rounds at which clients join or leave. Closing it asks the process to end."""
     restarts: int = 0
-    """How often it was started again in a row."""
+    """How often the process was restarted in a row."""
     starts_at_s: float = 0.0
-    """When it was started, or is to be started again (the monotonic clock)."""
+    """When the process was started, or is to be restarted (monotonic clock)."""
 
     def has_left(self, round: int) -> bool:
-        """Whether its clients are gone for good by this round."""
+        """Whether its clients have left for good by this round."""
         leave_round = self.plan.group.leave_round
         return leave_round is not None and round >= leave_round
 
     def stop_calling(self) -> None:
-        """Ask the process to leave, if it is told of rounds."""
+        """Ask the process to end, if it receives roll calls."""
         if self.roll_calls is not None:
             self.roll_calls.close()
             self.roll_calls = None
 
     def schedule_restart(self) -> bool:
-        """Count one more restart and set when it is due; False when there were too many."""
+        """Count one more restart and set when it is due. Returns False if there were too many."""
         now_s = time.monotonic()
         self.restarts = 1 if now_s - self.starts_at_s > _LASTED_S else self.restarts + 1
         self.starts_at_s = now_s + 2.0 ** (self.restarts - 1)
@@ -124,10 +124,10 @@ class Fleet:
         back_to: int | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        """`lock` is the run directory's, which the server holds as well: it may outlive this process for a moment.
+        """`lock` is the run directory's lock. The server holds it too, as it may outlive this process for a moment.
 
-        `back_to` takes back the rounds after that one first. `stop` ends the run as SIGTERM does: besides the main
-        thread, none hears signals.
+        `back_to` first discards the rounds after that one. `stop` ends the run as SIGTERM does, for callers outside the
+        main thread: only that thread handles signals.
         """
         port = plan.clients.metrics.client_port
         if port > 0 and len(plan.processes) > 1:
@@ -148,8 +148,8 @@ class Fleet:
         self._needs_torch = plan.clients.training.workload.model != "synthetic"
         self._clients_log = run_dir / ("server.log" if self._is_virtual else "clients.log")
         self._running: dict[int, ForkServerProcess] = {}  # by sentinel
-        self._returning: list[_ClientProcess] = []  # those to be started again
-        self._called = 0  # the last round with which clients came or went
+        self._returning: list[_ClientProcess] = []  # processes to be restarted
+        self._called = 0  # the round of the last roll call
         self._is_playing = False  # whether a round was committed
         self._targets = Targets(run_dir) if port >= 0 else None
         self._failures = FailureLog(self._clients_log) if plan.clients.privacy is not None else None
@@ -157,21 +157,21 @@ class Fleet:
         self._limits: list[threading.Timer] = []
         self._interrupts = 0
         self._asked_s = -math.inf  # when the last signal came
-        self._ends_by_s: float | None = None  # when the server, which was asked to end, is given up
+        self._ends_by_s: float | None = None  # when to stop waiting for a server that was asked to end
         self.was_terminated = False
-        """Whether SIGTERM or SIGHUP ended the run: its sender waits for no figures."""
+        """Whether SIGTERM or SIGHUP ended the run. The sender does not wait for figures, so none are drawn."""
 
     def run(self, report: Report) -> None:
-        """Run the experiment; ConfigError or PauseflError as the server says. No process is left behind.
+        """Run the experiment. Raises the ConfigError or PauseflError that the server reports. Leaves no process behind.
 
-        KeyboardInterrupt where a signal ended it before it had anything to write, or a second one at once.
+        KeyboardInterrupt if a signal ended the server before it could finish in order, for instance a second signal.
         """
         report = one_at_a_time(report)
         with self._interruptible(report), kernel_network(self._plan.network, self._run_dir) as bridge:
             self._server_host = bridge or self._plan.server.endpoints.host
             try:
                 self._watch(self._start_server(), report)
-            except (OSError, SystemExit):  # the reader of our output has gone; rich says so by SystemExit
+            except (OSError, SystemExit):  # the reader of our output has gone; rich raises SystemExit then
                 if self._server is not None and self._server.pid is not None and not self._interrupts:
                     self._server.terminate()
                 raise
@@ -196,13 +196,13 @@ class Fleet:
         if self._client_processes:
             await_clients(needs_torch=self._needs_torch)
         theirs.close()
-        if self._interrupts:  # while it was being started
+        if self._interrupts:  # a signal came while the server was being started
             self._server.kill()
             raise KeyboardInterrupt
         return ours
 
     def _watch(self, events: "Connection[Any, Any]", report: Report) -> None:
-        """Relay the server's events until it is done; hear of processes that end, and of where they can be scraped."""
+        """Handle the server's events until it is done. Also handle client processes' ends and metrics addresses."""
         while True:
             self._start_again()
             if self._stop.is_set() and not self._interrupts:
@@ -222,7 +222,7 @@ class Fleet:
                     self._on_exit(self._running.pop(ready), report)  # type: ignore[arg-type]  # a sentinel
 
     def _take(self, event: ProgressEvent, report: Report) -> None:
-        """Do what the server's event asks for, or show it; the clients are started once the server listens."""
+        """Act on the server's event, or show it. Clients are started once the server listens."""
         match event:
             case Ready(port):
                 self._address = host_and_port(self._server_host, port)
@@ -244,7 +244,7 @@ class Fleet:
         """The server's next event."""
         try:
             event: ProgressEvent = events.recv()
-        except (EOFError, OSError):  # the latter in the midst of an event
+        except (EOFError, OSError):  # OSError: the server died while sending an event
             if self._interrupts:
                 raise KeyboardInterrupt from None
             assert self._server is not None
@@ -254,7 +254,7 @@ class Fleet:
         return event
 
     def _show(self, event: ProgressEvent, report: Report) -> None:
-        """Show the event, with what the server is not told: why jobs failed in a private run."""
+        """Show the event. In a private run, also show why jobs failed, which the server is not told."""
         report(event)
         if self._failures is not None and isinstance(event, RoundCommitted | Finished):
             for text in self._failures.news():
@@ -265,9 +265,9 @@ class Fleet:
         return self._ends_by_s is not None and time.monotonic() > self._ends_by_s
 
     def _patience_s(self) -> float:
-        """How long until a client process is to be started again, or it is to be seen whether the server is late.
+        """Seconds to wait for events: until the next restart of a client process, and at most `_LOOKS_EVERY_S`.
 
-        Python goes on with a wait that a signal interrupts: without an end, it would not hear of the signal.
+        Python resumes a wait that a signal interrupts. Without this limit, the loop would not notice the signal.
         """
         due_s = (client.starts_at_s - time.monotonic() for client in self._returning)
         return max(0.0, min((*due_s, _LOOKS_EVERY_S)))
@@ -295,7 +295,7 @@ class Fleet:
             self._call(client)
 
     def _sync_clients(self, round: int) -> None:
-        """Start, notify and end processes, so that the clients of this round are there."""
+        """Start, notify and end client processes so that the clients of this round are present."""
         assert self._presence is not None
         self._called, present = round, self._presence.at(round)
         for client in self._client_processes:
@@ -310,19 +310,19 @@ class Fleet:
         )
 
     def _call(self, client: _ClientProcess) -> None:
-        """Tell a process which round was called last, if it is there and is told of rounds."""
+        """Send the process the round called last, if it receives roll calls."""
         if client.roll_calls is not None:
-            with suppress(OSError):  # it has died, which `_on_exit` reports
+            with suppress(OSError):  # the process has died; `_on_exit` reports it
                 client.roll_calls.send(self._called)
 
     def _on_exit(self, process: ForkServerProcess, report: Report) -> None:
-        """A client process has ended: expected at the end of a run, fatal before its first round."""
+        """Handle a client process's end. Code 0 is normal; others are fatal before round 1, later lead to a restart."""
         process.join()
         if process.exitcode == 0:
             if self._targets is not None:
                 self._targets.forget(process.name)
             return
-        if not self._is_playing and process.exitcode == BAD_INPUT:  # which may leave no log to look into
+        if not self._is_playing and process.exitcode == BAD_INPUT:  # its log may be removed, so quote it
             raise ConfigError(f"{process.name}: {last_line(self._clients_log)}")
         message = f"{process.name} ended{how_it_ended(process.exitcode, self._clients_log)}"
         if not self._is_playing:
@@ -334,14 +334,14 @@ class Fleet:
         if may_return and client.schedule_restart():
             self._returning.append(client)
             message += f"; it is started again in {2 ** (client.restarts - 1)} s ({client.restarts} of {_RESTARTS_MAX})"
-        add_warning(self._clients_log, message)  # a display shows no more than some of many messages
+        add_warning(self._clients_log, message)  # a display drops some of many messages
         report(Notice(message))
 
     def _end_all(self) -> None:
         """Wait a while for all processes to end by themselves, then kill those that remain."""
         for client in self._client_processes:
             client.stop_calling()
-        # Without a pid, it is the server that could not be started.
+        # A process without a pid is a server that could not be started.
         processes = [p for p in (self._server, *self._running.values()) if p is not None and p.pid is not None]
         at_once = self._interrupts > 1 or self._is_late()
         until_s = time.monotonic() + (0.0 if at_once else _END_WITHIN_S)
@@ -354,9 +354,9 @@ class Fleet:
 
     @contextmanager
     def _interruptible(self, report: Report) -> Iterator[None]:
-        """The first Ctrl-C asks the server to finish, the second ends everything at once.
+        """Handle signals in the block: the first Ctrl-C asks the server to finish, the second ends everything at once.
 
-        A display whose reader takes nothing keeps this process from its end no longer than the server may take.
+        A timer ends this process even if a display blocks because its reader has stopped reading.
         """
         try:
             with signals_to(lambda number, _: self._ask_to_end(number, report), signal.SIGINT, *asking_to_end()):
@@ -376,7 +376,7 @@ class Fleet:
         if self._server is None:
             raise KeyboardInterrupt
         if self._server.pid is None:
-            return  # a process half started cannot be ended: `_start_server` does it
+            return  # a half-started process cannot be ended yet; `_start_server` does it
         if self._interrupts > 1:
             for process in (self._server, *self._running.values()):
                 process.kill()
@@ -387,7 +387,7 @@ class Fleet:
 
 
 def _play_virtually(plan: RunPlan, *arguments: Any) -> None:
-    """The main function of a run on the virtual clock, whose process alone needs the libraries of both sides."""
+    """The main function of a virtual run's process. Only this process needs the libraries of both sides."""
     from pausefl.runtime.virtual.process import run_virtual_process
 
     run_virtual_process(plan, *arguments)

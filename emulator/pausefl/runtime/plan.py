@@ -1,4 +1,4 @@
-"""A whole run, planned once: what each of its processes is told, the network between them, what is shown of it."""
+"""The plan of a whole run, made once: the settings of each process, the network between them, what observers get."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from pausefl.runtime.standing_fleet import StandingFleet
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """The clients of one process, which belong to one group."""
+    """The clients of one client process. They belong to one group."""
 
     client_ids: list[str]
     group: ClientGroup
@@ -24,24 +24,24 @@ class ProcessPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """All that follows from an experiment before a run begins. Who plays it sees no experiment."""
+    """Everything derived from an experiment before a run begins. The code that plays the run sees no `Experiment`."""
 
     server: ServerPlan
     clients: ClientPlan
     processes: tuple[ProcessPlan, ...]
-    """The client processes; none on the virtual clock, and where clients come from outside."""
+    """The client processes. Empty on the virtual clock, and if the clients come from outside."""
     is_virtual: bool
-    """Whether one process plays everything."""
+    """Whether the run uses the virtual clock, where one process plays all parts."""
     network: Mapping[str, tuple[Shape, Shape]] | None
-    """Each client's way down and up, where the kernel makes them; None: clients delay their messages themselves."""
+    """Each client's downlink and uplink, if the kernel emulates them; None: clients delay their messages themselves."""
     shows: Mapping[str, Any]
-    """Every setting, as observers and trackers are told."""
+    """Every setting, by table and key, for observers and trackers."""
 
 
 def plan_of(experiment: Experiment, run: str, fleet: StandingFleet | None = None) -> RunPlan:
-    """The plan of a run in a directory of this name; ConfigError for what no table by itself shows.
+    """The plan of a run whose directory has the name `run`. With `fleet`, its clients come from outside.
 
-    With `fleet`, its clients come from outside.
+    ConfigError for errors that no single table of settings shows.
     """
     clients, is_virtual = client_plan(experiment), experiment.experiment.clock == "virtual"
     processes = _processes(experiment.groups, clients.links, experiment.clients_per_process)

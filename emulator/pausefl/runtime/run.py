@@ -36,19 +36,18 @@ def run_experiment(
     has_report: bool = True,
     stop: Event | None = None,
 ) -> dict[str, Any]:
-    """Begin a run, or go on with it, to the end; write the report if there is to be one, return the summary.
+    """Begin a run, or with `resume` continue it, and play it to its end. Returns its summary.
 
-    `stop` ends it as SIGTERM does. A run that SIGTERM ended has no report: its sender waits 30 s at most, and drawing
-    may take longer. Nor has one whose report fails; its summary stands.
-    A run that has come to its last round is left as it is. `back_to` takes back the rounds after that one first.
-    Bad input leaves no directory behind. `observers` are told of its progress besides those of the experiment.
-    With `fleet`, the clients come from outside.
+    With `has_report`, also write the report. A run ended by SIGTERM has none: its sender waits 30 s at most, and
+    drawing may take longer. If the report fails, the summary remains. A finished run is left unchanged. `back_to` first
+    discards the rounds after that one. `stop` ends the run as SIGTERM does. With `fleet`, clients come from outside.
+    `observers` receive the run's progress, as the experiment's own observers do. Bad input leaves no directory behind.
     """
     if resume:
         refuse_clients_elsewhere(run_dir, served=fleet is not None)
     if fleet is not None:
         experiment = fleet.serve(experiment)
-    require("server", *(["report"] if has_report else []))  # before hours of rounds whose report could not be drawn
+    require("server", *(["report"] if has_report else []))  # now: the report must not fail after hours of rounds
     observers = [*observers, *load_observers(experiment.experiment.observers)]
     if experiment.workload.model != "synthetic":
         require("client")
@@ -56,9 +55,9 @@ def run_experiment(
 
         prepare_dataset(experiment.workload.dataset)
     if experiment.privacy.enabled and experiment.privacy.sampler == "opendp":
-        ExactLaplace()  # here, where its absence is bad input, not in thirty client processes
+        ExactLaplace()  # if OpenDP is missing, fail here as bad input, not in thirty client processes
     if experiment.privacy.enabled and experiment.privacy.ledger_dir and fleet is None:
-        folder = experiment.privacy.ledger_dir  # before thirty clients say it each
+        folder = experiment.privacy.ledger_dir  # an error is reported once, not by each client process
         prepare_folder(Path(folder), f'privacy.ledger_dir = "{folder}"')
     count, is_virtual = experiment.clients.count, experiment.experiment.clock == "virtual"
     refuse_few_files(clients=count, ledgers=count if is_virtual else experiment.clients_per_process)
@@ -71,7 +70,7 @@ def run_experiment(
         owners = owners_of(experiment.workload, experiment.client_ids, experiment.experiment.seed_of("split"))
         note_start(run_dir, owners=owners, served=fleet is not None, fleet=fleet.address if fleet else "")
         processes = Fleet(plan, run_dir, lock, back_to, stop)
-        if has_report and is_virtual:  # which takes a second, in which another process plays
+        if has_report and is_virtual:  # the import takes a second; another process plays meanwhile
             Thread(target=import_module, args=["pausefl.results.report"], daemon=True).start()
         with Observed(report, observers, run_dir, plan.shows, run_dir / "server.log") as observed:
             processes.run(observed.show)
@@ -82,12 +81,12 @@ def run_experiment(
         report(Preparing("figures are drawn and the report is written"))
         figures.compute(REPORT, lambda: write_report(run_dir))
     if not has_report or processes.was_terminated or figures.missing:
-        (run_dir / REPORT).unlink(missing_ok=True)  # of what was played before
+        (run_dir / REPORT).unlink(missing_ok=True)  # it covers earlier rounds only
     return {**read_summary(run_dir)}
 
 
 def _is_finished(experiment: Experiment, run_dir: Path, *, has_report: bool) -> bool:
-    """Whether every round was played and all that a run leaves is there."""
+    """Whether every round was played, and the summary and any wanted report exist."""
     if not all((run_dir / name).exists() for name in ("summary.json", *([REPORT] if has_report else []))):
         return False
     return read_summary(run_dir)["rounds"] == experiment.experiment.rounds

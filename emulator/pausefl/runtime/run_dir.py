@@ -1,4 +1,4 @@
-"""The directory of a run: begun or gone on with by one process at a time, and bound to its configuration."""
+"""The directory of a run. One process at a time uses it, and it is bound to the run's configuration."""
 
 import atexit
 import errno
@@ -26,8 +26,8 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.excerpts import excerpts
 from pausefl_server.storage.store import Store
 
-# All that the processes and the observers of a run write there before its first round.
-# In the order in which it is taken away: without the log, the rest would look like a run that has lost it.
+# Everything that a run's processes and observers write there before its first round, in the order of removal.
+# The log (run.db) goes last: without it, the other files would look like a run that has lost its log.
 _MADE = (
     "lock",
     "config.toml",
@@ -46,34 +46,34 @@ _MADE = (
     "run.db",
 )
 _LOGS = {"server.log", "clients.log"}
-# Errors of a whole disk, which name no file.
+# Errors that concern a whole disk. Such an OSError names no file.
 _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 _CONFIG_DIGEST = "config_digest"
 
-# Where a run's processes are, who may join and how long they wait for each other: it may go on elsewhere, and without
-# a client that is trusted no longer.
+# Keys that may change when a run is resumed, by table: places of processes, admission, waiting times. So a run can
+# continue on other machines, or without a client that is no longer trusted. Empty: all keys of the table.
 _OF_THE_PLACE: dict[str, set[str]] = {
     "experiment": {"python_path", "by_value"},
     "clients": {"connect_timeout_s", "minimum"},
     "evaluation": {"address", "host", "port", "insecure", "connect_timeout_s", "answer_timeout_s"},
     "server": {"host", "port", "insecure", "hello_timeout_s", "dead_after_s"},
-    "metrics": set(),  # all of it, as of tls and admission
+    "metrics": set(),
     "tls": set(),
     "admission": set(),
 }
-# How many differences between two experiments an error names.
+# How many differences between two experiments an error names at most.
 _MOST_NAMED = 4
 
 REPORT = "report.html"
-"""The file of the page that is drawn once a run has ended."""
+"""The file name of the report, a page that is written when a run has ended."""
 CAMPAIGN_PLAN = "campaign.json"
-"""The file in a campaign's folder that says what was asked for."""
+"""The file in a campaign's folder that holds its plan, as the user asked for it."""
 SHARED_STEPS = "steps.json"
-"""The file in a campaign's folder through which its runs share what a training step takes on the virtual clock."""
+"""The file in a campaign's folder with seconds per training step, which its runs share on the virtual clock."""
 
 
 def new_run_dir(name: str, run_dir: str | None) -> Path:
-    """The directory asked for, or a new one, runs/<name>-<time>; ConfigError when it holds a run."""
+    """The directory `run_dir`, or else a new folder runs/<name>-<time>. ConfigError if `run_dir` holds a run."""
     if not run_dir:
         return default_folder(name)
     path = Path(run_dir)
@@ -82,9 +82,9 @@ def new_run_dir(name: str, run_dir: str | None) -> Path:
 
 
 def default_folder(name: str) -> Path:
-    """A new folder runs/<name>-<time>, with a number where another command has made that one in the same second.
+    """A new folder runs/<name>-<time>, with a number if another command made that folder in the same second.
 
-    Where it is still empty when this process ends, it is removed.
+    It is removed if it is still empty when this process ends.
     """
     runs, number = Path("runs"), 1
     stem = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -96,12 +96,12 @@ def default_folder(name: str) -> Path:
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove a default folder, and that of all runs, as far as they are empty."""
+    """Remove a default folder and its parent, the folder of all runs, if they are empty."""
     _remove_empty([folder, folder.parent])
 
 
 def _is_made(folder: Path) -> bool:
-    """Whether this call made the folder; False where it was there."""
+    """Make the folder. Returns False if it already exists."""
     try:
         folder.mkdir()
     except FileExistsError:
@@ -111,11 +111,11 @@ def _is_made(folder: Path) -> bool:
 
 @contextmanager
 def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False) -> Iterator[Lock]:
-    """The directory of a run that is to begin, or with `resume` to go on where there is one; locked meanwhile.
+    """Prepare the directory of a new run, or with `resume` of a run it may hold. Yields its lock, held for the block.
 
-    ConfigError when another process uses it, when it cannot be written, or when it holds another run. Input that is
-    refused leaves nothing that was not there before, unless a round was played or an update released; a run that fails
-    before any client came leaves its logs alone.
+    ConfigError if another process uses it, if it cannot be written, or if it holds another run. After a ConfigError in
+    the block, all new files are removed, unless a round was played or an update released. After another failure before
+    any client joined, only the logs remain.
     """
     missing = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     with _naming(run_dir, missing):
@@ -128,10 +128,10 @@ def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False)
                 yield lock
             except PauseflError as error:
                 is_refused = isinstance(error, ConfigError)
-                # A client that ever came, as far as is known, may have been given a job, and have released.
+                # A client that has joined may have released an update. If the log is lost, one may have joined.
                 has_joined = _has_lost_log(run_dir) or _has_rows(run_dir / "run.db", "events")
                 if not (_was_played(run_dir) or (has_joined and not is_refused)):
-                    kept = before | (set() if is_refused else _LOGS)  # which tell more of a failure
+                    kept = before | (set() if is_refused else _LOGS)  # the logs help to explain a failure
                     _remove(run_dir / name for name in _MADE if name not in kept)
                     _remove_empty(missing)
                 raise
@@ -139,7 +139,7 @@ def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False)
 
 @contextmanager
 def _naming(run_dir: Path, missing: Sequence[Path]) -> Iterator[None]:
-    """ConfigError that names the directory where the disk, or its rights, let nothing be written there."""
+    """Turn an OSError of the directory or its disk into a ConfigError, and remove `missing` folders that are empty."""
     try:
         yield
     except OSError as error:
@@ -150,7 +150,7 @@ def _naming(run_dir: Path, missing: Sequence[Path]) -> Iterator[None]:
 
 
 def _is_of(error: OSError, run_dir: Path) -> bool:
-    """Whether an error is of this directory or its disk, rather than of a connection or another file."""
+    """Whether the error concerns this directory or its disk, not a connection or another file."""
     if error.filename is None:
         return error.errno in _OF_THE_DISK
     file = Path(os.fsdecode(error.filename)).absolute()
@@ -158,7 +158,7 @@ def _is_of(error: OSError, run_dir: Path) -> bool:
 
 
 def stored_experiment(run_dir: Path) -> Experiment:
-    """The experiment of an existing run directory; ConfigError when it is none, or config.toml was changed."""
+    """The experiment stored in a run directory. ConfigError if it is no run directory, or config.toml was changed."""
     path = run_dir / "config.toml"
     if not (run_dir.is_dir() and (path.exists() or (run_dir / "run.db").exists())):
         if (run_dir / CAMPAIGN_PLAN).exists():
@@ -168,7 +168,7 @@ def stored_experiment(run_dir: Path) -> Experiment:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); restore it from a copy") from error
-    begun_with = (meta_of(run_dir, _CONFIG_DIGEST) or "").split()  # two while the run is being extended
+    begun_with = (meta_of(run_dir, _CONFIG_DIGEST) or "").split()  # two digests while the run is being extended
     if begun_with and _digest(data) not in begun_with:
         what = "was changed since the run began" if data else "is empty"
         raise ConfigError(f"{path}: {what}; restore the file that it began with from a copy")
@@ -176,10 +176,10 @@ def stored_experiment(run_dir: Path) -> Experiment:
 
 
 def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> None:
-    """Bind the run to its configuration; the file is written once, and read until the run is given more rounds."""
+    """Bind the run to its configuration. A new run writes config.toml; a resumed run may only differ in more rounds."""
     if (run_dir / CAMPAIGN_PLAN).exists():
         raise ConfigError(f"--run-dir {run_dir}: holds a campaign (a comparison, a sweep or a search); choose another")
-    if resume and _has_lost_log(run_dir):  # going on would begin anew, and forget what clients have spent
+    if resume and _has_lost_log(run_dir):  # the run would start again, and forget what clients have spent
         raise ConfigError(f"{run_dir / 'run.db'}: is missing or empty, but a run began there; restore it from a copy")
     if (run_dir / "run.db").exists():
         if not resume:
@@ -192,13 +192,13 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
     else:
         text = config_toml(experiment).encode()
         write_durably(run_dir / "config.toml", text)
-    with closing(Store(run_dir / "run.db")) as store:  # which finds damage before any process is started
+    with closing(Store(run_dir / "run.db")) as store:  # opening it finds damage before any process is started
         if store.meta(_CONFIG_DIGEST) is None:
             store.set_meta(_CONFIG_DIGEST, _digest(text))
 
 
 def check_goes_on(experiment: Experiment, run_dir: Path) -> None:
-    """ConfigError where a directory holds a run that this experiment has no further rounds for. Writes nothing."""
+    """ConfigError if the directory holds a run of another experiment, or one without rounds left. Writes nothing."""
     if not (run_dir / "run.db").exists():
         return
     stored = stored_experiment(run_dir)
@@ -213,7 +213,7 @@ def check_goes_on(experiment: Experiment, run_dir: Path) -> None:
 
 
 def _rounds_at_its_end(run_dir: Path) -> int:
-    """How many rounds a run had when it last ended, as far as its summary can be read."""
+    """The number of rounds a run had when it last ended; 0 if its summary cannot be read."""
     try:
         return int(json.loads((run_dir / "summary.json").read_text("utf-8"))["rounds"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -221,12 +221,12 @@ def _rounds_at_its_end(run_dir: Path) -> int:
 
 
 def is_run_of(experiment: Experiment, run_dir: Path) -> bool:
-    """Whether a run directory holds a run of this experiment, wherever its files lie; ConfigError without any run."""
+    """Whether a directory holds a run of this experiment; `_OF_THE_PLACE` may differ. ConfigError without a run."""
     return not differences(stored_experiment(run_dir), experiment)
 
 
 def has_rounds(run_dir: Path) -> bool:
-    """Whether a round was played there, as far as its log can be read."""
+    """Whether a round was played there; False if its log cannot be read."""
     try:
         with closing(open_read_only(run_dir / "run.db")) as database:
             return database.execute("SELECT 1 FROM rounds LIMIT 1").fetchone() is not None
@@ -245,7 +245,7 @@ def _check_extends(stored: Experiment, experiment: Experiment, run_dir: Path) ->
 
 
 def _extend(run_dir: Path, experiment: Experiment) -> None:
-    """Write the configuration with more rounds. While it is replaced, the log names the old and the new one."""
+    """Write the configuration with more rounds. Meanwhile the log holds the old and the new digest."""
     path, text = run_dir / "config.toml", config_toml(experiment).encode()
     with closing(Store(run_dir / "run.db")) as store:
         store.set_meta(_CONFIG_DIGEST, f"{_digest(path.read_bytes())} {_digest(text)}")
@@ -262,7 +262,7 @@ def _what_is_played(experiment: Experiment) -> dict[str, Any]:
 
 
 def _values(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Each value of a table and its tables, with its dotted key."""
+    """Yields each value of a table and of its nested tables, with its dotted key."""
     if not (isinstance(value, dict) and value):
         yield key, value
         return
@@ -271,7 +271,7 @@ def _values(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def differences(stored: Experiment, wanted: Experiment) -> list[str]:
-    """Each key that changes what is played and has another value in the stored experiment, with both."""
+    """A text for each key that affects results and has different values in the two experiments, with both values."""
     there, here = _what_is_played(stored), _what_is_played(wanted)
     found = []
     for key in sorted(there.keys() | here.keys()):
@@ -289,16 +289,16 @@ def _shown(value: Any) -> str:
 
 
 def refuse_run_in(run_dir: Path, go_on: str = "") -> None:
-    """ConfigError where a directory holds a run; `go_on` tells how to go on with it, by default the command."""
+    """ConfigError if the directory holds a run. `go_on` tells how to resume it; the default is `resume_command`."""
     if (run_dir / "run.db").exists():
         go_on = go_on or resume_command(run_dir)
         raise ConfigError(f"{run_dir}: holds a run; choose another folder, or go on with it: {go_on}")
 
 
 def refuse_clients_elsewhere(run_dir: Path, *, served: bool) -> None:
-    """ConfigError where a run's clients are elsewhere: others would take their ids with empty ledgers.
+    """ConfigError if a run would be resumed with other clients, whose ledgers are empty.
 
-    `served`: the clients that it is to go on with come from outside.
+    `served`: whether the clients now come from outside.
     """
     if served and has_rounds(run_dir) and not is_served(run_dir):
         raise ConfigError(
@@ -312,7 +312,7 @@ def refuse_clients_elsewhere(run_dir: Path, *, served: bool) -> None:
 
 
 def resume_command(run_dir: Path) -> str:
-    """The command that goes on with a run; CONFIG stands for what `pausefl server` was given before."""
+    """The command that resumes a run. CONFIG in it stands for the CONFIG that `pausefl server` was given before."""
     if fleet := fleet_of(run_dir):
         return shlex.join(["pausefl", "run", "--resume", str(run_dir), "--fleet", fleet])
     if is_served(run_dir):
@@ -325,7 +325,7 @@ def _digest(data: bytes) -> str:
 
 
 def _has_lost_log(run_dir: Path) -> bool:
-    is_log = _has_rows(run_dir / "run.db", "sqlite_schema")  # be it a damaged one, which opening it tells
+    is_log = _has_rows(run_dir / "run.db", "sqlite_schema")  # or it is damaged, which opening it reports
     return not is_log and any((run_dir / name).exists() for name in ("checkpoints", "summary.json"))
 
 
@@ -335,7 +335,7 @@ def _was_played(run_dir: Path) -> bool:
 
 
 def _has_rows(path: Path, table: str) -> bool:
-    """Whether a table has rows, as far as can be told: a file that cannot be read is not to be deleted either."""
+    """Whether the table has rows. Also True if the file cannot be read: then it must not be deleted either."""
     if not path.exists():
         return False
     try:
@@ -354,7 +354,7 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
-    """Remove the folders from the innermost on, up to the first that is not empty."""
+    """Remove the folders that are empty. They are given from the innermost outwards."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
