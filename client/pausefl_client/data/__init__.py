@@ -1,1 +1,1 @@
-"""Data sets: fetched, read, split, dealt out to clients, and told apart by digests."""
+"""Data sets: downloaded, read, split, dealt out to clients, and identified by digests."""

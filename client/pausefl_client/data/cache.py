@@ -15,11 +15,11 @@ from pausefl_client.data.published import PUBLISHED, Published
 from pausefl_proto.errors import ConfigError
 
 FILES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
-"""The arrays in a folder of the cache, each in a file of its name and .npy."""
+"""The names of a data set's arrays in the cache. Each array is a file NAME.npy."""
 
 
 def data_folder() -> Path:
-    """Where the published files lie: $PAUSEFL_DATA, or a folder of the cache."""
+    """The folder of the published files: $PAUSEFL_DATA, or `data` in the cache folder."""
     named = os.environ.get("PAUSEFL_DATA")
     return Path(named) if named else _cache_folder() / "data"
 
@@ -31,9 +31,9 @@ def missing_files(name: str) -> list[str]:
 
 
 def cached_folder(name: str) -> Path:
-    """The folder that caches a data set of `PUBLISHED` as .npy files; made if it is not there.
+    """The folder that caches a data set of `PUBLISHED` as .npy files. It is made if it does not exist.
 
-    Files that are missing are downloaded. ConfigError, one line, where that or the cache fails.
+    Missing published files are downloaded. ConfigError, in one line, if the download or the cache fails.
     """
     published = PUBLISHED[name]
     source = data_folder() / published.folder
@@ -46,7 +46,7 @@ def cached_folder(name: str) -> Path:
 
 
 def cached_arrays(name: str, read: Callable[[], Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a folder of the cache, mapped into memory; what `read` returns is written there unless it is."""
+    """The arrays of a folder in the cache, mapped into memory. If it does not exist, `read` gives its arrays."""
     folder = _cache_folder() / name
     if not folder.is_dir():
         _write_cache(folder, read())
@@ -54,19 +54,19 @@ def cached_arrays(name: str, read: Callable[[], Mapping[str, npt.NDArray[Any]]])
 
 
 def _cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/pausefl` (XDG base directory specification)."""
+    """The cache folder, `$XDG_CACHE_HOME/pausefl` (XDG base directory specification)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pausefl"
 
 
 def _fingerprint(source: Path, published: Published) -> str:
-    """Changes when a source file does. From path, size and time of change: 300 clients cannot each read 180 MB."""
+    """A digest that changes when a source file does. From path, size and mtime: 300 clients cannot each read 180 MB."""
     stats = [(str(file.resolve()), file.stat()) for file in published.sources(source)]
     text = repr((published.layout, [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _write_cache(folder: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write the arrays atomically: beside their place, then renamed. A process that comes second discards its copy."""
+    """Write the arrays atomically: to a temporary folder, which is then renamed. A slower process discards its copy."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as scratch:

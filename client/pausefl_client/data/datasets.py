@@ -1,7 +1,7 @@
 """Data sets: read from their published files, held as arrays, split into training, validation and test examples.
 
-The published files are decompressed once into a cache of .npy files and memory-mapped from there, so that hundreds of
-client processes share one copy and each takes only its own rows out of it.
+The published files are decompressed once into a cache of .npy files, which processes map into memory. Hundreds of
+client processes then share one copy, and each reads only its own rows from it.
 """
 
 import gzip
@@ -34,14 +34,14 @@ _KEY = "workload.dataset"
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """n labelled examples; may be memory-mapped from the cache, so read-only."""
+    """n labelled examples. The arrays may be memory-mapped from the cache, and are then read-only."""
 
     inputs: Inputs
     """(n, channels, height, width) uint8 images in 0..255, (n, words) int32 tokens, or (n, ...) float32 features."""
     labels: TargetArray
     """(n,) int64 in [0, classes). With a task: (n, tokens) int64, or (n,) or (n, outputs) float32."""
     owners: Owners | None = None
-    """(n,) whose each example is, where that is known: a person or a device, by names or whole numbers."""
+    """(n,) the owner of each example, if known: a person or a device, as a text or a whole number."""
 
     def __post_init__(self) -> None:
         _check_form("inputs", self.inputs, "uint8", "int32", "float32")
@@ -55,7 +55,7 @@ class Examples:
             return
         owners = np.asarray(self.owners)
         if owners.dtype == object and all(isinstance(owner, str) for owner in owners):
-            owners = owners.astype(np.str_)  # pandas has texts as objects
+            owners = owners.astype(np.str_)  # pandas stores texts as objects
         object.__setattr__(self, "owners", owners)
         if owners.dtype.kind not in "iuU" or len(owners) != len(self.labels):
             raise ConfigError(f"{_KEY}: owners must be {len(self.labels)} whole numbers or texts, one for each example")
@@ -65,11 +65,11 @@ class Examples:
 
     @property
     def has_classes(self) -> bool:
-        """Whether each example has a class, by which it can be counted and dealt out."""
+        """Whether each example has one class, so that examples can be counted and dealt out by class."""
         return self.labels.ndim == 1 and self.labels.dtype == np.int64
 
     def not_finite(self) -> tuple[int, str] | None:
-        """The row of the first value that is not finite, and where that is, in words; None where all are."""
+        """The row of the first value that is not finite, and its place in words. None if all values are finite."""
         for what, values in (("inputs", self.inputs), ("labels", self.labels)):
             if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
                 place = tuple(int(i) for i in np.unravel_index(finite.argmin(), finite.shape))
@@ -77,13 +77,13 @@ class Examples:
         return None
 
     def take(self, rows: npt.NDArray[np.int64] | slice) -> Self:
-        """A copy of the given rows, in memory; of a slice a view: a memory-mapped array stays one."""
+        """The given rows: a copy in memory, or for a slice a view, so that memory-mapped arrays stay mapped."""
         owners = None if self.owners is None else self.owners[rows]
         return replace(self, inputs=self.inputs[rows], labels=self.labels[rows], owners=owners)
 
 
 def _check_form(what: str, array: Any, *types: str) -> None:
-    """ConfigError unless this is a plain numpy array of one of these types."""
+    """Raise ConfigError unless `array` is a plain numpy array of one of these types."""
     if type(array) not in (np.ndarray, np.memmap):
         raise ConfigError(f"{_KEY}: {what} must be a numpy array; are a {type(array).__name__}")
     if array.dtype not in types:
@@ -92,16 +92,16 @@ def _check_form(what: str, array: Any, *types: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples and a task. `validation` is held-out training data: the best model is chosen on it, not on `test`."""
+    """Examples and a task. `validation` is held-out training data. It serves to choose the best model, not `test`."""
 
     name: str
     train: Examples
     validation: Examples
     test: Examples
     classes: int
-    """How many outputs a model has for each thing it predicts; without a task, the classes."""
+    """The number of a model's outputs for each prediction. Without a task, the number of classes."""
     task: LearningTask | None = None
-    """None: classification of whole examples, by cross-entropy."""
+    """The learning task. None: classification of whole examples, by cross-entropy."""
 
     def __post_init__(self) -> None:
         if self.task is None and not self.train.has_classes:
@@ -123,21 +123,21 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input: (channels, height, width) for images, (words,) for texts."""
+        """The shape of one input: (channels, height, width) for images, (words,) for texts."""
         return self.train.inputs.shape[1:]
 
     @property
     def has_tokens(self) -> bool:
-        """Whether inputs are texts as tokens, which no model for numbers can take."""
+        """Whether inputs are texts as tokens. Models for numbers do not accept them."""
         return self.train.inputs.dtype == np.int32
 
 
 def load_dataset(name: str, *, examples: int | None = None, seed: int) -> Dataset:
-    """A data set by its name in `DATASETS`, called as factory(seed) and returning a Dataset.
+    """Load the data set of a name in `DATASETS`, whose factory is called as factory(seed) and returns a Dataset.
 
     The last 10,000 published training examples are `validation` (AG-News: a tenth of them; digits: 297 of its 1,797,
-    and 300 are `test`). Without AG-News's train.csv, its test.csv alone is split, the same for every seed.
-    `examples` keeps that many training examples, drawn by the seed. ConfigError if the data are missing or malformed.
+    and 300 are `test`). Without AG-News's train.csv, its test.csv alone is split, equally for every seed. `examples`:
+    keep only this number of training examples, drawn by the seed. ConfigError if data are missing or malformed.
     """
     dataset = DATASETS.find(name, _KEY)(seed)
     if not isinstance(dataset, Dataset):
@@ -146,10 +146,10 @@ def load_dataset(name: str, *, examples: int | None = None, seed: int) -> Datase
 
 
 def prepare_dataset(name: str) -> None:
-    """Decompress a published data set into the cache unless it is there; there is nothing to do for any other.
+    """Decompress a published data set into the cache, unless it is there. For others, check that the name is known.
 
-    Called once before many clients start, so that they find the cache made. A missing file is downloaded, which is
-    given up within 5 s if nothing answers. ConfigError, as from `load_dataset`.
+    Called once before many clients start, so that the cache exists for them. Missing files are downloaded; the download
+    gives up after 5 s without an answer. Raises ConfigError as `load_dataset` does.
     """
     if name in PUBLISHED:
         cached_folder(name)
@@ -158,7 +158,7 @@ def prepare_dataset(name: str) -> None:
 
 
 def check_is_here(name: str) -> None:
-    """ConfigError for an unknown data set, and for one whose files would have to be downloaded first."""
+    """Raise ConfigError for an unknown data set, or for one whose files must be downloaded first."""
     if name not in PUBLISHED:
         if not DATASETS.code_of(name):
             DATASETS.find(name, _KEY)
@@ -168,16 +168,16 @@ def check_is_here(name: str) -> None:
 
 
 def split_note(name: str, test_examples: int) -> str:
-    """A note for readers of results on a data set of so many test examples; empty where it is as published."""
+    """A note for readers of results on this data set, if its split is not the published one. Otherwise empty."""
     if name == "ag-news" and test_examples == AG_NEWS_TEST_EXAMPLES:
         return "the published test split alone: 5,400 to train on, 600 to validate on and 1,600 to test on"
     return ""
 
 
 def _load_digits(seed: int) -> Dataset:
-    """The embedded set: 1,797 images of 8 x 8 pixels in 0..16 (digits.NOTICE says whose), stretched to 0..255.
+    """The embedded data set: 1,797 images of 8 x 8 pixels in 0..16 (source: digits.NOTICE), stretched to 0..255.
 
-    Sorted by writer as published, hence shuffled before the split.
+    The published file is sorted by writer, so it is shuffled before the split.
     """
     text = gzip.decompress(importlib.resources.files(__package__).joinpath("digits.csv.gz").read_bytes())
     table = np.array(text.decode().replace("\n", ",").rstrip(",").split(","), np.uint16).reshape(-1, 65)
@@ -214,10 +214,9 @@ def _load_cached(name: str, seed: int) -> Dataset:  # noqa: ARG001  # the split 
 def _sample(examples: Examples, n: int, seed: int) -> Examples:
     if not 1 <= n <= len(examples):
         raise ConfigError(f"workload.examples = {n}: must be from 1 to the {len(examples)} training examples")
-    # Sorted rows read a memory-mapped file from front to back.
-    rows = np.sort(generator(seed, "examples").choice(len(examples), n, replace=False))
+    rows = np.sort(generator(seed, "examples").choice(len(examples), n, replace=False))  # files are read in order
     return examples.take(rows) if n < len(examples) else examples
 
 
 DATASETS = Registry("datasets", {"digits": _load_digits, **{name: partial(_load_cached, name) for name in PUBLISHED}})
-"""Called with the seed; each returns a Dataset."""
+"""Data sets by name. Each is called with the seed, and returns a Dataset."""

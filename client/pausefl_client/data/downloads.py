@@ -1,4 +1,4 @@
-"""Fetching the published files of a data set that are not there yet, each checked against its checksum."""
+"""Downloads the missing published files of a data set, and checks their checksums."""
 
 import hashlib
 import queue
@@ -15,14 +15,14 @@ from typing import Any
 from pausefl_client.data.published import Published
 from pausefl_proto.errors import ConfigError
 
-PATIENCE_S = 5.0
+PATIENCE_S = 5.0  # for an answer, and for each further piece of data
 
-# What is said of a line that breaks or a server that is none, and of an archive that ends early or is damaged.
+# Errors of a broken connection or a wrong server, and of an archive that is cut short or damaged.
 _FAILURES = (OSError, HTTPException, EOFError, zlib.error, tarfile.TarError)
 
 
 def download(name: str, published: Published, folder: Path, missing: list[str]) -> None:
-    """Fetch the missing files and check them; ConfigError, one line, if that fails."""
+    """Download the missing files and check them. ConfigError, in one line, if that fails."""
     archive = Path(published.urls[0]).name not in published.sha256
     urls = published.urls if archive else [url for url in published.urls if Path(url).name in missing]
     try:
@@ -38,7 +38,7 @@ def download(name: str, published: Published, folder: Path, missing: list[str]) 
                     raise OSError(f"{file} as downloaded has the wrong checksum")
                 path.rename(folder / file)
     except _FAILURES as error:
-        reason = " ".join(str(error).split())  # what a server said may be of several lines
+        reason = " ".join(str(error).split())  # a server's message may have several lines
         wanted = ", ".join(published.sha256)
         raise ConfigError(
             f'workload.dataset = "{name}": {missing[0]} is not in {folder} and could not be downloaded ({reason}); '
@@ -47,7 +47,7 @@ def download(name: str, published: Published, folder: Path, missing: list[str]) 
 
 
 def _fetch(url: str, path: Path) -> Path:
-    """Download one file; OSError or HTTPException if that fails, or 5 s pass without a word."""
+    """Download one file to `path`. OSError or HTTPException if that fails, or if nothing arrives for 5 s."""
     answers: queue.SimpleQueue[HTTPResponse | OSError | HTTPException] = queue.SimpleQueue()
 
     def connect() -> None:
@@ -56,7 +56,7 @@ def _fetch(url: str, path: Path) -> Path:
         except (OSError, HTTPException) as error:
             answers.put(error)
 
-    # In a thread, because resolving a name knows no timeout.
+    # In a thread, because resolving a host name has no timeout.
     threading.Thread(target=connect, daemon=True).start()
     try:
         answer: Any = answers.get(timeout=PATIENCE_S)
@@ -70,7 +70,7 @@ def _fetch(url: str, path: Path) -> Path:
 
 
 def _extract(archive: Path, files: list[str], folder: Path) -> None:
-    """The named members of an archive, whatever folder they lie in there."""
+    """Extract the members of an archive that have these names, in whatever folder of the archive they are."""
     with tarfile.open(archive) as tar:
         for member in tar:
             if Path(member.name).name in files and (content := tar.extractfile(member)):

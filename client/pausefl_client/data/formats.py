@@ -1,4 +1,4 @@
-"""The file formats in which data sets are published: IDX (MNIST), CIFAR-10's binary version, AG-News's CSV."""
+"""Reads the file formats of published data sets: IDX (MNIST), CIFAR-10's binary version, AG-News's CSV."""
 
 import csv
 import gzip
@@ -12,11 +12,11 @@ from pausefl_client.data.text import hashed_tokens
 from pausefl_proto.errors import ConfigError
 
 AG_NEWS_WORDS = 48
-"""Words of an article that are kept; nine in ten have at most 51."""
+"""How many words of an article are kept. Nine articles in ten have at most 51 words."""
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """The array in a gzipped IDX file of unsigned bytes (the format of MNIST); ConfigError if it is not one."""
+    """The array in a gzipped IDX file of unsigned bytes (MNIST's format). ConfigError if it is no such file."""
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
@@ -31,7 +31,7 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def read_cifar(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Images (n, 3, 32, 32) and labels (n,) of a file of CIFAR-10's binary version; ConfigError if it is not one."""
+    """Images (n, 3, 32, 32) and labels (n,) in a file of CIFAR-10's binary version. ConfigError if it is none."""
     try:
         content = np.fromfile(path, np.uint8)
     except OSError as error:
@@ -45,7 +45,7 @@ def read_cifar(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]
 def read_ag_news(path: Path) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
     """Tokens (n, 48) of titles and descriptions, and labels (n,) in 0..3, of a published CSV file.
 
-    ConfigError if it is not one: a row is "class (1 to 4)", "title", "description".
+    A row is "class (1 to 4)", "title", "description". ConfigError if the file has other rows.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:

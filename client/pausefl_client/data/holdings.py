@@ -1,7 +1,7 @@
-"""The examples a client holds, told by digests: equal examples have one budget, however they are named.
+"""Identifies a client's examples by digests. Clients with equal examples share one budget, whatever their names are.
 
-BLAKE2b (RFC 7693), not a faster checksum: a digest names a ledger on disk, and must not give away more of the examples
-than that two clients hold the same ones. It reads about 1 GB/s, once when a client's data are loaded.
+The digest is BLAKE2b (RFC 7693), not a faster checksum. It names a ledger on disk, and must reveal nothing about the
+examples except that two clients hold the same ones. It reads about 1 GB/s, once when a client's data are loaded.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ from pausefl_client.data.datasets import Examples
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Digests of a client's examples: 32 hexadecimal digits for its examples, 16 for how all clients' were dealt out.
+    """Digests in hexadecimal: `examples` (32 digits) of a client's examples, `dealing` (16) of the whole partition.
 
-    Equal `examples` are the same data. Where these differ but `dealing` is the same, no example is in both.
+    Equal `examples` mean the same data. If they differ but `dealing` is equal, no example is in both.
     """
 
     examples: str
@@ -26,7 +26,7 @@ class Holding:
 
 
 def holding_of(examples: Examples, dealing: str) -> Holding:
-    """The holding of a client with these examples, in whatever order they stand."""
+    """The holding of a client with these examples. Their order does not matter."""
     inputs = np.ascontiguousarray(examples.inputs)
     each = sorted(
         hashlib.blake2b(row.tobytes() + label.tobytes(), digest_size=16).digest()
@@ -37,16 +37,16 @@ def holding_of(examples: Examples, dealing: str) -> Holding:
 
 
 def dealing_of(parts: Iterable[npt.NDArray[np.int64]], *, dataset: str, examples: int | None, split_seed: int) -> str:
-    """The digest of a partition: what decides which examples are dealt out, and the rows of each client, in order.
+    """The digest of a partition: of what determines the examples dealt out, and of each client's rows, in order.
 
-    Rows alone do not tell: another seed may put other examples into the same rows.
+    The rows alone do not suffice: with another seed, the same rows may hold other examples.
     """
     kind = repr((dataset, examples, split_seed)).encode()
     return _digest(kind, *(b"|" + part.tobytes() for part in parts), size=8)
 
 
 def synthetic_holding(client_id: str) -> Holding:
-    """The holding of a client whose model trains on nothing: its id stands for its data."""
+    """The holding of a client with a synthetic model, which has no data. Its id stands for its data."""
     return Holding(_digest(b"synthetic", client_id.encode(), size=16), _digest(b"synthetic", size=8))
 
 

@@ -16,29 +16,29 @@ from pausefl_proto.number_types import Bounded, Count, PositiveShare
 
 _KEY = "workload.partition"
 
-# Far below the bound shares are as equal as numbers can be; far beyond it, sums of the gammas drawn overflow.
+# Far below the bound, shares are already as equal as floats can be. Far above it, sums of the gamma draws overflow.
 Concentration = Annotated[float, Gt(0), Le(1e100)]
 
 
 @dataclass(frozen=True)
 class Dealt:
-    """The examples to deal out: their labels, and whose they are where the data set says so."""
+    """The examples to deal out to clients."""
 
     labels: IntArray
     """(n,) int64 in [0, classes)."""
     classes: int
     clients: int
     owners: Owners | None = None
-    """(n,) names or whole numbers: equal ones are one person's or device's examples."""
+    """(n,) the owner of each example, a person or a device, as a text or a whole number. None if unknown."""
     client_ids: Sequence[str] = ()
-    """The clients' ids, where they are known."""
+    """The clients' ids. Empty if unknown."""
 
 
 class Partitioner(Protocol):
-    """Deals training examples out; its fields are the parameters of its table."""
+    """Deals training examples out to clients. Its fields are the keys of its table in the experiment."""
 
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> Sequence[IntArray]:
-        """The rows of each client; ConfigError or ValueError if it cannot be done."""
+        """The rows of each client. ConfigError or ValueError if the examples cannot be dealt out."""
 
 
 def partition(
@@ -51,10 +51,10 @@ def partition(
     owners: Owners | None = None,
     client_ids: Sequence[str] = (),
 ) -> list[IntArray]:
-    """The rows of each client, sorted; no row goes to two clients and every client gets at least one.
+    """The rows of each client, sorted. No row goes to two clients, and every client gets at least one.
 
-    `labels` is (n,) int64 in [0, classes), `owners` (n,). Examples without classes count as of one class, for
-    partitioners that can do without. ConfigError if it cannot be done.
+    `labels` is (n,) int64 in [0, classes), `owners` (n,). Examples without classes count as one class, for partitioners
+    that do not need classes. ConfigError if the examples cannot be dealt out.
     """
     if not 1 <= clients <= len(labels):
         raise ConfigError(f"clients.count = {clients}: must be from 1 to the {len(labels)} training examples")
@@ -62,7 +62,7 @@ def partition(
         if getattr(partitioner, "needs_classes", False):
             raise ConfigError(f"{_KEY}: deals out by class, and the examples of workload.dataset have none")
         labels, classes = np.zeros(len(labels), np.int64), 1
-    # A partitioner that wrote to them would change the labels that clients train on.
+    # Read-only: a partitioner that wrote to them would change the labels that clients train on.
     given_labels = read_only(labels.astype(np.int64, copy=False))
     dealt = Dealt(given_labels, classes, clients, None if owners is None else read_only(owners), client_ids)
     stream = getattr(partitioner, "stream", type(partitioner).__name__)
@@ -86,7 +86,7 @@ def _must_return(partitioner: Partitioner, found: str) -> str:
 
 
 def _check(parts: Sequence[IntArray], dealt: Dealt) -> None:
-    """ConfigError unless the parts are disjoint and none is empty: a partitioner may be a user's own."""
+    """Raise ConfigError unless the parts are disjoint and none is empty. A partitioner may be a user's own code."""
     if len(parts) != dealt.clients or not all(part.size for part in parts):
         raise ConfigError(f"{_KEY}: must give each of the {dealt.clients} clients at least one example")
     rows = np.concatenate(parts)
@@ -103,7 +103,7 @@ class Iid:
     stream: ClassVar[str] = "iid"
 
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
-        """Sizes differ by one at most."""
+        """Deal out all rows at random. Sizes differ by one at most."""
         return np.array_split(rng.permutation(dealt.labels.size), dealt.clients)
 
 
@@ -117,13 +117,13 @@ class DominantLabel(Bounded):
     concentration: Concentration = 3.0
     """The concentration of the Dirichlet distribution of sizes. Small values make sizes more unequal."""
     dominant_share: PositiveShare = 0.25
-    """About this share of a client's examples has its dominant label. With 1/classes no label dominates."""
+    """About this share of a client's examples has its dominant label. With 1/classes, no label dominates."""
 
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
-        """First every client's surplus of its dominant label, then the rest at random.
+        """Deal out first a surplus of its dominant label to every client, then the rest at random.
 
-        A random rest holds the dominant label too, a share of 1/classes of it. So the surplus is the e of
-        e + (1 − e)/classes = dominant_share.
+        The random rest also holds the dominant label, with a share of 1/classes. So the surplus, as a share e of the
+        client's examples, solves e + (1 − e)/classes = dominant_share.
         """
         labels, classes = dealt.labels, dealt.classes
         if self.dominant_share < 1 / classes:
@@ -151,22 +151,22 @@ class DominantLabel(Bounded):
 
 @dataclass(frozen=True)
 class LabelDirichlet(Bounded):
-    """Equal sizes, label proportions of each client drawn from Dirichlet(concentration · p), p those of all data.
+    """Equal sizes. Each client's label proportions are drawn from Dirichlet(concentration · p), p those of all data.
 
     Hsu, Qi and Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification,
-    2019, Section 3. Once a label has run out, clients draw among those that are left.
+    2019, Section 3. Once a label has run out, further clients draw among the labels that are left.
     """
 
     stream: ClassVar[str] = "label-dirichlet"
     needs_classes: ClassVar[bool] = True
 
     concentration: Concentration = 0.5
-    """Near 0 each client has one label; great values come close to equal shares at random. The value is spread over
-    the labels: of ten equally frequent labels, each has a tenth of it. Where another tool's alpha counts for each
-    label, multiply it by the number of labels."""
+    """Near 0, each client has one label; large values come close to equal shares at random. The value is spread over
+    the labels: of ten equally frequent labels, each gets a tenth of it. If another tool's alpha is per label, multiply
+    it by the number of labels."""
 
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
-        """All rows are dealt out, client after client in random order, for the last have what the others left."""
+        """Deal out all rows, client after client in random order, since the last clients get what is left."""
         stock = _stock(dealt, rng)
         frequencies = np.array([rows.size for rows in stock], np.float64)
         present = frequencies > 0
@@ -185,7 +185,7 @@ class LabelDirichlet(Bounded):
 
 @dataclass(frozen=True)
 class Shards(Bounded):
-    """Equal shards of the examples sorted by label, so many a client, at random.
+    """Examples are sorted by label and cut into equal shards; each client gets `per_client` shards at random.
 
     McMahan, Moore, Ramage, Hampson and Agüera y Arcas: Communication-Efficient Learning of Deep Networks from
     Decentralized Data, AISTATS 2017, Section 3.
@@ -198,7 +198,7 @@ class Shards(Bounded):
     """How many shards each client gets."""
 
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
-        """Examples of one label are in random order before they are cut."""
+        """Deal out the shards. Examples of one label are in random order before they are cut into shards."""
         n_shards = self.per_client * dealt.clients
         if n_shards > dealt.labels.size:
             raise ConfigError(
@@ -212,15 +212,16 @@ class Shards(Bounded):
 
 @dataclass(frozen=True)
 class ByClient:
-    """Each client has the examples of one owner, by the data set's own column (`Examples.owners`).
+    """Each client has the examples of one owner, as the data set names them (`Examples.owners`).
 
-    Owners that are clients' ids go to these. Otherwise owners are drawn by the seed; the others' examples stay out.
+    If owners are named as clients' ids, each client gets its own examples. Otherwise owners are drawn by the seed. The
+    examples of all other owners are left out.
     """
 
     stream: ClassVar[str] = "by-client"
 
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
-        """The owners' rows, in the order of the clients that they name, or in random order."""
+        """The owners' rows, in the order of the clients of these ids, or in random order."""
         if dealt.owners is None:
             raise ConfigError(
                 f'{_KEY} = "by-client": the data set does not say whose its examples are; a data set of your own can'
@@ -249,7 +250,7 @@ PARTITIONERS = Registry(
         "by-client": ByClient,
     },
 )
-"""kind -> its record."""
+"""Partitioners by their kind in the experiment."""
 
 
 def _stock(dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
@@ -259,7 +260,7 @@ def _stock(dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
 
 
 def _dirichlet_sizes(examples: int, clients: int, concentration: float, rng: np.random.Generator) -> IntArray:
-    """(clients,) sizes that sum to `examples`: one each, and the rest in Dirichlet proportions."""
+    """(clients,) sizes that sum to `examples`: one example each, and the rest in Dirichlet proportions."""
     shares = rng.dirichlet(np.full(clients, concentration))
     bounds = np.rint(np.cumsum(shares) * (examples - clients)).astype(np.int64)
     bounds[-1] = examples - clients
@@ -267,12 +268,12 @@ def _dirichlet_sizes(examples: int, clients: int, concentration: float, rng: np.
 
 
 def _label_counts(shares: FloatArray, size: int, stock: Sequence[IntArray], rng: np.random.Generator) -> IntArray:
-    """How many examples of each label a client of this size takes, of those that are in stock."""
+    """How many examples of each label a client of this size takes from the stock."""
     left = np.array([rows.size for rows in stock])
     counts = np.zeros(left.size, np.int64)
     while (wanted := size - int(counts.sum())) > 0:
         open_shares = np.where(left > counts, shares, 0.0)
-        if not open_shares.any():  # they have run out, or gammas of tiny shape are all 0: the limit is one label
+        if not open_shares.any():  # its labels have run out, or tiny gamma shapes gave only 0. Then take one label
             open_shares[rng.choice(left.size, p=(left - counts) / (left - counts).sum())] = 1.0
         counts = np.minimum(counts + rng.multinomial(wanted, open_shares / open_shares.sum()), left)
     return counts

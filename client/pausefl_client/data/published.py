@@ -1,4 +1,4 @@
-"""Data sets as their authors publish them: which files, where from, with which checksums, and how to read them."""
+"""Data sets as their authors publish them: files, URLs and checksums, and how to read the files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pausefl_proto.draws import generator
 
 _VALIDATION_EXAMPLES = 10_000
 AG_NEWS_TEST_EXAMPLES = 1_600
-"""How many of the 7,600 published test examples are for testing where the training examples are not at hand."""
+"""How many of the 7,600 published test examples form the test set if the published training examples are missing."""
 
 RawArray = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
 Arrays = tuple[RawArray, npt.NDArray[np.uint8], RawArray, npt.NDArray[np.uint8]]
@@ -26,17 +26,17 @@ class Published:
 
     folder: str
     urls: tuple[str, ...]
-    """One URL per file, or one archive that holds them all."""
+    """One URL per file, or the URL of one archive that holds all files."""
     sha256: dict[str, str]
-    """The checksum of each file that must be there, by its name."""
+    """The required files: name -> SHA-256."""
     read: Callable[[Path], Arrays]
     classes: int = 10
     held_out: int | None = _VALIDATION_EXAMPLES
-    """How many of the last training examples are for validation; None: a tenth of them."""
+    """How many of the last training examples form the validation set. None: a tenth of them."""
     optional: tuple[str, ...] = ()
-    """Files that are read where they are, and never downloaded."""
+    """Files that are read if they exist, and never downloaded."""
     layout: tuple[int, ...] = ()
-    """More on which the cached arrays depend."""
+    """Further numbers on which the cached arrays depend, such as the words per text."""
 
     def sources(self, folder: Path) -> list[Path]:
         """The files in `folder` that are read."""
@@ -56,7 +56,7 @@ def _read_cifar10(source: Path) -> Arrays:
 
 
 def _read_ag_news(source: Path) -> Arrays:
-    """train.csv and test.csv; without the former, a part of test.csv drawn once and for all is the test set."""
+    """Read train.csv and test.csv. Without train.csv, a fixed random part of test.csv is the test set."""
     inputs, labels = read_ag_news(source / "test.csv")
     if (source / "train.csv").is_file():
         return *read_ag_news(source / "train.csv"), inputs, labels
@@ -124,4 +124,4 @@ PUBLISHED = {
         layout=(AG_NEWS_WORDS, BUCKETS),
     ),
 }
-"""The published data sets, by the names that users give them."""
+"""The published data sets, by their names in `workload.dataset`."""

@@ -1,4 +1,4 @@
-"""A model's task: the loss it is trained with, and the score it is evaluated with."""
+"""The interface of a learning task: the loss for training, and the score for evaluation."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,13 +11,13 @@ class LearningTask(Protocol):
 
     @property
     def metric(self) -> str:
-        """The mean score's name in reports: "accuracy", "R²"."""
+        """The name of the mean score in reports, such as "accuracy" or "R²"."""
 
     def loss(self, outputs: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
-        """The mean loss of a batch, a scalar to be differentiated."""
+        """The mean loss of a batch, a scalar to differentiate."""
 
     def score(self, outputs: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
-        """(k,) a value for each thing predicted, an example or a token; the greater, the better.
+        """(k,) a score for each prediction, of an example or a token. Greater is better.
 
-        Their mean over a split, brought into [0, 1], is what reports show as `metric`.
+        Reports show the mean over a split, clamped to [0, 1], under the name `metric`.
         """

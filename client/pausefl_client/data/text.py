@@ -1,6 +1,6 @@
-"""Texts as numbers: each word is hashed into one of so many buckets (Weinberger et al., ICML 2009).
+"""Texts as tokens: each word is hashed into one of `BUCKETS` buckets (Weinberger et al., ICML 2009).
 
-Nothing is learnt from any text, so no vocabulary is made of the clients' words and none has to be agreed on.
+No vocabulary is learnt from the texts, so clients need not reveal their words or agree on a vocabulary.
 """
 
 import re
@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 BUCKETS = 8192
-"""Tokens are in [0, BUCKETS); 0 fills a text up to its length and is no word's."""
+"""The number of tokens. Tokens are in [0, BUCKETS). 0 pads a text to its length, and stands for no word."""
 
 _WORD = re.compile(r"[a-z0-9]+")
 
 
 def hashed_tokens(texts: Sequence[str], length: int) -> npt.NDArray[np.int32]:
-    """(n, length) tokens: the first words of each text, in lower case; a text without any has one, that of ""."""
+    """(n, length) tokens of the first words of each text, in lower case. A text without words has one, that of ""."""
     tokens = np.zeros((len(texts), length), np.int32)
     for row, text in zip(tokens, texts, strict=True):
         words = (_WORD.findall(text.lower()) or [""])[:length]
