@@ -100,7 +100,7 @@ class StartingPoint:
     unevaluated: Mapping[int, Vector | None] = field(default_factory=dict)
     """By round whose due evaluation is missing: its model, or None if the model is gone."""
     attempts: Mapping[int, int] = field(default_factory=dict)
-    """The number of the next attempt, by round that was taken back or failed before; it is 1 for other rounds."""
+    """By round that was taken back, failed before or has a job: the number of the next attempt; 1 for other rounds."""
     at_work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """By client whose job's answer no step has used: the job's round and attempt. `models` has its model."""
     models: Mapping[int, Vector] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""The rounds and their members: membership, the coordinator, one open step at a time, evaluation."""
+"""Rounds and asynchronous steps: membership of clients, the coordinator, the open step, and evaluation."""

@@ -1,4 +1,4 @@
-"""Admission: which ids may take part, how a client shows that one is its own, and what its hello must say."""
+"""Admission: which client ids may take part, how a client proves its id, and what its hello must say."""
 
 import hashlib
 import hmac
@@ -16,7 +16,7 @@ from pausefl_server.records import LogEvent
 from pausefl_server.release_checks import check_ledger
 from pausefl_server.settings import ServerSettings
 
-# Sums of so many over any number of clients stay exact in int64 and float64.
+# Sums of this many examples over any number of clients stay exact in int64 and float64.
 _MOST_EXAMPLES = 10**9
 _LONGEST_ID = 128
 # How many differences between two experiments an error names.
@@ -27,30 +27,30 @@ _LONGEST_SCHEDULE = 300
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The ids that may join, and what a client must show. With neither names nor tokens, any client may be any id."""
+    """The ids that may join, and how clients prove them. Without certificates and tokens, any client may use any id."""
 
     ids: frozenset[str] | str | None = None
-    """The ids, or one pattern of them with * and ?; None: any."""
+    """The ids that may join, or one pattern for them with * and ?; None: any id."""
     listed: tuple[str, ...] | None = None
-    """Ids and patterns of which one must fit as well; None: any."""
+    """Ids and patterns, one of which the id must match too; None: any id."""
     by_certificate: bool = False
-    """A client must show a certificate one of whose subject alternative names is its id, or a pattern of it."""
+    """A certificate proves the ids that match one of its subject alternative names, which may be patterns."""
     tokens: Mapping[str, bytes] = field(default_factory=dict)
-    """SHA-256 of each id's token, by id. Tokens are 256 random bits, so their plain digests tell nothing of them."""
+    """The SHA-256 digest of each id's token, by id. Tokens are 256 random bits, so plain digests do not reveal them."""
 
     @property
     def is_open(self) -> bool:
-        """Whether clients need to show nothing."""
+        """Whether clients need not prove their ids."""
         return not (self.by_certificate or self.tokens)
 
     def check_known(self, names: Sequence[str], token: str) -> None:
-        """Raise WireError if what a client shows, before its hello, makes it the owner of no id at all."""
+        """Raise WireError if a client's certificate and token, seen before its hello, prove no id at all."""
         is_known = (self.by_certificate and bool(names)) or _digest(token) in self.tokens.values()
         if not (self.is_open or is_known):
             raise WireError("neither certificate nor token shows that this client is one of the run's")
 
     def check(self, client_id: str, names: Sequence[str], token: str) -> bool:
-        """Return whether the client has shown that the id is its own; WireError when it may not be that id.
+        """Return whether the client has proven its id; WireError if it may not use that id.
 
         `names` are its certificate's subject alternative names.
         """
@@ -78,7 +78,7 @@ def _digest(token: str) -> bytes:
 
 
 def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, connected: Container[str]) -> None:
-    """Raise WireError, with what the client should change, unless it can take part."""
+    """Raise WireError, with what the client should change, if it cannot take part."""
     privacy = settings.privacy
     if hello.protocol_version != PROTOCOL_VERSION:
         raise WireError(f"protocol version {hello.protocol_version}, this server speaks {PROTOCOL_VERSION}")
@@ -97,7 +97,7 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
         agreed = shown(hello.ledger.schedule, _LONGEST_SCHEDULE)
         raise WireError(f"privacy differs: the client agreed to {agreed!r}, the run has {schedule!r}")
     if hello.client_id in connected:
-        # It may be the same client, back before its old stream was found dead.
+        # It may be the same client, which came back before the server noticed that its old stream is dead.
         raise TryLaterError(f"client id {hello.client_id!r} is connected already")
     row = table.row_of.get(hello.client_id)
     proven = int(table.proven[row]) if row is not None else 0
@@ -105,7 +105,7 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
 
 
 def _differences(client: Mapping[str, str], run: Mapping[str, str]) -> list[str]:
-    """Each key of the experiment whose value is another at the client than in the run, with both values."""
+    """The keys of the experiment whose values differ between the client and the run, with both values."""
     found = []
     for key in sorted(client.keys() | run.keys()):
         if client.get(key) != run.get(key):
@@ -115,7 +115,7 @@ def _differences(client: Mapping[str, str], run: Mapping[str, str]) -> list[str]
 
 
 def joined(hello: pb.Hello, is_owner: bool, host: str) -> list[LogEvent]:
-    """The events of a client that may take part. A ledger that its owner has shown is proof."""
+    """The events of a client that joins. If it has proven its id, its ledger is proof of its releases."""
     event = LogEvent(
         "joined",
         hello.client_id,

@@ -1,4 +1,4 @@
-"""Decides which of a round's updates enter the model, and with what weight. Changes nothing that it is given."""
+"""Decides which of a round's updates enter the model, and with what weight. No argument is changed."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,38 +21,38 @@ from pausefl_server.state import RunState
 
 @dataclass(frozen=True, slots=True)
 class WeightedUpdate:
-    """A client's share of a model: a vector, (d,) float32, and its weight there before it is discounted."""
+    """One update to aggregate: a vector, (d,) float32, and its weight before the staleness discount."""
 
     client_id: str
     vector: Vector
     weight: float
     staleness: int = 0
-    """τ, how many steps the model it was made from is older than the one that it changes."""
+    """τ, by how many steps the model that the update was made from is older than the one that it changes."""
     base: Vector | None = None
-    """The model that it was made from, where the rule asks for it."""
+    """The model that the update was made from; None unless the rule needs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AggregatedRound:
-    """The model after a round, and what is to be written down of the updates that it was made of."""
+    """The model after a round, and the log entries about its updates."""
 
     model: GlobalModel
     observations: Mapping[str, Observation]
-    """Those that have changed: of updates that entered the model, or that the policy added statistics to."""
+    """The changed observations, by client: their updates entered the model, or the policy added statistics."""
     capped: tuple[LogEvent, ...]
-    """One for each client whose weight was cut."""
+    """One event for each client whose weight was cut."""
     rejected: tuple[LogEvent, ...]
-    """One for each update that was too great beside the others."""
+    """One event for each update that was too great beside the others."""
     late_rejected: Mapping[int, str]
-    """Those of them that were late, by their places among these, and why."""
+    """The reason for each late update that was rejected, by its index among the late ones."""
 
 
 def aggregate(
     step: OpenStep, late: Sequence[WeightedUpdate], state: RunState, model: GlobalModel, settings: ServerSettings
 ) -> AggregatedRound:
-    """The model moved by the updates that came and that the policy admits; the same one where there are none.
+    """The model moved by the updates that the policy admits; the same model if there are none.
 
-    `late` ones, which no policy inspects, come last.
+    `late` updates come last. No policy inspects them.
     """
     admitted, observations = _inspect(step, state, model.model_size)
     updates = [*(_weighted(step, draw, state, settings) for draw in admitted), *late]
@@ -60,7 +60,7 @@ def aggregate(
     found: dict[int, str] = {}
     if (limit := settings.aggregation.norm_limit) is not None:
         found = outliers([update.vector[: model.model_size] for update in updates], limit)
-    # One that was drawn twice has one fresh update, and may have a late one besides.
+    # A client that was drawn twice has one fresh update, and may have a late one besides.
     fresh = len(admitted)
     reasons = {(updates[i].client_id, i < fresh): reason for i, reason in found.items()}
     events = tuple(LogEvent("rejected", client_id, reason) for (client_id, _), reason in reasons.items())
@@ -88,16 +88,16 @@ def aggregate(
 
 
 def _weighted(step: OpenStep, draw: Draw, state: RunState, settings: ServerSettings) -> WeightedUpdate:
-    """The update of a client that was drawn."""
+    """The update of a drawn client, with this draw's weight."""
     base = step.jobs[draw.client_id].job.theta if settings.mixes_models else None
     vector, weight = step.updates[draw.client_id].vector, step.weight(draw, state.table)
     return WeightedUpdate(draw.client_id, vector, weight, step.number - draw.round, base)
 
 
 def discounted(update: WeightedUpdate, steps: Asynchronous, model: GlobalModel) -> WeightedUpdate:
-    """The update as it is summed: its vector is discounted and its weight is not, unless the normaliser is to be.
+    """The update as it enters the sum: its vector is discounted or, with normaliser "discounted", its weight.
 
-    The statistics that it ends with are no change of the model, and stay as they are.
+    The statistics at the vector's end are not a change of the model, and are not discounted.
     """
     factor = steps.weight(update.staleness)
     if steps.normaliser == "discounted":
@@ -105,7 +105,7 @@ def discounted(update: WeightedUpdate, steps: Asynchronous, model: GlobalModel) 
     if factor == 1.0 and update.base is None:
         return update
     vector, d = update.vector.copy(), update.vector.size - model.statistics_size
-    if update.base is not None:  # what mixes the client's own model into this one
+    if update.base is not None:  # the change that mixes the client's own model into this one
         vector[:d] += update.base[:d] - model.theta[:d]
         factor *= steps.alpha if steps.rule == "fedasync" else 1.0
     vector[:d] *= np.float32(factor)
@@ -113,9 +113,9 @@ def discounted(update: WeightedUpdate, steps: Asynchronous, model: GlobalModel) 
 
 
 def _inspect(step: OpenStep, state: RunState, model_size: int) -> tuple[list[Draw], dict[str, Observation]]:
-    """Show the policy the updates while they are at hand.
+    """Let the policy inspect the updates that came.
 
-    Returns the draws of those that may enter the model, and the observations with what it found.
+    Returns the draws whose updates may enter the model, and the observations with the policy's statistics added.
     """
     arrived = step.arrived()
     client_ids = [draw.client_id for draw in arrived]
@@ -132,9 +132,9 @@ def _inspect(step: OpenStep, state: RunState, model_size: int) -> tuple[list[Dra
 
 
 def _capped(updates: list[WeightedUpdate], share_max: float) -> tuple[FloatArray, tuple[LogEvent, ...]]:
-    """The weights, no client's share above `share_max`, and the events of those that were cut.
+    """The weights, with no client's share above `share_max`, and an event for each client whose share was cut.
 
-    A client's several updates divide its share in proportion to their weights.
+    If a client has several updates, they divide its share in proportion to their weights.
     """
     weights = np.array([update.weight for update in updates])
     if share_max == 1:

@@ -1,4 +1,4 @@
-"""How an attempt at a round ends, and what is logged of it: for a server, a simulation and a replay. Pure functions."""
+"""How an attempt at a round ends, and its log record. Pure functions, which server, simulation and replay share."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,10 +11,10 @@ from pausefl_server.records import LogEvent, Miss, MissKind, Observation, RoundR
 
 
 def attempt_end(came_s: FloatArray, needed: int, deadline_s: float) -> tuple[float, BoolArray, MissKind]:
-    """After how long an attempt ends, which answers are in time, and why the other clients miss it.
+    """How long an attempt lasts, which answers are in time, and of which kind the other clients' misses are.
 
-    came_s, (n,): after how long each client asked answers, inf for never. The attempt ends with the answer that is the
-    last one needed, or at the deadline.
+    came_s, (n,): the seconds after which each asked client answers, inf for never. The attempt ends with the last
+    answer that is needed, or at the deadline.
     """
     end_s = float(np.sort(came_s)[needed - 1])
     if end_s < deadline_s:
@@ -25,7 +25,7 @@ def attempt_end(came_s: FloatArray, needed: int, deadline_s: float) -> tuple[flo
 def attempt_record(
     round: int, attempt: int, chosen: Sequence[str], observations: Iterable[Observation], misses: Iterable[Miss] = ()
 ) -> RoundRecord:
-    """The attempt as it is logged. Its latency is eq. (3) on the signal, where a miss costs what was waited for it."""
+    """The attempt's log record. Its latency is eq. (3) on the signal, where a miss counts with the time waited."""
     seen, missed = tuple(observations), tuple(misses)
     waits_s = [miss.latency_s for miss in missed if miss.kind != "unneeded"]
     return RoundRecord(
@@ -44,7 +44,7 @@ def attempt_record(
 
 
 def next_release(table: ClientTable, row: int, budget: Budget | None) -> tuple[int, float, float]:
-    """The i of a client's next release, its ε_i, and the ε spent with it; 0 without privacy."""
+    """The i of a client's next release, its ε_i, and the ε spent with it included; zeros without privacy."""
     if budget is None:
         return 0, 0.0, 0.0
     i = int(table.released[row]) + 1
@@ -52,7 +52,7 @@ def next_release(table: ClientTable, row: int, budget: Budget | None) -> tuple[i
 
 
 def releases_of_misses(record: RoundRecord, table: ClientTable, budget: Budget | None) -> list[LogEvent]:
-    """The events of an imagined attempt's missed jobs: an update may have left its client, so each counts as released.
+    """The events of a simulated attempt's misses: an update may have left its client, so each counts as released.
 
     A client that refused its job has released nothing.
     """

@@ -1,4 +1,4 @@
-"""Backoff after misses: a client that keeps silent is not selected for a growing number of rounds."""
+"""Backoff after misses: a client that does not answer is not selected for a growing number of rounds."""
 
 import numpy as np
 
@@ -12,9 +12,9 @@ def selectable_rows(
     """Rows that may be selected in `round`, ascending: connected, not retired and not at rest.
 
     A client that missed k times in a row rests min(2^(k-1), rest_rounds_max) rounds, as a binary exponential backoff
-    (Metcalfe and Boggs, CACM 1976). An answer ends that. With fewer than m others, resting clients are asked after
-    all, those first whose rest ends first. One that missed an earlier attempt at this very round is asked again only
-    where no other client is there. `among`: rows to look at alone, ascending.
+    (Metcalfe and Boggs, CACM 1976). An answer ends its rests. If fewer than m other clients are there, resting clients
+    are asked too, those first whose rest ends first. A client that missed an earlier attempt at this round is asked
+    again only if no other client is there. `among`: rows to consider instead of all eligible ones, ascending.
     """
     rows = table.eligible() if among is None else among
     is_silent = table.misses_in_a_row[rows] > 0

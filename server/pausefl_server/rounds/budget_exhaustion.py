@@ -1,4 +1,4 @@
-"""When budgets end: who must not be asked again, and until which round a run can go on. Pure functions."""
+"""When budgets end: which clients must not be asked again, and until which round a run can go on. Pure functions."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ from pausefl_server.records import LogEvent
 
 
 def used_up(table: ClientTable, budget: Budget | None, answered: Sequence[int] = ()) -> tuple[LogEvent, ...]:
-    """Retirements of clients whose next release the floor, which looks at i alone, does not allow.
+    """The "retired" events of clients whose next release the floor forbids. The floor depends on i alone.
 
-    The `answered` rows have a release that the table does not count yet.
+    The `answered` rows have one more release, which the table does not count yet.
     """
     limit = budget.participations if budget else None
     if limit is None:
@@ -25,9 +25,9 @@ def used_up(table: ClientTable, budget: Budget | None, answered: Sequence[int] =
 
 
 def too_few_left(table: ClientTable, m: int, retiring: int = 0) -> str:
-    """Why the run must end before noise drowns what it learnt; empty while m clients may still release.
+    """Why budgets end the run: with fewer than m clients, noise would drown what the model has learnt.
 
-    So many more are about to retire.
+    Empty if m clients may still release, or if none has retired. `retiring` further clients are about to retire.
     """
     left = int((~table.retired).sum()) - retiring
     if left >= m or left == len(table):
@@ -36,7 +36,7 @@ def too_few_left(table: ClientTable, m: int, retiring: int = 0) -> str:
 
 
 def budgets_end(table: ClientTable, budget: Budget | None, round: int, m: int) -> int | None:
-    """The round after which fewer than m clients will have budget left, as things go; None without a floor."""
+    """The round after which fewer than m clients will have budget left (see `rounds_left`); None without a floor."""
     limit = budget.participations if budget else None
     if limit is None:
         return None
@@ -45,11 +45,11 @@ def budgets_end(table: ClientTable, budget: Budget | None, round: int, m: int) -
 
 
 def rounds_left(left: IntArray, chosen: IntArray, m: int) -> int:
-    """How many more rounds of m the clients' budgets allow, if all go on being chosen in the proportions so far.
+    """How many more rounds of m clients the budgets allow if clients are chosen in the same proportions as so far.
 
     left, (K,) int64: participations each client still has; chosen, (K,) int64: how often it was chosen. With w =
-    chosen + 1 client k is used up at time left_k / w_k; at the time s* at which the m-th last goes, Σ min(left_k,
-    w_k s*) participations have been had. No policy at all gets beyond the greatest T with Σ min(left_k, T) ≥ m T.
+    chosen + 1, client k's budget ends at time left_k / w_k. At the time s* when the m-th last one ends, Σ min(left_k,
+    w_k s*) participations have been used. No policy can exceed the greatest T with Σ min(left_k, T) ≥ m T.
     """
     if left.size < m:
         return 0

@@ -1,4 +1,4 @@
-"""How a round's clients are chosen from what the run knows: the same for a run and for the replay of its log."""
+"""How a round's clients are chosen from the run's state: the same way in a run and in the replay of its log."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ from pausefl_server.state import RunState
 
 @dataclass(frozen=True, slots=True)
 class FreePlaces:
-    """The free places of an asynchronous step: so many, 1 at least, for these clients."""
+    """The free places of an asynchronous step, `count` >= 1 of them, and the clients that may take them."""
 
     count: int
     idle: IntArray
-    """Rows of the clients that may be given one, ascending, (n,) int64, n >= 1."""
+    """Rows of the clients that may be given a place, ascending, (n,) int64, n >= 1."""
     jobs: int
     """J, how many jobs were handed out so far."""
 
@@ -37,11 +37,11 @@ def free_places(
     answered: Sequence[int],
     jobs: int,
 ) -> FreePlaces | None:
-    """The jobs that an asynchronous step may hand out to idle rows, while it lacks so many updates; None for none.
+    """The places that an asynchronous step may give to `idle` rows while it lacks updates; None if there are none.
 
-    Where no step can follow, it is no more than the step lacks: other updates would come for nothing, and be charged.
-    None follows the last step, nor where the updates of the `answered` rows leave too few clients with a budget. A
-    policy of tiers is given K places for its fastest tier of which no client is at work.
+    If no step can follow, there are no more places than the step lacks updates: further updates would be charged but
+    not used. No step follows the run's last one, or when the updates of the `answered` rows leave too few clients with
+    a budget. A policy with tiers gets up to K places, for its fastest tier of which no client is at work.
     """
     steps, rows = settings.asynchronous, np.array(idle, np.int64)
     retiring = len(used_up(state.table, settings.budget, answered))
@@ -62,16 +62,16 @@ def choose(
     clock: Callable[[], float] = time.monotonic,
     free: FreePlaces | None = None,
 ) -> Selection:
-    """The policy's checked choice for an attempt at `round`, whose events `state` has.
+    """The policy's checked choice for an attempt at `round`, whose events are folded into `state`.
 
-    With `free`, for these places: the policy's m is then how many there are.
+    With `free`, the choice is for these places, and the policy's m is their number.
     """
     context = context_of(settings, state, oracle, round, attempt, clock, free)
     return chosen_in(context, state, None if free is None else free.count)
 
 
 def chosen_in(context: Context, state: RunState, places: int | None = None) -> Selection:
-    """The policy's choice in that context, checked; with `places`, its m is so many."""
+    """The policy's checked choice in that context; with `places`, the policy's m is that number."""
     policy = state.policy if places is None else replace(state.policy, m=places)
     return checked(policy.select(state.policy_state, context), context, places)
 
@@ -85,7 +85,7 @@ def context_of(
     clock: Callable[[], float] = time.monotonic,
     free: FreePlaces | None = None,
 ) -> Context:
-    """The policy's context at that attempt."""
+    """The policy's context for an attempt at `round`."""
     table, m = state.table, state.policy.m if free is None else free.count
     among = table.eligible() if free is None else free.idle
     return Context(

@@ -1,4 +1,4 @@
-"""When a round ends: how long it waits, derived from what exchanges took so far, and for how many. Pure functions."""
+"""When a round ends: how long it waits, derived from past exchanges, and for how many answers. Pure functions."""
 
 import math
 
@@ -11,18 +11,18 @@ from pausefl_server.settings import ServerSettings
 QUANTILE, FACTOR = 0.9, 3.0
 """A client is expected to answer within FACTOR times this quantile of its last round trips."""
 UNSEEN_S = 60.0
-"""The time allowed to a client that has not answered yet, or did not when it was asked last."""
+"""The least time allowed to a client that has not answered yet, or whose last job was a miss."""
 LEAST_S, GREATEST_S = 10.0, 600.0
 RETRY_FACTOR = 3.0
-"""How much longer each further attempt at a round waits: all clients may be slower than they were thought to be."""
-# More failed attempts make no deadline longer: it has long been GREATEST_S, and a greater power would overflow.
+"""The factor by which each further attempt at a round waits longer: all clients may be slower than expected."""
+# Further failed attempts do not lengthen the deadline: it has reached GREATEST_S, and a greater power would overflow.
 _MOST_RETRIES = 100
-# A server that notices the end of a wait so late has stood still.
+# A server that notices the end of a wait this late has stood still.
 _STALL_S = 0.25
 
 
 def round_timeout_s(settings: ServerSettings, table: ClientTable, rows: IntArray, failed_attempts: int = 0) -> float:
-    """Seconds that a round with the clients of these rows waits: those configured, else those derived."""
+    """Seconds that a round with the clients of these rows waits: as configured or, without that, as derived."""
     if settings.round_timeout_s is not None:
         return settings.round_timeout_s
     return derived_deadline_s(table, rows, failed_attempts=failed_attempts, time_scale=settings.time_scale)
@@ -35,7 +35,7 @@ def derived_deadline_s(
 
     d = min(GREATEST_S · a, RETRY_FACTOR^f · max(LEAST_S, max_k e_k)) with e_k = FACTOR · Q_k, and at least UNSEEN_S · a
     for a client without an answer or whose last job was a miss. Q_k is the QUANTILE of the client's last round trips,
-    f how many attempts at this round had no answer at all, a = max(1, time_scale): injected delays are so much longer.
+    f how many attempts at this round had no update, and a = max(1, time_scale), which stretches injected delays.
     """
     stretch = max(1.0, time_scale)
     expected_s = FACTOR * _upper_quantile(table.recent_round_trips_s[rows])
@@ -46,16 +46,15 @@ def derived_deadline_s(
 
 
 def second_wait_s(late_s: float, wait_s: float) -> float:
-    """Seconds to wait once more after a wait of `wait_s` whose end was noticed `late_s` late; 0 unless by a stall.
+    """Seconds to wait again after a wait of `wait_s` whose end was noticed `late_s` late; 0 unless the server stalled.
 
-    A process that was stopped, or whose machine was, wakes to a timer that has run out and to messages that it has not
-    read yet.
+    When a stopped process, or its machine, goes on, the timer has run out while messages may still be unread.
     """
     return min(late_s, wait_s) if _STALL_S <= late_s < math.inf else 0.0
 
 
 class Patience:
-    """A wait that begins now, and the second one after it where the server stood still."""
+    """A wait that begins now. If the server stood still at its end, it is extended once."""
 
     def __init__(self, wait_s: float, now_s: float) -> None:
         self._wait_s = wait_s
@@ -63,7 +62,7 @@ class Patience:
         self._is_first = True
 
     def left_s(self, now_s: float) -> float:
-        """Seconds that are left of it; not positive when it is over."""
+        """Seconds that are left; not positive when the wait is over."""
         if self._is_first and now_s >= self._until_s:
             self._is_first = False
             self._until_s = now_s + second_wait_s(now_s - self._until_s, self._wait_s)
@@ -73,8 +72,8 @@ class Patience:
 def answers_needed(asked: int, m: int, spare: int, quorum: float) -> int:
     """How many of the clients asked must answer before a round ends early: k of m.
 
-    m + `spare` clients are asked where so many are there, m of which are needed; `quorum`, in (0, 1], is the share of
-    these that is enough. Policies that ask more of them, such as newcomers, need these as well.
+    m + `spare` clients are asked if enough are connected, and m answers are needed. If a policy asks more clients, for
+    instance newcomers, their answers are needed as well. `quorum`, in (0, 1], is the share of these that is enough.
     """
     return max(1, min(asked, math.ceil(quorum * max(m, asked - spare) - 1e-9)))
 

@@ -1,9 +1,9 @@
-"""Elapsed time: from a run's first job on, on the server's clock, injected delays at the emulated scale.
+"""Elapsed time: from a run's first job on, on the server's clock, with injected delays at the emulated scale.
 
-It is the same in rounds and in asynchronous steps, so that these compare. An exchange ends when its job was handed
-out, plus what it took at the emulated scale: device time as it is, communication divided by `time_scale`. The server's
-own work in between, such as selection, aggregation and commit, takes as long as it takes. At `time_scale` 1 this is a
-wall clock.
+It has one definition for rounds and for asynchronous steps, so that these compare. An exchange lasts, from the
+hand-out of its job on, its time at the emulated scale: device time as it is, communication divided by `time_scale`.
+The server's own work in between, such as selection, aggregation and commit, counts in real time. At `time_scale` 1
+this is a wall clock.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ class Elapsed:
     """The server's clock at that event."""
 
     def at(self, now_s: float) -> float:
-        """Elapsed time while the server itself works, since the last event."""
+        """Elapsed time at `now_s`: since the last event it grows with the server's clock."""
         return self.elapsed_s + max(0.0, now_s - self.at_s)
 
     def after(self, began_s: float, took_s: float, now_s: float) -> "Elapsed":
-        """After an exchange, or a wait, that began at the elapsed time `began_s` and took so long at that scale.
+        """Elapsed time after an exchange or a wait that began at the elapsed time `began_s` and took `took_s` of it.
 
-        Events may come in another order than at the emulated scale: time does not run back.
+        Events may come in another order than at the emulated scale. Elapsed time never goes back.
         """
         return Elapsed(max(self.elapsed_s, began_s + took_s), now_s)

@@ -1,4 +1,4 @@
-"""The evaluator as an actor: it has models evaluated off the critical path and remembers the best."""
+"""The actor that has models evaluated, off the critical path, and remembers the best one."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ class EvaluateModel(Protocol):
     async def __call__(self, theta: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:
         """θ's evaluations on held-out training data and on the test set; with `subset`, on a fixed part of each.
 
-        EvaluatorLost when the evaluator cannot be reached; with `patient`, only after a wait for it.
+        EvaluatorLost if the evaluator cannot be reached; with `patient`, only after a wait for it.
         """
 
 
@@ -34,12 +34,12 @@ class Evaluate:
     theta: Vector
     subset: bool
     patient: bool = False
-    """Wait for an evaluator that is lost; while the run goes on, its next model is asked about instead."""
+    """Whether to wait for an evaluator that is lost. While the run goes on, the next model is tried instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The model with the greatest accuracy on (the fixed subset of) held-out training data so far."""
+    """The model with the greatest accuracy so far on the fixed subset of held-out training data."""
 
     round: int
     theta: Vector
@@ -50,10 +50,10 @@ class BestModelFile(Protocol):
     """Keeps the best model where a restart finds it."""
 
     def save(self, round: int, theta: Vector) -> None:
-        """Replace what is kept, durably; OSError when the disk does not take it."""
+        """Replace the kept model durably; OSError if it cannot be written."""
 
     def load(self) -> tuple[int, Vector] | None:
-        """The round and θ of what is kept; None where there is nothing whole."""
+        """The round and θ of the kept model; None if there is no intact one."""
 
 
 def kept_best(
@@ -63,10 +63,10 @@ def kept_best(
     digests: Mapping[int, str],
     say: Callable[[str], None],
 ) -> Best | None:
-    """The best model of an interrupted run that is still there, in the file or `stored` with its round; None without.
+    """The best model of an interrupted run that is still there, in the file or as `stored(round)`; None without one.
 
-    The file then holds it, and `say` hears of a better one that is gone. A model in the file that was never rated, and
-    is its round's by `digests`, was found the best just before a kill: it stays, and is evaluated once more.
+    The file then holds it, and `say` reports a better one that is gone. A model in the file without an evaluation, but
+    with its round's digest, was found to be the best just before a kill: it stays there, and is evaluated again.
     """
     rated = {t: e.accuracy for t, e in evaluations if _is_rating(e)}
     ranked = sorted(rated, key=lambda t: (-rated[t], t))
@@ -84,7 +84,7 @@ def kept_best(
 def _first_there(
     rounds: Iterable[int], in_file: tuple[int, Vector] | None, stored: Callable[[int], Vector | None]
 ) -> tuple[int, Vector] | None:
-    """The first of these rounds whose model is still there, in the file or stored, and the model."""
+    """The first of these rounds whose model is still in the file or stored, and that model; None without one."""
     for t in rounds:
         theta = in_file[1] if in_file is not None and in_file[0] == t else stored(t)
         if theta is not None:
@@ -118,7 +118,7 @@ class EvaluatorActor(Actor[Evaluate]):
         self._is_behind = False
 
     def consider(self, round: int, theta: Vector) -> None:
-        """Evaluate θ_t on the subsets when its turn comes, or leave it out where too many models wait already."""
+        """Evaluate θ_t on the subsets when its turn comes, or skip it if too many models wait already."""
         if self.stopped or self.offer(Evaluate(round, theta, subset=True)):
             return
         if not self._is_behind:
@@ -127,7 +127,7 @@ class EvaluatorActor(Actor[Evaluate]):
         self._is_behind = True
 
     async def receive(self, message: Evaluate) -> Sequence[Evaluation]:
-        """Evaluate, write down, and keep the best; nothing where the evaluator is lost."""
+        """Evaluate the model, store its evaluations, and keep the best model. Empty if the evaluator is lost."""
         if self._evaluate is None:
             return ()
         try:
@@ -135,10 +135,10 @@ class EvaluatorActor(Actor[Evaluate]):
         except EvaluatorLost as error:
             self._lose(error)
             if isinstance(error, EvaluatorStuck):
-                self.drop_offered()  # each might take as long
+                self.drop_offered()  # each of the waiting models might take as long
             return ()
         self._find(message.round)
-        # The file first: after a crash in between, the model in it is evaluated once more.
+        # The file is written first: after a crash in between, the model in it is evaluated once more.
         for e in filter(_is_rating, evaluations):
             if self.best is None or e.accuracy > self.best.validation_accuracy:
                 await self._keep(Best(message.round, message.theta, e.accuracy))
@@ -175,5 +175,5 @@ def waiting_models_max(model_bytes: int) -> int:
 
 
 def _is_rating(evaluation: Evaluation) -> bool:
-    """Whether it is one by which models are compared while the run goes on."""
+    """Whether models are compared by this evaluation while the run goes on."""
     return evaluation.split == "validation" and evaluation.subset

@@ -1,7 +1,7 @@
-"""Updates that come after the server gave up waiting for them: dropped, or kept for the next model.
+"""Late updates, which come after the server stopped waiting for them: dropped, or kept for the next model.
 
-A model takes its fresh and its late updates together, these discounted by their staleness (`model.staleness`): the
-rounds since their own.
+A model's fresh and late updates are aggregated together. Late ones are discounted by their staleness
+(`model.staleness`), the number of rounds since their own.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from pausefl_server.rounds.observations import reconciled
 from pausefl_server.rounds.open_step import OpenStep
 
 _JobKey = tuple[str, int, int]  # client, round and attempt
-# An update of a round before these is rejected.
+# Late updates are expected for this many last rounds; those of earlier rounds are rejected.
 _REMEMBERED_ROUNDS = 64
 
 
@@ -30,27 +30,27 @@ def dropped(late: Update, reason: str) -> LogEvent:
 
 
 class LateUpdates:
-    """The jobs that ended without an answer, and the updates that came for them since; one a client, the last.
+    """The jobs that ended without an answer, and the last late update of each client, if it is kept.
 
-    They live in memory alone. The log says at once that one was kept, and what it cost: a server that was killed finds
-    there what it has lost (`storage.restore`).
+    They are in memory only. The log says at once that an update was kept, and the ε it cost: after a kill, the server
+    finds there what it has lost (`storage.restore`).
     """
 
     def __init__(self, *, keeps: bool) -> None:
-        """`keeps`: for the next model; else each is dropped."""
+        """`keeps`: late updates are kept for the next model; otherwise they are dropped."""
         self._keeps = keeps
         self._weights: dict[_JobKey, float] = {}
         self._kept: dict[str, tuple[Update, float]] = {}  # by client, with its weight
 
     def expect(self, step: OpenStep, missed: Iterable[str], table: ClientTable) -> None:
-        """Note what the updates of clients given up just now would weigh; those of old rounds are forgotten."""
+        """Note the weights that the updates of clients missed just now would have; forget those of old rounds."""
         self._weights = {key: w for key, w in self._weights.items() if key[1] > step.number - _REMEMBERED_ROUNDS}
         for client_id in missed:
             given = step.jobs[client_id]
             self._weights[client_id, *given.key] = sum(step.weight(draw, table) for draw in given.draws)
 
     def take(self, update: Update) -> list[LogEvent]:
-        """Drop or keep an update; returns what the log is to know, its ε too. WireError where none is expected."""
+        """Drop or keep a late update; returns the events to log, its ε included. WireError if none is expected."""
         weight = self._weights.pop((update.client_id, update.round, update.attempt), None)
         if weight is None:
             raise WireError(f"round {update.round} is over, its update came too late")
@@ -59,16 +59,16 @@ class LateUpdates:
         events = [late, reconciled(update)] if update.release.participation else [late]
         if self._keeps:
             older, self._kept[update.client_id] = self._kept.get(update.client_id), (update, weight)
-            if older is not None:  # the log tells the end of one before it tells of the next
+            if older is not None:  # the log tells the end of the older update first
                 return [dropped(older[0], "a later one came"), *events]
         return events
 
     def kept_release(self, client_id: str) -> int:
-        """The number of the client's release that is kept for the next model; 0 for none."""
+        """The number of the client's release that is kept for the next model; 0 if none is."""
         kept = self._kept.get(client_id)
         return 0 if kept is None else kept[0].release.participation
 
     def hand_over(self) -> tuple[tuple[Update, float], ...]:
-        """All that were kept, with their weights, by client; they are kept no more."""
+        """Remove and return all kept updates with their weights, sorted by client id."""
         kept, self._kept = tuple(self._kept[client_id] for client_id in sorted(self._kept)), {}
         return kept

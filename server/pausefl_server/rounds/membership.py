@@ -28,21 +28,21 @@ from pausefl_server.settings import ServerSettings
 
 
 class Membership:
-    """The connected clients. It tells the observer who comes and goes, and returns what the log is to know of it."""
+    """The connected clients. It tells the observer which clients come and go, and returns the events to log."""
 
     def __init__(self, settings: ServerSettings, table: ClientTable, observer: RunObserver) -> None:
-        """`table` is the run's, which the coordinator updates."""
+        """`table` is the run's client table, which the coordinator updates."""
         self._settings = settings
         self._table = table
         self._observer = observer
         self._peers: dict[str, Peer] = {}
         self._ping_schedule = PingSchedule(settings.pings_per_s)
         self._claims: dict[str, int] = {}  # how many releases each client counted when it first joined
-        self._jobs: Counter[str] = Counter()  # how many each client was handed
-        self._last_jobs: dict[str, Withdraw] = {}  # how to take each client's last job back, until it answers
-        self._expected: frozenset[str] = frozenset()  # the clients of the last roll call
-        self._coming: frozenset[str] = frozenset()  # those that were new in it
-        self._going: frozenset[str] = frozenset()  # those that were no longer in it
+        self._jobs: Counter[str] = Counter()  # how many jobs each client was handed
+        self._last_jobs: dict[str, Withdraw] = {}  # by client: withdraws its last job, until that is answered
+        self._expected: frozenset[str] = frozenset()  # the clients expected at the last roll call
+        self._coming: frozenset[str] = frozenset()  # those that it expected for the first time
+        self._going: frozenset[str] = frozenset()  # those that it no longer expected
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -51,7 +51,7 @@ class Membership:
         return client_id in self._peers
 
     def register(self, message: Register, round: int) -> list[LogEvent]:
-        """Take a client in after `round` committed rounds; WireError, with what to change, when it does not fit."""
+        """Register a client after `round` committed rounds; WireError, with what to change, if it does not fit."""
         hello, client_id = message.hello, message.hello.client_id
         try:
             self._check_count(client_id)
@@ -71,14 +71,14 @@ class Membership:
         most, claims, rows = self._settings.clients, self._claims, self._table.row_of
         if most is None or client_id in claims or client_id in rows or len(claims) + len(rows) < most:
             return
-        if len(claims.keys() | rows.keys()) >= most:  # most clients are in both
+        if len(claims.keys() | rows.keys()) >= most:  # most ids are in both
             raise WireError(f"this run has all its clients.count = {most} clients")
 
     def _check_claim(self, client_id: str, released: int) -> None:
-        """A client that has not shown that the id is its own may have released one update for each job, and no more.
+        """Raise WireError if a client that has not proven its id counts more than one release for each of its jobs.
 
-        What it counts when it first joins is taken as it says: its ledger may be older than the run, or this process.
-        One release more may be under way that an earlier stream's job asked for.
+        Its count when it first joins is believed: its ledger may be older than the run, or than this process.
+        One more release is allowed, which may be under way for an earlier stream's job.
         """
         possible = self._claims.get(client_id, released) + self._jobs[client_id] + 1
         if released > possible:
@@ -88,7 +88,7 @@ class Membership:
             )
 
     def remove(self, peer: Peer, reason: str, round: int) -> LogEvent | None:
-        """Drop a client whose stream has ended; None when another stream of the same client has replaced it."""
+        """Remove a client whose stream has ended; None if another stream of the same client has replaced it."""
         client_id = peer.client_id
         if self._peers.get(client_id) is not peer:
             return None
@@ -99,7 +99,7 @@ class Membership:
         return LogEvent("left", client_id, reason)
 
     def offer(self, client_id: str, message: Dispatch | Acknowledge) -> None:
-        """Hand a message to a client if it is connected and its mailbox has room; a stuck stream delays no round."""
+        """Hand a message to a client if it is connected and its mailbox has room. A stuck stream delays no round."""
         if (peer := self._peers.get(client_id)) is not None:
             if isinstance(message, Dispatch):
                 self._jobs[client_id] += 1
@@ -107,12 +107,12 @@ class Membership:
             peer.offer(message)
 
     def answered(self, answer: Update | Refusal | JobWithdrawn) -> None:
-        """Note that a job need not be taken back."""
+        """Note that a job is answered, so that it need not be withdrawn."""
         if self._last_jobs.get(answer.client_id) == Withdraw(answer.round, answer.attempt):
             del self._last_jobs[answer.client_id]
 
     def owed(self, step: OpenStep, clients: Iterable[str]) -> list[LogEvent]:
-        """Events of those of the clients, and of those missed, that may charge an unanswered job."""
+        """The "unsettled" events of the given clients, and of those missed, that may charge an unanswered job."""
         if self._settings.budget is None:
             return []
         silent = (c for c, miss in step.misses.items() if miss.kind in STILL_AT_WORK)
@@ -120,14 +120,14 @@ class Membership:
         return [unsettled(c, *key) for c, key in keys if self._last_jobs.get(c) == Withdraw(*key)]
 
     def withdraw_job(self, client_id: str) -> Withdraw | None:
-        """Take a connected client's last job back, if it has not answered it; returns which."""
+        """Withdraw a client's last job if it is unanswered and the client connected; returns the unanswered job."""
         job = self._last_jobs.get(client_id)
         if job is not None and (peer := self._peers.get(client_id)) is not None:
             peer.offer(job)
         return job
 
     def withdraw_jobs(self, clients: Iterable[str]) -> None:
-        """Take these clients' last jobs back."""
+        """Withdraw these clients' last unanswered jobs."""
         for client_id in clients:
             self.withdraw_job(client_id)
 
@@ -142,13 +142,13 @@ class Membership:
             peer.offer(Dismiss(reason + self._settings.farewell))
 
     def first_minimum(self, round: int) -> int:
-        """How many clients the first round played, `round`, waits for."""
+        """How many clients the server waits for before the first round that it plays, `round`."""
         if self._settings.expected is None:
             return self._settings.minimum_clients
         return min(self._settings.minimum_clients, len(self._settings.expected(round)))
 
     def call_roll(self, round: int) -> bool:
-        """Find out which clients come and go with `round`; False when none does."""
+        """Find out which clients should come or go with `round`; False if none should."""
         if self._settings.expected is None:
             return False
         before, self._expected = self._expected, self._settings.expected(round)
@@ -156,15 +156,15 @@ class Membership:
         return bool(self._coming or self._going)
 
     def late(self) -> frozenset[str]:
-        """The clients that should have come or gone by the last roll call, and have not."""
+        """The clients that should have come or gone since the last roll call, and have not."""
         return (self._coming - self._peers.keys()) | (self._going & self._peers.keys())
 
     def can_select(self, retired: Collection[str]) -> bool:
-        """Whether a connected client may still be chosen. `retired` clients, not in the table yet, may not."""
+        """Whether a connected client may still be chosen. `retired` clients, not yet so in the table, may not."""
         return any(self._may_release(client_id, retired) for client_id in self._peers)
 
     def end_without_any(self, retired: Collection[str]) -> tuple[Outcome, str]:
-        """How a run ends where `can_select` does not hold, and why: budgets end it if they hold back every client."""
+        """How and why a run ends in which `can_select` is False. Budgets end it if every client has spent its own."""
         if not (retired or self._table.retired.any()):
             return "failed", "no client is connected"
         known = self._table.row_of.keys() if self._settings.expected is None else self._expected

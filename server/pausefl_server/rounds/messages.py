@@ -21,12 +21,12 @@ class Dispatch:
     framing_s: float
     """How long it took to make the messages."""
     ready_s: float
-    """When they were made (the server's clock)."""
+    """When they were made, on the server's clock."""
     handed_over_s: float | None = None
-    """When this client was handed the job for the first time, if its stream has broken since: the round trip runs from
-    there. So are all times on the server's clock."""
+    """When this client was first handed the job, if its stream has broken since: the round trip starts there. It is
+    on the server's clock too."""
     theta: Vector | None = None
-    """The model, where the step that the update enters needs it."""
+    """The job's model; None unless aggregation needs it (`ServerSettings.mixes_models`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """To a client actor: this job is not waited for any more."""
+    """To a client actor: the server no longer waits for this job's answer."""
 
     round: int
     attempt: int
@@ -52,7 +52,7 @@ class SendPing:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """To a client actor: say goodbye. `final`: the client shall not connect again."""
+    """To a client actor: say goodbye. `final` means that the client shall not connect again."""
 
     reason: str
     final: bool = True
@@ -66,19 +66,19 @@ class Peer(Protocol):
         """The id the client said hello with."""
 
     def offer(self, message: Dispatch | Acknowledge | Withdraw | SendPing | Dismiss, /) -> bool:
-        """Hand over a message; False when the actor has stopped or its mailbox is full."""
+        """Hand over a message; False if the actor has stopped or its mailbox is full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """To the coordinator (ask): a client said hello. Answered with a Welcome, or WireError says why not."""
+    """To the coordinator (ask): a client said hello. The answer is a Welcome, or a WireError with the reason."""
 
     hello: pb.Hello
     peer: Peer
     is_owner: bool = False
-    """Whether the client has shown that the id is its own."""
+    """Whether the client has proven its id."""
     host: str = ""
-    """Where it is, as far as the transport knows."""
+    """The client's address, as far as the transport knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,14 @@ class Lost:
     peer: Peer
     reason: str
     handed_over_s: float | None = None
-    """When the client was first handed the job it has not answered; None where it owes no answer."""
+    """When the client was first handed the job that it has not answered; None if it owes no answer."""
     may_return: bool = True
-    """False: it said goodbye, or has to rest. It is not waited for."""
+    """False: the client said goodbye, or must stay away for a while. The server does not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """To the coordinator: an update whose bytes are sound, and how long everything took."""
+    """To the coordinator: an update that arrived undamaged, and the timing of its exchange."""
 
     client_id: str
     round: int
@@ -110,13 +110,13 @@ class Update:
     bytes_down: int
     bytes_up: int
     arrived_s: float
-    """When its last frame was read (the server's clock)."""
+    """When its last frame was read, on the server's clock."""
     host: HostReport
     """How well the client's host kept time during the exchange."""
     server_host: HostReport
-    """How well the server's did."""
+    """How well the server's host kept time during the exchange."""
     still_before_s: float
-    """How long the client stood still after the job came that it answered last, until this did, by its own account."""
+    """How long the client stood still between the arrival of the job it answered last and of this one. It says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Pinged:
 RefusalKind = Literal[
     "refused",  # the client said that it has no update
     "exhausted",  # it said so because its privacy budget is spent: it will release nothing more
-    "rejected",  # what it sent was not accepted
+    "rejected",  # its answer was not accepted
 ]
 
 

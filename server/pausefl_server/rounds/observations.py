@@ -1,4 +1,4 @@
-"""The log's rows of an answer: the observation of an update in time, the release of one that was not used.
+"""The log's rows of answers: the observation of an update in time, and the release of an update that was not used.
 
 Pure functions.
 """
@@ -11,11 +11,11 @@ from pausefl_server.records import TIMING_TOLERANCE_S, LogEvent, Observation, Ti
 from pausefl_server.rounds.messages import Refusal, Update
 from pausefl_server.settings import ServerSettings
 
-# A latency is a divisor in μ̄; a clock can tick twice at the same instant.
+# μ̄ divides by latencies, and two readings of a clock may be equal: no latency is smaller than this.
 _LEAST_LATENCY_S = 1e-6
-# A client that stood still in more of its exchanges, by its own account, is a slow client.
+# A client that reports stops in this many more exchanges than were measured is slow: its stops excuse it no longer.
 _MOST_UNTAUGHT = 2
-# No link between a client and this server is taken to be faster: 10 Gbit/s.
+# No link between a client and this server is assumed to be faster than this: 10 Gbit/s.
 _WIRE_BYTES_PER_S = 1.25e9
 
 
@@ -24,8 +24,8 @@ def observe(
 ) -> Observation:
     """The observation of an update that came in time and is taken at `now_s`; its client has a row in `table`.
 
-    `bounded` is the update's timing as far as it is believed (`bounded_timing`). `is_overdue`: the server read it when
-    twice the round's deadline had passed.
+    `bounded` is the update's timing as far as it is believed (`bounded_timing`). `is_overdue`: the server read the
+    update when more than twice the round's deadline had passed.
     """
     row = table.row_of[update.client_id]
     limits = settings.limits
@@ -55,9 +55,9 @@ def observe(
 
 
 def with_stop_before(update: Update, usual_s: float) -> Update:
-    """The update whose host's stops include one before the job arrived, if the job waited for its end.
+    """The update; if its job had to wait for the end of an earlier stop of the client, its host report has that stop.
 
-    No part of an exchange holds that wait: the residual tells, far beyond what it usually is with this client.
+    No measured part of the exchange contains that wait. It shows as a residual far above the client's usual one.
     """
     residual_s = update.timing.reconnect_s + update.timing.propagation_s
     if not update.still_before_s or residual_s - usual_s <= STOP_S:
@@ -68,8 +68,8 @@ def with_stop_before(update: Update, usual_s: float) -> Update:
 def bounded_timing(update: Update) -> Timing:
     """The update's timing with no more device time than the wire leaves.
 
-    What a client says it computed cannot be checked, but its communication took at least the upload, which the server
-    timed itself, and at least what the bytes of both ways take at 10 Gbit/s.
+    The device time that a client states cannot be checked. But its communication took at least the upload, which the
+    server timed itself, and at least the time that the bytes of both directions take at 10 Gbit/s.
     """
     timing = update.timing
     least_s = max(timing.upload_s, (update.bytes_down + update.bytes_up) / _WIRE_BYTES_PER_S)
@@ -83,7 +83,7 @@ def bounded_timing(update: Update) -> Timing:
 
 
 def reconciled(message: Update | Refusal) -> LogEvent:
-    """The event of a release whose update was not used: it has left its client, so its ε is spent."""
+    """The event of a release whose update was not used. It has left its client, so its ε is spent."""
     release = message.release
     return LogEvent(
         "reconciled",

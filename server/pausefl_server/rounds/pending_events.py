@@ -1,4 +1,4 @@
-"""Events that wait for the next commit: repeated ones are merged, so that no client can make the log grow at will."""
+"""Events that wait for the next commit. Repeated events are merged, so that no client can make the log grow at will."""
 
 from collections.abc import Container, Iterable
 from dataclasses import replace
@@ -6,56 +6,57 @@ from dataclasses import replace
 from pausefl_server.records import EventKind, LogEvent
 
 _COMING_AND_GOING: tuple[EventKind, EventKind] = ("joined", "left")
-# Of these it matters how often they happened, and the greatest release they tell of.
+# Repeated events of these kinds are merged: only their number and the greatest release they state matter.
 _MERGED: tuple[EventKind, ...] = ("missed", "rejected", "reconciled")
-# These tell what a client has spent, or may have spent.
+# Events of these kinds state what a client has spent, or may have spent.
 _OF_SPENDING: tuple[EventKind, ...] = ("reconciled", "unsettled")
 
 
 class PendingEvents:
-    """A round's events in order, a few per client at most. What they mean to a fold is kept."""
+    """A round's events in order, at most a few per client. Merging does not change the result of folding them."""
 
     def __init__(self, events: Iterable[LogEvent] = ()) -> None:
         self._next = 0
-        self._events: dict[int, LogEvent] = {}  # by a growing number, so that any can be taken out again
+        self._events: dict[int, LogEvent] = {}  # by a growing number, so that each can be removed again
         self._places: dict[tuple[EventKind, str], int] = {}
-        self._logged: tuple[LogEvent, ...] = ()  # what the last commit wrote of them
+        self._logged: tuple[LogEvent, ...] = ()  # those that the last commit wrote
         self.add(*events)
 
     def add(self, *events: LogEvent) -> None:
-        """Take events in this order, or count each with an earlier one of its kind and client."""
+        """Append events in this order, or merge each into an earlier event of its kind and client."""
         for event in events:
             self._add(event)
 
     def take(self) -> tuple[LogEvent, ...]:
-        """All events, which wait no longer."""
+        """Remove and return all events."""
         events = self.waiting()
         self._events.clear()
         self._places.clear()
         return events
 
     def waiting(self) -> tuple[LogEvent, ...]:
-        """All events, which go on waiting."""
+        """Return all events, which go on waiting."""
         return tuple(self._events.values())
 
     def to_log(self) -> tuple[LogEvent, ...]:
-        """All events, which go on waiting, for a commit that writes them as what is known of by no attempt yet."""
+        """Return all events, for a commit that writes them as events of no attempt so far; they go on waiting."""
         self._logged = self.waiting()
         return self._logged
 
     def has_logged(self, taken: Iterable[LogEvent]) -> bool:
-        """Whether the last commit wrote each hello among the events that were taken since."""
+        """Whether the last commit wrote all hellos ("joined") among `taken`, the events that were taken since."""
         hellos = {event for event in taken if event.kind == "joined"}
         return not hellos or hellos <= set(self._logged)
 
     def put_back(self, events: Iterable[LogEvent]) -> None:
-        """Let events that were taken wait again, before those that came since."""
+        """Put events that were taken back, before those that came since."""
         self.add(*events, *self.take())
 
     def take_known(self, clients: Container[str]) -> tuple[LogEvent, ...]:
-        """All events, except what clients have spent, or may have, that are neither among these nor join with an event.
+        """Remove and return all events, except those about the spending of unknown clients, which go on waiting.
 
-        Those wait until their client joins: the run went back to a round before it first came.
+        Unknown are clients that are neither in `clients` nor have a "joined" event here. Their events wait until they
+        join: the run went back to a round before they first joined.
         """
         events = self.take()
         came = {event.client_id for event in events if event.kind == "joined"}
@@ -64,13 +65,13 @@ class PendingEvents:
         return tuple(event for event in events if event not in early)
 
     def retired(self) -> set[str]:
-        """Clients that have no budget left, as the log does not know yet."""
+        """The clients that retired and whose retirement is not committed yet."""
         return {client_id for kind, client_id in self._places if kind == "retired"}
 
     def not_settled_by(self, owed: Iterable[LogEvent]) -> list[LogEvent]:
-        """Of the "unsettled" events in `owed`, those of clients that said hello again during the round that ends.
+        """The "unsettled" events in `owed` of clients that said hello again during the round that ends now.
 
-        Such a hello is logged after the round's jobs, but came before their end: it does not settle them.
+        Such a hello is logged after the round's jobs, but came before their end. So it does not settle them.
         """
         return [event for event in owed if ("joined", event.client_id) in self._places]
 
@@ -83,7 +84,7 @@ class PendingEvents:
         else:
             earlier = self._events.get(self._places.get(key, -1))
             if event.kind == "unsettled" and earlier is not None and earlier.detail == event.detail:
-                del self._events[self._places[key]]  # the same job: said after all that would settle it
+                del self._events[self._places[key]]  # the same job: the event moves behind all that would settle it
             self._append(event)
 
     def _append(self, event: LogEvent) -> None:
@@ -92,13 +93,13 @@ class PendingEvents:
         self._next += 1
 
     def _place_to_merge(self, key: tuple[EventKind, str]) -> int | None:
-        """Where an earlier event stands; None where a ledger's correction would settle what was owed after that one."""
+        """The place to merge into; None if there is none, or if an "unsettled" follows it that the event settles."""
         place, owed = self._places.get(key), self._places.get(("unsettled", key[1]))
         overtakes = key[0] == "reconciled" and place is not None and owed is not None and place < owed
         return None if overtakes else place
 
     def _merge(self, place: int, event: LogEvent) -> None:
-        """A ledger is corrected upwards; of all else it matters how often it happened."""
+        """Merge an event into the one at that place: counts are added, and the greater release is kept."""
         kept = self._events[place]
         greater = max((kept, event), key=lambda e: e.released)
         self._events[place] = replace(
@@ -106,9 +107,9 @@ class PendingEvents:
         )
 
     def _add_coming_or_going(self, event: LogEvent) -> None:
-        """Of a client that comes and goes again and again, its first going and its last coming and going are kept.
+        """Keep a client's first "left" and its last "joined" and "left", however often it comes and goes.
 
-        A later coming stands in the place of an earlier one: events between the two may need the client's row.
+        A later "joined" takes the place of an earlier one, because events between the two may need the client's row.
         """
         if event.kind == "joined":
             self._settle(event.client_id)
@@ -123,7 +124,7 @@ class PendingEvents:
             self._append(event)
 
     def _settle(self, client_id: str) -> None:
-        """Forget what a client owed before it said hello with its ledger."""
+        """Drop a client's "unsettled" events: it has said hello, and its ledger tells what it spent."""
         if self._places.pop(("unsettled", client_id), None) is not None:
             self._events = {
                 place: event

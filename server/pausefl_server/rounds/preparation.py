@@ -15,7 +15,7 @@ from pausefl_server.state import RunState
 
 Result = TypeVar("Result")
 
-# Work shorter than this is done on the event loop: a thread and back costs 0.1 ms.
+# Work shorter than this is done on the event loop: handing it to a thread and back costs 0.1 ms.
 _QUICK_S = 0.001
 
 
@@ -34,9 +34,9 @@ class Preparer:
     async def prepare(
         self, round: int, attempt: int, model: GlobalModel, free: FreePlaces | None = None
     ) -> tuple[Selection, float, Dispatch]:
-        """The selection, how long it took, and its job.
+        """The selection, how many seconds it took, and its job.
 
-        Off the event loop unless the last selection was quick and the model is small.
+        It runs in a thread unless the last selection was quick and the model is small.
         """
 
         def prepared() -> tuple[Selection, float, Dispatch]:
@@ -50,7 +50,7 @@ class Preparer:
         return found
 
     def frame(self, round: int, attempt: int, theta: Vector, model_digest: str) -> Dispatch:
-        """The job of this round and attempt, which has this model."""
+        """The job of this round and attempt with this model, framed into messages."""
         schedule = self._settings.privacy.schedule if self._settings.privacy else ""
         began_s = self._clock()
         messages = pack_job(round, attempt, theta, model_digest, schedule)
@@ -60,5 +60,5 @@ class Preparer:
 
 
 async def off_loop(quick: bool, function: Callable[..., Result], *arguments: Any) -> Result:
-    """Run in a thread while the event loop keeps listening, unless the hop would take longer than the work."""
+    """Run `function` in a thread, so that the event loop stays free; if `quick`, run it here, which takes less time."""
     return for_future(function, *arguments) if quick else await asyncio.to_thread(for_future, function, *arguments)
