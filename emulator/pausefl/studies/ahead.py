@@ -1,4 +1,4 @@
-"""A forecast of an experiment's run, before it is played."""
+"""Describes an experiment's run before it is played: how long it takes, and its changed settings."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ _DRAWS = 500
 
 
 def ahead(experiment: Experiment, source: str = "") -> Iterator[str]:
-    """How long its delays take, and where it departs from its preset or from the defaults, a line each."""
+    """Lines: how long the delays will take, then each setting that differs from the preset or from the defaults."""
     chosen, rounds = most_chosen(experiment), experiment.experiment.rounds
     if experiment.experiment.clock == "virtual":
         yield "how long: waiting takes no time on the virtual clock, training alone does"
@@ -33,9 +33,9 @@ def ahead(experiment: Experiment, source: str = "") -> Iterator[str]:
 
 
 def expected_wait_s(experiment: Experiment, chosen: int) -> float:
-    """The mean over random sets of so many clients of the longest delay, in real seconds.
+    """The expected wait of a round in real seconds: the mean longest delay of `chosen` clients drawn at random.
 
-    Without rounds, C places are never empty, so that K updates take K/C of the mean delay.
+    For an asynchronous step with buffer K, all C places are always busy, so K updates take K/C of the mean delay.
     """
     if experiment.experiment.clock == "virtual":
         return 0.0
@@ -49,7 +49,7 @@ def expected_wait_s(experiment: Experiment, chosen: int) -> float:
 
 
 def most_chosen(experiment: Experiment) -> int:
-    """How many clients a round has: `selection.m`, or all; Fed-TS's newcomers come on top. Without rounds, K."""
+    """How many clients a round asks: `selection.m` or all, without Fed-TS's newcomers. For an asynchronous step, K."""
     if experiment.is_asynchronous:
         return experiment.asynchronous.buffer
     return experiment.clients.count if experiment.selection.policy == "all" else experiment.selection.m

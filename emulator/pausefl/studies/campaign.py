@@ -1,4 +1,4 @@
-"""Plays several runs in one folder; an interrupted campaign goes on where it stopped."""
+"""The plan and the state of a campaign: several runs in one folder. An interrupted campaign can be resumed."""
 
 import json
 import shlex
@@ -18,11 +18,11 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.excerpts import excerpt
 
 DRAWING = "figures are drawn and tables are written"
-"""Said when all runs are played."""
+"""The message when all runs have been played."""
 
 
 class CampaignInterrupted(RunInterrupted):
-    """The user ended a campaign; its finished runs stay, and the message says how to go on."""
+    """The user ended a campaign. Its finished runs stay on disk, and the message says how to resume it."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,23 @@ class Planned:
 
 
 Missing = Mapping[str, PauseflError]
-"""Why runs have no results, by name."""
+"""The errors of runs without results, by the run's name."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The campaign as asked for, written to campaign.json: enough to go on with it."""
+    """The request for a campaign, written to campaign.json. It holds all that is needed to resume the campaign."""
 
     command: str
-    """The subcommand of `pausefl` that goes on with it."""
+    """The subcommand of `pausefl` that plays and resumes the campaign."""
     source: str
-    """The experiment, as TOML."""
+    """The experiment as TOML."""
     arguments: Mapping[str, Any]
-    """The command's other arguments."""
+    """The other arguments of the command."""
 
 
 def missed_runs(run_dirs: Sequence[Path]) -> Iterator[str]:
-    """A line for each run that clients of the experiment took no part in."""
+    """Yields a line for each run in which some of the experiment's clients took no part."""
     for run_dir in run_dirs:
         if absent := read_summary(run_dir).get("absent_clients"):
             yield f"{run_dir.name}: without {excerpt(', '.join(absent))}"
@@ -58,7 +58,10 @@ def missed_runs(run_dirs: Sequence[Path]) -> Iterator[str]:
 
 @contextmanager
 def told_how_to_go_on(folder: Path, go_on: str) -> Iterator[None]:
-    """CampaignInterrupted for Ctrl-C between the runs and while results are written: it names folder and way on."""
+    """Turn Ctrl-C within the block into CampaignInterrupted, which names the folder and the command `go_on`.
+
+    The block covers the time between runs and the writing of results.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -66,13 +69,13 @@ def told_how_to_go_on(folder: Path, go_on: str) -> Iterator[None]:
 
 
 def begin(folder: Path, plan: Plan) -> None:
-    """Make the campaign's folder and write down what it is; ConfigError where it holds another campaign."""
+    """Create the campaign's folder and write its plan there. ConfigError if the folder holds another campaign."""
     refuse_other(folder, plan)
     write_plan(folder, plan)
 
 
 def refuse_other(folder: Path, plan: Plan) -> None:
-    """ConfigError where the folder holds another campaign."""
+    """Raise ConfigError if the folder holds another campaign."""
     begun = plan_of(folder)
     if begun is not None and asdict(begun) != json.loads(json.dumps(asdict(plan))):
         raise ConfigError(
@@ -82,10 +85,7 @@ def refuse_other(folder: Path, plan: Plan) -> None:
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
-    """Make the campaign's folder and write down what it is, in the place of what stood there.
-
-    ConfigError for the folder of a run.
-    """
+    """Create the campaign's folder and write its plan there, replacing an older one. ConfigError for a run's folder."""
     refuse_run_in(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def write_plan(folder: Path, plan: Plan) -> None:
 
 
 def plan_of(folder: Path) -> Plan | None:
-    """The plan of a folder's campaign; None where it is no campaign's."""
+    """The plan of the campaign in a folder; None if there is no valid plan."""
     try:
         return Plan(**json.loads((folder / CAMPAIGN_PLAN).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
@@ -103,14 +103,14 @@ def plan_of(folder: Path) -> Plan | None:
 
 
 def check_named_once(runs: Sequence[Planned]) -> None:
-    """ConfigError for two runs of one name: one would be played, and counted as two."""
+    """Raise ConfigError if two runs have the same name: only one would be played, and it would count twice."""
     counts = Counter(run.name for run in runs)
     if twice := next((name for name, n in counts.items() if n > 1), None):
         raise ConfigError(f"{twice}: two of the runs have this name; name each policy and each value once")
 
 
 def check_own_budgets(runs: Sequence[Planned]) -> None:
-    """ConfigError for private runs that share a `privacy.ledger_dir`: each would find what those before it left."""
+    """Raise ConfigError if private runs share a `privacy.ledger_dir`: earlier runs would spend later runs' budgets."""
     tables = [run.experiment.privacy for run in runs]
     shared = [table.ledger_dir for table in tables if table.enabled and table.ledger_dir]
     if len(set(shared)) < len(shared):
@@ -118,7 +118,7 @@ def check_own_budgets(runs: Sequence[Planned]) -> None:
 
 
 def read_plan(folder: Path, command: str) -> Plan:
-    """The plan of a campaign that is to go on; ConfigError when the folder holds none of this command."""
+    """The plan of a campaign to resume. ConfigError if the folder holds no campaign of this command."""
     plan = plan_of(folder)
     if plan is None:
         raise ConfigError(f"--resume {folder}: holds no interrupted pausefl {command} (no valid {CAMPAIGN_PLAN})")
@@ -128,7 +128,7 @@ def read_plan(folder: Path, command: str) -> Plan:
 
 
 def unfinished(runs: Sequence[Planned], folder: Path, go_on: str) -> Missing:
-    """The runs of a campaign that are not finished; ConfigError where none is."""
+    """The runs of a campaign that are not finished. ConfigError if no run is finished."""
     left = [run.name for run in runs if not is_played(run, folder)]
     if len(left) == len(runs):
         raise ConfigError(f"{folder}: none of its {len(runs)} runs is finished; go on with: {go_on}")
@@ -136,17 +136,17 @@ def unfinished(runs: Sequence[Planned], folder: Path, go_on: str) -> Missing:
 
 
 def resume_campaign_command(command: str, folder: Path, options: Sequence[str] = ()) -> str:
-    """The command that goes on with a comparison, a sweep or a search; `options` as its player has them."""
+    """The command that resumes a comparison, a sweep or a search. `options` are those of its player."""
     return shlex.join(["pausefl", command, "--resume", str(folder), *options])
 
 
 def is_finished(run_dir: Path) -> bool:
-    """Whether a run has come to its own end there; ConfigError when an older version has played it."""
+    """Whether a run has ended there without interruption. ConfigError if an older version has played it."""
     return (run_dir / "summary.json").exists() and read_summary(run_dir)["outcome"] != "interrupted"
 
 
 def is_played(run: Planned, folder: Path) -> bool:
-    """Whether a planned run is finished in its campaign's folder; ConfigError when another experiment was played."""
+    """Whether a planned run is finished in the campaign's folder. ConfigError if another experiment was played."""
     run_dir = folder / run.name
     if not is_finished(run_dir):
         return False
@@ -159,7 +159,7 @@ def is_played(run: Planned, folder: Path) -> bool:
 
 
 def check_some_played(n_runs: int, missing: Missing, go_on: str) -> None:
-    """CampaignInterrupted where the user ended it, and the error of a run where none has results."""
+    """Raise CampaignInterrupted if the user ended the campaign, or a run's error if no run has results."""
     for error in missing.values():
         if isinstance(error, CampaignInterrupted):
             raise CampaignInterrupted(f"{error}; go on with: {go_on}")
@@ -169,7 +169,7 @@ def check_some_played(n_runs: int, missing: Missing, go_on: str) -> None:
 
 
 def check_all_played(run_dirs: Sequence[Path], missing: Missing, go_on: str) -> None:
-    """Return if all runs have results and none failed; PauseflError that names those that have not, or did."""
+    """Raise PauseflError if runs have no results or have failed; it names them."""
     if missing:
         name, error = next(iter(missing.items()))
         of = f"{len(missing)} of {len(run_dirs) + len(missing)} runs have no results; {name}"

@@ -1,4 +1,4 @@
-"""Tries the points of a campaign before anything is played, in a process that has what the runs' own have imported."""
+"""Tries the data and model of a campaign's runs before any run is played, in a process like those of the runs."""
 
 import multiprocessing
 from collections.abc import Callable, Sequence
@@ -14,12 +14,12 @@ from pausefl.runtime.processes.lifetime import die_with_parent, start
 from pausefl.studies.campaign import Missing, Planned
 from pausefl_proto.errors import PauseflError
 
-# What data, partition and model depend on; the runs of a point differ in their seed alone, which changes no shape.
+# The tables that data, partition and model depend on. The seed is not among them, as it changes no shape.
 _TRIED = {"workload", "clients", "privacy", "tls", "admission", "evaluation"}
 
 
 def impossible(runs: Sequence[Planned]) -> Missing:
-    """The runs whose data cannot be dealt out, or whose model cannot take a training step, and why."""
+    """The error of each run whose data cannot be partitioned or whose model fails in a training step, by run name."""
     trials = {run.name: run.experiment.model_dump_json(include=_TRIED) for run in runs}
     trained = {trials[run.name]: run.experiment for run in runs if run.experiment.workload.model != "synthetic"}
     if not (trained and is_installed("client")):
@@ -29,7 +29,7 @@ def impossible(runs: Sequence[Planned]) -> Missing:
 
 
 def note_step_times(experiments: Sequence[Experiment], folder: Path) -> None:
-    """Measure here, for machines that share no locks, how long a training step takes on the virtual clock."""
+    """Measure how long a training step takes on the virtual clock, here for all machines, as these share no locks."""
     if any(experiment.workload.model != "synthetic" for experiment in experiments):
         _in_child(_measure_step, experiments, folder)
 
@@ -37,13 +37,13 @@ def note_step_times(experiments: Sequence[Experiment], folder: Path) -> None:
 def _in_child(
     work: Callable[..., None], experiments: Sequence[Experiment], *arguments: Any
 ) -> list[PauseflError | None]:
-    """The error that `work` raised for each experiment in a process, or None."""
+    """Call `work` for each experiment in a child process; returns the error of each call, or None."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     told = (theirs, work, experiments, *arguments)
     process: ForkServerProcess | SpawnProcess
     if all(experiment.experiment.clock == "virtual" for experiment in experiments):
         process = forked_run("pausefl-check", _tell, *told, needs_torch=True, is_first_of_many=True)
-    else:  # whose fork server, which comes later, is to import what clients need alone
+    else:  # not forked: the fork server starts later, and is to import only what clients need
         process = multiprocessing.get_context("spawn").Process(target=_tell, args=told, name="pausefl-check")
     start(process)
     theirs.close()

@@ -30,15 +30,15 @@ from pausefl.terminal_table import FittingTable
 from pausefl_proto.errors import ConfigError
 
 OF_RUNS = "compare --runs"
-"""The command of a comparison of runs that it did not play."""
+"""The `Plan.command` of a comparison of existing runs, which were not played for it."""
 
 
 def compare_policies(
     experiment: Experiment, policies: Sequence[str], seeds: int, folder: Path, player: Player
 ) -> Comparison:
-    """Run each policy with the same seeds, so the same data, delays and θ_0, and write the comparison to `folder`.
+    """Run each policy with the same seeds, so with equal data, delays and θ_0, and write the comparison to `folder`.
 
-    Budgets are per run. `CampaignInterrupted` when the user ends a run.
+    Budgets are per run. Raises `CampaignInterrupted` if the user ends a run.
     """
     runs = _planned(experiment, policies, seeds)
     plan = Plan("compare", experiment.to_toml(), {"policies": list(policies), "seeds": seeds})
@@ -49,13 +49,13 @@ def compare_policies(
 
 
 def resume_comparison(folder: Path, player: Player) -> Comparison:
-    """Go on with an interrupted comparison; runs that have finished are not repeated."""
+    """Resume an interrupted comparison. Finished runs are not repeated."""
     runs = _planned_in(read_plan(folder, "compare"), folder)
     return _play(runs, checked(runs, folder, player), folder, player)
 
 
 def comparison_in(plan: Plan, folder: Path) -> Comparison:
-    """The comparison in a folder, of the runs that are finished; ConfigError where none is."""
+    """The comparison of the finished runs in a folder. ConfigError if no run is finished."""
     if plan.command == OF_RUNS:
         by_label = {label: [Path(run_dir) for run_dir in dirs] for label, dirs in plan.arguments["runs"].items()}
         return replace(compare(by_label), folder=folder)
@@ -67,7 +67,7 @@ def comparison_in(plan: Plan, folder: Path) -> Comparison:
 
 
 def compare_runs(run_dirs: Sequence[Path], labels: Sequence[str], folder: Path) -> Comparison:
-    """Compare finished runs of any origin under the names given; runs of one name are its seeds."""
+    """Compare finished runs of any origin, named by `labels`. Runs with the same label are its seeds."""
     if len(labels) != len(run_dirs):
         raise ConfigError(f"--labels: {len(labels)} names for {len(run_dirs)} runs")
     by_label: dict[str, list[Path]] = {label: [] for label in labels}
@@ -81,7 +81,7 @@ def compare_runs(run_dirs: Sequence[Path], labels: Sequence[str], folder: Path) 
 
 
 def print_comparison(comparison: Comparison, folder: Path, console: Console) -> None:
-    """Print the tables, and where figure and page lie."""
+    """Print the tables, the answers, and the paths of the figure and the page."""
     console.print(FittingTable(as_table(comparison)))
     if groups := as_group_table(comparison):
         console.print(FittingTable(groups))
@@ -104,7 +104,7 @@ def _play(runs: Sequence[Planned], refused: Missing, folder: Path, player: Playe
 
 
 def _by_policy(runs: Sequence[Planned], missing: Missing, folder: Path) -> dict[str, list[Path]]:
-    """The run directories of each policy that has results, of the seeds that all of these have."""
+    """The run directories by label of the policy, for policies with results and the seeds that they have in common."""
     seeds: dict[str, set[int]] = {}
     for run in runs:
         if run.name not in missing:
@@ -129,7 +129,7 @@ def _planned_in(plan: Plan, folder: Path) -> list[Planned]:
 
 
 def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> list[Planned]:
-    """The runs of each policy, seed by seed, so that an interrupted comparison has whole seeds to show."""
+    """The runs to play, seed by seed, so that an interrupted comparison has complete seeds."""
     if seeds > 1 and experiment.privacy.enabled and experiment.privacy.ledger_dir:
         raise ConfigError(f"--seeds {seeds}: goes without privacy.ledger_dir, whose ledgers are of one seed's data")
     labels = labels_of(policies)
@@ -143,7 +143,7 @@ def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> lis
 
 
 def variant_of(experiment: Experiment, policy: str, i: int) -> Experiment:
-    """The same experiment with another policy and the i-th seed; ConfigError when the policy does not fit it."""
+    """The experiment with another policy and its seed plus `i`. ConfigError if the policy does not fit it."""
     selection = experiment.selection.model_copy(update={"policy": policy})
     seeded = with_seed(experiment, experiment.experiment.seed + i)
     variant = seeded.model_copy(update={"selection": selection})

@@ -1,4 +1,4 @@
-"""Where a campaign's runs are played: here, or by the schedulers of clusters, which submitit and Dask reach."""
+"""Chooses where a campaign's runs are played: on this machine, or on a cluster by Slurm (submitit) or Dask."""
 
 import shutil
 import subprocess
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 _LOOKS_EVERY_S = 3.0
 _ANSWERS_WITHIN_S = 10
-# A job may be neither in the queue nor have a result yet: network file systems show a new file late.
+# A job may for a while be neither in the queue nor have a result: network file systems show new files late.
 _LOST_AFTER_LOOKS = 5
-# How often a run that is not over when its job's time is goes on in the next one.
+# How often a run continues in another job because its job ran out of time.
 _MOST_TIMEOUTS = 1000
 
 
 def player_on(on: str, options: Sequence[str], jobs: int, show: Show, say: Callable[[str], object]) -> Player:
-    """The player of runs `--on` a place, with its `--on-option`s; `jobs` is how many at a time here.
+    """The player for the place `on` with its `options` (`--on`, `--on-option`); `jobs`: how many runs at once here.
 
-    ConfigError for a place that is none, or is not to be had here.
+    ConfigError if the place is unknown or cannot be used from this machine.
     """
     kind, _, address = on.partition("=")
     typed = ["--on", on, *(word for option in options for word in ("--on-option", option))]
@@ -61,12 +61,12 @@ def player_on(on: str, options: Sequence[str], jobs: int, show: Show, say: Calla
 
 
 def side_by_side(jobs: int, say: Callable[[str], object]) -> OnExecutor:
-    """Plays so many runs at a time here, each in a process of its own."""
+    """A player that plays `jobs` runs at a time on this machine, each in its own process."""
     return OnExecutor(lambda *_: ThreadPoolExecutor(jobs), say, ("--jobs", str(jobs)))
 
 
 def _valued(options: Sequence[str]) -> dict[str, Any]:
-    """Each option's value by its key."""
+    """The values of KEY=VALUE options by key."""
     found = {}
     for option in options:
         key, separator, text = option.partition("=")
@@ -77,7 +77,7 @@ def _valued(options: Sequence[str]) -> dict[str, Any]:
 
 
 def _dask_client(address: str) -> Any:
-    """Dask's client; ConfigError where no scheduler answers."""
+    """The Dask client for an address. ConfigError if no scheduler answers there."""
     from distributed import Client
 
     try:
@@ -88,7 +88,7 @@ def _dask_client(address: str) -> Any:
 
 @contextmanager
 def _dask(client: Any, options: Mapping[str, Any], _folder: Path, _whole_nodes: bool) -> Iterator[Executor]:
-    """Dask's own executor, with options as of its `submit`."""
+    """Open Dask's own executor. `options` are keyword arguments of Dask's `submit`."""
     with client:
         try:
             executor = client.get_executor(pure=False, **options)
@@ -100,7 +100,7 @@ def _dask(client: Any, options: Mapping[str, Any], _folder: Path, _whole_nodes: 
 
 @contextmanager
 def _slurm(options: Mapping[str, Any], folder: Path, whole_nodes: bool) -> Iterator[Executor]:
-    """Slurm, with options as of sbatch; scripts and logs of its jobs lie in the campaign's folder `jobs`."""
+    """Open an executor of Slurm jobs. `options` are those of sbatch; the folder's `jobs` holds scripts and logs."""
     import submitit
 
     executor = submitit.SlurmExecutor(folder.absolute() / "jobs", max_num_timeout=_MOST_TIMEOUTS)
@@ -113,7 +113,7 @@ def _slurm(options: Mapping[str, Any], folder: Path, whole_nodes: bool) -> Itera
 
 
 class _SlurmExecutor(Executor):
-    """Jobs of Slurm as futures. A thread looks after all of them."""
+    """Runs calls as Slurm jobs and returns futures. One thread watches all the jobs."""
 
     def __init__(self, executor: "submitit.SlurmExecutor") -> None:
         self._executor = executor
@@ -123,7 +123,7 @@ class _SlurmExecutor(Executor):
         self._thread.start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        """Hand a job to sbatch. ConfigError with what sbatch says."""
+        """Submit a job by sbatch. ConfigError with sbatch's message if it refuses."""
         try:
             job = self._executor.submit(_SlurmTask(partial(fn, *args, **kwargs)))
         except Exception as error:
@@ -133,7 +133,7 @@ class _SlurmExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Return once all jobs have ended, or look no longer after them."""
+        """Wait until all jobs have ended, or with `wait` False stop watching them."""
         if cancel_futures:
             for job in list(self._jobs):
                 job.cancel()
@@ -153,7 +153,7 @@ class _SlurmExecutor(Executor):
 
 @dataclass(frozen=True)
 class _SlurmTask:
-    """Does the work in a job of Slurm. Where that is interrupted, it leaves no result: the job may be queued again."""
+    """Does the work in a Slurm job. If the work is interrupted, no result is left, so that the job can be requeued."""
 
     work: Callable[[], Any]
 
@@ -162,7 +162,7 @@ class _SlurmTask:
         return sys.exit(INTERRUPTED) if isinstance(outcome, RunInterrupted) else outcome
 
     def checkpoint(self) -> Any:
-        """The job queued when this one is out of time or preempted: the same, as a run goes on by itself."""
+        """The job to queue if this one runs out of time or is preempted: the same one, as it resumes the run."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -177,16 +177,16 @@ class _SlurmFuture(Future[Any]):
         self._is_cancelled = False
 
     def cancel(self) -> bool:
-        """Ask Slurm, once, to end the job; it is done once it has ended."""
+        """Ask Slurm, only once, to end the job. Returns False: the future is done when the job has ended."""
         if not self._is_cancelled:
             self._is_cancelled = True
             self._job.cancel(check=False)
         return False
 
     def look(self, state: str) -> None:
-        """Take the result if there is one, and note whether the job has begun, by its state in the queue.
+        """Set the result if the job left one, and note whether it runs. `state` is its state in the queue, "" if none.
 
-        One that is in the queue again may have left a result: Slurm ended it while submitit asked for that.
+        The result of a job in the queue is not read: it may be of an earlier try that Slurm ended and requeued.
         """
         self._looks_lost = 0 if state else self._looks_lost + 1
         if state == "RUNNING" and not self.running():
@@ -194,7 +194,7 @@ class _SlurmFuture(Future[Any]):
         if not state and self._job.paths.result_pickle.exists():
             try:
                 self.set_result(self._job.result())
-            except Exception as error:  # also of a result that cannot be read
+            except Exception as error:  # the job's own error, or the result cannot be read
                 self.set_exception(error)
         elif self._looks_lost > _LOST_AFTER_LOOKS:
             log = self._job.paths.stderr
@@ -202,9 +202,9 @@ class _SlurmFuture(Future[Any]):
 
 
 def _queued() -> dict[str, str] | None:
-    """The state of each job in Slurm's queue, by number: accounting, which knows ended ones too, may be off.
+    """The state of each job in Slurm's queue, by job number; None if Slurm does not answer.
 
-    None where Slurm does not answer.
+    Slurm's accounting also knows ended jobs, but it may be off.
     """
     words = ["squeue", "--noheader", "--me", "--format=%A %T"]
     found = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""A run of a campaign as a job for any executor: it may be called again, elsewhere too, and then goes on."""
+"""A run of a campaign as a job for any executor. Called again, on any machine, it resumes the run."""
 
 import multiprocessing
 import os
@@ -28,29 +28,29 @@ class UnfitMachine(ConfigError):
 
 @dataclass(frozen=True)
 class Job:
-    """Plays one run where it is called. It can be pickled."""
+    """A callable that plays one run on the machine where it is called. It can be pickled."""
 
     source: str
-    """The experiment, as TOML."""
+    """The experiment as TOML."""
     folder: Path
-    """The campaign's, absolute."""
+    """The campaign's folder, as an absolute path."""
     name: str
-    """The run's folder in it."""
+    """The name of the run's folder in `folder`."""
     is_elsewhere: bool
-    """The machine that plays may be another one: the run lives on its own disk, and is brought back in the end."""
+    """Whether another machine may play the run. It then plays on its own disk and copies the run back at the end."""
     version: str = __version__
 
     def __call__(self, stop: Event | None = None) -> str | PauseflError:
-        """Play the run, or go on with it; returns its outcome, or the error that ended it.
+        """Play or resume the run; returns its outcome, or the error that ended it.
 
-        UnfitMachine for another version of this software, and where the campaign's folder is not there. RunInterrupted
-        where a signal or `stop` ended it, or its process was killed: called again, it goes on.
+        Returns UnfitMachine if the machine has another version of this software or lacks the campaign's folder. Returns
+        RunInterrupted if a signal or `stop` ended the run, or a process was killed: another call resumes it.
         """
         if self.version != __version__:
             return UnfitMachine(f"{os.uname().nodename}: has pausefl {__version__}, the campaign is of {self.version}")
         if self.is_elsewhere and not (self.folder / CAMPAIGN_PLAN).exists():
             return UnfitMachine(f"{self.folder}: is not there on {os.uname().nodename}; choose a folder that is shared")
-        # Those of a pool may be daemons, which Python lets start no processes. Ours end with the one that began them.
+        # A pool's workers may be daemons, which Python forbids to start processes. Ours end together with their parent.
         multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # private
         try:
             experiment = parse_experiment(self.source)
@@ -67,14 +67,14 @@ class Job:
 
 @contextmanager
 def on_own_disk(kept: Path) -> Iterator[Path]:
-    """Where a run is played whose folder may be on another machine's disk, and is whole there after the block.
+    """Yields a copy of the run's folder `kept` on this machine's disk; after the block, the copy replaces `kept`.
 
-    SQLite's log and locks need a disk of this machine: network file systems have no shared memory, and few locks.
+    SQLite's log and locks need a local disk: network file systems have no shared memory, and few locks.
     """
     was_finished = is_finished(kept)
     with tempfile.TemporaryDirectory(prefix="pausefl-") as own:
         run_dir = Path(own) / kept.name
-        for name in (CAMPAIGN_PLAN, SHARED_STEPS):  # how long a training step takes is the same in all runs
+        for name in (CAMPAIGN_PLAN, SHARED_STEPS):  # all runs use the same duration of a training step
             if (kept.parent / name).exists():
                 shutil.copyfile(kept.parent / name, Path(own) / name)
         if kept.exists():
@@ -82,13 +82,13 @@ def on_own_disk(kept: Path) -> Iterator[Path]:
         try:
             yield run_dir
         finally:
-            if run_dir.exists() and was_finished == is_finished(kept):  # else another was first to play it
-                with signals_to(signal.SIG_IGN, signal.SIGINT, *asking_to_end()):  # a second one would lose it
+            if run_dir.exists() and was_finished == is_finished(kept):  # else another job has finished it meanwhile
+                with signals_to(signal.SIG_IGN, signal.SIGINT, *asking_to_end()):  # a signal here would lose the run
                     _bring_back(run_dir, kept)
 
 
 def _bring_back(run_dir: Path, kept: Path) -> None:
-    """Replace a folder by a copy, which has another name until it is whole."""
+    """Replace the folder `kept` by a copy of `run_dir`. Until the copy is complete, it has another name."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{kept.name}-", dir=kept.parent) as beside:
         shutil.copytree(run_dir, Path(beside) / "new")

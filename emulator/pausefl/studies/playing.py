@@ -1,4 +1,4 @@
-"""Plays the runs of a campaign: one after the other on a display, or as jobs of an executor."""
+"""Plays the runs of a campaign: one after the other with a display, or as jobs of an executor."""
 
 import logging
 import os
@@ -30,13 +30,13 @@ from pausefl_proto.excerpts import excerpt
 
 log = logging.getLogger("pausefl")
 
-# How often a run is handed in that ended before its time though nobody asked it to.
+# How often a run is submitted in all, if it keeps being interrupted although the user did not ask for it.
 _TRIES_MAX = 4
-# How soon a signal is heard.
+# The longest time until a signal takes effect.
 _LOOKS_EVERY_S = 0.5
 
 Show = Callable[[str], AbstractContextManager[Report]]
-"""The display of one run, by its title."""
+"""Opens the display of one run with a title. The display receives the run's reports."""
 
 
 class Player(Protocol):
@@ -44,27 +44,28 @@ class Player(Protocol):
 
     @property
     def options(self) -> Sequence[str]:
-        """The options of a command that has its runs played so."""
+        """The command-line options that select this player."""
 
     @property
     def say(self) -> Callable[[str], object]:
-        """Tells what goes on between and after the runs."""
+        """The function that receives messages between and after the runs."""
 
     def check(self, runs: Sequence[Planned]) -> None:
-        """ConfigError for runs that it cannot play, before anything is written."""
+        """Raise ConfigError if the player cannot play these runs. Called before anything is written."""
 
     def play(self, runs: Sequence[Planned], folder: Path) -> Missing:
-        """Play every run that is not finished yet; returns why runs have no results, empty where all have.
+        """Play every run that is not finished yet; returns the errors of runs without results, by run name.
 
-        One that fails keeps no other from being played. ConfigError, before any is played, where a finished run is not
-        the planned one. Where the user ends it, no other is begun: those left are interrupted.
+        A run that fails does not stop the others. ConfigError, before any run is played, if a finished run is not the
+        planned one. If the user ends the campaign, no further run starts, and the remaining runs count as interrupted.
         """
 
 
 def checked(runs: Sequence[Planned], folder: Path, player: Player) -> Missing:
-    """The runs whose data or model refuse to be tried, each told in a line of the log; the others can be played.
+    """The errors of unfinished runs whose data or model fail when tried, by run name. Each is logged as a warning.
 
-    ConfigError where none can, where the player cannot play them, and where the folder has a run of another experiment.
+    Raises one of them if no run can be played. ConfigError if the player cannot play the runs, or a finished run is of
+    another experiment.
     """
     player.check(runs)
     left = [run for run in runs if not is_played(run, folder)]
@@ -83,23 +84,23 @@ class OneByOne:
     show: Show
     say: Callable[[str], object] = lambda _: None
     fleet: StandingFleet | None = None
-    """The clients that play all of the runs; None: each run starts its own."""
+    """The standing clients that play all runs; None: each run starts its own clients."""
 
     @property
     def options(self) -> Sequence[str]:
-        """As of `Player`."""
+        """See `Player.options`."""
         return ("--fleet", self.fleet.address) if self.fleet else ()
 
     def check(self, runs: Sequence[Planned]) -> None:
-        """ConfigError for runs that the fleet, if there is one, cannot play."""
+        """Raise ConfigError if there is a fleet that cannot play these runs."""
         if self.fleet:
             for run in runs:
                 self.fleet.serve(run.experiment)
 
     def play(self, runs: Sequence[Planned], folder: Path) -> Missing:
-        """As of `Player`. On a fleet, whose network changes with the hours, a seed's runs come in an order drawn by it.
+        """See `Player.play`. On a fleet, the runs of each seed are in random order, as its network changes over time.
 
-        It is drawn for all of them, so that a campaign that goes on has the same.
+        The order is drawn from the seed over all runs, finished ones too, so that a resumed campaign keeps it.
         """
         ordered = sorted(runs, key=_place_on_a_fleet) if self.fleet else runs
         left = {number: run for number, run in enumerate(ordered, start=1) if not is_played(run, folder)}
@@ -125,7 +126,7 @@ class OneByOne:
 
 
 def _place_on_a_fleet(run: Planned) -> tuple[int, int]:
-    """Where a run comes among those of a campaign: seed by seed, and among those of its seed as drawn."""
+    """The sort key of a run on a fleet: its seed, then a hash that puts the seed's runs in random order."""
     seed = run.experiment.experiment.seed
     return seed, stable_hash(seed, "place on a fleet", run.name)
 
@@ -135,17 +136,17 @@ class OnExecutor:
     """Plays runs as jobs of an executor, which may play several at a time, here or on other machines."""
 
     executor: Callable[[Path, bool], AbstractContextManager[Executor]]
-    """Opens the executor for a campaign's folder, and tells it whether each run needs a machine to itself."""
+    """Opens the executor. Arguments: the campaign's folder, and whether each run needs a machine to itself."""
     say: Callable[[str], object]
-    """Is told of each run that has ended."""
+    """Receives a message for each run that has ended."""
     options: Sequence[str] = ()
     is_elsewhere: bool = False
-    """Its machines may be others than this one."""
+    """Whether runs may be played on other machines than this one."""
     has_whole_nodes: bool = False
-    """It can give each run a machine to itself."""
+    """Whether the executor can give each run a machine to itself."""
 
     def check(self, runs: Sequence[Planned]) -> None:
-        """ConfigError for runs on the real clock, which would hold each other up where they share a machine."""
+        """Raise ConfigError if runs on the real clock would share a machine, where they would slow each other down."""
         if not self.has_whole_nodes and _is_any_real(runs):
             raise ConfigError(
                 f'{" ".join(self.options) or "executor"}: needs experiment.clock = "virtual"; on the real clock, runs'
@@ -153,7 +154,7 @@ class OnExecutor:
             )
 
     def play(self, runs: Sequence[Planned], folder: Path) -> Missing:
-        """As of `Player`."""
+        """See `Player.play`."""
         self.check(runs)
         left = [run for run in runs if not is_played(run, folder)]
         if self.is_elsewhere:
@@ -163,7 +164,7 @@ class OnExecutor:
             try:
                 jobs.play(left)
             finally:
-                jobs.cancel()  # what is left where an error ends it
+                jobs.cancel()  # an error may have left jobs under way
         return jobs.missing
 
 
@@ -173,7 +174,7 @@ def _is_any_real(runs: Sequence[Planned]) -> bool:
 
 @dataclass
 class _Jobs:
-    """The jobs that were handed in, and what came of the others."""
+    """The jobs of a campaign: those under way, and the counts and errors of those that have ended."""
 
     player: OnExecutor
     executor: Executor
@@ -182,14 +183,14 @@ class _Jobs:
     n_runs: int
     n_done: int
     n_ended: int = 0
-    """How many of those have ended now, rather than before."""
+    """How many of the `n_done` runs have ended since this call began; the others were finished before."""
     began_s: float = field(default_factory=time.monotonic)
     under_way: "dict[Future[str | PauseflError], Planned]" = field(default_factory=dict)
     tries: "Counter[str]" = field(default_factory=Counter)
     missing: dict[str, PauseflError] = field(default_factory=dict)
 
     def play(self, runs: Sequence[Planned]) -> None:
-        """Hand all in, and note what comes of them."""
+        """Submit all runs, wait for them, and note their outcomes."""
         for run in runs:
             self._hand_in(run)
         while self.under_way:
@@ -200,17 +201,17 @@ class _Jobs:
                 self._note(self.under_way.pop(future), _outcome(future))
 
     def cancel(self) -> None:
-        """Begin none of those that wait; those that have begun are asked to end where that is possible."""
+        """Cancel the jobs that wait. Jobs that have begun are asked to end if the executor can do that."""
         for future in list(self.under_way):
             future.cancel()
 
     def _hand_in(self, run: Planned) -> None:
         self.tries[run.name] += 1
         job = Job(run.experiment.to_toml(), self.folder.absolute(), run.name, self.player.is_elsewhere)
-        hears = (self.stop,) if isinstance(self.executor, ThreadPoolExecutor) else ()  # of this process's own threads
+        hears = (self.stop,) if isinstance(self.executor, ThreadPoolExecutor) else ()  # threads share the event
         try:
             self.under_way[self.executor.submit(job, *hears)] = run
-        except RuntimeError as error:  # it was broken by the end of a worker, or shut down
+        except RuntimeError as error:  # the executor broke as a worker died, or was shut down
             self.missing[run.name] = PauseflError(f"its executor takes no more jobs ({error})")
 
     def _note(self, run: Planned, outcome: str | PauseflError) -> None:
@@ -238,7 +239,7 @@ class _Jobs:
 
 @contextmanager
 def _stopping_on_signals() -> Iterator[Event]:
-    """An event that the first signal to end sets. The second one ends this process, and its runs with it, at once."""
+    """Yields an event that the first signal to end sets. A second signal ends this process and its runs at once."""
     stop = Event()
 
     def ask(_number: int, _frame: FrameType | None) -> None:
@@ -251,7 +252,7 @@ def _stopping_on_signals() -> Iterator[Event]:
 
 
 def _outcome(future: "Future[str | PauseflError]") -> str | PauseflError:
-    """A job's outcome, or why there is none: RunInterrupted where it may be handed in again."""
+    """The outcome of a job, or the error that prevented one. RunInterrupted means that it may be submitted again."""
     try:
         return future.result()
     except RunInterrupted as error:
@@ -262,5 +263,5 @@ def _outcome(future: "Future[str | PauseflError]") -> str | PauseflError:
         return UnfitMachine(
             f"the executor's machines cannot play it ({in_one_line(error)}); is the same pausefl there?"
         )
-    except Exception as error:  # of the executor: its worker was killed, or has run out of time
+    except Exception as error:  # the executor's own: its worker was killed or ran out of time
         return RunInterrupted(f"its job was lost ({excerpt(in_one_line(error))})")

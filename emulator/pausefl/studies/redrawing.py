@@ -1,4 +1,4 @@
-"""Writes again what finished runs leave to read, also those of a comparison or a sweep."""
+"""Writes again the reports of finished runs, comparisons and sweeps."""
 
 import json
 import shlex
@@ -16,11 +16,11 @@ from pausefl.studies.sweep import Sweep, sweep_in
 from pausefl_proto.errors import ConfigError
 
 REPRODUCTION = "reproduction.json"
-"""What a finished reproduction leaves of what it found."""
+"""The file that holds the results of a finished reproduction."""
 
 
 def opened_campaign(folder: Path) -> Comparison | Sweep | dict[str, Any]:
-    """The results of a finished campaign; of a reproduction, its summary. ConfigError for any other."""
+    """The results of a finished campaign; for a reproduction, its summary. ConfigError for any other folder."""
     plan = plan_of(folder)
     if plan is not None and plan.command in ("compare", OF_RUNS):
         return comparison_in(plan, folder)
@@ -35,10 +35,10 @@ def opened_campaign(folder: Path) -> Comparison | Sweep | dict[str, Any]:
 
 
 def report_folder(folder: Path, *, csv: bool, formats: Sequence[str] = ()) -> list[Path]:
-    """Report on a run, or on a comparison or a sweep and each of its runs; returns what was written.
+    """Write the reports of a run, or of a comparison or sweep and each of its runs; returns the written paths.
 
-    `csv` exports the tables of every run, too, `formats` pictures as such files. ConfigError for a folder that is none
-    of these, or not finished.
+    With `csv`, the tables of every run are exported too. `formats` lists further formats of pictures. ConfigError for
+    another or unfinished folder.
     """
     if unknown := [kind for kind in formats if kind not in KINDS]:
         raise ConfigError(f"formats {unknown[0]}: must be {', '.join(KINDS)}")
@@ -51,7 +51,7 @@ def report_folder(folder: Path, *, csv: bool, formats: Sequence[str] = ()) -> li
     if plan.command in ("compare", OF_RUNS):
         comparison = comparison_in(plan, folder)
         pages = report_runs([run.path for run in all_runs(comparison.runs)], csv, formats)
-        return [*pages, write_comparison(comparison, folder)]  # which links those pages
+        return [*pages, write_comparison(comparison, folder)]  # written last, as it links those pages
     again = resume_campaign_command(plan.command, folder)
     if plan.command == "reproduce":
         again = shlex.join(["pausefl", "reproduce", plan.arguments["name"], "--resume", "--out", str(folder)])

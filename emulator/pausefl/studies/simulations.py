@@ -29,17 +29,16 @@ _SUMMED = {
     "regret": "regret",
     "genie_regret": "regret in the genie's objective",
 }
-"""The figures of each simulation that are summarised over the seeds, where it has them, and what they are called; in
-place of {epsilon} what ε protects."""
+"""The labels of the figures that are summarised over seeds, by key. {epsilon} is replaced by the label of ε's unit."""
 
 
 def run_simulations(
     experiment: Experiment, policies: Sequence[str], seeds: int, rounds: int, folder: Path
 ) -> dict[str, Any]:
-    """Simulate each policy with the same seeds, so the same latencies; write simulations.json, .csv and .png.
+    """Simulate each policy with the same seeds, so with equal latencies; write simulations.json, .csv and .png.
 
-    Each simulation has a folder of its own. Returns what simulations.json holds. ConfigError for policies that
-    are simulated in unlike ways.
+    Each simulation has its own folder. Returns the content of simulations.json. ConfigError if some policies are
+    simulated by drifts and others by latencies.
     """
     variants = {
         label: [variant_of(experiment, policy, i) for i in range(seeds)]
@@ -71,14 +70,14 @@ def run_simulations(
 
 
 def refuse_results_in(folder: Path) -> None:
-    """ConfigError for a folder that holds a simulation, a run or a campaign: its tables would be replaced."""
+    """Raise ConfigError if the folder holds a simulation, a run or a campaign: its files would be replaced."""
     refuse_run_in(folder)
     if any((folder / name).exists() for name in ("simulation.json", "simulations.json", CAMPAIGN_PLAN)):
         raise ConfigError(f"{folder}: holds other results; choose another folder")
 
 
 def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
-    """The results of the simulations, a line per policy, and where they do not compare, why."""
+    """Lines of text: the results of each policy, then notes on them, such as why they cannot be compared."""
     policies, epsilon = summary["policies"], EPSILON_LABELS.get(summary["privacy_unit"], "ε")
     for policy, found in policies.items():
         told = (f"{_SUMMED[name].format(epsilon=epsilon)} {_spread_in_words(spread)}" for name, spread in found.items())
@@ -91,7 +90,7 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _answers(summaries: Mapping[str, Sequence[Mapping[str, Any]]], baseline: str) -> Iterator[str]:
-    """A sentence for each policy on what it saves, and one on what no simulation tells."""
+    """A sentence per policy on the time it saves over the baseline, then one on what a simulation cannot show."""
     if len(summaries) < 2 or "total_latency_s" not in summaries[baseline][0]:
         return
     for policy in (each for each in summaries if each != baseline):
@@ -102,12 +101,12 @@ def _answers(summaries: Mapping[str, Sequence[Mapping[str, Any]]], baseline: str
 
 
 def _notes(summary: Mapping[str, Any]) -> list[str]:
-    """Why the policies' figures do not compare, line by line; empty where they do."""
+    """Lines that say why the policies' figures cannot be compared; empty if they can."""
     return [*filter(None, [summary["warning"]]), *_objectives_in_words(summary)]
 
 
 def _warning(summaries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Reasons against comparing totals: budgets that ended some simulations sooner. Empty without any."""
+    """A warning that simulations have different numbers of rounds, as budgets ended some early. Empty otherwise."""
     played = {policy: [summary["rounds"] for summary in found] for policy, found in summaries.items()}
     if len({rounds for of_policy in played.values() for rounds in of_policy}) == 1:
         return ""
@@ -116,7 +115,7 @@ def _warning(summaries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def _no_choice(experiment: Experiment) -> str:
-    """Words for an experiment whose rounds ask every client; empty for others."""
+    """A warning that every round asks all clients, so that policies have no choice. Empty otherwise."""
     m, clients = experiment.selection.m, len(experiment.client_ids)
     if experiment.server.mode == "asynchronous" or m < clients:
         return ""
@@ -124,15 +123,15 @@ def _no_choice(experiment: Experiment) -> str:
 
 
 def _spread_in_words(spread: Mapping[str, float]) -> str:
-    """The mean, and the range of the seeds unless they are one or alike."""
+    """The mean, with the range over the seeds if their values differ."""
     mean, least, greatest = (f"{spread[name]:.4g}" for name in ("mean", "least", "greatest"))
     return mean if least == greatest else f"{mean} ({least} to {greatest})"
 
 
 def _objectives_in_words(summary: Mapping[str, Any]) -> list[str]:
-    """The weights of each policy's genie, a line each; empty where all regrets are of one objective."""
+    """Lines with the weights of each policy's genie; empty if all regrets have the same objective."""
     genies = {policy: genie for policy, genie in summary["genies"].items() if "regret" in summary["policies"][policy]}
-    # ζ weighs what is explored, and a genie explores nothing.
+    # ζ is left out: it weighs exploration, and a genie does not explore.
     objectives = [{name: value for name, value in genie.items() if name != "zeta"} for genie in genies.values()]
     if all(objective == objectives[0] for objective in objectives):
         return []
@@ -141,7 +140,7 @@ def _objectives_in_words(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _check_alike(variants: Mapping[str, Sequence[Experiment]]) -> None:
-    """ConfigError for policies for newcomers beside others: their regrets are not of one kind."""
+    """Raise ConfigError if some policies are for newcomers and others are not: their regrets cannot be compared."""
     kinds = {isinstance(selected_policy(v.selection), NewcomerPolicy): policy for policy, (v, *_) in variants.items()}
     if len(kinds) > 1:
         raise ConfigError(
@@ -150,7 +149,7 @@ def _check_alike(variants: Mapping[str, Sequence[Experiment]]) -> None:
 
 
 def _read(path: Path) -> SimulatedCurves:
-    """The columns of a simulation's table, (recorded rounds,) each."""
+    """The columns of a simulation.csv by name, (recorded rounds,) each."""
     with path.open(newline="", encoding="utf-8") as file:
         columns, *rows = csv.reader(file)
     values = np.array(rows, np.float64).reshape(len(rows), len(columns))
@@ -158,7 +157,7 @@ def _read(path: Path) -> SimulatedCurves:
 
 
 def _spreads(summaries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Mean, least and greatest over the seeds, of the figures that every seed has."""
+    """The mean, least and greatest value over the seeds of each figure that every seed has."""
     spreads = {}
     for name in _SUMMED:
         values = [summary.get(name) for summary in summaries]
@@ -169,7 +168,7 @@ def _spreads(summaries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, floa
 
 
 def _write_table(path: Path, summaries: Sequence[Mapping[str, Any]]) -> None:
-    """One row a simulation: its figures, and what its genie weighs."""
+    """Write one row per simulation: its figures and the weights of its genie."""
     names = ("policy", "seed", "rounds", *_SUMMED)
     weights = [{f"genie_{name}": value for name, value in (each.get("genie") or {}).items()} for each in summaries]
     figures = [{name: each[name] for name in names if name in each} for each in summaries]

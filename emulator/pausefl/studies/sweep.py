@@ -1,4 +1,4 @@
-"""Runs an experiment on a grid of settings, with several seeds each, and gathers what came of it."""
+"""Runs an experiment on a grid of settings, with several seeds each, and gathers the results."""
 
 import itertools
 import math
@@ -41,25 +41,25 @@ if TYPE_CHECKING:
 Grid = Mapping[str, Sequence[Any]]
 """The values to try, by key of the experiment."""
 MOST_RUNS = 10_000
-# File systems take names of so many bytes. Of a longer one, so many characters are kept to be read.
+# The most bytes of a file name, and how many leading characters of a longer name are kept so that it can be read.
 _LONGEST_NAME, _KEPT = 255, 100
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A finished sweep: its rows stand in `folder`/sweep.csv as well."""
+    """A finished sweep. Its rows are also written to `folder`/sweep.csv."""
 
     folder: Path
-    """Where sweep.csv, the figure and the runs lie."""
+    """The folder of sweep.csv, the figure and the runs."""
     rows: Sequence[Mapping[str, Any]]
-    """One a run: the grid's keys, then seed, run_dir and the summary's figures. Of a run without results, `outcome` is
-    "missing", and `stopped_because` says why."""
+    """One row per run: the grid's keys, then seed, run_dir and the figures of its summary.json. For a run without
+    results, `outcome` is "missing" and `stopped_because` says why."""
     missing: Missing = field(default_factory=dict)
-    """Why runs have no results, by name."""
+    """The errors of runs without results, by the run's name."""
 
     @property
     def run_dirs(self) -> Sequence[Path]:
-        """The runs that have results."""
+        """The directories of the runs that have results."""
         return [self.folder / row["run_dir"] for row in self.rows if row["run_dir"] not in self.missing]
 
     def to_frame(self) -> "pd.DataFrame":
@@ -71,10 +71,10 @@ class Sweep:
 
 
 def parse_grid(settings: Sequence[str]) -> Grid:
-    """The grid that `key=a,b,c` settings span; a setting with one value holds for every run.
+    """The grid that settings of the form `key=a,b,c` span. A setting with one value holds for every run.
 
-    A value that is TOML as a whole, a list say, is one value. ConfigError for a setting without key or value, and for
-    a key that is set twice.
+    Commas within brackets, braces and quotes do not separate values, so a list is one value. ConfigError for a setting
+    without key or value, and for a key that is set twice.
     """
     grid: dict[str, Sequence[Any]] = {}
     for setting in settings:
@@ -90,7 +90,7 @@ def parse_grid(settings: Sequence[str]) -> Grid:
 def run_sweep(source: str, grid: Grid, seeds: int, folder: Path, player: Player) -> Sweep:
     """Play every point of the grid with `seeds` seeds each and write sweep.csv and a figure to `folder`.
 
-    `source` is the experiment as TOML. `CampaignInterrupted` when the user ends a run.
+    `source` is the experiment as TOML. Raises `CampaignInterrupted` if the user ends a run.
     """
     grid = {key: as_listed(key, values) for key, values in grid.items()}
     runs = _planned(source, grid, seeds)
@@ -102,7 +102,7 @@ def run_sweep(source: str, grid: Grid, seeds: int, folder: Path, player: Player)
 
 
 def resume_sweep(folder: Path, player: Player) -> Sweep:
-    """Go on with an interrupted sweep; runs that have finished are not repeated."""
+    """Resume an interrupted sweep. Finished runs are not repeated."""
     plan = read_plan(folder, "sweep")
     grid = plan.arguments["grid"]
     runs = _planned(plan.source, grid, plan.arguments["seeds"])
@@ -110,7 +110,7 @@ def resume_sweep(folder: Path, player: Player) -> Sweep:
 
 
 def sweep_in(plan: Plan, folder: Path) -> Sweep:
-    """The sweep in a folder, its table and figure written again; ConfigError where no run is finished."""
+    """Read the sweep in a folder and write its table and figure again. ConfigError if no run is finished."""
     grid = plan.arguments["grid"]
     runs = _planned(plan.source, grid, plan.arguments["seeds"])
     go_on = resume_campaign_command("sweep", folder)
@@ -118,14 +118,14 @@ def sweep_in(plan: Plan, folder: Path) -> Sweep:
 
 
 def as_listed(key: str, values: object) -> list[Any]:
-    """The values of a grid's key as TOML has them; ConfigError where there is no list of them."""
+    """The values of a grid's key as TOML values. ConfigError if `values` is not a non-empty list."""
     if isinstance(values, str) or not (isinstance(values, Iterable) and (listed := list(values))):
         raise ConfigError(f"{key} = {values!r}: must be a list of at least one value")
     return [as_toml(value, key) for value in listed]
 
 
 _Runs = Sequence[tuple[Mapping[str, Any], Planned]]
-"""Each run, with its point of the grid."""
+"""Each run with its point of the grid: the values of the grid's keys."""
 
 
 def _play(runs: _Runs, refused: Missing, grid: Grid, folder: Path, player: Player) -> Sweep:
@@ -152,14 +152,14 @@ def _gather(runs: _Runs, missing: Missing, grid: Grid, folder: Path) -> Sweep:
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary's numbers and words; tables and lists stay in the run's own folder."""
+    """The numbers and texts of a run's summary.json, without its tables and lists."""
     scalars = (str, int, float, type(None))
     found = {name: value for name, value in summary.items() if isinstance(value, scalars) and name != "seed"}
     return {**found, "machine": "; ".join(machines_of(summary))}
 
 
 def _planned(source: str, grid: Grid, seeds: int) -> list[tuple[Mapping[str, Any], Planned]]:
-    """Each run with its point of the grid, seed by seed. ConfigError names the point that is no valid experiment."""
+    """Each run with its point of the grid, seed by seed. ConfigError for an invalid grid or experiment."""
     if not grid and seeds == 1:
         raise ConfigError("--set: nothing varies; name a key and its values, such as --set selection.m=2,4")
     settings = math.prod(map(len, grid.values()))
@@ -167,7 +167,7 @@ def _planned(source: str, grid: Grid, seeds: int) -> list[tuple[Mapping[str, Any
         raise ConfigError(f"--set: {settings} settings of {seeds} seeds each are more than {MOST_RUNS} runs")
     for key, values in grid.items():
         for one, other in itertools.combinations(values, 2):
-            if one == other:  # 1 and 1.0 as well, whose runs have different names
+            if one == other:  # also finds 1 and 1.0, whose runs would have different names
                 raise ConfigError(f"--set {key}: {one!r} and {other!r} are the same; name each value once")
         if seeds > 1 and len(values) > 1 and parts_of_key(key) == ["experiment", "seed"]:
             raise ConfigError(
@@ -194,7 +194,7 @@ def _at(source: str, point: Mapping[str, Any]) -> Experiment:
 
 
 def _name(point: Mapping[str, Any], grid: Grid, seed: int) -> str:
-    """A folder's name: what distinguishes the run from the others; the digest of that where it is too long."""
+    """The name of a run's folder, from the values that distinguish it. A name that is too long ends in a digest."""
     parts = [f"{key.rpartition('.')[2]}={point[key]}" for key, values in grid.items() if len(values) > 1]
     text = "-".join([*parts, f"seed{seed}"])
     name = re.sub(r"[^A-Za-z0-9_.=-]+", "-", text)

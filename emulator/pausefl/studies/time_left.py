@@ -1,10 +1,10 @@
-"""How long a campaign will take."""
+"""Estimates how long a campaign will still take."""
 
 
 def time_left(elapsed_s: float, ended: int, left: int, under_way: int = 0) -> str:
-    """ ", about 3 min left" where so many runs have ended, and so many have not; of those under way, half is done.
+    """Text such as ", about 3 min left". Of the `left` runs, `under_way` have begun and count as half done.
 
-    Empty where none is left, and before one has ended.
+    Empty before a run has ended, and if no run is left.
     """
     if not (ended and left):
         return ""
@@ -12,7 +12,7 @@ def time_left(elapsed_s: float, ended: int, left: int, under_way: int = 0) -> st
 
 
 def in_words(duration_s: float) -> str:
-    """A duration as people say it: "12 s", "2 min", "1.7 h"."""
+    """A duration in readable units: "12 s", "2 min", "1.7 h"."""
     minutes = duration_s / 60
     if minutes < 1:
         return f"{max(duration_s, 1):.0f} s"
