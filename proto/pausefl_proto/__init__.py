@@ -1,4 +1,4 @@
-"""The agreement between server and clients: the wire, the privacy budget, random draws, actors, errors.
+"""The agreement between server and clients: the wire format, the privacy budget, random draws, TLS, errors.
 
-May live here: what both sides must agree on, and the types they share. Not here: what only one side needs.
+What both sides must agree on belongs here, and the types they share. What only one side needs does not.
 """

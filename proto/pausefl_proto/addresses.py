@@ -1,10 +1,10 @@
-"""Hosts, and addresses of the form HOST:PORT."""
+"""Host names, and addresses of the form HOST:PORT."""
 
 import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
+    """Whether only this machine can reach a server that listens on this host."""
     if host == "localhost":
         return True
     try:
@@ -14,5 +14,5 @@ def is_loopback(host: str) -> bool:
 
 
 def host_and_port(host: str, port: int) -> str:
-    """HOST:PORT, with an IPv6 address in brackets."""
+    """The address HOST:PORT, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"

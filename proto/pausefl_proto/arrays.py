@@ -1,4 +1,4 @@
-"""Types of numpy arrays, under one name each, and views that nothing is written through."""
+"""Names for types of numpy arrays, and read-only views."""
 
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ _Array = TypeVar("_Array", bound=npt.NDArray[Any])
 
 
 def read_only(values: _Array) -> _Array:
-    """A view of the same memory that cannot be written through: what a user's own code is given to read."""
+    """A read-only view of the same memory, for code of the user that must not change the array."""
     view = values.view()
     view.flags.writeable = False
     return view

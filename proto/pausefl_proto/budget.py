@@ -1,4 +1,4 @@
-"""The schedule by which a client spends its privacy budget (PAUSE v2, eq. (6))."""
+"""The schedule by which a client spends its privacy budget over its participations (PAUSE v2, eq. (6))."""
 
 import math
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ _RELATIVE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Budget(Bounded):
-    """ε̄ and η: the i-th participation spends ε_i = ε̄ (e^η − 1) e^{−ηi}, so that Σ_{i≥1} ε_i = ε̄.
+    """The schedule of a client's privacy budget: the i-th participation spends ε_i = ε̄ (e^η − 1) e^{−ηi}, in sum ε̄.
 
-    Both ends hold one. A client retires when its next ε_i would lie below `epsilon_floor`: so small an ε brings more
-    noise than it helps. The floor looks at i alone, never at an update, so retiring discloses nothing.
+    Server and client have the same one. A client retires when its next ε_i would be below `epsilon_floor`, because the
+    noise would harm more than the update helps. This depends only on i, never on an update, so it discloses nothing.
     """
 
     epsilon_budget: Positive
@@ -36,39 +36,39 @@ class Budget(Bounded):
 
     @property
     def key(self) -> str:
-        """The schedule of the ε_i as text; a ledger belongs to one."""
+        """The schedule of the ε_i as text. A ledger belongs to one schedule."""
         return f"geometric(epsilon_budget={self.epsilon_budget!r}, eta={self.eta!r})"
 
     def epsilon(self, i: int) -> float:
-        """ε_i of the i-th participation, i from 1."""
+        """ε_i, which the i-th participation spends, i from 1."""
         if i < 1:
             raise ValueError(f"participations count from 1, got {i}")
-        # ε̄ (1 − e^−η) e^{−η(i − 1)}, which no η is too great for.
+        # ε̄ (1 − e^−η) e^{−η(i − 1)}, which does not overflow for a great η.
         return -self.epsilon_budget * math.expm1(-self.eta) * math.exp(-self.eta * (i - 1))
 
     def noise_to_clip(self, i: int) -> float:
-        """Noise scale over clip bound at the i-th participation: 2/ε_i in both units, as sensitivity is 2 bounds."""
+        """The noise scale divided by the clip bound: 2/ε_i in both privacy units, as the sensitivity is 2 bounds."""
         return 2 / self.epsilon(i) if self.epsilon(i) else math.inf
 
     def spent(self, participations: int) -> float:
-        """Σ of ε_i over the first `participations`: ε̄ (1 − e^{−ηT}), in closed form, never above ε̄."""
+        """The ε spent by the first T = `participations`: Σ ε_i = ε̄ (1 − e^{−ηT}), never above ε̄."""
         return -self.epsilon_budget * math.expm1(-self.eta * participations)
 
     def affords(self, i: int) -> bool:
-        """Whether the i-th participation may happen: its ε_i is above 0 and not below the floor."""
+        """Whether the i-th participation may happen: ε_i is above 0 and not below the floor."""
         return self.epsilon(i) > 0 and self.epsilon(i) >= self.epsilon_floor
 
     def may_be_spent(self, participations: int) -> bool:
-        """Whether nothing may be left after so many: no further one may happen, or all but rounding is spent.
+        """Whether the budget may be used up after this many: no further one may happen, or ε̄ is spent up to rounding.
 
-        An ε so small asks for more noise than an update can hold.
+        Such a small rest would need more noise than an update can hold.
         """
         is_spent = is_same_epsilon(self.spent(participations), self.epsilon_budget)
         return is_spent or not self.affords(participations + 1)
 
     @property
     def participations(self) -> int | None:
-        """How many participations the floor leaves a client in all; None without a floor."""
+        """The number of participations until the floor is reached; None without a floor."""
         if not self.epsilon_floor:
             return None
         i = round(1 + math.log(self.epsilon(1) / self.epsilon_floor) / self.eta)
@@ -77,5 +77,5 @@ class Budget(Bounded):
 
 
 def is_same_epsilon(reported: float, scheduled: float) -> bool:
-    """Whether an ε, or a sum of them, is the schedule's, as another machine may have rounded it."""
+    """Whether an ε, or a sum of several, equals the schedule's, except for another machine's rounding."""
     return math.isclose(reported, scheduled, rel_tol=_RELATIVE_TOLERANCE)

@@ -1,6 +1,6 @@
-"""Random draws as functions of (seed, purpose, key), never of the order in which things happen.
+"""Random draws as functions of (seed, purpose, key). They do not depend on the order of events.
 
-Privacy noise does not come from here: it takes the operating system's entropy (`pausefl_client.privacy.mechanism`).
+Privacy noise is not drawn here: it uses the operating system's entropy (`pausefl_client.privacy.mechanism`).
 """
 
 import hashlib
@@ -9,14 +9,14 @@ import numpy as np
 
 
 def generator(seed: int, purpose: str, *key: int | str) -> np.random.Generator:
-    """A fresh generator for one purpose, e.g. `generator(seed, "delay", client_id, round)`.
+    """A new generator for one purpose and key, such as `generator(seed, "delay", client_id, round)`.
 
-    The key's parts are hashed with their types and lengths, so ("a", "bc") and ("ab", "c") differ.
+    The parts of the key are hashed with their types and lengths, so ("a", "bc") and ("ab", "c") differ.
     """
     text = repr((seed, purpose, *key)).encode()
     return np.random.Generator(np.random.PCG64(int.from_bytes(hashlib.sha256(text).digest()[:16], "little")))
 
 
 def stable_hash(seed: int, purpose: str, text: str) -> int:
-    """A 63-bit integer that depends on nothing but its arguments; breaks ties between clients."""
+    """A 63-bit hash that depends only on the arguments. It breaks ties between clients, for example."""
     return int.from_bytes(hashlib.sha256(repr((seed, purpose, text)).encode()).digest()[:8], "little") >> 1

@@ -1,6 +1,6 @@
-"""How the values of an update travel: as float32, rounded to fewer bits, or the greatest of them alone.
+"""Encodings of an update's values for upload: float32, rounded to fewer bits, or only the greatest values.
 
-A client encodes what it has clipped and noised. The encoded vector is a function of the noised one alone, so it is no
+A client encodes the clipped and noised update. The encoded vector is a function of the noised one alone, so it is no
 less private (post-processing: Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014, prop. 2.1).
 """
 
@@ -19,32 +19,32 @@ _GREATEST_FLOAT16 = 65504.0
 
 
 class Encoding:
-    """float32, as it is. Every encoding gives equal bytes for equal vectors, and never makes a value finite."""
+    """Plain float32, and the base of all encodings: equal vectors give equal bytes; inf and NaN never become finite."""
 
     step: float = 0.0
-    """No absolute value grows by more than this share of the vector's greatest, or by `least_step` if that is more."""
+    """No absolute value grows by more than this share of the vector's greatest, or `least_step` if that is more."""
     least_step: float = 0.0
 
     def size_bytes(self, n: int) -> int:
-        """How many bytes `n` values take."""
+        """The number of bytes of `n` encoded values."""
         return 4 * n
 
     def encode(self, vector: Values) -> Values | Bytes:
-        """The array whose bytes travel, of (n,) float32."""
+        """The encoded array of (n,) float32. Its bytes are sent."""
         return vector
 
     def decode(self, data: bytes | memoryview, n: int) -> Values:
-        """The (n,) float32 that `size_bytes(n)` bytes stand for."""
+        """The decoded vector, (n,) float32, from `size_bytes(n)` bytes."""
         vector: Values = np.frombuffer(data, "<f4", n)
         return vector if vector.flags.aligned else vector.copy()
 
     def beside(self, plain: int) -> "Encoding":
-        """The same for all but the last `plain` values, which travel as they are."""
+        """This encoding for all but the last `plain` values, which are sent as float32."""
         return self if plain == 0 or self is FLOAT32 else Beside(self, plain)
 
 
 class Beside(Encoding):
-    """Another encoding, beside values that travel as float32 behind it."""
+    """Another encoding for the first values, followed by the last `plain` values as float32."""
 
     def __init__(self, encoding: Encoding, plain: int) -> None:
         self.step, self.least_step = encoding.step, encoding.least_step
@@ -64,9 +64,9 @@ class Beside(Encoding):
 
 
 class Float16(Encoding):
-    """IEEE 754 half precision: 11 significant bits from 6.1e-5 on, and multiples of 6e-8 below.
+    """IEEE 754 half precision: 11 significant bits from 6.1e-5 up, and multiples of 6e-8 below.
 
-    Values beyond ±65,504 become that.
+    Finite values beyond ±65,504 become ±65,504.
     """
 
     step = 2.0**-11
@@ -87,7 +87,7 @@ class Float16(Encoding):
 
 
 class BFloat16(Encoding):
-    """The upper half of float32: its whole range with 8 significant bits, rounded to the nearest, ties to even."""
+    """The upper half of float32's bits: its whole range with 8 significant bits, rounded to nearest, ties to even."""
 
     step = 2.0**-8
 
@@ -97,7 +97,7 @@ class BFloat16(Encoding):
     def encode(self, vector: Values) -> Bytes:
         bits = np.ascontiguousarray(vector, "<f4").view("<u4")
         upper = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
-        upper[np.isnan(vector)] = 0x7FC0  # rounding might carry its bits into another number's
+        upper[np.isnan(vector)] = 0x7FC0  # rounding could turn the bits of NaN into another number
         encoded: Bytes = upper.view(np.uint8)
         return encoded
 
@@ -107,12 +107,12 @@ class BFloat16(Encoding):
 
 
 class Int8(Encoding):
-    """Whole numbers from −127 to 127, in blocks of 256 values that share a float32 scale: block maximum / 127.
+    """Integers from −127 to 127. A block of 256 values shares one float32 scale: its greatest absolute value / 127.
 
-    The scales come first, then a byte for each value.
+    The scales come first, then one byte for each value.
     """
 
-    step = 1 / 250  # half a quantum, and the rounding of its scale
+    step = 1 / 250  # half a quantum (1/254), and the rounding of its scale
 
     def size_bytes(self, n: int) -> int:
         return n + 4 * -(-n // _BLOCK)
@@ -121,7 +121,7 @@ class Int8(Encoding):
         blocks = np.pad(vector, (0, -vector.size % _BLOCK)).reshape(-1, _BLOCK)
         scales = (np.abs(blocks).max(axis=1) / np.float32(127)).astype("<f4")
         with np.errstate(divide="ignore", invalid="ignore"):
-            # A block that is not finite has such a scale, with which its values come back as no numbers.
+            # A block with a value that is not finite has a scale that is not finite. So it decodes to inf and NaN.
             quanta = np.nan_to_num(np.rint(blocks / scales[:, None]), posinf=127, neginf=-127)
         values = quanta.clip(-127, 127).astype(np.int8).reshape(-1)[: vector.size]
         encoded: Bytes = np.concatenate((scales.view(np.uint8), values.view(np.uint8)))
@@ -137,11 +137,11 @@ class Int8(Encoding):
 
 
 class TopShare(Encoding):
-    """The values greatest in absolute value, a share of all, in the encoding `values`; the others arrive as zero.
+    """A share of the values, the greatest in absolute value, in the encoding `values`. The others arrive as zero.
 
-    Which they are comes first: their indices as unsigned 32 bits, or a bit for each value where that is shorter. Of
-    equal values the first stay. (Aji and Heafield, "Sparse communication for distributed gradient descent", 2017;
-    without their residuals.)
+    The positions of these values come first: as unsigned 32-bit indices, or as one bit for each value of the vector if
+    that is shorter. Of equal values, the first are kept. (Aji and Heafield, "Sparse communication for distributed
+    gradient descent", 2017; without their residuals.)
     """
 
     def __init__(self, share: float, values: Encoding) -> None:
@@ -154,7 +154,7 @@ class TopShare(Encoding):
 
     def encode(self, vector: Values) -> Bytes:
         k = self._kept(vector.size)
-        # What is not finite counts as the greatest, so that it arrives and is rejected.
+        # Values that are not finite count as the greatest, so that the receiver gets them and rejects the update.
         is_kept = _are_greatest(np.nan_to_num(np.abs(vector), nan=np.inf, posinf=np.inf), k)
         places = np.flatnonzero(is_kept)
         where = places.astype("<u4").view(np.uint8) if _indices_are_shorter(k, vector.size) else np.packbits(is_kept)
@@ -162,7 +162,7 @@ class TopShare(Encoding):
         return encoded
 
     def decode(self, data: bytes | memoryview, n: int) -> Values:
-        """The (n,) float32; WireError where the indices are not k different ones in order, below n."""
+        """The decoded vector, (n,) float32. WireError unless there are k different indices in order, all below n."""
         k, vector = self._kept(n), np.zeros(n, np.float32)
         n_where = self.size_bytes(n) - self._values.size_bytes(k)
         if _indices_are_shorter(k, n):
@@ -183,7 +183,7 @@ def _indices_are_shorter(k: int, n: int) -> bool:
 
 
 def _are_greatest(sizes: Values, k: int) -> npt.NDArray[np.bool_]:
-    """Whether each of (n,) values is among the k greatest; of equal values the first are."""
+    """(n,), whether each value is among the k greatest. Of equal values, the first are."""
     if k == 0:
         return np.zeros(sizes.size, bool)
     least = np.partition(sizes, sizes.size - k)[sizes.size - k]
@@ -199,5 +199,5 @@ ENCODINGS: Mapping[str, Encoding] = {"float32": FLOAT32, "float16": Float16(), "
 
 
 def encoding_of(dtype: str, top_share: float) -> Encoding:
-    """The encoding of `wire.dtype` and `wire.top_share`, above 0."""
+    """The encoding for these values of `wire.dtype` and `wire.top_share` (above 0)."""
     return ENCODINGS[dtype] if top_share == 1 else TopShare(top_share, ENCODINGS[dtype])

@@ -1,4 +1,4 @@
-"""Common to all ends of this project's gRPC connections: limits, keepalive, TLS, and the words for a failure."""
+"""gRPC servers and channels with this project's limits, keepalive and TLS, and the errors of failed connections."""
 
 import socket
 
@@ -11,10 +11,10 @@ from pausefl_proto.tls import Pem, Tls
 from pausefl_proto.wire import MAX_MESSAGE_BYTES
 
 DEAD_AFTER_S = 15.0
-"""How long a peer may be silent, pings included, before its connection is closed, unless said otherwise."""
+"""The default of how long a peer may be silent, pings included, before its connection is closed."""
 
 HELLOS_AT_ONCE = 4
-"""How many clients of one connection say hello at a time; the others wait for their turn."""
+"""How many clients of one connection may say hello at the same time. The others wait."""
 
 Options = tuple[tuple[str, int], ...]
 
@@ -23,32 +23,32 @@ _CHANNEL_OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 
 def make_server(dead_after_s: float = DEAD_AFTER_S, options: Options = ()) -> "grpc.aio.Server":
-    """A server that listens nowhere yet."""
+    """A server with these limits that does not listen yet, see `listen`."""
     return grpc.aio.server(options=(*_options(dead_after_s), *_SERVER_OPTIONS, *options))
 
 
 def _options(dead_after_s: float) -> Options:
-    """Limits and keepalive of both ends.
+    """The limits and keepalive of both ends.
 
-    A ping leaves after half of `dead_after_s` without data, and its answer may take a third: a sixth is left for
-    noticing. A peer whose process is stopped still acknowledges TCP segments, so only pings find it.
+    A ping is sent after half of `dead_after_s` without data. Its answer may take a third. A sixth remains to detect the
+    failure. The kernel of a stopped process still acknowledges TCP segments, so only pings detect it.
     """
     answer_ms = int(dead_after_s * 1000 / 3)
     return (
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", int(dead_after_s * 1000 / 2)),
         ("grpc.keepalive_timeout_ms", answer_ms),
-        # gRPC also pings to measure bandwidth. While such a ping is out, this timeout counts, 60 s by default.
+        # gRPC also sends pings to measure bandwidth. This timeout holds for their answers, by default 60 s.
         ("grpc.http2.ping_timeout_ms", answer_ms),
         ("grpc.http2.max_pings_without_data", 0),
     )
 
 
 def listen(server: "grpc.aio.Server", table: str, host: str, port: int, tls: Tls | None) -> int:
-    """Bind a server and return its port (port 0: any free one).
+    """Bind a server to host and port, and return the port. Port 0 takes any free one.
 
-    ConfigError when the port, a key of the experiment's `table`, is taken, the host is not this machine's, or a file
-    for TLS is wrong.
+    `table`: the experiment's table with the keys `host` and `port`. ConfigError if the port is taken, the host is not
+    an address of this machine, or a TLS file is wrong.
     """
     credentials = None if tls is None else _server_credentials(tls)
     _check_free(table, host, port)
@@ -62,7 +62,7 @@ def listen(server: "grpc.aio.Server", table: str, host: str, port: int, tls: Tls
 
 
 def _check_free(table: str, host: str, port: int) -> None:
-    """ConfigError with the reason, which gRPC would tell standard error only."""
+    """Raise ConfigError with the reason if the port cannot be bound. gRPC would only print it to standard error."""
     try:
         family, *_, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -78,7 +78,7 @@ def _check_free(table: str, host: str, port: int) -> None:
 def open_channel(
     address: str, tls: Tls | None, dead_after_s: float = DEAD_AFTER_S, options: Options = ()
 ) -> "grpc.aio.Channel":
-    """A channel to HOST:PORT, which connects when it is used; ConfigError when a file for TLS is wrong."""
+    """A channel to HOST:PORT that connects at its first use. ConfigError if a TLS file is wrong."""
     options = (*_options(dead_after_s), *_CHANNEL_OPTIONS, *options)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
@@ -88,7 +88,7 @@ def open_channel(
 
 
 def failure(error: "grpc.aio.AioRpcError", address: str, tls: Tls | None) -> Exception:
-    """Why a call to HOST:PORT failed: an OSError, or a ConfigError where trying again is of no use."""
+    """The reason why a call to HOST:PORT failed: an OSError, or a ConfigError if another try is useless."""
     details = shown(error.details() or str(error.code()))
     ca = tls.ca if tls else ""
     _, distrusted, because = details.partition("CERTIFICATE_VERIFY_FAILED: ")
@@ -100,7 +100,7 @@ def failure(error: "grpc.aio.AioRpcError", address: str, tls: Tls | None) -> Exc
     if "WRONG_VERSION_NUMBER" in details:
         return ConfigError(f'tls.ca = "{ca}": {address} does not speak TLS')
     if "failed to connect" in details and "Socket closed" in details:
-        # The other side hung up before a word was said, and TLS does not tell this side why.
+        # The other side closed the connection at once. TLS does not tell this side why.
         what = f"does it demand TLS with {'tls.certificate' if tls else 'tls.ca'}?"
         if tls and tls.certificate:
             what = f'does its tls.ca sign tls.certificate = "{tls.certificate}", and do the clocks of both agree?'
@@ -109,11 +109,11 @@ def failure(error: "grpc.aio.AioRpcError", address: str, tls: Tls | None) -> Exc
 
 
 def _server_credentials(tls: Tls) -> "grpc.ServerCredentials":
-    """Credentials whose files are looked at again before every handshake."""
+    """Credentials whose files are read again before every handshake."""
     current = tls.to_listen()
 
     def renewed() -> "grpc.ServerCertificateConfiguration | None":
-        """None: nothing has changed, or the files are being replaced and do not go together yet."""
+        """The new configuration. None if no file has changed, or files are being replaced and do not match yet."""
         nonlocal current
         try:
             latest = tls.to_listen()

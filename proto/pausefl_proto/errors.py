@@ -1,6 +1,6 @@
-"""The errors that cross a package's border; those of one package alone stand where they are raised.
+"""The errors that several packages share. An error of one package alone is defined where it is raised.
 
-A command ends with exit status 2 on a `ConfigError` and with 1 on any other `PauseflError`.
+A command ends with exit status 2 on a `ConfigError`, and with 1 on any other `PauseflError`.
 """
 
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class PauseflError(Exception):
-    """A failure whose message is fit for a user: one line that names what to change."""
+    """Base of errors whose message is for the user: one line that names what to change."""
 
 
 class ConfigError(PauseflError):
@@ -16,41 +16,41 @@ class ConfigError(PauseflError):
 
 
 class WireError(PauseflError):
-    """The other side sent something that the protocol does not allow; the message is the reason of the rejection."""
+    """The other side sent something that the protocol does not allow. The message is the reason for the rejection."""
 
 
 class DamageError(WireError):
-    """Bytes were changed, lost or reordered on the way; their sender still has them and can send them again."""
+    """Bytes were changed, lost or reordered on the way. Their sender still has them and can send them again."""
 
 
 class TryLaterError(WireError):
-    """The server cannot take the message now; the same one may be taken later."""
+    """The server cannot accept the message now. It may accept the same message later."""
 
 
 class EvaluatorLost(PauseflError):
-    """The evaluator cannot be reached; training goes on without evaluations."""
+    """The evaluator cannot be reached. Training goes on without evaluations."""
 
 
 class EvaluatorStuck(EvaluatorLost):
-    """The evaluator is there, and has taken longer for an answer than it may."""
+    """The evaluator can be reached, but has not answered within its time limit."""
 
 
 class BudgetError(PauseflError):
-    """A release would pass the client's privacy budget, or the two sides do not agree on it."""
+    """A release would exceed the client's privacy budget, or the two sides disagree about the budget."""
 
 
 class WrittenOff(PauseflError):
-    """A release was charged and its bytes are gone: its job is not answered, as fresh noise would leak more."""
+    """A release was charged, but its bytes are lost. Its job stays unanswered, because new noise would leak more."""
 
 
 class LedgerError(PauseflError):
-    """A ledger cannot be opened, is another experiment's, or does not hold together."""
+    """A ledger cannot be opened, belongs to another experiment, or is inconsistent."""
 
 
 @contextmanager
 def first_error() -> Iterator[None]:
-    """Raise the first PauseflError of an exception group as itself: a user needs one line, not a tree."""
-    # Not by except*: Python 3.11.2, Debian 12's, puts whatever is raised there into a group again.
+    """In place of an exception group of PauseflErrors alone, raise the first one: a user needs one line, not a tree."""
+    # Python 3.11.2 (Debian 12) wraps errors raised within `except*` in a group again.
     try:
         yield
     except BaseExceptionGroup as group:

@@ -1,4 +1,4 @@
-"""Long texts, cut to what can be read in a line."""
+"""Excerpts of long texts, short enough for one line."""
 
 from itertools import takewhile
 
@@ -6,13 +6,13 @@ _LONGEST = 100
 
 
 def excerpt(text: str, start: int = 0) -> str:
-    """At most 100 characters of a text from a place on, with dots where some are left out."""
+    """At most 100 characters of a text from position `start`, with dots at a cut end."""
     end = start + _LONGEST
     return f"{'...' if start else ''}{text[start:end]}{'...' if len(text) > end else ''}"
 
 
 def excerpts(one: str, other: str) -> tuple[str, str]:
-    """Of two texts that differ, the part where they do."""
+    """The excerpts of two texts around their first difference."""
     start = 0
     if max(len(one), len(other)) > _LONGEST:
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

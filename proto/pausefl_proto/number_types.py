@@ -1,4 +1,4 @@
-"""Numbers with their bounds, as the annotations of a record's fields say them: what reads a record checks them."""
+"""Types of numbers with bounds, for the fields of records, and the check of these bounds."""
 
 import math
 import operator
@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
-Finite = Annotated[float, math.isfinite]  # which pydantic passes over: an experiment has no other numbers
+Finite = Annotated[float, math.isfinite]  # pydantic ignores `isfinite`; numbers of experiments are finite anyway
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
 PositiveShare = Annotated[float, Gt(0), Le(1)]
 Whole = Annotated[int, Ge(0)]
 Count = Annotated[int, Ge(1)]
-# Each client costs memory before anything is checked further: a slip of the key must not take all of it.
+# Each client takes memory before further checks. A mistyped number must not exhaust it.
 ClientCount = Annotated[int, Ge(1), Le(1_000_000)]
 Port = Annotated[int, Ge(0), Le(65_535)]
 
@@ -30,20 +30,20 @@ _BOUNDS: dict[type, tuple[Callable[..., bool], str]] = {
 
 
 class Bounded:
-    """Base of dataclasses whose values made in Python are checked as a table's are.
+    """Base of dataclasses that check their fields' bounds also if they are made in Python, not read from a TOML table.
 
-    ValueError for the first field that is beyond its bounds, not finite where it has some, or none of its literals.
-    Each value of a tuple is held to the bounds.
+    Raises ValueError for the first field that is out of its bounds, has bounds and is not finite, or is none of its
+    literals. The bounds hold for each value of a tuple.
     """
 
     def __post_init__(self) -> None:
-        record: Any = self.__class__  # mypy takes a class for none that can be hashed
+        record: Any = self.__class__  # mypy considers classes unhashable, but `_rules` is cached
         for name, choices, limits in _rules(record):
             value = getattr(self, name)
             if choices and value not in choices:
                 raise ValueError(f"{name} = {value!r}: must be one of {', '.join(choices)}")
             for number in value if isinstance(value, tuple) else (value,):
-                if limits is not None and isinstance(number, Real):  # NumPy's too
+                if limits is not None and isinstance(number, Real):  # also NumPy's numbers
                     _check(name, number, limits)
 
 
@@ -59,7 +59,7 @@ def _check(name: str, number: Any, limits: _Limits) -> None:
 
 @cache
 def _rules(record: type) -> list[tuple[str, tuple[str, ...], _Limits | None]]:
-    """By field of a dataclass that has any: its literals, and its limits, an empty list where it must be finite."""
+    """(name, literals, limits) of each field with such rules. Empty limits: the number must only be finite."""
     hints = _hints(record)
     rules = []
     for name in (each.name for each in fields(record) if each.name in hints):
@@ -72,7 +72,7 @@ def _rules(record: type) -> list[tuple[str, tuple[str, ...], _Limits | None]]:
 
 
 def _hints(record: type) -> dict[str, Any]:
-    """The annotations of a class; those of its bases where its own name what is imported for type checkers alone."""
+    """The annotations of a class. Only its bases' if its own use names that are imported for type checkers only."""
     try:
         return get_type_hints(record, include_extras=True)
     except NameError:

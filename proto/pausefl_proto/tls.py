@@ -1,6 +1,6 @@
-"""TLS from PEM files: what a side shows of itself, and by whom it wants the other side's certificate signed.
+"""TLS from PEM files: a process's own certificate and key, and the CA that must have signed the peer's certificate.
 
-Files are read again for every use, so that renewed certificates are taken up without a restart.
+Files are read again for every use, so that renewed certificates need no restart.
 """
 
 import math
@@ -14,33 +14,33 @@ from pausefl_proto.errors import ConfigError
 
 
 class OutOfDateError(ConfigError):
-    """A certificate that is not valid now: one that is renewed or awaited may take its place."""
+    """A certificate is not valid now. Its files may be renewed, or it may become valid later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """The contents of the files."""
+    """The contents of the PEM files. None where there is no file."""
 
     certificate: bytes | None
-    """The certificate, and the chain of those that signed it."""
+    """The certificate, and the chain of certificates that signed it."""
     key: bytes | None
     ca: bytes | None
 
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files for TLS. A process without any of them uses no encryption.
+    """Paths of PEM files for TLS. A process without any of them uses no encryption.
 
-    Paths are empty where there is no file; ConfigError where one of a pair is missing.
+    A path is empty if there is no file. ConfigError if only one of `certificate` and `key` is given.
     """
 
     certificate: str = ""
-    """The certificate that this process shows. In a client's paths, {client_id} stands for its id."""
+    """The certificate that this process presents. In a client's paths, {client_id} stands for its id."""
     key: str = ""
     """The private key of `certificate`."""
     ca: str = ""
-    """With `ca`, a process rejects peers whose certificate that CA did not sign. With it on both sides, both show
-    theirs."""
+    """With `ca`, a process rejects peers whose certificate that CA did not sign. If both sides have `ca`, both must
+    present a certificate."""
 
     def __post_init__(self) -> None:
         for name, path, other in (("certificate", self.certificate, "key"), ("key", self.key, "certificate")):
@@ -48,24 +48,24 @@ class Tls:
                 raise ConfigError(f'tls.{name} = "{path}": needs tls.{other} as well')
 
     def in_use(self, client_id: str = "{client_id}") -> "Tls | None":
-        """The files of this process, or of this client in it; None where it speaks in the clear."""
+        """These paths with the client's id filled in. None if the process uses no encryption."""
         certificate, key, ca = (p.replace("{client_id}", client_id) for p in (self.certificate, self.key, self.ca))
         return Tls(certificate, key, ca) if certificate or ca else None
 
     def to_listen(self) -> Pem:
-        """The certificate that a called side needs. ConfigError names the file that is wrong."""
+        """The contents of the files for a server. ConfigError names a missing or wrong file."""
         if not self.certificate:
             raise ConfigError(f'tls.ca = "{self.ca}": a side that listens needs tls.certificate and tls.key as well')
         return self._read()
 
     def to_connect(self) -> Pem:
-        """The trust that a calling side needs. ConfigError names the file that is wrong."""
+        """The contents of the files for a process that connects. ConfigError names a missing or wrong file."""
         if not self.ca:
             raise ConfigError(f'tls.certificate = "{self.certificate}": a side that connects needs tls.ca as well')
         return self._read()
 
     def ends_at_s(self) -> float:
-        """The Unix time at which the certificate in the file ends; NaN where it cannot be read."""
+        """The Unix time at which the certificate expires; NaN if the file cannot be read."""
         from cryptography import x509
 
         try:
@@ -76,7 +76,7 @@ class Tls:
 
     def _read(self) -> Pem:
         pem = Pem(_read("certificate", self.certificate), _read("key", self.key), _read("ca", self.ca))
-        # gRPC says little of what is wrong with a file; the standard library's reader says more.
+        # gRPC's errors say little about a wrong file. Those of the standard library say more.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if pem.ca is not None:
             try:
@@ -95,21 +95,21 @@ class Tls:
 
 
 def is_no_servers(pem: bytes) -> bool:
-    """Whether a certificate says what it is for, and not that it is for a server."""
-    from cryptography import x509  # whose import would cost every process that has no TLS
+    """Whether a certificate lists its purposes and "server" is not among them, or cannot be read."""
+    from cryptography import x509  # imported here: processes without TLS need not pay for it
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
     try:
         uses = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         return False
-    except ValueError:  # one that gRPC can read and we cannot
+    except ValueError:  # gRPC can read the certificate, but `cryptography` cannot
         return True
     return ExtendedKeyUsageOID.SERVER_AUTH not in uses
 
 
 def _check_dates(path: str, pem: bytes) -> None:
-    """OutOfDateError where a certificate is not valid now: the other side would hang up, and TLS does not say why."""
+    """Raise OutOfDateError if a certificate is not valid now. The other side would hang up, and TLS not say why."""
     from cryptography import x509
 
     own = x509.load_pem_x509_certificate(pem)  # the first one; a chain may follow

@@ -1,6 +1,6 @@
-"""Tensors on the wire: one flat little-endian vector, cut into frames, with a manifest and a digest.
+"""The wire format of models and updates: one flat little-endian vector, cut into frames, with a manifest and a digest.
 
-No pickle anywhere: bytes from the other side become an array of floats or a `WireError`.
+Nothing is pickled: bytes from the other side become an array of floats, or raise a `WireError`.
 """
 
 import math
@@ -21,45 +21,45 @@ from pausefl_proto.v1 import federation_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
 Checked = TypeVar("Checked", pb.ClientMessage, pb.ServerMessage, pb.ExperimentOffer)
-"""A message that carries a checksum of its own."""
+"""A type of message that has its own checksum."""
 
 PROTOCOL_VERSION = 1
 SERVICE = pb.DESCRIPTOR.services_by_name["Federation"].full_name
 MOST_ROUNDS = 1_000_000
-"""The most rounds of a run. Before a round, a client may take time linear in its number, as for stepping a schedule."""
+"""The greatest number of rounds. A client may need time linear in the round's number, such as to step a schedule."""
 NOT_FINITE = "holds values that are not finite, or too great to be averaged"
-"""Why an update is refused whose training diverged."""
+"""The reason for refusing an update whose training diverged."""
 MAX_FRAME_BYTES = 1 << 20
 # A message holds one frame and its header.
 MAX_MESSAGE_BYTES = MAX_FRAME_BYTES + (64 << 10)
 MAX_STATISTICS = 1024
-"""So many statistics fit beside a frame; clients of data sets with more labels disclose no label counts."""
+"""This many statistics fit into a message beside a frame. With more labels than this, no label counts are disclosed."""
 
 _DTYPE = np.dtype("<f4")
-# What is told of a name that the other side wrote, in characters.
+# The greatest number of characters that errors quote of a name from the other side.
 _LONGEST_NAME = 100
-# A mean of such values is still finite.
+# The mean of values up to this one is still finite.
 _GREATEST = np.float32(1e30)
-# The name of a control variate's tensor, or of a running statistic, is that of the model's tensor after this.
+# Prefixes. The tensor of a control variate or a running statistic has the model tensor's name after its prefix.
 _CONTROL = "control/"
 _STATISTICS = "statistics/"
-# Field 15, length-delimited: `payload` of every message that has one.
+# The protobuf tag of field 15, length-delimited: `payload` of every message that has one.
 _PAYLOAD_TAG = b"\x7a"
-# Field 14, eight bytes: `checksum` of every message that has one.
+# The protobuf tag of field 14, eight bytes: `checksum` of every message that has one.
 _CHECKSUM_TAG = b"\x71"
 _CHECKSUM_BYTES = 9
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One named array of a model."""
+    """The name and shape of one tensor of a flat vector."""
 
     name: str
     shape: tuple[int, ...]
 
     @property
     def name_in_model(self) -> str:
-        """Its name in the model itself."""
+        """The tensor's name in the model, without the prefix of running statistics."""
         return self.name.removeprefix(_STATISTICS)
 
     @property
@@ -70,58 +70,58 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The meaning of a flat vector: its tensors, in order."""
+    """The layout of a flat vector: trained parameters, then their control variate if any, then running statistics."""
 
     tensors: tuple[TensorSpec, ...]
     constants: str = ""
-    """A digest of the rest of the model, which is the same everywhere; empty where there is none."""
+    """A digest of the model's other tensors, which are not sent and equal everywhere. Empty if there are none."""
 
     @cached_property
     def size(self) -> int:
-        """Number of float32 values, d."""
+        """Number of float32 values of the vector, d."""
         return sum(tensor.size for tensor in self.tensors)
 
     @cached_property
     def of_model(self) -> "Manifest":
-        """The model's own tensors: all but a control variate's."""
+        """The manifest of the model's own tensors: all except those of a control variate."""
         return Manifest(tuple(tensor for tensor in self.tensors if not tensor.name.startswith(_CONTROL)))
 
     @cached_property
     def model_size(self) -> int:
-        """Number of values of the trained parameters, which come first."""
+        """Number of values of the trained parameters."""
         return self.of_model.size - self.statistics.size
 
     @cached_property
     def statistics(self) -> "Manifest":
-        """The running statistics, which come last: averaged beside the update, neither clipped, noised nor charged."""
+        """The manifest of the running statistics. They are averaged, but not clipped, noised or charged."""
         return Manifest(tuple(tensor for tensor in self.tensors if tensor.name.startswith(_STATISTICS)))
 
     @cached_property
     def charged(self) -> "Manifest":
-        """The part that is clipped, noised and charged: all but the statistics."""
+        """The manifest of the part that is clipped, noised and charged: all except the running statistics."""
         return Manifest(self.tensors[: len(self.tensors) - len(self.statistics.tensors)])
 
     def with_control(self) -> "Manifest":
-        """The same with a control variate behind the parameters, of their shapes: it travels with them both ways."""
+        """This manifest with a control variate after the parameters, of their shapes. It is sent in both directions."""
         control = (TensorSpec(f"{_CONTROL}{t.name}", t.shape) for t in self.charged.tensors)
         return replace(self, tensors=(*self.charged.tensors, *control, *self.statistics.tensors))
 
     def with_statistics(self, statistics: Mapping[str, tuple[int, ...]]) -> "Manifest":
-        """The same followed by statistics, their shapes by name."""
+        """This manifest followed by running statistics, whose shapes are given by name."""
         behind = (TensorSpec(f"{_STATISTICS}{name}", shape) for name, shape in statistics.items())
         return replace(self, tensors=(*self.tensors, *behind))
 
     def with_no_control(self, values: Vector) -> Vector:
-        """Those of this manifest's tensors, where `values` are a model's: a control variate, if it has one, is 0."""
+        """The vector of this manifest for a model's `values`. The control variate, if the manifest has one, is 0."""
         d = self.model_size
         return np.concatenate((values[:d], np.zeros(self.size - values.size, np.float32), values[d:]))
 
     def without_control(self, values: Vector) -> Vector:
-        """The other way round: a model's of this manifest's tensors."""
+        """The model's values from this manifest's `values`, without the control variate."""
         return np.concatenate((values[: self.model_size], values[self.charged.size :]))
 
     def to_message(self) -> pb.Manifest:
-        """The manifest as it travels."""
+        """The manifest as a message."""
         return pb.Manifest(
             tensors=[pb.Tensor(name=t.name, shape=t.shape, dtype="float32") for t in self.tensors],
             constants=self.constants,
@@ -129,7 +129,7 @@ class Manifest:
 
     @staticmethod
     def from_message(message: pb.Manifest) -> "Manifest":
-        """The manifest as it arrived; WireError for a dtype other than float32."""
+        """The manifest from a message. WireError for a dtype other than float32."""
         for tensor in message.tensors:
             if tensor.dtype != "float32":
                 name, dtype = (shown(text, _LONGEST_NAME) for text in (tensor.name, tensor.dtype))
@@ -137,7 +137,7 @@ class Manifest:
         return Manifest(tuple(TensorSpec(t.name, tuple(t.shape)) for t in message.tensors), message.constants)
 
     def split(self, vector: Vector) -> dict[str, Vector]:
-        """Views of `vector`, (size,) float32, by the tensor's name in the manifest and in its shape."""
+        """Views of `vector`, (size,) float32: one for each tensor by its name, in its shape."""
         parts: dict[str, Vector] = {}
         start = 0
         for tensor in self.tensors:
@@ -147,21 +147,21 @@ class Manifest:
 
 
 def digest(vector: npt.NDArray[Any]) -> str:
-    """xxh3_128 of the vector's bytes: finds damage, not malice (that is what TLS is for)."""
+    """The xxh3_128 hash of the vector's bytes. It detects damage, but not forgery; TLS prevents that."""
     return xxhash.xxh3_128_hexdigest(_bytes_of(vector))
 
 
 def cut(vector: npt.NDArray[Any], vector_digest: str) -> tuple[pb.Vector, list[memoryview]]:
-    """Header and frames of a float32 vector or an encoded one: views of at most 1 MiB, nothing is copied."""
+    """The header and the frames of a float32 or an encoded vector. Frames are views of at most 1 MiB, not copies."""
     data = _bytes_of(vector)
     frames = [data[start : start + MAX_FRAME_BYTES] for start in range(0, len(data), MAX_FRAME_BYTES)] or [data]
     return pb.Vector(size_bytes=len(data), frames=len(frames), digest=vector_digest), frames
 
 
 class Assembler:
-    """Puts the frames of one vector together, whose header announced them, and checks the whole at the end.
+    """Joins the frames of one vector as its header announced them, and checks the whole vector at the end.
 
-    Each frame is copied and hashed as it comes, while the processor's caches hold it. A single one is not copied.
+    Each frame is copied and hashed as it arrives, while it is in the processor's caches. A single frame is not copied.
     """
 
     def __init__(self, header: pb.Vector, expected_size: int, encoding: Encoding = FLOAT32) -> None:
@@ -182,11 +182,11 @@ class Assembler:
 
     @property
     def complete(self) -> bool:
-        """True once every frame is here."""
+        """Whether all frames have arrived."""
         return self._n_added == self._n_frames
 
     def add(self, index: int, payload: memoryview) -> None:
-        """Take the next frame; DamageError if it is out of order or of the wrong length."""
+        """Add the next frame. DamageError if it is out of order or has the wrong length."""
         if index != self._n_added or self.complete:
             raise DamageError(f"frame {index} where frame {self._n_added} of {self._n_frames} was due")
         start = index * MAX_FRAME_BYTES
@@ -202,9 +202,9 @@ class Assembler:
         self._n_added += 1
 
     def finish(self, *, check_finite: bool) -> Vector:
-        """The vector, (size,) float32, read-only.
+        """The decoded vector, (size,) float32, read-only.
 
-        DamageError on missing frames or a bad checksum, WireError (if asked) on a non-finite value.
+        DamageError for missing frames or a wrong digest. With `check_finite`, WireError for NaN and beyond ±1e30.
         """
         if not self.complete:
             raise DamageError(f"ends after {self._n_added} of {self._n_frames} frames")
@@ -212,16 +212,16 @@ class Assembler:
             raise DamageError("checksum does not match")
         vector = self._encoding.decode(self._data, self._size)
         vector.flags.writeable = False
-        # False for NaN as well: it passes through min and max.
+        # The comparison is also false for NaN, which min and max return.
         if check_finite and vector.size and not (vector.min() >= -_GREATEST and vector.max() <= _GREATEST):
             raise WireError(NOT_FINITE)
         return vector
 
 
 def pack(message: Message, payload: memoryview) -> bytes:
-    """The message's encoding with its `payload`, which protobuf never sees: fields may stand in any order.
+    """The message's encoding with its `payload`, which is added without protobuf. Fields may be in any order.
 
-    The payload comes first, where four bytes of tag and length leave a frame's floats aligned.
+    The payload comes first: four bytes of tag and length before it leave a frame's floats aligned.
     """
     return _behind(payload, message.SerializeToString())
 
@@ -231,9 +231,9 @@ def _behind(payload: memoryview, encoding: bytes) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[bytes, memoryview]:
-    """Split an encoding into the message without its payload and the payload, a view; empty where there is none.
+    """Split an encoding into the message without its payload, and the payload as a view, empty if there is none.
 
-    DamageError when the payload is cut off.
+    DamageError if the payload is incomplete.
     """
     view = memoryview(data)
     if not data.startswith(_PAYLOAD_TAG):
@@ -251,7 +251,7 @@ def unpack(data: bytes) -> tuple[bytes, memoryview]:
 
 
 def encode(message: Checked, payload: memoryview | None = None) -> bytes:
-    """The message's encoding with a checksum at its end, behind its payload where it has one."""
+    """The message's encoding: its payload, if there is one, then the message with a checksum at its end."""
     body = message.SerializeToString()
     sealed = b"".join((body, _CHECKSUM_TAG, xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")))
     return sealed if payload is None else _behind(payload, sealed)
@@ -260,7 +260,7 @@ def encode(message: Checked, payload: memoryview | None = None) -> bytes:
 def decode(kind: type[Checked], data: bytes) -> tuple[Checked, memoryview]:
     """The message, and its payload as a view.
 
-    DamageError when the bytes are no message of this kind, or not those that its checksum was made of.
+    DamageError if the bytes are not a message of this kind, or do not match its checksum.
     """
     header, payload = unpack(data)
     try:
@@ -273,7 +273,7 @@ def decode(kind: type[Checked], data: bytes) -> tuple[Checked, memoryview]:
 
 
 def pack_job(round: int, attempt: int, model: Vector, model_digest: str, schedule: str = "") -> list[bytes]:
-    """A round's job as the bytes of its messages: made once and sent to every chosen client as they are."""
+    """A round's job as the bytes of its messages. They are made once, and sent unchanged to every chosen client."""
     header, frames = cut(model, model_digest)
     job = pb.ServerMessage(job=pb.Job(round=round, attempt=attempt, model=header, schedule=schedule))
     rest = (pb.ServerMessage(frame=pb.Frame(index=index)) for index in range(1, len(frames)))
@@ -281,12 +281,12 @@ def pack_job(round: int, attempt: int, model: Vector, model_digest: str, schedul
 
 
 def _bytes_of(vector: npt.NDArray[Any]) -> memoryview:
-    """Those of an encoded vector, or of one as float32."""
+    """The bytes of an encoded vector (uint8), or of a vector as float32."""
     return np.ascontiguousarray(vector, vector.dtype if vector.dtype == np.uint8 else _DTYPE).data.cast("B")
 
 
 def _varint(value: int) -> bytes:
-    """Protobuf's encoding of a length."""
+    """Protobuf's variable-length encoding of a length."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
