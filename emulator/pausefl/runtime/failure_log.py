@@ -1,4 +1,4 @@
-"""Why jobs failed, read from the clients' own log: in a private run the server is not told, as it might hold data."""
+"""Reads from the clients' log why jobs failed. In a private run the server is not told: the text may quote data."""
 
 import json
 import os
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-# As `pausefl_client.session` writes it.
+# The line that `pausefl_client.session` writes.
 _FAILED = re.compile(r"(?:.* WARNING )?(\S+): round (\d+) failed: (.*)")
 _SHOWN = 10
 
 
 class FailureLog:
-    """Follows clients.log, whose reader is the data holder: all clients run on this machine."""
+    """Follows clients.log. All clients run on this machine, so its reader already has access to their data."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -23,7 +23,7 @@ class FailureLog:
         self._seen: set[str] = set()
 
     def news(self) -> Iterator[str]:
-        """A sentence for each reason that was not there before; of ten reasons at most."""
+        """Yields a sentence for each new reason of a failure, for ten reasons at most."""
         for line in self._unread().decode("utf-8", "replace").splitlines():
             match = _FAILED.fullmatch(_message(line)) if " failed: " in line else None
             if match is not None and match[3] not in self._seen and len(self._seen) < _SHOWN:
@@ -31,7 +31,7 @@ class FailureLog:
                 yield f"client {match[1]} failed at round {match[2]}: {match[3]}"
 
     def _unread(self) -> bytes:
-        """Whole lines written since the last call, also those before the log was rotated (`log_file`)."""
+        """Whole lines written since the last call, including those from before a rotation of the log (`log_file`)."""
         try:
             with self._path.open("rb") as file:
                 found, rest = os.fstat(file.fileno()), b""
@@ -47,7 +47,7 @@ class FailureLog:
         return rest + whole
 
     def _rest_of_rotated(self) -> bytes:
-        """The text that was written to the file before its name became another's."""
+        """The unread rest of the file that a rotation has renamed."""
         with suppress(FileNotFoundError), self._path.with_name(f"{self._path.name}.1").open("rb") as file:
             if os.fstat(file.fileno()).st_ino == self._inode:
                 file.seek(self._read_bytes)
@@ -64,7 +64,7 @@ def _message(line: str) -> str:
 
 
 def how_it_ended(exit_code: int | None, log: Path) -> str:
-    """The exit code of a process, and its last words, if it has come so far as to have any."""
+    """How a process ended, in words: its exit code and, if it has a log, the log's last line."""
     seen = f", see {log}: {last_line(log)}" if log.exists() else " before it had a log"
     return f" (exit code {exit_code}){seen}"
 

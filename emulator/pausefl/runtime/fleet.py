@@ -316,7 +316,7 @@ class Fleet:
                 client.roll_calls.send(self._called)
 
     def _on_exit(self, process: ForkServerProcess, report: Report) -> None:
-        """Handle a client process's end. Code 0 is normal; others are fatal before round 1, later lead to a restart."""
+        """Handle a client process's end. A code other than 0 is fatal before round 1, or may cause a restart."""
         process.join()
         if process.exitcode == 0:
             if self._targets is not None:

@@ -1,4 +1,4 @@
-"""How processes of runs are forked: by a server that has imported what each of them needs."""
+"""Forks the processes of runs from a fork server, which has already imported the modules that they need."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -18,15 +18,15 @@ _OF_ITS_TRAINING = ["pausefl.runtime.client.torch_trainers", "pausefl.runtime.ev
 
 
 def await_clients(*, needs_torch: bool) -> None:
-    """Begin the fork server, so that it imports while there is other work to do until clients are forked."""
+    """Start the fork server, so that it imports modules while this process does other work before it forks clients."""
     begin_to_import(_imports(needs_torch))
 
 
 def forked_client(name: str, work: Callable[..., None], *arguments: Any, needs_torch: bool) -> ForkedProcess:
     """A client process, not yet started, that calls `work` with these arguments.
 
-    What a module makes when it is imported exists once, and every client forked later gets a copy of it: nothing that
-    clients must not share, such as a generator of noise, may be made there.
+    Objects that a module makes on import are copied into every client forked later. So no module may make an object on
+    import that clients must not share, such as a generator of noise.
     """
     return ForkedProcess(name, _imports(needs_torch), work, arguments)
 
@@ -40,7 +40,7 @@ def forked_run(
 ) -> ForkedProcess | SpawnProcess:
     """The process of a run on the virtual clock, not yet started, that calls `work` with these arguments.
 
-    Another run after the first begins some seconds earlier than it would with imports of its own.
+    Every run after the first begins some seconds earlier than it would with its own imports.
     """
     imports = [*_OF_A_VIRTUAL_RUN, *(_OF_ITS_TRAINING if needs_torch else [])]
     imports += _OF_A_CAMPAIGN if is_first_of_many else []

@@ -1,7 +1,7 @@
-"""Links made by the kernel (`latency.injection = "netem"`): each client in a network namespace of its own.
+"""Links emulated by the kernel (`latency.injection = "netem"`): each client runs in its own network namespace.
 
-A bridge holds the server's address; every client's veth pair is shaped both ways: netem for the delay, tbf for the
-bandwidth. Needs root and pyroute2; both, and what the kernel has, are probed before anything starts.
+A bridge holds the server's address. Each client's veth pair is shaped in both directions: netem for the delay, tbf for
+the bandwidth. It needs root and pyroute2. Both, and the kernel's support, are probed before anything starts.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from pausefl.experiment.delay_laws import Delay, NoDelay, Scale
 from pausefl.experiment.links import LatencyTable, LinkPlan
 from pausefl_proto.errors import ConfigError, PauseflError
 
-# RFC 2544's addresses for benchmarks: no network in use has them. A run takes one of 32 parts.
+# RFC 2544 reserves these addresses for benchmarks: no network in use has them. A run takes one of 32 parts.
 _PREFIX_BITS = 20
 _SUBNETS = list(IPv4Network("198.18.0.0/15").subnets(new_prefix=_PREFIX_BITS))
-# What may wait in a tbf or a netem; beyond it packets are dropped and TCP slows down.
+# Limits of the queues of tbf and netem. Packets beyond them are dropped, and TCP slows down.
 _QUEUE_BYTES = 4 << 20
 _QUEUE_PACKETS = 100_000
 _NETEM_UNIT_S = 1e-6
@@ -34,7 +34,7 @@ _NAMESPACES = Path("/run/netns")
 
 @dataclass(frozen=True)
 class Shape:
-    """One way of a link as the kernel knows it: netem's delay, uniform in delay ± jitter, then tbf's rate."""
+    """One direction of a link in the kernel: netem's delay, uniform in delay ± jitter, then tbf's rate."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
@@ -42,7 +42,7 @@ class Shape:
     burst_bytes: int = 0
 
     def qdiscs(self) -> list[dict[str, Any]]:
-        """Arguments of `tc add`, outermost first."""
+        """Arguments of `tc add` for each qdisc (queueing discipline), outermost first."""
         qdiscs: list[dict[str, Any]] = []
         if self.delay_s:
             delay, jitter = (round(s / _NETEM_UNIT_S) for s in (self.delay_s, self.jitter_s))
@@ -55,9 +55,9 @@ class Shape:
 
 
 def shapes(plan: LinkPlan, down_share: float, time_scale: float) -> tuple[Shape, Shape]:
-    """A link's two ways. netem draws per packet and uniformly: mean and spread are the law's, its form is not.
+    """A link's downlink and uplink. netem draws uniformly, per packet: only the law's mean and deviation are kept.
 
-    Laws are as `check_netem` lets them pass: their means are finite, and at least √3 times their spread.
+    `check_netem` has accepted the laws: their means are finite, and at least √3 times their standard deviations.
     """
     down, up = plan.down, plan.up
     if plan.delay is not None:
@@ -81,10 +81,10 @@ def _shape(law: Delay, rate_bytes_per_s: float | None, burst_bytes: int, time_sc
 
 @contextmanager
 def kernel_network(links: Mapping[str, tuple[Shape, Shape]] | None, run_dir: Path) -> Iterator[str | None]:
-    """Build the namespaces and yield the server's address on their bridge; all of it is gone afterwards.
+    """Build the namespaces for the block and yield the server's address on their bridge. All are removed afterwards.
 
-    None, and nothing is built, without links: clients inject their delays themselves. ConfigError for what this
-    machine lacks.
+    If `links` is None, clients inject their delays themselves: nothing is built, and None is yielded. ConfigError if
+    this machine lacks something.
     """
     if links is None:
         yield None
@@ -123,10 +123,10 @@ def probe(kinds: set[str]) -> None:
 def enter_namespace(
     latency: LatencyTable, plans: Mapping[str, LinkPlan], run_dir: Path, client_id: str, server: str
 ) -> None:
-    """Move this process (its main thread, before it starts others) into its namespace and shape the way up there.
+    """Move this process into the client's namespace, and shape its uplink there.
 
-    `server` is the address that the bridge holds. A process that was killed and is started again finds the address and
-    the shape of the one before.
+    Called in the main thread before other threads start. `server` is the bridge's address. After a restart, the
+    address and shape of the killed process are still there, and are replaced.
     """
     pyroute2 = _pyroute2()
     with _NAMESPACES.joinpath(_name(run_dir, client_id)).open() as namespace:
@@ -168,23 +168,23 @@ def _build(run_dir: Path, links: Mapping[str, tuple[Shape, Shape]], undo: ExitSt
 
 
 def _remove_left_over(ip: Any, bridge: str) -> None:
-    """Remove what a run of this directory that was killed has left; no other process plays it, as it is locked."""
+    """Remove what a killed run of this directory has left. The directory is locked: no other process plays the run."""
     for namespace in sorted(_NAMESPACES.glob(f"{bridge}-*")):
         _ip_netns("delete", namespace.name)
     for link in ip.get_links():
         name = link.get_attr("IFLA_IFNAME")
         if name == bridge or name.startswith(f"{bridge}-"):
-            with suppress(_pyroute2().NetlinkError):  # the other end of a pair went with it, or with its namespace
+            with suppress(_pyroute2().NetlinkError):  # already removed with its peer, or with the namespace
                 ip.link("del", index=link["index"])
 
 
 def _ip_netns(*arguments: str) -> None:
-    # pyroute2 makes namespaces in a fork of this process, which has threads; iproute2 in a process of its own.
+    # pyroute2 would fork this process, which has threads, to make a namespace. iproute2 uses its own process.
     subprocess.run(["ip", "netns", *arguments], check=True)
 
 
 def _add_veth(ip: Any, name: str, undo: ExitStack, **options: Any) -> int:
-    """Make a pair NAME and NAMEp, removed with `undo`; returns the index of NAME, which is up."""
+    """Make a veth pair NAME and NAMEp, which `undo` removes. Returns the index of NAME, which is up."""
     ip.link("add", ifname=name, kind="veth", peer=f"{name}p")
     index: int
     (index,) = ip.link_lookup(ifname=name)
@@ -202,7 +202,7 @@ def _name(run_dir: Path, client_id: str) -> str:
 
 
 def _free_subnet(ip: Any) -> IPv4Network:
-    """The first subnet of which this machine has no address: another run may have one."""
+    """The first subnet in which this machine has no address. Other runs may use the others."""
     used = {IPv4Address(message.get_attr("IFA_ADDRESS")) for message in ip.get_addr(family=socket.AF_INET)}
     free = (subnet for subnet in _SUBNETS if not any(address in subnet for address in used))
     if (subnet := next(free, None)) is None:

@@ -1,4 +1,4 @@
-"""Where a run's numbers come from: each start of it, written into its log."""
+"""The provenance of a run's numbers: each start of the run, recorded in its log."""
 
 import json
 import os
@@ -34,19 +34,19 @@ class Start:
     command: str
     version: str
     commit: str
-    """Of the checkout, with "+" where files were changed, or of a container's image; else empty."""
+    """The commit of the checkout, with "+" if files were changed, or of the container's image; empty if unknown."""
     host: str
     machine: str
-    """Its processor, and how many of its cores there were."""
+    """The host's processor, and how many cores were available."""
     python: str
 
 
 def note_start(
     run_dir: Path, *, owners: Mapping[str, str] | None = None, served: bool = False, fleet: str = ""
 ) -> None:
-    """Write this start into the run's log; with `served` also that its clients are elsewhere, from now on.
+    """Write this start into the run's log. With `served`, also note that its clients come from outside from now on.
 
-    `fleet` is the address to which those of `pausefl run` come, `owners` whose examples each client has.
+    `fleet` is the address at which `pausefl run` expects these clients. `owners` names each client's examples' owner.
     """
     with closing(Store(run_dir / "run.db", verify=False)) as store:
         if served:
@@ -59,19 +59,19 @@ def note_start(
 
 
 def is_served(run_dir: Path) -> bool:
-    """Whether `pausefl server` ever played the run there, whose clients keep ledgers of their own."""
+    """Whether the run's clients come from outside (`pausefl server`, `--fleet`) and keep their own ledgers."""
     return meta_of(run_dir, _SERVED) == "true"
 
 
 def fleet_of(run_dir: Path) -> str:
-    """The address to which the clients of a `pausefl run --fleet` come; empty for any other run."""
+    """The address at which `pausefl run --fleet` expects the run's clients; empty for any other run."""
     return meta_of(run_dir, _FLEET) or ""
 
 
 def note_unserved(run_dir: Path) -> None:
-    """Take it back that a run's clients are elsewhere, unless one of them may have had a job.
+    """Withdraw the note that a run's clients come from outside, unless one of them may have had a job.
 
-    The run has failed, which is to be told: not that its log is gone, or cannot be written, as well.
+    A missing or unwritable log is ignored: the caller is about to report why the run failed.
     """
     log = run_dir / "run.db"
     with suppress(ConfigError):
@@ -82,23 +82,23 @@ def note_unserved(run_dir: Path) -> None:
 
 
 def meta_of(run_dir: Path, key: str) -> str | None:
-    """The note of a run's log, which may be in use, under a key; None without one."""
+    """The value of a key in the `meta` table of a run's log; None if there is none. The log may be in use."""
     try:
         with closing(open_read_only(run_dir / "run.db")) as database:
             row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-    except sqlite3.Error:  # there is none yet, or it is damaged, which the server says
+    except sqlite3.Error:  # there is no log yet, or it is damaged, which the server reports
         return None
     return None if row is None else str(row[0])
 
 
 def starts_of(store: Store) -> list[dict[str, str]]:
-    """The starts of a run, the first one first, with the fields of `Start`."""
+    """The starts of a run, oldest first, with the fields of `Start`."""
     starts: list[dict[str, str]] = json.loads(store.meta(_STARTS) or "[]")
     return starts
 
 
 def this_start() -> Start:
-    """The start of this process, read now."""
+    """The `Start` of this process."""
     path = Path(sys.argv[0])
     program = "pausefl" if path.parts[-2:] == ("pausefl", "__main__.py") else path.name  # python -m pausefl
     return Start(
@@ -113,9 +113,9 @@ def this_start() -> Start:
 
 
 def _commit() -> str:
-    """The commit of the checkout that this file lies in, or that an image was made of ($PAUSEFL_COMMIT)."""
+    """The commit of this file's checkout or of the container's image ($PAUSEFL_COMMIT); empty if unknown."""
     checkout = Path(__file__).parents[3]
-    if not (checkout / ".git").exists():  # where git would find whatever repository an environment lies in
+    if not (checkout / ".git").exists():  # git would find an unrelated repository around a virtual environment
         return os.environ.get("PAUSEFL_COMMIT", "")
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:

@@ -1,4 +1,4 @@
-"""Where a run can be scraped while it lasts: RUN_DIR/targets.json, in the format of Prometheus's `file_sd_configs`."""
+"""Tells Prometheus where to scrape a run while it lasts: RUN_DIR/targets.json, a file for `file_sd_configs`."""
 
 import json
 import multiprocessing
@@ -10,44 +10,44 @@ from typing import Any
 from pausefl_process.files import write_durably
 
 SERVER = "pausefl-server"
-"""The name of the server's process, and of its job."""
+"""The name of the server process, and of its Prometheus job."""
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
 class Targets:
-    """Keeps the file while processes say where they listen."""
+    """Keeps targets.json up to date while processes report their metrics addresses."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._addresses: dict[str, str] = {}  # by process
         self.expected: dict[Connection[Any, Any], str] = {}
-        """Where a client process that has not said so yet will say at which address it can be scraped: its name."""
+        """The pipes of client processes that have not reported their metrics address yet, with the process's name."""
 
     def expect(self, process: str) -> "Connection[Any, Any]":
-        """The end at which the client process of this name, which is about to be started, says its address."""
+        """The pipe end for a client process that is about to start. The process reports its metrics address there."""
         ours, theirs = multiprocessing.Pipe(duplex=False)
         self.expected[ours] = process
         return theirs
 
     def hear(self, connection: "Connection[Any, Any]") -> None:
-        """Take an address that came, or learn that none will."""
+        """Read the address that a process reports, or learn that the process ended without a report."""
         process = self.expected.pop(connection)
-        with closing(connection), suppress(EOFError):  # the process has ended, which others tell
+        with closing(connection), suppress(EOFError):  # the process has ended; `Fleet` reports it
             self.add(process, connection.recv())
 
     def add(self, process: str, address: str) -> None:
-        """Name a process's HOST:PORT, in place of an earlier one; what listens on every address does so on loopback."""
+        """Set a process's HOST:PORT. A process that listens on every address is listed under the loopback address."""
         host, _, port = address.rpartition(":")
         self._addresses[process] = f"{_LOOPBACK.get(host, host)}:{port}"
         self._write()
 
     def forget(self, process: str) -> None:
-        """Name a process that has ended in order no more."""
+        """Remove a process that has ended in order."""
         if self._addresses.pop(process, None) is not None:
             self._write()
 
     def clear(self) -> None:
-        """Name no targets any more: the run is over, and none shall be reported missing."""
+        """Remove all targets: the run is over, and Prometheus must not report them as missing."""
         for connection in self.expected:
             connection.close()
         self._addresses.clear()
@@ -59,5 +59,5 @@ class Targets:
             by_job.setdefault(SERVER if process == SERVER else "pausefl-clients", []).append(address)
         run = self._run_dir.name
         groups = [{"targets": addresses, "labels": {"job": job, "run": run}} for job, addresses in by_job.items()]
-        # In one step: Prometheus reads it whenever it changes.
+        # In one step: Prometheus reads the file whenever it changes.
         write_durably(self._run_dir / "targets.json", json.dumps(groups, indent=1) + "\n")

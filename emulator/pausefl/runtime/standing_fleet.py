@@ -1,4 +1,4 @@
-"""A fleet that stands: clients from outside that come to one address, and stay for one run after the other."""
+"""A standing fleet: clients from outside that connect to one address, and stay for one run after another."""
 
 from dataclasses import dataclass
 
@@ -9,22 +9,22 @@ from pausefl_proto.errors import ConfigError
 
 @dataclass(frozen=True)
 class StandingFleet:
-    """Where a run's server listens for its clients, which nobody here starts. ConfigError for what is no HOST:PORT."""
+    """The address at which a run's server listens for clients from outside. ConfigError unless it is HOST:PORT."""
 
     address: str
     runs_to_come: int = 0
-    """How many runs its clients are told to wait for when this one is over."""
+    """How many runs follow this one at the address. Clients receive this number at the end of the run."""
 
     def __post_init__(self) -> None:
         check_address("--fleet", self.address)
 
     @property
     def farewell(self) -> str:
-        """A note to clients beside the reason why a run is over."""
+        """A note for clients, added to the reason why a run is over; empty if no run follows."""
         return f"; runs that follow here: {self.runs_to_come}" if self.runs_to_come else ""
 
     def serve(self, experiment: Experiment) -> Experiment:
-        """The experiment whose server listens here; ConfigError for one that no clients from outside can play."""
+        """The experiment with its server at this address. ConfigError if clients from outside cannot play it."""
         refuse_whole_runs(experiment, "--fleet")
         host, _, port = self.address.rpartition(":")
         server = experiment.server.model_copy(update={"host": host, "port": int(port)})
@@ -32,7 +32,7 @@ class StandingFleet:
 
 
 def refuse_whole_runs(experiment: Experiment, who: str) -> None:
-    """ConfigError for what only the process that plays a whole run can do."""
+    """ConfigError for settings that only `pausefl run` can play: the virtual clock, and netem."""
     refuse_virtual(experiment, who)
     if experiment.latency.injection == "netem":
         raise ConfigError(

@@ -39,19 +39,19 @@ LAST_ROUNDS = 8
 LAST_MESSAGES = 3
 NAMED_CLIENTS = 5
 PLAIN_INTERVAL_S = 0.5
-# A reader that has not taken a process's last events by then gets no more.
+# How long a process waits at its end for a reader to read its last events.
 _READ_WITHIN_S = 3.0
 
 
 def make_view(console: Console, title: str) -> AbstractContextManager[Report]:
-    """A live display on a terminal, plain lines elsewhere; nothing but notices where quiet was asked for."""
+    """A live display on a terminal, plain lines elsewhere, or only notices in quiet mode."""
     if is_quiet():
         return nullcontext(print_notice)
     return TerminalView(console, title) if console.is_terminal else PlainView(console, title)
 
 
 def printed_events(title: str) -> AbstractContextManager[Report]:
-    """Print a process's events to stdout: lines for people on a terminal, else and with --log-json as JSON."""
+    """Print a process's events to stdout: plain lines on a terminal; JSON elsewhere and with --log-json."""
     console = plain_console()
     if is_quiet():
         return nullcontext(print_notice)
@@ -62,13 +62,13 @@ def printed_events(title: str) -> AbstractContextManager[Report]:
 
 
 def print_notice(event: ProgressEvent) -> None:
-    """Print a notice to standard error, and nothing of other events."""
+    """Print a notice to standard error. Ignore other events."""
     if isinstance(event, Notice):
         print(event.message, file=sys.stderr)
 
 
 def _while_read(report: Report) -> Report:
-    """Report until the reader has gone, or the disk takes no more: that ends no process whose work others need."""
+    """Report until the reader has gone or the disk is full. Neither may end a process that others depend on."""
     is_read = True
 
     def show(event: ProgressEvent) -> None:
@@ -92,14 +92,14 @@ class RunProgress:
     rounds: tuple[RoundCommitted, ...] = ()
     """The last "round" events, oldest first."""
     accuracies: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    """By split and metric, "test accuracy": the last value and its round."""
+    """The last value and its round, by split and metric, such as "test accuracy"."""
     messages: tuple[str, ...] = ()
     metrics_url: str | None = None
     page_url: str | None = None
     first_round: int = 0
-    """The first that was heard of."""
+    """The first round that was reported."""
     first_s: float = 0.0
-    """When, on this process's clock; the run's own may be virtual."""
+    """When the first round was reported, on this process's clock: the run's own clock may be virtual."""
     last_s: float = 0.0
 
     @property
@@ -109,7 +109,7 @@ class RunProgress:
 
     @property
     def time_left_s(self) -> float | None:
-        """At the mean pace so far; None before there is one, which takes two rounds."""
+        """The estimated time left at the mean pace so far; None until two rounds were reported."""
         if self.last is None or self.last.round <= self.first_round:
             return None
         pace_s = (self.last_s - self.first_s) / (self.last.round - self.first_round)
@@ -117,7 +117,7 @@ class RunProgress:
 
 
 def fold(progress: RunProgress, event: ProgressEvent, now_s: float) -> RunProgress:
-    """The progress after `event`, which was heard at `now_s`."""
+    """The progress after `event`, which arrived at `now_s`."""
     changes: dict[str, Any] = {}
     match event:
         case Ready(port):
@@ -144,7 +144,7 @@ def fold(progress: RunProgress, event: ProgressEvent, now_s: float) -> RunProgre
 
 
 class TerminalView:
-    """A display that is drawn anew four times a second, however many rounds there are in between."""
+    """A display that is redrawn four times a second, however many rounds there are in between."""
 
     def __init__(self, console: Console, title: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._title = title
@@ -173,7 +173,7 @@ class TerminalView:
 
 
 class PlainView:
-    """Lines for logs and pipes, at most two rounds a second; what is skipped is summed up in the next line."""
+    """Plain lines for logs and pipes, at most two rounds a second. A line's totals include the rounds skipped."""
 
     def __init__(self, console: Console, title: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -183,11 +183,11 @@ class PlainView:
         self._next_s = 0.0
         self._held: str | None = None
         self._notices: list[str] = []
-        """Held back as well, the first few; the others are counted as unread."""
+        """The first few notices that are held back. Further ones are only counted, in `_unread`."""
         self._unread = 0
 
     def show(self, event: ProgressEvent) -> None:
-        """Take one event; print it now, or hold it back until half a second has passed since the last line."""
+        """Print one event now, or hold it back until half a second has passed since the last line."""
         self._progress = fold(self._progress, event, self._clock())
         line = _line(self._progress, event)
         if line is None:
@@ -226,7 +226,7 @@ class PlainView:
 
 
 def _line(progress: RunProgress, event: ProgressEvent) -> str | None:
-    """An event in one line; None for what the next round's line will say."""
+    """An event in one line; None if the next round's line will show it."""
     match event:
         case Ready() | Preparing() | WaitingForClients() | Finished():
             return progress.status
@@ -295,7 +295,7 @@ def _bar(progress: RunProgress, last: RoundCommitted) -> Table:
 
 
 def _numbers(progress: RunProgress, last: RoundCommitted) -> FittingTable:
-    """The numbers that matter, side by side under their names."""
+    """The most important numbers, side by side under their names."""
     cells = {name: f"{accuracy:.1%}" for name, (accuracy, _) in sorted(progress.accuracies.items())}
     cells["total latency"] = f"{last.total_latency_s:,.1f} {_unit(last)}"
     if last.privacy_unit is not None:

@@ -1,4 +1,4 @@
-"""The agreement of server and clients, and the part that a client without an experiment file takes from its server."""
+"""The values that server and clients must share, and the experiment that a client without CONFIG gets from a server."""
 
 import json
 import re
@@ -22,17 +22,17 @@ _OFFERED = {
     "workload": None,
     "wire": None,
 }
-"""The keys that a client may take from a server, by table; None: all of the table's, but for `_OWN`."""
+"""The keys that a client may take from a server, by table. None: all keys of the table, except those in `_OWN`."""
 _OWN = {"workload": {"device"}}
-"""Keys of these tables that each client decides by itself."""
+"""The keys of these tables that each client decides itself."""
 _SCHEDULE = tuple(key for key in PrivacyTable.model_fields if key not in {"disclose", "delta", "ledger_dir"})
 """The keys of [privacy] that server and clients compare."""
 
 
 def agreement_of(experiment: Experiment) -> dict[str, str]:
-    """Values that a client must share with the run, by key, as JSON: its work, its data, and beside whom it trains.
+    """Values that must be equal in server and client, by key, as JSON: training, data, and the clients that take part.
 
-    Privacy is compared by itself (`client_records.schedule_of`).
+    Privacy is compared separately (`client_records.schedule_of`).
     """
     workload = asdict(with_statistics(experiment.workload, experiment.privacy))
     for key in _OWN["workload"]:
@@ -57,9 +57,9 @@ def agreement_of(experiment: Experiment) -> dict[str, str]:
 
 
 def offer_of(experiment: Experiment) -> str:
-    """A server's answer to a client that asks for the experiment, as JSON: its part, and the privacy of the run.
+    """A server's answer to a client that asks for the experiment, as JSON: the client's part, and the run's privacy.
 
-    The privacy is told so that a client can say what it would have to agree to. No client takes it.
+    A client never takes the privacy over. It only reports how the run's privacy differs from its own.
     """
     document = experiment.model_dump(mode="json", exclude_none=True, include={*_OFFERED, "privacy"})
     offered = {table: _taken(document, table) for table in _OFFERED}
@@ -68,23 +68,23 @@ def offer_of(experiment: Experiment) -> str:
 
 
 def accepted(offer: str, own: Mapping[str, Any]) -> Experiment:
-    """The experiment of a client that was offered one: its own tables, and for the keys these lack, the server's.
+    """The experiment of a client that received an offer: its own keys, and the server's values for keys it lacks.
 
-    Taken are `_OFFERED` keys alone, and neither code nor files. ConfigError for an offer that makes no experiment, and
-    where the client would have to agree to other privacy than its own.
+    Only `_OFFERED` keys are taken, and neither code nor files. ConfigError if the offer makes no valid experiment, or
+    if the run's privacy differs from the client's.
     """
     document = _parsed(offer)
     if not isinstance(document, dict):
         raise ConfigError("the server offers no experiment; give the client a CONFIG")
     taken = {table: {**_taken(document, table), **own.get(table, {})} for table in _OFFERED}
     _refuse_foreign(taken, own)
-    # Before what comes next, which takes time by the number of clients that is offered.
+    # Checked first: the next step takes time in proportion to the offered number of clients.
     _check_privacy(document.get("privacy"), experiment_of({"privacy": own.get("privacy", {}), "selection": {"m": 1}}))
-    return experiment_of({**own, **taken, "selection": {"m": 1}})  # which is no client's business
+    return experiment_of({**own, **taken, "selection": {"m": 1}})  # required, but clients do not use it
 
 
 def _parsed(offer: str) -> Any:
-    """The content of the offer's JSON; None where it is none, or has a text that no terminal should show."""
+    """The content of the offer's JSON; None if it is no JSON, or contains a text that is not printable."""
     try:
         document = json.loads(offer)
         is_plain = all(text.isprintable() for _, text in _texts(document, ""))
@@ -94,7 +94,7 @@ def _parsed(offer: str) -> Any:
 
 
 def _taken(document: Mapping[str, Any], table: str) -> dict[str, Any]:
-    """The keys that may be taken of one table; none of what is no table."""
+    """The part of a table that may be taken from a server; empty if it is no table."""
     keys, values = _OFFERED[table], document.get(table)
     if not isinstance(values, dict):
         return {}
@@ -103,7 +103,7 @@ def _taken(document: Mapping[str, Any], table: str) -> dict[str, Any]:
 
 
 def _refuse_foreign(taken: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> None:
-    """ConfigError where the server would choose what code this client runs, or what files it reads."""
+    """ConfigError if the server's values would choose code that this client runs, or files that it reads."""
     for table, values in taken.items():
         for key in values.keys() - own.get(table, {}).keys():
             for path, text in _texts(values[key], f"{table}.{key}"):
@@ -115,7 +115,7 @@ def _refuse_foreign(taken: Mapping[str, Mapping[str, Any]], own: Mapping[str, An
 
 
 def _texts(value: object, path: str) -> Iterator[tuple[str, str]]:
-    """Each text in a TOML value, keys included, and where it stands."""
+    """Yields (path, text) for each text in a TOML value, keys included."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):
@@ -128,7 +128,7 @@ def _texts(value: object, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _check_privacy(offered: object, experiment: Experiment) -> None:
-    """ConfigError, with what to say, where the run's privacy is not the client's own."""
+    """ConfigError if the run's privacy differs from the client's. It names the options with which to agree."""
     try:
         run = PrivacyTable.model_validate_json(as_json(offered if isinstance(offered, dict) else {}))
         schedule = schedule_of(run)

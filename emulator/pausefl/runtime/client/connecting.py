@@ -1,4 +1,4 @@
-"""How clients reach their server, what they show it of themselves, and what they take from it without a file."""
+"""How clients connect to their server, which token they show, and how they fetch the experiment without CONFIG."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -18,14 +18,14 @@ from pausefl_proto.errors import ConfigError
 
 
 def connect_over_grpc(plan: ConnectionPlan, address: str, client_id: str) -> Connect:
-    """A function that opens a client's stream to the server at HOST:PORT; ConfigError as `token_for`."""
+    """A function that opens a client's stream to the server at HOST:PORT. Raises ConfigError as `token_for` does."""
     return partial(connect, address, plan.tls.in_use(client_id), plan.dead_after_s, token_for(plan, address, client_id))
 
 
 def token_for(plan: ConnectionPlan, address: str, client_id: str) -> str:
-    """The token that a client shows, empty where it needs none.
+    """The token that a client shows; empty if it needs none.
 
-    ConfigError when it cannot be read, and where others on the network could read it.
+    ConfigError if its file cannot be read, or if others on the network could read the token.
     """
     if not plan.token:
         return ""
@@ -39,9 +39,9 @@ def token_for(plan: ConnectionPlan, address: str, client_id: str) -> str:
 
 
 def fetch_experiment(address: str, client_id: str, own: Mapping[str, Any]) -> Experiment:
-    """The server's experiment, but for `own`: what the client decides, as tables of an experiment. Asks HOST:PORT.
+    """Fetch the experiment from the server at HOST:PORT. `own`, the client's own tables of it, takes precedence.
 
-    ConfigError where the offer cannot be accepted, PauseflError where the server cannot be reached.
+    ConfigError if the offer cannot be accepted, PauseflError if the server cannot be reached.
     """
     how = way_of(own)
     token = token_for(connection_plan(how), address, client_id)
@@ -51,6 +51,6 @@ def fetch_experiment(address: str, client_id: str, own: Mapping[str, Any]) -> Ex
 
 
 def way_of(own: Mapping[str, Any]) -> Experiment:
-    """A client's own settings of its way to the server, and of where it is watched; ConfigError."""
+    """An experiment with a client's own settings for its connection and its metrics; ConfigError if they are wrong."""
     tables = {table: own[table] for table in ("tls", "admission", "clients", "server", "metrics") if table in own}
     return experiment_of({**tables, "selection": {"m": 1}})

@@ -1,4 +1,4 @@
-"""A client process's pages over HTTP: metrics and probes, also between the runs of clients that stay."""
+"""The HTTP pages of a client process: metrics and health probes. Clients that stay serve them between runs, too."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ from pausefl_proto.tls import Tls
 
 
 class HostPage:
-    """Serves the metrics of the run that a process's clients take part in, or took part in last."""
+    """Serves the metrics of the run that a process's clients take part in, or last took part in."""
 
     def __init__(self, where: Metrics, certificates: Iterable[Tls | None]) -> None:
-        """Serve from the running event loop's process; ConfigError where the port cannot be had."""
+        """Start to serve; needs a running event loop. ConfigError if the port or prometheus-client is not available."""
         try:
             from pausefl_client.metrics import HostMetrics
             from pausefl_process.exposition import exposition
@@ -43,7 +43,7 @@ class HostPage:
         model_size: int,
         sessions: Mapping[str, ClientSession],
     ) -> OnAnswered:
-        """Show these clients from now on; returns what counts the jobs that they answer."""
+        """Show these clients from now on. Returns a function that counts the jobs that they answer."""
         units: dict[str, float] = {"vector": vector_epsilon(unit, 1, model_size), unit: 1}
         self._metrics = self._make(clients, ledgers, units, self._series_max)
         self._sessions, self.waits_for = sessions, ""
@@ -62,9 +62,9 @@ class HostPage:
 def host_page(
     where: Metrics, on_metrics: Callable[[str], None], certificates: Iterable[Tls | None]
 ) -> Iterator[HostPage | None]:
-    """The page of this process for the time of a block, None where it is to have none (`metrics.client_port`).
+    """Serve this process's page for the block, and yield it. None if `metrics.client_port` is negative.
 
-    `on_metrics` hears at which HOST:PORT it is.
+    `on_metrics` receives the page's HOST:PORT.
     """
     if where.client_port < 0:
         yield None

@@ -1,4 +1,4 @@
-"""The links of a client process: delays drawn round by round, and token buckets, as their plans say."""
+"""Makes the links of a client process from their plans: delays drawn for each round, and token buckets."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,7 +13,7 @@ from pausefl_proto.errors import ConfigError
 def make_links(
     latency: LatencyTable, plans: Mapping[str, LinkPlan], client_ids: Sequence[str], seed: int, spin_s: float = SPIN_S
 ) -> dict[str, Link]:
-    """The links of the clients in this process. Clients that share an access point must share a process."""
+    """The links of the clients in this process. ConfigError unless clients of one access point are in one process."""
     if latency.injection == "netem":
         return {client_id: Link() for client_id in client_ids}
     shared = {}
@@ -32,11 +32,11 @@ def make_links(
 
 
 def _draw(plan: LinkPlan, latency: LatencyTable, seed: int, client_id: str, round: int) -> Delays:
-    """A function of (seed, client, round); multiplied by `latency.time_scale`."""
+    """A client's delays in a round, multiplied by `latency.time_scale`. They depend only on seed, client and round."""
 
     def draw_s(law: Delay, purpose: str) -> float:
         if isinstance(law, NoDelay):
-            return 0.0  # without the generator, which costs more than a small exchange's own work
+            return 0.0  # making a generator costs more than a small exchange
         return float(sampled_delays(law, generator(seed, purpose, client_id, round), 1, round)[0]) * latency.time_scale
 
     if plan.delay is None:
@@ -47,7 +47,7 @@ def _draw(plan: LinkPlan, latency: LatencyTable, seed: int, client_id: str, roun
 
 
 def _buckets(bandwidth: BandwidthTable, time_scale: float) -> tuple[tuple[TokenBucket, ...], tuple[TokenBucket, ...]]:
-    """Down and up; waiting is injected time like any other, so `time_scale` stretches it."""
+    """The token buckets (down, up). Their waits are injected time, so `time_scale` stretches them like delays."""
     down, up = (
         (TokenBucket(rate / time_scale, bandwidth.burst_bytes),) if rate else ()
         for rate in (bandwidth.down_bytes_per_s, bandwidth.up_bytes_per_s)

@@ -1,4 +1,4 @@
-"""The part of an experiment for client processes: small records, made where processes are started."""
+"""The part of an experiment that client processes need: small records, made by the process that starts them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,19 +28,19 @@ from pausefl_proto.tls import Tls
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """The clients' budgets, how they add noise, and whose ledgers record it."""
+    """The clients' privacy: their budget, how they add noise, and where ledgers record the ε spent."""
 
     budget: Budget
     mechanism: Mechanism
     noise: Literal["laplace", "opendp", "reproducible"]
-    """Fresh noise by one of two samplers; or noise from the seed, which is not private."""
+    """Two samplers of fresh noise, or "reproducible": noise from the seed, which is not private."""
     seed: int
     device: str | None
-    """The device that trains (`workload.device`), which may draw the noise too; None: clients have no torch."""
+    """The device that trains (`workload.device`), and may draw the noise too; None: clients have no torch."""
     ledger_dir: str | None
-    """Where ledgers lie that outlive runs, one for each holding of examples; None: with the run."""
+    """The folder of ledgers that outlive runs, one for each holding of examples; None: ledgers stay with the run."""
     life: Life | None = None
-    """The budget of clients that outlive runs."""
+    """The lifetime budget of clients that outlive runs."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,20 @@ class TrainingPlan:
     split_seed: int
     """The seed that decides which examples there are, and which client holds them."""
     client_ids: tuple[str, ...]
-    """All clients of the experiment: the data is parted among them, in this order."""
+    """All clients of the experiment. The data is partitioned among them in this order."""
     behaviours: Mapping[str, tuple[Behaviour, ...]]
     """Each client's behaviours, by its id."""
     trainers: int
-    """Clients of one process that train at a time."""
+    """How many clients of one process train at a time."""
     training_times: Mapping[str, Delay] = field(default_factory=dict)
-    """The laws of the seconds that training takes in a round, by client id; they go before `workload.step_s`."""
+    """Laws of a round's training time in seconds, by client id. They take precedence over `workload.step_s`."""
     batched: Literal["off", "on", "auto"] = "off"
     """Whether clients of one process train together; "auto" is settled before round 1."""
 
     def paced(self, trainer: Trainer, client_id: str, settings: TrainingSettings | None = None) -> Trainer:
-        """The trainer, which takes the client's stated time; without one, the trainer itself.
+        """A trainer that takes the client's stated training time; `trainer` itself if no time is stated.
 
-        `settings` are those it trains with, None for one that takes no steps.
+        `settings` are those with which it trains; None for a trainer without steps.
         """
         if (law := self.training_times.get(client_id)) is not None:
 
@@ -81,11 +81,11 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class ConnectionPlan:
-    """How clients reach their server; in paths {client_id} stands for a client's id."""
+    """How clients connect to their server. In its paths, {client_id} stands for a client's id."""
 
     tls: Tls
     token: str
-    """The file of a client's token, empty where it needs none (`admission.token`)."""
+    """The file of a client's token (`admission.token`); empty if it needs none."""
     dead_after_s: float
     is_insecure: bool
     """Whether a token may be shown without TLS (`server.insecure`)."""
@@ -98,7 +98,7 @@ class ClientPlan:
     training: TrainingPlan
     privacy: PrivacyPlan | None
     schedule: str
-    """The privacy both ends agree on, empty in a run without."""
+    """The privacy on which server and clients must agree, as text; empty in a run without privacy."""
     agreement: Mapping[str, str]
     """Values that the run must share with its clients (`agreement.agreement_of`)."""
     disclosed: frozenset[str]
@@ -110,18 +110,18 @@ class ClientPlan:
     latency_seed: int
     """The seed of the links' delays."""
     presence: Presence | None
-    """The clients that are there in each round; None: all, always."""
+    """The clients that are present in each round; None: all clients in every round."""
     metrics: Metrics
     """Where a client process serves its metrics (`metrics.client_*`)."""
     connection: ConnectionPlan
     give_up_after_s: float
     run_id: str = ""
-    """The one run that clients which outlive runs are to take part in now; empty: whichever their server plays."""
+    """The run in which clients that outlive runs take part now; empty: any run that their server plays."""
     process: int | None = None
-    """The number of a client process on its machine, over whose devices they are dealt; None: as clients are."""
+    """The client process's number on its machine, which decides its GPU; None: derived from its first client."""
 
     def on_own_device(self, client_ids: Sequence[str]) -> "ClientPlan":
-        """The plan in the process of these clients, which sees one CUDA device at most from now on (`own_device`)."""
+        """The plan for the process of these clients. It sees at most one CUDA device from now on (`own_device`)."""
         training, privacy, process = self.training, self.privacy, self.process
         if training.workload.model == "synthetic":
             return self
@@ -133,7 +133,7 @@ class ClientPlan:
 
 
 def client_plan(experiment: Experiment) -> ClientPlan:
-    """The clients' part of an experiment, with what the server's part follows from: links, presence, privacy."""
+    """The clients' part of an experiment. The server's part is derived from its links, presence and privacy."""
     client_ids = tuple(experiment.client_ids)
     privacy = _privacy(experiment)
     latency_seed = experiment.experiment.seed_of("latency")
@@ -155,7 +155,7 @@ def client_plan(experiment: Experiment) -> ClientPlan:
 
 
 def connection_plan(experiment: Experiment) -> ConnectionPlan:
-    """How the clients reach the server."""
+    """How the clients connect to the server."""
     server = experiment.server
     return ConnectionPlan(experiment.tls, experiment.admission.token, server.dead_after_s, server.insecure)
 

@@ -1,4 +1,4 @@
-"""The privacy of a client of an experiment: its mechanism, its ledger in the place where that lies, and its noise."""
+"""Sets up the privacy of a client of an experiment: its mechanism, its ledger file, and its noise."""
 
 import re
 from collections.abc import Mapping
@@ -23,15 +23,15 @@ _SHARED_NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{32})")
 def open_privacies(
     plan: PrivacyPlan | None, trainers: Mapping[str, Trainer], ledgers: Path, closing: ExitStack
 ) -> dict[str, ReleasePrivacy | None]:
-    """The privacy of each of a process's clients, None in a run without; `closing` closes their ledgers.
+    """The privacy of each client of a process; None in a run without privacy. `closing` closes the ledgers.
 
-    Ledgers lie in `ledgers`, one for each client id; in `privacy.ledger_dir`, one for each holding of examples.
-    ConfigError where a ledger is not to be had, or is not the one of these examples.
+    Ledgers lie in `ledgers`, one for each client id, or in `privacy.ledger_dir`, one for each holding of examples.
+    ConfigError if a ledger cannot be opened, or belongs to other examples.
     """
     if plan is None:
         return dict.fromkeys(trainers)
     if plan.noise == "opendp":
-        ExactLaplace()  # here, where its absence is bad input, not at the first release
+        ExactLaplace()  # if OpenDP is missing, fail here as bad input, not at the first release
 
     def opened(paths: Mapping[str, Path]) -> dict[str, ReleasePrivacy | None]:
         return {c: _open(plan, c, trainers[c], paths[c], closing) for c in trainers}
@@ -41,15 +41,15 @@ def open_privacies(
         return opened({client_id: ledgers / f"{client_id}.db" for client_id in trainers})
     folder = Path(plan.ledger_dir)
     prepare_folder(folder, f'privacy.ledger_dir = "{folder}"')
-    # No other process begins ledgers there between a look at those it holds and the ones begun for it.
+    # Locked, so that no other process adds ledgers after the folder's ledgers are listed and before ours are made.
     with held_folder(folder):
         return opened(_shared_ledgers(folder, {c: trainer.holding for c, trainer in trainers.items()}))
 
 
 def noise_for(plan: PrivacyPlan, client_id: str, key: ReleaseKey) -> LaplaceSource:
-    """A fresh source for every release, on the device that trains.
+    """A fresh noise source for every release, on the device that trains.
 
-    Only a run that is marked "not private" takes it from the seed.
+    Only a run that is marked "not private" draws noise from the seed.
     """
     if plan.noise == "reproducible":
         return NumpyLaplace(generator(plan.seed, "noise", client_id, key.round, key.attempt))
@@ -61,30 +61,30 @@ def noise_for(plan: PrivacyPlan, client_id: str, key: ReleaseKey) -> LaplaceSour
 def _open(plan: PrivacyPlan, client_id: str, trainer: Trainer, path: Path, closing: ExitStack) -> ReleasePrivacy:
     try:
         ledger = Ledger(path, plan.budget, plan.life, **_ledger_identity(plan, client_id, trainer))
-    except LedgerError as error:  # before anything was sent it is bad input
+    except LedgerError as error:  # nothing was sent yet, so this is bad input
         raise ConfigError(str(error)) from error
     closing.callback(ledger.close)
     return ReleasePrivacy(plan.mechanism, ledger, partial(noise_for, plan, client_id))
 
 
 def _ledger_identity(plan: PrivacyPlan, client_id: str, trainer: Trainer) -> dict[str, str]:
-    """The ledger's owner, and what has to be the same for all of its releases if their ε are to add up."""
-    # Both samplers spend alike; noise from the seed is not private, whatever is drawn after it.
+    """The ledger's owner, and the values that must be equal for all of its releases so that their ε add up."""
+    # Both samplers of fresh noise spend alike. Noise from the seed is not private, whatever is drawn after it.
     noise = "reproducible" if plan.noise == "reproducible" else "fresh"
     unit = plan.mechanism.unit
     identity = {"unit": unit, "noise": noise}
-    if plan.life is None:  # a life's budget holds whatever a run has its client train on
+    if plan.life is None:  # a lifetime budget holds for all examples that a client ever trains on
         identity["examples"] = trainer.holding.examples
-    if not plan.ledger_dir:  # there, examples keep their ledger under another client id
+    if not plan.ledger_dir:  # in ledger_dir, examples keep their ledger under any client id
         identity["client_id"] = client_id
-    # The ε of an upload is d times a coordinate's.
+    # In this unit, the ε of an upload is d times that of a coordinate.
     return identity | {"model_size": str(trainer.manifest.charged.size)} if unit == "coordinate" else identity
 
 
 def _shared_ledgers(folder: Path, holdings: Mapping[str, Holding]) -> dict[str, Path]:
-    """Each client's ledger in a folder that outlives runs: the one of its examples, whatever the client is called.
+    """Each client's ledger file in a folder that outlives runs. It belongs to the client's examples, not to its id.
 
-    ConfigError where examples without a ledger may be among those of others, and where two clients hold the same ones.
+    ConfigError if examples without a ledger may overlap those of another ledger, or if two clients hold the same ones.
     """
     key = f'privacy.ledger_dir = "{folder}"'
     by_examples, dealings = dict[str, Path](), set[str]()
@@ -111,7 +111,7 @@ def _shared_ledgers(folder: Path, holdings: Mapping[str, Holding]) -> dict[str, 
 
 
 def _device_noise(name: str | None) -> LaplaceSource | None:
-    """The source on the device that trains; None where that is the processor, which numpy serves faster."""
+    """The noise source on the device that trains; None without a GPU: numpy is faster on the processor."""
     if name is None:
         return None
     from pausefl_client.training.torch_trainer import resolve_device

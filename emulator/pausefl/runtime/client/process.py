@@ -46,7 +46,7 @@ from pausefl_proto.wire import MAX_FRAME_BYTES
 if TYPE_CHECKING:  # clients with a synthetic model need no torch
     from pausefl_client.batched.host import BatchedHost
 
-# Training yields the processor to whatever keeps time.
+# Training has a lower priority than code that keeps time.
 _TRAINER_NICENESS = 10
 
 log = logging.getLogger("pausefl.client")
@@ -57,11 +57,11 @@ _WELCOME_WITHIN_S = 30.0
 
 
 def _ignore(_: object) -> None:
-    """Do nothing with it."""
+    """Ignore the argument."""
 
 
 def spare_exchanges() -> None:
-    """Log no exchange of a run's clients, of which its server tells enough, unless that was asked for."""
+    """Log single exchanges in verbose mode only: the run's server reports enough about them."""
     if not is_verbose():
         rounds_log.setLevel(logging.WARNING)
 
@@ -76,7 +76,7 @@ def run_client_process(
 ) -> None:
     """The main function of a client process that `fleet` started.
 
-    `roll_calls` brings the rounds in which clients come and go, where they do; `metrics` takes where they are scraped.
+    `roll_calls` delivers the rounds at which clients join or leave, if any. `metrics` receives the metrics address.
     """
     die_with_parent()
     ignore_interrupts()
@@ -102,16 +102,16 @@ def run_client_process(
 
 @dataclass(frozen=True)
 class ClientPlatform:
-    """The ground of the clients of one process: their way to the server, threads, a clock, a watch over the host."""
+    """What the clients of one process run on: their connection to the server, threads, a clock, a host monitor."""
 
     connect: Callable[[str], Connect]
-    """client id -> what opens its stream to the server."""
+    """client id -> a function that opens its stream to the server."""
     executor: Executor | None
-    """Trains for all of them; None: the event loop does, where that takes no time."""
+    """Trains for all clients; None: the event loop does, as the work takes no time."""
     clock: Clock = time.monotonic
     watch: Callable[[Clock], HostWatch] = HostMonitor
     spin_s: float = SPIN_S
-    """The end of a wait in which a link keeps looking at the clock."""
+    """The seconds at the end of a wait in which a link polls the clock."""
 
 
 async def run_clients_over_grpc(
@@ -122,10 +122,10 @@ async def run_clients_over_grpc(
     roll_calls: "Connection[Any, Any] | None" = None,
     on_metrics: Callable[[str], None] = _ignore,
 ) -> None:
-    """Run these clients over gRPC until the server at HOST:PORT dismisses them; errors as in `run_clients`.
+    """Run these clients over gRPC until the server at HOST:PORT dismisses them. Raises errors as `run_clients` does.
 
-    With `roll_calls`, each takes part only in the rounds it is there, until the calls end. `on_metrics` hears at which
-    HOST:PORT they can be scraped, if they can.
+    With `roll_calls`, each client takes part only in rounds in which it is present, until the calls end. `on_metrics`
+    receives the HOST:PORT of their metrics, if these are served.
     """
     called = None if roll_calls is None else _rounds(roll_calls)
     certificates = [plan.connection.tls.in_use(client_id) for client_id in client_ids]
@@ -141,7 +141,7 @@ async def play_over_grpc(
     page: HostPage | None,
     rounds: AsyncIterator[int] | None = None,
 ) -> None:
-    """The same, shown on a page that may outlive the run."""
+    """Run these clients over gRPC, and show them on `page`, which may outlive the run. See `run_clients`."""
     with trainer_pool(plan) as executor:
         platform = ClientPlatform(partial(connect_over_grpc, plan.connection, address), executor)
         await run_clients(plan, client_ids, ledgers, platform, rounds, page)
@@ -155,10 +155,10 @@ async def run_clients(
     rounds: AsyncIterator[int] | None = None,
     page: HostPage | None = None,
 ) -> None:
-    """Run these clients until the server dismisses them. When one of them cannot go on, the others do.
+    """Run these clients until the server dismisses them. If one of them fails, the others go on.
 
-    Raises the first such PauseflError at the end. `rounds` are those that are called, with which clients come and go.
-    `page` shows them.
+    Raises the first client's PauseflError at the end. `rounds` yields the rounds at which clients join and leave; None:
+    all stay. `page` shows the clients.
     """
     known = plan.training.client_ids
     for client_id in client_ids:
@@ -203,9 +203,9 @@ async def run_clients(
 def make_trainers(
     plan: TrainingPlan, client_ids: Sequence[str], batched: "BatchedHost | None" = None
 ) -> dict[str, Trainer]:
-    """A trainer for each of these clients, holding nothing but its own part of the data.
+    """A trainer for each of these clients, by id. It holds only its client's part of the data.
 
-    With `batched`, those whose training can be batched train together.
+    With `batched`, clients whose training can be batched train together.
     """
     w, seed = plan.workload, plan.seed
     if w.model == "synthetic":
@@ -246,7 +246,7 @@ def _session_settings(plan: ClientPlan, client_id: str, trainer: Trainer) -> Cli
 
 
 def _logged(on_answered: OnAnswered) -> OnAnswered:
-    """Log each answered job in one line, and pass it on."""
+    """A function that logs each answered job in one line, and passes it to `on_answered`."""
 
     def log_and_pass_on(job: AnsweredJob) -> None:
         said = "%s: round %d: %s after %.3f s in the queue, %.3f s of training, %.3f s of privatising"
@@ -258,7 +258,7 @@ def _logged(on_answered: OnAnswered) -> OnAnswered:
 
 
 async def _run_session(client_id: str, sessions: Mapping[str, ClientSession], failures: list[PauseflError]) -> None:
-    """Run one client to its end; its failure is no end of the others."""
+    """Run one client to its end. Its error is added to `failures`, so that the others go on."""
     try:
         log.info("%s: %s", client_id, await sessions[client_id].run(), extra={"client_id": client_id})
     except PauseflError as error:
@@ -273,7 +273,7 @@ async def _run_present(
     failures: list[PauseflError],
     rounds: AsyncIterator[int],
 ) -> None:
-    """Run the sessions of those who are there in the round last called; end all of them with the calls."""
+    """Run the sessions of the clients present in the round last called. End all sessions when the calls end."""
     assert presence is not None
     running: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as group:
@@ -289,7 +289,7 @@ async def _run_present(
 
 
 async def _rounds(roll_calls: "Connection[Any, Any]") -> AsyncIterator[int]:
-    """The rounds called, until the fleet closes its end."""
+    """Yields the rounds called, until the fleet closes its end of the pipe."""
     calls: asyncio.Queue[int | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -306,12 +306,12 @@ async def _rounds(roll_calls: "Connection[Any, Any]") -> AsyncIterator[int]:
 
 
 def trainer_pool(plan: ClientPlan) -> AbstractContextManager[Executor | None]:
-    """Threads for training, noise, the ledger and checking a great model; None where all that takes no time."""
+    """Threads for training, noise, the ledger and the checks of large models; None if all that takes no time."""
     return nullcontext() if takes_no_time(plan) else TrainerPool(plan.training.trainers, _be_nice)
 
 
 def takes_no_time(plan: ClientPlan) -> bool:
-    """Whether the clients' work is shorter than the way to a thread and back."""
+    """Whether the clients' work takes less time than handing it to a thread and back."""
     training = plan.training
     workload = training.workload
     is_idle = workload.model == "synthetic" and workload.train_s == 0 and plan.privacy is None
@@ -320,7 +320,7 @@ def takes_no_time(plan: ClientPlan) -> bool:
 
 
 def _be_nice() -> None:
-    """Never less nice than the process is: only root may be, and a pool whose initializer fails trains nothing."""
+    """Lower this thread's priority. Never raise it: only root may, and a pool whose initializer fails is broken."""
     if sys.platform == "linux":
         niceness = max(_TRAINER_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
         with suppress(OSError):

@@ -1,7 +1,7 @@
-"""The clients of a container that is not told them: each holds a slot, a number that no other container has.
+"""Assigns clients to a container that is not told its clients: it holds a slot, a number that no other container has.
 
-A slot is a lock file in the folder where the ledgers lie. The kernel lets go of it with the process that holds it,
-however that ends (kill -9 included), and the next process goes on with the ledgers of that slot's clients.
+A slot is a lock file in the folder of the ledgers. The kernel releases the lock when its process ends in any way
+(kill -9 included). The next process then goes on with the ledgers of that slot's clients.
 """
 
 import fcntl
@@ -18,10 +18,10 @@ log = logging.getLogger("pausefl.client")
 
 @contextmanager
 def claimed_clients(client_ids: Sequence[str], slot: int | None, count: int, folder: Path) -> Iterator[list[str]]:
-    """The clients of a slot, `count` of them (fewer in the last), held for the time of the block.
+    """Hold a slot for the block, and yield the ids of its `count` clients. The last slot may have fewer.
 
-    Without a slot, the first free one. ConfigError when there is no such slot, when it is held by another process, or
-    when the folder cannot be written.
+    If `slot` is None, take the first free one. ConfigError if there is no such slot, if another process holds it, or if
+    the folder cannot be written.
     """
     slots = range(-(-len(client_ids) // count))
     if slot is not None and slot not in slots:

@@ -20,30 +20,30 @@ from pausefl_proto.errors import ConfigError, LedgerError, PauseflError, first_e
 
 log = logging.getLogger("pausefl.client")
 
-# After refusals the waits grow to this: what is refused once is refused until somebody changes something.
+# The waits after refusals grow to this: a refusal is repeated until settings are changed.
 _LONGEST_AFTER_REFUSAL_S = 30.0
 
 
 @dataclass(frozen=True)
 class StayingClients:
-    """The clients of one process, and what they decide themselves."""
+    """The clients of one process that outlive runs, and the settings that they decide themselves."""
 
     address: str
     """HOST:PORT, looked up again for every connection: the server may move."""
     client_ids: Sequence[str]
     ledgers: Path
-    """The folder of one ledger a client, for all of its runs."""
+    """The folder of the ledgers. Each client has one ledger for all of its runs."""
     own: Experiment
-    """Their way to the server, and where they are watched."""
+    """Their own settings for the connection to the server, and for their metrics."""
     experiment_of: Callable[[str], Experiment]
-    """The experiment they take part in, of the server's offer; ConfigError where they take that over from no server."""
+    """Returns the experiment to take part in, from the server's offer. ConfigError if they cannot accept the offer."""
     epsilon_lifetime: float = math.inf
 
 
 async def stay(clients: StayingClients, report: Report) -> None:
-    """Take part in one run after the other, for ever. What hinders them is logged once, and tried again.
+    """Take part in one run after another, for ever. An error is logged once, and the clients try again.
 
-    ConfigError for what they cannot even begin with: an unreadable token, a port that is taken.
+    ConfigError for errors at the start: an unreadable token, a port that is taken.
     """
     first, own, address = clients.client_ids[0], clients.own, clients.address
     for client_id in clients.client_ids:
@@ -56,7 +56,7 @@ async def stay(clients: StayingClients, report: Report) -> None:
             if page is not None:
                 page.waits_for = f"waits for a run at {address}"
             try:
-                token = token_for(connection_plan(own), address, first)  # which may have been renewed
+                token = token_for(connection_plan(own), address, first)  # read again: it may have been renewed
                 offer = await fetch_offer(address, own.tls.in_use(first), token, way)
                 plan = in_run(client_plan(clients.experiment_of(offer.experiment)), offer.run_id, clients)
                 with first_error(), _telling_what_is_spent(clients, plan, report, spent):
@@ -71,7 +71,7 @@ async def stay(clients: StayingClients, report: Report) -> None:
 
 
 def in_run(plan: ClientPlan, run_id: str, clients: StayingClients) -> ClientPlan:
-    """The plan of clients that outlive the run `run_id`, for that run; ConfigError for a life's budget that is none."""
+    """`plan` for the run `run_id`, which its clients outlive. ConfigError for settings that cannot go with --stay."""
     privacy, lifetime = plan.privacy, clients.epsilon_lifetime
     if privacy is not None and privacy.ledger_dir:
         raise ConfigError(
@@ -88,12 +88,12 @@ def in_run(plan: ClientPlan, run_id: str, clients: StayingClients) -> ClientPlan
 def _telling_what_is_spent(
     clients: StayingClients, plan: ClientPlan, report: Report, told: set[SpentInAllRuns]
 ) -> Iterator[None]:
-    """Say at the block's end, however it comes, what each client has spent in all of its runs, unless it was told."""
+    """After the block, also after an error, report what each client has spent in all of its runs, unless in `told`."""
     try:
         yield
     finally:
         for client_id in clients.client_ids if plan.privacy is not None else ():
-            with suppress(LedgerError, OSError):  # its run was told why
+            with suppress(LedgerError, OSError):  # the run has already reported the reason
                 released, epsilon = verified_spend(clients.ledgers / f"{client_id}.db")
                 bound = clients.epsilon_lifetime if math.isfinite(clients.epsilon_lifetime) else None
                 of = "" if bound is None else f" of --epsilon-lifetime {bound:g}"

@@ -1,7 +1,7 @@
-"""A client process's part with torch.
+"""The part of a client process that needs torch.
 
-The fork server imports it before it forks; gRPC is imported by then too, but nothing of it has been started, and CUDA
-has not been touched.
+The fork server imports this module before it forks. At that time gRPC is imported but not started, and CUDA is not
+touched.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from pausefl_client.training.trainer import Trainer, TrainingSettings
 def make_torch_trainers(
     plan: TrainingPlan, client_ids: Sequence[str], batched: BatchedHost | None = None
 ) -> dict[str, Trainer]:
-    """A trainer for each of these clients, which all use one device; `batched` trains several of them together."""
+    """A trainer for each of these clients, by id. All use one device; with `batched`, several train together."""
     use_one_thread()
     w, seed = plan.workload, plan.seed
     data = load_dataset(w.dataset, examples=w.examples, seed=plan.split_seed)
@@ -38,7 +38,7 @@ def make_torch_trainers(
     def trainer_of(client_id: str) -> Trainer:
         chain = BehaviourChain(plan.behaviours[client_id], seed=seed, client_id=client_id)
         held = data.train.take(rows[client_id])
-        holding = holding_of(held, dealing)  # before a behaviour, which may write to them
+        holding = holding_of(held, dealing)  # before a behaviour, which may change the examples
         trainer = TorchTrainer(
             build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens),
             LocalData(chain.examples(held, data.classes), data.classes, holding, data.task),
@@ -74,9 +74,9 @@ def take_first_steps(
     captured: CapturedSteps | None = None,
     at_once: int = 1,
 ) -> None:
-    """Train a model that is thrown away: a GPU's first steps take seconds, which would count as a client's latency.
+    """Warm up a GPU by training a throwaway model: its first steps take seconds, which would count as latency.
 
-    They are `captured` for as many clients as train `at_once`.
+    With `captured`, capture the steps of `at_once` clients, the number that train at the same time.
     """
     two_steps = replace(settings, epochs=2, max_steps=2)
     trainer = TorchTrainer(model, data, two_steps, device=device, seed=0, client_id="first steps", method=method)
