@@ -1,4 +1,4 @@
-"""Shows a run to the outside: metrics, the live page, a snapshot of the run, progress.
+"""Shows a run to people and programs: metrics, the live page, a snapshot of the run, progress events.
 
-May live here: what reads the run. Nothing in this folder changes it.
+Code that reads the run belongs here. Nothing in this folder changes the run.
 """

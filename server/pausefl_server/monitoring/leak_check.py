@@ -1,4 +1,4 @@
-"""Checks that a run gives back its tasks and its descriptors when it ends."""
+"""Checks that a run releases its tasks and file descriptors when it ends."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,14 +8,14 @@ _LOOK_EVERY_S = 0.02
 
 
 def count_held() -> dict[str, int]:
-    """This event loop's tasks, and the process's open descriptors where the system lists them."""
+    """The number of this event loop's tasks, and of the process's open descriptors (0 without /proc)."""
     listed = Path("/proc/self/fd")
     descriptors = sum(1 for _ in listed.iterdir()) if listed.exists() else 0
     return {"tasks": len(asyncio.all_tasks()), "descriptors": descriptors}
 
 
 async def left_over(before: Mapping[str, int], patience_s: float) -> dict[str, int]:
-    """How much more is held than `before`, once what closes by itself within `patience_s` has closed."""
+    """The number of tasks and descriptors beyond `before`. Waits up to `patience_s` for them to close."""
     clock = asyncio.get_running_loop().time
     deadline_s = clock() + patience_s
     while True:

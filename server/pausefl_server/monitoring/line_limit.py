@@ -1,4 +1,4 @@
-"""How many lines of a kind are worth reading: the rest are counted."""
+"""A limit on the number of similar lines. Further lines are only counted."""
 
 from collections.abc import Callable, Hashable
 
@@ -7,16 +7,16 @@ _PER_S = 10.0
 
 
 class LineLimit:
-    """Lets a burst of lines of each kind through, and says with the next one how many were left out."""
+    """Admits a burst of lines of each kind. The first line of the next burst says how many were left out."""
 
     def __init__(self, clock: Callable[[], float], lines: int = _LINES, per_s: float = _PER_S) -> None:
         self._clock = clock
         self._lines = lines
         self._per_s = per_s
-        self._windows: dict[Hashable, tuple[float, int]] = {}  # when it began, and how many lines came in it
+        self._windows: dict[Hashable, tuple[float, int]] = {}  # its start, and its number of lines
 
     def admit(self, kind: Hashable, line: str) -> str | None:
-        """The line as it may be shown; None when there were `lines` of its kind within `per_s` seconds."""
+        """The line to show. None if there were already `lines` of its kind within `per_s` seconds."""
         now_s = self._clock()
         began_s, count = self._windows.get(kind, (now_s, 0))
         hidden = max(0, count - self._lines)

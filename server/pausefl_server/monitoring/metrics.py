@@ -1,7 +1,7 @@
-"""The server's metrics for Prometheus; every metric is described in deploy/METRICS.md.
+"""The server's metrics for Prometheus. deploy/METRICS.md describes every metric.
 
-All of it is made from the snapshot of the run at each scrape. Every ε is labelled with the unit it protects;
-where that is the coordinate, it stands a second time for the whole upload vector, d times as large.
+Each scrape makes the metrics from the current snapshot of the run. Every ε is labelled with the privacy unit. In the
+unit "coordinate", each ε also has a second sample for the whole upload vector, which is d times as large.
 """
 
 import math
@@ -28,13 +28,13 @@ from pausefl_server.records import MissKind
 from pausefl_server.settings import MetricsSettings, PrivacySettings, ServerSettings
 
 _Samples = Iterable[tuple[Sequence[str], float]]
-"""Label values and the value they have."""
+"""The samples of a metric: label values and the sample's value."""
 
 _QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 
 
 def make_registry(telemetry: Telemetry, limits: MetricsSettings, folder: Path | None = None) -> CollectorRegistry:
-    """A registry of its own that shows the run when it is scraped, and what is left of the disk."""
+    """A new registry with the run's metrics, made at each scrape, and the free disk space of `folder`."""
     registry = CollectorRegistry()
     registry.register(_RunCollector(telemetry, limits))
     if folder is not None:
@@ -114,7 +114,7 @@ def _rounds(now: RunSnapshot) -> Iterator[Metric]:
     text = "Latencies below τ_min, which count as equally fast"
     yield _counter("clamped_latencies", text, (), [((), now.clamped)])
     yield _histogram("selection_seconds", "Time the policy took to choose", {(): selection})
-    # From 0 on: Prometheus sees no increase from nothing to 1.
+    # Every reason has a sample, also of 0: Prometheus sees no increase from a missing sample to 1.
     doubts = [((reason,), now.doubts.get(reason, 0)) for reason in DOUBTS]
     yield _counter("suspect_rounds", "Rounds whose measurements are in doubt", ("reason",), doubts)
     text = "Measurements of clients' answers that are in doubt themselves"
@@ -198,7 +198,7 @@ def _all_clients(clients: Clients) -> Iterator[Metric]:
 
 
 def _factors(settings: ServerSettings) -> Mapping[str, float]:
-    """Unit -> how many times the privacy unit's ε its own is."""
+    """Unit -> the factor from an ε in the run's privacy unit to an ε in this unit. Empty without privacy."""
     privacy = settings.privacy
     return (
         {privacy.unit: 1, "vector": vector_epsilon(privacy.unit, 1, settings.manifest.charged.size)} if privacy else {}
@@ -211,7 +211,7 @@ def _privacy(
     clients, spent = now.clients, now.clients.epsilon_spent
 
     def epsilon(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
-        """One sample a unit."""
+        """A gauge with each sample once per unit."""
         each = [((*values, unit), f * value) for values, value in samples for unit, f in factors.items()]
         return _gauge(name, text, (*labels, "unit"), each)
 
@@ -239,7 +239,7 @@ def _privacy(
 
 
 def _ledger(released: int, spent: float, budget: Budget | None) -> tuple[float, float, float]:
-    """ε spent, remaining and next."""
+    """A client's ε spent, ε remaining, and ε of its next release (0 if it may not release)."""
     if budget is None:
         return 0.0, 0.0, 0.0
     i = released + 1
@@ -261,7 +261,7 @@ def _counter(name: str, text: str, labels: Sequence[str], samples: _Samples) -> 
 
 
 def _summary(name: str, text: str, columns: Iterable[tuple[dict[str, str], FloatArray]]) -> Metric:
-    """Quantiles of each column's known values; a summary, as Prometheus wants quantiles to be, without sum or count."""
+    """The quantiles of each column's values that are not NaN, as a Prometheus summary without sum and count."""
     family = Metric(f"pausefl_{name}", text, "summary")
     for labels, column in columns:
         known = column[~np.isnan(column)]
@@ -274,7 +274,7 @@ def _summary(name: str, text: str, columns: Iterable[tuple[dict[str, str], Float
 def _histogram(
     name: str, text: str, series: Mapping[tuple[str, ...], tuple[list[int], float]], labels: Sequence[str] = ()
 ) -> Metric:
-    """Label values -> counts and sum, as Histogram.series has them."""
+    """A Prometheus histogram. `series`: label values -> cumulative counts and sum, see `Histogram.series`."""
     family = HistogramMetricFamily(f"pausefl_{name}", text, labels=labels)
     bounds = [*map(str, SECONDS.tolist()), "+Inf"]
     for values, (counts, sum_s) in series.items():

@@ -1,4 +1,4 @@
-"""The one interface through which a run tells what happens in it, and the fan-out to several observers."""
+"""The interface of a run's observers, and a fan-out to several of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,9 +8,9 @@ from pausefl_server.state import RunState
 
 
 class RunObserver:
-    """Ignores every change of a run's state; subclasses override what concerns them.
+    """Receives every change of a run's state, and ignores it. Subclasses override the methods they need.
 
-    Each change is told once, on the event loop. An observer must return at once and must not raise.
+    Each change is reported once, on the event loop. A method must return at once and must not raise an error.
     """
 
     def waiting(self, minimum: int) -> None:
@@ -20,10 +20,10 @@ class RunObserver:
         """The server waits for the clients that join or leave with `round`."""
 
     def arrived(self, client_id: str, connected: int, round: int) -> None:
-        """A client joined after `round` committed rounds; `connected` clients are there now."""
+        """A client joined after `round` committed rounds. Now `connected` clients are connected."""
 
     def departed(self, client_id: str, reason: str, connected: int, round: int) -> None:
-        """A client left after `round` committed rounds; `connected` clients are there now."""
+        """A client left after `round` committed rounds. Now `connected` clients are connected."""
 
     def rejected(self, reason: str) -> None:
         """A hello or an update was not accepted; `reason` names its client."""
@@ -32,13 +32,13 @@ class RunObserver:
         """The idle client of this row answered a ping after `ping_s` seconds."""
 
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
-        """A round is on disk; `budgets_end` is the round after which fewer than m clients have budget left."""
+        """A round is on disk. `budgets_end` is the round after which fewer than m clients have budget left."""
 
     def attempt_failed(self, record: RoundRecord, state: RunState) -> None:
-        """An attempt at a round gave no update and is in the log; the round is tried again."""
+        """An attempt at a round got no update. It is in the log, and the round will be tried again."""
 
     def evaluator(self, *, is_there: bool) -> None:
-        """The evaluator was found, or lost, or came back."""
+        """The evaluator was found or came back (`is_there`), or was lost."""
 
     def evaluated(self, round: int, evaluation: Evaluation) -> None:
         """The model of `round` was evaluated on one split."""
@@ -47,7 +47,7 @@ class RunObserver:
         """Something happened that a person should read."""
 
     def finished(self, state: RunState, reason: str, events: Sequence[LogEvent]) -> None:
-        """No further round is played; `events` came after the last one, and `state` includes what they spent."""
+        """No further round is played. `events` came after the last round, and `state` includes the ε they spent."""
 
 
 class Observers(RunObserver):
@@ -60,7 +60,7 @@ class Observers(RunObserver):
 
 
 def _telling(hooks: Sequence[Callable[..., None]]) -> Callable[..., None]:
-    """Returns a function that calls each of the hooks with what it is called with."""
+    """Returns a function that calls each of the hooks with its own arguments."""
 
     def tell(*arguments: Any, **named: Any) -> None:
         for hook in hooks:

@@ -1,4 +1,4 @@
-"""Whether a server is healthy and ready, for the probes of containers and clusters."""
+"""The server's health and readiness, for the probes of containers and clusters."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from pausefl_process.health import health_routes
 from pausefl_process.http_server import Route
 from pausefl_server.monitoring.telemetry import Telemetry
 
-# A commit takes milliseconds; a disk this slow is none that a run can go on with.
+# A commit usually takes milliseconds. A run cannot go on with a disk that is slower than this.
 _WRITES_WITHIN_S = 10.0
 
 
 def server_probes(
     telemetry: Telemetry, write_s: Callable[[], float], is_draining: Callable[[], bool]
 ) -> dict[str, Route]:
-    """The routes `/healthz` and `/readyz`; `write_s` is how long the write at hand takes so far.
+    """The routes `/healthz` and `/readyz`. `write_s` returns how long the current write has taken so far.
 
-    A server is healthy while its event loop turns and the store writes. It is ready from the first round it plays
-    until its last, as long as a client is connected and it has not been asked to end.
+    A server is healthy while its event loop runs and the store writes. It is ready from its first round to its last,
+    while a client is connected and the run has not been asked to end.
     """
 
     def trouble() -> str:

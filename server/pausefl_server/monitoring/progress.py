@@ -1,4 +1,4 @@
-"""Progress events of the server: its rounds, when budgets will end, and which measurements are in doubt."""
+"""The server's progress events: rounds, the expected end of budgets, and doubtful measurements."""
 
 import math
 import time
@@ -13,13 +13,13 @@ from pausefl_server.records import Evaluation, RoundRecord
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 
-# A reason may name whatever it likes, so that no two are the same.
+# The number of reasons for failures that are reported. Reasons are free text, so each one may be new.
 _FAILURES_SAID = 10
-# So many of the clients that are waited for are named.
+# The number of missing clients that are named.
 _MISSING_NAMED = 5
-# No reader follows more rounds than this, and each one reported takes time from the next.
+# No reader follows rounds faster than this, and each report delays the next round.
 _REPORT_EVERY_S = 0.05
-# A constant τ_min does not fit where more than this share of so many latencies is below it.
+# A constant τ_min does not fit if more than this share of at least this many latencies is below it.
 _CLAMPED_SHARE = 0.1
 _CLAMPS_AFTER = 20
 
@@ -35,21 +35,21 @@ class ProgressReporter(RunObserver):
         self._came: set[str] = set()  # before round 1
         self._rejected = 0
         self._limit = LineLimit(time.monotonic)
-        self._said: set[str] = set()  # what is said once, by name
-        self._failures: set[str] = set()  # said once each
+        self._said: set[str] = set()  # the names of notices that appear only once
+        self._failures: set[str] = set()  # the reasons reported
         self._reported_s = float("-inf")  # when a round was last reported
 
     def waiting(self, minimum: int) -> None:
-        """Report how many clients are missing; later arrivals are counted against `minimum`."""
+        """Report how many of the `minimum` clients are missing, now and after each arrival."""
         self._minimum = minimum
         self._report_waiting()
 
     def roll_call(self, round: int) -> None:
-        """Report it: the fleet starts and ends clients on it."""
+        """Report the roll call, on which the fleet starts and ends clients."""
         self._report(RollCall(round))
 
     def arrived(self, client_id: str, connected: int, round: int) -> None:
-        """Report who came; before the end of round 1, only how many are there."""
+        """Report which client joined; before the end of round 1, only the number of connected clients."""
         self._connected = connected
         if round:
             self._notice_sparingly("joined", f"client {client_id} joined", client_id)
@@ -63,28 +63,28 @@ class ProgressReporter(RunObserver):
         self._report(WaitingForClients(self._connected, self._minimum, tuple(missing)))
 
     def departed(self, client_id: str, reason: str, connected: int, round: int) -> None:
-        """Report who left and why, after round 1."""
+        """Report which client left and why, if round 1 is over."""
         self._connected = connected
         self._came.discard(client_id)
         if round:
             self._notice_sparingly("left", f"client {client_id} left: {reason}", client_id)
 
     def rejected(self, reason: str) -> None:
-        """Count it, and report why."""
+        """Count the rejection, and report its reason."""
         self._rejected += 1
         self._notice_sparingly("rejected", reason)
 
     def _notice_sparingly(self, topic: str, message: str, client: str = "") -> None:
-        """Report it unless many of its topic were reported just now."""
+        """Report the message, unless many of its topic were reported just now."""
         if (line := self._limit.admit(topic, message)) is not None:
             self._report(Notice(line, topic, client))
 
     def noticed(self, message: str, topic: str = "") -> None:
-        """Report the event."""
+        """Report the message."""
         self._report(Notice(message, topic))
 
     def evaluated(self, round: int, evaluation: Evaluation) -> None:
-        """Report accuracy and loss, and the first time that the loss is not finite, that the model has diverged."""
+        """Report accuracy and loss. When the loss is not finite for the first time, report that the model diverged."""
         loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # JSON has no infinity
         split, accuracy, metric, subset = evaluation.split, evaluation.accuracy, evaluation.metric, evaluation.subset
         self._report(ModelEvaluated(round, split, accuracy, loss, metric, subset))
@@ -92,13 +92,13 @@ class ProgressReporter(RunObserver):
             self.noticed(f"the model after round {round} has diverged: its {evaluation.split} loss is not finite")
 
     def _is_new(self, name: str) -> bool:
-        """Whether this was not asked of the name before."""
+        """Whether this is the first call with this name."""
         is_new = name not in self._said
         self._said.add(name)
         return is_new
 
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
-        """Report the round unless another was reported just now; the last one always."""
+        """Report the round, unless another was reported just now. The last round is always reported."""
         self._announce_end(budgets_end, self._settings.updates_needed(state.policy.m))
         self._announce_doubts(record)
         self._announce_failures(record)
@@ -151,14 +151,14 @@ class ProgressReporter(RunObserver):
             )
 
     def _announce_doubts(self, record: RoundRecord) -> None:
-        """Report why measurements are suspect and what to do: once for each reason."""
+        """Report once for each reason why measurements are suspect, and what to do."""
         for doubt in filter(self._is_new, record.suspect):
             lasted_s = still_s(doubt, record)
             how_long = f" (for {lasted_s:.1f} s)" if lasted_s else ""
             self.noticed(f"round {record.round} is suspect{how_long}: {advice(doubt)}", "suspect")
 
     def _announce_failures(self, record: RoundRecord) -> None:
-        """Report why clients gave no update: once for each reason, as far as these are few."""
+        """Report why clients gave no update, once for each of the first reasons (`_FAILURES_SAID`)."""
         for miss in record.missed:
             if miss.reason not in self._failures and len(self._failures) < _FAILURES_SAID:
                 self._failures.add(miss.reason)
@@ -166,14 +166,14 @@ class ProgressReporter(RunObserver):
                 self._report(Notice(told, "failed", miss.client_id))
 
     def _announce_noise(self, record: RoundRecord) -> None:
-        """Report once that the noise of a round's releases, in the median, exceeds what they were clipped to."""
+        """Report once that the noise of a round's median release exceeds MOST_NOISE_TO_CLIP times the clip bound."""
         released = sorted(o.epsilon for o in record.observations if o.epsilon > 0)
         ratio = 2 / released[len(released) // 2] if released else 0.0
         if ratio > MOST_NOISE_TO_CLIP and self._is_new("noise"):
             self.noticed(f"round {record.round}: noise is {ratio:.2g} times the clip, and grows; {NOISE_REMEDY}")
 
     def _announce_clamps(self, table: ClientTable) -> None:
-        """Report once that a constant τ_min does not fit the links: many latencies are below it."""
+        """Report once that many latencies are below a constant τ_min, so that it does not fit the links."""
         answers, clamped = int((table.measured - table.missed).sum()), int(table.clamped.sum())
         if table.tau_min_s is None or answers < _CLAMPS_AFTER:
             return

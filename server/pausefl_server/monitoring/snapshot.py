@@ -1,7 +1,7 @@
-"""A run as it is now: an immutable fold over its log, from which metrics and the live page are read.
+"""A snapshot of a run: an immutable summary of its log, which the metrics and the live page read.
 
-The event loop makes a new snapshot for whatever happens and never changes an old one, so that other threads read one
-without a lock. A round costs a few copies of small arrays; whatever is dear is left to those who look.
+The event loop makes a new snapshot for each change and never changes an old one, so other threads read it without a
+lock. A round costs a few copies of small arrays. Readers do the expensive computations.
 """
 
 import math
@@ -32,21 +32,21 @@ PARTS = (
     "propagation",
     "reconnect",
 )
-"""Where an exchange's time goes: each a property `<part>_s` of Timing, together its `exchange_s`."""
+"""The parts of an exchange's time. Each is a property `<part>_s` of `Timing`; their sum is its `exchange_s`."""
 EXCHANGE = ("round_trip", "timing_error", "down", "up", *PARTS)
-"""Counted of every exchange, its timing error and the delays drawn both ways among it."""
+"""The times of each exchange that histograms count. "down" and "up" are the drawn delays."""
 _PER_DECADE = 25
 SECONDS = np.array([float(f"{10 ** (k / _PER_DECADE):.4g}") for k in range(-59, 71)])
-"""Upper bounds of the histograms' buckets. A quantile read off them is wrong by 10 % at most, from 5 ms to 10 minutes,
-the longest deadline of its own that a round has."""
+"""Upper bounds of the histograms' buckets, in seconds. From 5 ms to 10 minutes, the longest deadline that the server
+sets by itself, a quantile read from a histogram is wrong by at most 10 %."""
 
 AnyArray = TypeVar("AnyArray", IntArray, FloatArray)
 
-# A curve is drawn some hundred pixels wide; more points would be sent for nothing.
+# A curve is drawn a few hundred pixels wide. More points would be useless.
 _POINTS_MAX = 512
 
 parts_of = attrgetter(*(f"{part}_s" for part in PARTS))
-"""A timing's parts, in the order of PARTS."""
+"""Returns the parts of a `Timing`, in the order of PARTS."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -54,33 +54,33 @@ class Histogram:
     """Times sorted into the buckets of SECONDS, in one or more series."""
 
     counts: IntArray
-    """(series, buckets + 1): how many fell into each, the last for what exceeds all bounds."""
+    """(series, buckets + 1): the number of times in each bucket. The last one is for times beyond all bounds."""
     sums_s: FloatArray
-    """(series,)."""
+    """(series,): the sum of each series' times."""
 
     @staticmethod
     def empty(series: int) -> "Histogram":
-        """Before anything was observed."""
+        """A histogram without times."""
         return Histogram(np.zeros((series, SECONDS.size + 1), np.int64), np.zeros(series))
 
     def observe(self, times_s: FloatArray) -> "Histogram":
-        """With these as well: (series, n), n of each series."""
+        """This histogram with more times, (series, n)."""
         buckets = np.searchsorted(SECONDS, times_s)
         series = np.arange(len(self.counts))[:, None] * self.counts.shape[1]
         fresh = np.bincount((series + buckets).ravel(), minlength=self.counts.size)
         return Histogram(self.counts + fresh.reshape(self.counts.shape), self.sums_s + times_s.sum(axis=1))
 
     def series(self) -> list[tuple[list[int], float]]:
-        """Each series as how many fell below each bound and below infinity, and their sum in seconds."""
+        """For each series, the cumulative counts up to each bound and to infinity, and the sum in seconds."""
         return list(zip(self.counts.cumsum(axis=1).tolist(), self.sums_s.tolist(), strict=True))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Curve:
-    """Points of a curve, thinned out as they become many: every `stride`-th that was added."""
+    """Points of a curve. If there are too many, only every `stride`-th added point is kept."""
 
     points: FloatArray
-    """(n, columns), n bounded; the first column grows."""
+    """(n, columns), with n at most 512. The first column increases."""
     stride: int = 1
     added: int = 0
 
@@ -116,7 +116,7 @@ _OF_THE_TABLE = ("chosen", "released", "epsilon_spent", "connected", "retired")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Clients:
-    """Columns of length K in the order of the client table, as of the last round or attempt at one."""
+    """Columns with one entry per client, in the order of the client table, after the last round or attempt at one."""
 
     ids: tuple[str, ...] = ()
     chosen: IntArray = field(default_factory=_no_counts)
@@ -127,16 +127,16 @@ class Clients:
     bytes_down: IntArray = field(default_factory=_no_counts)
     bytes_up: IntArray = field(default_factory=_no_counts)
     at_work_s: FloatArray = field(default_factory=_no_times)
-    """Elapsed time with jobs that have ended."""
+    """Elapsed time that the client had jobs, for jobs that have ended."""
     round_trip_s: FloatArray = field(default_factory=_no_times)
-    """The last that was measured; NaN where none was. So are the next two."""
+    """The client's last measured round trip. As in the next two columns, NaN if nothing was measured."""
     latency_s: FloatArray = field(default_factory=_no_times)
     ping_s: FloatArray = field(default_factory=_no_times)
 
     def after_round(
         self, table: ClientTable, observations: tuple[Observation, ...] = (), misses: tuple[Miss, ...] = ()
     ) -> "Clients":
-        """With what a round has told, whose record `table` has taken already."""
+        """The columns after a round, whose record `table` already includes."""
         before = self._grown(table)
         columns: dict[str, Any] = {name: getattr(table, name).copy() for name in _OF_THE_TABLE}
         if observations:
@@ -151,17 +151,17 @@ class Clients:
         return replace(before, **columns)
 
     def foremost(self, top: int) -> IntArray:
-        """The rows of so many clients by latency, and of so many by ε spent, ascending; among equals the first."""
+        """The rows of the `top` clients of greatest latency and of the `top` of greatest ε spent, ascending."""
         latency_s = np.where(np.isnan(self.latency_s), -np.inf, self.latency_s)
         rows: IntArray = np.union1d(_greatest(latency_s, top), _greatest(self.epsilon_spent, top))
         return rows
 
     def pinged(self, row: int, ping_s: float) -> "Clients":
-        """With a client's answer to a ping."""
+        """The columns after a client's answer to a ping."""
         return replace(self, ping_s=_put(self.ping_s, np.array([row]), [ping_s]))
 
     def _grown(self, table: ClientTable) -> "Clients":
-        """With rows for those who came; the table appends and never moves one."""
+        """The columns with entries for new clients. The table only appends rows and never moves one."""
         came = len(table) - len(self.ids)
         if not came:
             return self
@@ -179,12 +179,12 @@ class RunSnapshot:
     """Everything shown about a run at one moment."""
 
     last_round_at_s: float
-    """Unix time of the last commit, or of the server's start where that came later."""
+    """Unix time of the last commit, or of the server's start if that was later."""
     status: str = "waiting for clients"
     is_over: bool = False
-    """Whether the run has ended in order, and its results are written."""
+    """Whether the run has ended in order, with its results written."""
     has_evaluator: bool | None = None
-    """Whether the evaluator did what it was asked last; None in a run that evaluates nothing."""
+    """Whether the evaluator answered its last request; None in a run that evaluates nothing."""
     connected: int = 0
     arrivals: int = 0
     departures: int = 0
@@ -193,23 +193,23 @@ class RunSnapshot:
     total_latency_s: float = 0.0
     elapsed_s: float = 0.0
     asked: int = 0
-    """The most clients that a round asked."""
+    """The greatest number of clients that a round asked."""
     staleness: int = 0
     """Σ of the updates' staleness, in steps."""
     record: RoundRecord | None = None
     """The last committed round."""
     budgets_end: int | None = None
-    """The round after which fewer than m clients have budget left; None where no floor ends them."""
+    """The expected round after which fewer than m clients have budget left; None if budgets have no floor."""
     clients: Clients = Clients()
     missed: Mapping[str, int] = field(default_factory=dict)
-    """Kind -> chosen clients without an update."""
+    """Kind of miss -> number of chosen clients without an update."""
     measured_latency_s: float = 0.0
-    """Σ over the rounds of the greatest measured latency."""
+    """Σ over the rounds of the greatest measured latency, without the waits for misses."""
     censored_rounds: int = 0
     late: int = 0
     """Updates that came after their round."""
     withdrawn: int = 0
-    """Jobs that clients dropped unpaid."""
+    """Withdrawn jobs that clients dropped without spending ε."""
     failed_attempts: int = 0
     """Attempts at rounds in which no client gave an update."""
     clamped: int = 0
@@ -217,27 +217,27 @@ class RunSnapshot:
     suspect_rounds: int = 0
     suspect_observations: int = 0
     doubts: Mapping[str, int] = field(default_factory=dict)
-    """Reason -> suspect rounds."""
+    """Reason -> number of suspect rounds."""
     evaluations: Mapping[str, tuple[int, Evaluation]] = field(default_factory=dict)
-    """Split -> the round of the last model evaluated, and its evaluation."""
+    """Split -> the round of the last evaluated model, and its evaluation."""
     metric: str = ACCURACY
     """The name of the task's score, which `evaluations` and `accuracy` hold."""
     accuracy: Mapping[str, Curve] = field(default_factory=dict)
-    """Split -> (round, total latency, elapsed time, accuracy), all on the split's fixed subset."""
+    """Split -> (round, total latency, elapsed time, accuracy), with accuracies on the split's fixed subset."""
     latency: Curve = field(default_factory=partial(Curve.empty, 6))
     """(round, total latency, elapsed time, the round's latency, its slowest client's communication and device time)."""
     leakage: Curve = field(default_factory=partial(Curve.empty, 5))
     """(round, total latency, elapsed time, greatest ε spent, median ε spent)."""
     rounds: Histogram = field(default_factory=partial(Histogram.empty, 2))
-    """Of each round, its latency and the time its selection took."""
+    """Two series: the rounds' latencies, and the times that their selections took."""
     exchanges: Histogram = field(default_factory=partial(Histogram.empty, len(EXCHANGE)))
-    """Of each exchange, the times named in EXCHANGE."""
+    """A series for each time in EXCHANGE."""
 
 
 def after_round(
     now: RunSnapshot, record: RoundRecord, state: RunState, *, total_delays: bool = False, time_scale: float = 1.0
 ) -> RunSnapshot:
-    """The snapshot with a committed round, which `state` has taken already. Both options: see ServerSettings."""
+    """The snapshot after a committed round, which `state` already includes. For both options, see ServerSettings."""
     clients = now.clients.after_round(state.table, record.observations, record.misses)
     at = record.round, state.total_latency_s, record.elapsed_s
     exchanges = now.exchanges
@@ -271,7 +271,7 @@ def after_round(
 
 
 def after_failed_attempt(now: RunSnapshot, record: RoundRecord, state: RunState) -> RunSnapshot:
-    """The snapshot with an attempt that no client answered, which `state` has taken already."""
+    """The snapshot after an attempt that no client answered, which `state` already includes."""
     return replace(
         now,
         total_latency_s=state.total_latency_s,
@@ -284,7 +284,7 @@ def after_failed_attempt(now: RunSnapshot, record: RoundRecord, state: RunState)
 
 
 def after_end(now: RunSnapshot, events: Sequence[LogEvent], state: RunState) -> RunSnapshot:
-    """The snapshot with what came after the last round, which `state` has taken already."""
+    """The snapshot with the events after the last round, which `state` already includes."""
     return replace(
         now,
         clients=now.clients.after_round(state.table),
@@ -298,7 +298,7 @@ def _count(events: Sequence[LogEvent], kind: EventKind) -> int:
 
 
 def greatest_and_median(values: FloatArray) -> tuple[float, float]:
-    """0 where there are none; a tenth of the time that numpy's median takes for so few."""
+    """The greatest value and the median; 0 without values. Ten times as fast as numpy's median for few values."""
     if not values.size:
         return 0.0, 0.0
     ordered, last = np.sort(values), values.size - 1
@@ -306,7 +306,7 @@ def greatest_and_median(values: FloatArray) -> tuple[float, float]:
 
 
 def after_evaluation(now: RunSnapshot, round: int, evaluation: Evaluation) -> RunSnapshot:
-    """The snapshot with one more evaluation; the best model, evaluated again at the end, need not be the last."""
+    """The snapshot with one more evaluation. At the end, the best model is evaluated again; it may be an older one."""
     split, accuracy = evaluation.split, now.accuracy
     now = replace(now, metric=evaluation.metric)
     if evaluation.subset:
@@ -319,7 +319,7 @@ def after_evaluation(now: RunSnapshot, round: int, evaluation: Evaluation) -> Ru
 
 
 def _slowest(observations: Sequence[Observation], time_scale: float) -> tuple[float, float]:
-    """The slowest exchange's communication and device time, at the emulated scale; NaN where none was measured."""
+    """The communication and device time of the slowest exchange, at the emulated scale; NaN without an exchange."""
     if not observations:
         return math.nan, math.nan
     timing = max(observations, key=attrgetter("latency_s")).timing
@@ -327,13 +327,13 @@ def _slowest(observations: Sequence[Observation], time_scale: float) -> tuple[fl
 
 
 def _exchange(o: Observation, *, total_delays: bool) -> tuple[float, ...]:
-    """The times of EXCHANGE."""
+    """The times of an exchange, in the order of EXCHANGE."""
     error_s = o.timing_error_s(total_delays=total_delays)
     return o.timing.round_trip_s, error_s, o.drawn_down_s, o.drawn_up_s, *parts_of(o.timing)
 
 
 def _times_at(now: RunSnapshot, round: int) -> tuple[float, float]:
-    """Σ of eq. (3), and elapsed time, up to a round, as well as the thinned curve knows them."""
+    """The total latency (Σ of eq. (3)) and the elapsed time up to a round, interpolated from the thinned curve."""
     if not round:
         return 0.0, 0.0
     if round >= now.round or not len(now.leakage.points):

@@ -18,20 +18,20 @@ from pausefl_server.state import RunState
 
 
 class Telemetry(RunObserver):
-    """Keeps `now` up to date on the event loop; any thread may read it. Never waits for a reader."""
+    """Keeps the snapshot `now` up to date on the event loop. Any thread may read it."""
 
     def __init__(
         self, settings: ServerSettings, *, is_watched: bool = True, clock: Callable[[], float] = time.time
     ) -> None:
-        """Unless `is_watched`, no reader exists, and rounds are spared the work."""
+        """`is_watched`: whether there are readers. If not, rounds do not update the snapshot, which saves time."""
         self.settings = settings
         self._is_watched = is_watched
         self._clock = clock
-        self._minimum = 0  # clients that the first round waits for; 0: there is none to wait for yet
+        self._minimum = 0  # clients that the first round waits for; 0: not known yet, or no longer waiting
         self.now = RunSnapshot(clock())
 
     def waiting(self, minimum: int) -> None:
-        """Note what rounds wait for."""
+        """Note the number of clients that the first round waits for."""
         self._minimum = minimum
         self._begin()
 
@@ -57,15 +57,15 @@ class Telemetry(RunObserver):
             self.now = replace(self.now, clients=self.now.clients.pinged(row, ping_s))
 
     def evaluator(self, *, is_there: bool) -> None:
-        """Note it."""
+        """Note whether the evaluator is there."""
         self.now = replace(self.now, has_evaluator=is_there)
 
     def evaluated(self, round: int, evaluation: Evaluation) -> None:
-        """Keep the evaluation of the split's last model."""
+        """Add the evaluation."""
         self.now = after_evaluation(self.now, round, evaluation)
 
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
-        """Fold the round in."""
+        """Add the round."""
         if self._is_watched:
             self._fold(record, state)
             self.now = replace(self.now, last_round_at_s=self._clock(), budgets_end=budgets_end)
@@ -76,20 +76,20 @@ class Telemetry(RunObserver):
             self.now = after_failed_attempt(self.now, record, state)
 
     def replayed(self, record: RoundRecord, state: RunState) -> None:
-        """Fold in a round from the log of a resumed run."""
+        """Add a round from the log of a resumed run, with its failed attempts."""
         if self._is_watched:
             for failed in record.failed_attempts:
                 self.now = after_failed_attempt(self.now, failed, state)
             self._fold(record, state)
 
     def resumed(self, evaluations: Iterable[tuple[int, Evaluation]], budgets_end: int | None) -> None:
-        """All rounds of the log were replayed; these are its evaluations, by round."""
+        """Add the evaluations of the log, by round, after all its rounds were replayed."""
         for number, evaluation in evaluations:
             self.evaluated(number, evaluation)
         self.now = replace(self.now, status="waiting for clients", budgets_end=budgets_end)
 
     def finished(self, state: RunState, reason: str, events: Sequence[LogEvent]) -> None:
-        """Take in what came after the last round, and why the run ended."""
+        """Add the events after the last round, and the reason why the run ended."""
         self.now = replace(after_end(self.now, events, state), status=f"finished: {reason}")
 
     def kept(self) -> None:
@@ -97,7 +97,7 @@ class Telemetry(RunObserver):
         self.now = replace(self.now, is_over=True)
 
     def _begin(self) -> None:
-        """Rounds are played once the clients they wait for are there."""
+        """Set the status to "running" once the clients that the first round waits for are connected."""
         if self._minimum and self.now.connected >= self._minimum:
             self._minimum = 0
             self.now = replace(self.now, status="running")
