@@ -1,4 +1,4 @@
-"""Running sums of a simulation, kept at some of its rounds."""
+"""Running sums of a simulation, recorded at some of its rounds."""
 
 from dataclasses import dataclass
 
@@ -10,37 +10,37 @@ from pausefl_server.clients import ClientTable
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """Curves at the recorded rounds, (n,), and totals. Regret is NaN where a set's size is not m."""
+    """Curves at the recorded rounds, (n,), and totals. Regret is NaN once a chosen set has not size m."""
 
     client_ids: tuple[str, ...]
     round: IntArray
-    """The recorded rounds, ascending; the last one is the last that was played."""
+    """The recorded rounds, ascending. The last one is the last round that was played."""
     regret: FloatArray
-    """Σ r(G_t) − r(S_t) so far (eq. (15)), realised."""
+    """Σ r(G_t) − r(S_t) so far (eq. (15)), with the latencies as drawn."""
     genie_regret: FloatArray
-    """The same in the objective the genie maximises (eq. (10)), min μ in place of min τ_min/τ: never falls."""
+    """The regret in the genie's objective (eq. (10)), with min μ instead of min τ_min/τ. It never falls."""
     reward: FloatArray
     """Σ r(S_t, t) so far (eq. (9))."""
     total_latency_s: FloatArray
-    """Σ over rounds of the greatest latency (eq. (3)); a miss costs the deadline."""
+    """The sum over rounds of the greatest latency (eq. (3)); a miss counts with the deadline."""
     max_epsilon_spent: FloatArray
-    """The greatest leakage of any client; 0 without privacy."""
+    """The greatest ε that any client has spent; 0 without privacy."""
     chosen: IntArray
     """(K,) how often each client was chosen, in the order of client_ids."""
     cluster_penalty_s: float = 0.0
-    """Σ of R2's δ_τ terms, apart from total_latency_s."""
+    """The sum of R2's δ_τ terms; it is not part of total_latency_s."""
     missed: IntArray | None = None
-    """(K,) how often each client missed the deadline; None where none was passed."""
+    """(K,) how often each client missed the deadline; None if no deadline was missed."""
 
 
 def recorded_rounds(rounds: int) -> IntArray:
-    """Every round of a short run, else some 200 linearly and 200 logarithmically spaced; the last one among them."""
+    """The rounds to record: all up to 400, else about 200 linearly and 200 logarithmically spaced, and the last one."""
     spaced = np.concatenate((np.geomspace(1, rounds, 200), np.linspace(1, rounds, 200)))
     return np.arange(1, rounds + 1) if rounds <= 400 else np.unique(np.rint(spaced).astype(np.int64))
 
 
 class Curves:
-    """Running sums, kept at the recorded rounds and at the last one that is played."""
+    """Adds up the rounds of a simulation, and records the sums at `recorded_rounds` and at the last played round."""
 
     def __init__(self, rounds: int) -> None:
         self._recorded = recorded_rounds(rounds)
@@ -50,12 +50,12 @@ class Curves:
         self._last_round, self._last_row = 0, np.zeros(5)
 
     def pieces(self, block: FloatArray, first_round: int) -> list[FloatArray]:
-        """A block of rounds cut behind every recorded round, so that `add` meets each."""
+        """The block of rounds, cut after each recorded round, so that `add` is called at every one of them."""
         cuts = self._recorded - first_round + 1
         return [piece for piece in np.split(block, cuts[(cuts > 0) & (cuts < len(block))]) if len(piece)]
 
     def add(self, last_round: int, gained: FloatArray, max_epsilon_spent: FloatArray) -> None:
-        """Count the rounds up to `last_round`: (n, 4) regret, genie regret, reward, latency."""
+        """Add the next n rounds, up to `last_round`. gained, (n, 4): regret, genie regret, reward, latency by round."""
         self._sums += gained.sum(axis=0)
         self._last_round, self._last_row = last_round, np.concatenate((self._sums, max_epsilon_spent))
         if last_round == self._recorded[self._next]:
@@ -63,8 +63,8 @@ class Curves:
             self._next += 1
 
     def result(self, table: ClientTable, missed: IntArray, cluster_penalty_s: float = 0.0) -> SimulationResult:
-        """The sums so far, with how often each client chosen missed the deadline, (K,) or more, by the table's row."""
-        if self._last_round not in self._rounds[-1:]:  # ended early, between two recorded rounds
+        """The result so far. `missed`, (K,) or longer, is how often each client missed the deadline, by table row."""
+        if self._last_round not in self._rounds[-1:]:  # the simulation ended early, between two recorded rounds
             self._keep_last()
         regret, genie_regret, reward, latency_s, spent = np.array(self._rows).T
         return SimulationResult(

@@ -1,7 +1,7 @@
-"""Policy and latencies only, no network and no training: regret, reward, leakage and selections over many rounds.
+"""Simulates a policy on drawn latencies, without network and training: regret, reward, leakage and selections.
 
-Regret is counted as in PAUSE v2, eq. (15), with the genie of eq. (10) asked every round *on the policy's own history*:
-g and p are those the policy's past choices led to. Both sets meet the same latency draws of that round.
+Regret is that of PAUSE v2, eq. (15). The genie of eq. (10) is asked every round *on the policy's own history*: its g
+and p follow from the policy's past choices. The policy's set and the genie's have the same latency draws in a round.
 """
 
 import math
@@ -39,13 +39,13 @@ from pausefl_server.settings import PrivacySettings, ServerSettings
 from pausefl_server.state import RunState
 
 BLOCK = 4096
-"""Rounds whose latencies are drawn at once."""
+"""How many rounds' latencies are drawn at once."""
 _MOST_AT_ONCE = 2**27
-"""Latencies, a gigabyte of them: a round of very many clients is drawn with fewer others."""
+"""The most latencies drawn at once, a gigabyte. With very many clients, fewer rounds are drawn at once."""
 
 
 def server_of(tau_min_s: float, budget: Budget | None = None, seed: int = 1, **settings: Any) -> ServerSettings:
-    """The settings of a server by default, but for these; without a deadline unless one is given."""
+    """The default settings of a server with these changes, and without a deadline unless `settings` has one."""
     privacy = None if budget is None else PrivacySettings(budget, "vector", "")
     chosen = {"round_timeout_s": math.inf, **settings}
     return replace(_by_default(), seed=seed, tau_min_s=tau_min_s, privacy=privacy, **chosen)
@@ -59,50 +59,50 @@ def _by_default() -> ServerSettings:
 
 @dataclass(frozen=True)
 class Setting:
-    """The setting that a policy is simulated in."""
+    """The clients, their latencies and the server's settings that a policy is simulated with."""
 
     laws: Mapping[str, Delay]
-    """The law of each client's delay per exchange, by id."""
+    """The law of each client's delay per exchange, by client id."""
     examples: Mapping[str, int]
-    """|D_k| by id."""
+    """|D_k|, how many examples each client has, by client id."""
     server: ServerSettings
-    """The settings by which its rounds are played; its τ_min is a number."""
+    """The settings of the simulated server. Its τ_min must be a number."""
     presence: Presence | None = None
-    """The clients that are there in each round; None: everyone, always."""
+    """Which clients are connected in each round; None: all clients, always."""
     latency_seed: int | None = None
-    """The seed of the latencies alone; None: it is the server's."""
+    """The seed of the latencies; None: the server's seed."""
     training: Mapping[str, Delay] = field(default_factory=dict)
-    """The law of the real seconds that each client trains, by id; empty where training takes none."""
+    """The law of each client's training time in real seconds, by client id. Empty if training takes no time."""
     mode: Mode = "additive"
-    """Whether training comes on top of the delay, or is part of it where it takes no longer."""
+    """How training time counts. "additive": on top of the delay. "total": within the delay, unless it takes longer."""
 
     @property
     def tau_min_s(self) -> float:
-        """The server's τ_min."""
+        """The server's τ_min, in seconds."""
         assert self.server.tau_min_s is not None
         return self.server.tau_min_s
 
     @cached_property
     def oracle(self) -> Oracle:
-        """The truth about the delays, whatever the deadline; as in a run, nothing of training."""
+        """The true means of the delays, without deadlines. As in a run, training times are not included."""
         return Oracle(*known_means(self.laws, self.tau_min_s))
 
     @property
     def least_wait_s(self) -> float:
-        """The least wait of any round, in the laws' seconds."""
+        """The shortest deadline that any round can have, in the laws' seconds."""
         waits_s = self.server.round_timeout_s
         return (LEAST_S if waits_s is None else waits_s) / self.server.time_scale
 
     def latencies_s(self, rounds: int) -> Iterator[FloatArray]:
-        """Blocks of (n, K) delays drawn, columns in the order of the sorted ids; the same for every policy."""
+        """Blocks of drawn delays, (n, K), a row per round and a column per sorted client id; equal for all policies."""
         return self._drawn(
             self.laws, "simulate", self.server.seed if self.latency_seed is None else self.latency_seed, rounds
         )
 
     def answers_s(self, rounds: int) -> Iterator[tuple[FloatArray, FloatArray]]:
-        """Blocks like those of `latencies_s`: after how long answers come, in the laws' seconds, and their latencies.
+        """Pairs of blocks like those of `latencies_s`: when answers arrive, in the laws' seconds, and their latencies.
 
-        Delays are stretched by the time scale, training is not (`pausefl_server.records.Timing.signal_s`).
+        The time scale shortens delays and not training (see `pausefl_server.records.Timing.signal_s`).
         """
         training = self.training or dict.fromkeys(self.laws, NoDelay())
         all_trained_s = self._drawn(training, "simulate-training", self.server.seed, rounds)
@@ -131,14 +131,14 @@ def simulate(
     with_regret: bool = True,
     watch: Callable[[Selection], object] | None = None,
 ) -> SimulationResult:
-    """Run `policy` for `rounds` rounds, one call of it a round, against the genie that weighs as it does.
+    """Simulate `policy` for `rounds` rounds, calling it once per round, against the genie with the same weights.
 
-    Ends early, as a run does, once budgets leave fewer clients than a round takes. A round without clients passes. So
-    does one that no client answers in time, which a server would try again.
+    As a run does, the simulation ends early once budgets leave fewer clients than a round needs. A round without
+    clients is skipped. A round that no client answers in time counts as played; a server would try it again.
 
-    Without regret, or where no genie weighs as the policy does, reward and both regrets are NaN, and a policy that
-    needs no oracle costs no expectation of a law. `watch` is shown every selection. ConfigError for a policy that needs
-    what clients disclose, or chooses what cannot be played.
+    Without `with_regret`, or without a genie for the policy, reward and both regrets are NaN. A law's mean is then only
+    computed if the policy needs the oracle. `watch` receives every selection. ConfigError for a policy that needs
+    clients' disclosures, or whose selection is invalid.
     """
     refuse_disclosures(policy)
     genie = genie_of(policy) if with_regret else None
@@ -177,10 +177,10 @@ def simulate(
 
 
 def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationResult:
-    """`simulate` for plain PAUSE under R1, compiled: some hundred times faster, the same numbers.
+    """`simulate` for plain PAUSE under R1 in compiled code: the same numbers, about a hundred times faster.
 
-    Where a latency passes the deadline, `simulate` plays all rounds instead. ValueError for any other policy or for
-    options the compiled rounds do not know.
+    If a latency exceeds the deadline, `simulate` plays all rounds instead. ValueError for any other policy or setting
+    (see `is_compiled`).
     """
     if not is_compiled(policy, setting):
         raise ValueError(
@@ -224,14 +224,14 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
 
 
 def arrivals(presence: Presence, t: int, examples: Mapping[str, int] | None = None) -> list[LogEvent]:
-    """The events of clients that come and go before round t; |D_k| by id, 1 unless said otherwise."""
+    """The events of clients that join or leave before round t. `examples` is |D_k| by client id; None: all 1."""
     come, gone = presence.changes(t)
     joined = [LogEvent("joined", i, n_examples=examples[i] if examples else 1) for i in come]
     return joined + [LogEvent("left", i) for i in gone]
 
 
 def is_compiled(policy: Policy, setting: Setting) -> TypeGuard[Pause]:
-    """Whether `simulate_pause` knows this policy and setting."""
+    """Whether `simulate_pause` supports this policy and setting."""
     if (
         setting.presence
         or (setting.server.budget and setting.server.budget.epsilon_floor)
@@ -244,9 +244,9 @@ def is_compiled(policy: Policy, setting: Setting) -> TypeGuard[Pause]:
 
 
 def genie_of(policy: Policy) -> Genie | None:
-    """The genie that weighs as this policy does; with PAUSE's defaults for a policy that has no such weights.
+    """The genie with this policy's weights; PAUSE's default weights if the policy has none.
 
-    None where Φ_g or Φ_p is no mean: the genie finds the optimum of R1 and R2 alone.
+    None if Φ_g or Φ_p is not a mean: the genie can only find the optimum of R1 and R2.
     """
     if isinstance(policy, SaPause) and not policy.weighs_means:
         return None
@@ -256,7 +256,7 @@ def genie_of(policy: Policy) -> Genie | None:
 
 
 def refuse_disclosures(policy: Policy) -> None:
-    """ConfigError for a policy that lives on what a simulation cannot draw: losses and labels come of training."""
+    """Raise ConfigError if the policy needs disclosed losses or labels: a simulation has none, as it does not train."""
     if needed := " and ".join(sorted(policy.disclosures)):
         name = type(policy).__name__
         raise ConfigError(
@@ -268,8 +268,8 @@ def refuse_disclosures(policy: Policy) -> None:
 def regret_bound(setting: Setting, policy: Pause, n: IntArray | FloatArray, delta: float) -> FloatArray:
     """Theorem 3, PAUSE v2, eq. (17): K(Δ_max + δ)(4(m+1) ln n/δ² + 1 + 2π²/3).
 
-    Δ_max is Lemma 1's for R1, and under R2, for which the paper states none, that plus the range of the cluster term.
-    The paper's own proof ends with 4π²/3; either way it is a thing to measure, not to trust: see docs/regret.md.
+    Δ_max is that of Lemma 1 for R1. For R2, where the paper states none, the range of the cluster term is added. The
+    paper's own proof ends with 4π²/3 instead of 2π²/3. Compare the bound with measurements: see docs/regret.md.
     """
     mu = setting.tau_min_s * np.array(list(setting.oracle.mean_inverse_latency.values()))
     greatest_gap = mu.max() - mu.min() + 2 * policy.alpha + policy.greatest_penalty + policy.gamma
@@ -279,12 +279,12 @@ def regret_bound(setting: Setting, policy: Pause, n: IntArray | FloatArray, delt
 
 
 def printed_delta(setting: Setting) -> float:
-    """δ as the paper defines it: the least gap of the mean latencies E[τ_k]."""
+    """δ as the paper defines it: the least gap between two clients' mean latencies E[τ_k]."""
     return least_gap(np.array(list(setting.oracle.mean_latency_s.values())))
 
 
 def least_gap(values: FloatArray | Sequence[float]) -> float:
-    """δ = min over i ≠ j of |values_i − values_j|; the paper takes values = E[τ_k]."""
+    """δ = min over i ≠ j of |values_i − values_j|; infinite for one value. In the paper, values = E[τ_k]."""
     return float(np.diff(np.sort(values)).min()) if len(values) > 1 else math.inf
 
 
@@ -293,8 +293,7 @@ def _gained(
 ) -> FloatArray:
     """(4,) of one round: regret, genie regret, reward, latency.
 
-    Rewards are of the latencies of all clients asked, waited for or not: the genie is one that nothing keeps from the
-    truth.
+    Rewards use the latencies of all chosen clients, also of those that the server did not wait for.
     """
     tau_min_s = setting.tau_min_s
     slowest = latency_s[selection.rows].max()
@@ -310,7 +309,7 @@ def _gained(
 def _record(
     t: int, state: RunState, selection: Selection, came_s: FloatArray, latency_s: FloatArray, server: ServerSettings
 ) -> RoundRecord:
-    """The server's record of the round: it waits for the answers that it needs, at most until the deadline."""
+    """The server's record of the round, which ends with the last answer that is needed, or at the deadline."""
     table, asked, scale = state.table, np.array([*dict.fromkeys(selection.rows.tolist())]), server.time_scale
     deadline_s = round_timeout_s(server, table, selection.rows) / scale
     needed = answers_needed(len(asked), state.policy.m - server.spare, server.spare, server.quorum)
@@ -322,7 +321,7 @@ def _record(
 
 
 def answer(state: RunState, row: int, came_s: float, latency_s: float, server: ServerSettings) -> Observation:
-    """The server's observation of an answer after `came_s`, in the laws' seconds."""
+    """The server's observation of an answer that arrives after `came_s`, in the laws' seconds."""
     table = state.table
     release = next_release(table, row, server.budget)
     timing = Timing(came_s * server.time_scale)

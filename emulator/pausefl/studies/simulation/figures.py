@@ -1,4 +1,4 @@
-"""A simulation in one figure: regret with its fits and beside its bound, latency, leakage, and who was chosen."""
+"""Draws a simulation in one figure: regret with its fits and its bound, latency, leakage, selections per client."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -18,21 +18,21 @@ from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.privacy_unit import PrivacyUnit
 
 _REGRET = "Σ r(G) − r(S)"
-# The dashed one is drawn over the other, so that both are seen where they meet.
+# The dashed line is drawn second, over the other, so that both are visible where they overlap.
 _REGRETS = {
     "genie_regret": ("in the genie's objective", "eq. (10)", SERIES[0].light, "-"),
     "regret": ("realised", "eq. (15)", SERIES[1].light, (0, (4, 3))),
 }
-"""column of the result -> what it is called, its equation, its colour and its dash."""
+"""Name, equation, colour and dash of each regret, by its column of the result."""
 _GREEK = {"delta": "δ", "tau": "τ", "mu": "μ"}
 
 
 def draw_simulation(
     result: SimulationResult, bounds: Mapping[str, FloatArray], unit: PrivacyUnit, budget: float | None
 ) -> Figure:
-    """A panel for each of what the simulation has; below them, why it lacks regret or a bound.
+    """A figure with a panel for each result of the simulation. A note below says why regret or a bound is missing.
 
-    `bounds` are (17) under each reading of δ, `budget` each client's in `unit`; None without privacy.
+    `bounds` is bound (17) by reading of δ. `budget` is each client's budget in `unit`; None without privacy.
     """
     panels: list[Callable[[Axes], None]] = []
     if has_regret := bool(np.isfinite(result.genie_regret).any()):
@@ -73,7 +73,7 @@ def _draw_regret(axes: Axes, result: SimulationResult) -> None:
 
 
 def draw_fits(axes: Axes, rounds: IntArray, regret: FloatArray) -> None:
-    """The fits of ln n and √n to a regret, over the rounds they were fitted to."""
+    """Draw the fits of ln n and √n to a regret, over the rounds to which they were fitted."""
     fits, late = growth_fits(rounds, regret), rounds[rounds > rounds[-1] / 10]
     shapes = {"ln n": (np.log, "ln n", "-."), "sqrt n": (np.sqrt, "√n", ":")}
     for name, (shape, text, dash) in shapes.items():
@@ -86,7 +86,7 @@ def draw_fits(axes: Axes, rounds: IntArray, regret: FloatArray) -> None:
 
 
 def _draw_bounds(axes: Axes, result: SimulationResult, bounds: Mapping[str, FloatArray]) -> None:
-    """On logarithmic axes: the bound is seldom within a factor of a thousand of the regret."""
+    """Draw bounds and regrets on logarithmic axes: the bound is often more than a thousand times the regret."""
     axes.set(title="Regret beside bound (17)", xlabel="round", ylabel=_REGRET, xscale="log", yscale="log")
     for (reading, bound), bound_dash in zip(bounds.items(), ("-.", ":"), strict=False):
         text = reading
@@ -95,7 +95,7 @@ def _draw_bounds(axes: Axes, result: SimulationResult, bounds: Mapping[str, Floa
         axes.plot(result.round, bound, color=MUTED.light, linestyle=bound_dash, label=f"bound (17), {text}")
     for column, (name, _, colour, dash) in _REGRETS.items():
         regret = getattr(result, column)
-        if (shown := regret > ROUNDING).any():  # less is 0 but for rounding
+        if (shown := regret > ROUNDING).any():  # smaller values are rounding errors of 0
             values = np.where(shown, regret, math.nan)
             axes.plot(result.round, values, color=colour, linestyle=dash, label=f"{name}, where above 0")
     powers_of_ten(axes.xaxis)
@@ -104,7 +104,7 @@ def _draw_bounds(axes: Axes, result: SimulationResult, bounds: Mapping[str, Floa
 
 
 def legend_below(axes: Axes) -> None:
-    """Where it hides no curve: these cross the panel in any direction."""
+    """Put the legend below the panel, as curves may cross any part of the panel."""
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.17), borderaxespad=0, handlelength=3.2)
 
 

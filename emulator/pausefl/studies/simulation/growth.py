@@ -1,20 +1,21 @@
-"""How fast a regret grows."""
+"""Fits how fast a regret grows."""
 
 import numpy as np
 
 from pausefl_proto.arrays import FloatArray, IntArray
 
 ROUNDING = 1e-9
-"""How much of a regret, or of 1 where that is more, running sums of many rounds may be off."""
+"""The greatest rounding error of running sums over many rounds, relative to the regret or, if that is less, to 1."""
 
 NO_REGRET = "no regret: it takes rounds of m clients, and a genie that weighs as the policy does"
-"""Said where a simulation has none."""
+"""The message for a simulation without regret."""
 
 
 def growth_fits(rounds: IntArray, regret: FloatArray) -> dict[str, dict[str, float]]:
-    """Least-squares fits regret ≈ a + b·f(n) over the recorded rounds of the last nine tenths, f = ln n, √n and n.
+    """Least-squares fits regret ≈ a + b·f(n) with f = ln n, √n and n: a, b and r_squared by the name of f.
 
-    Empty with fewer than three such rounds, and where the regret does not change in them but for rounding.
+    Only the recorded rounds in the last nine tenths of the simulation are used. Empty with fewer than three of them, or
+    if the regret in them changes by no more than rounding.
     """
     late = (rounds > rounds[-1] / 10) & np.isfinite(regret)
     n, regret = rounds[late].astype(np.float64), regret[late]

@@ -1,6 +1,6 @@
-"""PAUSE under R1 against the genie, whole rounds compiled: 10⁷ rounds in place of 10⁵ in the same time.
+"""Compiled rounds of PAUSE under R1 and of the genie: 10⁷ rounds take the time of 10⁵ rounds of `simulate`.
 
-It repeats what `selection.pause` and `simulate` do one policy call a round at a time; a test holds the two together.
+The code repeats what `selection.pause` and `simulate` do with one policy call per round. A test checks that both agree.
 """
 
 import math
@@ -11,13 +11,13 @@ from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server.search.kernels import best_threshold, compiled, contenders
 
 SWEEP_SHA256 = "e34ae5c27ac6a00c8af9360695c49f146a74b0841d753e37da74d1e7c34f034e"
-"""Of the source of `pausefl_server.search.sweep`, which is compiled into what stands here. numba's cache looks at
-this file alone, so it must change with that one; a test sees to it."""
+"""The digest of the source of `pausefl_server.search.sweep`, which is compiled into the functions here. numba's cache
+depends on this file only, so this file must change whenever that one does. A test checks the digest."""
 
 
 @compiled
 def choose(ucb: FloatArray, value: FloatArray, m: int) -> IntArray:
-    """`search.pivot_and_fill` without its checks, as positions in no order."""
+    """The positions that `search.pivot_and_fill` chooses, in no particular order and without its checks."""
     rows = contenders(ucb, value, m)
     order = rows[np.argsort(-ucb[rows])]
     threshold = best_threshold(ucb[order], value[order], m)
@@ -42,12 +42,11 @@ def play(
     inverse_s: FloatArray,
     gained: FloatArray,
 ) -> None:
-    """Play the rounds whose latencies are given: latency_s is (n, K), share m|D_k|/|D|, mu the genie's means.
+    """Play n rounds with the given latencies: latency_s is (n, K), share is m|D_k|/|D|, mu the genie's means.
 
-    chosen (K,) and inverse_s = Σ min(1/τ, 1/τ_min) (K,) carry over and are updated. gained (n, 4) receives, per
-    round, the regret in realised reward (eq. (15)), the regret in the genie's objective (eq. (10)), the reward and the
-    round's latency.
-    eta is 0 in a run without privacy.
+    chosen, (K,), and inverse_s = Σ min(1/τ, 1/τ_min), (K,), are updated in place. gained, (n, 4), receives for each
+    round the regret in realised reward (eq. (15)), the regret in the genie's objective (eq. (10)), the reward and the
+    round's latency. eta is 0 in a run without privacy.
     """
     n, k = latency_s.shape
     for i in range(n):
@@ -70,7 +69,7 @@ def play(
         genie = choose(mu, value, m)
         slowest, genie_slowest = latency_s[i][picked].max(), latency_s[i][genie].max()
         worth, genie_worth = value[picked].sum(), value[genie].sum()
-        # Below τ_min, 0 included, latencies count as equally fast.
+        # Latencies below τ_min, including 0, count as τ_min.
         reward = tau_min_s / max(slowest, tau_min_s) + worth
         gained[i, 0] = tau_min_s / max(genie_slowest, tau_min_s) + genie_worth - reward
         gained[i, 1] = mu[genie].min() + genie_worth - mu[picked].min() - worth

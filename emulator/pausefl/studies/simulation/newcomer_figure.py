@@ -1,4 +1,4 @@
-"""A simulation of newcomers in one figure: regret with its fits, regret by training interval, and who was chosen."""
+"""Draws a simulation of newcomers: regret with its fits, regret by training interval, selections per newcomer."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ _KINDS = {"relevant": SERIES[0].light, "irrelevant": SERIES[1].light}
 
 
 def draw_newcomers(result: NewcomerResult, intervals: Iterable[tuple[int, str, int, int, float, float]]) -> Figure:
-    """Three panels, side by side; `intervals` are the rows of intervals.csv."""
+    """A figure of three panels side by side. `intervals` are the rows of intervals.csv."""
     with mpl.rc_context(RC):
         figure = Figure(figsize=(13, 3.8), layout="constrained")
         regret, by_interval, selections = figure.subplots(1, 3)

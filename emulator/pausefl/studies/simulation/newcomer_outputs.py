@@ -1,4 +1,4 @@
-"""A simulated policy that classifies newcomers: its regret on training intervals, in numbers and a figure."""
+"""The results of simulating a policy that classifies newcomers: summary, tables, text and a figure."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CsvTable = tuple[tuple[str, ...], Iterable[Iterable[Any]]]
-"""Names of columns, and rows."""
+"""The column names and the rows of a CSV table."""
 
 FITS_NOTE = "R²: how well a + b ln n, a + b sqrt n and a + b n fit its growth over n rounds; 1 is best"
 _REGRET_IS = (
@@ -31,7 +31,7 @@ _REGRET_IS = (
 def newcomer_findings(
     experiment: Experiment, policy: NewcomerPolicy, rounds: int
 ) -> tuple[dict[str, Any], dict[str, CsvTable], "Callable[[], Figure]"]:
-    """Summary, tables and what draws the figure; ConfigError where a group's drifts have no law."""
+    """The summary, the tables and a function that draws the figure. ConfigError if a group's drifts have no law."""
     from pausefl.studies.simulation.newcomer_figure import draw_newcomers
 
     groups, seed = experiment.groups, experiment.experiment.seed
@@ -47,7 +47,7 @@ def newcomer_findings(
 
 
 def newcomers_in_words(summary: Mapping[str, Any]) -> Iterator[str]:
-    """The results, line by line."""
+    """The results as lines of text."""
     if summary["regret"] is None:
         yield "no regret: there are no relevant beside irrelevant newcomers"
         return
@@ -65,7 +65,7 @@ def newcomers_in_words(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def fits_in_words(fits: Mapping[str, Mapping[str, float]]) -> str:
-    """How well each growth fits a regret; empty without fits."""
+    """A text with the R² of each fit to a regret; empty without fits."""
     return ", ".join(f"{growth}: R² {fit['r_squared']:.4f}" for growth, fit in fits.items())
 
 
@@ -107,13 +107,13 @@ def _of_insertion(insertion: Insertion, rounds: int) -> dict[str, Any]:
         "mean_interval_rounds": float(lengths.mean()) if len(lengths) else None,
         "mean_interval_regret": float(regrets.mean()) if len(lengths) else None,
         "greatest_interval_regret": float(regrets.max()) if len(lengths) else None,
-        # Definition 2: 24 ln T/Δ², of the irrelevant newcomer that needs them longest.
+        # Definition 2: 24 ln T/Δ², with the Δ of the irrelevant newcomer that needs the longest warm-up.
         "warm_up_rounds": 24 * math.log(rounds) / float(gaps.min()) ** 2,
     }
 
 
 def _small_drifts(result: NewcomerResult) -> dict[str, float] | None:
-    """The share of relevant and irrelevant newcomers' drifts that counted as successes; None without posteriors."""
+    """The shares of relevant and of irrelevant newcomers' drifts that counted as small; None without posteriors."""
     if not isinstance(result.state, Posteriors) or not result.insertions:
         return None
     ids = [client_id for insertion in result.insertions for client_id in insertion.client_ids]
@@ -126,7 +126,7 @@ def _small_drifts(result: NewcomerResult) -> dict[str, float] | None:
 
 
 def _curves(result: NewcomerResult) -> Iterator[tuple[int, float, int, int]]:
-    """The rows of simulation.csv: sums up to each recorded round."""
+    """The rows of simulation.csv: the running sums at each recorded round."""
     relevant, irrelevant = np.zeros(result.rounds, np.int64), np.zeros(result.rounds, np.int64)
     for insertion in result.insertions:
         relevant += insertion.chosen[:, insertion.relevant].sum(axis=1)
@@ -137,7 +137,7 @@ def _curves(result: NewcomerResult) -> Iterator[tuple[int, float, int, int]]:
 
 
 def _intervals(result: NewcomerResult) -> Iterator[tuple[int, str, int, int, float, float]]:
-    """The rows of intervals.csv: means over I(first), ..., I(last), twice as many in each row as in the one before."""
+    """The rows of intervals.csv: means over I(first), ..., I(last). Each row covers twice as many as the row before."""
     for insertion in result.insertions:
         lengths, regrets = insertion.intervals()
         first = 1

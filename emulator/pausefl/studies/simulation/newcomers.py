@@ -1,9 +1,9 @@
-"""Policies that classify newcomers, against drawn drifts alone: no network, no training, no latency; and their regret.
+"""Simulates policies that classify newcomers, on drawn drifts only: no network, no training, no latency.
 
-Regret is that of Fed-TS, Theorem 1: each round that an irrelevant newcomer is chosen costs Δ, by how much its chance of
-a small drift is below that of the *critical* newcomer, the relevant one of its insertion with the least chance. So it
-is regret against a player who knows who is relevant, and takes them and no other newcomer. The policy itself is called
-every round, and classifies the drifts it is shown by its own threshold.
+Regret is that of Fed-TS, Theorem 1. Each time an irrelevant newcomer is chosen costs Δ: the difference between its
+chance of a small drift and that of the *critical* newcomer. The critical newcomer is the relevant one of the same
+insertion with the least chance. So regret is measured against a player that chooses all relevant newcomers and no
+other. The policy itself is called every round and classifies the drifts that it receives by its own threshold.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,22 +27,22 @@ from pausefl_server.selection.newcomers import NewcomerPolicy, is_original
 from pausefl_server.state import RunState
 
 _NO_TIME = Timing(round_trip_s=1.0)
-"""Latency plays no part here, but a client table wants one above 0."""
+"""A dummy timing: latency has no influence here, but a client table needs one above 0."""
 
 
 @dataclass(frozen=True)
 class DriftSetting:
-    """The setting that a policy is simulated in."""
+    """The clients and their drift laws that a policy is simulated with."""
 
     laws: Mapping[str, DriftLaw]
-    """Each client's drifts, by id. What is drawn for an original is the drift it would have as a newcomer."""
+    """The law of each client's drift, by client id. An original's drift is the one that it would have as a newcomer."""
     presence: Presence
     seed: int = 1
 
     def drifts(self, rounds: int) -> Iterator[FloatArray]:
-        """(K,) a round, in the order of the presence's ids; the same for every policy.
+        """The drifts of each round, (K,), in the order of the presence's ids. They are the same for every policy.
 
-        ConfigError where a law draws something else.
+        ConfigError if a law draws anything but finite numbers.
         """
         ids = self.presence.client_ids
         rngs = [generator(self.seed, "drift", client_id) for client_id in ids]
@@ -53,41 +53,42 @@ class DriftSetting:
 
 @dataclass(frozen=True)
 class Insertion:
-    """The n newcomers that joined before one round, and their rounds."""
+    """The n newcomers that joined before the same round, and the rounds in which they were chosen."""
 
     round: int
     client_ids: tuple[str, ...]
     small: FloatArray
-    """(n,) each one's chance of a small drift, u_i."""
+    """(n,) the chance u_i that a newcomer's drift is small."""
     relevant: BoolArray
-    """(n,) whose mean drift is small; their chances exceed those of all irrelevant newcomers (Definition 1)."""
+    """(n,) whether a newcomer's mean drift is small. Their u_i exceed those of irrelevant newcomers (Definition 1)."""
     chosen: BoolArray
-    """(rounds, n)."""
+    """(rounds, n) whether a newcomer was chosen in a round."""
 
     @property
     def critical(self) -> int | None:
-        """The relevant newcomer with the least chance of a small drift; None unless there are both kinds."""
+        """The index of the relevant newcomer with the least u_i; None unless there are relevant and irrelevant ones."""
         if self.relevant.all() or not self.relevant.any():
             return None
         return int(np.where(self.relevant, self.small, np.inf).argmin())
 
     @property
     def gaps(self) -> FloatArray:
-        """(n,) Δ of the irrelevant newcomers to the critical one, 0 for relevant ones."""
+        """(n,) Δ: for an irrelevant newcomer, the critical one's u_i minus its own; 0 for a relevant newcomer."""
         if self.critical is None:
             return np.zeros(len(self.client_ids))
         return np.where(self.relevant, 0.0, self.small[self.critical] - self.small)
 
     @property
     def regret(self) -> FloatArray:
-        """(rounds,) Σ of the Δ of those chosen."""
+        """(rounds,) the sum of Δ over the newcomers chosen in each round."""
         regret: FloatArray = self.chosen @ self.gaps
         return regret
 
     def intervals(self) -> tuple[IntArray, FloatArray]:
-        """Rounds and regret of each training interval I(m), m = 1, 2, ...; empty without a critical newcomer.
+        """The number of rounds and the regret of each training interval I(m), m = 1, 2, ...
 
-        I(m) is the rounds after the m-th selection of the critical newcomer, up to and with the (m + 1)-th.
+        I(m) holds the rounds after the m-th selection of the critical newcomer, up to and including the (m + 1)-th.
+        Without a critical newcomer, both arrays are empty.
         """
         if self.critical is None:
             return np.empty(0, np.int64), np.empty(0)
@@ -98,27 +99,27 @@ class Insertion:
 
 @dataclass(frozen=True)
 class NewcomerResult:
-    """The result of a simulation. Rounds are those simulated, in order."""
+    """The result of a simulation. Arrays by round hold the simulated rounds in order."""
 
     insertions: tuple[Insertion, ...]
-    """In the order they joined."""
+    """The insertions in the order in which they joined."""
     threshold: float
-    """α with both centroids where the newcomers' mean drifts have theirs: small drifts are those up to it."""
+    """α, computed from the newcomers' mean drifts by two-means. Drifts up to it are small. NaN without newcomers."""
     rounds: int
     state: Any
-    """The policy's memory at the end."""
+    """The policy's state at the end."""
     table: ClientTable
 
     @property
     def regret(self) -> FloatArray:
-        """(rounds,) of all insertions."""
+        """(rounds,) the regret of each round, summed over all insertions."""
         return sum((insertion.regret for insertion in self.insertions), np.zeros(self.rounds))
 
 
 def simulate_newcomers(policy: NewcomerPolicy, setting: DriftSetting, rounds: int) -> NewcomerResult:
-    """Run `policy` for so many rounds, one call of it a round.
+    """Simulate `policy` for `rounds` rounds, calling it once per round.
 
-    ConfigError for a policy that needs what clients disclose, and for drift laws under which no regret is defined.
+    ConfigError for a policy that needs clients' disclosures, and for drift laws under which no regret is defined.
     """
     refuse_disclosures(policy)
     server, state = server_of(tau_min_s=1.0, seed=setting.seed), RunState.start(policy, setting.seed, tau_min_s=1.0)
@@ -138,10 +139,10 @@ def simulate_newcomers(policy: NewcomerPolicy, setting: DriftSetting, rounds: in
 
 
 def _record(t: int, table: ClientTable, rows: IntArray, drift: FloatArray) -> RoundRecord:
-    """The server's record of the round. Of an original who is alone nothing is known."""
+    """The server's record of the round. A single original has no drift, as there is no other to compare it with."""
     original = is_original(table, rows)
     measured = ~original | (original.sum() > 1)
-    # `chr` asks for a cosine: it is shown the same draws, so that a small drift is a great cosine.
+    # The policy `chr` needs a cosine. It is 1 − drift, so that a small drift is a great cosine.
     observations = [
         Observation(
             client_id=table.ids[row],
@@ -183,7 +184,7 @@ def _drawn(law: DriftLaw, rng: np.random.Generator, n: int) -> FloatArray:
 
 
 def _refuse_contradiction(insertion: Insertion) -> None:
-    """ConfigError where an irrelevant newcomer has no less a chance than the critical one, and regret could fall."""
+    """Raise ConfigError if an irrelevant newcomer's chance is not below the critical one's: regret could then fall."""
     critical = insertion.critical
     if critical is None:
         return

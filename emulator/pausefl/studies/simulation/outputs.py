@@ -1,4 +1,4 @@
-"""Simulates an experiment, and writes what came of it: simulation.json, tables and a figure."""
+"""Simulates an experiment and writes the results: simulation.json, tables and a figure."""
 
 import json
 import math
@@ -60,7 +60,7 @@ _REGRETS = {
 def run_simulation(experiment: Experiment, rounds: int, out_dir: Path, *, is_drawn: bool = True) -> dict[str, Any]:
     """Simulate an experiment's policy and write simulation.json, simulation.csv, other tables and simulation.png.
 
-    Returns what simulation.json holds. The picture takes longer than most simulations.
+    Returns the content of simulation.json. `is_drawn` False skips the picture, whose drawing takes most of the time.
     """
     from pausefl.results.report.style import write_picture
 
@@ -106,7 +106,7 @@ def _leakage_in_words(summary: Mapping[str, Any]) -> str:
 
 
 def weights_in_words(genie: Mapping[str, Any]) -> str:
-    """A genie's weights; a table of clusters, which has a line a client, is not written out."""
+    """A genie's weights as text. A table of clusters is shown as "by client", as it has an entry per client."""
     values = {name: "by client" if isinstance(value, Mapping) else value for name, value in genie.items()}
     return ", ".join(f"{name} = {value}" for name, value in values.items())
 
@@ -114,7 +114,7 @@ def weights_in_words(genie: Mapping[str, Any]) -> str:
 def _findings(
     experiment: Experiment, policy: Policy, rounds: int
 ) -> tuple[dict[str, Any], dict[str, CsvTable], "Callable[[], Figure]"]:
-    """Summary, tables and what draws the figure for a policy that weighs latencies."""
+    """The summary, the tables and a function that draws the figure, for a policy that is simulated on latencies."""
     from pausefl.studies.simulation.figures import draw_simulation
 
     setting = setting_of(experiment, rounds)
@@ -137,9 +137,9 @@ def _findings(
 
 
 def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
-    """The latencies, data sizes, budget and groups of an experiment, or of so many rounds of it.
+    """The setting of an experiment: latencies, data sizes, budget and groups. `rounds` replaces its number of rounds.
 
-    τ_min = "auto" counts as the least latency possible.
+    With τ_min = "auto", τ_min is the least possible latency.
     """
     if rounds is not None:
         experiment = with_rounds(experiment, rounds)
@@ -154,7 +154,7 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
 
 
 def _data_sizes(experiment: Experiment) -> dict[str, int]:
-    """|D_k| by id, as the experiment's partition deals out examples of ten equally frequent labels."""
+    """|D_k| by client id. No data are loaded: the experiment's partition is applied to ten equally frequent labels."""
     workload, ids = experiment.workload, experiment.client_ids
     labels = np.arange(workload.examples or 1000 * len(ids)) % 10
     shares = partition(
@@ -163,13 +163,13 @@ def _data_sizes(experiment: Experiment) -> dict[str, int]:
         clients=len(ids),
         classes=10,
         seed=experiment.experiment.seed_of("split"),
-        owners=np.arange(labels.size) * len(ids) // labels.size,  # equal shares stand for unknown owners
+        owners=np.arange(labels.size) * len(ids) // labels.size,  # owners are unknown, so they get equal shares
     )
     return {client_id: len(rows) for client_id, rows in zip(ids, shares, strict=True)}
 
 
 def _training_times(plan: TrainingPlan, examples: Mapping[str, int]) -> Mapping[str, Delay]:
-    """The law of the seconds that each client trains, as far as the experiment states it; empty where it does not."""
+    """The law of each client's training time in seconds, by client id. Empty if the experiment does not state it."""
     workload = plan.workload
     if plan.training_times:
         return plan.training_times
@@ -188,7 +188,7 @@ def _least_latency_s(laws: Mapping[str, Delay], training: Mapping[str, Delay]) -
 
 
 def _bounds(setting: Setting, genie: Genie, rounds: IntArray) -> dict[str, FloatArray]:
-    """Bound (17) at these rounds under either reading of δ; where δ = 0, because two means are equal, there is none."""
+    """Bound (17) at these rounds, by reading of δ. A reading is left out if its δ is 0, as two means are equal."""
     mu = setting.tau_min_s * np.array(list(setting.oracle.mean_inverse_latency.values()))
     readings = {
         "delta = least gap of E[tau], as printed": printed_delta(setting),
@@ -240,7 +240,7 @@ def _summary(
 
 
 def _weights(genie: Genie) -> dict[str, Any]:
-    """The genie's weights, on which reward and regret rest."""
+    """The genie's weights, which define reward and regret."""
     names = ("alpha", "gamma", "beta", "zeta", "reward", *(("rho", "clusters") if genie.reward == "R2" else ()))
     return {name: getattr(genie, name) for name in names}
 

@@ -1,4 +1,4 @@
-"""Asynchronous steps without a network and without training: `engine.simulate`'s counterpart."""
+"""Simulates asynchronous steps without network and training. `engine.simulate` does the same for rounds."""
 
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -21,12 +21,12 @@ from pausefl_server.state import RunState
 
 
 class _Job(NamedTuple):
-    """A job that is out; the first of them is the next that counts."""
+    """A job under way. Jobs are sorted by the time at which they count, so the least is the next to count."""
 
     counts_s: float
-    """When it ends, or the last job of its tier's round."""
+    """The time at which the job counts: when it ends or, with tiers, when the last job of its tier's round ends."""
     number: int
-    """How many were given before the hand-out that it is of."""
+    """How many jobs were handed out before the hand-out of this job. Jobs of one hand-out have the same number."""
     row: int
     step: int
     began_s: float
@@ -36,11 +36,11 @@ class _Job(NamedTuple):
 
 
 def simulate_steps(policy: Policy, setting: Setting, steps: int) -> SimulationResult:
-    """Run `policy`, whose m is C, for so many asynchronous steps of K updates each.
+    """Simulate `policy`, whose m is C, for `steps` asynchronous steps of K updates each.
 
-    The latency of a step is the time since the one before, so that their sum is the elapsed time. Regret and reward
-    are of rounds, and NaN here. Ends early where budgets leave fewer than K clients. Where no client is at work and
-    none can be asked, a step passes without an update.
+    The latency of a step is the time since the step before, so the sum of latencies is the elapsed time. Regret and
+    reward are defined for rounds only, and NaN here. The simulation ends early if budgets leave fewer than K clients.
+    If no client is at work and none can be asked, the step passes without an update.
     """
     refuse_disclosures(policy)
     server, ids = replace(setting.server, rounds=steps), sorted(setting.laws)
@@ -66,7 +66,7 @@ def simulate_steps(policy: Policy, setting: Setting, steps: int) -> SimulationRe
 
 
 class _Steps:
-    """The jobs that are out, from step to step."""
+    """The jobs under way, kept from step to step."""
 
     def __init__(self, server: ServerSettings, state: RunState, oracle: Oracle | None) -> None:
         self._server, self._state, self._oracle = server, state, oracle
@@ -75,7 +75,7 @@ class _Steps:
         self._has_tiers = state.policy.tiers_of(state.policy_state, state.table) is not None
 
     def step(self, t: int, came_s: FloatArray, latency_s: FloatArray) -> RoundRecord:
-        """The record of step t, in whose course a client that is given a job answers after `came_s`, (K,) by row."""
+        """The record of step t. A client that gets a job in it answers after `came_s`; arrays are (K,), by row."""
         table, now_s, buffer = self._state.table, self._state.elapsed_s, self._server.asynchronous.buffer
         oldest = t - self._server.asynchronous.staleness_max
         given_up = [job for job in self._out if job.step < oldest or not table.connected[job.row]]
@@ -114,7 +114,7 @@ class _Steps:
         came_s: FloatArray,
         latency_s: FloatArray,
     ) -> list[int]:
-        """Give free places to idle clients, which are not taken; returns their rows."""
+        """Give free places to idle clients that are not in `taken`; returns the rows of the chosen clients."""
         server, at_work = self._server, self._at_work()
         busy = taken.union(at_work.tolist())
         idle = [row for row in self._state.table.eligible().tolist() if row not in busy]
