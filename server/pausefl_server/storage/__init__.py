@@ -1,1 +1,1 @@
-"""The server's files on disk: the run's log (SQLite), checkpoints of the model, and the way back to a round."""
+"""The server's files on disk: the run's log (SQLite) and checkpoints of the model. Restores a run from them."""

@@ -1,7 +1,7 @@
-"""The model on disk: slots written in turn, so that one whole θ is always there, and models kept to go back to.
+"""The model on disk: slots that are written in turn, so that one is always complete, and models kept for going back.
 
-A slot is bare float32 bytes; which round it belongs to is told by its digest, which stands in that round's row of the
-log. A torn slot therefore matches no row, and the run falls back to the round before.
+A slot holds only float32 bytes. Its digest identifies the round: the log has the digest of each round's model. So a
+slot that was torn by a crash matches no round, and the run goes on from the round before.
 """
 
 import hashlib
@@ -14,17 +14,17 @@ from pausefl_process.files import begin_sync, sync_data, sync_folder, write_dura
 from pausefl_proto.wire import Vector, digest
 
 KEPT_BYTES_MAX = 1 << 30
-"""Of the models kept to go back to, the oldest are deleted beyond this, but for the last two."""
+"""The oldest kept models are deleted beyond this total size. The last two always stay."""
 
 _SIZE_BYTES = 8
 _SEAL_BYTES = hashlib.sha256().digest_size
 
 
 class Checkpoint:
-    """θ_t in slot t mod `slots` of `folder`, and in a file of its own where it is kept."""
+    """The model files in `folder`: θ_t in slot t mod `slots`, and the models that are kept, each in its own file."""
 
     def __init__(self, folder: Path, slots: int = 2) -> None:
-        """`slots`: 2 at least, so that the last model is whole while the next one is written."""
+        """`slots`: at least 2, so that the last model is complete while the next one is written."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._paths = [folder / f"slot-{i}.f32" for i in range(slots)]
@@ -32,27 +32,27 @@ class Checkpoint:
         sync_folder(folder)
 
     def save(self, round: int, theta: Vector) -> None:
-        """Write θ_t durably: when this returns it survives a crash."""
+        """Write θ_t durably: after the return it survives a crash."""
         self.write(round, theta)
         self.sync(round)
 
     def write(self, round: int, theta: Vector) -> None:
-        """Send θ_t on its way to the disk: `sync` waits for less when other work has been done in between."""
+        """Begin to write θ_t to the disk. Work done before `sync` shortens the wait of `sync`."""
         file = self._files[round % len(self._files)]
         write_over(file, theta.data.cast("B"))
         begin_sync(file)
 
     def sync(self, round: int) -> None:
-        """Make θ_t durable: when this returns it survives a crash."""
+        """Make θ_t durable: after the return it survives a crash."""
         sync_data(self._files[round % len(self._files)])
 
     def load(self, round: int, model_digest: str) -> Vector | None:
-        """θ_t, (d,) float32, or None when its slot does not hold it (torn, or overwritten since)."""
+        """θ_t, (d,) float32. None if its slot does not hold it, because it was torn or overwritten."""
         theta: Vector = np.fromfile(self._paths[round % len(self._paths)], "<f4")
         return theta if digest(theta) == model_digest else None
 
     def keep(self, round: int, theta: Vector, optimizer_state: Vector | None) -> None:
-        """Keep θ_t, and the server optimizer's state with it, durably and for good, as far as there is room."""
+        """Keep θ_t and the server optimizer's state durably in a file. The oldest such files are deleted for room."""
         state = np.empty(0, "<f4") if optimizer_state is None else optimizer_state
         data = (
             theta.size.to_bytes(_SIZE_BYTES, "little") + theta.astype("<f4").tobytes() + state.astype("<f4").tobytes()
@@ -63,11 +63,11 @@ class Checkpoint:
             self._kept_path(old).unlink()
 
     def kept(self) -> list[int]:
-        """The rounds whose models were kept, in order."""
+        """The rounds with kept models, in order."""
         return sorted(int(path.stem.removeprefix("round-")) for path in self._folder.glob("round-*.f32"))
 
     def load_kept(self, round: int, model_digest: str) -> tuple[Vector, Vector] | None:
-        """θ_t and the server optimizer's state, or None when they were not kept, or damaged since."""
+        """The kept θ_t and server optimizer's state. None if they were not kept, or are damaged."""
         try:
             data = self._kept_path(round).read_bytes()
         except FileNotFoundError:

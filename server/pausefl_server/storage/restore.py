@@ -1,4 +1,4 @@
-"""Restores a server's state when it starts: the log replayed, and the model that the log names."""
+"""Restores a server's state when it starts: replays the log, and loads the model that the log names."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -30,10 +30,10 @@ def restore(
     say: Callable[[str], None],
     forget: Callable[[int], None] = lambda _: None,
 ) -> StartingPoint:
-    """Go on after the last round whose model is there, which is the last of the log or the one before it.
+    """The point from which a run starts or goes on: after the log's last round, or the one before if its model is torn.
 
-    With `back_to`, after that round. Before rounds are taken back, `say` hears what it costs, and `forget`, with the
-    round before them, takes away what was written of them. ConfigError where the models that it takes are gone.
+    With `back_to`, it is after that round. Before later rounds are taken back, `say` is called with the cost, and
+    `forget` with the last round to keep, to remove other data of later rounds. ConfigError if the models are missing.
     """
     digests = store.model_digests()
     models = _Models(store, checkpoint, theta_0, digests)
@@ -92,7 +92,7 @@ def restore(
 
 
 def stored_model(checkpoint: Checkpoint, digests: Mapping[int, str], round: int) -> Vector | None:
-    """θ_t of a committed round, of the log's `digests`; None where it is kept no longer."""
+    """θ_t of a committed round, with its digest in the log's `digests`. None if it is no longer stored."""
     model_digest = digests.get(round, "")
     if (theta := checkpoint.load(round, model_digest)) is not None:
         return theta
@@ -101,7 +101,7 @@ def stored_model(checkpoint: Checkpoint, digests: Mapping[int, str], round: int)
 
 
 def cost(store: Store, back_to: int) -> str:
-    """The cost of going back to a round, as a sentence."""
+    """The cost of going back to round `back_to`, as a sentence: the rounds to repeat, and the ε spent on them."""
     spent, last = _spent_after(back_to, store), store.log().last
     rounds = f"round {last}" if last == back_to + 1 else f"rounds {back_to + 1} to {last}"
     if not any(spent.values()):
@@ -114,20 +114,20 @@ def cost(store: Store, back_to: int) -> str:
 
 
 def _spent_after(round: int, store: Store) -> dict[str, float]:
-    """The ε that each client has told of since a round, be it in an answer or otherwise."""
+    """The ε that each client has spent since a round, as its answers and other messages reported it."""
     now = dict[str, float]()
     then = {client_id: epsilon for client_id, (_, epsilon) in store.first_hellos().items()}
     for number, told in _told(store):
         if number <= round:
             then[told.client_id] = max(told.epsilon_spent, then.get(told.client_id, 0.0))
         elif isinstance(told, LogEvent) and told.kind == "joined":
-            then.setdefault(told.client_id, told.epsilon_spent)  # what it came with, unless it had come before
+            then.setdefault(told.client_id, told.epsilon_spent)  # spent before it joined for the first time
         now[told.client_id] = max(told.epsilon_spent, now.get(told.client_id, 0.0))
     return {client_id: epsilon - then.get(client_id, 0.0) for client_id, epsilon in now.items()}
 
 
 def _told(store: Store) -> Iterator[tuple[int, LogEvent | Observation]]:
-    """All that the log has of clients, in order, with the round before or in which it came."""
+    """Yields the log's events and observations in order, each with the round in or before which it came."""
     log = store.log()
     for record in log:
         for attempt in record.attempts:
@@ -138,7 +138,7 @@ def _told(store: Store) -> Iterator[tuple[int, LogEvent | Observation]]:
 
 
 class _Models:
-    """The models that a run can go on with."""
+    """Finds the stored models that a run can go on from."""
 
     def __init__(self, store: Store, checkpoint: Checkpoint, theta_0: Vector, digests: Mapping[int, str]) -> None:
         self._store = store
@@ -147,18 +147,18 @@ class _Models:
         self._digests = digests  # by round
 
     def find(self, round: int) -> tuple[Vector, Vector | None] | None:
-        """θ_t, and the server optimizer's state with it; None where it is gone. θ_0 is made from the seed."""
+        """θ_t and the server optimizer's state; None if they are missing. θ_0 is made from the seed, not read."""
         return (self._theta_0, None) if round == 0 else self._find_written(round)
 
     def find_durable(self, round: int) -> tuple[Vector, Vector | None] | None:
-        """The same, but θ_0 only where it was written: else its folder is gone, not torn."""
+        """See `find`, but θ_0 counts as missing unless it was written: then the folder is gone, not torn by a crash."""
         if round > 0:
             return self._find_written(round)
         initial = self._store.meta("initial_digest") or ""
         return (self._theta_0, None) if self._checkpoint.load(0, initial) is not None else None
 
     def rounds(self) -> list[int]:
-        """All rounds that can be gone back to, the last first."""
+        """All rounds to which the run can go back, the last one first."""
         known = {*self._digests, 0}
         likely = {*self._checkpoint.kept(), *sorted(known)[-2:], 0} & known
         return [t for t in sorted(likely, reverse=True) if self.find(t) is not None]
@@ -207,14 +207,14 @@ def _connected(state: RunState, late: list[LogEvent]) -> list[str]:
 
 
 def _at_work(state: RunState, late: list[LogEvent]) -> dict[str, tuple[int, int]]:
-    """Round and attempt of the job that each client had whose answer no asynchronous step has used."""
+    """Client -> round and attempt of its last job, if no asynchronous step has used the answer to it."""
     state = replace(state, table=ClientTable(), at_work=dict(state.at_work))
     state.before_round(state.round + 1, late)
     return state.at_work
 
 
 def _attempts(store: Store, late: list[LogEvent]) -> dict[int, int]:
-    """The next attempt at each round that was taken back, has failed or has a job; 1 for all others."""
+    """Round -> its next attempt, for rounds that were taken back, have failed or have a job. Others begin with 1."""
     attempts = store.attempts()
     for event in late:
         if event.kind == "given":
@@ -229,12 +229,12 @@ def _owed(
     store: Store,
     settings: ServerSettings,
 ) -> list[LogEvent]:
-    """Events of the clients that had a job when the server was killed: the log does not tell which charged it."""
+    """Events "unsettled" of the clients that had a job when the server was killed. Each of them may have charged it."""
     store.note_killed()
     number = state.round + 1
     if settings.budget is None or store.has_ended:
         return []
-    if settings.is_asynchronous:  # where jobs are out also after the last step
+    if settings.is_asynchronous:  # clients may have jobs even after the last step
         return [unsettled(client_id, *key) for client_id, key in sorted(at_work.items())]
     if number > settings.rounds:
         return []
@@ -243,9 +243,9 @@ def _owed(
 
 
 def _lost_updates(events: Iterable[LogEvent]) -> list[LogEvent]:
-    """A "dropped" event for each late update that was kept for the next model and of whose fate the log says nothing.
+    """A "dropped" event for each late update that was kept for the next model, if the log has no event of its end.
 
-    `events` are all of a run whose late updates are kept, in order.
+    `events`: all events of a run that keeps late updates, in order.
     """
     kept = dict[str, str]()
     for event in events:

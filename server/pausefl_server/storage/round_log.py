@@ -1,4 +1,4 @@
-"""The log of a run's database, read one round at a time: what it takes does not grow with the log."""
+"""Reads the log from a run's database one round at a time, so that memory does not grow with the log."""
 
 import sqlite3
 from collections.abc import Callable, Collection, Iterator
@@ -18,25 +18,25 @@ from pausefl_server.storage.rows import (
 )
 
 OpenDatabase = Callable[[], AbstractContextManager[sqlite3.Connection]]
-"""Gives a run's database for the time of a block; it may be open read-only."""
+"""Returns a context manager that opens a run's database for a block, possibly read-only."""
 
 
 class RoundLog(Collection[RoundRecord]):
-    """The committed rounds in order, as many as there are when it is made. Each pass reads them anew.
+    """The committed rounds, in order, as of the time the object is made. Each iteration reads them from the database.
 
-    Without a list of them: an observation takes a kilobyte as an object.
+    No list of them is kept, because an observation takes a kilobyte as an object.
     """
 
     def __init__(self, database: OpenDatabase, last: int | None = None) -> None:
-        """`last`: the last round that is read; None: the last that is committed."""
+        """`last`: the last round to read. None: the last committed round."""
         self._database = database
         self.last: int
-        """The last round that is read, 0 where there is none."""
+        """The last round to read; 0 if there is none."""
         with database() as opened:
             self._length, self.last = opened.execute(_COUNT_ROUNDS, (last, last)).fetchone()
 
     def up_to(self, round: int) -> "RoundLog":
-        """The log without the rounds after this one."""
+        """The log up to and including this round."""
         return RoundLog(self._database, min(round, self.last))
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class RoundLog(Collection[RoundRecord]):
 
 
 def read_failed_attempts(database: sqlite3.Connection) -> list[RoundRecord]:
-    """The attempts at the round after the last committed one, in order; no client answered them."""
+    """The failed attempts at the round after the last committed one, in order. No client answered these."""
     return list(_attempts(database, "round > (SELECT coalesce(max(round), 0) FROM rounds)"))
 
 
@@ -64,7 +64,7 @@ def _attempts(database: sqlite3.Connection, which: str, *values: int) -> Iterato
 
 
 def _told(database: sqlite3.Connection, attempt: tuple[Any, ...]) -> tuple[list[LogEvent], list[Miss]]:
-    """An attempt's events and misses, by the attempt's row."""
+    """The events and misses of an attempt, given its row."""
     events = database.execute(_SELECT_EVENTS, attempt[:2])
     misses = database.execute(_SELECT_MISSES, attempt[:2])
     return [LogEvent(*row) for row in events], [miss_of(row) for row in misses]

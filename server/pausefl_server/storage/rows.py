@@ -1,4 +1,4 @@
-"""The rows of run.db's tables, and the records they stand for."""
+"""Converts records of the log to rows of run.db's tables, and back."""
 
 import json
 from dataclasses import fields
@@ -38,7 +38,7 @@ _host_values = attrgetter(*HOST_COLUMNS)
 
 
 def round_row(record: RoundRecord) -> tuple[Any, ...]:
-    """A round as a row of `rounds` or `failed_attempts`."""
+    """The row of `rounds` or `failed_attempts` for a round."""
     as_json = {
         "chosen": json.dumps(record.chosen),
         "weights": None if record.weights is None else json.dumps(record.weights),
@@ -56,7 +56,7 @@ def record_of(
     misses: list[Miss],
     failed_attempts: tuple[RoundRecord, ...],
 ) -> RoundRecord:
-    """The round that a row, with those of the other tables, stands for."""
+    """The record of a round, from its row and its records from the other tables."""
     values = dict(zip(ROUND_COLUMNS, row[: len(ROUND_COLUMNS)], strict=True))
     values["chosen"] = tuple(json.loads(values["chosen"]))
     values["weights"] = None if values["weights"] is None else tuple(json.loads(values["weights"]))
@@ -74,14 +74,14 @@ def record_of(
 
 
 def observation_row(round: int, o: Observation) -> tuple[Any, ...]:
-    """An observation as a row of `observations`."""
+    """The row of `observations` for an observation."""
     statistics = json.dumps(dict(o.statistics)) if o.statistics else "{}"
     suspect = json.dumps(o.suspect)
     return (round, *_scalar_values(o), *_timing_values(o.timing), *_host_values(o.host), suspect, statistics)
 
 
 def observation_of(row: tuple[Any, ...]) -> Observation:
-    """The observation that a row, without its round, stands for."""
+    """The observation from its row, without the round's column."""
     n, m = len(_SCALARS), len(_SCALARS) + len(_TIMING)
     scalars = dict(zip(_SCALARS, row[:n], strict=True)) | {"suspect": tuple(json.loads(row[-2]))}
     scalars["teaches"] = bool(scalars["teaches"])
@@ -90,5 +90,5 @@ def observation_of(row: tuple[Any, ...]) -> Observation:
 
 
 def miss_of(row: tuple[Any, ...]) -> Miss:
-    """The miss that a row, without its round and attempt, stands for."""
+    """The miss from its row, without the columns of round and attempt."""
     return Miss(**dict(zip(MISS_COLUMNS, row, strict=True)) | {"teaches": bool(row[-1])})

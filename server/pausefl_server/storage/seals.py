@@ -1,4 +1,4 @@
-"""Seals: digests of what was written to run.db, so that a resume finds a changed bit that SQLite cannot see."""
+"""Seals: digests of the rows written to run.db. With them, a resume detects changed bits that SQLite cannot detect."""
 
 import hashlib
 import sqlite3
@@ -10,7 +10,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.storage.rows import EVENT_COLUMNS, HOST_COLUMNS, MISS_COLUMNS, OBSERVATION_COLUMNS, ROUND_COLUMNS
 
 SCHEMA_VERSION = 6
-"""The shape of the tables and views of run.db."""
+"""The version of run.db's tables and views."""
 
 _SELECT_ROUND = (
     f"SELECT {', '.join((*ROUND_COLUMNS, *HOST_COLUMNS))} FROM rounds WHERE round = ?",
@@ -23,7 +23,7 @@ _SEALED_TABLES = ("meta", "optimizer_states")
 
 
 def verify_log(path: Path, commits: int) -> None:
-    """ConfigError where the log is not what was written, `commits` of them at least. Changes nothing."""
+    """Raise ConfigError unless the log matches its seals and has at least `commits` commits. Only reads."""
     with closing(open_read_only(path)) as database:
         (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
@@ -32,12 +32,12 @@ def verify_log(path: Path, commits: int) -> None:
         if held < commits:
             raise unusable_log(path, f"its last {commits - held} commits, which stood in {path.name}-wal, are lost")
         if not _is_readable(database):
-            return  # it is empty, another program's or another version's, which opening it tells
+            return  # empty, or of another program or version: opening it will raise the error
         check_seals(path, database)
 
 
 def check_seals(path: Path, database: sqlite3.Connection) -> None:
-    """ConfigError where the rows of the log at `path`, which is open, are not those that were sealed."""
+    """Raise ConfigError unless all rows of the open log at `path` match their seals."""
     seals = dict(database.execute("SELECT subject, digest FROM seals"))
     subjects = {f"round {row[0]}" for row in database.execute("SELECT round FROM rounds")} | {"meta"}
     subjects |= {f"evaluations {row[0]}" for row in database.execute("SELECT DISTINCT round FROM evaluations")}
@@ -47,7 +47,7 @@ def check_seals(path: Path, database: sqlite3.Connection) -> None:
 
 
 def seal_of(database: sqlite3.Connection, subject: str) -> str:
-    """The digest of "round 17", "evaluations 17" or a table by name."""
+    """The digest of a subject: "round 17", "evaluations 17" or a table's name."""
     kind, _, number = subject.partition(" ")
     if number.isdecimal() and kind in _DIGESTS_BY_ROUND:
         return _DIGESTS_BY_ROUND[kind](database, int(number))
@@ -55,7 +55,7 @@ def seal_of(database: sqlite3.Connection, subject: str) -> str:
 
 
 def _is_readable(database: sqlite3.Connection) -> bool:
-    """Whether it is a log of this version."""
+    """Whether the database is a log of this version."""
     if database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'seals'").fetchone() is None:
         return False
     version = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
@@ -63,7 +63,7 @@ def _is_readable(database: sqlite3.Connection) -> bool:
 
 
 def unusable_log(path: Path, reason: object) -> ConfigError:
-    """The error for a damaged log."""
+    """The error for a damaged log at `path`."""
     name = path.name
     return ConfigError(
         f"{path}: cannot be used as a run's log ({reason}); restore it from a copy, and delete {name}-wal and"
@@ -72,19 +72,19 @@ def unusable_log(path: Path, reason: object) -> ConfigError:
 
 
 def digest_of_round(database: sqlite3.Connection, round: int) -> str:
-    """The seal of a round: of its rows in all tables."""
+    """The digest of a round's rows in all tables of the log."""
     parts = (database.execute(query, (round,)).fetchall() for query in _SELECT_ROUND)
     return hashlib.sha256(repr([*parts]).encode()).hexdigest()
 
 
 def digest_of_evaluations(database: sqlite3.Connection, round: int) -> str:
-    """The seal of a round's evaluations, which may come when the round has long been committed."""
+    """The digest of a round's evaluations, which may be written long after the round's commit."""
     rows = database.execute("SELECT * FROM evaluations WHERE round = ? ORDER BY split, subset", (round,))
     return hashlib.sha256(repr(rows.fetchall()).encode()).hexdigest()
 
 
 def digest_of_table(database: sqlite3.Connection, table: str) -> str:
-    """The seal of a whole table."""
+    """The digest of a whole table."""
     if table not in _SEALED_TABLES:
         return "of a table that is not sealed"
     rows = database.execute(f"SELECT * FROM {table} ORDER BY 1, 2")

@@ -1,19 +1,19 @@
-"""How far the server that plays a run, or played it last, has come, as run.db's table `meta` holds it."""
+"""The phase of the server that plays a run, or played it last, as stored in run.db's table `meta`."""
 
 from enum import StrEnum
 
 SERVER_PHASE = "has_ended"
-"""The key of a run's `ServerPhase`; it is missing until a server has sent a job or has ended in order."""
+"""The key of the `ServerPhase` in `meta`. It is missing until a server sends a job or ends in order."""
 
 
 class ServerPhase(StrEnum):
-    """Each phase by its text in run.db; the texts are older than the phases."""
+    """The phases, with their texts in run.db. The odd texts remain from older versions."""
 
     AT_WORK = "no"
     """A job has been sent, and the server has not ended in order since."""
     KILLED = "killed"
-    """A server was at work when it ended, and another has begun."""
+    """A server ended while it was at work, and another has started since."""
     ENDED = "ended"
-    """The server has ended in order: no job is out. The summary is not that of this end yet."""
+    """The server has ended in order, so no client has a job. The summary of this end is not written yet."""
     SUMMARISED = "yes"
-    """The server has ended in order, and the summary of this end is being written, or is there."""
+    """The server has ended in order, and the summary of this end is being written or is written."""

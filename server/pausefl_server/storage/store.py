@@ -1,4 +1,4 @@
-"""The observation log on disk (run.db)."""
+"""Writes and reads a run's observation log on disk (run.db)."""
 
 import json
 import logging
@@ -49,15 +49,15 @@ def _insert(table: str, columns: Sequence[str]) -> str:
 
 
 class Store:
-    """run.db: one transaction per round, durable when `commit_round` returns (WAL, synchronous = FULL)."""
+    """run.db. Each round is one transaction, which is durable once `commit_round` returns (WAL, synchronous = FULL)."""
 
     def __init__(self, path: Path, *, verify: bool = True) -> None:
-        """Open or begin the log of one run; ConfigError when the file is something else, or damaged.
+        """Open or create the log of one run. ConfigError if the file is something else, or damaged.
 
-        `verify`: read all of it and compare it with what was written.
+        `verify`: read the whole log and compare it with its seals.
         """
         self.tell: Callable[[str], object] = log.warning
-        """Told, in the thread that writes, what a person should do about another program."""
+        """Called, in the thread that writes, with a warning for the user about another program that uses the log."""
         self._path = path
         self._growth = LogGrowth(path)
         self._commit_count = CommitCount(path)
@@ -73,13 +73,13 @@ class Store:
                 except BaseException:
                     self._db.close()
                     raise
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where what SQLite complains of is damaged
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter if SQLite's message quotes damaged text
             raise unusable_log(path, error) from error
 
     def _open(self, path: Path) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA synchronous = {sqlite_synchronous()}")
-        # Empty also where a crash came before all that a log begins with, which is written in one transaction.
+        # Empty if new, or if a crash interrupted the first transaction, which writes the schema and version.
         if self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
             schema = resources.files(__package__).joinpath("schema.sql").read_text("utf-8")
             self._db.executescript(f"BEGIN IMMEDIATE; {schema}")
@@ -89,12 +89,12 @@ class Store:
             raise ConfigError(f"{path}: has schema_version {found}, this version of pausefl reads {SCHEMA_VERSION}")
 
     def meta(self, key: str) -> str | None:
-        """A fact about the run as a whole."""
+        """A value about the whole run; None if it was not set."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
     def set_meta(self, key: str, value: str) -> None:
-        """Write down a fact about the run as a whole; ConfigError where the disk does not take it."""
+        """Write a value about the whole run. ConfigError if it cannot be written."""
         with database_errors(self._path), self._transaction():
             self._set_meta(key, value)
 
@@ -106,9 +106,9 @@ class Store:
         later_events: Sequence[LogEvent] = (),
         before_commit: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write a round, its pings and optimizer's state, and what the next will have to know, in one transaction.
+        """Write a round, its pings and optimizer's state, and events for the next round, in one transaction.
 
-        `before_commit` returns once all that the log may tell of is durable; where it raises, nothing is committed.
+        `before_commit` returns when the data that the log refers to are durable. If it raises, nothing is committed.
         """
         with self._transaction():
             self._write_attempt(_INSERT_ROUND, record, pings)
@@ -125,22 +125,22 @@ class Store:
     def save_failed_attempt(
         self, record: RoundRecord, pings: Iterable[Ping] = (), later_events: Iterable[LogEvent] = ()
     ) -> None:
-        """Write an attempt at the next round that no client answered, and what the next attempt will have to know."""
+        """Write an attempt at the next round that no client answered, and the events for the next attempt."""
         with self._transaction():
             self._write_attempt(_INSERT_FAILED, record, pings)
             self._insert_events(record.round, 0, later_events)
             self._seal_round(record.round)
 
     def optimizer_state(self, round: int) -> Vector | None:
-        """The server optimizer's state after one of the last two rounds; None if it has none."""
+        """The server optimizer's state after one of the last two rounds; None if there is none."""
         query = "SELECT state FROM optimizer_states WHERE round = ?"
         row = self._db.execute(query, (round,)).fetchone()
         return None if row is None else np.frombuffer(row[0], "<f4").copy()  # as writable as before the restart
 
     def save_late_events(self, round: int, events: Iterable[LogEvent], *, is_end: bool = False) -> None:
-        """Write what `round`, which is not committed yet, will have to know; its commit writes them again.
+        """Write events for `round`, which is not committed yet. Its commit writes them again.
 
-        `is_end`: the server ends in order, and no job is out that the log does not tell of.
+        `is_end`: the server ends in order, and the log knows of every job that a client still has.
         """
         with self._transaction():
             self._replace_late_events(round, events)
@@ -148,12 +148,12 @@ class Store:
             self._set_meta(SERVER_PHASE, ServerPhase.ENDED if is_end else ServerPhase.AT_WORK)
 
     def note_summarised(self) -> None:
-        """Note that no summary of an earlier end is left, and that the one of this end is being written."""
+        """Note that the summary of this end is being written. A summary of an earlier end must be gone by now."""
         self.set_meta(SERVER_PHASE, ServerPhase.SUMMARISED)
 
     @property
     def has_ended(self) -> bool:
-        """Whether no job is out, as far as the log tells: the server ended in order, or never sent one."""
+        """Whether no client has a job, according to the log: the server ended in order, or never sent a job."""
         return self.meta(SERVER_PHASE) not in (ServerPhase.AT_WORK, ServerPhase.KILLED)
 
     @property
@@ -167,7 +167,7 @@ class Store:
             self.set_meta(SERVER_PHASE, ServerPhase.KILLED)
 
     def save_evaluations(self, round: int, evaluations: Sequence[Evaluation]) -> None:
-        """Write how good θ_t is; a second opinion on the same split replaces the first."""
+        """Write evaluations of θ_t. A second evaluation on the same data replaces the first."""
         rows = [(round, e.split, int(e.subset), e.n_examples, e.accuracy, e.loss) for e in evaluations]
         with self._transaction():
             self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", rows)
@@ -186,7 +186,7 @@ class Store:
         return RoundLog(lambda: nullcontext(self._db))
 
     def rounds(self) -> list[RoundRecord]:
-        """The committed rounds, all at once: a short run's."""
+        """All committed rounds in memory. Only for short runs."""
         return list(self.log())
 
     def model_digests(self) -> dict[int, str]:
@@ -194,20 +194,20 @@ class Store:
         return dict(self._db.execute("SELECT round, model_digest FROM rounds ORDER BY round").fetchall())
 
     def late_events(self) -> list[LogEvent]:
-        """Events that no attempt at a round knows of yet."""
+        """The events since the last attempt at a round: no attempt knows of them yet."""
         query = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE attempt = 0 ORDER BY round, sequence"
         return [LogEvent(*row) for row in self._db.execute(query)]
 
     def failed_attempts(self) -> list[RoundRecord]:
-        """The attempts so far at the round after the last committed one; no client answered them."""
+        """The failed attempts at the round after the last committed one. No client answered these."""
         return read_failed_attempts(self._db)
 
     def go_back_to(self, round: int, optimizer_state: Vector | None = None, *, is_private: bool = True) -> None:
-        """Take back every round after this one. What its clients spent on them stays spent, or may have been.
+        """Take back every round after this one. The ε that clients spent on these rounds, or may have, stays spent.
 
-        They are played again as other attempts: clients have answered these, and their bytes are gone.
-        `optimizer_state` is the server optimizer's after `round`, where it is not here. Unless the run `is_private`,
-        nothing was spent.
+        The rounds are played again as new attempts, because clients have answered the old ones and those updates are
+        gone. `optimizer_state`: the server optimizer's state after `round`, if the database does not have it. Unless
+        the run `is_private`, no ε was spent.
         """
         self.keep_first_hellos()
         with self._transaction():
@@ -225,26 +225,26 @@ class Store:
                 self._save_optimizer_state(round, optimizer_state)
 
     def keep_first_hellos(self) -> None:
-        """Keep what clients came with first: a hello that waits for its commit gives way to the client's next one."""
+        """Keep what each client reported at its first hello. A later hello replaces one that is not committed yet."""
         joins = {client_id: told for client_id, *told in self._db.execute(_SELECT_JOINS_FROM_THE_LAST_ON)}
         self.set_meta(_FIRST_HELLOS, json.dumps(joins | self.first_hellos()))
 
     def first_hellos(self) -> dict[str, tuple[int, float]]:
-        """Releases and ε that clients came with first, where the log may have later hellos only.
+        """Client -> releases and ε at its first hello, for clients of which the log may have later hellos only.
 
-        That is after rounds were taken back, or a restart before a hello's round was committed.
+        This happens after rounds were taken back, or after a restart before the round of a hello was committed.
         """
         return {client_id: tuple(spent) for client_id, spent in json.loads(self.meta(_FIRST_HELLOS) or "{}").items()}
 
     def attempts(self) -> dict[int, int]:
-        """The next attempt at each round that was taken back or has failed; 1 for all others."""
+        """Round -> its next attempt, for rounds that were taken back or have failed. All others begin with 1."""
         rows = self._db.execute("SELECT key, value FROM meta WHERE key LIKE 'attempt of round %'")
         taken_back = {int(key.removeprefix("attempt of round ")): int(value) for key, value in rows}
         failed = self._db.execute("SELECT round, max(attempt) + 1 FROM failed_attempts GROUP BY round")
         return taken_back | dict(failed.fetchall())
 
     def close(self) -> None:
-        """Close the database, which takes its write-ahead log in."""
+        """Close the database. SQLite then merges its write-ahead log into it."""
         self._db.close()
         self._commit_count.close()
 
@@ -265,7 +265,7 @@ class Store:
         self._seal_evaluations(round)
 
     def _unsettle_jobs_after(self, round: int) -> set[int]:
-        """Let no job of these rounds be out: its answer is not asked for again. Returns where the log has changed."""
+        """Mark the jobs of later rounds as "unsettled": no answer to them will come. Returns the rounds it changed."""
         given = self._db.execute(_SELECT_JOBS_AFTER, (round,)).fetchall()
         for sequence, _, client_id, *key in given:
             detail = unsettled(client_id, *key).detail
@@ -273,20 +273,20 @@ class Store:
         return {changed for _, changed, *_ in given}
 
     def _forget_later_clients(self, round: int, *, may_owe: bool) -> None:
-        """Clients that came later are newcomers when they come again; what they have spent, or may have, is kept."""
+        """Forget the clients that joined later: they are newcomers when they join again. Their spent ε is kept."""
         later = self._db.execute(_SELECT_LATER_CLIENTS, (round,)).fetchall()
         (last,) = self._db.execute("SELECT max(round) FROM events").fetchone()
         self._db.execute(_DELETE_LATER_CLIENTS, (round,))
-        if may_owe:  # after all that its ledger is known to count, which would settle it
+        if may_owe:  # inserted last: a ledger's count after this event would settle it
             clients = sorted({client_id for _, client_id in later})
             self._insert_events(last, 0, [LogEvent("unsettled", c, "may have released in the end") for c in clients])
         for changed in {last, *(changed for changed, _ in later)} if later else ():
             self._seal_round(changed)
 
     def _told_in(self, round: int, last_attempt: int, *, is_private: bool) -> list[LogEvent]:
-        """The events of a round's attempts when they are taken back, but for its answers, in order."""
+        """The events of a round's attempts to keep when it is taken back, in order, without its answers."""
         told = []
-        for attempt in (*range(1, last_attempt + 1), 0):  # 0: what no attempt knows of yet
+        for attempt in (*range(1, last_attempt + 1), 0):  # 0: events that no attempt knows of yet
             events = self._db.execute(_SELECT_EVENTS_OF_ATTEMPT, (round, attempt))
             told += [LogEvent(*event) for event in events.fetchall()]
             missed = self._db.execute(_SELECT_STILL_AT_WORK, (round, attempt)).fetchall() if is_private else []
@@ -298,7 +298,7 @@ class Store:
         self._seal_table("meta")
 
     def _write_meta(self, key: str, value: str) -> None:
-        """Write a fact down; whoever has written all of theirs seals the table, which takes time by its length."""
+        """Write a value without its seal. The caller seals the table once after several writes, to save time."""
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def _save_optimizer_state(self, round: int, state: Vector) -> None:
@@ -320,7 +320,7 @@ class Store:
 
     @contextmanager
     def _transaction(self, *, is_begun: bool = False) -> Iterator[None]:
-        """All that is written within, or nothing; counted, so that a commit that gets lost is missed."""
+        """A transaction: all its writes are committed, or none. Commits are counted, so that a lost one is detected."""
         if not is_begun:
             begin(self._db, self._path, self.tell)
         try:
@@ -346,7 +346,7 @@ class Store:
         self._db.executemany(_INSERT_PING, [(p.round, p.client_id, p.ping_s) for p in pings])
 
     def _replace_late_events(self, round: int, events: Iterable[LogEvent]) -> None:
-        """Write what no attempt knows of yet. Where rounds were taken back, some of it stands with later ones."""
+        """Replace the events that no attempt knows of yet. Some are stored with later rounds that were taken back."""
         later = self._db.execute(
             "SELECT DISTINCT round FROM events WHERE round > ? AND attempt = 0", (round,)
         ).fetchall()
@@ -360,7 +360,7 @@ class Store:
 
 
 def _undo_unfinished(path: Path) -> None:
-    """Undo what a kill left unfinished while the file was begun: SQLite does, but not for those who only read."""
+    """Let SQLite undo a first transaction that a kill interrupted. A connection that only reads cannot do this."""
     if path.with_name(f"{path.name}-journal").exists():
         with closing(sqlite3.connect(path)) as database:
             database.execute("SELECT count(*) FROM sqlite_schema").fetchone()

@@ -1,4 +1,4 @@
-"""The actor that writes run.db and the checkpoint from a thread of its own."""
+"""The actor that writes run.db and the checkpoint in its own thread, and the messages it takes."""
 
 import asyncio
 import sqlite3
@@ -18,7 +18,7 @@ from pausefl_server.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class CommitRound:
-    """Make θ_t durable, then the round's row. Answered when both are on disk."""
+    """Write θ_t, then the round. The answer comes when both are on disk."""
 
     record: RoundRecord
     theta: Vector
@@ -30,7 +30,7 @@ class CommitRound:
 
 @dataclass(frozen=True, slots=True)
 class SaveFailedAttempt:
-    """Write down an attempt at the next round that no client answered."""
+    """Write an attempt at the next round that no client answered."""
 
     record: RoundRecord
     pings: tuple[Ping, ...] = ()
@@ -40,7 +40,7 @@ class SaveFailedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class SaveEvaluations:
-    """Write down how good θ_t is."""
+    """Write evaluations of θ_t."""
 
     round: int
     evaluations: tuple[Evaluation, ...]
@@ -48,22 +48,22 @@ class SaveEvaluations:
 
 @dataclass(frozen=True, slots=True)
 class SaveLateEvents:
-    """Write down what happened after the last round."""
+    """Write the events since the last round."""
 
     round: int
     events: tuple[LogEvent, ...]
     is_end: bool = False
-    """Whether the server ends here: no job is out that the log does not tell of."""
+    """Whether the server ends here, so that the log knows of every job that a client still has."""
 
 
 Write = CommitRound | SaveFailedAttempt | SaveEvaluations | SaveLateEvents
 
 
 class StoreActor(Actor[Write]):
-    """Owns run.db and the checkpoint; every write runs on one thread of its own, never on the event loop."""
+    """Owns run.db and the checkpoint. Every write runs in the actor's own thread, never on the event loop."""
 
     def __init__(self, store: Store, checkpoint: Checkpoint, keep_every: int = 0) -> None:
-        """`keep_every`: keep the model of every so many rounds for good, to go back to; 0: of none."""
+        """`keep_every`: keep every n-th round's model, so that the run can go back to it. 0: keep none."""
         super().__init__("store")
         self._keep_every = keep_every
         self._store = store
@@ -71,14 +71,14 @@ class StoreActor(Actor[Write]):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
 
     async def receive(self, message: Write) -> None:
-        """Write, and return once it is durable; PauseflError when the disk does not take it."""
+        """Write the message's data, and return when they are durable. PauseflError if they cannot be written."""
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._write, message)
         except (sqlite3.Error, OSError) as error:
             raise PauseflError(f"the run's log cannot be written: {unharmed(error) or error}") from error
 
     async def on_stop(self) -> None:
-        """Wait for the last write."""
+        """Wait for the last write to end."""
         self._thread.shutdown(wait=True)
 
     def _write(self, message: Write) -> None:
