@@ -1,4 +1,4 @@
-"""Given to a run by its evaluator: the initial model, and the rest of that model's file beside θ. No torch here."""
+"""Records that a run gets from its evaluator: the initial model, the rest of its file, evaluations. No torch here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ DTYPE_BYTES = {
 
 
 class StoredTensor(NamedTuple):
-    """A tensor that is the same everywhere."""
+    """A tensor as a model's file stores it: name, dtype, shape and values."""
 
     name: str
     dtype: str
@@ -33,9 +33,9 @@ class ModelRest:
 
     constants: tuple[StoredTensor, ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
-    """Further names of tensors, each with the first one."""
+    """Further names of tensors, each with the tensor's first name."""
     local: Manifest = field(default_factory=lambda: Manifest(()))
-    """The running statistics that stay with the clients: the evaluator estimates its own for each model."""
+    """The running statistics that stay with the clients. The evaluator estimates its own for each model."""
 
 
 NO_REST = ModelRest()

@@ -1,4 +1,4 @@
-"""Initial model and its evaluation, on public data only: no client's examples come near this process."""
+"""Makes the initial model and evaluates models, on public data only: held-out training data and test data."""
 
 import math
 from collections.abc import Sequence
@@ -43,10 +43,10 @@ class Evaluator:
         subset_examples: int = 1_000,
         statistics: StatisticsAt | None = None,
     ) -> None:
-        """Names as in `[workload]`. θ_0 is drawn from `seed`; data and subsets from `split_seed`, or else `seed` too.
+        """Load data and model by their names in `[workload]`. θ_0 is drawn from `seed`, all else from `split_seed`.
 
-        A subset is all of a split that has no more. With `statistics` "local", running ones are estimated for each
-        model, on the subset of held-out training data.
+        `split_seed` is `seed` by default. A subset is a whole split if that has no more than `subset_examples`. With
+        `statistics` "local", a model's running statistics are estimated on the subset of held-out training data.
         """
         split_seed = seed if split_seed is None else split_seed
         data = load_dataset(dataset, seed=split_seed)
@@ -61,7 +61,7 @@ class Evaluator:
         self._vector = ModelVector(self._model, statistics)
         self._local = self._vector.statistics if statistics == "local" else {}
         self.initial = InitialModel(self._vector.manifest, self._vector.values(), self._rest())
-        """The model of round 1, and what its file holds beside it."""
+        """The model of round 1, and the rest of its file."""
         self._splits: dict[Split, Examples] = {"validation": data.validation, "test": data.test}
         self._subsets = {
             name: _subset(split, subset_examples, split_seed, name) for name, split in self._splits.items()
@@ -77,22 +77,22 @@ class Evaluator:
         return Evaluated(evaluations, np.concatenate([part.ravel() for part in off_device(*self._local.values())]))
 
     def check_repeats(self, validation: Examples) -> None:
-        """ConfigError where these held-out data, made anew, are others than the evaluator's."""
+        """ConfigError if the labels of these held-out data, made a second time, differ from the evaluator's."""
         if not np.array_equal(validation.labels, self._splits["validation"].labels, equal_nan=True):
             raise ConfigError(f"{self._data_key}: is another each time it is made; take all chance from its seed")
 
     def _evaluation(self, split: Split, *, subset: bool) -> Evaluation:
         examples = (self._subsets if subset else self._splits)[split]
         accuracy, loss = self._rate(examples)
-        # Both bounded, since a model may have diverged.
+        # Both are bounded, as a model may have diverged.
         accuracy = min(max(accuracy, 0.0), 1.0) if math.isfinite(accuracy) else 0.0
         loss = loss if math.isfinite(loss) else math.inf
         return Evaluation(split, subset, len(examples), accuracy, loss, self._metric)
 
     def rehearse(self, settings: TrainingSettings, method: TrainingMethod | None = None) -> None:
-        """Train θ_0 one step as a client would, and evaluate it, on a few held-out examples; nothing is kept of it.
+        """Train θ_0 one step as a client would, and evaluate it, on a few held-out examples. The result is discarded.
 
-        Raises whatever the model, the task, the method or the optimizer raises, or is wrong with what they return.
+        Raises any error of the model, the task, the method or the optimizer. ConfigError if what they return is wrong.
         """
         held_out = self._splits["validation"]
         sample = held_out.take(np.arange(min(len(held_out), settings.batch_size, _REHEARSED_EXAMPLES)))
@@ -125,7 +125,7 @@ class Evaluator:
         self._check_score(score, "after one training step")
 
     def _check_trained(self, trainer: TorchTrainer, update: Vector) -> None:
-        """ConfigError unless the model's own parameters, and nothing else of it, have changed in a training step."""
+        """ConfigError if a training step exchanged parameters, changed a constant, or gave no parameter a gradient."""
         before, there = trainer.vector.parameters, dict(trainer.model.named_parameters())
         now = trained_parameters(trainer.model)  # a method may freeze some of them for a while
         if name := next((n for n in (before | now) if before.get(n) is not there.get(n)), ""):
@@ -144,7 +144,7 @@ class Evaluator:
             )
 
     def _check(self, sample: Examples) -> None:
-        """ConfigError unless θ_0 gives an output for each class, and these examples a loss that is finite."""
+        """ConfigError unless data and θ_0 are finite, and θ_0 gives an output for each class, and a finite loss."""
         for name, split in self._splits.items():
             if (found := split.not_finite()) is not None:
                 raise ConfigError(f"{self._data_key}: {name}.{found[1]}")
@@ -174,7 +174,7 @@ class Evaluator:
             self._check_direction(outputs, targets)
 
     def _check_direction(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """ConfigError where outputs that equal their targets have a lower loss and no greater score."""
+        """ConfigError if outputs that equal their targets have a lower loss but no greater score."""
         exact = targets.reshape(outputs.shape).to(outputs.dtype)
         (loss, score), (least, best) = (
             [float(rate(of, targets).double().mean()) for rate in (self._task.loss, self._task.score)]
@@ -188,7 +188,7 @@ class Evaluator:
             )
 
     def _check_finite(self, theta: Vector, when: str) -> None:
-        """ConfigError that names a tensor with values that are not finite."""
+        """ConfigError if a tensor of θ has values that are not finite. It names the tensor."""
         for name, values in self.initial.manifest.split(theta).items():
             if not np.isfinite(values).all():
                 raise ConfigError(f"{self._model_key}: {name} holds values that are not finite {when}")
@@ -212,17 +212,17 @@ class Evaluator:
             )
 
     def _fill(self, theta: Vector) -> None:
-        """Give the model these values, and its running statistics where θ has none."""
+        """Load θ into the model. Estimate the model's running statistics if θ does not hold them."""
         self._vector.fill(theta)
         if not self._local:
             return
         own = {name.rpartition(".")[0] for name in self._local}
         layers = [m for name, m in self._model.named_modules() if isinstance(m, _NormBase) and name in own]
         for layer in layers:
-            layer.reset_running_stats()  # those of a model that diverged would stay
+            layer.reset_running_stats()  # otherwise statistics of a diverged model would stay
         inputs = self._subsets["validation"].inputs
         with torch.inference_mode():
-            # Whole batches alone: a normalisation takes no single example.
+            # Whole batches only: normalisation fails on a single example.
             for i, start in enumerate(range(0, max(1, len(inputs) - _BATCH + 1), _BATCH)):
                 for layer in layers:
                     layer.train().momentum = 1 / (i + 1)  # the mean over batches
@@ -238,8 +238,8 @@ class Evaluator:
         return ModelRest(tuple(stay), tied(self._model), local)
 
     def _rate(self, examples: Examples) -> tuple[float, float]:
-        """The mean score, and the mean loss, over everything that the model predicts for these examples."""
-        score, loss = torch.zeros(2, dtype=torch.float64, device=self._device)  # read once: that waits for a GPU
+        """The mean score and the mean loss over all of the model's predictions for these examples."""
+        score, loss = torch.zeros(2, dtype=torch.float64, device=self._device)  # read once: reading waits for a GPU
         n = 0
         with torch.inference_mode():
             for start in range(0, len(examples), _BATCH):
@@ -254,7 +254,7 @@ class Evaluator:
 
 
 def _differing(model: torch.nn.Module, other: torch.nn.Module) -> str:
-    """The name of a dense tensor of the model's file whose values differ from the other model's; empty for none."""
+    """The name of the first dense tensor of a model's file that differs from the other model's; empty if none does."""
     ours, theirs = (dict(m.state_dict(keep_vars=True)) for m in (model, other))
     dense = (n for n, found in ours.items() if isinstance(found, torch.Tensor) and found.layout is torch.strided)
     return next((n for n in dense if n not in theirs or _bytes_of(ours[n]) != _bytes_of(theirs[n])), "")
@@ -265,7 +265,7 @@ def _bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def _subset(examples: Examples, n: int, seed: int, split: str) -> Examples:
-    """A fixed random part of a split."""
+    """`n` random examples of a split, fixed by the seed; the whole split if it has no more."""
     if n >= len(examples):
         return examples
     return examples.take(np.sort(generator(seed, "evaluation", split).choice(len(examples), n, replace=False)))

@@ -1,4 +1,4 @@
-"""The part of an experiment for an evaluator, and for the server that asks it."""
+"""The part of an experiment that an evaluator needs, and the server that asks it."""
 
 import json
 from dataclasses import dataclass, replace
@@ -17,14 +17,14 @@ class EvaluatorPlan:
     """The model and data that an evaluator evaluates, and how it and the server reach each other."""
 
     workload: Workload
-    """Also how clients train: the evaluator rehearses one such step before round 1."""
+    """Model, data and training settings. The evaluator rehearses one training step of a client before round 1."""
     seed: int
     """The seed of θ_0."""
     split_seed: int
     """The seed of the data set, and of the subsets that are evaluated."""
     evaluation: EvaluationTable
     tls: Tls | None
-    """None: both speak in the clear."""
+    """TLS between server and evaluator; None: the connection is not encrypted."""
 
     @property
     def subject(self) -> str:
@@ -35,16 +35,16 @@ class EvaluatorPlan:
         return json.dumps({**subject, "statistics": self.workload.statistics, **seeds, "subset": subset})
 
     def on_own_device(self) -> "EvaluatorPlan":
-        """The plan in the evaluator's process, which sees one CUDA device at most from now on (`own_device`).
+        """The plan for the evaluator's process. It sees at most one CUDA device from now on (`own_device`).
 
-        ConfigError where there is no torch.
+        ConfigError without torch.
         """
         require("evaluator")
         return replace(self, workload=replace(self.workload, device=own_device(self.workload.device, 0)))
 
 
 def evaluator_plan(experiment: Experiment) -> EvaluatorPlan:
-    """The evaluator's plan; ConfigError where models learn nothing that could be evaluated."""
+    """The evaluator's plan. ConfigError for the synthetic model, which learns nothing to evaluate."""
     workload = experiment.workload
     if workload.model == "synthetic":
         raise ConfigError('workload.model = "synthetic": learns nothing that an evaluator could evaluate')

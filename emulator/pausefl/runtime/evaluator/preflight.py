@@ -1,4 +1,4 @@
-"""Tries out what processes of a run would find wrong later: keys and tokens, data, partition, one training step."""
+"""Tries out what could fail later in a run's processes: keys and tokens, data, partition, one training step."""
 
 import math
 from collections.abc import Callable
@@ -19,16 +19,16 @@ from pausefl_server.monitoring.noise import NoiseAhead
 
 
 def check_own_code(experiment: Experiment) -> None:
-    """ConfigError for observers that cannot be made, and for a round in which no client is there."""
+    """ConfigError for observers that cannot be made, and for a round in which no client is present."""
     check_rounds(client_plan(experiment).presence)
     load_observers(experiment.experiment.observers)
 
 
 def try_out(experiment: Experiment, say: Callable[[str], None]) -> list[str]:
-    """Read keys and tokens, deal the data out, train the model one step and evaluate it; nothing is downloaded or kept.
+    """Read keys and tokens, deal the data out, train the model one step and evaluate it. Downloads and keeps nothing.
 
-    Returns what travels, and how noisy, in words. ConfigError or PauseflError, one line, as a run would end with. `say`
-    is told what cannot be tried here.
+    Returns sentences on how many values travel, and how much noise they get. Raises the one-line ConfigError or
+    PauseflError with which a run would end. `say` receives what cannot be tried here.
     """
     _read_credentials(experiment, say)
     workload = experiment.workload
@@ -47,7 +47,7 @@ def try_out(experiment: Experiment, say: Callable[[str], None]) -> list[str]:
 
 
 def _what_travels(model: InitialModel) -> str:
-    """How many of a model's values go where, in words."""
+    """A sentence on how many of a model's values travel, and how many stay."""
     manifest, local = model.manifest, model.rest.local.size
     stay = sum(math.prod(constant.shape) for constant in model.rest.constants)
     statistics = f"{local:,} are estimated on held-out data" if local else f"{manifest.statistics.size:,} are averaged"
@@ -55,7 +55,7 @@ def _what_travels(model: InitialModel) -> str:
 
 
 def _how_noisy(experiment: Experiment) -> list[str]:
-    """The noise of a client's first and last release, if all are chosen equally often; nothing without privacy."""
+    """A text on the noise of a client's first and last release, if all are chosen equally often; [] without privacy."""
     if (budget := budget_of(experiment.privacy)) is None:
         return []
     asked = experiment.asynchronous.buffer if experiment.is_asynchronous else experiment.selection.asked
@@ -63,9 +63,9 @@ def _how_noisy(experiment: Experiment) -> list[str]:
 
 
 def _read_credentials(experiment: Experiment, say: Callable[[str], None]) -> None:
-    """Read the files of [tls] and [admission]; ConfigError names one that is wrong.
+    """Read the files of [tls] and [admission]. ConfigError names a file that is wrong.
 
-    Where a path names {client_id}, one client's files must be here; `say` is told of those that are not.
+    If a path contains {client_id}, at least one client's files must be right. `say` receives the number of the others.
     """
     if experiment.admission.tokens:
         read_token_digests(experiment.admission.tokens)
@@ -90,7 +90,7 @@ def _read_credentials(experiment: Experiment, say: Callable[[str], None]) -> Non
 
 
 def _deal_out(experiment: Experiment) -> Dataset:
-    """The data, dealt out as client processes do; ConfigError where it cannot be, or an example is not finite."""
+    """The data set, after a trial of dealing it out. ConfigError if that fails, or if an example is not finite."""
     workload, seed = experiment.workload, experiment.experiment.seed_of("split")
     data = load_dataset(workload.dataset, examples=workload.examples, seed=seed)
     parts = dealt_out(workload, data, experiment.client_ids, seed)

@@ -1,5 +1,5 @@
-"""The evaluator in a process of its own, so that an evaluation never takes time from a round: as a service that
-outlives runs, or started by the server."""
+"""The evaluator in a process of its own, so that an evaluation never takes time from a round. It is either a service
+that outlives runs, or a child process of the server."""
 
 import asyncio
 import multiprocessing
@@ -37,10 +37,10 @@ Say = Callable[[str], None]
 
 
 def serve_evaluator(plan: EvaluatorPlan, report: Report) -> None:
-    """Serve evaluations until SIGTERM, SIGHUP or SIGINT. `report` gets `Ready`, and `MetricsServed` where it is so.
+    """Serve evaluations until SIGTERM, SIGHUP or SIGINT. `report` gets `Ready` and, with metrics, `MetricsServed`.
 
-    ConfigError when its data or model cannot be had, it cannot listen, or other machines could reach it without mutual
-    TLS; PauseflError when the model cannot be trained or evaluated.
+    ConfigError if the data or model is not available, if it cannot listen, or if other machines could reach it without
+    mutual TLS. PauseflError if the model cannot be trained or evaluated.
     """
     where, is_mutual = plan.evaluation, plan.tls is not None and plan.tls.ca
     if not (is_loopback(where.host) or where.insecure or is_mutual):
@@ -53,9 +53,9 @@ def serve_evaluator(plan: EvaluatorPlan, report: Report) -> None:
 
 @asynccontextmanager
 async def find_evaluator(plan: EvaluatorPlan, say: Say) -> AsyncIterator["RemoteEvaluator | OwnEvaluator"]:
-    """The evaluator at `evaluation.address`, or one that is started here and ends with the block.
+    """Yields the evaluator at `evaluation.address`, or else one in a child process, which ends with the block.
 
-    `say` is told what a person should read. ConfigError when a file for TLS is wrong.
+    `say` receives messages for the user. ConfigError if a file for TLS is wrong.
     """
     address = plan.evaluation.address
     evaluator = _connect(plan, address, plan.tls, say) if address else OwnEvaluator(plan, say)
@@ -66,7 +66,7 @@ async def find_evaluator(plan: EvaluatorPlan, say: Say) -> AsyncIterator["Remote
 
 
 class OwnEvaluator:
-    """An evaluator in a child process of this one; started when it is first needed, and again when it has died."""
+    """An evaluator in a child process, which is started when it is first needed and restarted when it has died."""
 
     def __init__(self, plan: EvaluatorPlan, say: Say) -> None:
         here = plan.evaluation.model_copy(update={"host": "127.0.0.1", "port": 0, "metrics_port": -1})
@@ -86,7 +86,7 @@ class OwnEvaluator:
         except EvaluatorLost as error:
             if not patient or isinstance(error, EvaluatorStuck):
                 raise
-            if self._process is not None:  # its line may have ended an instant before itself
+            if self._process is not None:  # its connection may have ended an instant before the process does
                 await asyncio.to_thread(self._process.join, _ENDS_WITHIN_S)
             return await self._evaluate(theta, subset=subset)
 
@@ -116,7 +116,7 @@ class OwnEvaluator:
         return self._remote
 
     async def _start(self) -> int:
-        """Start the process and wait for it; its port. PauseflError as it says why it cannot serve."""
+        """Start the process, wait until it listens, and return its port. PauseflError if it reports that it cannot."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=False)
         with ours:
@@ -124,7 +124,7 @@ class OwnEvaluator:
                 arguments = (self._plan, theirs)
                 process = context.Process(target=_run_own, args=arguments, name="pausefl-evaluator")
                 start(process)
-                self._process = process  # one that a signal kept from starting could not be ended
+                self._process = process  # only now: a process that a signal kept from starting cannot be ended
             try:
                 event: ProgressEvent = await asyncio.to_thread(ours.recv)
             except EOFError:
@@ -155,11 +155,11 @@ def _run_own(plan: EvaluatorPlan, events: "Connection[Any, Any]") -> None:
 async def _serve(plan: EvaluatorPlan, report: Report, ended_by: Sequence[signal.Signals] = ()) -> None:
     """Make the evaluator, listen, and serve until one of the signals comes."""
     evaluator = rehearsed_evaluator(plan.on_own_device())
-    os.nice(_NICENESS)  # not before: no round begins without the first model
+    os.nice(_NICENESS)  # only now: round 1 waits for the first model
     server, ended = EvaluatorServer(evaluator, plan.subject, plan.tls), asyncio.Event()
 
     def end() -> None:
-        end_within(DRAIN_S, status=0)  # an evaluation under way has a thread that nothing breaks off
+        end_within(DRAIN_S, status=0)  # the thread of an evaluation in progress cannot be interrupted
         ended.set()
 
     for number in ended_by:
@@ -172,7 +172,7 @@ async def _serve(plan: EvaluatorPlan, report: Report, ended_by: Sequence[signal.
 
 @contextmanager
 def _watched(where: EvaluationTable, tls: Tls | None, report: Report) -> Iterator[None]:
-    """Serve the metrics of this process and its probes for the time of a block, if that is wanted."""
+    """Serve this process's metrics and health probes for the block, unless `metrics_port` is negative."""
     if where.metrics_port < 0:
         yield
         return

@@ -1,4 +1,4 @@
-"""An evaluator that has been tried: errors of a user's model or data set come before round 1, each in one line."""
+"""Makes an evaluator and tries it, so that errors of a user's model or data set appear before round 1, in one line."""
 
 import traceback
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def rehearsed_evaluator(plan: EvaluatorPlan, when: str = " before round 1") -> "Evaluator":
-    """The evaluator of a plan, which has trained one step and evaluated once; `when` ends what is said of a failure.
+    """The evaluator of a plan, after one training step and one evaluation.
 
-    PauseflError when its model or data cannot be made, trained or evaluated.
+    PauseflError if its model or data cannot be made, trained or evaluated. `when` is the end of that error's text.
     """
-    # Here and not above: a server that imports this module needs no torch.
+    # Imported here, because a server that imports this module needs no torch.
     from pausefl.runtime.evaluator.model import Evaluator
     from pausefl_client.training.torch_trainer import use_one_thread
 
@@ -44,7 +44,7 @@ def rehearsed_evaluator(plan: EvaluatorPlan, when: str = " before round 1") -> "
 
 @contextmanager
 def told_in_one_line(plan: EvaluatorPlan, what: str) -> Iterator[None]:
-    """Turn what is raised into a PauseflError: `what` failed, the error, and FILE:LINE of the code a user brought."""
+    """Turn an error into a PauseflError: that `what` failed, the error, and FILE:LINE of the user's own code."""
     try:
         yield
     except PauseflError:
@@ -56,12 +56,12 @@ def told_in_one_line(plan: EvaluatorPlan, what: str) -> Iterator[None]:
 
 
 def told_with_place(error: BaseException, model: str, dataset: str) -> str:
-    """An error in one line, with FILE:LINE of the code a user brought if that was running.
+    """An error in one line, with FILE:LINE of the user's own code if that was running.
 
-    Where none was, with that of the model's or the data set's function if this was called, or what it made was.
+    Otherwise with FILE:LINE of the model's or the data set's function, if the error came from its call or its result.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if frames and frames[-1].f_code.co_name == "load_dataset":  # it takes other arguments
+    if frames and frames[-1].f_code.co_name == "load_dataset":  # the data set's function takes other arguments
         return with_place(error, [DATASETS.code_of(dataset)])
     is_of_model = any(frame.f_globals.get("__name__") == "torch.nn.modules.module" for frame in frames)
     if is_of_model or (frames and frames[-1].f_code.co_name == "build_model"):

@@ -1,4 +1,4 @@
-"""Both ends of the line between the server and its evaluator. Every call stands alone: either end may come back."""
+"""Both ends of the connection between server and evaluator. Calls are independent, so that either end may restart."""
 
 import asyncio
 import math
@@ -24,9 +24,9 @@ from pausefl_proto.v1 import federation_pb2 as federation
 from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Manifest, Vector, cut, digest, pack, unpack
 from pausefl_server.records import SPLITS, Evaluation, Split
 
-# Each call holds a model in memory. A server has one under way, and another where it gave one up.
+# Limits on calls at a time, in all and per connection: each holds a model. A server makes one, and may give some up.
 _MOST_CALLS, _MOST_OF_A_CONNECTION = 16, 4
-# How long a patient server waits before it asks again an evaluator that has no room.
+# How long a patient server waits before it asks a full evaluator again.
 _ASK_AGAIN_S = 1.0
 
 Answer = TypeVar("Answer")
@@ -46,14 +46,14 @@ class SplitEvaluator(Protocol):
     initial: InitialModel
 
     def evaluate(self, theta: Vector, splits: Sequence[Split], *, subset: bool) -> Evaluated:
-        """Accuracy and loss of θ on each."""
+        """Accuracy and loss of θ on each split."""
 
 
 class EvaluatorServer:
     """The evaluator's end: evaluates one model at a time, on a thread of its own."""
 
     def __init__(self, evaluator: SplitEvaluator, workload: str, tls: Tls | None) -> None:
-        """`workload` is what a run must agree on (`EvaluatorPlan.subject`)."""
+        """`workload` holds the values on which run and evaluator must agree (`EvaluatorPlan.subject`)."""
         self._evaluator = evaluator
         self._workload = workload
         self._tls = tls
@@ -70,7 +70,7 @@ class EvaluatorServer:
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port (port 0: any free one).
 
-        ConfigError when it is taken, or a file for TLS is wrong.
+        ConfigError if the port is taken, or a file for TLS is wrong.
         """
         bound = listen(self._server, "evaluation", host, port, self._tls)
         await self._server.start()
@@ -108,19 +108,19 @@ class EvaluatorServer:
                 splits = [_split(name) for name in header.evaluate.splits]
             except (WireError, DecodeError) as error:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-            await self._turn.acquire()  # a call that is given up here takes its model with it
+            await self._turn.acquire()  # a call that is given up while it waits here frees its model
             work = self._thread.submit(for_future, self._evaluate, theta, splits, header.evaluate.subset)
             work.add_done_callback(partial(self._end_turn, asyncio.get_running_loop()))
             return await asyncio.shield(asyncio.wrap_future(work))
 
     def _end_turn(self, loop: asyncio.AbstractEventLoop, _: "Future[bytes]") -> None:
-        """Let the next call evaluate its model, once the thread is through with one, given up or not."""
+        """Let the next call evaluate its model: the thread has finished with one, even if its call was given up."""
         with suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(self._turn.release)
 
     @asynccontextmanager
     async def _room(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> AsyncIterator[None]:
-        """Hold room for one call; the call is aborted where there is none, or a client makes it."""
+        """Count one call for the block. Abort the call if there are too many, or if a client's certificate made it."""
         if any(is_no_servers(pem) for pem in context.auth_context().get("x509_pem_cert", ())):
             said = "serves servers, and the certificate that it was shown is a client's"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, said)
@@ -156,11 +156,11 @@ class EvaluatorServer:
 
 
 class _FullError(OSError):
-    """The evaluator is there and has no room for another model."""
+    """The evaluator answers, but has no room for another model."""
 
 
 class RemoteEvaluator:
-    """The server's end. It connects when it is first asked, and again whenever it must."""
+    """The server's end. It connects at the first call, and reconnects when it must."""
 
     def __init__(
         self,
@@ -171,9 +171,9 @@ class RemoteEvaluator:
         answer_s: float,
         say: Callable[[str], None],
     ) -> None:
-        """`patience_s`: how long to wait for an evaluator that must be there; `say` tells of that wait.
+        """`patience_s`: how long a patient call waits for an evaluator; `say` receives a message about that wait.
 
-        `answer_s`: how long one that is there may take for an answer. ConfigError when a file for TLS is wrong.
+        `answer_s`: how long a connected evaluator may take to answer. ConfigError if a file for TLS is wrong.
         """
         self._address = address
         self._subject = pb.Subject(protocol_version=PROTOCOL_VERSION, workload=workload)
@@ -190,7 +190,7 @@ class RemoteEvaluator:
     async def initial(self) -> InitialModel:
         """The model that a run begins with.
 
-        EvaluatorLost when no evaluator answers in time; ConfigError when it evaluates another workload.
+        EvaluatorLost if no evaluator answers in time; ConfigError if it evaluates another workload.
         """
         try:
             return await self._retry_until_answered(self._ask_initial)
@@ -200,7 +200,7 @@ class RemoteEvaluator:
             raise EvaluatorLost(f'evaluation.address = "{self._address}": no evaluator answers ({error})') from error
 
     async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> Evaluated:
-        """On held-out training data and on the test set; EvaluatorLost when no evaluator answers."""
+        """θ's evaluations on held-out training data and on the test set. EvaluatorLost if no evaluator answers."""
         ask = partial(self._ask_evaluation, theta, subset)
         try:
             return await (self._retry_until_answered(ask) if patient else self._answered(ask))
@@ -232,7 +232,7 @@ class RemoteEvaluator:
             await asyncio.sleep(_ASK_AGAIN_S)
 
     async def _answered(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Ask, and once more with files for TLS that were renewed meanwhile."""
+        """Ask. If that fails and the files for TLS were renewed meanwhile, ask once more with the new files."""
         try:
             return await ask()
         except _FullError:
@@ -243,7 +243,7 @@ class RemoteEvaluator:
         return await ask()
 
     async def _takes_up_renewed(self) -> bool:
-        """Open the channel anew, as gRPC keeps the files' contents with it; False where they are still the same."""
+        """Reopen the channel with renewed files for TLS: gRPC keeps the old contents. Returns False if none changed."""
         if self._tls is None:
             return False
         try:
@@ -294,7 +294,7 @@ class RemoteEvaluator:
 
 
 def _take_apart(header: pb.Initial | pb.Evaluate, theta: Vector) -> list[bytes]:
-    """The messages a model travels in."""
+    """The messages in which θ travels; `header` is part of the first."""
     vector, frames = cut(theta, digest(theta))
     header.theta.CopyFrom(vector)
     first = pb.ModelPart(initial=header) if isinstance(header, pb.Initial) else pb.ModelPart(evaluate=header)
@@ -303,7 +303,7 @@ def _take_apart(header: pb.Initial | pb.Evaluate, theta: Vector) -> list[bytes]:
 
 
 async def _put_together(header: federation.Vector, first: memoryview, rest: AsyncIterator[bytes], size: int) -> Vector:
-    """The model, (size,) float32; WireError when it does not arrive as announced."""
+    """The model, (size,) float32. WireError if it does not arrive as announced."""
     frames = Assembler(header, size)
     frames.add(0, first)
     while not frames.complete:
@@ -313,7 +313,7 @@ async def _put_together(header: federation.Vector, first: memoryview, rest: Asyn
 
 
 def _rest_to_message(rest: ModelRest) -> tuple[pb.Rest, list[memoryview]]:
-    """The message, and the constants' bytes in frames; none where there are no constants."""
+    """The message for `rest`, and the constants' bytes in frames; no frames if there are no constants."""
     values = np.frombuffer(b"".join(constant.data for constant in rest.constants), np.uint8)
     header, frames = cut(values, digest(values))
     constants = [federation.Tensor(name=c.name, shape=c.shape, dtype=c.dtype) for c in rest.constants]
@@ -323,7 +323,7 @@ def _rest_to_message(rest: ModelRest) -> tuple[pb.Rest, list[memoryview]]:
 
 
 async def _rest_from_message(told: pb.Rest, parts: AsyncIterator[bytes]) -> ModelRest:
-    """The other way round; WireError where the bytes are not those announced."""
+    """The `ModelRest` of a message and its frames. WireError if the bytes are not those announced."""
     data = bytearray()
     while len(data) < told.values.size_bytes and (part := await anext(parts, b"")):
         data += _open(part)[1]

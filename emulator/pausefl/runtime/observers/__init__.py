@@ -1,4 +1,4 @@
-"""Observers: whom a run tells of its progress besides its own display. TensorBoard, MLflow, or code of one's own.
+"""Observers receive a run's progress, as its own display does: TensorBoard, MLflow, or the user's own code.
 
 May live here: observers, how they are found, and the threads that they run in.
 """

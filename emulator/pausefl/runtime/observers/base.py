@@ -1,4 +1,4 @@
-"""The base of observers, and the numbers of progress events, by the names that dashboards of others show."""
+"""The base class of observers, and the figures of progress events by the names that other dashboards show."""
 
 import re
 from collections.abc import Mapping
@@ -13,19 +13,19 @@ _OF_A_ROUND = [f.name for f in fields(RoundCommitted) if f.type in {int, float} 
 
 
 class Observer:
-    """Is told of one run's progress, in a thread of its own; ignores it. Subclasses override what concerns them.
+    """Receives one run's progress in its own thread, and ignores it. Subclasses override the methods that they need.
 
-    An observer that raises is told nothing more, and the run goes on.
+    An observer that raises an error receives nothing more, and the run goes on.
     """
 
     def begin(self, run_dir: Path, settings: Mapping[str, Mapping[str, Any]]) -> None:
-        """The run in this directory begins or goes on; `settings` is its experiment, by table and key."""
+        """Called when the run in this directory begins or resumes. `settings` is its experiment, by table and key."""
 
     def on_event(self, event: ProgressEvent) -> None:
-        """One progress event, in order (docs/events.md)."""
+        """Called for each progress event, in order (docs/events.md)."""
 
     def end(self) -> None:
-        """The run has ended, in whatever way; the last call."""
+        """Called last, when the run has ended in any way."""
 
 
 def figures(event: ProgressEvent) -> Mapping[str, tuple[int, float]]:
@@ -40,5 +40,5 @@ def figures(event: ProgressEvent) -> Mapping[str, tuple[int, float]]:
 
 
 def _plain(metric: str) -> str:
-    """A task's score by a name that MLflow takes as well."""
+    """The name of a task's score, with only the characters that MLflow accepts."""
     return re.sub(r"[^\w .:-]", "_", metric)

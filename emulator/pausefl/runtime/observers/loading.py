@@ -1,4 +1,4 @@
-"""Observers by name, as an experiment has them."""
+"""Finds and makes observers by the names that an experiment gives."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,27 +19,27 @@ OBSERVERS = Registry(
         "wandb": "pausefl.runtime.observers.wandb:WandB",
     },
 )
-"""Classes and functions without arguments that make observers. Those built in need the extra of their name each."""
+"""Classes and functions without arguments that make observers. Each built-in one needs the extra of its name."""
 _KEY = "experiment.observers"
 
 
 def load_observers(names: Sequence[str]) -> list[Observer]:
     """A fresh observer for each name: a built-in one, or "module:name" of a class or function without arguments.
 
-    ConfigError when there is no such observer, or its extra is not installed.
+    ConfigError if there is no such observer, or its extra is not installed.
     """
     return [_load(name) for name in names]
 
 
 def check_observers(names: Sequence[str]) -> None:
-    """ConfigError for a name that stands for nothing. Makes none of them, and asks for no extra."""
+    """ConfigError for a name that is not found. Makes no observer, and requires no extra."""
     for name in names:
         if name not in OBSERVERS.built_in:
             OBSERVERS.find(name, _KEY)
 
 
 def check_methods(observer: Observer, named: str) -> None:
-    """ConfigError, which begins as it is `named`, where a method takes other arguments than `Observer`'s."""
+    """ConfigError if a method takes other arguments than `Observer`'s. Its text begins with `named`."""
     kind: type = type(observer)
     if wrong := misfit(kind, Observer):
         raise ConfigError(f"{named}: {wrong}")

@@ -1,4 +1,4 @@
-"""Logs a run to MLflow: where the environment variable MLFLOW_TRACKING_URI says, else where MLflow does."""
+"""Logs a run to MLflow, at the environment variable MLFLOW_TRACKING_URI, or else at MLflow's default."""
 
 import time
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from pausefl.runtime.observers.base import Observer, figures
 from pausefl_process.events import Finished, ProgressEvent
 
 _EXPERIMENT = "pausefl"
-# MLflow takes no longer texts.
+# MLflow accepts no longer values.
 _VALUE_CHARACTERS_MAX = 500
 _STATUSES = {"completed": "FINISHED", "budgets_spent": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 

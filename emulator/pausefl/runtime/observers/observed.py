@@ -1,4 +1,4 @@
-"""A run's progress, passed on to observers. Nothing that they do takes time from the run or another, or ends it."""
+"""Passes a run's progress on to observers. An observer cannot delay or end the run or another observer."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ _Call = Callable[[Observer], None]
 
 
 class Observed:
-    """Shows events as `report` does, and tells observers of them, each in a thread of its own; a context manager."""
+    """A context manager that passes events to `report` and to observers, to each observer in its own thread."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Observed:
         settings: Mapping[str, Mapping[str, Any]],
         log: Path | None = None,
     ) -> None:
-        """`settings` is the experiment, by table and key; `log` keeps what a display may not show of observers."""
+        """`settings` is the experiment by table and key. `log` keeps observers' errors, which a display may drop."""
         self._report = report
         self._log = log
         self._complaints: SimpleQueue[str] = SimpleQueue()
@@ -66,7 +66,7 @@ class Observed:
 
     def _notice(self, message: str) -> None:
         if self._log is not None:
-            with suppress(OSError):  # a full disk, which the run tells of itself
+            with suppress(OSError):  # a full disk, which the run itself reports
                 add_warning(self._log, message)
         self._report(Notice(message))
 
@@ -95,7 +95,7 @@ class _Told:
         self._calls.put(None)
 
     def finishes(self, until_s: float) -> bool:
-        """Whether all calls are made, or the observer has failed, by this time."""
+        """Wait until `until_s` at most. Returns whether all calls are made, or the observer has failed."""
         self._thread.join(max(0.0, until_s - time.monotonic()))
         return not self._thread.is_alive()
 

@@ -11,7 +11,7 @@ from pausefl_process.events import ProgressEvent
 
 
 class TensorBoard(Observer):
-    """Event files in the folder `tensorboard` of the run directory, a scalar a figure."""
+    """Writes event files to the folder `tensorboard` of the run directory, with one scalar for each figure."""
 
     def begin(self, run_dir: Path, settings: Mapping[str, Mapping[str, Any]]) -> None:
         del settings

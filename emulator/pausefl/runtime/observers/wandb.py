@@ -1,4 +1,4 @@
-"""Logs a run to Weights & Biases, or to trackio, which takes the same calls; each as its own environment says."""
+"""Logs a run to Weights & Biases, or to trackio, which has the same API. Each reads its own environment variables."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -28,6 +28,6 @@ class WandB(Observer):
 
 
 class Trackio(WandB):
-    """The same in trackio: `trackio show --project pausefl`."""
+    """A run in trackio, with the same content as in `WandB`: `trackio show --project pausefl`."""
 
     package = "trackio"

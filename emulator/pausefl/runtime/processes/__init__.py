@@ -1,1 +1,1 @@
-"""Common to every process that the emulator starts: start, environment, event loop, logs, end."""
+"""The common parts of all processes that the emulator starts: start, environment, event loop, logs, end."""

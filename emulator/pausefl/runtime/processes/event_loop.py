@@ -1,4 +1,4 @@
-"""The event loop of processes that talk gRPC: one turn for all of gRPC's events that are there, not one for each."""
+"""The event loop of processes that use gRPC: it takes one turn for all pending gRPC events, not one for each."""
 
 import asyncio
 import socket
@@ -15,11 +15,11 @@ _MOST_BYTES = 4096
 
 
 class EventLoop(asyncio.SelectorEventLoop):
-    """asyncio's own, which spares gRPC needless turns.
+    """asyncio's selector event loop, without the needless turns that gRPC causes.
 
-    grpcio's thread writes a byte to a socket for each event. Its reader takes one byte, and handles all events that are
-    there: the bytes of those it handled make the loop turn for nothing, some seventeen times in a round of ten clients,
-    just while the round is written to the disk.
+    grpcio's thread writes a byte to a socket for each event. Its reader takes one byte, but handles all pending events.
+    The bytes left over make the loop turn for nothing: some seventeen times in a round of ten clients, just while the
+    round is written to the disk.
     """
 
     def add_reader(
@@ -35,11 +35,11 @@ class EventLoop(asyncio.SelectorEventLoop):
 def _once_for_all(
     signals: socket.socket, handle_events: Callable[[Unpack[Arguments]], Any]
 ) -> Callable[[Unpack[Arguments]], None]:
-    """Lets gRPC take all bytes that are there, one by one, for it looks for events after each: none is missed."""
+    """A function that lets gRPC take all pending bytes one by one. It polls after each byte, so no event is missed."""
 
     def handle(*args: *Arguments) -> None:
         with suppress(BlockingIOError):  # another thread's loop may take bytes meanwhile
-            for _ in signals.recv(_MOST_BYTES, socket.MSG_PEEK) or b"\0":  # where there are no more, gRPC is told
+            for _ in signals.recv(_MOST_BYTES, socket.MSG_PEEK) or b"\0":  # at the end of the file, gRPC is called once
                 handle_events(*args)
 
     return handle

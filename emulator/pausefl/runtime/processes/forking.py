@@ -1,4 +1,4 @@
-"""Processes that are forked by a server, which has imported what each of them needs."""
+"""Processes that are forked from a fork server, which has already imported the modules that they need."""
 
 import os
 import sys
@@ -15,36 +15,36 @@ from pausefl.runtime.processes.environment import added_to_environment, environm
 from pausefl.runtime.processes.preloaded import VARIABLE
 from pausefl_proto.errors import ConfigError
 
-# Of the 108 bytes that the address of a Unix socket has, what multiprocessing adds to this folder leaves so many.
+# A Unix socket's address has 108 bytes. multiprocessing adds some to this folder's path, which leaves this many.
 _LONGEST_FOLDER_BYTES = 70
 
 
 class ForkedProcess(ForkServerProcess):
-    """A process, not yet started, that calls `work` with these arguments, in the environment of now."""
+    """A process, not yet started, that calls `work` with these arguments and the present environment variables."""
 
     def __init__(self, name: str, imports: Sequence[str], work: Callable[..., None], arguments: Sequence[Any]) -> None:
-        """`imports` are what the fork server of this process imports before it forks.
+        """`imports` are the modules that this process's fork server imports before it forks.
 
-        There is one, begun when the first of its processes is started: later ones change nothing of it. What cannot be
-        imported is left out.
+        There is one fork server, which begins with the first process started: later `imports` change nothing. A module
+        that cannot be imported is left out.
         """
         super().__init__(target=_in_environment, args=(environment_of_children(), work, *arguments), name=name)
         self.imports = list(imports)
 
 
 def begin_fork_server(imports: Sequence[str]) -> None:
-    """Let the fork server of this process import these modules, while this process goes on.
+    """Start this process's fork server, if there is none. It imports these modules while this process goes on.
 
-    ConfigError where the folder for temporary files cannot hold its socket.
+    ConfigError if the folder for temporary files cannot hold its socket.
     """
     if not can_fork():
         raise ConfigError(f"TMPDIR = {tempfile.gettempdir()}: for a socket, {_LONGEST_FOLDER_BYTES} bytes at most")
-    # Nothing comes from the working directory, where Python looks first.
+    # PYTHONSAFEPATH: import nothing from the working directory, where Python looks first.
     with added_to_environment(PYTHONSAFEPATH="1", **{VARIABLE: ",".join(imports)}):
         forkserver.set_forkserver_preload(["pausefl.runtime.processes.preloaded"])
         try:
             forkserver.ensure_running()
-        except ChildProcessError:  # it was begun by the process that forked this one, or another part heard of its end
+        except ChildProcessError:  # it is the parent's fork server, or other code has already waited for its end
             forget_fork_server()
             forkserver.ensure_running()
 
@@ -55,24 +55,24 @@ def can_fork() -> bool:
 
 
 def forget_fork_server() -> None:
-    """Let the next process be forked by a new server."""
-    server: Any = forkserver._forkserver  # there is no other way to give one up
+    """Give up the fork server, so that the next process is forked from a new one."""
+    server: Any = forkserver._forkserver  # multiprocessing has no public function for this
     with suppress(OSError, TypeError):
-        os.close(server._forkserver_alive_fd)  # the old one ends with the last process that has this open
+        os.close(server._forkserver_alive_fd)  # the old server ends with the last process that has this file open
     if server._forkserver_pid is not None:
         threading.Thread(target=_await_end, args=(server._forkserver_pid,), daemon=True).start()
     server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
-    os.makedirs(util.get_temp_dir(), 0o700, exist_ok=True)  # noqa: PTH103  # where the next one's socket will lie
+    os.makedirs(util.get_temp_dir(), 0o700, exist_ok=True)  # noqa: PTH103  # the folder of the next server's socket
 
 
 def _await_end(pid: int) -> None:
-    """Wait until a child has ended, or it would stay a zombie."""
+    """Wait until a child has ended. Otherwise it would stay a zombie."""
     with suppress(ChildProcessError):  # it was the child of the process that forked this one
         os.waitpid(pid, 0)
 
 
 def _in_environment(environment: Mapping[str, str], work: Callable[..., None], *arguments: Any) -> None:
-    """The fork server has the environment of the time when it was begun, and one state of numpy's shared generator."""
+    """Call `work` in this environment, with a new seed for numpy's shared generator: a fork copies the server's."""
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()

@@ -1,4 +1,4 @@
-"""How a process of a run is started, and that it ends with the one that started it."""
+"""Starts the processes of a run, and ends each of them with the process that started it."""
 
 import multiprocessing
 import os
@@ -16,12 +16,12 @@ from pausefl.runtime.processes.environment import added_to_environment
 from pausefl.runtime.processes.forking import ForkedProcess, begin_fork_server, forget_fork_server
 from pausefl_proto.errors import PauseflError
 
-# What a terminal sends to every process at once and, by SIGUSR2, Slurm before a job's time is over.
+# Signals that are sent to every process at once: by a terminal, or (SIGUSR2) by Slurm before a job's time is over.
 _OF_ALL = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR2}
 _STARTS_MAX = 5
 _START_AGAIN_S = 0.05
 _STARTING = threading.Lock()
-"""Held by the thread that starts a process: meanwhile `__main__` lacks what Python would import it by."""
+"""Held by the thread that starts a process. Meanwhile `__main__` lacks the attributes with which Python imports it."""
 
 
 def die_with_parent() -> None:
@@ -34,9 +34,9 @@ def die_with_parent() -> None:
 def start(process: "multiprocessing.process.BaseProcess") -> None:
     """Start a process that does not import the caller's `__main__` again.
 
-    So a script that calls the library needs no `if __name__ == "__main__"`, and a notebook has no file to import.
-    What is sent to every process at once is left to the caller from the first instant on.
-    A fork server that ends while it is asked is started again; PauseflError when it ends every time.
+    So a script that calls the library needs no `if __name__ == "__main__"`, and a notebook needs no file to import.
+    From its first instant on, the process leaves signals that are sent to every process to the caller.
+    A fork server that ends during the request is restarted. PauseflError if it ends every time.
     """
     with _STARTING:
         _start(process)
@@ -60,15 +60,15 @@ def _start(process: "multiprocessing.process.BaseProcess") -> None:
 
 
 def begin_to_import(imports: Sequence[str]) -> None:
-    """Begin the fork server, so that it imports while there is other work to do until processes are forked."""
-    with _interrupts_held_back(), suppress(OSError, PauseflError):  # who forks meets it again, and can tell it
+    """Start the fork server, so that it imports modules while this process does other work before it forks any."""
+    with _interrupts_held_back(), suppress(OSError, PauseflError):  # it comes again, and is reported, at the first fork
         begin_fork_server(imports)
 
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Let a terminal's signals wait until the block is left; what is started in it inherits that, and hears none."""
-    resource_tracker.ensure_running()  # else the start of a process would start it, which lets signals through
+    """Hold the signals `_OF_ALL` back until the end of the block. Processes started in it inherit this for good."""
+    resource_tracker.ensure_running()  # otherwise the start of a process starts it, which lets signals through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_ALL)
     try:
         yield
@@ -78,18 +78,18 @@ def _interrupts_held_back() -> Iterator[None]:
 
 def _fork(process: ForkServerProcess) -> None:
     for _ in range(_STARTS_MAX):
-        with suppress(EOFError, ConnectionError):  # of a fork server that was killed between the request and its answer
+        with suppress(EOFError, ConnectionError):  # the fork server was killed before it answered the request
             try:
                 begin_fork_server(process.imports if isinstance(process, ForkedProcess) else ())
                 return process.start()
-            except FileNotFoundError:  # its socket, which lay in the folder for temporary files
+            except FileNotFoundError:  # its socket was deleted from the folder for temporary files
                 forget_fork_server()
-        time.sleep(_START_AGAIN_S)  # until the kernel has ended it
+        time.sleep(_START_AGAIN_S)  # until the kernel has ended the server
     raise PauseflError(f"{process.name}: the fork server ended {_STARTS_MAX} times while it was to be started")
 
 
 def ignore_interrupts() -> None:
-    """Leave a terminal's signals to the process in charge, also where others had begun the fork server."""
+    """Leave the signals `_OF_ALL` to the process in charge, even if other code started the fork server."""
     for number in _OF_ALL:
         signal.signal(number, signal.SIG_IGN)
 

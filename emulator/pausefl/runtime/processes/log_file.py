@@ -1,4 +1,4 @@
-"""A log file that takes the output of one or several processes, and is rotated once it is full."""
+"""A log file for the output of one or several processes, which is rotated once it is full."""
 
 import fcntl
 import io
@@ -17,7 +17,7 @@ _ROTATE_EVERY_S = 5.0
 
 
 def open_standard_files() -> None:
-    """Open the standard files that this process was started without (`>&-`), or others would come in their place."""
+    """Open standard files that were closed at this process's start (`>&-`). Otherwise other files get their numbers."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
@@ -26,10 +26,10 @@ def open_standard_files() -> None:
 
 
 def write_output_to(path: Path) -> None:
-    """Send this process's standard output and error to a file that others append to as well.
+    """Append this process's standard output and error to a file. Other processes may append to it as well.
 
-    From 64 MiB on the file is renamed to NAME.1, in place of an earlier one, and begun anew. Only its owner may read
-    it: the text of an error may quote a client's data. PauseflError where its folder was taken away.
+    Above 64 MiB, the file is renamed to NAME.1, in place of an earlier one, and a new file is begun. Only its owner may
+    read it: the text of an error may quote a client's data. PauseflError if its folder was moved or deleted.
     """
     open_standard_files()
     try:
@@ -60,10 +60,10 @@ def _rotate_for_ever(path: Path) -> None:
 
 
 def rotate_output(path: Path, most_bytes: int) -> None:
-    """Rename the file this process writes to once it is full, or follow another process that has done so."""
+    """Rename the file that this process writes to if it is full, or switch to the new file of a process that did so."""
     with os.fdopen(_opened(path), "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        # Another process may have renamed it while this one waited for the lock, and then holds that of the new file.
+        # Another process may have renamed the file while this one waited for the lock.
         is_current = is_at(1, path)
         if is_current and os.fstat(1).st_size > most_bytes:
             path.replace(path.with_name(f"{path.name}.1"))

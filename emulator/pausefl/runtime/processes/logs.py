@@ -8,16 +8,16 @@ from pathlib import Path
 from pausefl_process.events import RUN, envelope
 
 VARIABLE = "PAUSEFL_LOG"
-"""The environment variable that names json, quiet or verbose, separated by commas; child processes inherit it."""
+"""The environment variable with any of json, quiet and verbose, separated by commas. Child processes inherit it."""
 
 _FIELDS = {"round": "round", "client_id": "client", "event": "event"}
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: the envelope of progress events, kind, logger, message.
+    """Formats each line as one JSON object: the envelope of progress events, kind, logger, message.
 
-    `round` and `client` follow where a line is about them, `event` where it is about a progress event, whose kind it
-    then has, and `exception` with a traceback.
+    A line about a round or a client also has `round` or `client`. A line about a progress event has that event's kind,
+    and the event as `event`. A line with a traceback has `exception`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -34,40 +34,40 @@ class JsonFormatter(logging.Formatter):
 
 
 def ask_for(*, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
-    """Set how this process and those it starts log: as JSON, no more than warnings, or a line an exchange as well."""
+    """Set how this process and its children log: as JSON, only warnings (quiet), or also each exchange (verbose)."""
     asked = {"json": json, "quiet": quiet, "verbose": verbose}
     if any(asked.values()):
         os.environ[VARIABLE] = ",".join(word for word, is_asked in asked.items() if is_asked)
 
 
 def is_json() -> bool:
-    """Whether logs and progress are to be JSON, also on a terminal."""
+    """Whether logs and progress are written as JSON, also on a terminal."""
     return "json" in _words()
 
 
 def is_quiet() -> bool:
-    """Whether nothing but warnings, errors and results is to be shown."""
+    """Whether only warnings, errors and results are shown."""
     return "quiet" in _words()
 
 
 def is_verbose() -> bool:
-    """Whether each exchange of each client is to be logged."""
+    """Whether each exchange of each client is logged."""
     return "verbose" in _words()
 
 
 def set_up_log(run: str = "") -> None:
-    """Log to standard error from now on, whatever was set up before; `run` is named in JSON, of this process alone."""
+    """Log to standard error from now on, in place of any earlier setup. JSON lines name `run` as this process's run."""
     if run:
         os.environ[RUN] = run
     handler = logging.StreamHandler()
     handler.setFormatter(_formatter())
-    # gRPC's traceback of a stream that was gone before it was ended says nothing of the server.
+    # gRPC logs this traceback if a stream was gone before it was ended. It says nothing about the server.
     handler.addFilter(lambda record: not record.getMessage().startswith("ExecuteBatchError raised in core"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING if is_quiet() else logging.INFO, force=True)
 
 
 def add_warning(path: Path, message: str) -> None:
-    """Add a line to a log that other processes write."""
+    """Append a warning to a log file that other processes write."""
     record = logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", "msg": message})
     with path.open("a", encoding="utf-8") as log:
         log.write(_formatter().format(record) + "\n")

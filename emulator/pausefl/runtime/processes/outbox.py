@@ -1,4 +1,4 @@
-"""Passes things on in a thread of its own: a reader that takes nothing stops no event loop."""
+"""Passes items on in a separate thread, so that a reader that stops reading cannot stop an event loop."""
 
 import io
 import os
@@ -12,7 +12,7 @@ from typing import Generic, TextIO, TypeVar
 from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent, Report, RoundCommitted
 
 _WAITING_MAX = 4096
-# A reader that has not taken a process's last lines by then gets no more.
+# How long a process waits at its end for a reader to read its last lines.
 _READ_WITHIN_S = 3.0
 
 Item = TypeVar("Item")
@@ -20,9 +20,9 @@ Item = TypeVar("Item")
 
 @contextmanager
 def posted(report: Report, *, end_within_s: float | None = None) -> Iterator[Report]:
-    """A `Report` that returns at once and raises what `report` raised before; leaving the block waits for the rest.
+    """Yields a `Report` that returns at once: a thread calls `report`. Its error is raised at the next call or the end.
 
-    With `end_within_s`, it waits no longer for a reader that takes nothing. Where very many events wait, rounds,
+    The block's end waits until all events are reported, at most for `end_within_s`. If very many events wait, rounds,
     evaluations and notices are left out.
     """
     outbox = _Outbox(report, "events")
@@ -41,9 +41,9 @@ def posted(report: Report, *, end_within_s: float | None = None) -> Iterator[Rep
 
 @contextmanager
 def posted_output() -> Iterator[None]:
-    """Write standard output and standard error by threads of their own for the time of a block.
+    """In the block, write standard output and standard error in separate threads.
 
-    Its end waits a moment for readers that take nothing. Where very many lines wait, later ones are left out.
+    Its end waits a moment for readers that stopped reading. If very many lines wait, later ones are left out.
     """
     with ExitStack() as block:
         for redirect, stream in ((redirect_stdout, sys.stdout), (redirect_stderr, sys.stderr)):
@@ -54,7 +54,7 @@ def posted_output() -> Iterator[None]:
 
 
 def is_file(stream: TextIO) -> bool:
-    """Whether a stream has a descriptor: one in memory needs no reader."""
+    """Whether a stream has a file descriptor. A stream in memory has none, and no reader to wait for."""
     try:
         return stream.fileno() >= 0
     except io.UnsupportedOperation:
@@ -62,7 +62,7 @@ def is_file(stream: TextIO) -> bool:
 
 
 class _PostedLines(io.TextIOBase):
-    """Text on its way to a file descriptor, line by line and past the buffers: a thread that waits there locks none."""
+    """A text stream whose lines a thread writes to the file descriptor. It holds no buffer's lock while it waits."""
 
     def __init__(self, stream: TextIO) -> None:
         stream.flush()
@@ -119,7 +119,7 @@ class _Outbox(Generic[Item]):
         self._thread.join(within_s)
 
     def raise_error(self) -> None:
-        """Raise, once, what passing on has raised: the reader may have gone."""
+        """Raise, once, the error of an item that could not be passed on: the reader may have gone."""
         error, self._error = self._error, None
         if error is not None:
             raise error

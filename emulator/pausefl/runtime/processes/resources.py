@@ -1,4 +1,4 @@
-"""A process's resources on its host: open files, memory that it has freed, time for collecting garbage, GPUs."""
+"""Sets a process's use of its host's resources: open files, freed memory, garbage collection, GPUs."""
 
 import ctypes
 import gc
@@ -8,26 +8,26 @@ from functools import cache
 
 from pausefl_proto.errors import ConfigError
 
-# Of glibc's <malloc.h>.
+# From glibc's <malloc.h>.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-# The greatest value glibc takes for M_MMAP_THRESHOLD on 64-bit machines.
+# The greatest value that glibc accepts for M_MMAP_THRESHOLD on 64-bit machines.
 _BUFFER_BYTES = 32 << 20
-# What a process has open without clients, and what each ledger takes.
+# How many files a process has open without clients, and how many each ledger needs.
 _FILES = 40
 _FILES_OF_A_LEDGER = 3
-# Before the youngest generation is looked through; Python's own value is 700.
+# How many new objects trigger a collection of the youngest generation. Python's own value is 700.
 _NEW_OBJECTS = 10_000
 
 
 def allow_many_files() -> None:
-    """Lift the soft limit on open files to the hard one: a stream and a ledger for each of a thousand clients."""
+    """Raise the soft limit on open files to the hard limit: a thousand clients need a stream and a ledger each."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def refuse_few_files(*, clients: int = 0, ledgers: int = 0) -> None:
-    """ConfigError where a process of so many streams to clients, or of so many ledgers, may not open enough files."""
+    """ConfigError if this process may not open enough files for this many streams to clients, or this many ledgers."""
     needed = max(_FILES + clients, _FILES + ledgers * _FILES_OF_A_LEDGER)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < needed:
@@ -37,8 +37,8 @@ def refuse_few_files(*, clients: int = 0, ledgers: int = 0) -> None:
 def keep_freed_memory(most_bytes: int = _BUFFER_BYTES) -> None:
     """Tell glibc to keep freed buffers of up to 32 MiB each, `most_bytes` in all, for the next ones.
 
-    Otherwise they go back to the kernel, and every round pages them in again: that costs more than all else a client
-    does with a model of 1 MB. Elsewhere than on glibc this does nothing. `most_bytes` is below 2 GiB.
+    Otherwise they go back to the kernel, and every round pages them in again. With a model of 1 MB, that costs more
+    than all other work of a client. Without glibc, this does nothing. `most_bytes` must be below 2 GiB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -47,7 +47,7 @@ def keep_freed_memory(most_bytes: int = _BUFFER_BYTES) -> None:
 
 
 def collect_seldom() -> None:
-    """Let Python look for cyclic garbage only after many more objects were made than freed.
+    """Make Python look for cyclic garbage only after many more objects were made than freed.
 
     A round makes some thousands, nearly all of which are freed with their last reference. Looking through them more
     often costs a server a tenth of its processor time and finds nothing.
@@ -55,17 +55,17 @@ def collect_seldom() -> None:
     gc.set_threshold(_NEW_OBJECTS)
 
 
-@cache  # what is hidden cannot be counted again
+@cache  # hidden devices cannot be counted again
 def own_device(name: str, process: int) -> str:
-    """What `workload.device` is called in this process, from which all other CUDA devices are hidden from now on.
+    """The name of `workload.device` (`name`) in this process. All other CUDA devices are hidden from it from now on.
 
-    It must not have asked for them yet. It so has one context: a step of torch's Adam on a processor already begins to
-    use a device that it sees. `process` is the number of this process on its machine, as in `dealt_device`.
+    Called before the process uses CUDA. It then has one CUDA context at most: even a step of torch's Adam on a CPU
+    begins to use a visible device. `process` is this process's number on its machine, as in `dealt_device`.
     """
     if name == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         return name
-    import torch  # which processes that train nothing do without
+    import torch  # here, as processes that train nothing need no torch
 
     from pausefl_client.training.torch_trainer import dealt_device
 

@@ -1,4 +1,4 @@
-"""Tells what a process waits for when it gets SIGUSR1."""
+"""Prints what a process waits for when it receives SIGUSR1."""
 
 import asyncio
 import gc
@@ -17,9 +17,9 @@ Result = TypeVar("Result")
 
 
 def run_telling_waits(work: Coroutine[Any, Any, Result]) -> Result:
-    """Do the work in an event loop of its own, as asyncio.run does; write `waits` to standard error at each SIGUSR1.
+    """Do the work in a new event loop, as asyncio.run does. Each SIGUSR1 writes `waits` to standard error.
 
-    Python lets no thread besides the main one hear signals.
+    In other threads than the main one, SIGUSR1 is not handled: Python allows signal handlers in the main thread only.
     """
 
     async def told() -> Result:
@@ -57,7 +57,7 @@ def _tell() -> None:
 
 
 def _places(awaited: Any) -> Iterator[str]:
-    """ "file.py:12 function" for each call that waits for the next; last, what no Python code waits for."""
+    """Yields "file.py:12 function" for each call that waits for the next; last, the type of the awaited object."""
     while awaited is not None:
         kind = next((kind for kind in ("cr", "ag", "gi") if getattr(awaited, f"{kind}_frame", None)), "")
         if kind:
@@ -72,7 +72,7 @@ def _places(awaited: Any) -> Iterator[str]:
 
 
 def _generator_of(awaited: Any) -> Any:
-    """The asynchronous generator whose next value is awaited, which has no attribute that leads there; None: none."""
+    """The asynchronous generator whose next value is awaited, or None. `awaited` has no attribute that leads to it."""
     if not type(awaited).__name__.startswith("async_generator_"):
         return None
     return next(filter(inspect.isasyncgen, gc.get_referents(awaited)), None)
