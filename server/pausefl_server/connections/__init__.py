@@ -1,1 +1,1 @@
-"""Client streams: the gRPC transport, an actor for each connected client, limits on what peers may cost."""
+"""Client streams: the gRPC transport, an actor for each connected client, and limits on the resources peers use."""

@@ -1,4 +1,4 @@
-"""Files that say who may join: they are read again while a run goes on, so that a client can be locked out of it."""
+"""Files that say which clients may join. They are read again during a run, so that a client can be locked out of it."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,19 +15,19 @@ _LOOKS_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class AdmissionFiles:
-    """The paths of the files; an empty one is none."""
+    """The paths of the files; an empty path means that there is no such file."""
 
     tokens: str = ""
     clients: str = ""
 
     def read(self, admission: Admission) -> Admission:
-        """The admission with what the files say now; ConfigError names one that cannot be used."""
+        """The admission with the current content of the files; ConfigError names a file that cannot be used."""
         if self.tokens:
             admission = replace(admission, tokens=read_token_digests(self.tokens))
         return replace(admission, listed=read_ids(self.clients)) if self.clients else admission
 
     def state(self) -> list[tuple[int, int, int]]:
-        """A value that differs once a file has changed."""
+        """A value that changes when a file changes."""
         found = []
         for path in filter(None, (self.tokens, self.clients)):
             with suppress(OSError):  # it is being replaced
@@ -39,7 +39,7 @@ class AdmissionFiles:
 async def follow(
     files: AdmissionFiles, admission: Admission, readmit: Callable[[Admission], None], say: Callable[[str], None]
 ) -> None:
-    """Tell `readmit` what the files say, each time that they have changed, for ever; what cannot be used is said."""
+    """Whenever the files change, pass the new admission to `readmit`, until cancelled; `say` reports unusable files."""
     seen: list[tuple[int, int, int]] = []
     while files != AdmissionFiles():
         state = await asyncio.to_thread(files.state)

@@ -14,18 +14,18 @@ class AnswerLimits:
     """The limits of one run, the same for all clients."""
 
     size: int
-    """How many values an update has: as many as the model."""
+    """How many values an update must have: the size of the model."""
     norm_bound: NormBound | None = None
-    """An update that the mechanism cannot have made is rejected; None: no update is."""
+    """Rejects updates that the mechanism cannot have made; None: none is rejected."""
     encoding: Encoding = FLOAT32
-    """How the values of an update travel."""
+    """How the values of an update are encoded on the wire."""
     statistics: Manifest = field(default_factory=lambda: Manifest(()))
     """The running statistics that an update ends with."""
     budget: Budget | None = None
-    """A client whose budget cannot be spent yet must not say that it is; None: any client may say so."""
+    """Tells when a client may say that its budget is spent; None: it may always say so."""
 
     def check(self, vector: Vector, epsilon: float) -> None:
-        """WireError where clipping and noise, at `epsilon` if above 0, or a variance, cannot have made this update."""
+        """Raise WireError if clipping and noise at `epsilon`, if above 0, forbid this update, or a variance is < 0."""
         d = self.size - self.statistics.size
         if self.norm_bound is not None and epsilon > 0:
             self.norm_bound.check(vector[:d], epsilon, self.encoding)

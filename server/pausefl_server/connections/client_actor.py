@@ -36,15 +36,15 @@ from pausefl_server.rounds.messages import (
     Withdraw,
 )
 
-# Checking one frame's worth takes some 30 µs, handing it to a thread and back 100 µs.
+# Checking this many bytes takes about 30 µs, handing them to a thread and back 100 µs.
 _INLINE_BYTES = 1 << 20
-# An update that arrives damaged so often has a cause that asking once more will not cure.
+# If an update arrives damaged this often, its cause is not one that asking again will cure.
 _MOST_TIMES_ASKED = 4
-# What an answer may take beyond its frames: a refusal, or an update begun again.
+# How many messages an answer may have beyond its frames: for a refusal, or for an update that begins again.
 _SPARE_MESSAGES = 4
-# Jobs a client may be late with at a time, and withdrawn ones that are remembered.
+# How many late jobs of a client, and how many withdrawn ones, are remembered.
 _MOST_LATE = 64
-# How many messages a client may send at most, however many it was asked for: one that never answers saves up no more.
+# The most messages that a client may ever be allowed to send: jobs that it does not answer add up to no more.
 _MOST_MESSAGES = 100_000
 
 
@@ -60,7 +60,7 @@ class StreamToClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _AskAgain:
-    """To itself: send the job once more, for the answer arrived damaged."""
+    """To the client actor itself: send the job again, because the answer arrived damaged."""
 
     exchange: Exchange
 
@@ -69,7 +69,7 @@ _Order = Dispatch | Acknowledge | Withdraw | SendPing | Dismiss | _AskAgain
 
 
 class ClientActor(Actor[_Order]):
-    """Writes what the coordinator tells it (`run`) and reads what the client answers (`listen`)."""
+    """Writes the coordinator's messages to the client (`run`), and reads the client's messages (`listen`)."""
 
     def __init__(
         self,
@@ -91,26 +91,26 @@ class ClientActor(Actor[_Order]):
         self._watch = watch
         self._clock = watch.clock
         self._exchange: Exchange | None = None
-        self._late: dict[tuple[int, int], Exchange] = {}  # withdrawn jobs whose updates may have been paid for before
-        self._receiving: Exchange | None = None  # the one that the last update began to come for
-        self._withdrawn: set[tuple[int, int]] = set()  # and not answered
+        self._late: dict[tuple[int, int], Exchange] = {}  # withdrawn jobs that may have been charged before
+        self._receiving: Exchange | None = None  # the exchange whose update is arriving
+        self._withdrawn: set[tuple[int, int]] = set()  # withdrawn jobs that are not answered
         self._nonce = 0  # the last ping's
-        self._pinged_s: float | None = None  # when it was sent; None once it is answered, or followed by a job
+        self._pinged_s: float | None = None  # when the last ping was sent; None once answered or followed by a job
         self._rate_limit = rate_limit or ClientRateLimit(watch.clock)
         self._allowed_messages = 0
         self.may_return = True
-        """False once it has said goodbye, or has to rest."""
+        """False once the client has said goodbye, or must stay away for a while."""
         self._last_job = 0, 0
-        # Each job allows one release more; another may be under way that an earlier stream's job asked for.
+        # Each job allows one more release. Another one may be under way for an earlier stream's job.
         self._most_released = released + 1
 
     @property
     def handed_over_s(self) -> float | None:
-        """When the client was first handed the job under way; None without one."""
+        """When the client was first handed the job under way; None if there is no job."""
         return None if self._exchange is None else self._exchange.first_s
 
     def offer(self, message: _Order) -> bool:
-        """Take a message as every actor does. A job that is withdrawn while it waits for its turn is not sent."""
+        """Hand over a message, as `Actor.offer` does. A job withdrawn while it waits for its turn is not sent."""
         if isinstance(message, Withdraw) and (self._exchange or (message.round, message.attempt) != self._last_job):
             self._withdrawn.add((message.round, message.attempt))
             if len(self._withdrawn) > _MOST_LATE:
@@ -118,7 +118,7 @@ class ClientActor(Actor[_Order]):
         return super().offer(message)
 
     async def receive(self, message: _Order) -> None:
-        """Write what the coordinator wants said."""
+        """Write one message to the client."""
         match message:
             case Dispatch() if (message.round, message.attempt) in self._withdrawn:
                 pass
@@ -126,12 +126,12 @@ class ClientActor(Actor[_Order]):
                 if self._exchange is not None and self._exchange.key in self._withdrawn:
                     self._keep_late(self._exchange)
                 self._exchange = Exchange(message, self._clock(), 0)
-                self._pinged_s = None  # the answer would measure the job
+                self._pinged_s = None  # its answer would come after the job, and measure that
                 self._last_job = message.round, message.attempt
                 self._most_released += 1
                 await self._send_job(self._exchange)
             case _AskAgain(exchange) if exchange is self._exchange:
-                # What it takes from now on is another exchange; the time until now is that of a broken one.
+                # The parts of the exchange are timed from now on. The time until now counts as `reconnect_s`.
                 exchange.job, exchange.started_s = replace(exchange.job, handed_over_s=exchange.first_s), self._clock()
                 await self._send_job(exchange)
             case Acknowledge(round_, attempt):
@@ -161,10 +161,10 @@ class ClientActor(Actor[_Order]):
         self._allowed_messages = min(self._allowed_messages + messages, _MOST_MESSAGES)
 
     async def listen(self) -> str:
-        """Read until the client leaves; returns why it did.
+        """Read until the client leaves; returns the reason.
 
-        DamageError when what it sends makes no sense any more: on a fresh stream it sends the same bytes again.
-        AbuseError when it sends too much, or too much that is rejected.
+        DamageError if its messages cannot be read any more: on a new stream it sends the same bytes again.
+        AbuseError if it sends too many messages, or too many that are rejected.
         """
         try:
             try:
@@ -199,7 +199,7 @@ class ClientActor(Actor[_Order]):
         return "its stream ended"
 
     async def _take_pong(self, nonce: int, arrived_s: float) -> None:
-        """Measure the ping that is under way; other answers are left alone."""
+        """Measure the ping that is under way; ignore other answers."""
         if nonce == self._nonce and self._pinged_s is not None:
             ping_s, self._pinged_s = arrived_s - self._pinged_s, None
             await self._coordinator.tell(Pinged(self.client_id, ping_s))
@@ -207,7 +207,7 @@ class ClientActor(Actor[_Order]):
     async def _take_result(self, result: pb.Result, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange, answered = self._exchange, (result.round, result.attempt)
         exchange = self._late.get(answered, exchange)
-        if self._receiving is not None:  # frames can no more continue it
+        if self._receiving is not None:  # no further frames can continue it
             self._receiving.result = self._receiving.frames = None
             self._receiving = None
         if result.status == pb.STATUS_WITHDRAWN and answered in self._withdrawn:
@@ -234,16 +234,16 @@ class ClientActor(Actor[_Order]):
                 await self._ask_again(exchange, damage)
 
     def _end(self, job: tuple[int, int]) -> None:
-        """Wait for no further answer to this job."""
+        """Stop waiting for an answer to this job."""
         if self._exchange is not None and self._exchange.key == job:
             self._exchange = None
         self._late.pop(job, None)
         self._withdrawn.discard(job)
 
     def _keep_late(self, exchange: Exchange) -> None:
-        """Remember a withdrawn job while the next one is under way; a client that answers none keeps a few at most.
+        """Remember a withdrawn job while the next one is under way; at most a few if the client answers none.
 
-        It is never sent again, so its model is not kept.
+        The job is never sent again, so its model is not kept.
         """
         exchange.job = replace(exchange.job, messages=())
         self._late[exchange.key] = exchange
@@ -253,7 +253,7 @@ class ClientActor(Actor[_Order]):
     async def _take_frame(self, frame: pb.Frame, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange = self._receiving
         if exchange is None or exchange.frames is None or exchange.result is None:
-            # The rest of an update already rejected: one rejection is enough.
+            # It belongs to an update that was already rejected: one rejection is enough.
             return
         exchange.bytes_up += n_bytes
         if frame.HasField("host"):
@@ -265,9 +265,9 @@ class ClientActor(Actor[_Order]):
             await self._ask_again(exchange, damage)
 
     async def _ask_again(self, exchange: Exchange, damage: DamageError) -> None:
-        """The client keeps its bytes until they are acknowledged: the same job makes it send them once more.
+        """Send the job again: the client keeps its update until it is acknowledged, and so sends the same bytes again.
 
-        A job that is withdrawn, or followed by another, is not sent again.
+        If the job is withdrawn, followed by another, or was sent too often, its answer is rejected instead.
         """
         result, exchange.result, exchange.frames = exchange.result, None, None
         is_wanted = exchange.key == self._last_job and exchange.key not in self._withdrawn
@@ -279,7 +279,7 @@ class ClientActor(Actor[_Order]):
         await self._reject(str(damage), exchange.key, release_of(result) if result else Release())
 
     async def _finish_if_complete(self, exchange: Exchange, arrived_s: float) -> None:
-        """Pass a whole update on, or reject it; DamageError when its bytes are not those that were sent."""
+        """Pass a complete update on, or reject it; DamageError if its bytes were damaged on the way."""
         frames, result = exchange.frames, exchange.result
         if frames is None or result is None or not frames.complete:
             return
@@ -317,7 +317,7 @@ class ClientActor(Actor[_Order]):
                 still_before_s=still_before_s,
             )
         )
-        self._end(exchange.key)  # no earlier: should the stream break meanwhile, the round trip runs on
+        self._end(exchange.key)  # not earlier: if the stream breaks meanwhile, the round trip continues
 
     async def _check(self, frames: Assembler, release: Release) -> Vector:
         if self._limits.size * 4 <= _INLINE_BYTES:
@@ -326,11 +326,11 @@ class ClientActor(Actor[_Order]):
 
     def _checked(self, frames: Assembler, release: Release) -> Vector:
         vector = frames.finish(check_finite=True)
-        self._limits.check(vector, release.epsilon)  # one that is not the schedule's is the coordinator's to reject
+        self._limits.check(vector, release.epsilon)  # the coordinator compares ε with the schedule
         return vector
 
     def _possible(self, release: Release) -> Release:
-        """The release as reported; WireError when the client cannot have made so many since its hello."""
+        """The release as reported; WireError if the client cannot have made that many since its hello."""
         if release.participation > self._most_released:
             raise WireError(
                 f"counts {release.participation} releases, at most {self._most_released} are possible since its hello"
@@ -338,9 +338,9 @@ class ClientActor(Actor[_Order]):
         return release
 
     async def _reject(self, reason: str, job: tuple[int, int], release: Release, *, is_counted: bool = True) -> None:
-        """Tell the coordinator of an answer to this job that is over and not used. AbuseError once too often."""
+        """Tell the coordinator that an answer to this job is rejected. AbuseError if that happens too often."""
         if release.participation > self._most_released:
-            release = Release()  # it cannot be, and is not believed
+            release = Release()  # this is impossible, and not believed
         await self._coordinator.tell(Refusal(self.client_id, *job, "rejected", reason, release))
         if is_counted:
             self._rate_limit.count_rejection(reason)
@@ -348,7 +348,7 @@ class ClientActor(Actor[_Order]):
     async def _relay_refusal(self, result: pb.Result) -> None:
         job = result.round, result.attempt
         is_spent, budget = result.status == pb.STATUS_BUDGET_EXHAUSTED, self._limits.budget
-        if is_spent and budget is not None and not budget.may_be_spent(self._most_released - 1):  # but for this job's
+        if is_spent and budget is not None and not budget.may_be_spent(self._most_released - 1):  # without this job's
             await self._reject("says that its budget is spent, its schedule affords more", job, Release())
             return
         kind: RefusalKind = "exhausted" if is_spent else "refused"

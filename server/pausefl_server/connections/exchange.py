@@ -1,4 +1,4 @@
-"""A job under way with one client, and what its parts on two clocks say of where its time went."""
+"""A job under way with one client, and its timing, which joins durations from two clocks."""
 
 from dataclasses import dataclass, replace
 
@@ -9,7 +9,7 @@ from pausefl_proto.wire import Assembler
 from pausefl_server.records import TIMING_TOLERANCE_S, Timing
 from pausefl_server.rounds.messages import Dispatch
 
-# By this share of them, too, a client's parts may add up to more than the whole: a clock drifts, and is slewed, by some
+# A client's parts may also exceed the round trip by this share of their sum: clocks drift, and are slewed, by some
 # hundred millionths. Device time is bounded before a policy sees it.
 _TIMING_TOLERANCE_SHARE = 1e-3
 
@@ -20,7 +20,7 @@ class Exchange:
 
     job: Dispatch
     started_s: float
-    """When this stream was handed it."""
+    """When this stream was handed the job."""
     bytes_down: int
     bytes_up: int = 0
     first_frame_s: float = 0.0
@@ -35,14 +35,14 @@ class Exchange:
 
     @property
     def first_s(self) -> float:
-        """When the client was first handed the job, be it on an earlier stream."""
+        """When the client was first handed the job, perhaps on an earlier stream."""
         return self.started_s if self.job.handed_over_s is None else self.job.handed_over_s
 
     def timing(self, reported: pb.Timing, arrived_s: float, host: HostReport) -> Timing:
-        """Join both clocks' durations; WireError when the client's parts cannot lie within the server's whole.
+        """Join the durations of both clocks; WireError if the client's parts do not fit within the round trip.
 
-        The server's clock stands still while its machine sleeps, and its clients' clocks do not: the whole is then at
-        least the sum of the client's parts, by as much as the server slept.
+        The server's clock stands still while its machine sleeps, but the clients' clocks do not. The round trip is then
+        extended to the sum of its parts, by at most the time that the server slept.
         """
         timing = Timing(
             round_trip_s=arrived_s - self.first_s,

@@ -1,4 +1,4 @@
-"""Limits on unauthenticated peers: what one may cost the server until its hello has said who it is."""
+"""Limits on unauthenticated peers: the resources that a peer may use before its hello identifies it."""
 
 import asyncio
 from collections import Counter
@@ -15,7 +15,7 @@ HELLO_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class ConnectionBounds:
-    """How many connections and streams there may be, and how long a silent one lasts."""
+    """How many clients may be connected, and how long a silent connection lasts."""
 
     most_clients: int = 1000
     dead_after_s: float = DEAD_AFTER_S
@@ -23,18 +23,18 @@ class ConnectionBounds:
 
 
 MAX_HELLO_BYTES = 256 << 10
-# A first message may have the size of a frame before gRPC refuses it, and so much of it is buffered while it arrives.
+# gRPC accepts a first message up to the size of a frame, and buffers that much of it while it arrives.
 _MOST_AT_ONCE = 64
 MOST_WAITING = 128
-"""Streams whose hello has not come, half of them of one connection. gRPC buffers about a megabyte of each, whether or
-not it is read."""
+"""How many streams may wait for their hello; one connection may have half of them. gRPC buffers about a megabyte of
+each, whether it is read or not."""
 MOST_ENDING = 32
-"""Streams whose last message is not taken, half of them of one connection. Nothing ends such a stream but its
-connection, which is then not idle: they may hold half of the connections that are spare at most."""
+"""How many streams may wait until their last message is read; one connection may have half of them. Each keeps its
+connection from being idle until that ends, so this is half of the spare connections."""
 
 
 class StreamQuota:
-    """Bounds a number of streams; a connection has at most as many as are left, so that a few cannot take all."""
+    """Limits a number of streams. One connection may hold at most as many as are free, so that few cannot take all."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -42,7 +42,7 @@ class StreamQuota:
 
     @contextmanager
     def reserved(self, connection: str) -> Iterator[None]:
-        """Count a stream of this connection during the block; TryLaterError where the quota is used up."""
+        """Count a stream of this connection during the block; TryLaterError if the quota is used up."""
         if self._held[connection] >= self._most - self._held.total():
             raise TryLaterError("too many clients say hello at once")
         self._held[connection] += 1
@@ -55,7 +55,7 @@ class StreamQuota:
 
 
 class HelloLimiter:
-    """Bounds the hellos that are read at a time, in all and of one connection; others wait, too many are rejected."""
+    """Limits how many hellos are read at once, in all and per connection. Others wait; if too many do, they fail."""
 
     def __init__(self, timeout_s: float = HELLO_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
@@ -65,10 +65,10 @@ class HelloLimiter:
 
     @asynccontextmanager
     async def slot(self, connection: str) -> AsyncIterator[None]:
-        """Hold a slot of the connection of this name while the block reads the hello.
+        """Hold one of this connection's slots while the block reads the hello.
 
-        TryLaterError when the hello, or the slot, does not come in time (its length may have been damaged on the way),
-        or when too many wait for that.
+        TryLaterError if the slot or the hello does not come in time (the hello's length may have been damaged on the
+        way), or if too many streams wait.
         """
         with self._waiting.reserved(connection):
             slots = self._slots_of.setdefault(connection, asyncio.Semaphore(HELLOS_AT_ONCE))

@@ -1,4 +1,4 @@
-"""The rate limit of one client id: unsolicited and rejected messages are counted, and too many bring a backoff."""
+"""The rate limit of one client id: unsolicited and rejected messages are counted, and too many cause a backoff."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,23 +6,23 @@ from typing import NoReturn
 
 from pausefl_proto.errors import TryLaterError
 
-# Messages a client may send beyond what it was asked for, its hellos among them, and how many more each second.
+# How many unsolicited messages, hellos included, a client may send at once, and how many more each second.
 _UNSOLICITED_BURST, _UNSOLICITED_PER_S = 64.0, 4.0
 _MOST_REJECTIONS = 8
 _REJECTION_EXPIRES_S = 5.0
 _SHORTEST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 300.0
-# After so many times its last backoff without another, a client's next one is the shortest again.
+# A client's backoff is the shortest again if this many times its last one have passed without another.
 _BACKOFF_RESET_AFTER = 10.0
-# gRPC keeps a stream until its last message is taken, or its connection ends.
+# How many ended streams a client may leave unread: gRPC keeps each until it is read, or its connection ends.
 _MOST_DRAINING = 4
 
 
 class AbuseError(TryLaterError):
-    """The client has sent too much, or too much that is rejected; it may come back after its backoff."""
+    """The client has sent too many messages, or too many that were rejected; it may come back after its backoff."""
 
 
 class ClientRateLimit:
-    """One client's counts, kept over its streams. All times are `clock`'s, in seconds."""
+    """One client's counts, kept across its streams. All times are read on `clock`, in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -33,7 +33,7 @@ class ClientRateLimit:
         self._draining = 0
 
     def check_allowed(self) -> None:
-        """TryLaterError during the client's backoff, and while too many of its streams cannot end."""
+        """Raise TryLaterError during the client's backoff, or while too many of its ended streams are unread."""
         if self._draining >= _MOST_DRAINING:
             raise TryLaterError("it left streams from which it takes nothing")
         if (left_s := self._blocked_until_s - self._clock()) > 0:
@@ -41,7 +41,7 @@ class ClientRateLimit:
 
     @contextmanager
     def draining(self) -> Iterator[None]:
-        """Count a stream that has ended but for what the client has not taken yet."""
+        """Count, during the block, a stream that has ended except for messages that the client has not read."""
         self._draining += 1
         try:
             yield
@@ -49,7 +49,7 @@ class ClientRateLimit:
             self._draining -= 1
 
     def count_unsolicited(self, reason: str = "sent more messages than it was asked for") -> None:
-        """Count a message that was not asked for. AbuseError when there are too many."""
+        """Count a message that was not asked for. AbuseError if there are too many."""
         now_s = self._clock()
         gained = (now_s - self._refilled_s) * _UNSOLICITED_PER_S
         self._tokens, self._refilled_s = min(_UNSOLICITED_BURST, self._tokens + gained) - 1, now_s
@@ -58,7 +58,7 @@ class ClientRateLimit:
             self._back_off(reason)
 
     def count_rejection(self, reason: str) -> None:
-        """Count a message that was rejected; one expires every few seconds. AbuseError when it is one too many."""
+        """Count a rejected message; every few seconds one expires. AbuseError if there are too many."""
         now_s = self._clock()
         self._rejections = max(0.0, self._rejections - (now_s - self._counted_s) / _REJECTION_EXPIRES_S) + 1
         self._counted_s = now_s
@@ -67,7 +67,7 @@ class ClientRateLimit:
             self._back_off(reason)
 
     def _back_off(self, reason: str) -> NoReturn:
-        """Raise AbuseError; the client may come back after a while, which grows each time."""
+        """Raise AbuseError; the client may come back after a time that grows with each backoff."""
         now_s = self._clock()
         is_again = now_s - self._blocked_until_s < _BACKOFF_RESET_AFTER * self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, _LONGEST_BACKOFF_S) if is_again else _SHORTEST_BACKOFF_S

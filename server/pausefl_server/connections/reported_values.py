@@ -1,4 +1,4 @@
-"""The values that a client reports beside its update, checked and kept short: WireError for values that cannot be."""
+"""The values that a client reports beside its update, checked and kept short; WireError for impossible values."""
 
 from dataclasses import fields
 
@@ -25,17 +25,17 @@ def release_of(result: pb.Result) -> Release:
 
 
 def loss_of(result: pb.Result) -> float | None:
-    """The training loss that the client discloses; None without one, and where it is NaN, infinite or too great.
+    """The training loss that the client discloses; None if it discloses none, or if it is NaN, infinite or too great.
 
-    It is no error: what was clipped and noised of a training that diverged may still be sound.
+    Such a loss is not an error: if training diverged, the clipped and noised update may still be sound.
     """
     return result.loss if result.HasField("loss") and abs(result.loss) <= GREATEST_STATED else None
 
 
 def statistics_of(result: pb.Result) -> dict[str, float]:
-    """The statistics of its data that the client discloses, by name, in the order of their names.
+    """The statistics of its data that the client discloses, by name, sorted by name.
 
-    A message has them in an order that differs from process to process, and the log of a run that repeats is the same.
+    Their order in a message differs from process to process; sorted, a repeated run gives the same log.
     WireError for more than 1024 of them, a name of more than 64 characters, or a value that is NaN or too great.
     """
     if len(result.statistics) > MAX_STATISTICS or any(len(name) > _LONGEST_NAME for name in result.statistics):
@@ -65,7 +65,7 @@ def still_before_of(result: pb.Result) -> float:
 
 
 def _check_range(message: pb.Timing | pb.Host, most: float) -> None:
-    """WireError unless all its numbers are from 0 to `most`: sums of them are numbers, and fit in reports."""
+    """Raise WireError unless all numbers are from 0 to `most`, so that their sums are finite and fit in reports."""
     for field, value in message.ListFields():
         if not 0 <= value <= most:  # NaN neither
             raise WireError(f"reports {field.name} = {value}: must be a number from 0 to {most:g}")

@@ -1,4 +1,4 @@
-"""Serves a client's stream, whatever carries its bytes: hello, admission, an actor of its own, and its loss."""
+"""Serves client streams over any transport: hello, admission, an actor for each client, and the client's loss."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.messages import Dismiss, Lost, Register
 
-# How long a client that is sent away may take to hear why.
+# How long a client that is sent away may take to read the reason.
 _GOODBYE_WITHIN_S = 2.0
 
 
@@ -34,20 +34,20 @@ class PeerIdentity:
     """The identity of a stream's peer before its hello."""
 
     connection: str
-    """The same for all streams of one connection."""
+    """The name of its connection, the same for all streams of one connection."""
     names: tuple[str, ...] = ()
-    """Of the client's certificate, which TLS has verified; none without one."""
+    """The names in the client's certificate, which TLS has verified; empty without a certificate."""
     token: str = ""
 
     @property
     def host(self) -> str:
-        """The IP address, of a connection that gRPC calls FAMILY:ADDRESS:PORT; empty for any other."""
+        """The peer's IP address, if gRPC names the connection FAMILY:ADDRESS:PORT; else empty."""
         _, _, address = self.connection.rpartition(":")[0].partition(":")
         return unquote(address)
 
 
 class ClientStreamHandler:
-    """Serves each client stream from its hello to its end, by an actor of its own."""
+    """Serves each client stream from its hello to its end, with an actor of its own."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class ClientStreamHandler:
         on_refused: Callable[[str], None] = lambda _: None,
         run_id: str = "",
     ) -> None:
-        """`admission` says what a stream must show; None: nothing. `on_refused` hears why a peer is not let in.
+        """`admission` says what a client must prove; None: nothing. `on_refused` receives the reason of each refusal.
 
-        `watch` times exchanges, and looks at this host meanwhile. A client that takes part in runs besides `run_id`
-        alone hears which this one is, and is not registered: its ledger tells what it has spent in another.
+        `watch` times exchanges, and monitors this host meanwhile. A client whose hello names another run than `run_id`
+        is told this run's id, and is not registered: its ledger states the ε that it spent in the other run.
         """
         self._coordinator = coordinator
         self._limits = limits
@@ -72,9 +72,9 @@ class ClientStreamHandler:
         self._on_refused = on_refused
         self._welcome = pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=run_id)
         self._hellos = HelloLimiter(hello_timeout_s)
-        self._ending = StreamQuota(MOST_ENDING)  # gRPC keeps them until their last message is taken
-        self._rate_limits: dict[str, ClientRateLimit] = {}  # of every id that was let in once
-        self._served: dict[ClientActor, tuple[PeerIdentity, asyncio.Timeout]] = {}  # and what ends its stream
+        self._ending = StreamQuota(MOST_ENDING)  # gRPC keeps streams until their last message is read
+        self._rate_limits: dict[str, ClientRateLimit] = {}  # of every id that was registered once
+        self._served: dict[ClientActor, tuple[PeerIdentity, asyncio.Timeout]] = {}  # the timeout can end its stream
 
     async def handle(self, stream: StreamToClient, peer: PeerIdentity) -> None:
         """Serve one stream from its hello to its end, or until it breaks."""
@@ -82,7 +82,7 @@ class ClientStreamHandler:
             await self._handle(stream, peer)
 
     def readmit(self, admission: Admission) -> None:
-        """Admit by this from now on. Streams of clients that it does not admit are closed."""
+        """Use this admission from now on. Streams of clients that it does not admit are closed."""
         self._admission = admission
         for actor, (peer, limit) in self._served.items():
             try:
@@ -91,7 +91,7 @@ class ClientStreamHandler:
                 limit.reschedule(0.0)
 
     async def show(self, offer: bytes, stream: StreamToClient, peer: PeerIdentity) -> None:
-        """Send `offer` to a peer that may say hello and asks in time; WireError says why another gets none."""
+        """Send `offer` to a peer that may say hello and asks in time; WireError tells other peers the reason."""
         with contextlib.suppress(ConnectionError):
             with self._told_of_refusal(peer):
                 self._admission.check_known(peer.names, peer.token)
@@ -102,7 +102,7 @@ class ClientStreamHandler:
 
     async def _handle(self, stream: StreamToClient, peer: PeerIdentity) -> None:
         try:
-            # Nothing is read from a client that can be no id's owner: however many they are, no owner waits for them.
+            # Nothing is read from a client that proves no id: however many such clients come, the others need not wait.
             with self._told_of_refusal(peer):
                 self._admission.check_known(peer.names, peer.token)
             async with self._hellos.slot(peer.connection):
@@ -125,7 +125,7 @@ class ClientStreamHandler:
 
     @contextlib.contextmanager
     def _told_of_refusal(self, peer: PeerIdentity) -> Iterator[None]:
-        """Tell of a WireError: the coordinator tells of the hellos that it refuses, and does not hear of this one."""
+        """Report a WireError. The coordinator reports the hellos that it refuses, but does not receive this one."""
         try:
             yield
         except WireError as error:
@@ -133,16 +133,16 @@ class ClientStreamHandler:
             raise
 
     async def _send_away(self, stream: StreamToClient, peer: PeerIdentity, message: pb.ServerMessage) -> None:
-        """Say no more than this, and nothing where too many peers have not taken their last message."""
+        """Send only this message, or nothing if too many peers have not read their last message."""
         with contextlib.suppress(TryLaterError), self._ending.reserved(peer.connection):
             await stream.write(encode(message))
 
     async def _serve(
         self, stream: StreamToClient, hello: pb.Hello, peer: PeerIdentity, is_owner: bool, rate_limit: ClientRateLimit
     ) -> None:
-        """Register the client, relay what it and the coordinator say, and tell of its loss.
+        """Register the client, relay messages between it and the coordinator, and report its loss.
 
-        WireError or ActorStopped when the coordinator takes no such client.
+        WireError or ActorStopped if the coordinator does not accept the client.
         """
         actor = ClientActor(
             hello.client_id,
@@ -162,17 +162,17 @@ class ClientStreamHandler:
             writer = asyncio.ensure_future(actor.run())
             reason = await self._listen(actor, writer, peer)
         finally:
-            # This coroutine is cancelled when the connection breaks, be it before the welcome; the coordinator must
-            # hear of it all the same.
+            # This coroutine is cancelled when the connection breaks, which may happen before the welcome. The
+            # coordinator must be told even then.
             actor.stop()
-            with contextlib.suppress(ActorStopped):  # the run is over; no actor is left to be told
+            with contextlib.suppress(ActorStopped):  # the run is over: the coordinator has ended
                 await self._coordinator.tell(Lost(actor, reason, actor.handed_over_s, actor.may_return))
             if writer is not None:
                 with rate_limit.draining():
                     await asyncio.gather(writer, return_exceptions=True)
 
     async def _listen(self, actor: ClientActor, writer: "asyncio.Future[None]", peer: PeerIdentity) -> str:
-        """Listen until the client leaves, has to, or is admitted no longer; returns why."""
+        """Listen until the client leaves, must leave, or is no longer admitted; returns the reason."""
         async with contextlib.AsyncExitStack() as leaving:
             leaving.callback(self._served.pop, actor, None)
             try:
@@ -181,7 +181,7 @@ class ClientStreamHandler:
                     return await _listen(actor, writer)
             except TimeoutError:
                 actor.may_return = False
-                return await _send_off(actor, writer, "is admitted no longer")  # when it comes again, it hears why
+                return await _send_off(actor, writer, "is admitted no longer")  # it gets the reason when it comes again
 
 
 def _goodbye(error: Exception) -> pb.ServerMessage:
@@ -202,7 +202,7 @@ async def _listen(actor: ClientActor, writer: "asyncio.Future[None]") -> str:
     try:
         return await actor.listen()
     except ActorStopped:
-        # The run is over. Its goodbye may still wait to be written.
+        # The run is over, but its goodbye may not be written yet.
         await asyncio.wait([writer])
         return "the run is over"
     except (DamageError, AbuseError) as error:
@@ -210,7 +210,7 @@ async def _listen(actor: ClientActor, writer: "asyncio.Future[None]") -> str:
 
 
 async def _send_off(actor: ClientActor, writer: "asyncio.Future[None]", reason: str) -> str:
-    # The writer may be in the midst of a message; a client that reads nothing does not hear why.
+    # The writer may still be writing another message. A client that reads nothing does not get the reason.
     actor.offer(Dismiss(reason, final=False))
     await asyncio.wait([writer], timeout=_GOODBYE_WITHIN_S)
     return reason

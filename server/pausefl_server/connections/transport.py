@@ -12,13 +12,13 @@ from pausefl_proto.wire import SERVICE, encode
 from pausefl_server.connections.hello_limits import ConnectionBounds
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 
-# What gRPC raises where a stream breaks in the midst of a read or a write. Elsewhere it cancels the coroutine that
-# serves the stream.
+# The errors that gRPC raises if a stream breaks during a read or a write. At other times, gRPC cancels the coroutine
+# that serves the stream.
 _BROKEN_LINE = (grpc.aio.InternalError, grpc.aio.UsageError)
 
 
 class GrpcStreamToClient:
-    """`client_actor.StreamToClient` over a gRPC context, in bytes: a job is serialised once for all clients."""
+    """`client_actor.StreamToClient` over a gRPC context, in bytes, so that a job is serialised once for all clients."""
 
     def __init__(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         self._context = context
@@ -38,7 +38,7 @@ class GrpcStreamToClient:
 
 
 class FederationServer:
-    """Listens for clients, and lets their streams in."""
+    """Listens for clients, and passes their streams to the handler."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class FederationServer:
         run_id: str = "",
         bounds: ConnectionBounds | None = None,
     ) -> None:
-        """`offer` is what clients may ask for that have no file, or that outlive the run `run_id`."""
+        """`offer` is the experiment, for clients that have no file of it, or that outlive the run `run_id`."""
         self._tls = tls
         self._handler = handler
         self._offer = encode(pb.ExperimentOffer(experiment=offer, run_id=run_id))
         bounds = bounds or ConnectionBounds()
         self._server = make_server(bounds.dead_after_s, _limits(bounds.most_clients, bounds.hello_timeout_s))
         join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
-        # A stream too: gRPC would read the request of a unary call before the handler could refuse it, for ever.
+        # This is a stream too: gRPC reads a unary call's request, without a time limit, before the handler can refuse.
         show: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._show_offer)
         handlers = {"Join": join, "Offer": show}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -64,18 +64,18 @@ class FederationServer:
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port (port 0: any free one).
 
-        ConfigError when it is taken, or a file for TLS is wrong.
+        ConfigError if the port is taken, or if a file for TLS is wrong.
         """
         bound = listen(self._server, "server", host, port, self._tls)
         await self._server.start()
         return bound
 
     async def stop(self, grace_s: float) -> None:
-        """Give clients `grace_s` to close their streams after the goodbye, then cut them off."""
+        """Let clients close their streams within `grace_s` of the goodbye, then break the others."""
         await self._server.stop(grace_s)
 
     async def _show_offer(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        """The experiment, for those who may say hello."""
+        """Send the experiment to a peer that may say hello."""
         try:
             await self._handler.show(self._offer, GrpcStreamToClient(context), _peer(context))
         except TryLaterError as error:
@@ -88,10 +88,10 @@ class FederationServer:
 
 
 def _limits(most_clients: int, hello_timeout_s: float) -> tuple[tuple[str, int], ...]:
-    """Limits of connections that have not said hello: how many there are, for how long, and of how many streams."""
+    """gRPC options that limit connections: their number, their streams, and the time of handshakes and idling."""
     timeout_ms = int(hello_timeout_s * 1000)
     return (
-        # A process of many clients has one connection for all of them; some are left over from before a restart.
+        # A process of many clients has one connection for all. Some connections may be left from before a restart.
         ("grpc.max_allowed_incoming_connections", 2 * most_clients + 64),
         ("grpc.max_concurrent_streams", most_clients + 16),
         ("grpc.server_handshake_timeout_ms", timeout_ms),

@@ -1,6 +1,6 @@
-"""How a round's updates become one: pure functions of vectors in selection order, so bit-equal in any order of answers.
+"""Combines a round's updates: pure functions of vectors in selection order, so bit-equal in any order of answers.
 
-Updates are n ≥ 1 vectors, (d,) float32, and so is the result. `harmful` is f, how many of them may be anything at all.
+Updates are n ≥ 1 vectors, (d,) float32, and so is the result. `harmful` is f: this many may have any values.
 """
 
 import math
@@ -18,19 +18,19 @@ from pausefl_proto.errors import PauseflError
 from pausefl_proto.number_types import Positive, PositiveShare, Whole
 from pausefl_proto.wire import Vector
 
-# Values of a vector worked on at once. The temporaries of a block fit a processor's cache; above 10,000 values BLAS
-# would begin to share a dot product among threads, whose wake-up costs more than it saves.
+# How many values of a vector are processed at once. The temporaries of a block fit a processor's cache. Above 10,000
+# values, BLAS would share a dot product among threads, whose wake-up costs more than they save.
 _BLOCK = 1 << 13
-# The same for sums, which no BLAS works on.
+# The same for sums, which do not use BLAS.
 _SUM_BLOCK = 1 << 15
 
 
 class AggregationRule(ABC):
-    """A rule of one's own, a pure function of a round's updates; its fields are the parameters of its table."""
+    """Base of users' own rules, a pure function of a round's updates; its fields are the parameters of its table."""
 
     @abstractmethod
     def combine(self, updates: Sequence[Vector], weights: FloatArray) -> Vector:
-        """The round's one update, a new (d,) float32 vector, from n >= 1 of them in selection order.
+        """The round's combined update, a new (d,) float32 vector, from n >= 1 updates in selection order.
 
         `weights` are (n,) and positive: by data size, or as the policy says.
         """
@@ -43,22 +43,22 @@ RuleName = Literal["fedavg", "median", "trimmed-mean", "krum", "multi-krum", "no
 class Aggregation:
     """How updates are combined.
 
-    Only fedavg and norm-clip weigh updates, by data size or as the policy says; the others trust no such number.
+    Only fedavg and norm-clip weigh updates, by data size or as the policy says. The other rules do not trust weights.
     """
 
     rule: str | Mapping[str, Any] | AggregationRule = "fedavg"
-    """A `RuleName`, or a rule of one's own."""
+    """The aggregation rule: a `RuleName`, or a user's own rule."""
     harmful: Whole = 1
     """How many harmful updates of a round trimmed-mean, krum and multi-krum must withstand."""
     clip_norm: Positive | None = None
-    """Rule "norm-clip": the greatest L2 norm of an update. Without it, the median of the round's norms."""
+    """Rule "norm-clip": the L2 norm to which greater updates are scaled down. Without it: the round's median norm."""
     weight_share_max: PositiveShare = 1.0
-    """The greatest share that one client has of a round's average, and of the data in PAUSE's g. 1 sets no limit."""
+    """The greatest share that one client may have of a round's average, and of the data in PAUSE's g. 1: no limit."""
     norm_limit: Annotated[float, Gt(1)] | None = None
-    """An update is rejected when its L2 norm exceeds this many times the round's median. Without it, none is."""
+    """An update is rejected if its L2 norm exceeds this many times the round's median. Without it, none is rejected."""
 
     def combine(self, updates: Sequence[Vector], weights: FloatArray) -> Vector:
-        """The round's one update, a new vector; weights are (n,) and positive. PauseflError for a bad rule."""
+        """The round's combined update, a new vector; weights are (n,) and positive. PauseflError for a bad rule."""
         if isinstance(self.rule, AggregationRule):
             return checked_vector(self.rule.combine(updates, weights), updates[0].size, "aggregation.rule")
         rules: dict[object, Callable[[], Vector]] = {
@@ -82,12 +82,12 @@ def checked_vector(found: Vector, size: int, key: str) -> Vector:
 
 
 def form(found: object) -> str:
-    """A few words for what was returned in place of an array."""
+    """A short description of a value that a user's own code returned, for errors."""
     return f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
 
 
 def capped_shares(weights: FloatArray, share_max: float) -> FloatArray:
-    """(n,) weights/Σ weights, none above max(share_max, 1/n); what is cut off goes to the others in proportion."""
+    """(n,) weights/Σ weights, none above max(share_max, 1/n); the others get the excess, in proportion to their own."""
     shares: FloatArray = weights / weights.sum()
     if share_max * len(shares) <= 1:
         return np.full(len(shares), 1 / len(shares))
@@ -98,7 +98,7 @@ def capped_shares(weights: FloatArray, share_max: float) -> FloatArray:
 
 
 def outliers(updates: Sequence[Vector], norm_limit: float) -> dict[int, str]:
-    """The positions of updates whose L2 norm exceeds `norm_limit` times the median norm, and what to say of each."""
+    """The indices of updates whose L2 norm exceeds `norm_limit` times the median norm, and the reason in words."""
     norms = [_norm(update) for update in updates]
     bound = norm_limit * float(np.median(norms)) if norms else 0.0
     return {
@@ -128,7 +128,7 @@ def median(updates: Sequence[Vector]) -> Vector:
 def trimmed_mean(updates: Sequence[Vector], harmful: int) -> Vector:
     """The mean of each coordinate without its f least and f greatest values (Yin et al., 2018, Definition 2).
 
-    One or two values stay at least.
+    At least one value remains, or two if n is even.
     """
     n = len(updates)
     f = min(harmful, (n - 1) // 2)
@@ -140,19 +140,19 @@ def trimmed_mean(updates: Sequence[Vector], harmful: int) -> Vector:
 
 
 def krum(updates: Sequence[Vector], harmful: int) -> Vector:
-    """The update of least score (Blanchard, El Mhamdi, Guerraoui and Stainer, NIPS 2017); the first of equals."""
+    """The update with the least score (Blanchard, El Mhamdi, Guerraoui and Stainer, NIPS 2017); the first of equals."""
     return updates[int(np.argmin(krum_scores(updates, harmful)))].copy()
 
 
 def multi_krum(updates: Sequence[Vector], harmful: int) -> Vector:
-    """The mean of the n − f updates of least score (Blanchard et al., 2017, Section 4)."""
+    """The mean of the n − f updates with the least scores (Blanchard et al., 2017, Section 4)."""
     kept = max(1, len(updates) - harmful)
     closest = np.sort(np.argsort(krum_scores(updates, harmful), kind="stable")[:kept])
     return weighted_mean([updates[i] for i in closest], np.ones(kept))
 
 
 def krum_scores(updates: Sequence[Vector], harmful: int) -> FloatArray:
-    """(n,) Σ of the squared distances to the n − f − 2 nearest others, to at least one where there is one."""
+    """(n,) the scores: Σ of squared distances to the n − f − 2 nearest others, or to the nearest if n − f − 2 < 1."""
     n = len(updates)
     squared = np.full((n, n), np.inf)
     for i in range(n):
@@ -164,7 +164,7 @@ def krum_scores(updates: Sequence[Vector], harmful: int) -> FloatArray:
 
 
 def clipped(updates: Sequence[Vector], clip_norm: float | None) -> list[Vector]:
-    """The updates, none longer than `clip_norm` (Sun, Kairouz, Suresh and McMahan, 2019), or than the median norm."""
+    """The updates clipped to `clip_norm` (Sun, Kairouz, Suresh and McMahan, 2019) or else the median L2 norm."""
     norms = [_norm(update) for update in updates]
     bound = float(np.median(norms)) if clip_norm is None else clip_norm
     pairs = zip(updates, norms, strict=True)
@@ -199,4 +199,4 @@ RULES = Registry(
     base="pausefl_server.model.aggregation:AggregationRule",
     are_methods_checked=True,
 )
-"""Rules that `aggregation.rule` names; those built in are rules of `Aggregation`, whose keys are their parameters."""
+"""The rules that `aggregation.rule` names. `Aggregation` has the built-in ones; its keys are their parameters."""

@@ -1,8 +1,8 @@
-"""The global model θ with its optimizer's state, and the step from one round's to the next.
+"""The global model θ with its optimizer's state, and the step from one round's model to the next.
 
-A control variate c (SCAFFOLD: Karimireddy et al., ICML 2020) follows the d parameters in `theta`, and each client's
-change of it those of its update. Running statistics come last; a client sends its own, no change of the server's, so
-that their mean is a mean of variances. Rule and optimizer see the parameters alone.
+A control variate c (SCAFFOLD: Karimireddy et al., ICML 2020) may follow the d parameters in `theta`; in an update, the
+client's change of c follows its change of the parameters. Running statistics come last. A client sends its own values,
+not changes of the server's, so that variances are averaged. Rule and optimizer see the parameters alone.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ _KEY = "aggregation.optimizer"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GlobalModel:
-    """θ after some round."""
+    """The global model after some round."""
 
     theta: Vector
     """float32: d parameters, d values of a control variate if there is one, statistics."""
     model_size: int
-    """d."""
+    """d, the number of parameters."""
     statistics_size: int
     optimizer_state: Vector
-    """Moments of the server's optimizer, () where it has none."""
+    """The server optimizer's state, float32 of one dimension; empty if it has none."""
     digest: str
     """`wire.digest` of `theta`, as it is logged and sent."""
 
@@ -42,9 +42,9 @@ class GlobalModel:
         model_size: int | None = None,
         statistics_size: int = 0,
     ) -> "GlobalModel":
-        """θ to begin or go on with; without `optimizer_state`, the optimizer starts anew.
+        """The model with which a run begins or resumes; without `optimizer_state`, the optimizer starts anew.
 
-        `model_size` is d where anything follows the parameters.
+        `model_size` is d. It is needed if anything follows the parameters in `theta`.
         """
         d = theta.size if model_size is None else model_size
         state = _checked_state(optimizer.start(d)) if optimizer_state is None else optimizer_state
@@ -61,12 +61,12 @@ class GlobalModel:
     ) -> "GlobalModel":
         """The model moved by these n updates, each of `theta`'s size, combined by `rule` with one weight each.
 
-        `clients`: N, how many there are in all; n unless said. c moves by Σ Δc_i / N, unweighted (eq. (5)).
+        `clients` is N, the number of all clients; n by default. c moves by Σ Δc_i / N, unweighted (eq. (5)).
         """
         d = self.model_size
         change = rule.combine([update[:d] for update in updates], read_only(weights))
         share = min(1.0, len(updates) / (clients or len(updates)))
-        # A step that wrote to θ would change a model that clients and the evaluator may still ask for.
+        # A step must not write to θ: clients and the evaluator may still need this model.
         given = read_only(self.theta[:d])
         theta, state = _checked_step(optimizer.step_for_share(given, change, self.optimizer_state, share), d)
         end = self.theta.size - self.statistics_size
@@ -79,7 +79,7 @@ class GlobalModel:
 
 
 def _checked_step(returned: object, d: int) -> tuple[Vector, Vector]:
-    """The θ and state that an optimizer, which may be a user's own, has made; else PauseflError."""
+    """The θ and state that an optimizer, perhaps a user's own, returned; PauseflError if they are not valid."""
     if not (isinstance(returned, tuple | list) and len(returned) == 2):
         raise PauseflError(f"{_KEY}: its step must return the next model and state, a tuple; returned {form(returned)}")
     theta, state = returned
@@ -87,7 +87,7 @@ def _checked_step(returned: object, d: int) -> tuple[Vector, Vector]:
 
 
 def _checked_state(state: object) -> Vector:
-    """An optimizer's state, if a run's files can give it back as it is; else PauseflError."""
+    """An optimizer's state, if a run's files can store it without a change; else PauseflError."""
     if isinstance(state, np.ndarray) and state.ndim == 1 and state.dtype == np.float32:
         return np.ascontiguousarray(state)
     must = "its state must be a float32 array of one dimension, an empty one for none"

@@ -1,4 +1,4 @@
-"""How great a private update can be: what was clipped, plus noise as it is with overwhelming probability.
+"""Bounds on a private update: on its clipped part, plus on its noise with overwhelming probability.
 
 An honest private update is x + n with x clipped and n_j ~ Laplace(b), b = sensitivity / ε (PAUSE v2, eq. (5)). With
 probability at least 1 − p over its noise, both hold:
@@ -7,7 +7,7 @@ probability at least 1 − p over its noise, both hold:
 - Σ |n_j| <= b (d + sqrt(2ds) + s) with s = ln(2/p), for Σ |n_j| / b ~ Gamma(d, 1) is sub-gamma with variance factor d
   and scale 1 (Boucheron, Lugosi, Massart, "Concentration Inequalities", 2013, section 2.4).
 
-An update beyond either was not made by the mechanism that both ends agreed on.
+An update beyond either bound was not made by the mechanism that server and client agreed on.
 """
 
 import math
@@ -21,7 +21,7 @@ from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Vector
 
 TAIL_PROBABILITY = 1e-9
-"""p: how likely it is that an honest update is rejected."""
+"""p, the greatest probability that an honest update is rejected."""
 
 # The sum of update and noise is rounded to float32, whose relative precision is 6e-8.
 _ROUNDING = 1 + 1e-5
@@ -37,7 +37,7 @@ class NormBound:
     def check(self, vector: Vector, epsilon: float, encoding: Encoding = FLOAT32) -> None:
         """Raise WireError when `vector`, (d,) float32, cannot have been clipped and noised at `epsilon`, above 0.
 
-        Its encoding may have made values greater.
+        The limits leave room for `encoding`, whose rounding may have made values greater.
         """
         greatest, total = self.limits(vector.size, epsilon)
         added = max(encoding.step * greatest, encoding.least_step)
@@ -52,7 +52,7 @@ class NormBound:
     def limits(self, d: int, epsilon: float) -> tuple[float, float]:
         """The greatest absolute value and the greatest L1 norm of an update of `d` coordinates."""
         is_vector = self.unit == "vector"
-        # As of pausefl_client.privacy.mechanism.Mechanism: C and 2C, or Δ/2 and Δ.
+        # The same as in pausefl_client.privacy.mechanism.Mechanism: C and 2C, or Δ/2 and Δ.
         clipped, sensitivity = (self.clip, 2 * self.clip) if is_vector else (self.clip / 2, self.clip)
         scale, s = sensitivity / epsilon, math.log(2 / TAIL_PROBABILITY)
         greatest = clipped + scale * (math.log(max(d, 1)) + s)

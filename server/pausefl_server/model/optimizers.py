@@ -1,4 +1,4 @@
-"""How a round's one update moves the model: the server's optimizer, a pure function with explicit state."""
+"""How a round's combined update moves the model: the server's optimizer, a pure function with explicit state."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ OptimizerName = Literal["sgd", "fedavgm", "fedadam", "fedyogi"]
 
 _MOMENTS: dict[OptimizerName, int] = {"sgd": 0, "fedavgm": 1, "fedadam": 2, "fedyogi": 2}
 
-# The wire takes greater changes than can be squared in float32. This one's square is 2¹²⁶, and fedyogi's v, which never
-# exceeds twice the greatest square, stays finite too.
+# The wire accepts changes whose squares overflow float32. The square of this bound is 2¹²⁶; fedyogi's v never exceeds
+# twice the greatest square, so it stays finite too.
 _GREATEST_CHANGE = np.float32(2.0**63)
 
 
@@ -33,7 +33,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def step(self, theta: Vector, change: Vector, state: Vector) -> tuple[Vector, Vector]:
-        """The next model and state, both new, from θ and Δ, the round's update, (d,) float32."""
+        """The next model and state, both new, from θ and Δ, the round's combined update, (d,) float32."""
 
     def step_for_share(
         self,
@@ -42,7 +42,7 @@ class Optimizer(ABC):
         state: Vector,
         share: float,
     ) -> tuple[Vector, Vector]:
-        """`step`, for optimizers that must know of what share of all clients, in (0, 1], Δ is the update."""
+        """As `step`, for optimizers that need the share, in (0, 1], of all clients whose updates made Δ."""
         return self.step(theta, change, state)
 
 
@@ -72,17 +72,17 @@ class DynamicRegularizer(Optimizer):
 class TierModels(Optimizer):
     """FedAT's server (Chai et al., SC 2021): θ = Σ_m T_(M+1−m)/T · w_m, where tier m has made T_m of all T steps.
 
-    Tier 1 is the fastest, so that the slow ones weigh more. Each w_m starts at θ_0. The state is w_1, ..., w_M, then
-    the T_m.
+    Tier 1 is the fastest, so slow tiers weigh more. Each w_m starts at θ_0. The state is w_1, ..., w_M, followed by
+    T_1, ..., T_M.
     """
 
     tiers: int
-    """M."""
+    """M, the number of tiers."""
     tier: int
-    """Whose clients' mean is θ + Δ, from 0."""
+    """The tier, from 0, whose clients' mean is θ + Δ."""
 
     def step(self, theta: Vector, change: Vector, state: Vector) -> tuple[Vector, Vector]:
-        """The next model, and the state with the tier's."""
+        """The next model, and the state with the tier's new model and count."""
         state = state.copy() if state.size else np.append(np.tile(theta, self.tiers), np.zeros(self.tiers, np.float32))
         models, counts = state[: -self.tiers].reshape(self.tiers, -1), state[-self.tiers :]
         models[self.tier] = theta + change
@@ -96,19 +96,19 @@ class ServerOptimizer(Optimizer):
 
     Δ is the round's update. sgd: θ + λ Δ, plain averaging with λ = 1. fedavgm: m ← β₁ m + Δ, θ + λ m (Hsu, Qi and
     Brown, 2019). fedadam, fedyogi: m ← β₁ m + (1 − β₁) Δ, θ + λ m/(√v + τ) (Reddi et al., ICLR 2021, Algorithm 2),
-    where v starts at τ² and becomes β₂ v + (1 − β₂) Δ² (fedadam) or v − (1 − β₂) Δ² sign(v − Δ²) (fedyogi). For these
-    two no value of Δ counts for more than 2⁶³, about 10¹⁹.
+    where v starts at τ² and becomes β₂ v + (1 − β₂) Δ² (fedadam) or v − (1 − β₂) Δ² sign(v − Δ²) (fedyogi). These two
+    clip the values of Δ to ±2⁶³, about 10¹⁹.
     """
 
     kind: OptimizerName = "sgd"
-    """The server's optimizer. "sgd" with learning rate 1 is plain averaging. "feddyn", which takes no other key, goes
-    with the training method of that name."""
+    """The server's optimizer. "sgd" with learning rate 1 is plain averaging. "feddyn" has no other keys, and belongs to
+    the training method of that name."""
     learning_rate: Positive = 1.0
     """λ, the factor of the server's step."""
     beta_1: Annotated[float, Ge(0), Lt(1)] = 0.9
-    """β₁, how much of the first moment is kept. For fedavgm, fedadam and fedyogi."""
+    """β₁, the share of the first moment that each round keeps. For fedavgm, fedadam and fedyogi."""
     beta_2: Annotated[float, Ge(0), Lt(1)] = 0.99
-    """β₂, how much of the second moment is kept. For fedadam and fedyogi."""
+    """β₂, the share of the second moment that each round keeps. For fedadam and fedyogi."""
     tau: Positive = 1e-3
     """τ, added to the root of the second moment. Greater values make fedadam and fedyogi less adaptive."""
 

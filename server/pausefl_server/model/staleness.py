@@ -1,15 +1,15 @@
-"""How much an update counts that was made from an older model: staleness weights s(τ), by name.
+"""Staleness weights s(τ), by name: how much an update counts that was made from an older model.
 
-τ counts the steps between the model that a client was given and the step that its update enters, so that an update of
-the newest model has τ = 0. A step takes its updates Δ_i with the weights w_i (their data sizes, unless the policy says
-otherwise):
+τ counts the steps between the model that a client was given and the step that its update enters. An update made from
+the newest model has τ = 0. A step combines updates Δ_i with weights w_i, their data sizes unless the policy says
+otherwise:
 
     θ ← θ + Σ_i s(τ_i) w_i Δ_i / Σ_i w_i              normaliser "plain"
     θ ← θ + Σ_i s(τ_i) w_i Δ_i / Σ_i s(τ_i) w_i       normaliser "discounted"
 
-Nguyen et al. (FedBuff, AISTATS 2022, Algorithm 1) divide by the number of updates: "plain", where all hold equally
-much. Then old updates count for less also where all are old. FedAsync (Xie, Koyejo and Gupta, arXiv 1903.03934) mixes a
-client's model θ_i into the server's by α s(τ_i), which is the same with θ_i − θ in place of Δ_i.
+Nguyen et al. (FedBuff, AISTATS 2022, Algorithm 1) divide by the number of updates: this is "plain" with equal weights.
+With "plain", old updates count less even if all updates are old. FedAsync (Xie, Koyejo and Gupta, arXiv 1903.03934)
+mixes a client's model θ_i into the server's by α s(τ_i). This is the same with α (θ_i − θ) in place of Δ_i.
 """
 
 from abc import ABC, abstractmethod
@@ -31,10 +31,10 @@ class StalenessRule(Bounded, ABC):
 
 @dataclass(frozen=True)
 class ConstantStaleness(StalenessRule):
-    """s = 1: an update counts the same however old its model is."""
+    """s = 1: an update counts the same, however old its model is."""
 
     def weight(self, staleness: int) -> float:
-        """1."""
+        """s(τ) = 1."""
         return 1.0
 
 
@@ -43,10 +43,10 @@ class PolynomialStaleness(StalenessRule):
     """s = (1 + τ)^−a (FedAsync, Section 5.2; FedBuff with a = 1/2)."""
 
     exponent: NonNegative = 0.5
-    """a."""
+    """a, the exponent. Old updates count less with greater values; 0 makes all count the same."""
 
     def weight(self, staleness: int) -> float:
-        """(1 + τ)^−a."""
+        """s(τ) = (1 + τ)^−a."""
         return float((1 + staleness) ** -self.exponent)
 
 
@@ -55,12 +55,12 @@ class HingeStaleness(StalenessRule):
     """s = 1 up to τ = b, then 1/(a(τ − b) + 1) (FedAsync, Section 5.2)."""
 
     slope: Positive = 10.0
-    """a."""
+    """a, the slope: with greater values, s falls faster beyond b."""
     tolerated: Whole = 4
-    """b, in steps."""
+    """b, the greatest staleness, in steps, at which an update counts in full."""
 
     def weight(self, staleness: int) -> float:
-        """1, or 1/(a(τ − b) + 1) beyond b."""
+        """s(τ) = 1 up to τ = b, then 1/(a(τ − b) + 1)."""
         return 1.0 / (self.slope * max(0, staleness - self.tolerated) + 1.0)
 
 
@@ -75,40 +75,40 @@ STALENESS_RULES = Registry(
 
 @dataclass(frozen=True)
 class AsynchronousSteps:
-    """How steps are taken with `server.mode = "asynchronous"`. A step takes the place of a round, everywhere.
+    """How steps are taken with `server.mode = "asynchronous"`. Steps replace rounds everywhere.
 
-    A free place is given at once to an idle client, with the newest model, and every K-th update that arrives makes a
-    step. The run's last step hands out no more jobs than it lacks. A client is idle from its answer to the next step,
-    and no client is given the same model twice: with K = C = all clients this is FedAvg in rounds. `staleness` and
-    `normaliser` also hold for late updates of rounds, see `server.late`.
+    An idle client gets each free place at once, with the newest model. Every K-th update that arrives makes a step.
+    The run's last step hands out no more jobs than it lacks updates. After its answer a client is idle until the next
+    step, so no client gets the same model twice: with K = C = all clients, this is FedAvg in rounds. `staleness` and
+    `normaliser` also apply to late updates of rounds, see `server.late`.
     """
 
     concurrency: Count = 10
-    """C, how many clients are at work at once. It takes the place of `selection.m`."""
+    """C, how many clients are at work at once. It replaces `selection.m`."""
     buffer: Count = 5
-    """K, how many updates make a step. Fewer do where no client is at work and none can be asked."""
+    """K, how many updates make a step. A step has fewer if no client is at work and none can be asked."""
     staleness_max: Whole = 50
-    """A client whose model is more steps old is given up: that is a miss, and its update enters no model. The server
-    keeps so many models on its disk, and two more."""
+    """The greatest staleness, in steps. A client whose model is older is given up: it misses, and its update enters no
+    model. The server keeps this number of models on its disk, and two more."""
     normaliser: Literal["plain", "discounted"] = "plain"
     """The divisor of the sum of a step's weighted updates. "plain": Σ|D_i|. "discounted": Σ s(τ_i)|D_i|, so that
     equally old updates are not damped."""
     rule: Literal["fedbuff", "fedasync", "fedat"] = "fedbuff"
-    """"fedbuff" adds updates to the model. "fedasync" mixes each client's own model into it. "fedat", which goes with
-    the policy of that name, keeps a model per tier and averages these; old updates count in full."""
+    """"fedbuff" adds updates to the model. "fedasync" mixes each client's own model into it. "fedat" belongs to the
+    policy of that name: it averages one model per tier, and old updates count in full."""
     alpha: PositiveShare = 0.6
     """Rule "fedasync": α, the share of the client's model in the next one, before s(τ)."""
 
 
 @dataclass(frozen=True)
 class Asynchronous(AsynchronousSteps):
-    """The same with its staleness weight made."""
+    """`AsynchronousSteps` with the staleness rule as an object."""
 
     staleness: StalenessRule = field(default_factory=PolynomialStaleness)
-    """s(τ)."""
+    """The rule that gives s(τ)."""
 
     def weight(self, staleness: int) -> float:
-        """s(τ), checked; PauseflError where a rule of one's own returns something else. 1 for "fedat"."""
+        """s(τ), or 1 for "fedat"; PauseflError if a user's own rule returns a value that is not in (0, 1]."""
         weight = 1 if self.rule == "fedat" else self.staleness.weight(staleness)
         if not (isinstance(weight, int | float) and 0 < weight <= 1):
             raise PauseflError(f"asynchronous.staleness: returned {weight!r} for {staleness} steps; must be in (0, 1]")
