@@ -1,1 +1,1 @@
-"""Training of several clients in one call: their models stacked, their batches side by side, all else each its own."""
+"""Trains several clients in one call: models are stacked and batches put side by side; all else stays per client."""

@@ -1,4 +1,4 @@
-"""Clients that train one by one on a GPU, where the many calls of a step are captured as one CUDA graph."""
+"""Training of single clients on a GPU, where the many calls of a step are captured as one CUDA graph."""
 
 import logging
 import threading
@@ -31,7 +31,7 @@ def is_stackable(trainer: TorchTrainer) -> bool:
 
 @contextmanager
 def told_if_refused() -> Iterator[None]:
-    """Leave the block with a line in the log where a step cannot be captured, or memory is not enough to do so."""
+    """End the block with a log line, not an error, if a step cannot be captured or memory does not suffice for it."""
     try:
         yield
     except (NotStackable, RuntimeError) as error:
@@ -42,27 +42,27 @@ def told_if_refused() -> Iterator[None]:
 
 
 class CapturedSteps:
-    """The steps of a process's clients: clients that are alike share what is captured, and its memory on the device."""
+    """The captured steps of a process's clients. Clients of one kind share captures and their device memory."""
 
     def __init__(self, recorder_for: Callable[[torch.device], Recorder | None] = recorder_for) -> None:
         self._recorder_for = recorder_for
         self._lock = threading.Lock()
         self._free: list[tuple[tuple[Any, ...], ModelStack]] = []
-        """Stacks of one model each, by the kind of the clients that they serve: as many as were used at once."""
+        """Free stacks of one model each, with the kind of clients that they serve. As many as were used at once."""
 
     def admit(self, trainer: TorchTrainer) -> Trainer:
-        """A trainer whose steps are captured; `trainer` itself where they cannot be."""
+        """A trainer whose steps are captured, or `trainer` itself if they cannot be captured."""
         return _CapturedTrainer(self, trainer) if is_stackable(trainer) else trainer
 
     def prepare(self, trainer: TorchTrainer, theta: Vector, at_once: int) -> None:
-        """Capture what so many clients like this one need that train at once; `trainer` has two steps at least."""
+        """Capture the steps for `at_once` clients of this kind that train at once. `trainer` needs at least two steps."""
         with ExitStack() as lent, told_if_refused():
             for stack in [lent.enter_context(self.stack_for(trainer)) for _ in range(at_once)]:
                 train_together(stack, [trainer], theta, round=1)
 
     @contextmanager
     def stack_for(self, trainer: TorchTrainer) -> Iterator[ModelStack]:
-        """Lend a stack for one training. One in which anything failed is not lent again."""
+        """Lend a stack for one training. A stack whose training failed is not lent again."""
         kind = kind_of(trainer)
         with self._lock:
             i = next((i for i, (of, _) in enumerate(self._free) if of == kind), None)
@@ -82,15 +82,15 @@ class CapturedSteps:
 
 
 class _CapturedTrainer(WrappedTrainer):
-    """A client's own trainer, which remembers what a stack has trained for it."""
+    """A client's trainer whose steps a stack takes. The client's own trainer keeps the resulting state."""
 
     def __init__(self, steps: CapturedSteps, trainer: TorchTrainer) -> None:
         super().__init__(trainer)
-        self._steps: CapturedSteps | None = steps  # None: they are not captured any more
+        self._steps: CapturedSteps | None = steps  # None: steps are no longer captured
         self._own = trainer
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-        """As the client's own trainer does, which also does it where a step cannot be captured, and from then on."""
+        """Train as the client's own trainer does. After a failed capture, that trainer does all further training."""
         if self._steps is not None:
             with told_if_refused():
                 with self._steps.stack_for(self._own) as stack:

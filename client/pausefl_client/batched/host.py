@@ -1,4 +1,4 @@
-"""The clients of one host whose jobs of a round are trained together, although each asks for its own when it is due."""
+"""Trains the clients of one host together in a round, although each asks for its own training at its own time."""
 
 import logging
 import threading
@@ -31,18 +31,18 @@ class _Client:
 
     trainer: TorchTrainer
     kind: int
-    """Clients of one kind can be trained together."""
+    """The number of the client's kind. Clients of one kind can be trained together."""
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while what the trainer remembers is read or changed."""
+    """Held while the trainer's state is read or changed."""
     changes: int = 0
-    """How often that was changed."""
+    """How often the trainer's state was changed."""
     job: _AwaitedJob | None = None
     cohort: "_Cohort | None" = None
     is_training: bool = False
 
 
 class _Cohort:
-    """Clients that train from one model in one round; the first that is due trains all."""
+    """Clients that train from one model in one round. The first one that is due trains all of them."""
 
     def __init__(self, stacks: "_Stacks", clients: Sequence[_Client], theta: Vector, round: int) -> None:
         self._stacks = stacks
@@ -53,9 +53,9 @@ class _Cohort:
         self._trained: dict[_Client, Trained] | None = None
 
     def take(self, client: _Client, theta: Vector, round: int) -> Trained | None:
-        """The outcome of a client's training from θ; None where the client must train by itself.
+        """The outcome of a client's training from θ, or None if the client must train by itself.
 
-        That is so where its round or its θ is another, where the cohort's training failed, and where the client has
+        That is so if its round or θ differs from the cohort's, if the cohort's training failed, or if the client has
         trained or was restored since the cohort was gathered.
         """
         if round != self._round or not (theta is self._theta or np.array_equal(theta, self._theta)):
@@ -72,7 +72,7 @@ class _Cohort:
             with ExitStack() as held:
                 for client in clients:
                     held.enter_context(client.lock)
-                held.enter_context(withdrawable(LASTING))  # one client's withdrawal is no end of the others'
+                held.enter_context(withdrawable(LASTING))  # one client's withdrawal must not stop the others
                 trained: list[Trained] = []
                 while left := clients[len(trained) :]:
                     trained += self._stacks.train(left, self._theta, self._round)
@@ -83,16 +83,16 @@ class _Cohort:
 
 
 class _Stacks:
-    """A stack for each kind of clients, made when it is first needed, and anew for more clients than ever before."""
+    """One stack for each kind of clients. It is made when needed, and made anew for more clients than it holds."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stacks: dict[int, ModelStack] = {}
         self._most: dict[int, int] = {}
-        """How many clients of a kind are trained at once, where memory was not enough for more."""
+        """The most clients of a kind to train at once, if the memory did not hold more. Keyed by kind."""
 
     def train(self, clients: Sequence[_Client], theta: Vector, round: int) -> list[Trained]:
-        """Train the first of these from θ, as many at once as the device's memory holds."""
+        """Train the first of these clients from θ, as many as the device's memory holds at once."""
         kind = clients[0].kind
         with self._lock:
             while True:
@@ -105,28 +105,28 @@ class _Stacks:
                     self._stacks.pop(kind, None)
                     if len(now) == 1:
                         raise
-                self._make_room(kind, len(now))  # not before the error is gone, which holds on to tensors
+                self._make_room(kind, len(now))  # after the except block, since the error keeps tensors alive
 
     def _stack_of(self, clients: Sequence[_Client]) -> ModelStack:
         kind, trainer = clients[0].kind, clients[0].trainer
         if kind not in self._stacks or self._stacks[kind].size < len(clients):
-            self._stacks.pop(kind, None)  # first, or memory would have to hold both
+            self._stacks.pop(kind, None)  # drop the old stack first, so that memory need not hold both
             recorder = recorder_for(trainer.device)
             self._stacks[kind] = ModelStack(trainer.model, trainer.settings, len(clients), recorder)
         return self._stacks[kind]
 
     def _make_room(self, kind: int, tried: int) -> None:
         self._most[kind] = tried // 2
-        with suppress(RuntimeError):  # where a capture has failed before, torch keeps its memory, and says so
+        with suppress(RuntimeError):  # after a failed capture, torch keeps its memory and raises this
             torch.cuda.empty_cache()
         log.warning("the device's memory does not hold %d clients together: %d at once from now on", tried, tried // 2)
 
 
 class BatchedHost:
-    """Trains clients of one round in one call, and hands each its outcome at the time when it would train.
+    """Trains clients of one round in one call, and gives each its outcome when it would have trained alone.
 
-    Which clients train together is settled when the first of them begins (`begin`): all that wait for the same job
-    (`expecting`) and are alike, except for their data, epochs and memories.
+    The cohort is formed when its first client begins (`begin`). It has all clients of one kind that wait for the same
+    job (`expecting`). Clients of one kind may differ in their data, epochs and states only.
     """
 
     def __init__(self) -> None:
@@ -135,10 +135,10 @@ class BatchedHost:
         self._kinds: list[tuple[Any, ...]] = []
         self._stacks = _Stacks()
         self.refusals: dict[str, str] = {}
-        """Why a client trains by itself, by its id."""
+        """Client id -> why the client trains by itself."""
 
     def admit(self, client_id: str, trainer: TorchTrainer) -> Trainer:
-        """A trainer of the client that can be trained with others; `trainer` itself where it cannot be batched."""
+        """A trainer that can be trained with others, or `trainer` itself if its training cannot be batched."""
         try:
             check_stackable(trainer)
         except NotStackable as reason:
@@ -150,12 +150,12 @@ class BatchedHost:
         return _Member(client)
 
     def outermost(self, client_id: str, trainer: Trainer) -> Trainer:
-        """The trainer that is asked first, around `trainer`: its call settles with whom an admitted client trains."""
+        """The outermost wrapper around `trainer`. For an admitted client, its call forms the client's cohort."""
         return _Outermost(self, client_id, trainer) if client_id in self._clients else trainer
 
     @contextmanager
     def expecting(self, client_id: str, round: int, digest: str) -> Iterator[None]:
-        """During the block the client waits for, or does, a job of this round with the model of this digest."""
+        """Note that during the block the client waits for or does a job: this round, with the model of this digest."""
         if (client := self._clients.get(client_id)) is None:
             yield
             return
@@ -171,7 +171,7 @@ class BatchedHost:
 
     @contextmanager
     def begin(self, client_id: str, theta: Vector, round: int) -> Iterator[None]:
-        """During the block the client does its job; with the clients of its cohort if there are any."""
+        """Note that the client does its job during the block. The call forms its cohort, if other clients wait too."""
         client = self._clients[client_id]
         with self._lock:
             client.is_training = True
@@ -193,14 +193,14 @@ class BatchedHost:
 
 
 class _Member(WrappedTrainer):
-    """A client's own trainer, which takes what its cohort has trained."""
+    """A client's trainer that takes its outcome from the client's cohort."""
 
     def __init__(self, client: _Client) -> None:
         super().__init__(client.trainer)
         self._client = client
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-        """The outcome of the cohort's training for this client; without a cohort, of its own."""
+        """The outcome of the cohort's training for this client. Without a cohort, of its own training."""
         client = self._client
         trained = None if client.cohort is None else client.cohort.take(client, theta, round)
         with client.lock:
@@ -217,7 +217,7 @@ class _Member(WrappedTrainer):
 
 
 class _Outermost(WrappedTrainer):
-    """All that trains for a client, behaviours and stated times included."""
+    """The outermost trainer of a client, around its behaviours and its paced training too."""
 
     def __init__(self, host: BatchedHost, client_id: str, trainer: Trainer) -> None:
         super().__init__(trainer)

@@ -1,4 +1,4 @@
-"""The forward pass of k models of one architecture at once: a sequence of layers over stacked parameters."""
+"""The forward pass of k models of one architecture in one call: a sequence of layers over stacked parameters."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,14 +14,14 @@ StackedParameters = Sequence[torch.Tensor]
 
 
 class NotStackable(PauseflError):
-    """Training that cannot be batched; the message is the reason."""
+    """Training cannot be batched. The message is the reason."""
 
 
 class StackedNetwork:
     """Maps (k, n, *shape) inputs to (k, n, *shape) outputs: row i with the parameters of model i."""
 
     def __init__(self, model: nn.Module) -> None:
-        """NotStackable unless `model` is an nn.Sequential of layers known here, which share nothing."""
+        """NotStackable unless `model` is an nn.Sequential of layers in `_FORWARDS` that share no parameters."""
         self._layers = list(layers_of(model))
         self._counts = [len(list(layer.parameters())) for layer in self._layers]
         if _has_hooks(model):
@@ -34,7 +34,7 @@ class StackedNetwork:
             raise NotStackable("parameters of the model are not float32")
 
     def __call__(self, parameters: StackedParameters, inputs: torch.Tensor) -> torch.Tensor:
-        """The outputs; `parameters` are in the order of `model.parameters()`, each (k, *shape)."""
+        """The outputs. `parameters` are in the order of `model.parameters()`, each (k, *shape)."""
         x, start = inputs, 0
         for layer, count in zip(self._layers, self._counts, strict=True):
             x = _FORWARDS[type(layer)](layer, x, parameters[start : start + count])
@@ -43,7 +43,7 @@ class StackedNetwork:
 
 
 def _has_hooks(model: nn.Module) -> bool:
-    """Whether torch would call something of its maker's in a pass, which stacked parameters do not."""
+    """Whether the model has hooks. torch would call them in a pass; a stacked pass does not."""
     of_layers = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     of_parameters = ("_backward_hooks", "_post_accumulate_grad_hooks")
     return any(getattr(layer, hooks) for layer in model.modules() for hooks in of_layers) or any(
@@ -52,7 +52,7 @@ def _has_hooks(model: nn.Module) -> bool:
 
 
 def layers_of(model: nn.Module) -> Iterator[nn.Module]:
-    """The layers in their order, those of nested sequences included."""
+    """Yield the layers in order, including those of nested sequences. NotStackable at an unsupported layer."""
     if type(model) is nn.Sequential:
         for part in model:
             yield from layers_of(part)
@@ -65,17 +65,17 @@ def layers_of(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _folded(x: torch.Tensor) -> torch.Tensor:
-    """(k, n, channels, ...) as (n, k · channels, ...): to a grouped operation, models are groups of channels."""
+    """Reshape (k, n, channels, ...) to (n, k · channels, ...). A grouped operation treats models as channel groups."""
     return x.transpose(0, 1).flatten(1, 2)
 
 
 def _apart(x: torch.Tensor, k: int) -> torch.Tensor:
-    """The other way round; both are views of what an operation on folded values returns."""
+    """Reverse `_folded`: a view (k, n, channels, ...) of the result of an operation on folded values."""
     return x.view(x.shape[0], k, x.shape[1] // k, *x.shape[2:]).transpose(0, 1)
 
 
 def _linear(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
-    """(k, n, ..., features) as nn.Linear maps them, row i with the parameters of model i."""
+    """Map (k, n, ..., features) as nn.Linear does, row i with the parameters of model i."""
     rows = x.flatten(1, -2)
     weight, *bias = parameters
     y = torch.baddbmm(bias[0][:, None], rows, weight.mT) if bias else torch.bmm(rows, weight.mT)
@@ -86,7 +86,7 @@ def _conv2d(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch
     k = x.shape[0]
     weight, *bias = (parameter.flatten(0, 1) for parameter in parameters)
     images = _folded(x)
-    if images.device.type == "cpu":  # torch then convolves and pools faster, as in `torch_trainer`
+    if images.device.type == "cpu":  # torch convolves and pools channels last faster, as in `torch_trainer`
         images = images.contiguous(memory_format=torch.channels_last)
     y = functional.conv2d(
         images, weight, bias[0] if bias else None, layer.stride, layer.padding, layer.dilation, k * layer.groups
@@ -119,11 +119,11 @@ def _flatten(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torc
 
 
 def _relu(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
-    return functional.relu(x)  # never in place: x may be a view, of which autograd would have to keep track
+    return functional.relu(x)  # never in place: x may be a view, which autograd would have to track
 
 
 def _alike(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
-    """Apply a layer that treats every value by itself."""
+    """Apply an elementwise layer."""
     y: torch.Tensor = layer(x)
     return y
 

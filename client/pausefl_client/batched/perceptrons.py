@@ -1,6 +1,6 @@
-"""One pass of k perceptrons that classify, written out: losses forward, gradients backward.
+"""One pass of k classifying perceptrons without autograd: losses forward, gradients backward.
 
-Models this small wait for autograd's calls. For `mlp` and 5 or 15 clients a pass takes half as long without them.
+Such small models spend most time in autograd's calls. Without them, a pass of `mlp` for 5 or 15 clients takes half.
 """
 
 import itertools
@@ -11,14 +11,14 @@ from torch import nn
 
 from pausefl_client.batched.layers import StackedParameters, layers_of
 
-# Values of a product of matrices. Smaller ones are made faster side by side, even though they are then copied.
+# The number of values in a matrix product. Below it, a batched product with a copy is faster than `out=`.
 _SMALL = 10_000
 
 
 def perceptron_of(model: nn.Module) -> list[int] | None:
-    """How many parameters each layer has after the Flatten that a model begins with: 0 is a ReLU, else it is a Linear.
+    """The number of parameters of each layer after a model's first Flatten: 0 for a ReLU, 1 or 2 for a Linear.
 
-    None of models with other layers.
+    None if the model has other layers.
     """
     layers = list(layers_of(model))
     match layers[:1]:
@@ -35,10 +35,10 @@ def differentiate(
     inputs: torch.Tensor,
     targets: torch.Tensor,
 ) -> torch.Tensor:
-    """The mean cross-entropy of each model, (k,); the gradients of their sum are written into `gradients`.
+    """Return the mean cross-entropy of each model, (k,), and write the gradients of their sum into `gradients`.
 
-    `layers` are those of `perceptron_of`. `inputs` are (k, n, *shape), `targets` (k, n) or (k, n, 1) int64; those below
-    0 do not count.
+    `layers` is the result of `perceptron_of`. `inputs` are (k, n, *shape), `targets` (k, n) or (k, n, 1) int64. Targets
+    below 0 do not count.
     """
     x = inputs.flatten(2)
     passed = []
@@ -67,7 +67,7 @@ def _linear(x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor) -> None:
-    """Write the products of matrices into `product`, whose own lie apart, so that torch would make them one by one."""
+    """Write the k matrix products into `product`. Its matrices are not adjacent, so torch would compute one by one."""
     if product[0].numel() < _SMALL:
         product.copy_(torch.bmm(a, b))
     else:
@@ -75,12 +75,12 @@ def _multiply(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor) -> None:
 
 
 def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean of each model, (k,), and the gradient of their sum, (k, n, classes)."""
+    """The mean cross-entropy of each model, (k,), and the gradient of their sum, (k, n, classes)."""
     counts = targets >= 0
     shares = counts / counts.sum(1, keepdim=True)
     classes = targets.clamp(min=0).unsqueeze(1)
-    # Of few classes, a processor adds up the likelihoods several times as fast where they do not lie side by side.
+    # With few classes, a CPU sums the likelihoods several times as fast if a row's classes are not adjacent in memory.
     likelihoods = torch.log_softmax(outputs.mT.contiguous(), 1)
     losses = -(likelihoods.gather(1, classes).squeeze(1) * shares).sum(1)
-    shares = shares.nan_to_num_(0).unsqueeze(1)  # where nothing counts, the loss is no number, but the gradient is 0
+    shares = shares.nan_to_num_(0).unsqueeze(1)  # if no target counts, the loss is NaN, but the gradient is 0
     return losses, likelihoods.exp_().mul_(shares).scatter_add_(1, classes, -shares).mT

@@ -1,4 +1,4 @@
-"""Calls that a GPU repeats by itself: recorded once for tensors of given shapes, then replayed as one CUDA graph."""
+"""Records the GPU's calls of a training step once for tensors of given shapes, and replays them as one CUDA graph."""
 
 import logging
 from collections.abc import Callable
@@ -9,24 +9,24 @@ import torch
 
 log = logging.getLogger("pausefl.client")
 
-# A graph for each pair of shapes. A round has few: whole batches, last ones, and fewer clients towards its end.
+# There is one graph per pair of shapes. A round has few: full batches, last batches, and fewer clients near its end.
 _MOST_GRAPHS = 16
-# What CUDA, cuBLAS and cuDNN say; the last finds no algorithm whose workspace there is room for.
+# Messages of CUDA, cuBLAS and cuDNN. cuDNN's means that it finds no algorithm whose workspace fits in memory.
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine to execute this computation")
-# Calls before a recording: libraries choose their kernels and make room for them.
+# The number of calls before a recording, in which libraries choose kernels and allocate memory.
 _WARM_UPS = 3
 
 Pass = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Inputs and targets to losses. It reads and writes other tensors only where these lie at every call."""
+"""(inputs, targets) -> losses. All other tensors that it reads or writes must have the same addresses at every call."""
 
 Step = Callable[[], None]
-"""Follows a pass, under the same condition."""
+"""Called after a pass, under the same condition."""
 
 
 class Recorder(Protocol):
-    """Makes of a pass, its arguments and what follows it a call that repeats both on what the arguments then hold.
+    """Records a pass and the step after it. The returned call repeats both on the arguments' then present values.
 
-    The pass may be called while it is recorded, the step may not: it is not to be taken twice.
+    The recorder may call the pass while it records, but must not take the step: it would be taken twice.
     """
 
     def __call__(
@@ -39,7 +39,7 @@ _Shapes = tuple[torch.Size, torch.Size]
 
 @dataclass(frozen=True, eq=False)
 class _Recording:
-    """A recorded pass, and the tensors from which it reads and into which it writes."""
+    """A recorded pass, and the tensors from which it reads its arguments."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
@@ -47,27 +47,27 @@ class _Recording:
 
 
 class Replays:
-    """A pass and a step, recorded at the second sight of their shapes; where they cannot be, called as they are."""
+    """Calls a pass and a step, and records them at the second call with the same shapes. Without a record, they run."""
 
     def __init__(self, recorder: Recorder | None) -> None:
-        """None: nothing is recorded."""
+        """With None, nothing is recorded."""
         self._recorder = recorder
         self._seen: set[_Shapes] = set()
         self._recordings: dict[_Shapes, _Recording] = {}
 
     def __len__(self) -> int:
-        """How many recordings there are."""
+        """The number of recordings."""
         return len(self._recordings)
 
     @property
     def are_recorded(self) -> bool:
-        """Whether fewer shapes are better."""
+        """Whether passes are recorded, so that fewer different shapes are better."""
         return self._recorder is not None
 
     def call(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> torch.Tensor:
-        """The result of `one_pass`, valid until the next call; `step` has been taken after it.
+        """Do `one_pass`, then `step`. Return the result of the pass, which is valid until the next call.
 
-        Both must be the same for the same shapes.
+        Pass and step must be the same for the same shapes.
         """
         shapes = inputs.shape, targets.shape
         is_first = shapes not in self._seen
@@ -90,7 +90,7 @@ class Replays:
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
-            cause = str(error.__context__ or error).partition("\n")[0]  # the error itself is only the capture's end
+            cause = str(error.__context__ or error).partition("\n")[0]  # `error` only says that the capture ended
             log.warning("steps are not captured as CUDA graphs, which is slower: %s", cause)
             self._recorder = None
             return False
@@ -98,20 +98,20 @@ class Replays:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether a device's memory was not enough: torch's error, a library's, or one that followed from such a one."""
+    """Whether an error of torch or of a library, or the error that led to it, says that device memory is exhausted."""
     told = error is not None and any(said in str(error) for said in _OUT_OF_MEMORY)
     return error is not None and (told or is_out_of_memory(error.__context__))
 
 
 def recorder_for(device: torch.device) -> Recorder | None:
-    """A new recorder of passes on a device; None: they are not recorded, as on a processor."""
+    """A new recorder of passes on a device. None on a CPU, where passes are not recorded."""
     return _CudaRecorder() if device.type == "cuda" else None
 
 
 class _CudaRecorder:
-    """Captures CUDA graphs, all on one stream and in one pool of memory: replays are never side by side.
+    """Captures CUDA graphs, all on one stream and in one memory pool, since replays never run at the same time.
 
-    It is of one stack alone: torch captures nothing into a pool whose graphs are all gone.
+    Each stack has its own recorder: torch cannot capture into a pool whose graphs were all deleted.
     """
 
     def __init__(self) -> None:
@@ -124,11 +124,11 @@ class _CudaRecorder:
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         self._stream.wait_stream(current)
         try:
-            # This block gives the thread its stream back, which a capture that fails does not.
+            # This block restores the thread's stream, which a failed capture does not do.
             with torch.cuda.stream(self._stream):
                 for _ in range(_WARM_UPS):
                     one_pass(inputs, targets)
-                # "thread_local": other clients' threads may go on to use the device.
+                # "thread_local": other clients' threads may use the device meanwhile.
                 with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                     losses = one_pass(inputs, targets)
                     step()

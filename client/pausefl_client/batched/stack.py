@@ -1,4 +1,4 @@
-"""k models of one architecture in common memory: a matrix of values and one of gradients, with a row for each."""
+"""k models of one architecture in shared memory: a matrix of values and one of gradients, with one row per model."""
 
 import copy
 import itertools
@@ -16,7 +16,7 @@ from pausefl_client.training.trainer import TrainingSettings
 
 
 def _make_recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
-    """Let an optimizer's step be recorded, with a learning rate that can then be changed; False where it cannot be."""
+    """Let an optimizer's step be recorded and its learning rate still be changed. False if that is impossible."""
     (group,) = optimizer.param_groups
     if not group.get("fused"):
         return False
@@ -27,51 +27,51 @@ def _make_recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> 
 
 
 class ModelStack:
-    """Models whose values are rows of one (k, d) matrix, and an optimizer to which each row is one parameter.
+    """Models whose values are rows of one (k, d) matrix, and an optimizer that treats each row as one parameter.
 
-    That is exact for optimizers that treat every value by itself, as all that `registries.OPTIMIZERS` names do.
+    This is exact for elementwise optimizers. All in `registries.OPTIMIZERS` are elementwise.
     """
 
     def __init__(
         self, template: nn.Module, settings: TrainingSettings, size: int, recorder: Recorder | None = None
     ) -> None:
-        """`size` models like `template`, on its device; NotStackable where these cannot be batched."""
+        """Make `size` models like `template`, on its device. NotStackable if they cannot be batched."""
         self.size = size
         self.replays = Replays(recorder)
-        """Of the pass that sets the gradients of the models that learn."""
+        """Recordings of the pass that sets the gradients of the learning models."""
         self._network = StackedNetwork(template)
         self._perceptron = perceptron_of(template)
         parameters = list(template.parameters())
         self._shapes = [parameter.shape for parameter in parameters]
         self._sizes = [parameter.numel() for parameter in parameters]
         self.values = parameters[0].new_zeros((size, sum(self._sizes))).detach()
-        """(k, d)."""
+        """The models' values, (k, d)."""
         self._gradients = torch.zeros_like(self.values)
         self._copies = [self.values.new_empty((size, n)) for n in self._sizes]
-        """Of the values of each parameter, (k, n): layers want them side by side, and the optimizer each model's."""
+        """Copies of each parameter's values, (k, n): layers need parameters contiguous, the optimizer needs model rows."""
         self._learning = 0
         self._of_learning: list[torch.Tensor] = []
-        """`_copies` of the models that learn."""
+        """The rows of `_copies` of the models that learn."""
         self._leaves: list[torch.Tensor] = []
-        """These as parameters, (k, *shape)."""
+        """`_of_learning` as autograd's leaves, one (k, *shape) for each parameter."""
         self._in_place: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
-        """Values and gradients of each parameter, (k, *shape), where the optimizer has them."""
+        """Views (k, *shape) of each parameter's values and gradients in the optimizer's memory."""
         self._rows = [nn.Parameter(row) for row in self.values]
         self._optimizer = make_optimizer(settings, list(self._rows))
         self.steps_are_recorded = recorder is not None and _make_recordable(self._optimizer, self.values.device)
-        """Whether a recorded pass may end with the optimizer's step."""
+        """Whether a recorded pass may include the optimizer's step."""
         self.models = [self._model(template, row) for row in range(size)]
-        """They can be read, changed and handed to a `TrainingMethod` like any other model."""
+        """The k models. They can be read, changed and passed to a `TrainingMethod` like any other model."""
         self._places = [
             list(zip(model.parameters(), self._parted(gradient), strict=True))
             for model, gradient in zip(self.models, self._gradients, strict=True)
         ]
-        """Of the gradients of each model's parameters."""
+        """For each model, its parameters, each with the view that holds its gradient."""
 
     def begin(self, theta: torch.Tensor, states: Sequence[JoinedStates], rate: float | None) -> None:
-        """Set the first len(states) models to θ, (d,), and what the optimizer remembers of each, which is copied.
+        """Set the first len(states) models to θ, (d,), and the optimizer's states to copies of `states`.
 
-        `rate` is the learning rate, None: that of the settings.
+        `rate` is the learning rate. None: that of the settings.
         """
         used = len(states)
         self.values[:used] = theta
@@ -84,11 +84,11 @@ class ModelStack:
         fresh = self._beside(next(filter(None, states), {}))
         self._remember([of_model or fresh for of_model in states])
         for parameter, gradient in itertools.chain(*self._places[:used]):
-            parameter.grad = gradient  # a round that broke off may have left a method's own there
+            parameter.grad = gradient  # an aborted round may have left a method's own gradient tensor there
         self.learn(used)
 
     def _remember(self, states: Sequence[JoinedStates]) -> None:
-        """Let the optimizer remember copies of these; where steps are recorded, in the places that it has."""
+        """Set the optimizer's states to copies of these. If steps are recorded, copy into its existing tensors."""
         known = self._optimizer.state
         if not self.steps_are_recorded:
             known.clear()
@@ -101,22 +101,22 @@ class ModelStack:
             elif of_model:
                 places += own.values()
                 values += [of_model[name] for name in own]
-            elif own:  # as of a model that has not trained
+            elif own:  # states of 0, as for a model that has not trained
                 torch._foreach_zero_(list(own.values()))
         if places:
             torch._foreach_copy_(places, values)
 
     def _beside(self, of_another: JoinedStates) -> JoinedStates:
-        """The optimizer's states for a model that has not trained yet, where another has; empty: none.
+        """The optimizer's states for a model that has not trained yet, beside a model that has. Empty for none.
 
-        torch's fused SGD takes momentum of all models or of none. Without dampening the first step from 0 is the same.
+        torch's fused SGD needs momentum for all models or none. Without dampening, a step from momentum 0 is the same.
         """
         if not isinstance(self._optimizer, torch.optim.SGD):
             return {}
         return {name: torch.zeros_like(value) for name, value in of_another.items()}
 
     def learn(self, count: int) -> None:
-        """Let the first `count` models learn, and no other."""
+        """Let only the first `count` models learn."""
         for row, gradient in zip(self._rows[:count], self._gradients, strict=False):
             row.grad = gradient
         for row in self._rows[count:]:
@@ -131,28 +131,28 @@ class ModelStack:
 
     @property
     def is_of_perceptrons(self) -> bool:
-        """Whether the models have a shorter way to the gradients of a cross-entropy (`classify`)."""
+        """Whether the models are perceptrons, for which `classify` is a faster way to the gradients."""
         return self._perceptron is not None
 
     def classify(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Set the gradients of the perceptrons that learn, and return the cross-entropy of each; −1 does not count."""
+        """Set the gradients of the learning perceptrons; return the cross-entropy of each. Targets −1 do not count."""
         if self._perceptron is None:
             raise ValueError("the models are no perceptrons")
         return differentiate(self._perceptron, *self._in_place, inputs, targets)
 
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Outputs of the models that learn for (k, n, *shape) inputs."""
+        """The outputs of the learning models for (k, n, *shape) inputs."""
         with torch.no_grad():
             torch.split_with_sizes_copy(self.values[: self._learning], self._sizes, 1, out=self._of_learning)
         return self._network(self._leaves, inputs)
 
     def differentiate(self, loss: torch.Tensor) -> None:
-        """Set the gradients of the models that learn; `loss` is the sum of theirs."""
+        """Set the gradients of the learning models. `loss` is the sum of their losses."""
         gradients = [gradient.flatten(1) for gradient in torch.autograd.grad(loss, self._leaves)]
         torch.cat(gradients, 1, out=self._gradients[: self._learning])
 
     def take_gradients(self, count: int) -> None:
-        """Take over the gradients that a method has put into the places of the first `count` models' rows."""
+        """Copy gradients that a method replaced in the first `count` models back into the stack's memory."""
         for parameter, place in itertools.chain(*self._places[:count]):
             if parameter.grad is None:
                 raise NotStackable("the training method takes gradients away")
@@ -161,21 +161,21 @@ class ModelStack:
                 parameter.grad = place
 
     def step(self) -> None:
-        """Take the optimizer's step, for all models that learn."""
+        """Take the optimizer's step for all learning models."""
         self._optimizer.step()
 
     def states(self, row: int) -> JoinedStates:
-        """The optimizer's memory of a model; it is the caller's from the next `begin` on."""
+        """The optimizer's states for a model. From the next `begin` on, the stack no longer changes them."""
         states: JoinedStates = self._optimizer.state.get(self._rows[row], {})
         return {name: copied(value) for name, value in states.items()} if self.steps_are_recorded else states
 
     def _stacked(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """(k, d) as a view (k, *shape) for each parameter."""
+        """Split (k, d) into views, (k, *shape) for each parameter."""
         parts = torch.split(rows, self._sizes, 1)
         return [part.view(len(rows), *shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def _parted(self, row: torch.Tensor) -> list[torch.Tensor]:
-        """(d,) as a view for each parameter."""
+        """Split (d,) into views, one for each parameter."""
         return [part.view(shape) for part, shape in zip(torch.split(row, self._sizes), self._shapes, strict=True)]
 
     def _model(self, template: nn.Module, row: int) -> nn.Module:

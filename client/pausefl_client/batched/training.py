@@ -1,4 +1,4 @@
-"""A round of several clients in one call: what each would do alone, but for the passes, which they share.
+"""Trains a round of several clients in one call. Each trains as it would alone, except that they share the passes.
 
 A client's batches, gradients, method and optimizer state are its own. Forward and backward passes are those of stacked
 models, so sums are rounded in another order.
@@ -28,13 +28,13 @@ from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_client.training.withdrawal import stop_if_withdrawn
 from pausefl_proto.wire import Vector
 
-# What a method must leave as it is: the parts that a batch has in common.
+# The parts of a method that a subclass must not override, because batched clients share them.
 _SHARED = ("optimizer", "loss", "local_steps", "step")
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """One client's round, and what the client remembers of it once it is its own."""
+    """The outcome of one client's round, and the states that its own trainer then takes over."""
 
     outcome: TrainingOutcome
     optimizer_states: JoinedStates
@@ -42,13 +42,13 @@ class Trained:
 
 
 def check_stackable(trainer: TorchTrainer) -> None:
-    """Raise NotStackable, whose message is the reason, where a client's training cannot be batched with others'."""
+    """Raise NotStackable, with the reason, if a client's training cannot be batched with that of other clients."""
     StackedNetwork(trainer.model)
     method = type(trainer.method)
     for part in _SHARED:
         if getattr(method, part) is not getattr(TrainingMethod, part):
             raise NotStackable(f"the training method {method.__name__} has its own `{part}`")
-    if not trainer.draws_nothing:  # one generator would serve all clients of a call
+    if not trainer.draws_nothing:  # all clients of a call would draw from one generator
         task = type(trainer.task).__name__
         raise NotStackable(f"the training method {method.__name__} or the task {task} may draw at random")
     if trainer.settings.optimizer not in OPTIMIZERS:
@@ -58,17 +58,17 @@ def check_stackable(trainer: TorchTrainer) -> None:
 
 
 def kind_of(trainer: TorchTrainer) -> tuple[Any, ...]:
-    """Equal for trainers that one stack serves, which may differ in data, epochs and what they remember."""
+    """A key that is equal for trainers that one stack can serve. They may differ in data, epochs and states."""
     settings = replace(trainer.settings, epochs=1, max_steps=None)
     dtypes = trainer.inputs.dtype, trainer.targets.dtype
     return repr(trainer.model), settings, type(trainer.method), trainer.task, trainer.device, dtypes
 
 
 def train_together(stack: ModelStack, trainers: Sequence[TorchTrainer], theta: Vector, *, round: int) -> list[Trained]:
-    """Train all from θ, (d,) float32, in the order given; the trainers themselves stay as they are.
+    """Train all from θ, (d,) float32, and return the results in the same order. The trainers themselves do not change.
 
-    `stack` is of models like theirs, at least as many; they are of one kind (`kind_of`). Raises Withdrawn between two
-    steps if the job at hand has been withdrawn.
+    The trainers are of one kind (`kind_of`). `stack` has models of that kind, at least one per trainer. Withdrawn is
+    raised between two steps if the job at hand has been withdrawn.
     """
     use_one_thread()
     order = sorted(range(len(trainers)), key=lambda i: -trainers[i].steps)
@@ -96,13 +96,13 @@ def train_together(stack: ModelStack, trainers: Sequence[TorchTrainer], theta: V
 def _local_steps(
     stack: ModelStack, learners: Sequence[TorchTrainer], methods: Sequence[TrainingMethod], round: int
 ) -> torch.Tensor:
-    """Train on the round's batches and return the mean loss of each learner's steps; most steps come first."""
+    """Train on the round's batches, and return the mean loss of each learner's steps. Most steps come first."""
     batches = RoundBatches(learners, round)
     steps, task = [learner.steps for learner in learners], learners[0].task
     learning = len(learners)
     changes_gradients = type(methods[0]).change_gradients is not TrainingMethod.change_gradients
-    can_be_replayed = type(task) is Classification  # another task's loss may read values back, or draw
-    # Fewer shapes are fewer recordings.
+    can_be_replayed = type(task) is Classification  # another task's loss may read values from the device, or draw
+    # Full batches only: fewer shapes mean fewer recordings.
     least = batches.size if can_be_replayed and stack.replays.are_recorded else 0
     step_too = can_be_replayed and stack.steps_are_recorded and not changes_gradients
     recorded_step = stack.step if step_too else _no_step
@@ -130,13 +130,13 @@ def _local_steps(
 
 
 def _no_step() -> None:
-    """Leave the models as they are."""
+    """Leave the models unchanged."""
 
 
 def _pass(
     stack: ModelStack, task: LearningTask, sizes: Sequence[int], inputs: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
-    """The losses of the models that learn, and their gradients into their places."""
+    """Return the losses of the learning models, and set their gradients."""
     if stack.is_of_perceptrons and type(task) is Classification:
         return stack.classify(inputs, targets)
     losses = _losses(task, stack.outputs(inputs), targets, sizes)
@@ -145,7 +145,7 @@ def _pass(
 
 
 def _losses(task: LearningTask, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """The loss of each model's outputs, (k, n, ...), for its first examples, `sizes` of them."""
+    """The loss of each model's outputs, (k, n, ...), on its first `sizes[i]` examples."""
     if type(task) is not Classification:
         return torch.stack([task.loss(o[:n], t[:n]) for o, t, n in zip(outputs, targets, sizes, strict=True)])
     classes = targets.flatten().clamp(min=-1)
