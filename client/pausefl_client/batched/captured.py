@@ -55,7 +55,7 @@ class CapturedSteps:
         return _CapturedTrainer(self, trainer) if is_stackable(trainer) else trainer
 
     def prepare(self, trainer: TorchTrainer, theta: Vector, at_once: int) -> None:
-        """Capture the steps for `at_once` clients of this kind that train at once. `trainer` needs at least two steps."""
+        """Capture steps for `at_once` clients of this kind that train at once. `trainer` needs two steps at least."""
         with ExitStack() as lent, told_if_refused():
             for stack in [lent.enter_context(self.stack_for(trainer)) for _ in range(at_once)]:
                 train_together(stack, [trainer], theta, round=1)

@@ -48,7 +48,7 @@ class ModelStack:
         """The models' values, (k, d)."""
         self._gradients = torch.zeros_like(self.values)
         self._copies = [self.values.new_empty((size, n)) for n in self._sizes]
-        """Copies of each parameter's values, (k, n): layers need parameters contiguous, the optimizer needs model rows."""
+        """Copies of each parameter, (k, n): layers need parameters contiguous, the optimizer needs rows of models."""
         self._learning = 0
         self._of_learning: list[torch.Tensor] = []
         """The rows of `_copies` of the models that learn."""
