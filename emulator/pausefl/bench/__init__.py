@@ -1,9 +1,9 @@
-"""`pausefl bench NAME`: what this machine does with this software.
+"""`pausefl bench NAME`: measures this software on this machine.
 
 Quote ratios taken in one run, not absolute times: machines are noisy.
 
-May live here: what a user asks of a machine, and the runs and images it takes. This project's own instruments are
-`benchmarks/own`, tests of behaviour `tests/`.
+May live here: benchmarks for users, and the runs and images that they need. This project's own instruments are in
+`benchmarks/own`, tests of behaviour in `tests/`.
 """
 
 import importlib
@@ -22,7 +22,7 @@ class Benchmark(NamedTuple):
     """One benchmark."""
 
     module: str
-    """It has `cases(**options)`, a generator of JSON-able objects."""
+    """The name of a module with `cases(**options)`, a generator of objects that JSON can hold."""
     measures: str
 
 
@@ -39,7 +39,7 @@ BENCHMARKS = {
 def run_benchmark(
     name: str, options: Mapping[str, int], *, as_json: bool, benchmarks: Mapping[str, Benchmark] = BENCHMARKS
 ) -> None:
-    """Print one JSON object a line per case, or a table; ConfigError for an unknown name or option."""
+    """Run a benchmark. Prints one JSON object a line per case, or a table. ConfigError for a bad name or option."""
     if name not in benchmarks:
         raise ConfigError(f'bench "{name}": must be one of {", ".join(benchmarks)}')
     module = importlib.import_module(benchmarks[name].module)
@@ -66,7 +66,7 @@ def print_table(title: str, cases: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _finite(case: Mapping[str, Any]) -> dict[str, Any]:
-    """A case as JSON has it, which knows no infinity: null in its place."""
+    """A case for JSON, which has no infinity and no NaN: null takes their place."""
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in case.items()}
 
 

@@ -1,6 +1,6 @@
 """The baseline of `bench rounds`: a bare grpc.aio server that sends bytes to N client processes and waits for them all.
 
-Nothing but gRPC: no checks, no aggregation, no log. Payloads travel in messages of at most 1 MiB, like ours.
+It uses nothing but gRPC: no checks, no aggregation, no log. Payloads are sent in messages of at most 1 MiB, like ours.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _SERVICE = "pausefl.bench"
 
 
 def time_echo(clients: int, payload_bytes: int, rounds: int) -> list[float]:
-    """Seconds of each of `rounds` rounds: all clients sent to, all echoes back."""
+    """The seconds of each of `rounds` rounds, from sending to all clients until all echoes are back."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     with ExitStack() as ending:
@@ -41,7 +41,7 @@ def time_echo(clients: int, payload_bytes: int, rounds: int) -> list[float]:
 
 
 def _end(process: BaseProcess) -> None:
-    """End a process that may wait for others, which were not begun where all is interrupted."""
+    """Kill a process if it was started. It may wait for processes that an interrupt kept from starting."""
     if process.pid is not None:
         process.kill()
         process.join()
@@ -80,7 +80,7 @@ async def _serve(results: "Connection[Any, Any]", clients: int, payload_bytes: i
 
 
 async def _exchange(stream: Any, messages: list[bytes]) -> None:
-    """A client sends what it got once it has got all of it, as one that trains must."""
+    """Send the messages and read as many. A client answers once it has all of them, as one that trains must."""
     for message in messages:
         await stream.write(message)
     for _ in messages:

@@ -1,4 +1,4 @@
-"""How true measured latency is to the delays drawn: error = measured − drawn − the median undelayed exchange."""
+"""Compares measured latency with drawn delays: error = measured − drawn − the median undelayed exchange."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,13 +13,13 @@ _M = 5
 _TIME_SCALE = 0.2
 
 
-# The mlp on images of 28 x 28 pixels.
+# The size of the mlp for images of 28 x 28 pixels.
 _MLP_BYTES = 4 * 25_818
 _TRAINING = ["workload.model=mlp", "workload.dataset=pausefl.bench.images:noise_images", "evaluation.every=0"]
 
 
 def cases(clients: int = 30, payload_bytes: int = 4_096, exchanges: int = 630) -> Iterator[dict[str, Any]]:
-    """The published latencies at a fifth of their size, m = 5: a synthetic model, and the mlp that trains meanwhile."""
+    """Two cases with a fifth of the published latencies and m = 5: a synthetic model, and the mlp with training."""
     # The first run starts the fork server, which must have torch before any client that trains is forked.
     training = _case(clients, exchanges, _MLP_BYTES, f"{_MLP_BYTES} bytes, training", _TRAINING)
     bytes_alone = [f"workload.model_bytes={payload_bytes}"]
@@ -28,7 +28,7 @@ def cases(clients: int = 30, payload_bytes: int = 4_096, exchanges: int = 630) -
 
 
 def _case(clients: int, exchanges: int, payload_bytes: int, what: str, workload: list[str]) -> dict[str, Any]:
-    """Both are held against an undelayed exchange of as many bytes without training."""
+    """Measure one case against an undelayed exchange of as many bytes without training."""
     common = [
         f"clients.count={clients}",
         f"selection.m={_M}",

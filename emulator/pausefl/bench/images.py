@@ -1,4 +1,4 @@
-"""Random images to train on where only the time it takes matters, so that nothing needs to be fetched."""
+"""Random images for measuring the time of training, so that no data set needs to be fetched."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ CLASSES = 10
 
 
 def noise_images(seed: int) -> Dataset:
-    """15,000 training images of 28 x 28 random pixels, 100 each to validate and test."""
+    """15,000 training images of 28 x 28 random pixels, and 100 each for validation and test."""
     return Dataset(
         name="noise",
         train=random_images(seed, "train", 15_000),

@@ -1,7 +1,6 @@
-"""Runs of the real thing for benchmarks: the whole product with a synthetic model, in a folder that is thrown away.
+"""Plays runs for benchmarks: the whole product with a synthetic model, in a temporary folder.
 
-`bench rounds` holds a whole round of it (select, send, receive, check, aggregate, commit durably) against a bare gRPC
-echo.
+`bench rounds` compares a whole round (select, send, receive, check, aggregate, commit durably) with a bare gRPC echo.
 """
 
 import tempfile
@@ -38,12 +37,12 @@ _WARM_UP = 5
 
 
 def play(overrides: Sequence[str], report: Report = show_nothing) -> list[RoundRecord]:
-    """The log of a run without privacy, delays or training, but for what `overrides` (key=value) changes."""
+    """Play a run without privacy, delays or training, changed by `overrides` (key=value). Returns the run's log."""
     return play_experiment(parse_experiment(BARE, overrides), report)
 
 
 def play_experiment(experiment: Experiment, report: Report = show_nothing) -> list[RoundRecord]:
-    """The log of a run, whose events `report` is told."""
+    """Play a run, pass its events to `report`, and return its log."""
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
         Fleet(plan_of(experiment, "bench"), Path(folder)).run(report)
         with closing(Store(Path(folder) / "run.db")) as store:
@@ -51,7 +50,7 @@ def play_experiment(experiment: Experiment, report: Report = show_nothing) -> li
 
 
 def cases(clients: int = 10, payload_bytes: int | None = None, blocks: int = 2) -> Iterator[dict[str, Any]]:
-    """One case per payload; each is measured in turn with its baseline, `blocks` times; compares the medians."""
+    """One case per payload. Its baseline is measured in turn with it, `blocks` times, and the medians are compared."""
     payloads = _PAYLOADS_BYTES if payload_bytes is None else (payload_bytes,)
     return (_case(clients, payload, blocks) for payload in payloads)
 
@@ -88,5 +87,5 @@ def _time_rounds(clients: int, payload_bytes: int, rounds: int) -> list[float]:
 
 
 def durations_s(records: Sequence[RoundRecord]) -> list[float]:
-    """From one durable commit to the next, so that nothing of a round is left out."""
+    """The seconds from one durable commit to the next, which leave out nothing of a round."""
     return [after.wall_clock_s - before.wall_clock_s for before, after in pairwise(records)]

@@ -1,4 +1,4 @@
-"""A thousand clients on one machine: how long they take to connect, how fast rounds are, what the server weighs."""
+"""Measures a thousand clients on one machine: the time to connect, the speed of rounds, the memory of the server."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,14 +18,14 @@ _CONNECT_WITHIN_S = 600
 
 
 class _ScaleWatch:
-    """Notes when all clients were connected, what the server weighs at its last round, and what is left of it all."""
+    """Records when all clients were connected, the server's memory at its last round, and what it did not release."""
 
     def __init__(self, clients: int) -> None:
         self.connect_s = 0.0
         self.server_rss_bytes = 0
         self.left: Mapping[str, int] = {}
         self._server: psutil.Process | None = None
-        self._cpu_s: list[tuple[int, float]] = []  # after each round that was reported
+        self._cpu_s: list[tuple[int, float]] = []  # (round, processor time) after each reported round
         self._clients = clients
         self._started_s = time.monotonic()
 
@@ -33,7 +33,7 @@ class _ScaleWatch:
         if isinstance(event, WaitingForClients) and event.connected == self._clients:
             self.connect_s = time.monotonic() - self._started_s
         if isinstance(event, RoundCommitted):
-            self._server = self._server or _server()  # which looks at every process of the machine
+            self._server = self._server or _server()  # once: it looks at every process of the machine
             self.server_rss_bytes = self._server.memory_info().rss
             self._cpu_s.append((event.round, sum(self._server.cpu_times()[:2])))
         if isinstance(event, Finished):
@@ -41,13 +41,13 @@ class _ScaleWatch:
 
     @property
     def server_cpu_per_round_s(self) -> float:
-        """The server's processor time over the rounds from the first report to the last: not all are reported."""
+        """The server's processor time per round, from the first reported round to the last; some are not reported."""
         (first, before_s), (last, after_s) = self._cpu_s[0], self._cpu_s[-1]
         return (after_s - before_s) / (last - first)
 
 
 def _server() -> psutil.Process:
-    """The only child that was spawned; clients are forked from the fork server."""
+    """The server's process, the only child that was spawned. Clients are forked from the fork server."""
     return next(p for p in psutil.Process().children() if any("spawn_main" in word for word in p.cmdline()))
 
 
@@ -57,7 +57,7 @@ def cases(clients: int = 1000) -> Iterator[dict[str, Any]]:
 
 
 def played(clients: int, overrides: Sequence[str], what: str = "") -> dict[str, Any]:
-    """The figures of 100 rounds among so many clients; `what` says in the case's name how they differ."""
+    """The figures of 100 rounds with `clients` clients. `what` is added to the case's name, to tell cases apart."""
     m = min(_M, clients)
     found = figures(clients, _ROUNDS, [f"selection.m={m}", *overrides])
     case = f"{clients} clients in {found['processes']} processes, m = {m}{what}"
@@ -65,7 +65,7 @@ def played(clients: int, overrides: Sequence[str], what: str = "") -> dict[str, 
 
 
 def figures(clients: int, rounds: int, overrides: Sequence[str]) -> dict[str, Any]:
-    """The figures of so many rounds or steps among so many clients, chosen at random."""
+    """The figures of `rounds` rounds or steps with `clients` clients, of which each round chooses some at random."""
     size = [f"clients.count={clients}", f"experiment.rounds={rounds}", f"clients.connect_timeout_s={_CONNECT_WITHIN_S}"]
     experiment = parse_experiment(BARE, [*size, "selection.policy=random", *overrides])
     watch = _ScaleWatch(clients)

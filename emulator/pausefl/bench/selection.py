@@ -1,8 +1,8 @@
-"""How long the exact searches, the annealing and the client table take.
+"""Measures how long the exact searches, the annealing and updates of the client table take.
 
 Times of a search are over several states: realistic ones, on the trajectory of PAUSE itself under the published
-latencies, and adversarial ones, in which no row can be skipped. `median_s` and `p99_s` are over the calls on
-realistic states; `worst_s` is the greatest median of any state, adversarial ones included.
+latencies, and adversarial ones, in which no row can be skipped. `median_s` and `p99_s` are over the calls on realistic
+states. `worst_s` is the greatest median of any state, adversarial ones included.
 """
 
 import time
@@ -31,7 +31,7 @@ _BUDGET = Budget(100.0, 0.04)
 
 
 def cases(clients_max: int = 1_000_000) -> Iterator[dict[str, Any]]:
-    """Searches of up to `clients_max` clients, annealing, the client table."""
+    """Cases of searches among up to `clients_max` clients, of annealing, and of the client table."""
     for clients, m, clusters in (size for size in _SIZES if size[0] <= clients_max):
         yield from _searches(clients, m, clusters)
     yield from _annealing()
@@ -74,7 +74,7 @@ def _annealing() -> Iterator[dict[str, Any]]:
 
 
 def plain_diversity(context: Context, rows: Any) -> Callable[[Any], float]:
-    """Label diversity as a user would first write it: a function of the set, computed anew for every proposal."""
+    """Label diversity as a user would first write it: a function of the set, computed anew for each proposal."""
     histograms = np.random.default_rng(0).random((len(rows), 10))
     histograms *= context.table.n_examples[rows, None]
 
@@ -87,7 +87,7 @@ def plain_diversity(context: Context, rows: Any) -> Callable[[Any], float]:
 
 
 def _table_update(clients: int, m: int) -> dict[str, Any]:
-    """One committed round folded into a table of `clients` rows, `m` of them observed."""
+    """Measure the update of a table of `clients` rows by one committed round, in which `m` were observed."""
     table, budget = _table_of(clients), _BUDGET
     rng = generator(1, "bench", "table")
 
@@ -107,7 +107,7 @@ def _adversarial(clients: int, m: int, clusters: int) -> list[Choice]:
     rising, zeros = np.arange(clients, dtype=np.float64), np.zeros(clients)
     cluster = rng.integers(0, clusters, clients)
     problems = (
-        # Values rise as ucb falls, by so much that no threshold can be ruled out early.
+        # Values rise as ucb falls, by so much that no threshold can be excluded early.
         (-1e-9 * rising[shuffled], rising[shuffled] / clients),
         (zeros, zeros),
         (rng.integers(0, 8, clients) / 8, rng.integers(0, 8, clients) / 8),
@@ -160,14 +160,14 @@ def _table_of(clients: int) -> ClientTable:
 
 
 def _after_rounds(clients: int, m: int) -> Iterator[Context]:
-    """Three rounds on PAUSE's own trajectory: 16 rounds after everyone had been chosen once, about 3 and 10 times."""
+    """Three states of PAUSE's own trajectory: 16 rounds after each client was chosen once, about 3 and 10 times."""
     for typical in (1, 3, 10):
         rng = generator(1, "bench", "history", clients, typical)
         mean_s = _published_means_s(clients)
         table = _table_of(clients)
         counts = 1 + rng.poisson(typical - 1, clients)
         first_round = 1 + -(-int(counts.sum()) // m)
-        # The mean of n draws of 1/τ, near enough: its spread shrinks with √n.
+        # About the mean of n draws of 1/τ, whose spread shrinks with √n.
         noisy_s = np.maximum(mean_s + rng.normal(0, 0.05, clients) / np.sqrt(counts), _TAU_MIN_S)
         _count(table, np.arange(clients), counts, counts / noisy_s)
         for t in range(first_round, first_round + 17):
@@ -179,7 +179,7 @@ def _after_rounds(clients: int, m: int) -> Iterator[Context]:
                 epsilon_budget=_BUDGET.epsilon_budget,
             )
             if t == first_round + 16:
-                yield context  # last, since the table goes on changing behind a context
+                yield context  # only the last: later rounds change the table, which contexts share
             else:
                 rows = Pause(m).select(None, context).rows
                 latency_s = np.maximum(mean_s[rows] + rng.normal(0, 0.05, m), _TAU_MIN_S)

@@ -1,6 +1,6 @@
-"""Asynchronous steps without training: how many a second, and how much of the server's processor time each takes.
+"""Measures asynchronous steps without training: steps per second, and the server's processor time for each.
 
-That time is of a step's K updates. It grows neither with C nor where the server waits for delays, as it polls nothing.
+That time is for the K updates of a step. It does not grow with C or with delays, as the server polls nothing.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _CASES = (
     *((10, 10, 5, delay_s, 60) for delay_s in (0.05, 0.5)),
     *((40, at_work, 1, 0.0, 600) for at_work in (5, 10, 40)),
 )
-"""Clients, C, K, the delay of each exchange in seconds, and how many steps."""
+"""For each case: clients, C, K, the delay of each exchange in seconds, and the number of steps."""
 
 
 def cases() -> Iterator[dict[str, Any]]:

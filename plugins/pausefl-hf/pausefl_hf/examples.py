@@ -1,4 +1,4 @@
-"""Examples out of the columns of a data set: decoded once into the cache, and mapped from there by every process."""
+"""Reads examples from the columns of a data set. They are decoded once into the cache, which every process maps."""
 
 import hashlib
 from collections.abc import Mapping
@@ -42,8 +42,8 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 def load_examples(source: str, seed: int) -> Dataset:
     """The data set of a name or a folder, and options after "?": `NAME?label=COLUMN&owner=COLUMN&input=A,B`.
 
-    Without a split "test", a tenth is for testing; a tenth of the others is for validation. The splits are the same
-    for every seed. ConfigError for what is no such data set.
+    A tenth of the split "train" is for validation. Without a split "test", another tenth is for testing. The splits are
+    the same for every seed. Raises ConfigError if the data set cannot be loaded.
     """
     del seed
     key = f'workload.dataset = "hf:{source}"'
@@ -54,7 +54,7 @@ def load_examples(source: str, seed: int) -> Dataset:
     try:
         splits = _splits(path, asked)
         columns = _Columns.of(splits["train"].features, asked)
-        prints = [source, *(splits[name]._fingerprint for name in sorted(splits))]  # of what the files hold
+        prints = [source, *(splits[name]._fingerprint for name in sorted(splits))]  # fingerprints of the files' content
         name = f"hf-{hashlib.sha256(repr(prints).encode()).hexdigest()[:16]}"
         arrays = cached_arrays(name, lambda: _arrays(splits, columns))
     except ConfigError as error:
@@ -77,7 +77,7 @@ class _Columns:
 
     @classmethod
     def of(cls, features: Mapping[str, Any], asked: Mapping[str, str]) -> "_Columns":
-        """What was asked for; otherwise what the features say, or their names."""
+        """The columns that the options name. The others are found by their feature or name."""
         owner = asked.get("owner") or next((name for name in _OWNERS if name in features), "")
         is_class = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
         named = [name for name in _LABELS if name in features]
@@ -94,9 +94,9 @@ class _Columns:
 
 
 def _splits(path: str, asked: Mapping[str, str]) -> Mapping[str, datasets.Dataset]:
-    """The splits "train" and, where there is one, "test"."""
+    """The splits "train" and, if there is one, "test"."""
     datasets.disable_progress_bars()  # every process of a run would draw its own
-    tqdm.set_lock(RLock())  # its own, of processes, is left behind by those that are killed
+    tqdm.set_lock(RLock())  # killed processes would leave its own lock, of processes, behind
     is_saved = any((Path(path) / file).is_file() for file in ("dataset_dict.json", "state.json"))
     if is_saved:
         found = datasets.load_from_disk(path)
@@ -109,7 +109,7 @@ def _splits(path: str, asked: Mapping[str, str]) -> Mapping[str, datasets.Datase
 
 
 def _arrays(splits: Mapping[str, datasets.Dataset], columns: _Columns) -> Arrays:
-    """The arrays of both splits, those of training in an order drawn once and for all."""
+    """The arrays of both splits. Training examples are in an order that is drawn once for all runs."""
     labels = {name: np.asarray(split[columns.label][:]) for name, split in splits.items()}
     classes, codes = np.unique(np.concatenate([*labels.values()]), return_inverse=True)
     feature = splits["train"].features[columns.label]
@@ -143,7 +143,7 @@ def _inputs(split: datasets.Dataset, names: tuple[str, ...]) -> npt.NDArray[Any]
 
 
 def _plain(image: Any) -> Any:
-    """A picture in grey or in three colours."""
+    """The image in grey or in RGB."""
     return image.convert("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB")
 
 

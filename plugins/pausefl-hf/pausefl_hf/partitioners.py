@@ -1,4 +1,4 @@
-"""Flower's partitioners: each deals out the rows of pausefl's training examples."""
+"""Flower's partitioners, which divide the rows of pausefl's training examples among clients."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ class Flower:
     name: str
     """The class in `flwr_datasets.partitioner`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Its arguments. The number of partitions and the seed are the experiment's, and it deals by label unless said."""
+    """Its arguments. The experiment gives the number of partitions and the seed. By default, it deals by label."""
 
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> Sequence[IntArray]:
-        """The rows of its first partitions, one for each client; ValueError where there are fewer."""
+        """The rows of the first partitions, one partition for each client. Raises ValueError if there are too few."""
         made = getattr(theirs, self.name, None)
         if not (isinstance(made, type) and issubclass(made, theirs.Partitioner)):
             raise ValueError(f'workload.partition.name = "{self.name}": is no partitioner of flwr_datasets')

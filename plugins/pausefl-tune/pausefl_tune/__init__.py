@@ -1,6 +1,6 @@
 """`pausefl tune`: searches an experiment's parameters with Optuna for the front of latency, leakage and accuracy.
 
-May live here: the search space, what a trial measures, the search itself and what it writes.
+May live here: the search space, the measurement of a trial, the search itself and its output files.
 """
 
 from dataclasses import asdict
@@ -26,19 +26,18 @@ from pausefl_tune.study import search
 def tune_experiment(plan: TuningPlan, folder: Path, console: Console, player: Player | None = None) -> Tuning:
     """Search, compare the front with the published setting on fresh seeds, and write both to `folder`.
 
-    `player` plays the runs, by default one after the other here.
-    ConfigError for bad input, RunInterrupted when the user ends it, PauseflError for what is wrong with no setting.
+    `player` plays the runs, by default one after the other on this machine. Raises ConfigError for bad input,
+    RunInterrupted if the user ends the search, and PauseflError for a failure that no setting caused.
     """
-    _ = plan.space  # ConfigError before there is a folder
+    _ = plan.space  # raises ConfigError before the folder is made
     begin(folder, _as_campaign(plan))
     return _tuned(plan, folder, console, player)
 
 
 def resume_tuning(folder: Path, console: Console, real_seeds: int = 0, player: Player | None = None) -> Tuning:
-    """Go on with a search; settings that were tried are not tried again.
+    """Go on with a search. Settings that were tried are not tried again.
 
-    `real_seeds` above 0 takes the place of the plan's for good: a finished search can be held on the real clock
-    afterwards.
+    `real_seeds` above 0 replaces the plan's value for good: a finished search can be measured on the real clock later.
     """
     begun = read_plan(folder, "tune")
     plan = TuningPlan(source=begun.source, **{**begun.arguments, **({"real_seeds": real_seeds} if real_seeds else {})})
@@ -57,7 +56,7 @@ def _tuned(plan: TuningPlan, folder: Path, console: Console, player: Player | No
     go_on = resume_campaign_command("tune", folder, player.options)
     try:
         with locked(folder / "lock", f"search {folder}"):
-            write_plan(folder, _as_campaign(plan))  # with the real seeds that were asked for later
+            write_plan(folder, _as_campaign(plan))  # with the new value of `real_seeds`
             tried = search(plan, folder, measure, say)
             asked = len(tried.trials) + tried.pruned + len(tried.refused)
             if asked < plan.trials:
@@ -74,10 +73,10 @@ def _tuned(plan: TuningPlan, folder: Path, console: Console, player: Player | No
                 confirmed = compared(best, seeds, plan.confirmed_objectives, measure, say, real)
             tuning = Tuning(folder, plan, tried, front, confirmed)
             write_tuning(tuning)
-    except (KeyboardInterrupt, RunInterrupted):  # the latter by a run, which does not know its search
+    except (KeyboardInterrupt, RunInterrupted):  # a run raises RunInterrupted and does not know its search
         raise RunInterrupted(f"interrupted; go on with: {go_on}") from None
     except SettingRefused:
         raise
-    except PauseflError as error:  # of the machine, or of the user's own code
+    except PauseflError as error:  # an error of the machine, or of the user's own code
         raise with_resume_command(error, go_on) from error
     return tuning

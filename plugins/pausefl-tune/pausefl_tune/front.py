@@ -1,4 +1,4 @@
-"""Holds the front against the published setting on seeds that no trial has seen."""
+"""Compares the front with the published setting on seeds that no trial has used."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from pausefl_tune.plan import Objective, Point
 from pausefl_tune.study import MeasureSetting, Say
 
 _ZERO = 1e-12
-"""A mean up to this is 0 but for rounding."""
+"""A mean up to this value counts as 0, as rounding alone may explain it."""
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,16 @@ class FrontPoint:
 
     name: str
     point: Point
-    """The values of the keys searched; empty for the published setting."""
+    """The values of the searched keys. Empty for the published setting."""
     figures: Mapping[str, float]
     """The mean of each objective over the fresh seeds."""
     changes: Mapping[str, Interval]
-    """How much greater each mean is than the published setting's, as a share of it.
+    """The relative change of each mean from the published setting's mean.
 
-    Empty for that setting itself, and without the objectives in which its mean is 0.
+    Empty for the published setting itself. Objectives in which its mean is 0 are left out.
     """
     reached: int | None = None
-    """Under how many of the seeds a run reached the target accuracy; None without one."""
+    """With how many of the seeds a run reached the target accuracy. None without a target."""
 
 
 def compared(
@@ -43,10 +43,10 @@ def compared(
     say: Say,
     clock: Point | None = None,
 ) -> list[FrontPoint]:
-    """The settings on fresh seeds, the recommended one first, and the published setting last.
+    """Measure the settings on fresh seeds. Returns the recommended setting first, and the published setting last.
 
-    The search has picked the best of many means, which flatters them (the winner's curse); fresh seeds do not.
-    A setting with a run that failed is left out. SettingRefused where the published setting's failed.
+    The search has picked the best of many means, which are too good by chance (the winner's curse); fresh seeds are
+    fair. A setting with a failed run is left out. Raises SettingRefused if a run of the published setting failed.
     """
 
     def figures_of(point: Point) -> list[Figures]:
@@ -84,9 +84,9 @@ def _front_point(
 
 
 def _rank(point: FrontPoint, objectives: Sequence[Objective]) -> tuple[float, float]:
-    """The recommended first: as little worse as possible in its worst objective, then the best on the whole.
+    """The sort key of a setting: how much worse it is in its worst objective, then how good it is in total.
 
-    What is worse than a published mean of 0 is infinitely worse. How much better something is than 0 has no measure.
+    If the published mean is 0, a greater mean counts as infinitely worse, or not at all if the objective is maximised.
     """
     worse = [o.sign * point.changes[o.name].mean for o in objectives if o.name in point.changes]
     from_zero = (o for o in objectives if o.name not in point.changes and o.greatest is None)
@@ -95,9 +95,9 @@ def _rank(point: FrontPoint, objectives: Sequence[Objective]) -> tuple[float, fl
 
 
 def relative_difference(first: Sequence[float] | FloatArray, second: Sequence[float] | FloatArray) -> Interval | None:
-    """The mean of `first` over the mean of `second`, less 1; seeds are paired, and resampled in pairs.
+    """The mean of `first` over the mean of `second`, minus 1. Values are paired by seed, and resampled in pairs.
 
-    The means are of figures that are never below 0. A mean of 0 is no figure to compare with: None.
+    No value is below 0. None if the mean of `second` is 0, with which nothing can be compared.
     """
     one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if one.shape != other.shape:

@@ -21,27 +21,27 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_tune.plan import LATENCY, LATENCY_TO_TARGET, Point, TuningPlan, value_of
 
 Figures = Mapping[str, float]
-"""What a run came to: the objectives by name, ROUNDS played and, with a target accuracy, whether it was REACHED."""
+"""The results of a run: the objectives by name, ROUNDS played and, with a target accuracy, whether it was REACHED."""
 ROUNDS, REACHED, CLOCK = "rounds", "target_reached", "experiment.clock"
 NOT_REACHED = 2.0
-"""A run that never reaches the target accuracy counts with so many times the published setting's total latency under
-that seed, or its own where that is greater (PAR2: Hutter, Hoos, Leyton-Brown and Stützle, JAIR 2009)."""
+"""A run that never reaches the target accuracy counts with this many times its own total latency, or the published
+setting's under that seed if that is greater (PAR2: Hutter, Hoos, Leyton-Brown and Stützle, JAIR 2009)."""
 
 
 class SettingRefused(PauseflError):
-    """A setting, or every one, was played and cannot be compared with others."""
+    """A setting was played but cannot be compared with others, or no setting of a search can."""
 
 
 class Measure:
-    """Plays settings, each once under a seed, in `folder`/runs where they are runs."""
+    """Plays each setting once under each seed. Runs are kept in `folder`/runs."""
 
     def __init__(self, plan: TuningPlan, folder: Path, player: Player) -> None:
         self._plan, self._folder, self._player = plan, folder, player
         self._found: dict[str, Figures] = {}
 
     def __call__(self, point: Point, seed: int) -> Figures:
-        """The figures of a setting. ConfigError for one that is no experiment. SettingRefused for a run that failed,
-        and where total latency counts and budgets end it early, before they end the published setting."""
+        """The figures of a setting under a seed. Raises ConfigError if it is no valid experiment. Raises SettingRefused
+        if its run failed, or if total latency counts and budgets ended the run before the published setting's."""
         found = self._played(point, seed)
         rounds = self._plan.experiment_at(point, seed).experiment.rounds
         published = {key: value for key, value in point.items() if key == CLOCK}
@@ -64,28 +64,28 @@ class Measure:
                 runs = [self._planned(point, each) for each in (self._beside(seed) if several else [seed])]
                 missing = self._player.play([each for each in runs if each.name not in self._found], self._folder)
                 if error := missing.get(run.name):
-                    raise with_resume_command(error, "", run.name)  # a search goes on by itself
+                    raise with_resume_command(error, "", run.name)  # no command to resume: a search goes on by itself
                 self._found[run.name] = figures_of_run(self._folder / run.name, self._plan.target_accuracy)
             else:
                 self._found[run.name] = simulated(run.experiment)
         return self._found[run.name]
 
     def _planned(self, point: Point, seed: int) -> Planned:
-        # One setting is played once, however it was found: runs of the same one differ by their noise.
+        # Keys at their published values are left out, so that a setting is played once: noise makes its runs differ.
         own = self._plan.experiment
         changes = {key: value for key, value in point.items() if value != value_of(own, key)}
         experiment = self._plan.experiment_at(changes, seed)
         return Planned(f"runs/{sha256(experiment.to_toml().encode()).hexdigest()[:12]}-seed{seed}", experiment)
 
     def _beside(self, seed: int) -> Sequence[int]:
-        """The seeds under which a setting is played together with this one."""
+        """The seeds under which a setting is played together with this seed."""
         plan = self._plan
         groups = (plan.trial_seeds, plan.unseen_seeds, plan.real_clock_seeds)
         return next((group for group in groups if seed in group), [seed])
 
 
 def _has_expectations(setting: Setting) -> bool:
-    """Whether there is a truth about the delays: a law that changes with the round has none."""
+    """Whether the delays have expectations. A law that changes with the round has none."""
     try:
         return setting.oracle is not None
     except ConfigError:
@@ -93,7 +93,7 @@ def _has_expectations(setting: Setting) -> bool:
 
 
 def simulated(experiment: Experiment) -> Figures:
-    """The figures of a simulation until all rounds or budgets are over."""
+    """The figures of a simulation, which ends with its rounds or when all budgets are spent."""
     policy, rounds, setting = policy_of(experiment), experiment.experiment.rounds, setting_of(experiment)
     if experiment.is_asynchronous:
         result = simulate_steps(policy, setting, rounds)
@@ -109,14 +109,15 @@ def simulated(experiment: Experiment) -> Figures:
 def imbalance(result: SimulationResult, examples: Mapping[str, int]) -> float:
     """Half of Σ |share of choices − share of examples| over the clients, the total variation distance.
 
-    It stands for accuracy, which a simulation lacks: the less choices follow the data, the less the model is of all.
+    It stands for accuracy, which a simulation lacks: the less choices follow the data, the worse the model fits all
+    data.
     """
     owned = np.array([examples[client_id] for client_id in result.client_ids], np.float64)
     return 0.5 * float(np.abs(result.chosen / result.chosen.sum() - owned / owned.sum()).sum())
 
 
 def figures_of_run(run_dir: Path, target_accuracy: float | None) -> Figures:
-    """The figures of a run; the latency to a target that was never reached is infinite."""
+    """The figures of a run. The latency to a target never reached is infinite. SettingRefused for a failed run."""
     run = read_run(run_dir)
     accuracy = run.summary["final_accuracy"]
     if run.summary["outcome"] == "failed" or accuracy is None:

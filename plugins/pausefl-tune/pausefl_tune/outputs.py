@@ -1,4 +1,4 @@
-"""What a search leaves: the front as a table, as CSV, as a picture, and as experiments that run."""
+"""Writes the results of a search: the front as a table, as CSV, as a picture, and as experiments that run."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ def write_tuning(tuning: Tuning) -> None:
 
 
 def tables(tuning: Tuning) -> Iterator[Table]:
-    """The front on fresh seeds with the changes from the published setting, and what the real clock says of it."""
+    """Yield the table of the front on fresh seeds, with changes from the published setting; then the real clock's."""
     plan, found = tuning.plan, tuning.tried
     counts = f"{len(found.trials)} settings tried, {found.pruned} pruned, {len(found.refused)} refused"
     title = f"Pareto front on fresh {_seeds(plan.unseen_seeds)} ({counts})"
@@ -71,7 +71,7 @@ def _table(
         spread = "and the 95 % interval of that"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.caption, table.caption_justify = f"below each figure: its change from the published one, {spread}", "left"
-    table.add_column("setting", no_wrap=True)  # by which front.csv is read
+    table.add_column("setting", no_wrap=True)  # the key to front.csv
     for heading in (*(key.rpartition(".")[2] for key in tuning.plan.space), *(o.label for o in objectives)):
         table.add_column(heading, justify="right")
     for point in points:
@@ -83,7 +83,7 @@ def _table(
 
 
 def _cell(point: FrontPoint, name: str, n_seeds: int) -> str:
-    """The mean, its change with the interval, and under how many seeds a target was reached: a line each."""
+    """The mean, its change with the interval, and with how many seeds a target was reached, one a line."""
     lines, change = [f"{point.figures[name]:.4g}"], point.changes.get(name)
     if change is None and point.name != "published":
         lines = [f"0 → {lines[0]}"]
@@ -116,7 +116,7 @@ def draw_front(tuning: Tuning) -> Figure:
 
 
 def _values(tuning: Tuning, point: FrontPoint) -> Point:
-    """The values of the keys searched; of the published setting, which has no point, the experiment's own."""
+    """The values of the searched keys. The published setting has no point, so they are the experiment's own."""
     return point.point or tuning.plan.own_point
 
 

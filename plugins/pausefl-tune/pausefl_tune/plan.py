@@ -1,4 +1,4 @@
-"""What a search is asked for: its space, its seeds and what it measures."""
+"""The plan of a search: its space, its seeds and its objectives."""
 
 import math
 import warnings
@@ -20,11 +20,11 @@ from pausefl_server.selection.base import Policy
 from pausefl_server.selection.newcomers import NewcomerPolicy
 
 Point = Mapping[str, Any]
-"""A value for every key that is searched; empty for the published setting."""
+"""A value for each searched key. Empty for the published setting."""
 _WEIGHTS = {"alpha": "log:0.01..1000", "gamma": "log:0.01..1000", "zeta": "log:0.01..100", "beta": "1.05..6.0"}
 _FOR_EXAMPLE = "selection.pause.alpha=log:1..1000, selection.m=3..8 or selection.pause.window=0,8,32"
 TABLES_WARNING = "Choices for a categorical distribution"
-"""Optuna's warning of choices that are tables or lists, which its JSON keeps."""
+"""The start of Optuna's warning about choices that are tables or lists. Its JSON storage keeps them all the same."""
 _FIXED = {
     "privacy.enabled": "decides whether leakage is measured; search with privacy and without it apart",
     "privacy.unit": "decides what every ε protects, and ε of two units do not compare; search them apart",
@@ -36,21 +36,21 @@ _FIXED = {
 
 @dataclass(frozen=True)
 class Objective:
-    """A figure of a run that a search makes small or great. None is ever below 0."""
+    """A figure of a run that a search minimises or maximises. It is never below 0."""
 
     name: str
     label: str
     greatest: float | None = None
-    """None: the smaller, the better. Else the greater, the better, up to this."""
+    """None if the figure is minimised. Otherwise it is maximised, and this is its greatest possible value."""
 
     @property
     def sign(self) -> int:
-        """1 where small is good, -1 where great is."""
+        """1 if the figure is minimised, -1 if it is maximised."""
         return 1 if self.greatest is None else -1
 
 
 LATENCY = Objective("total_latency_s", "total latency (s)")
-"""Elapsed time without rounds, whose latencies overlap."""
+"""In an asynchronous run, it is the elapsed time, as latencies overlap."""
 LATENCY_TO_TARGET = Objective("latency_to_target_s", "latency to the target accuracy (s)")
 LEAKAGE = Objective("max_epsilon_spent", "greatest ε spent")
 IMBALANCE = Objective("imbalance", "imbalance of choices")
@@ -59,23 +59,23 @@ ACCURACY = Objective("final_accuracy", "final test accuracy", greatest=1.0)
 
 @dataclass(frozen=True)
 class TuningPlan:
-    """A search, as asked for; what is written to campaign.json. ConfigError for what cannot be."""
+    """The plan of a search, written to campaign.json. Raises ConfigError for values that do not fit together."""
 
     source: str
-    """The experiment as TOML; its own values are the published setting."""
+    """The experiment as TOML. Its own values are the published setting."""
     search: Sequence[str] = ()
-    """KEY=SPACE each; empty: the weights of the policy."""
+    """Texts KEY=SPACE. Empty to search the weights of the policy."""
     by: By = "simulate"
     trials: int = 50
     seeds: int = 3
-    """How many seeds a trial has, from the experiment's on."""
+    """How many seeds a trial has. The first is the experiment's seed."""
     fresh_seeds: int = 10
-    """How many seeds after these compare the front with the published setting."""
+    """How many of the following seeds compare the front with the published setting."""
     target_accuracy: float | None = None
     real_seeds: int = 0
-    """How many seeds after these play the recommended and the published setting on the real clock."""
+    """How many of the following seeds play the recommended and the published setting on the real clock."""
     command: str = ""
-    """The command line that asks for it; empty from Python."""
+    """The command line that started the search. Empty if Python code started it."""
 
     def __post_init__(self) -> None:
         own, policy = self.experiment, selected_policy(self.experiment.selection)
@@ -107,18 +107,18 @@ class TuningPlan:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The published setting."""
+        """The experiment with its own values: the published setting."""
         return self.experiment_at({})
 
     def experiment_at(self, point: Point, seed: int | None = None) -> Experiment:
-        """The experiment at a point, under its own or another seed; ConfigError where it is none."""
+        """The experiment at a point, under its own or another seed. Raises ConfigError if it is not valid."""
         experiment = parse_experiment(self.source, {**point} if seed is None else {**point, "experiment.seed": seed})
         check_policies(experiment)
         return experiment
 
     @cached_property
     def space(self) -> Mapping[str, BaseDistribution]:
-        """Where the search looks, by key; ConfigError for what is no space, and for keys and ends no experiment has."""
+        """The search space by key. Raises ConfigError for a text that is no space, and for a bad key or end."""
         space: dict[str, BaseDistribution] = {}
         for setting in self.search or self._weights():
             key, _, text = (part.strip() for part in setting.partition("="))
@@ -141,12 +141,12 @@ class TuningPlan:
 
     @property
     def own_point(self) -> Point:
-        """The published values of the keys searched, whether they lie in the space or not."""
+        """The published values of the searched keys, which may lie outside the space."""
         return {key: value_of(self.experiment, key) for key in self.space}
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """Latency, leakage in a private run, and accuracy; where nothing is trained, imbalance stands for that."""
+        """Latency, leakage in a private run, and accuracy. Simulations do not train: imbalance stands for accuracy."""
         total = replace(LATENCY, label="elapsed time (s)") if self.experiment.is_asynchronous else LATENCY
         latency = total if self.target_accuracy is None else LATENCY_TO_TARGET
         privacy = self.experiment.privacy
@@ -155,7 +155,7 @@ class TuningPlan:
 
     @property
     def confirmed_objectives(self) -> tuple[Objective, ...]:
-        """What is measured on the real clock, where all settings train."""
+        """The objectives on the real clock, where all settings train."""
         return tuple(ACCURACY if objective is IMBALANCE else objective for objective in self.objectives)
 
     @property
@@ -165,12 +165,12 @@ class TuningPlan:
 
     @property
     def unseen_seeds(self) -> range:
-        """Seeds that no trial has."""
+        """The fresh seeds, which no trial has."""
         return range(first := self.trial_seeds.stop, first + self.fresh_seeds)
 
     @property
     def real_clock_seeds(self) -> range:
-        """Seeds that neither a trial nor the front has."""
+        """The seeds of the real clock, which neither a trial nor the front has."""
         return range(first := self.unseen_seeds.stop, first + self.real_seeds)
 
     def _weights(self) -> list[str]:
@@ -182,7 +182,7 @@ class TuningPlan:
 
 
 def value_of(experiment: Experiment, key: str) -> Any:
-    """What the experiment has for a key, or its policy where the experiment leaves it at its default."""
+    """The experiment's value of a key. For a policy's parameter that it does not set, the policy's default."""
     *tables, name = parts_of_key(key)
     found: Any = experiment.model_dump(mode="json")
     for table in tables:

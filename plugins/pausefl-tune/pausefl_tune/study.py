@@ -1,4 +1,4 @@
-"""Searches with Optuna: several objectives, several seeds a trial, in a study on disk that can be gone on with."""
+"""Searches with Optuna: several objectives, several seeds a trial, in a study on disk that can be resumed."""
 
 import math
 import warnings
@@ -11,7 +11,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import SQLAlchemyError  # which Optuna brings, and does not wrap where a study is opened
+from sqlalchemy.exc import SQLAlchemyError  # Optuna brings it, and does not wrap it when it opens a study
 
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_tune.measure import Figures, SettingRefused
@@ -36,19 +36,19 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """All that a search tried."""
+    """The results of all trials of a search."""
 
     trials: Sequence[TrialResult]
     front: Sequence[TrialResult]
-    """Those that no other one dominates."""
+    """The trials that no other trial dominates."""
     pruned: int
-    """How many trials were left after some of their seeds."""
+    """How many trials were ended before their last seed."""
     refused: Sequence[str]
-    """Each setting that could not be played, and why."""
+    """Each setting that could not be played, and the reason."""
 
 
 def search(plan: TuningPlan, folder: Path, measure: MeasureSetting, say: Say) -> SearchResult:
-    """Try as many settings as the plan says, or all there are, each once; goes on with what `folder` has."""
+    """Try `plan.trials` settings, or all of the space, each once. Goes on with a search that `folder` already has."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings(), _opened(folder / STUDY) as storage:
         warnings.filterwarnings("ignore", TABLES_WARNING, UserWarning)
@@ -61,7 +61,7 @@ def search(plan: TuningPlan, folder: Path, measure: MeasureSetting, say: Say) ->
 
 @contextmanager
 def _opened(path: Path) -> Iterator[optuna.storages.RDBStorage]:
-    """The database of a search, begun if there is none; PauseflError of one line where it cannot be used."""
+    """Open the database of a search, or make it. Raises PauseflError, in one line, if it cannot be used."""
     storage = None
     try:
         yield (storage := optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}"))
@@ -76,10 +76,10 @@ def _opened(path: Path) -> Iterator[optuna.storages.RDBStorage]:
 def tried(
     plan: TuningPlan, point: Point, measure: MeasureSetting, finished: Sequence[Sequence[float]]
 ) -> Sequence[float] | None:
-    """The mean of each objective over the seeds; None as soon as a finished trial is sure to dominate this one.
+    """Try a setting. Returns the mean of each objective over the seeds, or None once a finished trial dominates it.
 
-    Optuna's pruners know one objective. Here nothing is guessed: no objective is ever below 0 and each that is to be
-    great has a greatest value, so the seeds played bound the mean over all of them.
+    Optuna's pruners know one objective. Here nothing is guessed: no objective is below 0, and each maximised one has a
+    greatest value. So the seeds played bound the mean over all seeds, and the best mean still possible is compared.
     """
     bounds = {objective: (objective.greatest or 0.0) * plan.seeds for objective in plan.objectives}
     for left, seed in zip(reversed(range(plan.seeds)), plan.trial_seeds, strict=True):
@@ -98,7 +98,7 @@ def dominates(one: Sequence[float], other: Sequence[float], objectives: Sequence
 
 
 def _study(plan: TuningPlan, storage: optuna.storages.BaseStorage) -> optuna.Study:
-    """The study, which first tries the published setting, if the space holds it, and then what was interrupted."""
+    """The study. It first tries the published setting, if the space has it, and then trials that were interrupted."""
     directions = [StudyDirection.MINIMIZE if o.greatest is None else StudyDirection.MAXIMIZE for o in plan.objectives]
     study = optuna.create_study(storage=storage, study_name="tune", directions=directions, load_if_exists=True)
     if not _trials(study, *_ENDED) and all(_holds(each, plan.own_point[key]) for key, each in plan.space.items()):
@@ -117,7 +117,7 @@ def _holds(space: BaseDistribution, value: object) -> bool:
 
 
 def _untried(study: optuna.Study, plan: TuningPlan, ended: Sequence[FrozenTrial]) -> optuna.Trial | None:
-    """A trial of a setting that was not tried before; None where the space holds no other.
+    """A trial of a setting that was not tried before. None if the space has no other.
 
     The sampler returns to settings that it has seen, in a small space most of the time. Then one is drawn at random.
     """
@@ -132,7 +132,7 @@ def _untried(study: optuna.Study, plan: TuningPlan, ended: Sequence[FrozenTrial]
     samplers = optuna.samplers.TPESampler, optuna.samplers.RandomSampler
     seen, trial = [each.params for each in ended], None
     while len(seen) < math.prod(counts):
-        # A search that goes on must not draw again what it drew first.
+        # The seed differs from trial to trial: a resumed search must not repeat its first draws.
         study.sampler = samplers[trial is not None](seed=plan.experiment.experiment.seed + len(study.trials))
         trial = study.ask(dict(plan.space))
         if trial.params not in seen:
@@ -142,11 +142,11 @@ def _untried(study: optuna.Study, plan: TuningPlan, ended: Sequence[FrozenTrial]
 
 
 def _try(study: optuna.Study, trial: optuna.Trial, plan: TuningPlan, measure: MeasureSetting) -> None:
-    """Play a trial and note what became of it; the sampler learns of settings that were refused as of pruned ones."""
+    """Play a trial and record its result. The sampler treats settings that were refused like pruned ones."""
     values = None
     try:
         values = tried(plan, trial.params, measure, [each.values for each in _trials(study, TrialState.COMPLETE)])
-    except (ConfigError, SettingRefused) as error:  # another error leaves the trial to be taken up again
+    except (ConfigError, SettingRefused) as error:  # after any other error, the trial is tried again
         trial.set_user_attr(_REFUSED, str(error))
     study.tell(trial, values, state=TrialState.PRUNED if values is None else TrialState.COMPLETE)
 

@@ -1,6 +1,6 @@
-"""Latency laws: what a client's link adds to an exchange. Small frozen records, pure functions of a generator.
+"""Latency laws: the delays that a client's link adds to exchanges. Small frozen records, pure functions of a generator.
 
-May live here: laws of delays, their means and quantiles. Not here: how TOML names them (`config`), or who waits.
+May live here: laws of delays, their means and quantiles. Not here: their TOML tables (`delays`), or the waiting itself.
 """
 
 from pausefl.experiment.delay_laws.base import Delay, SampledDelay, known_means, sampled, sampled_delays

@@ -1,4 +1,4 @@
-"""The interface of latency laws, and the numbers that stand for a law where its expectations have no closed form."""
+"""The interface of latency laws, and the points that represent a law whose expectations have no closed form."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -14,35 +14,35 @@ from pausefl_proto.errors import ConfigError
 from pausefl_proto.number_types import Bounded
 
 POINTS = 20_000
-"""How many equally likely values stand for a law."""
+"""How many equally likely values represent a law."""
 
 
 class Delay(Protocol):
     """The law of one client's delay per exchange, in seconds at the emulated scale (before `latency.time_scale`)."""
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
-        """Draws for n rounds from `first_round` on, (n,) float64; independent but for a law with a memory."""
+        """Draws for n rounds from `first_round` on, (n,) float64. They are independent unless the law has a memory."""
 
     def points(self) -> FloatArray:
-        """(POINTS,) equally likely values whose distribution is the law's; ConfigError if it changes with the round."""
+        """(POINTS,) equally likely values that represent the law. Raises ConfigError if it changes with the round."""
 
     @property
     def mean_s(self) -> float:
-        """E[τ]; ConfigError if it changes with the round."""
+        """E[τ]. Raises ConfigError if the law changes with the round."""
 
     @property
     def mean_inverse(self) -> float:
-        """E[1/τ] (infinite when τ can be 0), so that μ_k = τ_min · E[1/τ_k] (PAUSE v2, eq. (10)); as `mean_s`."""
+        """E[1/τ], infinite if τ can be 0, for μ_k = τ_min · E[1/τ_k] (PAUSE v2, eq. (10)). Errors as for `mean_s`."""
 
     @property
     def minimum_s(self) -> float:
-        """No draw lies below this; −inf for a law that can be arbitrarily negative."""
+        """The lower bound of all draws. It is −inf for a law that can be arbitrarily negative."""
 
 
 class SampledDelay(ABC):
-    """Base of a law of one's own: with `sample` alone, its expectations are those of POINTS draws of round 1.
+    """Base class of a user's own law. It needs only `sample`: expectations are over its draws for rounds 1 to POINTS.
 
-    Override `minimum_s` too where draws have another bound than 0.
+    Override `minimum_s` too if draws have another lower bound than 0.
     """
 
     @abstractmethod
@@ -50,7 +50,7 @@ class SampledDelay(ABC):
         """Draws for n rounds from `first_round` on, (n,) float64 seconds."""
 
     def points(self) -> FloatArray:
-        """POINTS draws, always the same, in order."""
+        """(POINTS,) draws in ascending order, always the same."""
         return np.sort(sampled(self, np.random.default_rng(0), POINTS))
 
     @property
@@ -70,22 +70,22 @@ class SampledDelay(ABC):
 
 
 class IndependentDelay(Bounded, ABC):
-    """Base of laws whose draws are independent, and the same in every round."""
+    """Base class of laws whose draws are independent, with the same distribution in every round."""
 
     @abstractmethod
     def _draws(self, rng: np.random.Generator, n: int) -> FloatArray: ...
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
-        """(n,) draws."""
+        """(n,) independent draws."""
         del first_round
         return self._draws(rng, n)
 
 
 def sampled(law: Delay, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
-    """`law.sample`, where the law may be a user's own; ConfigError that names it unless it gives (n,) numbers."""
+    """Call `law.sample`, which may be a user's own. Raises ConfigError that names it unless it returns (n,) numbers."""
     try:
         drawn = law.sample(rng, n, first_round)
-    except OSError as error:  # which a client would take for the end of its stream
+    except OSError as error:  # a client would mistake an OSError for the end of its stream
         raise ConfigError(with_place(error)) from error
     try:
         if (draws := np.asarray(drawn)).dtype.kind == "m":
@@ -102,7 +102,7 @@ def sampled(law: Delay, rng: np.random.Generator, n: int, first_round: int = 1) 
 
 
 def sampled_delays(law: Delay, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
-    """`sampled` for a link's whole law, whose draws must not be negative, nor NaN; ConfigError that names it."""
+    """Call `sampled` for the whole law of a link. Raises ConfigError also for a draw that is negative or NaN."""
     draws = sampled(law, rng, n, first_round)
     if not (draws >= 0).all():
         raise ConfigError(f"{_name(law)}.sample: must return delays of 0 or more; returned {draws[~(draws >= 0)][0]}")
@@ -110,17 +110,17 @@ def sampled_delays(law: Delay, rng: np.random.Generator, n: int, first_round: in
 
 
 def _name(law: Delay) -> str:
-    """A law as a table's `kind` names it, where it is a user's own."""
+    """The name of a user's own law, as a table's `kind` has it."""
     return f"{type(law).__module__}:{type(law).__qualname__}"
 
 
 def known_means(
     laws: Mapping[str, Delay], tau_min_s: float | None = None
 ) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """E[τ_k] and E[1/τ_k] by client id, for the policies that are told the truth.
+    """E[τ_k] and E[1/τ_k] by client id, for the policies that know the true means.
 
-    With `tau_min_s` the latter is E[min(1/τ_k, 1/τ_min)], as no reward τ_min/τ counts above 1. Few ask for it, so each
-    is worked out when it is asked for.
+    With `tau_min_s`, the second is E[min(1/τ_k, 1/τ_min)], as no reward τ_min/τ counts above 1. Few policies use it, so
+    each value is computed on first use.
     """
     return {c: law.mean_s for c, law in laws.items()}, _InverseMeans(laws, tau_min_s)
 

@@ -1,5 +1,5 @@
-"""Laws that change with the round or remember it. Time here is the round number: a function of (seed, client, round)
-repeats exactly, one of the seconds a machine took does not."""
+"""Laws that change with the round, or that have a memory. Time is the round number: delays are a function of (seed,
+client, round), so that they repeat exactly. The seconds that a machine took would not."""
 
 import math
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from pausefl_proto.number_types import Bounded, Finite, NonNegative, PositiveSha
 
 
 class _Changing(Bounded):
-    """Base of laws that differ from round to round, and so have no expectation over rounds."""
+    """Base class of laws that differ from round to round, and so have no expectation over rounds."""
 
     kind: ClassVar[str]
     """The law's name in a TOML table."""
 
     def points(self) -> NoReturn:
-        """ConfigError: there are none that hold for every round."""
+        """Raise ConfigError: no points hold for every round."""
         raise ConfigError(
             f'latency: a law of kind = "{self.kind}" changes with the round, so it has no mean to tell genie,'
             " fastest or oort, to measure a simulation's regret by, or for netem to keep"
@@ -39,7 +39,7 @@ class _Changing(Bounded):
 
 @dataclass(frozen=True)
 class Schedule(_Changing):
-    """Steps: law i of `of` holds from rounds[i] until the next one begins."""
+    """A sequence of laws: law i of `of` holds from rounds[i] until the next law begins."""
 
     kind: ClassVar[str] = "schedule"
 
@@ -52,7 +52,7 @@ class Schedule(_Changing):
         _require_order(self.rounds, len(self.of), "laws in of")
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
-        """A draw of every law per round, of which the one that holds is taken."""
+        """Draws every law for each round, and takes the draw of the law that holds."""
         rounds = np.arange(first_round, first_round + n)
         holds = np.searchsorted(self.rounds, rounds, side="right") - 1
         return np.array([sampled(law, rng, n, first_round) for law in self.of])[holds, np.arange(n)]
@@ -64,8 +64,8 @@ class Schedule(_Changing):
 
 @dataclass(frozen=True)
 class DelayDrift(_Changing):
-    """A law times a factor that moves in straight lines between the points (rounds[i], factors[i]). It stays after the
-    last."""
+    """A law times a factor, which is interpolated linearly between the points (rounds[i], factors[i]). After the last
+    point, the factor stays constant."""
 
     kind: ClassVar[str] = "drift"
 
@@ -92,18 +92,18 @@ class DelayDrift(_Changing):
 
 @dataclass(frozen=True)
 class DayCycle(_Changing):
-    """A law with calm nights and busy days: times 1 + amplitude · sin(2π (round − 1 + phase) / period)."""
+    """A law with calm nights and busy days: its delays times 1 + amplitude · sin(2π (round − 1 + phase) / period)."""
 
     kind: ClassVar[str] = "day"
 
     of: Delay
     """The law to change."""
     period_rounds: Annotated[int, Ge(2)]
-    """The length of a day."""
+    """The length of a day, in rounds."""
     amplitude: Annotated[float, Ge(0), Lt(1)]
     """How much the factor swings, at least 0 and below 1."""
     phase_rounds: Finite = 0.0
-    """How far into the day round 1 lies."""
+    """How many rounds after the start of a day round 1 lies."""
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         turns = (np.arange(first_round, first_round + n) - 1 + self.phase_rounds) / self.period_rounds
@@ -111,23 +111,23 @@ class DayCycle(_Changing):
 
     @property
     def minimum_s(self) -> float:
-        """The law's minimum at the calmest, or the busiest where it is negative."""
+        """The law's minimum at the calmest time, or at the busiest time if that minimum is negative."""
         least_s = self.of.minimum_s
         return least_s * (1 - self.amplitude if least_s > 0 else 1 + self.amplitude)
 
 
 @dataclass(frozen=True)
 class Outage(_Changing):
-    """A law, and `extra_s` more in every round of the given windows."""
+    """A law whose delays are `extra_s` longer in every round of the given windows."""
 
     kind: ClassVar[str] = "outage"
 
     of: Delay
     """The law to change."""
     windows: tuple[tuple[int, int], ...]
-    """Pairs [first, last] of rounds, ends included, ascending and apart."""
+    """Pairs [first, last] of rounds, both included. The windows ascend and do not overlap."""
     extra_s: NonNegative
-    """The added delay, until the link is back."""
+    """The delay that an outage adds, until the link is back."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,10 +152,10 @@ class Outage(_Changing):
 
 @dataclass(frozen=True)
 class MarkovDelay(Bounded):
-    """Gilbert and Elliott's two states: every round the link goes bad or good again with these probabilities.
+    """The two states of Gilbert and Elliott: each round, the link turns bad, or good again, with these probabilities.
 
-    The state of round t is a function of (path, t): one uniform number a round moves the chain, and numbers outside
-    the middle set the state whatever it was before. Round 1 is drawn from the chain's equilibrium.
+    The state of round t is a function of (path, t). One uniform number a round moves the chain. A number outside the
+    middle range sets the state whatever it was before. Round 1 is drawn from the chain's equilibrium.
     """
 
     good: Delay
@@ -167,7 +167,7 @@ class MarkovDelay(Bounded):
     to_good: PositiveShare
     """The probability that a bad link is good in the next round."""
     path: int = 0
-    """Seeds the states; the emulator gives every client a path of its own."""
+    """The seed of the states. The emulator gives every client its own path."""
 
     def is_bad(self, last_round: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """The states of rounds 1 to `last_round`, (last_round,) bool, True where the link is bad."""
@@ -183,7 +183,7 @@ class MarkovDelay(Bounded):
         return bad
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
-        """A draw of both laws per round, of which the state takes one."""
+        """Draws both laws for each round, and takes the draw of the law for the link's state."""
         good, bad = sampled(self.good, rng, n, first_round), sampled(self.bad, rng, n, first_round)
         draws: FloatArray = np.where(self.is_bad(first_round + n - 1)[first_round - 1 :], bad, good)
         return draws
@@ -206,7 +206,7 @@ class MarkovDelay(Bounded):
 
     @property
     def _bad_share(self) -> float:
-        """The share of rounds the link is bad."""
+        """The share of rounds in which the link is bad."""
         return self.to_bad / (self.to_bad + self.to_good)
 
 

@@ -1,4 +1,4 @@
-"""Laws made of laws: sum, mixture, floor, scale, and the floored ones of the published runs."""
+"""Laws that combine other laws: sum, mixture, floor and scale. Also the latencies of the published runs."""
 
 import math
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class Mixture(Bounded):
             raise ValueError(f"weights = {list(self.weights)}: must sum to 1, not {sum(self.weights):g}")
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
-        """A pick and a draw of every part per round, so that no part's draws hang on the picks."""
+        """Draws every part for each round and then picks one, so that no part's draws depend on the picks."""
         return self._pick(rng, [sampled(law, rng, n, first_round) for law in self.of])
 
     def points(self) -> FloatArray:
@@ -108,21 +108,21 @@ class Floor(Bounded):
 
     @property
     def mean_s(self) -> float:
-        """The law's mean, and what the floor adds to it, over the points."""
+        """The law's mean, plus the increase by the floor, which is a mean over the points."""
         if self.of.minimum_s >= self.floor_s:
             return self.of.mean_s
-        # The points' own mean lacks the end of a heavy tail. What lies below the floor has none.
+        # The mean of the points misses the end of a heavy tail. The part below the floor has no such tail.
         added_s = float(np.maximum(self.floor_s - self.of.points(), 0.0).mean())
         return max(self.floor_s, self.of.mean_s + added_s)
 
     @property
     def mean_inverse(self) -> float:
-        """The points' E[1/τ]; where the floor never acts, the law's own."""
+        """E[1/τ] over the points, or the law's own if the floor never acts."""
         return mean_of_inverse(self.points()) if self.of.minimum_s < self.floor_s else self.of.mean_inverse
 
     @property
     def minimum_s(self) -> float:
-        """The floor, or the law's minimum where that is greater."""
+        """The floor, or the law's minimum if that is greater."""
         return max(self.floor_s, self.of.minimum_s)
 
 
@@ -155,15 +155,15 @@ class Scale(Bounded):
 
 
 def published_halves(clients: int) -> list[Floor]:
-    """The published latencies of so many clients."""
+    """The latency laws of the published runs, for `clients` clients."""
     return [published_delay(k, clients) for k in range(clients)]
 
 
 def published_delay(k: int, clients: int, *, floor_s: float = 0.05, sd_s: float = 0.05) -> Floor:
     """The latency of client k (from 0) as in the published runs: max(floor, Normal(mean_k, sd)).
 
-    mean_k = floor + (0.2 − floor)(k+1)/h for k < h = ⌊K/2⌋, the fast half, else 0.7 + 0.2 (k+1−h)/(K−h). ValueError for
-    a floor or a standard deviation below 0.
+    mean_k = floor + (0.2 − floor)(k+1)/h for k < h = ⌊K/2⌋, the fast half, else 0.7 + 0.2 (k+1−h)/(K−h). Raises
+    ValueError for a floor or a standard deviation below 0.
     """
     half = clients // 2
     fast = k < half

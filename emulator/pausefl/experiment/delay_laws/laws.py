@@ -1,4 +1,4 @@
-"""The elementary latency laws. Each record's fields are the keys of its TOML table; ValueError for impossible ones."""
+"""The elementary latency laws. Each record's fields are the keys of its TOML table. Bad values raise ValueError."""
 
 import math
 from dataclasses import dataclass, field
@@ -67,12 +67,12 @@ class Normal(IndependentDelay):
 
     @property
     def mean_inverse(self) -> float:
-        """1/mean for a constant; there is none where τ passes through 0."""
+        """1/mean if sd_s is 0. Otherwise infinite: the density at 0 is positive."""
         return 1.0 / self.mean_s if self.sd_s == 0 and self.mean_s else math.inf
 
     @property
     def minimum_s(self) -> float:
-        """−inf unless it never varies."""
+        """−inf, or the mean if sd_s is 0."""
         return -math.inf if self.sd_s else self.mean_s
 
 
@@ -168,7 +168,7 @@ class Weibull(_AboveZero):
 
     @property
     def mean_s(self) -> float:
-        """λ Γ(1 + 1/k); infinite where it is beyond all floats."""
+        """λ Γ(1 + 1/k). Infinite if it is too large for a float."""
         try:
             return self.scale_s * math.gamma(1 + 1 / self.shape)
         except OverflowError:
@@ -242,7 +242,7 @@ class Empirical(IndependentDelay):
 
 @dataclass(frozen=True)
 class Recorded(Empirical):
-    """Measured values in the order they were measured, one a round; after the last comes the first."""
+    """Measured values in the order of their measurement, one for each round. After the last value comes the first."""
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         """The values of rounds `first_round` to `first_round` + n − 1."""

@@ -1,4 +1,4 @@
-"""Measured delays: a column of a file as a law, one for all clients or one for each."""
+"""Delay laws from files of measured delays: one law for all clients, or one for each client."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +14,7 @@ from pausefl.experiment.measured.reading import Measured, Reading
 
 @dataclass(frozen=True)
 class ClientPlace:
-    """A client among all of its experiment."""
+    """A client, and its position among all clients of the experiment."""
 
     client_id: str
     place: int
@@ -33,9 +33,9 @@ class MeasuredDelays(Reading):
     the first."""
 
     def law(self, client: ClientPlace) -> Empirical | Recorded:
-        """The law of one client; ValueError that names the key, or the file and line.
+        """The law of one client. Raises ValueError that names the key, or the file and the line.
 
-        Clients are looked up by id where the file names any of the experiment's. Where it has names of its own, the
+        If the file names any of the experiment's clients, clients are looked up by id. If it only has other names, the
         experiment's k-th client has the delays of the k-th name in the file.
         """
         by_client = _by_client(self, _state(self.file))
@@ -61,12 +61,12 @@ class MeasuredDelays(Reading):
 
     @property
     def is_by_client(self) -> bool:
-        """Whether each client has a law of its own: a column of clients is said, or its format has one."""
+        """Whether each client has its own law: `client_column` is set, or the format has a column of clients."""
         return self.client_column is not None or self.format != "csv"
 
 
 def _state(file: str) -> tuple[int, int]:
-    """A value that changes when the file does: it may be corrected while a notebook or a service goes on."""
+    """A value that changes with the file, which may be corrected while a notebook or a service keeps running."""
     with suppress(OSError):
         found = Path(file).stat()
         return found.st_mtime_ns, found.st_size
@@ -75,7 +75,7 @@ def _state(file: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)  # read once for all clients
 def _by_client(delays: MeasuredDelays, _: tuple[int, int]) -> Mapping[str, Measured]:
-    """The delays of each client in seconds; all under "" without a column of clients."""
+    """The delays of each client in seconds, by its name. Without a column of clients, all are under ""."""
 
     def spelt(key: str, value: str) -> str:
         text = value if key == "timeout_s" else f'"{value}"'

@@ -1,4 +1,4 @@
-"""Latency laws from TOML tables: `{ kind = "lognormal", mean_s = 0.2, sd_s = 0.1 }` and what is built of such tables.
+"""Reads latency laws from TOML tables, such as `{ kind = "lognormal", mean_s = 0.2, sd_s = 0.1 }`, also nested ones.
 
 Any decimal key of a law also accepts a law: a distribution, sampled once per client.
 """
@@ -41,7 +41,7 @@ class Halves(Bounded):
 def markov(good: Delay, bad: Delay, to_bad: PositiveShare, to_good: PositiveShare) -> MarkovDelay:
     """A link with two states, good and bad, that change at random between rounds (Gilbert and Elliott).
 
-    A client's path through the states is its own, so it is no key.
+    Each client has its own path through the states, so `path` is no key of the table.
     """
     return MarkovDelay(good, bad, to_bad, to_good)
 
@@ -73,7 +73,7 @@ DELAYS = Registry(
 """The kinds of laws. Any kind also takes `floor_s`."""
 
 EXCHANGE_DELAYS = DELAYS.including(halves=Halves)
-"""Those of `latency.delay`: it holds for all clients, so it alone can differ by a client's place among them."""
+"""The kinds of laws for `latency.delay`. It holds for all clients, so it alone can depend on a client's position."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,16 @@ class LawReader:
 
     client: ClientPlace
     rng_for: Callable[[str], np.random.Generator]
-    """key -> the generator of what is drawn once for that key of the client's link."""
+    """key -> the generator for values that are drawn once per client for that key."""
     alike: dict[str, Any] = field(default_factory=dict)
-    """Shared by all readers of an experiment: the records of keys whose tables say the same of every client, once they
-    were read and tried."""
+    """Records by key, shared by all readers of an experiment: records that are the same for every client, once checked.
+    """
 
     kinds: Registry = field(default_factory=lambda: DELAYS)
-    """The kinds that a table, and one within it, may name."""
+    """The kinds that a table, and the tables within it, may name."""
 
     def read(self, table: Mapping[str, Any], key: str) -> Delay:
-        """The law a table describes; ConfigError naming the key. Draws of the whole must not be negative."""
+        """The law that a table describes. ConfigError names the key. The whole law must not draw negative delays."""
         if (record := self.alike.get(key)) is not None:
             return self._law_of(record, table, key)
         record = self._record(table, key)
@@ -104,7 +104,8 @@ class LawReader:
         if law.minimum_s < 0 or draws.min() < 0:
             raise ConfigError(f"{key}: can draw a negative delay; floor_s = 0.0 (or more) keeps it from that")
         parts = [part for value in table.values() for part in (value if isinstance(value, list) else [value])]
-        if table["kind"] in self.kinds and not any(isinstance(part, dict) for part in parts):  # drawn for each client
+        # A decimal key with a table of its own is sampled for each client.
+        if table["kind"] in self.kinds and not any(isinstance(part, dict) for part in parts):
             self.alike[key] = record
         return law
 
@@ -140,7 +141,7 @@ class LawReader:
 
 
 def plan_training_times(table: dict[str, Any], client_ids: Sequence[str], seed: int) -> dict[str, Delay]:
-    """Each client's law of the seconds that training takes; empty for an empty table. ConfigError names the key."""
+    """The law of each client's training time in seconds, by id. Empty for an empty table. ConfigError names the key."""
     if not table:
         return {}
     everyone, alike = frozenset(client_ids), dict[str, Any]()
@@ -153,16 +154,16 @@ def plan_training_times(table: dict[str, Any], client_ids: Sequence[str], seed: 
 
 
 def _check_is_law(made_by_kind: object, key: str) -> None:
-    """ConfigError where what a user's kind made has not all that a law offers."""
+    """Raise ConfigError if the object that a user's kind made lacks a method or property of `Delay`."""
     offered = (name for name in vars(Delay) if not name.startswith("_"))
-    kind, own = type(made_by_kind), getattr(made_by_kind, "__dict__", ())  # not `hasattr`, which would compute
+    kind, own = type(made_by_kind), getattr(made_by_kind, "__dict__", ())  # `hasattr(made_by_kind, name)` would compute
     if missing := [f"`{name}`" for name in offered if not (hasattr(kind, name) or name in own)]:
         name = kind.__name__
         raise ConfigError(f"{key}: {name} has no {' and '.join(missing)}; derive it from pausefl.SampledDelay")
 
 
 def _drawn(law: Delay, key: str) -> FloatArray:
-    """A few draws: parameters may be sound one by one and absurd together, and the law a user's own."""
+    """A few draws, which test a law. It may be the user's own, or have parameters that do not fit together."""
     try:
         draws, again = (sampled(law, np.random.default_rng(0), _TRIED) for _ in range(2))
         if not np.array_equal(draws, again, equal_nan=True):

@@ -6,13 +6,13 @@ from pausefl_proto.arrays import FloatArray
 
 
 def kaplan_meier(values: FloatArray, bounds: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Points, ascending, and their shares of a law with these values, and with more that exceed these bounds.
+    """The points of the estimated law, ascending, and their shares. `bounds` are lower bounds of values not measured.
 
-    Each bound hands its share on, equally, to all that is later (redistribution to the right); a bound that exceeds
-    every value keeps its own.
+    Each bound passes its share on to all later points, in equal parts (redistribution to the right). A bound that
+    exceeds every value keeps its share.
     """
     points, is_value = np.concatenate([values, bounds]), np.arange(len(values) + len(bounds)) < len(values)
-    order = np.lexsort((~is_value, points))  # of equal ones, values come first
+    order = np.lexsort((~is_value, points))  # values come before equal bounds
     points, is_value = points[order], is_value[order]
     later = np.arange(len(points))[::-1]
     hands_on = ~is_value & (np.cumsum(is_value[::-1])[::-1] > 0)
@@ -22,7 +22,7 @@ def kaplan_meier(values: FloatArray, bounds: FloatArray) -> tuple[FloatArray, Fl
 
 
 def equal_values(values: FloatArray, bounds: FloatArray) -> FloatArray:
-    """As many equally likely values, ascending, as there are values and lower bounds together."""
+    """Equally likely values of the estimated law, ascending: as many as `values` and `bounds` together."""
     points, shares = kaplan_meier(values, bounds)
     count = len(values) + len(bounds)
     places = np.searchsorted(shares.cumsum(), (np.arange(count) + 0.5) / count)

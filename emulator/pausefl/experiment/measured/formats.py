@@ -1,7 +1,7 @@
-"""Formats in which latencies are published: how each becomes a table, and what its columns mean.
+"""File formats of published latencies: how to read each as a table, and the meaning of its columns.
 
-Add one to FORMATS: a function from the file's bytes to header and rows, if it is no CSV file, and the names of its
-columns.
+To add a format to FORMATS, name its columns and, if it is no CSV file, give a function from the file's bytes to header
+and rows.
 """
 
 import bz2
@@ -22,7 +22,7 @@ from pausefl_process.files import place_after, reason
 
 Unit = Literal["s", "ms", "us"]
 Row = tuple[int, list[str]]
-"""The number of a line, or of a record of a file without lines, and its cells."""
+"""The number of a line, or of a record if the file has no lines, and its cells."""
 Table = tuple[list[str], list[Row]]
 """The header, and the rows that are not blank."""
 
@@ -33,21 +33,21 @@ _LOST = "lost"
 
 @dataclass(frozen=True)
 class Format:
-    """How a format is read, and what is taken from it unless it is said."""
+    """How to read a format, and the defaults of options that the user does not set."""
 
     table: Callable[[bytes], Table]
-    """Raises ValueError, LookupError or TypeError for a file of another format."""
+    """Makes a table of a file's bytes. Raises ValueError, LookupError or TypeError for a file of another format."""
     column: str
     client: str
     time: str
     unit: Unit | None = None
     filter: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
-    """How it writes a probe without an answer."""
+    """The texts that stand for a probe without an answer."""
     skipped: tuple[str, ...] = ()
-    """How it writes that there was no probe."""
+    """The texts that say that there was no probe."""
     summed: str = ""
-    """How it calls all clients together, who count where no other is named."""
+    """The name under which the format sums up all clients. It counts only if there is no other client."""
     counted: str = "line"
 
 
@@ -73,7 +73,7 @@ def _text(data: bytes) -> str:
 
 
 def csv_table(data: bytes) -> Table:
-    """The rows of a CSV file; between the columns of its header are commas, semicolons or tabs."""
+    """The header and rows of a CSV file, whose columns are separated by commas, semicolons or tabs."""
     text = _text(data)
     first = text.lstrip().partition("\n")[0]
     delimiter = next((each for each in "\t;" if each in first), ",")
@@ -97,7 +97,7 @@ def csv_table(data: bytes) -> Table:
 
 
 def _ping(data: bytes) -> Table:
-    """The replies of `ping`, best with -D. Probes that were sent and not answered are lost; duplicates do not count."""
+    """The replies of `ping`, best with -D. Probes that got no answer are lost. Duplicate replies do not count."""
     reply = re.compile(r"^(?:\[(\d+\.\d+)\] )?\d+ bytes from (\S+?):? .*?(?:icmp_)?seq=(\d+) .*?time=([\d.]+) ms")
     begun, host, when = 0, "", "0"
     runs: dict[tuple[int, str], dict[int, Row]] = {}  # by sequence number, which ascends
@@ -110,7 +110,7 @@ def _ping(data: bytes) -> Table:
         rows = runs.setdefault((begun, host), {})
         last = next(reversed(rows), 0)
         if found:
-            place = int(sequence) + 2**16 * round((last - int(sequence)) / 2**16)  # it has 16 bits
+            place = int(sequence) + 2**16 * round((last - int(sequence)) / 2**16)  # sequence numbers have 16 bits
             rows |= {lost: (number, [host, when, _LOST]) for lost in range(last + 1, place)}
             if place not in rows or rows[place][1][-1] == _LOST:
                 rows[place] = number, [host, when, ms]
@@ -121,7 +121,7 @@ def _ping(data: bytes) -> Table:
 
 
 def _records(of: Callable[[Any], Iterator[list[Any]]], *header: str) -> Callable[[bytes], Table]:
-    """A table of what a function finds in each document of a JSON file, or of a file with one a line."""
+    """A function that makes a table of the records that `of` finds in each document of a JSON or JSON Lines file."""
 
     def table(data: bytes) -> Table:
         text, at, found = _text(data).strip(), 0, list[list[str]]()
@@ -159,14 +159,14 @@ def _prometheus(document: Any) -> Iterator[list[Any]]:
 
 
 class _Plain(pickle.Unpickler):
-    """Reads containers, texts and numbers alone: a pickle can run any code."""
+    """Unpickles only containers, texts and numbers, as other pickles can run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"holds {module}.{name}, and may hold dictionaries, lists and numbers alone")
 
 
 def unpickled(data: bytes) -> Any:
-    """The content of a pickle of containers, texts and numbers; ValueError for any other."""
+    """The content of a pickle of containers, texts and numbers. Raises ValueError for any other pickle."""
     try:
         return _Plain(io.BytesIO(data)).load()
     except (pickle.UnpicklingError, EOFError, IndexError, KeyError, AttributeError) as error:
@@ -174,7 +174,7 @@ def unpickled(data: bytes) -> Any:
 
 
 def _fedscale(data: bytes) -> Table:
-    """FedScale's table of devices: milliseconds to compute a sample. Its `communication` is a rate, no time."""
+    """FedScale's table of devices, with milliseconds to compute a sample. Its `communication` is a rate, not a time."""
     rows = [[str(client), str(device["computation"])] for client, device in unpickled(data).items()]
     return ["client", "computation"], list(enumerate(rows, start=1))
 

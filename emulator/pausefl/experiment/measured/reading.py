@@ -1,4 +1,4 @@
-"""The one reader of measured latencies: whose they are, when, in which unit, and which probes were lost."""
+"""Reads files of measured latencies: the client, time and unit of each, and which probes were lost."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from pausefl.experiment.measured.formats import FORMATS, Format, Row, Unit, byte
 from pausefl_proto.arrays import BoolArray, FloatArray
 
 _SECONDS: Mapping[Unit, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-# Few links take so long in the median; a file of milliseconds always seems to.
+# Few links have so great a median in seconds; files in milliseconds nearly always do.
 _DOUBTFUL_MEDIAN_S = 10.0
 _LOOKS = {
     b"PING": "ping",
@@ -26,10 +26,10 @@ _LOOKS = {
     b"{": "iperf3",
     b"\x80": "fedscale",
 }
-"""The first bytes, without white space, of files that are no CSV files."""
+"""The first bytes, without white space, of files that are no CSV files, and the format of these files."""
 
 Spelling = Callable[[str, str], str]
-"""How an option is spelt where the reader's caller takes it: its name and its value."""
+"""(name, value) -> the option as the caller's user writes it: on the command line or in TOML."""
 
 
 @dataclass
@@ -38,36 +38,36 @@ class Measured:
 
     when: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    """The latency, or how long a lost probe was waited for."""
+    """The latency of each row. For a lost probe, the time after which the sender gave up."""
     is_lost: list[bool] = field(default_factory=list)
 
     def in_order(self) -> tuple[FloatArray, BoolArray]:
-        """(n,) seconds and which of them are of lost probes, in the order of their times."""
+        """(n,) seconds, and (n,) whether the probe was lost, both in the order of `when`."""
         order = np.argsort(self.when, kind="stable")
         return np.array(self.seconds)[order], np.array(self.is_lost, np.bool_)[order]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The rows and columns of a file that hold latencies, and how these are written."""
+    """Options for reading a file of latencies: its format, its columns and its rows."""
 
     format: str = "csv"
-    """How the file is written: "csv", "ping" (`ping -D`), "ripe-atlas", "iperf3" (`-J`), "prometheus" (`query_range`),
-    "k6", "locust", "ndt", "wondernetwork" or "fedscale". Other keys may be left out where the format says them."""
+    """The format of the file: "csv", "ping" (`ping -D`), "ripe-atlas", "iperf3" (`-J`), "prometheus" (`query_range`),
+    "k6", "locust", "ndt", "wondernetwork" or "fedscale". Other keys may be left out if the format defines them."""
     column: str | None = None
-    """The column that holds the delays. In a CSV file, "seconds" unless said."""
+    """The column that holds the delays. The default for a CSV file is "seconds"."""
     unit: Unit | None = None
-    """The unit of the delays. Without it seconds, and values that look like milliseconds are questioned."""
+    """The unit of the delays. By default the format's, or else seconds; values like milliseconds are then refused."""
     client_column: str | None = None
-    """The column that says whose delay a row holds."""
+    """The column that names the client of each row."""
     time_column: str | None = None
-    """The column of times, as numbers or ISO 8601 dates. Without it, rows are in order."""
+    """The column of times, as numbers or ISO 8601 dates. By default the format's; without one, rows are in order."""
     filter: tuple[str, ...] = ()
-    """The rows that count, as texts "column=value"."""
+    """The conditions that a row must meet to count, as texts "column=value"."""
     lost: tuple[str, ...] = ()
-    """The text in place of the delay of a probe that was lost or timed out. It counts as longer than `timeout_s`."""
+    """The texts in place of the delay of a lost probe, or one that timed out. It counts as longer than `timeout_s`."""
     timeout_s: float | None = None
-    """How long lost probes were waited for."""
+    """How long the sender waited for the answer to a lost probe."""
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -76,9 +76,9 @@ class Reading:
             raise ValueError(f"timeout_s = {self.timeout_s}: must be above 0")
 
     def measured(self, file: Path, spelt: Spelling, *, by_client: bool, above_zero: bool) -> dict[str, Measured]:
-        """The rows of each client in a file, by its name there; all under "" unless `by_client`.
+        """The rows of each client in a file, by the client's name there. All rows are under "" unless `by_client`.
 
-        ValueError that names the line and the column, and the option that helps, but not the file.
+        A ValueError names the line and the column, and the option that helps, but not the file.
         """
         data = bytes_of(file)
         try:
@@ -148,7 +148,7 @@ class Reading:
 
 
 def _question(found: Iterable[Measured], first: str, spelt: Spelling) -> None:
-    """ValueError where seconds look like milliseconds; `first` is the first of them."""
+    """Raise ValueError if seconds look like milliseconds. `first` describes the first value."""
     values = [s for each in found for s, is_lost in zip(each.seconds, each.is_lost, strict=True) if not is_lost]
     if values and (median := float(np.median(values))) > _DOUBTFUL_MEDIAN_S:
         raise ValueError(
@@ -158,11 +158,11 @@ def _question(found: Iterable[Measured], first: str, spelt: Spelling) -> None:
 
 
 class _OtherFormatError(ValueError):
-    """The file is not of the format that was said."""
+    """The file does not have the format that the user named."""
 
 
 def _format_seen(data: bytes) -> str:
-    """The format that a file seems to have, by its first bytes or by the columns of its first line."""
+    """The format that a file seems to have, by its first bytes or by the columns in its first line."""
     start = b"".join(data[:100].split())
     if begun := next((name for magic, name in _LOOKS.items() if start.startswith(magic)), ""):
         return begun
@@ -172,7 +172,7 @@ def _format_seen(data: bytes) -> str:
 
 
 def _place(header: list[str], column: str, line: str, option: str) -> int:
-    """Where the column of this name stands, whatever the case; ValueError unless there is one."""
+    """The index of the column of this name; case does not matter. Raises ValueError unless there is exactly one."""
     for names, name in ((header, column), ([each.casefold() for each in header], column.casefold())):
         if (times := names.count(name)) > 1:
             raise ValueError(f'{line} has {times} columns "{column}"')
@@ -182,12 +182,12 @@ def _place(header: list[str], column: str, line: str, option: str) -> int:
 
 
 def quoted(text: str) -> str:
-    """The content of a cell as messages have it."""
+    """The content of a cell as error messages show it."""
     return json.dumps(text[:80], ensure_ascii=False) if text else "nothing"
 
 
 def _in_words(error: Exception) -> str:
-    """Where a file departs from its format."""
+    """A few words on where a file departs from its format."""
     if isinstance(error, json.JSONDecodeError):
         return f"line {error.lineno}, column {error.colno}: {error.msg}"
     if isinstance(error, KeyError):

@@ -1,4 +1,4 @@
-"""The population of clients: how they behave, when they are available, how far newcomers drift.
+"""The population of clients: their behaviours, their availability, and the drifts of newcomers.
 
 May live here: pure descriptions of clients, given a seed and a round.
 """

@@ -21,10 +21,10 @@ _SAY_ROUND_S = "; add round_s, how many seconds one round stands for"
 
 
 class Availability(Protocol):
-    """When a client that takes part can be reached."""
+    """The rule that says when a client can be reached, within the rounds in which it takes part."""
 
     def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
-        """(rounds,) whether in rounds 1, 2, ...; `rng` is the client's own."""
+        """(rounds,) whether the client can be reached in rounds 1, 2, ... `rng` is the client's own generator."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Cycle(Bounded):
     """How many rounds they are off."""
 
     def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
-        """The same for every client."""
+        """(rounds,) the cycle, which is the same for every client."""
         del client_id, rng
         on: BoolArray = np.arange(rounds) % (self.on_rounds + self.off_rounds) < self.on_rounds
         return on
@@ -63,7 +63,7 @@ class MarkovAvailability(Bounded):
     """The probability that a client that is off is on in the next round."""
 
     def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
-        """Clients come and go independently."""
+        """(rounds,) the states of one client, which do not depend on other clients."""
         del client_id
         on, u = np.ones(rounds, np.bool_), rng.random(rounds)
         for t in range(1, rounds):
@@ -73,20 +73,20 @@ class MarkovAvailability(Bounded):
 
 @dataclass(frozen=True)
 class Trace(Bounded):
-    """A file says when clients are on. The columns of a CSV file are client_id, round and on (1 or 0); a row holds
-    until the client's next one. With `round_s`, times replace rounds, and FedScale's pickled traces are read."""
+    """A file that says when clients are on. A CSV file has the columns client_id, round and on (1 or 0). A row holds
+    until the client's next row. With `round_s`, times replace rounds, and FedScale's pickled traces can be read."""
 
     path: str
     """The file, relative to the experiment's file."""
     round_s: Positive | None = None
-    """How many seconds of the file one round stands for. Its column is then time_s in place of round."""
+    """How many seconds of the file one round covers. The column is then time_s in place of round."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self._changes  # read once for all clients; ValueError that names the file and the line
 
     def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
-        """On before its first row, and always where the file does not name it."""
+        """(rounds,) whether the client is on. It is on before its first row, and always if it is not in the file."""
         del rng
         on = np.ones(rounds, np.bool_)
         for t, is_on in sorted(self._changes.get(client_id, {}).items()):
@@ -95,12 +95,12 @@ class Trace(Bounded):
 
     @property
     def named(self) -> frozenset[str]:
-        """The clients the file names."""
+        """The clients that the file names."""
         return frozenset(self._changes)
 
     @cached_property
     def _changes(self) -> dict[str, dict[int, bool]]:
-        """round -> on, by client."""
+        """By client: round -> whether the client is on from that round."""
         try:
             data = bytes_of(Path(self.path))
             return self._of_fedscale(data) if data.startswith(b"\x80") else self._of_csv(*csv_table(data))
@@ -128,7 +128,7 @@ class Trace(Bounded):
         return changes
 
     def _of_fedscale(self, data: bytes) -> dict[str, dict[int, bool]]:
-        """Of each device, the seconds at which it became active and inactive; before the first, it is not active."""
+        """The changes in a FedScale trace, which has them in seconds. Before its first change, a device is inactive."""
         if self.round_s is None:
             raise ValueError(f"is a trace of FedScale, in seconds{_SAY_ROUND_S}")
         try:
@@ -143,7 +143,7 @@ class Trace(Bounded):
 
 
 def round_of(time_s: str | float, round_s: float) -> int:
-    """The round in which a time lies, 0 for what is no time since a run began, such as epoch seconds."""
+    """The round in which a time lies. 0 if it is no time since the start of a run, such as seconds of the epoch."""
     try:
         return int(float(time_s) // round_s) + 1 if 0 <= float(time_s) < 1e8 else 0
     except (ValueError, OverflowError):
@@ -157,11 +157,11 @@ AVAILABILITIES = Registry(
 
 @dataclass(frozen=True)
 class Presence:
-    """The clients that are there in each round."""
+    """The clients that are present in each round."""
 
     client_ids: tuple[str, ...]
     table: BoolArray
-    """(rounds, clients)."""
+    """(rounds, clients) whether the client is present."""
 
     def __post_init__(self) -> None:
         if not self.table[0].any():
@@ -169,23 +169,23 @@ class Presence:
 
     @classmethod
     def of_all(cls, client_ids: Iterable[str]) -> Self:
-        """All of these clients, in every round."""
+        """The presence of all these clients in every round."""
         ids = tuple(client_ids)
         return cls(ids, np.ones((1, len(ids)), np.bool_))
 
     @property
     def first_empty_round(self) -> int | None:
-        """The first round in which no client is there; None: there is none."""
+        """The first round in which no client is present. None if there is no such round."""
         empty = np.flatnonzero(~self.table.any(axis=1))
         return int(empty[0]) + 1 if empty.size else None
 
     def at(self, round: int) -> frozenset[str]:
-        """The clients that are there in this round; after the last one, those of the last."""
+        """The clients that are present in this round. After the table's last round, its last row holds."""
         row = self.table[min(round, len(self.table)) - 1]
         return frozenset(client_id for client_id, is_on in zip(self.client_ids, row, strict=True) if is_on)
 
     def changes(self, round: int) -> tuple[list[str], list[str]]:
-        """The clients that come, and those that go, before this round."""
+        """The clients that join, and the clients that leave, just before this round."""
         if round > len(self.table):
             return [], []
         now, before = self.table[round - 1], self.table[round - 2] if round > 1 else np.zeros_like(self.table[0])
@@ -196,9 +196,9 @@ class Presence:
 
 
 def reached(availability: Availability, client_id: str, rounds: int, seed: int) -> BoolArray:
-    """(rounds,) whether a client can be reached: a copy of what its availability returns, a function of (seed, client).
+    """(rounds,) whether a client can be reached: a copy of what `Availability.on` returns for this seed and client.
 
-    ConfigError where that is no (rounds,) bool array.
+    Raises ConfigError if that is no (rounds,) bool array.
     """
     on: object = availability.on(client_id, rounds, generator(seed, "availability", client_id))
     if isinstance(on, np.ndarray) and on.dtype == np.bool_ and on.shape == (rounds,):

@@ -1,7 +1,7 @@
-"""How clients behave: small objects that change a client's data, settings or trainer; a chain is any list of them.
+"""Behaviours of clients: small objects that change a client's data, settings or trainer. A chain is a list of them.
 
-All draws come from (seed, client, behaviour's place in the chain), and per round where they are per round, so a run
-repeats. Every behaviour works beside any policy and any workload that has what it changes.
+All draws depend only on the seed, the client, the behaviour's position in the chain and, if they are per round, the
+round. So a run repeats. Every behaviour works with any policy, and with any workload that has what it changes.
 """
 
 from collections import deque
@@ -28,26 +28,26 @@ _LENGTH_BYTES = 8
 Returned = TypeVar("Returned")
 
 Draw = Callable[[int], np.random.Generator]
-"""round -> this client's generator for it; round 0 is before any."""
+"""round -> this client's generator for that round. Round 0 is for draws before round 1."""
 
 
 @dataclass(frozen=True)
 class Behaviour(Bounded):
-    """An honest client: nothing changes. Behaviours override what they change."""
+    """An honest client: nothing changes. Behaviours override the methods whose results they change."""
 
     needs_classes: ClassVar[bool] = False
-    """True for those that change examples by their class."""
+    """Whether the behaviour uses the classes of examples, so that the data set must have classes."""
 
     def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:
-        """The client's training examples, of `classes` labels in all."""
+        """Return the client's training examples as this behaviour changes them. The data set has `classes` labels."""
         return examples
 
     def settings(self, settings: TrainingSettings, draw: Draw) -> TrainingSettings:
-        """How the client trains."""
+        """Return the client's training settings as this behaviour changes them."""
         return settings
 
     def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:
-        """The trainer of the client."""
+        """Return the client's trainer as this behaviour changes it."""
         return trainer
 
 
@@ -100,7 +100,7 @@ class LabelSkew(Behaviour):
     """The concentration. Small values leave few labels."""
 
     def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:
-        """As many of them as have these proportions when all labels were equally frequent, at least one."""
+        """A random part of the examples, at least one. Labels that were equally frequent get proportions q."""
         rng = draw(0)
         q = rng.dirichlet(np.full(classes, self.concentration))
         return _part(examples, q / q.max(), rng)
@@ -131,7 +131,7 @@ class GaussianUpdate(Behaviour):
     """The factor of the norm."""
 
     def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:
-        """Trains to know the norm; that of a control variate's change is its own, and statistics stay honest."""
+        """Trains, to know the norm. The change of a control variate keeps its own norm, and statistics stay honest."""
 
         def poison(update: Vector, round: int) -> Vector:
             noise, d = draw(round).standard_normal(update.size, np.float32), trainer.manifest.model_size
@@ -167,10 +167,10 @@ class StaleModel(Behaviour):
     """The client trains from the model of `participations` of its own rounds ago, or the oldest it has seen."""
 
     participations: Count = 1
-    """How many of its own rounds the model is old."""
+    """The age of the model, in rounds for which the client was chosen."""
 
     def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:
-        """The update is that of the stale model; the server adds it to its own."""
+        """The update is relative to the stale model, but the server adds it to its current model."""
         return _Stale(trainer, self.participations)
 
 
@@ -186,7 +186,7 @@ class Dropout(Behaviour):
 
         def drop(update: Vector, round: int) -> Vector:
             if draw(round).random() < self.probability:
-                raise PauseflError("dropped out")  # in the same words each time: reasons are told once
+                raise PauseflError("dropped out")  # always the same text, as each reason is reported once
             return update
 
         return _ChangedUpdates(trainer, drop)
@@ -202,7 +202,7 @@ class SlowDevice(Behaviour):
     """The share of the group's clients that are slow, on average (Fed-TS, Fig. 11)."""
 
     def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:
-        """Sleeps after training, so the processor is left to others as a slow one would leave it."""
+        """The client sleeps after training, which leaves the processor to the other clients, as a slow device would."""
         return _Slow(trainer, self.factor) if draw(0).random() < self.share else trainer
 
 
@@ -228,7 +228,7 @@ BEHAVIOURS = Registry(
 
 
 class BehaviourChain:
-    """One client's behaviours, each applied to what the ones before it left."""
+    """The behaviours of one client. Each is applied to the result of the one before it."""
 
     def __init__(self, behaviours: Sequence[Behaviour], *, seed: int, client_id: str) -> None:
         draws = (partial(generator, seed, "behaviour", client_id, place) for place in range(len(behaviours)))
@@ -262,13 +262,13 @@ def _checked(returned: Any, expected: type[Returned], behaviour: Behaviour, meth
 
 
 def _wrong(returned: object, behaviour: Behaviour, method: str, expected: str) -> ConfigError:
-    """The error for a behaviour, which may be a user's own, that returned something else."""
+    """The error for a behaviour, possibly the user's own, that returned an object of a wrong type."""
     name = f"{type(behaviour).__module__}:{type(behaviour).__qualname__}.{method}"
     return ConfigError(f"clients.groups: {name} must return {expected}; returned {type(returned).__name__}")
 
 
 class _ChangedUpdates(WrappedTrainer):
-    """Every update goes through a function of it and the round."""
+    """A trainer whose updates are changed by a function of the update and the round."""
 
     def __init__(self, trainer: Trainer, change: Callable[[Vector, int], Vector]) -> None:
         super().__init__(trainer)
@@ -291,7 +291,7 @@ class _Stale(WrappedTrainer):
         return super().train(self._models[0], round=round)
 
     def state(self) -> bytes:
-        """The wrapped trainer's, its length before it, and the models behind it that later rounds need."""
+        """The length of the wrapped trainer's state, that state, and the models that later rounds need."""
         if not self._models:
             return b""
         inner, models = super().state(), list(self._models)[-self._participations :]
@@ -317,7 +317,7 @@ class _Slow(WrappedTrainer):
 
 
 def _part(examples: Examples, share: FloatArray, rng: np.random.Generator) -> Examples:
-    """Each example with probability share[label], (classes,), and one of them in any case."""
+    """A random part of the examples: each with probability share[label], and at least one. `share` is (classes,)."""
     score = rng.random(len(examples)) / np.maximum(share[examples.labels], np.finfo(np.float64).tiny)
     kept = np.flatnonzero(score < 1)
     return examples.take(kept if kept.size else np.array([score.argmin()]))

@@ -1,6 +1,6 @@
 """Laws from which a simulation, which trains no model, draws clients' path drifts (Fed-TS, eq. (7)).
 
-Their scale is arbitrary: a threshold tells small drifts from great ones, whatever both are.
+Their scale is arbitrary: only a threshold decides which drifts are small and which are great.
 """
 
 import math
@@ -56,5 +56,5 @@ class LogNormalDrift(Bounded):
 
 
 DriftLaw = BernoulliDrift | LogNormalDrift
-"""The law of one client's drift in a round it is chosen for, the same in all of them."""
+"""The law of one client's drift in a round for which it is chosen. It is the same in all rounds."""
 DRIFTS = Registry("drifts", {"bernoulli": BernoulliDrift, "lognormal": LogNormalDrift})

@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from pausefl_proto.errors import ConfigError
 
 Drawing = Literal["latency", "elapsed", "rounds", "selections", "newcomers", "best"]
-"""The figure: accuracy against latency and leakage; both against elapsed time, and leakage by client; accuracy by
-round; selections of each newcomer; newcomers chosen by round; best accuracies."""
+"""The kind of figure. latency: accuracy against latency and leakage. elapsed: both against elapsed time, and leakage by
+client. rounds: accuracy by round. selections: of each newcomer. newcomers: chosen by round. best: best accuracies."""
 PublishedPoint = tuple[float, float]
 
 
 class PublishedValues(BaseModel):
-    """Values of one series that a paper or its authors' archive states; accuracies in %."""
+    """Values of one series that a paper or its authors' archive states. Accuracies are in %."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,13 +28,13 @@ class PublishedValues(BaseModel):
     final: float | None = None
     total_s: float | None = None
     rounds: int | None = None
-    """After how many `final` and `total_s` were read, where these are fewer than the figure's."""
+    """The round after which `final` and `total_s` were read, if that is not the figure's last round."""
     leak: tuple[PublishedPoint, ...] = ()
     """(round, greatest ε that a client had spent)."""
 
 
 class _Series(BaseModel):
-    """One line of a figure: what differs from its experiment. A series without an entry is the policy of its name."""
+    """One line of a figure: its changes to the experiment. A series without an entry is the policy of its name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,13 +43,13 @@ class _Series(BaseModel):
 
 
 class Quick(BaseModel):
-    """How a figure is made small."""
+    """The reduced version of a figure, which takes less time."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     seeds: int = 1
     series: tuple[str, ...] = ()
-    """The series that are run; empty: all of them."""
+    """The series that are run. Empty for all of them."""
     set: dict[str, Any] = Field(default={})
 
 
@@ -60,15 +60,15 @@ class Reproduction(BaseModel):
 
     name: str
     figures: tuple[str, ...]
-    """The figures drawn from its runs; any of them names it, too."""
+    """The figures drawn from its runs. Each of them is also a name of the reproduction."""
     title: str
     preset: str
     overrides: dict[str, Any] = Field(default={}, alias="set")
     """Changes to the preset, by dotted key."""
     series: dict[str, tuple[str, dict[str, Any]]]
-    """Each series' preset and what it changes beyond `overrides`, by name."""
+    """By name of the series: its preset, and its changes beyond `overrides`."""
     seeds: int
-    """How many are run in full."""
+    """The number of seeds of a full reproduction."""
     leakage_over: Literal["round", "latency"] = "round"
     """The axis against which leakage is drawn, as in the paper."""
     drawing: Drawing = "latency"
@@ -76,15 +76,15 @@ class Reproduction(BaseModel):
     """Processor time of one client's training in one round, for estimates."""
     quick: Quick
     published: dict[str, PublishedValues] = Field(default={})
-    """By series; empty where figures are printed without numbers."""
+    """The published values by series. Empty if the figures are printed without numbers."""
     verdict: str = ""
-    """How its figures compare with the published ones, in a line; empty: that is open."""
+    """How its figures compare with the published ones, in a line. Empty if that is open."""
     remarks: tuple[str, ...] = ()
-    """Why a value differs from the published one, a sentence or more each, with the evidence."""
+    """Reasons why a value differs from the published one, with the evidence. Each has one or more sentences."""
 
 
 def find_reproduction(name: str) -> Reproduction:
-    """The reproduction of this name, or of this figure; ConfigError that says what may have been meant."""
+    """The reproduction of this name or figure. For an unknown one, ConfigError suggests a similar name."""
     known = _by_name()
     if name not in known:
         close = difflib.get_close_matches(name, known, 1)
@@ -95,7 +95,7 @@ def find_reproduction(name: str) -> Reproduction:
 
 @cache
 def reproductions() -> tuple[Reproduction, ...]:
-    """All of them, in the papers' order."""
+    """All reproductions, in the order of the papers."""
     return tuple(
         found
         for file in ("pause.toml", "fed_ts.toml", "asynchronous.toml")
@@ -104,7 +104,7 @@ def reproductions() -> tuple[Reproduction, ...]:
 
 
 def read_reproductions(text: str) -> list[Reproduction]:
-    """The reproductions that a TOML text states; `published` may name another one, which repeats the same runs."""
+    """The reproductions in a TOML text. `published` may be the name of another one, whose values then hold here too."""
     tables = tomllib.loads(text)
     known = {name: _Series.model_validate(table) for name, table in tables.pop("series", {}).items()}
     found = []

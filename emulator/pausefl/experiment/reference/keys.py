@@ -1,4 +1,4 @@
-"""The keys of a table, read from the record or the function that takes them."""
+"""The keys of a table, read from the record or the function that receives their values."""
 
 import ast
 import inspect
@@ -30,7 +30,7 @@ class Key:
 
 
 def keys_of(make: Callable[..., Any]) -> list[Key]:
-    """The keys that a record or a function takes, in order."""
+    """The keys of a record, or the parameters of a function, in order."""
     hints = get_type_hints(make.func if isinstance(make, partial) else make, include_extras=True)
     record = make if isinstance(make, type) else hints["return"]
     said = attribute_docstrings(record)
@@ -65,7 +65,7 @@ def _description(hint: Any) -> str:
 
 @cache
 def attribute_docstrings(record: type[Any]) -> dict[str, str]:
-    """Field -> the docstring under it, in one line; a subclass's own says more than its base's."""
+    """Field -> the docstring below it, in one line. A subclass's docstring replaces that of its base class."""
     found: dict[str, str] = {}
     for base in reversed(record.__mro__):
         if inspect.get_annotations(base) and base.__module__ != BaseModel.__module__:

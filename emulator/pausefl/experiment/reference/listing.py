@@ -33,7 +33,7 @@ KINDS_OF_KEY: Mapping[str, Makers] = {
     "drift": DRIFTS,
     "partition": PARTITIONERS,
 }
-"""The kinds that the table, or the list of tables, under a key of this name takes."""
+"""Key -> the kinds that the table under this key, or each table of its list, may name."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Entry:
     value: Any
     sentence: str = ""
     kinds: Makers | None = None
-    """The kinds of the tables it holds, where it holds any."""
+    """The kinds that tables in the value may name. None if the value holds no such tables."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class _Parameters:
 
 
 def listing(experiment: Experiment) -> str:
-    """The experiment as TOML with comments of at most 80 columns; it reads as the same experiment."""
+    """The experiment as TOML with comments of at most 80 columns. Loading it gives the same experiment."""
     lines: list[str] = []
     for name in Experiment.model_fields:
         lines += _table(name, getattr(experiment, name))
@@ -66,7 +66,7 @@ def listing(experiment: Experiment) -> str:
 def _table(
     path: str, value: Any, said: str = "", kinds: Makers | None = None, *, is_list: bool = False
 ) -> Iterator[str]:
-    """The lines of one table, of whose key this is said, and of the tables within it."""
+    """The lines of one table and of the tables within it. `said` is the sentence about the table's key."""
     sentence, entries = _content(value, kinds)
     yield ""
     yield from _comment(f"{said} {sentence}")
@@ -94,7 +94,7 @@ def _tables(path: str, entry: _Entry) -> Iterator[str]:
 
 
 def _content(value: Any, kinds: Makers | None) -> tuple[str, list[_Entry]]:
-    """A table's sentence, and its keys."""
+    """The sentence of a table, and its entries."""
     if is_table(type(value)) and not isinstance(value, _Parameters):
         entries = [
             _Entry(key.name, _filled(key.name, getattr(value, key.name)), key.sentence, KINDS_OF_KEY.get(key.name))
@@ -113,14 +113,14 @@ def _content(value: Any, kinds: Makers | None) -> tuple[str, list[_Entry]]:
 
 
 def _filled(name: str, value: Any) -> Any:
-    """A value as it is listed: a kind alone as a table, if it takes keys; nothing for an empty table or list."""
+    """A value as it is listed: the name of a kind that takes keys as a table, an empty table or list as None."""
     if isinstance(value, str) and (make := KINDS_OF_KEY.get(name, {}).get(value)) and keys_of(make):
         return {"kind": value}
     return None if value in ({}, ()) else value
 
 
 def _policies(selection: SelectionTable) -> Iterator[_Entry]:
-    """The parameters of the selected policy, and of the others that the file has tables for."""
+    """The parameters of the selected policy, and of other policies for which the file has tables."""
     for name in dict.fromkeys([selection.policy, *(selection.__pydantic_extra__ or {})]):
         policy = selected_policy(selection, name)
         keys = [key for key in keys_of(type(policy)) if key.name != "m"]
