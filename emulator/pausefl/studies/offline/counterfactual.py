@@ -1,12 +1,11 @@
-"""Another policy's choices and waits, estimated from one run's log.
+"""Estimates another policy's choices and waits from one run's log.
 
-The policy plays the run again from round 1. A client that it chooses answers as the log says where the log has that
-client in that round: every delay is a function of (seed, client, round), whatever else was chosen. Elsewhere its
-answer is drawn from what the log has of the client, and of a client that the log never has from another client's. An
-answer that the log did not wait for is drawn from the client's later ones; where it has none, it comes at its bound. A
-round in which no client gives an update is tried again, as a server does. Each of many draws first resamples every
-client's answers with replacement (the bootstrap; Efron, Annals of Statistics, 1979), so that the interval over the
-draws holds what the log leaves open of the laws as well.
+The policy plays the run again from round 1. If the log has a chosen client in that round, the client answers as logged:
+every delay is a function of (seed, client, round), whoever else was chosen. Otherwise its answer is drawn from the
+client's logged answers or, if it has none, from another client's. An answer that the log did not wait for is drawn from
+the client's later answers; without any, it arrives at its lower bound. A round in which no client gives an update is
+tried again, as a server does. Each draw first resamples every client's answers with replacement (the bootstrap; Efron,
+Annals of Statistics, 1979). So the interval over the draws includes the uncertainty about the latency laws.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,34 +30,34 @@ from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 
 _EXOGENOUS = ("joined", "left")
-"""Events that do not follow from what was chosen; all others are those of the log's own choices."""
+"""The kinds of events that do not depend on which clients were chosen. All others follow from the log's choices."""
 
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """A policy's rounds on a log: an axis of draws, then one of rounds, each with all its attempts."""
+    """The rounds of a policy on a log. Arrays are by draw and round; a round includes all its attempts."""
 
     client_ids: tuple[str, ...]
-    """Every client of the log, sorted."""
+    """The ids of all clients of the log, sorted."""
     waited_s: FloatArray
-    """(draws, rounds) the round's latency, with that of its failed attempts."""
+    """(draws, rounds) the latency of the round, including its failed attempts."""
     failed_attempts: IntArray
-    """(draws, rounds) the attempts in which no client gave an update."""
+    """(draws, rounds) how many attempts failed, as no client gave an update."""
     without_update: BoolArray
-    """(draws, rounds) whether it was played, and all attempts failed that a server makes or that budgets leave: a run
-    would have ended there."""
+    """(draws, rounds) whether the round was played and all attempts failed that the server's settings or the budgets
+    allow. A run would have ended there."""
     beyond_budgets: BoolArray
-    """(draws, rounds) whether it was not played, as too few clients had budget left: a run would have ended."""
+    """(draws, rounds) whether the round was not played, as too few clients had budget left. A run would have ended."""
     extrapolated: IntArray
-    """(draws, rounds) how many of the clients chosen did what the log's round does not tell."""
+    """(draws, rounds) how many chosen clients have an outcome that the same round of the log does not show."""
     never_observed: IntArray
-    """(draws, rounds) how many of those have no answer in all of the log."""
+    """(draws, rounds) how many of the extrapolated clients have no outcome anywhere in the log."""
     at_bounds: IntArray
-    """(draws, rounds) how many answers come at a lower bound of their latency, as the log has no later ones."""
+    """(draws, rounds) how many answers arrive at a lower bound of their latency, as the log has no later answers."""
     asked: IntArray
     """(draws, rounds) how many clients were chosen."""
     max_epsilon_spent: FloatArray
-    """(draws,) the greatest leakage of any client at the end."""
+    """(draws,) the greatest ε that any client has spent at the end."""
     chosen: IntArray
     """(draws, clients) how often each client was chosen, in the last attempt of each round."""
     first: tuple[tuple[str, ...], ...]
@@ -66,9 +65,9 @@ class Counterfactual:
 
 
 def play_on_log(experiment: Experiment, log: RecordedLog, draws: int) -> Counterfactual:
-    """Play the experiment's policy on a log, `draws` times; ConfigError where it needs what the log lacks."""
+    """Play the experiment's policy on a log, `draws` times. ConfigError if the policy needs data that the log lacks."""
     policy, settings, oracle = rules_of(experiment)
-    records = tuple(log.records)  # all at once: every draw plays them again
+    records = tuple(log.records)  # kept in memory, as every draw goes through them
     outcomes = LoggedOutcomes.of(records)
     check_log_suffices(policy, experiment.selection.policy, outcomes)
     played = [_ImaginedRun.of(policy, settings, oracle, outcomes, draw).play(records) for draw in range(draws)]
@@ -77,7 +76,7 @@ def play_on_log(experiment: Experiment, log: RecordedLog, draws: int) -> Counter
 
 @dataclass
 class _PlayedRound:
-    """The result of a round: `chosen` in its last attempt, all else in all its attempts together."""
+    """The result of a round: `chosen` is of its last attempt; all other fields cover all its attempts."""
 
     chosen: tuple[str, ...] = ()
     waited_s: float = 0.0
@@ -98,7 +97,7 @@ class _PlayedDraw:
 
 @dataclass(frozen=True)
 class _ImaginedRun:
-    """One draw: what the policy knows of its own rounds, and what answers are drawn from."""
+    """One draw: the state of the policy's own rounds, and the pools that answers are drawn from."""
 
     settings: ServerSettings
     oracle: Oracle | None
@@ -124,7 +123,7 @@ class _ImaginedRun:
         return _PlayedDraw(rounds, float(self.state.table.epsilon_spent.max(initial=0.0)))
 
     def _round(self, record: RoundRecord) -> _PlayedRound:
-        """A round as a server plays it: again after an attempt without an update, as often as it is told to."""
+        """Play a round as a server does: an attempt without an update is repeated, up to the settings' limit."""
         played, state, first = _PlayedRound(), self.state, record.attempts[0].attempt
         state.before_round(record.round, _events(record, state.table))
         for attempt in range(first, first + self.settings.rounds_without_update_max):
@@ -143,7 +142,7 @@ class _ImaginedRun:
         return played
 
     def _attempt(self, round: int, attempt: int, played: _PlayedRound) -> RoundRecord:
-        """An attempt at a round, which `played` counts."""
+        """Play an attempt at a round and add its counts to `played`; returns its record."""
         table, outcomes = self.state.table, self.outcomes
         selection = choose(self.settings, self.state, self.oracle, round, attempt)
         played.chosen = tuple(table.ids[row] for row in selection.rows)
@@ -161,7 +160,7 @@ class _ImaginedRun:
     def _record(
         self, round: int, attempt: int, chosen: tuple[str, ...], answers: Mapping[str, LoggedAnswer]
     ) -> RoundRecord:
-        """The attempt as the server would have written it down: it ends with the answer that is the last one needed."""
+        """The record of the attempt as a server would write it. The attempt ends with the last needed answer."""
         settings = self.settings
         needed = answers_needed(len(answers), self._needed, settings.spare, settings.quorum)
         latencies_s = np.array([answer.latency_s for answer in answers.values()])
@@ -181,7 +180,7 @@ class _ImaginedRun:
 
 
 def _events(record: RoundRecord, table: ClientTable) -> list[LogEvent]:
-    """Comings and goings before a round, whatever was chosen. What known clients had spent is the log's own history."""
+    """The events of clients that join or leave before a round, without the ε that known clients spent in the log."""
     events = [event for attempt in record.attempts for event in attempt.events if event.kind in _EXOGENOUS]
     return [replace(e, released=0, epsilon_spent=0.0) if e.client_id in table.row_of else e for e in events]
 
@@ -189,8 +188,8 @@ def _events(record: RoundRecord, table: ClientTable) -> list[LogEvent]:
 def _observation(
     round: int, answer: LoggedAnswer, table: ClientTable, settings: ServerSettings, outcomes: LoggedOutcomes
 ) -> Observation:
-    """The logged answer, as a release of this history: its ε_i follows from how often the client was chosen here."""
-    if isinstance(answer, Miss):  # not waited for in the log: it comes at its bound
+    """The logged answer as an observation of this draw: its ε_i follows from how often the client was chosen here."""
+    if isinstance(answer, Miss):  # the log did not wait for this answer, so it arrives at its lower bound
         answer = Observation(answer.client_id, Timing(answer.waited_s), answer.latency_s, 0, 0, 0.0, 0.0)
     row = table.row_of[answer.client_id]
     i, epsilon, spent = next_release(table, row, settings.budget)

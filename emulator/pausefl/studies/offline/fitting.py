@@ -1,10 +1,10 @@
-"""Latency laws fitted to measured latencies: the best family by AIC, a Markov law, or the values themselves.
+"""Fits latency laws to measured latencies: the best family by AIC, a Markov law, or the values themselves.
 
 Families are fitted by maximum likelihood (scipy.stats) and compared by Akaike's criterion (IEEE TAC, 1974),
-AIC = 2k − 2 ln L. Where the best one is refuted by the Kolmogorov–Smirnov test, the values themselves are the law.
+AIC = 2k − 2 ln L. If the Kolmogorov–Smirnov test refutes the best family, the values themselves are the law.
 
-Latencies of which a lower bound is known are right-censored: in the likelihood they count with the probability of a
-greater one, among the values they stand at the later ones (Kaplan and Meier, JASA, 1958).
+Latencies with only a known lower bound are right-censored. In the likelihood, each counts with the probability of a
+greater latency. In a law of values, its weight goes to the greater values (Kaplan and Meier, JASA, 1958).
 """
 
 from collections.abc import Callable, Mapping
@@ -24,15 +24,15 @@ from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 
 LEAST_VALUES = 20
-"""With fewer latencies, no family can be told from another: the values themselves are the law."""
+"""With fewer latencies, families cannot be distinguished, and the values themselves are the law."""
 LEAST_PAIRS = 50
-"""With fewer pairs of latencies one round apart, nothing is said of their correlation."""
+"""With fewer pairs of latencies one round apart, correlation is not tested."""
 REFUTED_BELOW = 0.01
-"""The p-value of the tests below which a family, or independence, is refuted."""
+"""The p-value below which a test refutes a family, or the independence of rounds."""
 BOUNDED_MAX = 0.05
-"""With a greater share of lower bounds, a law with two states is not tried: it is fitted to answers alone."""
+"""With a greater share of lower bounds, a Markov law is not tried, as it is fitted to answers only."""
 VALUES_MAX = 1000
-"""With more values than this, so many of their quantiles are the law."""
+"""The most values of a law of values. More latencies are replaced by this many quantiles."""
 
 LawTable = Mapping[str, Any]
 """A law as a TOML table, with its kind."""
@@ -40,22 +40,22 @@ LawTable = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class FittedLaw:
-    """A law for one client, and how it was found."""
+    """The law fitted to one client's latencies, and the reason for it."""
 
     table: LawTable
     why: str
-    """The choice, in a few words."""
+    """The reason for this law, in a few words."""
 
     @property
     def law(self) -> Delay:
-        """The law that the table describes."""
+        """The law that `table` describes, as an object."""
         client = ClientPlace("client-000", 0, frozenset({"client-000"}))
         return LawReader(client, lambda _: np.random.default_rng(0)).read(self.table, "latency.delay")
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family of laws that was fitted: its table, its log-likelihood, and its distribution function."""
+    """A fitted family of laws: its table, number of parameters, log-likelihood and distribution function."""
 
     table: LawTable
     parameters: int
@@ -64,12 +64,12 @@ class Family:
 
     @property
     def aic(self) -> float:
-        """2k − 2 ln L."""
+        """Akaike's criterion, 2k − 2 ln L. The family with the least is the best."""
         return 2 * self.parameters - 2 * self.log_likelihood
 
 
 def fit_law(latencies: ClientLatencies) -> FittedLaw:
-    """The law of one client's latencies; ConfigError where scipy is not installed."""
+    """Fit a law to one client's latencies. ConfigError if scipy is not installed."""
     require("latency")
     values, bounds = latencies.seconds, latencies.bounds_s
     is_same = len(values) > 0 and np.ptp(values) == 0
@@ -91,7 +91,7 @@ def fit_law(latencies: ClientLatencies) -> FittedLaw:
 
 
 def _p_value(family: Family, values: FloatArray, bounds: FloatArray) -> float:
-    """The Kolmogorov–Smirnov test of the values; what exceeds a bound is drawn from the family itself."""
+    """The p-value of the Kolmogorov–Smirnov test. Censored latencies are drawn from the family above their bounds."""
     from scipy import stats
 
     beyond = family.cdf(bounds)
@@ -100,7 +100,7 @@ def _p_value(family: Family, values: FloatArray, bounds: FloatArray) -> float:
 
 
 def families(values: FloatArray, bounds: FloatArray | None = None) -> list[Family]:
-    """Every family fitted to n > 1 different values above 0, and to lower bounds of further ones."""
+    """All families, fitted to n > 1 different values above 0 and to lower bounds of further values."""
     from scipy import stats
 
     bounds = np.empty(0) if bounds is None else bounds
@@ -133,7 +133,7 @@ def families(values: FloatArray, bounds: FloatArray | None = None) -> list[Famil
 
 
 def _with_losses(family: Family, answers: int, bounds: FloatArray) -> Family:
-    """A family of answers, and probes that are lost whatever the latency, each waited for until its timeout."""
+    """A mixture of a family for answers and of lost probes, which each last until the timeout."""
     lost, timeout_s = len(bounds) / (answers + len(bounds)), float(bounds[0])
     of = [family.table, {"kind": "constant", "value_s": timeout_s}]
     return Family(
@@ -145,7 +145,7 @@ def _with_losses(family: Family, answers: int, bounds: FloatArray) -> Family:
 
 
 def is_correlated(latencies: ClientLatencies) -> bool:
-    """Whether latencies one round apart go together: Spearman's rank correlation, one-sided."""
+    """Whether latencies one round apart are positively correlated, by a one-sided test of Spearman's coefficient."""
     from scipy import stats
 
     neighbours = np.diff(latencies.round) == 1
@@ -156,7 +156,7 @@ def is_correlated(latencies: ClientLatencies) -> bool:
 
 
 def _values(latencies: ClientLatencies) -> LawTable:
-    """The values as they are, or as many quantiles as can stand for them."""
+    """A law of the values themselves or, if there are many, of their quantiles."""
     values = equal_values(latencies.seconds, latencies.bounds_s)
     if len(values) > VALUES_MAX:
         values = np.quantile(values, (np.arange(VALUES_MAX) + 0.5) / VALUES_MAX)
@@ -164,10 +164,10 @@ def _values(latencies: ClientLatencies) -> LawTable:
 
 
 def as_written(values: FloatArray) -> FloatArray:
-    """(n,) values as a law of values has them: with six significant digits."""
+    """The values, (n,), rounded to six significant digits, as a law of values has them."""
     return np.array([float(f"{value:.6g}") for value in values])
 
 
 def _law(kind: str, **parameters: float) -> LawTable:
-    """A law's table, with more digits than data can tell."""
+    """The table of a law. Eight significant digits are more precise than any data."""
     return {"kind": kind, **{key: float(f"{value:.8g}") for key, value in parameters.items()}}

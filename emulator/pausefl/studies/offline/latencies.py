@@ -1,4 +1,4 @@
-"""Latencies to fit laws to: of a run's log, or of a file with a row per exchange."""
+"""Reads latencies to fit laws to, from a run's log or from a file with a row per exchange."""
 
 import shlex
 from collections.abc import Mapping
@@ -22,16 +22,16 @@ _AS_SAID = Reading()
 
 @dataclass(frozen=True)
 class ClientLatencies:
-    """One client's latencies in the order they were measured."""
+    """One client's latencies in the order in which they were measured."""
 
     seconds: FloatArray
-    """(n,) all above 0."""
+    """(n,) latencies in seconds, all above 0."""
     round: IntArray
-    """(n,) ascending: the round of each, or its place where rounds are not known."""
+    """(n,) the round of each latency, ascending. If rounds are unknown, its position counted from 1."""
     bounds_s: FloatArray = field(default_factory=lambda: np.empty(0))
-    """(k,) lower bounds of further latencies: of answers that were not waited for, or not in time."""
+    """(k,) lower bounds of further latencies, for answers that were not waited for or came too late."""
     missed: int = 0
-    """How many other jobs had no answer: these say nothing of a latency."""
+    """How many other jobs had no answer. They tell nothing about a latency."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _MeasuredRows:
 
 
 def latencies_of(source: Path, reading: Reading = _AS_SAID) -> Mapping[str, ClientLatencies]:
-    """The latencies of a run directory or a file, by client; ConfigError, with the line, for what is neither."""
+    """The latencies in a run directory or a file, by client. ConfigError, with the file's line, for invalid input."""
     if source.is_dir() and reading != Reading():
         raise ConfigError(f"{source}: is a run, whose latencies are in seconds; options of files do not go with it")
     found = _of_run(source) if source.is_dir() else _of_file(source, reading)
@@ -53,7 +53,7 @@ def latencies_of(source: Path, reading: Reading = _AS_SAID) -> Mapping[str, Clie
 
 
 def _of_run(run_dir: Path) -> dict[str, ClientLatencies]:
-    """The signal that the policy saw, `latency.signal`, at the emulated scale."""
+    """The latencies in a run's log, by client: the signal of its policy (`latency.signal`), at the emulated scale."""
     rows: dict[str, _MeasuredRows] = {}
     with open_database(run_dir) as database:
         check_seals(run_dir / "run.db", database)
@@ -84,11 +84,11 @@ def _of_file(file: Path, reading: Reading) -> dict[str, ClientLatencies]:
 
 
 def as_option(name: str, value: str) -> str:
-    """How the command line takes an option of files: its name and its value."""
+    """An option for reading files as text of the command line: its name and its value."""
     return shlex.join([f"--{name.replace('_', '-')}", value])
 
 
 def _in_order(measured: Measured) -> ClientLatencies:
-    """Each row is one round of its client, in the order of their times."""
+    """A client's measurements in the order of their times. Each row counts as one round; lost rows are lower bounds."""
     seconds, is_lost = measured.in_order()
     return ClientLatencies(seconds[~is_lost], np.flatnonzero(~is_lost) + 1, seconds[is_lost])

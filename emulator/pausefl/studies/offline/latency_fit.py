@@ -1,4 +1,4 @@
-"""A fleet's latencies as an experiment: a law per client, written as TOML that runs."""
+"""Turns a fleet's latencies into an experiment with a latency law per client, as TOML that can be run."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,21 +28,21 @@ _TAU_MIN_LEVEL = 0.01
 
 @dataclass(frozen=True)
 class LatencyFit:
-    """Laws fitted to a fleet's latencies."""
+    """Latency laws fitted to a fleet's latencies, and an experiment that uses them."""
 
     source: Path
-    """The run directory or the file."""
+    """The run directory or the file with the latencies."""
     latencies: Mapping[str, ClientLatencies]
-    """The measured latencies, by the name the source has for a client."""
+    """The measured latencies of each client, by its name in the source."""
     laws: Mapping[str, FittedLaw]
-    """The law of each client, by the same name."""
+    """The fitted law of each client, by its name in the source."""
     client_ids: Mapping[str, str]
-    """The id of each in the experiment."""
+    """The id of each client in `experiment`, by its name in the source."""
     experiment: Experiment
     """An experiment with these laws."""
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row per client: its name and id, its law and why, how much was measured."""
+        """A row per client: its name and id, its kind of law and the reason for it, and the numbers of measurements."""
         rows = [
             {"client": name, "client_id": self.client_ids[name], "kind": law.table["kind"], "why": law.why}
             | {"latencies": len(of.seconds), "lower_bounds": len(of.bounds_s), "missed": of.missed}
@@ -55,7 +55,7 @@ class LatencyFit:
         return f"<LatencyFit of {len(self.laws)} clients: {self.source}>"
 
     def to_toml(self) -> str:
-        """The experiment as TOML, with what was fitted to what in comments."""
+        """The experiment as TOML. Comments say which law was fitted to each client's latencies, and why."""
         lines = [f"Laws fitted to {self.source} by pausefl fit-latency.", *self._notes()]
         comments = "".join(f"# {line}\n" for line in lines)
         document = self.experiment.model_dump(mode="json", exclude_unset=True, exclude_none=True)
@@ -77,7 +77,7 @@ class LatencyFit:
 
 
 def fit_latency(source: Path, reading: Reading) -> LatencyFit:
-    """Fit a law to each client of a run directory or a file; ConfigError for what is neither."""
+    """Fit a law to each client's latencies in a run directory or a file. ConfigError for any other `source`."""
     latencies = latencies_of(source, reading)
     laws = {name: fit_law(of_client) for name, of_client in latencies.items()}
     if source.is_dir():
@@ -93,7 +93,7 @@ def fit_latency(source: Path, reading: Reading) -> LatencyFit:
 
 
 def _ids(names: Iterable[str]) -> dict[str, str]:
-    """The ids of devices: their names, as far as these can be ids; those of equal ones are numbered."""
+    """A client id for each name: the name without characters that ids cannot have, numbered if ids would be equal."""
     ids: dict[str, str] = {}
     for name in names:
         plain = re.sub(r"\.\.+|[^A-Za-z0-9._-]+", "-", name).strip(".-") or "client"
@@ -105,21 +105,21 @@ def _ids(names: Iterable[str]) -> dict[str, str]:
 
 
 def _fleet_document(latencies: Mapping[str, ClientLatencies], ids: list[str]) -> dict[str, Any]:
-    """An experiment that trains nothing: its exchanges take what was measured. Few latencies lie below its τ_min."""
+    """An experiment without training, whose exchanges last as long as measured. Its τ_min is a low quantile of them."""
     least_s = np.quantile(_together(latencies), _TAU_MIN_LEVEL)
     return {
         "clients": {"ids": ids},
-        "selection": {"m": max(1, min(SelectionTable().m, len(latencies) // 2))},  # of all clients, none is chosen
+        "selection": {"m": max(1, min(SelectionTable().m, len(latencies) // 2))},  # with m = K there would be no choice
         "latency": {"mode": "total", "tau_min_s": float(f"{least_s:.6g}")},
         "workload": {"model": "synthetic"},
     }
 
 
 def _run_document(experiment: Experiment, latencies: Mapping[str, ClientLatencies]) -> dict[str, Any]:
-    """The run's experiment; clients that it never chose have the law of all latencies together.
+    """The run's experiment. Clients that the run never chose get a law fitted to the latencies of all clients.
 
-    What policies saw as a whole round trip is one here, training included, and takes as long as it says: time_scale
-    is 1. The communication alone is added to the training.
+    If the signal was the round trip, a law describes the whole exchange, training included, in real time: time_scale is
+    1. If it was the communication, the drawn delay is added to the training.
     """
     document = experiment.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     signal = experiment.latency.signal
@@ -127,7 +127,7 @@ def _run_document(experiment: Experiment, latencies: Mapping[str, ClientLatencie
     tau_min_s = experiment.latency.tau_min_s
     document["latency"] = {**kept, "mode": "additive" if kept else "total", "tau_min_s": tau_min_s}
     if experiment.round_timeout_s is not None and not kept:
-        # In real seconds, of which an emulated second of the run took time_scale; here it takes one.
+        # The timeout is in real seconds. In the run, an emulated second took time_scale of them; here it takes one.
         timeout_s = experiment.round_timeout_s / experiment.latency.time_scale
         document["server"]["round_timeout_s"] = float(f"{timeout_s:.6g}")
     if set(experiment.client_ids) - set(latencies):

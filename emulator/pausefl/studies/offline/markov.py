@@ -1,8 +1,8 @@
-"""A link with two states fitted to latencies: Gilbert and Elliott's chain with log-normal latencies in each state.
+"""Fits a two-state link to latencies: Gilbert and Elliott's Markov chain, with log-normal latencies in each state.
 
-Expectation maximisation (Baum, Petrie, Soules and Weiss, Annals of Mathematical Statistics, 1970). A client is not
-chosen in every round, so the chain may take several steps between two latencies: g steps move it by the g-th power of
-its matrix, which for two states is known in closed form.
+The fit uses expectation maximisation (Baum, Petrie, Soules and Weiss, Annals of Mathematical Statistics, 1970). As a
+client is not chosen in every round, the chain may take g > 1 steps between two latencies. The transition matrix of g
+steps is the g-th power of the chain's matrix, which has a closed form for two states.
 """
 
 import math
@@ -18,12 +18,12 @@ _STEPS_MAX = 100
 _TOLERANCE = 1e-4
 _PARAMETERS = 6
 _LEAST_SD = 1e-3
-"""The least standard deviation of a logarithm: no state may shrink to a single value, whose likelihood has no bound."""
+"""The least standard deviation of a state's logarithms. A state of a single value would have an infinite likelihood."""
 
 
 @dataclass(frozen=True)
 class _TwoStates:
-    """The two states, good and bad: logarithms of latencies are normal in each."""
+    """The parameters of the two states, good and bad. The logarithms of latencies are normal in each state."""
 
     to_bad: float
     to_good: float
@@ -31,7 +31,7 @@ class _TwoStates:
     sd: FloatArray
 
     def steps(self, gaps: IntArray) -> FloatArray:
-        """(n, 2, 2) the probabilities of moving between the states in so many rounds."""
+        """(n, 2, 2) the transition probabilities between the states over each number of rounds in `gaps`, (n,)."""
         bad = self.to_bad / (self.to_bad + self.to_good)
         kept = (1 - self.to_bad - self.to_good) ** gaps
         share = np.array([1 - bad, bad])
@@ -40,19 +40,19 @@ class _TwoStates:
 
     @property
     def start(self) -> FloatArray:
-        """(2,) the equilibrium."""
+        """(2,) the probabilities of the states at the start: the equilibrium."""
         shares: FloatArray = np.array([self.to_good, self.to_bad]) / (self.to_bad + self.to_good)
         return shares
 
     def log_density(self, logs: FloatArray) -> FloatArray:
-        """(n, 2) of these logarithms in each state."""
+        """(n, 2) the log-densities of these logarithms, (n,), in each state."""
         z = (logs[:, None] - self.mean) / self.sd
         density: FloatArray = -0.5 * z**2 - np.log(self.sd) - 0.5 * math.log(2 * math.pi)
         return density
 
 
 def fit_markov(seconds: FloatArray, rounds: IntArray) -> tuple[Mapping[str, Any], float]:
-    """The law of (n,) latencies measured in these ascending rounds, and its AIC: ∞ where the states do not last."""
+    """The law's table and its AIC, from latencies, (n,), of ascending rounds. AIC is ∞ if the states do not persist."""
     logs, gaps = np.log(seconds), np.diff(rounds)
     low, high = np.quantile(logs, (0.25, 0.85))
     spread = max(float(logs.std()) / 2, _LEAST_SD)
@@ -66,7 +66,7 @@ def fit_markov(seconds: FloatArray, rounds: IntArray) -> tuple[Mapping[str, Any]
         chain = _TwoStates(chain.to_good, chain.to_bad, chain.mean[::-1], chain.sd[::-1])
     if not chain.to_bad + chain.to_good < 1:
         return {}, math.inf
-    likelihood = _expected(chain, logs, gaps)[2] - float(logs.sum())  # of the latencies, not of their logarithms
+    likelihood = _expected(chain, logs, gaps)[2] - float(logs.sum())  # converts from logarithms to latencies
     laws = [lognormal_law(float(mean), float(sd)) for mean, sd in zip(chain.mean, chain.sd, strict=True)]
     table = {
         "kind": "markov",
@@ -79,7 +79,7 @@ def fit_markov(seconds: FloatArray, rounds: IntArray) -> tuple[Mapping[str, Any]
 
 
 def _expected(chain: _TwoStates, logs: FloatArray, gaps: IntArray) -> tuple[FloatArray, FloatArray, float]:
-    """(n, 2) how likely each state is, (n − 1, 2, 2) each move, and ln L, by the scaled forward and backward passes."""
+    """The E step by scaled forward and backward passes: states, (n, 2), transitions, (n − 1, 2, 2), and ln L."""
     log_density = chain.log_density(logs)
     top = log_density.max(axis=1)
     density, steps = np.exp(log_density - top[:, None]), chain.steps(gaps)
@@ -100,7 +100,7 @@ def _expected(chain: _TwoStates, logs: FloatArray, gaps: IntArray) -> tuple[Floa
 
 
 def _maximised(chain: _TwoStates, logs: FloatArray, gaps: IntArray, state: FloatArray, pairs: FloatArray) -> _TwoStates:
-    """The chain under which what was expected is the most likely."""
+    """The M step: the chain that maximises the expected log-likelihood."""
     from scipy.optimize import minimize
 
     weight = state.sum(axis=0) + 1e-12
@@ -119,7 +119,7 @@ def _maximised(chain: _TwoStates, logs: FloatArray, gaps: IntArray, state: Float
 
 
 def lognormal_law(mean: float, sd: float) -> Mapping[str, Any]:
-    """The table of a log-normal law whose logarithm has this mean and deviation."""
+    """The table of a log-normal law whose logarithm has this mean and standard deviation."""
     mean_s = math.exp(mean + sd**2 / 2)
     sd_s = mean_s * math.sqrt(math.expm1(sd**2))
     return {"kind": "lognormal", "mean_s": float(f"{mean_s:.8g}"), "sd_s": float(f"{sd_s:.8g}")}

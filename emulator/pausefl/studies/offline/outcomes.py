@@ -1,4 +1,4 @@
-"""Clients' answers in a log, by round and client, and what a policy may ask of it."""
+"""The outcomes of clients' jobs in a log, by round and client, and a check that they suffice for a policy."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -13,25 +13,25 @@ from pausefl_server.records import Miss, Observation, RoundRecord
 from pausefl_server.selection.base import Policy
 
 LoggedAnswer = Observation | Miss
-"""The outcome of asking a client: it answered, or it did not within the time that is its latency's bound."""
+"""The outcome of a client's job: an answer, or a miss, whose wait is a lower bound of the latency."""
 
 
 @dataclass(frozen=True)
 class LoggedOutcomes:
-    """The answers of a log."""
+    """The outcomes of all jobs in a log."""
 
     client_ids: tuple[str, ...]
-    """Every client that ever joined, sorted."""
+    """The ids of all clients that ever joined, sorted."""
     by_round: Mapping[tuple[int, str], LoggedAnswer]
-    """That of each round's last attempt with the client, by round and client."""
+    """By round and client id: the outcome in the round's last attempt that asked the client."""
     by_client: Mapping[str, Sequence[LoggedAnswer]]
-    """All that a client ever did, by ascending latency."""
+    """All outcomes of each client, by ascending latency."""
     losses: Mapping[str, Sequence[tuple[int, float]]]
-    """The round and the training loss of each answer that disclosed it, in order."""
+    """By client: (round, training loss) of each answer that disclosed its loss, in order of rounds."""
 
     @classmethod
     def of(cls, records: Iterable[RoundRecord]) -> Self:
-        """The answers of these rounds."""
+        """The outcomes in these rounds."""
         ids: set[str] = set()
         by_round: dict[tuple[int, str], LoggedAnswer] = {}
         by_client: dict[str, list[LoggedAnswer]] = {}
@@ -50,7 +50,7 @@ class LoggedOutcomes:
         return cls(tuple(sorted(ids)), by_round, by_client, losses)
 
     def tells(self, round: int, client_id: str, waited_s: float) -> bool:
-        """Whether the log has what the client did in this round up to `waited_s`."""
+        """Whether the log shows what the client did in this round until `waited_s`."""
         logged = self.by_round.get((round, client_id))
         return logged is not None and (not is_open(logged) or logged.latency_s >= waited_s)
 
@@ -60,7 +60,7 @@ class LoggedOutcomes:
         return any("label_0" in o.statistics for o in self.by_round.values() if isinstance(o, Observation))
 
     def resampled(self, rng: np.random.Generator) -> Mapping[str, Sequence[LoggedAnswer]]:
-        """Every client's answers, as many, drawn with replacement, by ascending latency."""
+        """A bootstrap resample of each client's outcomes, of the same size, by ascending latency."""
         return {
             client_id: [found[i] for i in np.sort(rng.integers(len(found), size=len(found)))]
             for client_id, found in self.by_client.items()
@@ -69,11 +69,11 @@ class LoggedOutcomes:
     def answer(
         self, round: int, client_id: str, pools: Mapping[str, Sequence[LoggedAnswer]], rng: np.random.Generator
     ) -> LoggedAnswer:
-        """The client's own of this round, else one drawn from its pool, else one of another client's.
+        """The client's outcome in this round; without one, a draw from its pool or, if that is empty, another client's.
 
-        Where the log did not wait for it, it is drawn from the later ones of the pool. Such draws together follow the
-        Kaplan–Meier estimate (redistribution to the right; Efron, Fifth Berkeley Symposium, 1967). It stays open
-        (`is_open`) where the pool has no later one.
+        If the log did not wait for the answer, it is replaced by a draw from the later ones of the pool. Such draws
+        follow the Kaplan–Meier estimate (redistribution to the right; Efron, Fifth Berkeley Symposium, 1967). If the
+        pool has no later one, the answer stays open (`is_open`).
         """
         owners = list(pools)
         pool = pools.get(client_id) or pools[owners[int(rng.integers(len(owners)))]]
@@ -86,7 +86,7 @@ class LoggedOutcomes:
         return replace(answer, client_id=client_id)
 
     def loss(self, client_id: str, round: int) -> float | None:
-        """The client's training loss in the round nearest to this one in which it disclosed any; None: in none."""
+        """The training loss that the client disclosed in the round nearest to `round`; None if it disclosed none."""
         known = self.losses.get(client_id)
         if not known:
             return None
@@ -95,12 +95,12 @@ class LoggedOutcomes:
 
 
 def is_open(answer: LoggedAnswer) -> bool:
-    """Whether the log did not wait for the answer: the client would have given it after `latency_s`."""
+    """Whether the log did not wait for the answer, which the client would have given later than `latency_s`."""
     return isinstance(answer, Miss) and answer.kind == "unneeded"
 
 
 def _answers(attempt: RoundRecord) -> Sequence[LoggedAnswer]:
-    """The outcomes of an attempt's clients; an answer that was not waited for comes after the end of the round."""
+    """The outcomes of an attempt's clients. The bound of an answer that was not waited for is just after its end."""
     ended_s = math.nextafter(attempt.round_latency_s, math.inf)
     misses = [replace(m, latency_s=max(m.latency_s, ended_s)) if is_open(m) else m for m in attempt.misses]
     return [*attempt.observations, *misses]
@@ -111,7 +111,7 @@ def _latency_s(answer: LoggedAnswer) -> float:
 
 
 def check_log_suffices(policy: Policy, name: str, outcomes: LoggedOutcomes) -> None:
-    """ConfigError where the policy lives on what this log does not hold."""
+    """Raise ConfigError if the policy needs updates, losses or labels that this log does not hold."""
     if type(policy).inspect is not Policy.inspect:
         raise ConfigError(
             f"--policy {name}: judges the updates themselves, which a log does not keep; it can only be replayed on"

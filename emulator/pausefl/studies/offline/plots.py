@@ -1,4 +1,4 @@
-"""The pictures of fitted laws, and of a replay."""
+"""Draws fitted laws and replays."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ _ACROSS = 4
 
 
 def draw_fit(fit: LatencyFit) -> Figure:
-    """A panel per client; with more than PANELS_MAX clients, of those whose law lies farthest from the data."""
-    # Of more digits, a law that is the data themselves would lie beside each of them.
+    """A figure with a panel per client: at most PANELS_MAX, of the clients whose law is farthest from the data."""
+    # Both are rounded alike. Otherwise a law that consists of the data would differ from them by rounding.
     points = {name: as_written(np.sort(fitted.law.points())) for name, fitted in fit.laws.items()}
     measured = {name: as_written(equal_values(of.seconds, of.bounds_s)) for name, of in fit.latencies.items()}
     distance = {name: greatest_distance(measured[name], points[name]) for name in points}
@@ -36,7 +36,7 @@ def draw_fit(fit: LatencyFit) -> Figure:
             axes.step(*steps, where="post", color=SERIES[0].light, label="measured")
             axes.plot(points[name], _levels(points[name]), "--", color=SERIES[1].light, label="law")
             axes.set_xlim(0, 1.2 * values[-1])
-            who = textwrap.fill(name, 26)  # a panel has no room for more
+            who = textwrap.fill(name, 26)  # the width of a panel
             axes.set_title(f"{who}\n{fit.laws[name].table['kind']}, {distance[name]:.2f} apart", fontsize=9)
             axes.set_xlabel("latency (s)")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=2)
@@ -46,7 +46,7 @@ def draw_fit(fit: LatencyFit) -> Figure:
 
 
 def greatest_distance(values: FloatArray, points: FloatArray) -> float:
-    """The Kolmogorov–Smirnov distance of (n,) values from a law's points."""
+    """The Kolmogorov–Smirnov distance between values, (n,), and a law's points."""
     from scipy import stats
 
     return float(stats.ks_2samp(values, points, method="asymp").statistic)
@@ -58,7 +58,7 @@ def _levels(points: FloatArray) -> FloatArray:
 
 
 def draw_replay(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> Figure:
-    """Total latency by round: recorded, and estimated with the share of rounds that rest on extrapolation."""
+    """A figure of total latency by round, recorded and estimated. The title has the share of extrapolated rounds."""
     number, recorded_s, waited_s = (
         np.array([row[name] for row in rounds]) for name in ("round", "recorded_s", "waited_s")
     )

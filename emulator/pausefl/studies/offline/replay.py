@@ -1,4 +1,4 @@
-"""Folds a run's log through a policy, round by round, and compares what it chooses with what was chosen."""
+"""Replays a run's log with a policy, round by round, and compares the policy's choices with the recorded ones."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ from pausefl_server.storage.seals import check_seals
 
 @dataclass(frozen=True)
 class RecordedLog:
-    """A run's log, as it stands."""
+    """A run's log on disk."""
 
     records: Collection[RoundRecord]
     unfinished: Sequence[RoundRecord]
-    """The failed attempts at the round after the last."""
+    """The failed attempts at the round after the last committed one."""
 
 
 @dataclass(frozen=True)
 class ReplayedChoice:
-    """An attempt at a round: what the log has, and what the policy chooses knowing what the run knew then."""
+    """An attempt at a round: the recorded choice, and the policy's choice from what the run knew at that time."""
 
     round: int
     attempt: int
@@ -40,17 +40,17 @@ class ReplayedChoice:
 
     @property
     def is_same(self) -> bool:
-        """Whether both are the same clients, drawn equally often; their order says nothing."""
+        """Whether both choices are the same clients, each drawn equally often, in any order."""
         return sorted(self.recorded) == sorted(self.chosen)
 
     @property
     def shared(self) -> int:
-        """How many of the clients chosen were chosen in the log, too."""
+        """How many of the policy's clients were also chosen in the log."""
         return len(set(self.chosen) & set(self.recorded))
 
 
 def read_log(run_dir: Path) -> RecordedLog:
-    """The log of a run directory, also of a run that goes on; ConfigError where it has no round, or was changed."""
+    """The log of a run directory, also of a run in progress. ConfigError if it has no round or was changed later."""
     with open_database(run_dir) as database:
         check_seals(run_dir / "run.db", database)
         log = RecordedLog(RoundLog(partial(open_database, run_dir)), read_failed_attempts(database))
@@ -60,15 +60,15 @@ def read_log(run_dir: Path) -> RecordedLog:
 
 
 def replay_log(experiment: Experiment, log: RecordedLog) -> list[ReplayedChoice]:
-    """The choices of the experiment's policy at every attempt of a log, each from what the log says before it.
+    """The choices of the experiment's policy at every attempt of a log, each based on the log before that attempt.
 
-    ConfigError where the policy cannot choose from what was known.
+    ConfigError for an asynchronous experiment, and if the policy cannot choose from what was known.
     """
     return choices_on(log, *rules_of(experiment))
 
 
 def rules_of(experiment: Experiment) -> tuple[Policy, ServerSettings, Oracle | None]:
-    """By what clients are chosen in a replay, which knows rounds alone; ConfigError where a run has none."""
+    """The policy, settings and oracle that choose clients in a replay. ConfigError for an asynchronous experiment."""
     if experiment.is_asynchronous:
         raise ConfigError('server.mode = "asynchronous": replay plays rounds alone; play this experiment by run')
     policy, clients = selected_policy(experiment.selection), client_plan(experiment)
@@ -79,7 +79,7 @@ def rules_of(experiment: Experiment) -> tuple[Policy, ServerSettings, Oracle | N
 def choices_on(
     log: RecordedLog, policy: Policy, settings: ServerSettings, oracle: Oracle | None = None
 ) -> list[ReplayedChoice]:
-    """The same for a policy, a server's settings and, where the policy is told them, the true latency laws."""
+    """The choices of `policy` at every attempt of a log. `oracle` has the true means of latencies, if it needs them."""
     choices: list[ReplayedChoice] = []
 
     def choose_again(attempt: RoundRecord, state: RunState) -> None:
@@ -100,7 +100,7 @@ def choices_on(
 
 
 def check_same(choices: Sequence[ReplayedChoice]) -> None:
-    """Return where the policy chose what the log has; PauseflError that names the first round where it did not."""
+    """Raise PauseflError if a choice differs from the log; it names the first such round."""
     differing = [choice for choice in choices if not choice.is_same]
     if differing:
         first = differing[0]

@@ -1,4 +1,4 @@
-"""The results of a replay: in words, as JSON and CSV, and as a picture."""
+"""The results of a replay as text, JSON, CSV and a picture."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,11 +38,11 @@ class Replay:
     """The result of replaying a log with a policy."""
 
     choices: Sequence[ReplayedChoice]
-    """The policy's choices, knowing the log up to each attempt."""
+    """The policy's choice at each attempt, based on the log before it."""
     summary: Mapping[str, Any]
-    """The output of `pausefl replay --json`."""
+    """The results, as `pausefl replay --json` prints them."""
     rounds: Sequence[Mapping[str, Any]]
-    """A row per round: recorded and estimated choice and latency; empty for the run's own policy."""
+    """A row per round with the recorded and estimated choice and latency. Empty for the run's own policy."""
 
     def to_frame(self) -> "pd.DataFrame":
         """The rows as a DataFrame."""
@@ -53,9 +53,9 @@ class Replay:
 
 
 def replayed(run_dir: Path, policy: str | None, overrides: Overrides, draws: int) -> Replay:
-    """Replay a run's log. Without a policy and overrides, its own must choose what the log has; PauseflError.
+    """Replay a run's log. Without policy and overrides, PauseflError if the run's own policy does not repeat the log.
 
-    With either, it is an estimate from so many draws; ConfigError where the policy needs what the log lacks.
+    With either, the result is an estimate from `draws` draws. ConfigError if the policy needs data that the log lacks.
     """
     recorded = stored_experiment(run_dir)
     log = read_log(run_dir)
@@ -71,7 +71,7 @@ def replayed(run_dir: Path, policy: str | None, overrides: Overrides, draws: int
 
 
 def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
-    """The results of a replay, line by line."""
+    """The results of a replay as lines of text."""
     if "draws" not in summary:
         yield (
             f"{summary['policy']}: chose the same clients in all {summary['rounds']} rounds"
@@ -119,7 +119,7 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def write_replay(replay: Replay, folder: Path) -> list[Path]:
-    """Write replay.json and, of an estimate, replay.csv and replay.png to `folder`; returns what was written."""
+    """Write replay.json and, for an estimate, replay.csv, .png and .pdf to `folder`; returns the written paths."""
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / "replay.json", json.dumps(replay.summary, indent=2) + "\n")
     if not replay.rounds:
@@ -135,7 +135,7 @@ def write_replay(replay: Replay, folder: Path) -> list[Path]:
 
 
 def _varied(recorded: Experiment, policy: str | None, overrides: Overrides) -> Experiment:
-    """The run's experiment with another selection; ConfigError for a key of anything else."""
+    """The run's experiment with another policy or other keys of `selection`. ConfigError for keys of other tables."""
     varied = parse_experiment(recorded.to_toml(), overrides)
     keys = overrides if isinstance(overrides, Mapping) else [each.partition("=")[0].strip() for each in overrides]
     for key in keys:
@@ -144,7 +144,7 @@ def _varied(recorded: Experiment, policy: str | None, overrides: Overrides) -> E
     if policy is not None:
         selection = varied.selection.model_copy(update={"policy": policy})
         varied = varied.model_copy(update={"selection": selection})
-    # What must be disclosed is held against the log, not against what the run was to disclose.
+    # Pretend that clients disclose all: `check_log_suffices` compares the policy's needs with the log itself.
     open_run = varied.privacy.model_copy(update={"disclose": ("loss", "labels")})
     check_policies(varied.model_copy(update={"privacy": open_run}))
     return varied
@@ -222,12 +222,12 @@ def _rows(log: RecordedLog, played: Counterfactual) -> Iterator[dict[str, Any]]:
 
 
 def _interval(values: FloatArray | IntArray) -> dict[str, float]:
-    """The draws' mean, and the percentiles that hold 95 % of them."""
+    """The mean of the draws and the percentiles that enclose 95 % of them."""
     low, high = np.quantile(values, (0.025, 0.975))
     return {"mean": float(values.mean()), "low": float(low), "high": float(high)}
 
 
 def as_json(replay: Replay) -> str:
-    """The summary, and the first choices that differ from the log's, as JSON."""
+    """The summary, the rounds, and all choices that differ from the log's, as JSON."""
     differing = [asdict(choice) for choice in replay.choices if not choice.is_same]
     return json.dumps({**replay.summary, "rounds_played": list(replay.rounds), "differing": differing})

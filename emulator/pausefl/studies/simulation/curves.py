@@ -10,7 +10,7 @@ from pausefl_server.clients import ClientTable
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """Curves at the recorded rounds, (n,), and totals. Regret is NaN once a chosen set has not size m."""
+    """Curves at the recorded rounds, (n,), and totals. Regret is NaN once the size of a chosen set is not m."""
 
     client_ids: tuple[str, ...]
     round: IntArray
