@@ -1,4 +1,4 @@
-"""The models that a run leaves: the last one, and the one that did best on held-out training data."""
+"""The model files of a run: the last model, and the best model on held-out training data."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from pausefl.runtime.evaluator.initial import DTYPE_BYTES, NO_REST, ModelRest, S
 from pausefl_process.files import write_durably
 from pausefl_proto.wire import Manifest, Vector
 
-# The models whose statistics are still known when a run ends: the last one, and the best.
+# How many models' estimated statistics are kept: those of the last model and of the best.
 _MOST_NOTED = 2
 
 
@@ -31,11 +31,11 @@ class ModelFiles:
         self._latest: Vector = np.concatenate([np.empty(0, np.float32), *fresh])
 
     def of_model(self, theta: Vector) -> Vector:
-        """θ without a control variate, of which evaluators and files know nothing."""
+        """θ without its control variate, which evaluators and model files do not have."""
         return theta if theta.size == self._manifest.of_model.size else self._manifest.without_control(theta)
 
     def note(self, theta: Vector, statistics: Vector) -> None:
-        """Keep what was estimated of the statistics that no client sends, for the file of this model."""
+        """Keep the estimated values of running statistics that no client sends, for the file of this model."""
         self._latest = statistics
         self._noted.pop(id(theta), None)
         self._noted[id(theta)] = theta, statistics
@@ -51,7 +51,7 @@ class ModelFiles:
         write_durably(self._best, self._bytes(theta, {"round": str(round)}))
 
     def load(self) -> tuple[int, Vector] | None:
-        """The best model so far and its round; None where there is none, or it is damaged."""
+        """The best model so far and its round; None if there is none, or its file is damaged."""
         try:
             with safe_open(self._best, framework="np") as file:
                 parts = [file.get_tensor(tensor.name_in_model).ravel() for tensor in self._manifest.of_model.tensors]
@@ -60,7 +60,7 @@ class ModelFiles:
             return None
 
     def forget_after(self, round: int) -> None:
-        """Take the best model so far away where it is of a later round."""
+        """Delete the best model so far if it is of a later round."""
         if (kept := self.load()) is not None and kept[0] > round:
             self._best.unlink()
 
@@ -79,7 +79,7 @@ def _constants(manifest: Manifest, values: Vector) -> list[StoredTensor]:
 
 
 def _safetensors(tensors: list[StoredTensor], metadata: Mapping[str, str]) -> bytes:
-    """A file in the safetensors format. numpy, through which that package writes, has not all of its dtypes."""
+    """The bytes of a safetensors file. That package writes through numpy, which lacks some of the format's dtypes."""
     header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     ordered, start = sorted(tensors, key=lambda t: -DTYPE_BYTES[t.dtype]), 0  # so that each value is aligned
     for tensor in ordered:

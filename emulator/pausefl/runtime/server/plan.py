@@ -1,4 +1,4 @@
-"""The part of an experiment for the server process: small records, made where it is started."""
+"""The part of an experiment that the server process needs: small records, made by the process that starts it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class EvaluatedModel:
 
     evaluator: EvaluatorPlan
     has_control: bool = False
-    """Whether a control variate travels with it, of which the evaluator knows nothing."""
+    """Whether a control variate travels with the model. The evaluator never sees the control variate."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,19 @@ class ServerPlan:
     """All that a server process needs of an experiment."""
 
     settings: ServerSettings
-    """Complete but for `manifest`, which the process learns with the model."""
+    """Complete except for `manifest`, which the server process gets with the model."""
     policy: Policy
     oracle: Oracle | None
-    """The true latency laws, for the policies that are told them; no other policy can get at a drawn value."""
+    """The true latency laws, for a policy that needs them; no other policy has access to a drawn value."""
     endpoints: Endpoints
     model: SyntheticModel | EvaluatedModel
     summary: SummaryPlan
 
 
 def server_plan(experiment: Experiment, run: str, clients: ClientPlan, farewell: str = "") -> ServerPlan:
-    """The server's part of an experiment; `run` is the run directory's name, `farewell` what clients hear at its end.
+    """The server's part of an experiment. `run` is the run directory's name, `farewell` a note to clients at its end.
 
-    ConfigError where other machines could reach a server that asks clients to show nothing.
+    ConfigError if other machines could reach a server that admits every client, or has no TLS.
     """
     settings = replace(settings_of(experiment, run, clients), farewell=farewell)
     policy = policy_of(experiment)
@@ -83,14 +83,14 @@ def server_plan(experiment: Experiment, run: str, clients: ClientPlan, farewell:
 
 
 def oracle_of(policy: Policy, links: Mapping[str, LinkPlan], tau_min_s: float | None) -> Oracle | None:
-    """The true latency laws, for a policy that is told them; ConfigError where they have no mean to tell."""
+    """The true latency laws if the policy needs them, else None. ConfigError if a law has no known mean."""
     if not policy.needs_oracle:
         return None
     return Oracle(*known_means({client_id: link.exchange for client_id, link in links.items()}, tau_min_s))
 
 
 def endpoints_of(experiment: Experiment) -> Endpoints:
-    """Where the server listens, and who may come."""
+    """Where the server listens, and which clients it admits."""
     server = experiment.server
     admission, files = admission_of(experiment)
     return Endpoints(
@@ -107,7 +107,7 @@ def endpoints_of(experiment: Experiment) -> Endpoints:
 
 
 def settings_of(experiment: Experiment, run: str, clients: ClientPlan) -> ServerSettings:
-    """The settings by which rounds are played; ConfigError."""
+    """The settings by which the server plays rounds; ConfigError if they are wrong."""
     return ServerSettings(
         run_id=run,
         seed=experiment.experiment.seed,

@@ -54,14 +54,14 @@ from pausefl_server.selection.base import Policy
 from pausefl_server.service import REAL, Platform, RunOutputs, RunResult, serve
 from pausefl_server.storage.store import Store
 
-# What the updates of a round take, which are freed with its end and come again in the next.
+# Freed memory that the process keeps: updates are freed at the end of a round, and come again in the next.
 _ROUND_BYTES = 1 << 30
 
 log = logging.getLogger("pausefl.server")
 
 
 class ModelEvaluator(Protocol):
-    """Makes θ_0 and evaluates models, wherever it is."""
+    """Makes θ_0 and evaluates models, in this process or another."""
 
     async def initial(self) -> InitialModel:
         """The model that a run begins with."""
@@ -71,7 +71,7 @@ class ModelEvaluator(Protocol):
 
 
 Evaluators = Callable[[EvaluatorPlan, Callable[[str], None]], AbstractAsyncContextManager[ModelEvaluator]]
-"""Finds or makes an evaluator, which is there for the time of a block, and is told where to say what."""
+"""Finds or makes an evaluator for a block, from its plan and a function that receives messages for the user."""
 
 
 def run_server_process(
@@ -81,12 +81,12 @@ def run_server_process(
     lock: Lock | None = None,  # noqa: ARG001  # held as long as this process lives
     back_to: int | None = None,
 ) -> None:
-    """The main function of the server process that `fleet` started; tells its parent everything through `events`."""
+    """The main function of the server process that `fleet` started. Reports everything to its parent by `events`."""
     work_for_fleet(run_dir, events, lambda report: serve_run(plan, run_dir, report, back_to))
 
 
 def work_for_fleet(run_dir: Path, events: "Connection[Any, Any]", work: Callable[[Report], object]) -> None:
-    """Do the work of a child process that writes server.log; its parent hears through `events` how it goes and ends."""
+    """Do the work of a child process that writes server.log. Report progress and outcome to its parent by `events`."""
     die_with_parent()
     allow_many_files()
     with posted(events.send) as report:
@@ -102,7 +102,7 @@ def work_for_fleet(run_dir: Path, events: "Connection[Any, Any]", work: Callable
 
 
 def serve_run(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | None = None) -> RunResult:
-    """Serve one run to its end, over gRPC on the real clock; otherwise as `play`."""
+    """Serve one run to its end, over gRPC on the real clock. See `play`."""
     collect_seldom()
     keep_freed_memory(_ROUND_BYTES)
     with errors_of_own_code(), first_error():
@@ -110,10 +110,10 @@ def serve_run(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | No
 
 
 def sparing_clients(report: Report) -> Report:
-    """Report each event, and keep the garbage collector from looking through what belongs to connected clients.
+    """A `Report` that passes events on, and keeps the garbage collector from scanning objects of connected clients.
 
-    There are about a hundred objects of each, for as long as it takes part. A full collection looked at all of them: it
-    stopped the event loop for 0.3 s with 2,000 clients. What loses its last reference is freed all the same.
+    Each client has about a hundred objects while it takes part. A full collection looked at all of them: it stopped the
+    event loop for 0.3 s with 2,000 clients. An object that loses its last reference is freed all the same.
     """
     most_connected = 0
 
@@ -137,7 +137,7 @@ async def play(
 ) -> RunResult:
     """Play one run to its end and write summary.json and the models. `report` gets the run's progress events.
 
-    `back_to` takes back the rounds after that one first. `evaluators` finds or makes an evaluator.
+    `back_to` first discards the rounds after that one. `evaluators` finds or makes an evaluator.
     ConfigError for bad input, PauseflError for a run that failed.
     """
     settings = plan.settings
@@ -170,7 +170,7 @@ async def play(
 
 
 def _evaluate_and_note(evaluator: ModelEvaluator, models: ModelFiles) -> EvaluateModel:
-    """Evaluates what an evaluator knows of a model, and keeps the statistics it estimated for the model's file."""
+    """A function that evaluates a model without its control variate, and keeps the estimated statistics in `models`."""
 
     async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:
         evaluations, statistics = await evaluator.evaluate(models.of_model(theta), subset=subset, patient=patient)
@@ -186,7 +186,7 @@ def _keep(
 ) -> None:
     """Write the last model and, last of all, summary.json.
 
-    One of an earlier end goes first: the log then never says that a summary is its own which is not.
+    The summary of an earlier end is deleted first, so that the log never claims a summary that is not its own.
     """
     models.save_last(result.theta)
     file = run_dir / "summary.json"
@@ -207,7 +207,7 @@ def _keep(
 
 
 def _forget(models: ModelFiles, run_dir: Path, round: int) -> None:
-    """Take away what was written of the rounds after this one, the summary too, without which a run has not ended."""
+    """Delete files about the rounds after this one. The summary goes too: a run without it has not ended."""
     models.forget_after(round)
     for name in ("summary.json", REPORT):
         (run_dir / name).unlink(missing_ok=True)
@@ -218,7 +218,7 @@ def _forget(models: ModelFiles, run_dir: Path, round: int) -> None:
 async def _initial_model(
     plan: ServerPlan, report: Report, evaluators: Evaluators
 ) -> AsyncIterator[tuple[InitialModel, ModelEvaluator | None]]:
-    """The model to begin with, and its evaluator; None for the synthetic one. Probes are answered meanwhile."""
+    """Yields the initial model and its evaluator (None for the synthetic model). Answers health probes meanwhile."""
     model, metrics = plan.model, plan.endpoints.metrics
     if isinstance(model, SyntheticModel):
         yield InitialModel(model.manifest, np.zeros(model.manifest.size, np.float32)), None
@@ -242,7 +242,7 @@ async def _initial_model(
 
 
 def _logged(report: Report) -> Report:
-    """Report each event, and log it: as the only text of a line, or inside of a JSON line."""
+    """A `Report` that logs each event, as a text line or inside a JSON line, and passes it on."""
 
     def log_and_report(event: ProgressEvent) -> None:
         fields = to_json(event)

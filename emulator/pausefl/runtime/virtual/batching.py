@@ -1,4 +1,4 @@
-"""Whether clients of a round are trained together: as the experiment says, or as is faster on this machine."""
+"""Decides whether a round's clients train together: as the experiment says, or as is faster on this machine."""
 
 import json
 import time
@@ -25,9 +25,9 @@ _KEY = "clients.batched"
 
 
 def with_batching(plan: TrainingPlan, asked: int, run_dir: Path, report: Report) -> TrainingPlan:
-    """The plan, in which "auto" is settled: by a measurement with `asked` clients, the number a round asks.
+    """The plan with "batched" settled. "auto" is settled by a measurement with `asked` clients, the number per round.
 
-    A run keeps to what was chosen when it is resumed.
+    A resumed run keeps the earlier choice.
     """
     if plan.batched == "off" or plan.workload.model == "synthetic":
         return replace(plan, batched="off")
@@ -50,7 +50,7 @@ def _choice(plan: TrainingPlan, asked: int) -> tuple[bool, str]:
         if plan.batched == "on":
             return True, "the clients of a round train together"
         speedup = measured_speedup(trainers, _TRIALS)
-    except NotStackable as reason:  # also of a step that was measured: of gradients that are not there
+    except NotStackable as reason:  # a measured step raises it, too, if gradients are missing
         return False, f"clients train one by one: {reason}"
     if speedup < _LEAST_SPEEDUP:
         return False, f"clients train one by one: together they would be {speedup:.2g} times as fast"
@@ -58,23 +58,23 @@ def _choice(plan: TrainingPlan, asked: int) -> tuple[bool, str]:
 
 
 def _plain_trainers(plan: TrainingPlan, count: int) -> Sequence[Trainer]:
-    """Those of the first clients as they train one by one, without behaviours and stated times."""
+    """Trainers of the first `count` clients, which train one by one, without behaviours and stated times."""
     untimed = replace(plan.workload, step_s=None)
     plain = replace(plan, workload=untimed, behaviours=dict.fromkeys(plan.behaviours, ()), training_times={})
     return list(make_trainers(plain, plan.client_ids[:count]).values())
 
 
 def _own(trainers: Sequence[Trainer]) -> "list[TorchTrainer]":
-    """The trainers without what captures their steps on a GPU."""
+    """The trainers without the wrappers that capture their steps on a GPU."""
     from pausefl_client.training.torch_trainer import TorchTrainer
 
     return [trainer for trainer in map(innermost, trainers) if isinstance(trainer, TorchTrainer)]
 
 
 def measured_speedup(trainers: Sequence[Trainer], trials: int) -> float:
-    """How many times as fast a round is together as one by one, in this thread; the median of neighbouring trials.
+    """How many times as fast a round trains together as one by one, in this thread; the median of paired trials.
 
-    On a processor its time counts, which other work on the machine changes little.
+    On a processor the thread's CPU time counts, which other work on the machine changes little.
     """
     from pausefl_client.batched.replays import recorder_for
     from pausefl_client.batched.stack import ModelStack
@@ -92,7 +92,7 @@ def measured_speedup(trainers: Sequence[Trainer], trials: int) -> float:
     def together(round: int) -> None:
         train_together(stack, own, theta, round=round)
 
-    # The first round imports and fills caches.
+    # The first round does not count: it imports modules and fills caches.
     clock = time.thread_time if first.device.type == "cpu" else time.perf_counter
     ratios = [_taken_s(alone, t, clock) / _taken_s(together, t, clock) for t in range(1, trials + 2)][1:]
     return float(np.median(ratios))

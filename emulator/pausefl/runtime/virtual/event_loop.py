@@ -1,4 +1,4 @@
-"""An asyncio event loop whose time stands still while anything is done, and jumps to what is due next."""
+"""An asyncio event loop in virtual time: time stands still while code runs, then jumps to the next event due."""
 
 import asyncio
 import math
@@ -14,9 +14,9 @@ Result = TypeVar("Result")
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Runs callbacks in the order of an ordinary loop; waits for nothing but work under way and, at last, real files.
+    """Runs callbacks in an ordinary loop's order. Waits only for work in progress and, if there is none, real files.
 
-    The same program does the same at the same times, whatever machine it runs on and however busy that is.
+    So a program does the same at the same virtual times on every machine, however busy it is.
     """
 
     def __init__(self, workers: Workers) -> None:
@@ -33,7 +33,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         func: Callable[[*_Ts], Result],
         *args: *_Ts,
     ) -> asyncio.Future[Result]:
-        """Do the work now: it takes no time, and is over before anything else happens."""
+        """Do the work now. It takes no virtual time, and is over before anything else happens."""
         future: asyncio.Future[Result] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -43,16 +43,16 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _Selector(selectors.DefaultSelector):
-    """Instead of waiting until a timer is due, lets time jump there; real files are looked at in passing."""
+    """Lets time jump to the next timer due instead of waiting for it. Real files are polled without a wait."""
 
     def __init__(self, workers: Workers) -> None:
         super().__init__()
         self._workers = workers
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Ready files. Called by the loop when it has run all callbacks (with their number in mind: 0 waits not)."""
+        """Ready files. The loop calls this after its callbacks, with timeout 0 if more callbacks are ready."""
         if timeout is not None and timeout <= 0:
             return super().select(0)
         due_s = math.inf if timeout is None else self._workers.now_s + timeout
-        # Where no timer is set and no work is under way, only a signal or another thread can go on from here.
+        # Without a timer and work in progress, only a signal or another thread can wake the loop, so wait for these.
         return super().select(0 if self._workers.pass_time_until(due_s) else None)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class _Rendezvous:
-    """Events of the server that clients wait for: its transport, that it listens, and the rounds it calls."""
+    """Passes to clients what they wait for: the server's transport, that it listens, and the rounds that it calls."""
 
     def __init__(self) -> None:
         self.listening = asyncio.Event()
@@ -46,22 +46,22 @@ class _Rendezvous:
 
     @property
     def is_over(self) -> bool:
-        """Whether the server has listened, and does so no longer."""
+        """Whether the server has listened, and has stopped."""
         return self.listening.is_set() and self._transport is not None and not self._transport.is_open
 
     def transport(self, handler: ClientStreamHandler, endpoints: Endpoints, most_clients: int) -> InProcessTransport:
-        """As `Platform.transport`."""
+        """See `Platform.transport`."""
         del endpoints, most_clients
         self._transport = InProcessTransport(handler)
         return self._transport
 
     def connect(self, client_id: str) -> Callable[[], AbstractAsyncContextManager[Any]]:
-        """As `ClientPlatform.connect`."""
+        """See `ClientPlatform.connect`."""
         assert self._transport is not None
         return partial(self._transport.connect, client_id)
 
     def hear(self, event: ProgressEvent) -> None:
-        """Let clients come once the server listens, and come and go with the rounds it calls."""
+        """Let clients connect once the server listens. Pass on the rounds it calls, at which clients join and leave."""
         match event:
             case Ready():
                 self.listening.set()
@@ -69,7 +69,7 @@ class _Rendezvous:
                 self.rounds.put_nowait(round)
 
     async def called(self) -> AsyncIterator[int]:
-        """The rounds, until the run is over."""
+        """Yields the rounds called, until the run is over."""
         while (called := await self.rounds.get()) is not None:
             yield called
 
@@ -81,9 +81,9 @@ def run_virtual_process(
     lock: Lock | None = None,  # noqa: ARG001  # held as long as this process lives
     back_to: int | None = None,
 ) -> None:
-    """The main function of the process that plays a run on the virtual clock; tells its parent through `events`."""
+    """The main function of the process that plays a run on the virtual clock. Reports to its parent by `events`."""
     privacy = plan.clients.privacy
-    if privacy is None or privacy.ledger_dir is None:  # a shared budget outlives the run
+    if privacy is None or privacy.ledger_dir is None:  # otherwise ledgers outlive the run, and must be durable
         skip_fsync()
     keep_freed_memory()
     spare_exchanges()
@@ -91,7 +91,7 @@ def run_virtual_process(
 
 
 def play_virtually(plan: RunPlan, run_dir: Path, report: Report, back_to: int | None = None) -> RunResult:
-    """Play one run to its end on the virtual clock, in this process; errors as `play`."""
+    """Play one run to its end on the virtual clock, in this process. Raises errors as `play` does."""
     workers = Workers()
     with errors_of_own_code(), first_error(), asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(workers)) as runner:
         return runner.run(_play(plan, run_dir, report, back_to, workers))
@@ -128,13 +128,13 @@ async def _run_clients_once_listening(
     try:
         await run_clients(plan, plan.training.client_ids, run_dir / "ledgers", platform, rounds)
     except PauseflError:
-        if not rendezvous.is_over:  # else they were away when it ended, as clients that rest are; their log says so
+        if not rendezvous.is_over:  # otherwise they were away at the end, as resting clients are; the log says so
             raise
 
 
 @asynccontextmanager
 async def _evaluator(plan: EvaluatorPlan, say: Callable[[str], None]) -> AsyncIterator["_LocalEvaluator"]:
-    """As `pausefl.runtime.server.process.Evaluators`: here, at once."""
+    """An evaluator in this process, made at once. See `pausefl.runtime.server.process.Evaluators`."""
     del say
     yield _LocalEvaluator(rehearsed_evaluator(plan.on_own_device()))
 

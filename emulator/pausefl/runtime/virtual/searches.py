@@ -1,4 +1,4 @@
-"""Imported by a campaign's fork server, so that its runs, many of which may search, load compiled code once."""
+"""Imported by a campaign's fork server, so that compiled search code is loaded once for all runs of the campaign."""
 
 from pausefl_server.search import warm_up
 

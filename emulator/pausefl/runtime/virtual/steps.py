@@ -1,4 +1,4 @@
-"""How long a training step takes where an experiment does not say: as long as it does on this machine."""
+"""Measures how long a training step takes on this machine, if an experiment does not state it."""
 
 import json
 import math
@@ -17,14 +17,14 @@ from pausefl_process.files import held_folder, write_durably
 from pausefl_process.plugins import OWN_CODE_ERRORS
 from pausefl_proto.errors import PauseflError
 
-# How often the training of one client is tried to find out what a step takes; the first time warms torch up.
+# How often one client's training is timed; the least time counts. The first time warms torch up.
 _TRIALS = 3
 
 
 def with_step_time(plan: TrainingPlan, run_dir: Path) -> TrainingPlan:
-    """The plan, which states how long training takes; a step is measured where nothing is said.
+    """The plan with a stated training time. If it states none, the time of a step is measured.
 
-    It is measured once for a run, and once for all runs of a campaign that train alike, so that they compare.
+    It is measured once for a run, or once for all runs of a campaign that train alike, so that they can be compared.
     """
     if _is_stated(plan):
         return plan
@@ -37,7 +37,7 @@ def with_step_time(plan: TrainingPlan, run_dir: Path) -> TrainingPlan:
 
 
 def share_step_time(plan: TrainingPlan, campaign: Path) -> None:
-    """Measure a step for all runs of a campaign that train alike, where nothing is said."""
+    """Measure a step for all runs of a campaign that train alike, if the plan does not state a training time."""
     if not _is_stated(plan):
         _shared_step_s(plan, campaign)
 
@@ -47,7 +47,7 @@ def _is_stated(plan: TrainingPlan) -> bool:
 
 
 def _shared_step_s(plan: TrainingPlan, campaign: Path) -> float:
-    """The step that the first such run in the campaign's folder has measured, while the others waited for it."""
+    """The seconds of a step. The first run of the campaign that trains alike measures them; the others wait for it."""
     w, shared = plan.workload, campaign / SHARED_STEPS
     data, training = (w.model, w.dataset, w.batch_size, w.device), (w.training, w.proximal_mu)
     trained = json.dumps([*data, *training, w.optimizer, w.optimizer_options])
@@ -60,7 +60,7 @@ def _shared_step_s(plan: TrainingPlan, campaign: Path) -> float:
 
 
 def _measured_step_s(plan: TrainingPlan) -> float:
-    """The seconds of one training step of the first client on this machine, to three digits; without its behaviours."""
+    """The seconds of one training step of the first client on this machine, to three digits, without behaviours."""
     client_id = plan.client_ids[0]
     honest = replace(plan, behaviours={**plan.behaviours, client_id: ()})
     trainer = make_trainers(honest, [client_id])[client_id]

@@ -1,4 +1,4 @@
-"""Clients and server in one process: streams that are two queues, and take no time."""
+"""The transport between clients and server in one process: each stream is two queues, and takes no time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerI
 
 
 class _Way:
-    """Messages of one direction, until one side closes it."""
+    """One direction of a stream: a queue of messages, until one side closes it."""
 
     def __init__(self) -> None:
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: closed
@@ -18,7 +18,7 @@ class _Way:
         """The next message, None once the way is closed and empty."""
         message = await self._messages.get()
         if message is None:
-            self._messages.put_nowait(None)  # for who reads again
+            self._messages.put_nowait(None)  # for later calls
         return message
 
     def write(self, message: bytes) -> None:
@@ -33,7 +33,7 @@ class _Way:
 
 
 class _End:
-    """One side's end of a stream: `session_settings.StreamToServer`, and `client_actor.StreamToClient`."""
+    """One end of a stream, used as `session_settings.StreamToServer` and as `client_actor.StreamToClient`."""
 
     def __init__(self, incoming: _Way, outgoing: _Way) -> None:
         self._incoming = incoming
@@ -53,10 +53,10 @@ class InProcessTransport:
         self._handler = handler
         self._streams: set[asyncio.Task[None]] = set()
         self.is_open = False
-        """Whether clients may come."""
+        """Whether clients may connect."""
 
     async def start(self, host: str, port: int) -> int:
-        """Let clients come from now on."""
+        """Let clients connect from now on."""
         self.is_open = True
         return 0
 

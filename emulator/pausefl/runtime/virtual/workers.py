@@ -1,4 +1,4 @@
-"""Threads that work in virtual time: they compute side by side, and time waits for them."""
+"""Threads that work in virtual time: they compute in parallel, and virtual time waits for them."""
 
 import heapq
 import math
@@ -16,7 +16,7 @@ from pausefl_process.machine import available_cores
 
 Result = TypeVar("Result")
 
-# As many jobs may stand still at one virtual moment; each has a thread, which then costs nothing but its stack.
+# How many jobs may stand still at one virtual moment. Each has a thread, which then costs only its stack.
 _MOST_THREADS = 10_000
 
 
@@ -27,19 +27,19 @@ class _Job:
     number: int
     run: Callable[[], None]
     not_before_s: float = 0.0
-    """While it computes: it has promised to come back no earlier."""
+    """The virtual time before which it will not come back, while it computes."""
     may_go_on: threading.Event = field(default_factory=threading.Event)
 
 
 class Workers(Executor):
-    """The clock of a virtual loop, and the executor of the work that takes time on it.
+    """The clock of a virtual loop, and the executor of work that takes time on it.
 
-    A job's own time passes only where it says so (`wait`, `during`). All else about jobs (their start, their end, what
-    they see after a wait) happens while the loop stands still, in the order in which they were submitted: runs repeat.
+    A job's own time passes only in `wait`, `compute` and `during`. Its start, its end and its work after a wait happen
+    while the loop stands still, in the order in which jobs were submitted. So runs can be repeated exactly.
     """
 
     def __init__(self, cores: int | None = None) -> None:
-        """At most `cores` jobs compute `during` a stretch of time at once; None: as many as it may use."""
+        """At most `cores` jobs compute in `during` at the same time; None: the number of available cores."""
         self.now_s = 0.0
         self._changed = threading.Condition()
         self._submitted: deque[_Job] = deque()
@@ -54,13 +54,13 @@ class Workers(Executor):
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "virtual")
 
     def begin_at(self, now_s: float) -> None:
-        """Go on where an earlier process's clock stood, so that a difference of times is rounded as it was there."""
+        """Continue from an earlier process's clock, so that differences of times are rounded as they were there."""
         self.now_s = now_s
 
     # -- the executor
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> "Future[Result]":
-        """Do the work from the present virtual moment on; it is begun when the loop has nothing else to do."""
+        """Submit work that starts at the present virtual moment, once the loop has nothing else to do."""
         future: Future[Result] = Future()
 
         def run() -> None:
@@ -79,11 +79,11 @@ class Workers(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Begin nothing more, and let jobs that stand still go, and those that would later."""
+        """Begin no more jobs. Let jobs that stand still go on; later waits return at once."""
         self._submitted.clear()
         with self._changed:
             self._is_shut = True
-            # Who stands still goes on now, and is due again only at its end.
+            # A job that stands still goes on now, and is due again only at its end.
             self._due = [(due_s, number) for due_s, number in self._due if number in self._done]
             heapq.heapify(self._due)
             for job in self._jobs.values():
@@ -96,17 +96,17 @@ class Workers(Executor):
         return self.now_s
 
     def wait(self, wait_s: float) -> None:
-        """Return when so much virtual time has passed; Withdrawn at the virtual moment in which that happens."""
+        """Wait for `wait_s` of virtual time. Raises Withdrawn at the virtual moment at which the job is withdrawn."""
         self._wait_until(self.now_s + wait_s)
 
     def compute(self, compute_s: float) -> None:
-        """As `wait`: what stands for computing takes virtual time only."""
+        """Let emulated computation take `compute_s` of virtual time only. See `wait`."""
         self.wait(compute_s)
 
     def during(self, duration_s: float, work: Callable[[], Result]) -> Result:
-        """Do the work, which takes so much virtual time however long it really takes; other work goes on meanwhile.
+        """Do the work. It takes `duration_s` of virtual time, however long it really takes. Other work goes on.
 
-        Withdrawn as in `wait`, also where the work itself has failed since.
+        Raises Withdrawn as `wait` does, even if the work itself has failed.
         """
         stop_if_withdrawn()
         job, due_s = self._own.job, self.now_s + duration_s
@@ -151,7 +151,7 @@ class Workers(Executor):
     # -- the loop's side
 
     def pass_time_until(self, due_s: float) -> bool:
-        """Let time pass until `due_s`, or until a job before that wants to go on; False where nothing is to come."""
+        """Let time pass until `due_s`, or until an earlier job is due. Returns False if nothing is due."""
         with self._changed:
             self._begin_submitted()
             while True:
@@ -177,7 +177,7 @@ class Workers(Executor):
             self._set_going(job, partial(self._threads.submit, job.run))
 
     def _let_go_on(self) -> list[Callable[[], None]]:
-        """Let the jobs that are due go on, one after the other, until each waits again, computes or is done."""
+        """Let due jobs go on, one by one, until each waits, computes or is done. Returns the results' hand-overs."""
         handed_over = []
         while self._due and self._due[0][0] <= self.now_s:
             _, number = heapq.heappop(self._due)
