@@ -109,7 +109,7 @@ def is_no_servers(pem: bytes) -> bool:
 
 
 def _check_dates(path: str, pem: bytes) -> None:
-    """Raise OutOfDateError if a certificate is not valid now. The other side would hang up, and TLS not say why."""
+    """Raise OutOfDateError if a certificate is not valid now: the other side would hang up without a reason."""
     from cryptography import x509
 
     own = x509.load_pem_x509_certificate(pem)  # the first one; a chain may follow

@@ -211,7 +211,7 @@ def _privacy(
     clients, spent = now.clients, now.clients.epsilon_spent
 
     def epsilon(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
-        """A gauge with each sample once per unit."""
+        """A gauge with each sample once per unit of ε."""
         each = [((*values, unit), f * value) for values, value in samples for unit, f in factors.items()]
         return _gauge(name, text, (*labels, "unit"), each)
 

@@ -44,7 +44,7 @@ class RunObserver:
         """The model of `round` was evaluated on one split."""
 
     def noticed(self, message: str, topic: str = "") -> None:
-        """Something happened that a person should read."""
+        """Something happened that the user should know: `message` says what."""
 
     def finished(self, state: RunState, reason: str, events: Sequence[LogEvent]) -> None:
         """No further round is played. `events` came after the last round, and `state` includes the ε they spent."""
@@ -60,7 +60,7 @@ class Observers(RunObserver):
 
 
 def _telling(hooks: Sequence[Callable[..., None]]) -> Callable[..., None]:
-    """Returns a function that calls each of the hooks with its own arguments."""
+    """Returns a function that passes its arguments on to each of the hooks."""
 
     def tell(*arguments: Any, **named: Any) -> None:
         for hook in hooks:

@@ -27,7 +27,7 @@ CHUNK = 512
 
 @dataclass(frozen=True)
 class Cooling:
-    """τ_j = C / (κ ln(1 + j)) for j = 1..steps (PAUSE v2, Section IV-A and V-D)."""
+    """The temperatures τ_j = C / (κ ln(1 + j)) for steps j = 1..steps (PAUSE v2, Section IV-A and V-D)."""
 
     scale: float
     """C/κ."""
@@ -134,7 +134,7 @@ def chain_of(ucb: FloatArray, start: IntArray, axes: tuple[FloatArray, ...], see
     where[start] = -1
     outside = np.flatnonzero(where == 0)
     where[outside] = np.arange(len(outside))
-    members = np.sort(np.ascontiguousarray(rank[:, start]), axis=1)  # one memory layout, so that it compiles once
+    members = np.sort(np.ascontiguousarray(rank[:, start]), axis=1)  # one memory layout: numba compiles once
     return Chain(rank, row_at, members, outside, where, np.array([seed], np.uint64))
 
 

@@ -23,7 +23,7 @@ NO_CLUSTER = -1
 def compiled(function: F) -> F:
     """`numba.njit`, with a cache beside the source or in the user's cache directory, if one of them is writable."""
     # For an account without a home, numba would create a folder called `~` in the working directory.
-    has_home = os.path.expanduser("~") != "~"  # noqa: PTH111  # as numba asks; pathlib raises an error
+    has_home = os.path.expanduser("~") != "~"  # noqa: PTH111  # as numba does; pathlib would raise an error
     sources = Path(function.__code__.co_filename).parent
     has_cache = has_home or "NUMBA_CACHE_DIR" in os.environ or os.access(sources, os.W_OK)
     try:

@@ -127,7 +127,7 @@ class Policy(Bounded, ABC):
         return frozenset({"loss"} if self.needs_loss else ())
 
     def check_clients(self, client_ids: Sequence[str], at_once: int) -> None:
-        """Raise ValueError if the parameters do not fit these clients, at most `at_once` of whom can be eligible."""
+        """Raise ValueError if the parameters do not fit these clients, at most `at_once` of whom can be present."""
 
     def warm_up(self) -> None:
         """Load in advance what `select` needs, such as compiled code, so that round 1 is not delayed."""
@@ -147,7 +147,7 @@ class Policy(Bounded, ABC):
         """Returns the policy's state after `record`, which `table` already includes. Must not change its arguments.
 
         Latencies of misses are censored: `record.misses` holds their lower bounds. Estimates of latencies must skip
-        entries whose `teaches` is False: a stopped process or a sleeping machine spoilt them.
+        entries whose `teaches` is False: a stopped process or a sleeping machine distorted them.
         """
         return state
 

@@ -25,7 +25,7 @@ class PolicyObservation:
     staleness: int = 0
     """τ, the steps between the model that the client was given and the step that its update entered; 0 in rounds."""
     teaches: bool = True
-    """Whether estimates of latencies may use `latency_s`: not if a stopped process or a sleeping machine spoilt it."""
+    """Whether estimates of latencies may use `latency_s`: not if a stopped process or sleeping machine distorted it."""
     statistics: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the policy's `inspect` computed from the update, and the client's label counts if disclosed."""
 

@@ -152,7 +152,7 @@ class LabelDiversity:
         table = context.table
         known = {row: counts for row in rows.tolist() if (counts := table.label_counts.get(row)) is not None}
         stated = statistics.median_low([len(counts) for counts in known.values()]) if known else 0
-        classes = max(stated, 2)  # the logarithm of 1 divides nothing
+        classes = max(stated, 2)  # ln 1 = 0 would be a divisor
         histograms = np.repeat(table.n_examples[rows, None] / classes, classes, axis=1)
         for i, row in enumerate(rows.tolist()):
             if row in known:

@@ -60,7 +60,7 @@ def upper_confidence(mean: FloatArray, count: FloatArray, rounds: float, m: int,
     """ucb_k = ζ μ̄_k + sqrt((m + 1) ln t / T_k), +inf while T_k = 0 (PAUSE v2, eq. (13)).
 
     `mean`: μ̄_k, ignored where `count` is 0. `count`: T_k, the number of measured rounds, possibly discounted.
-    `rounds`: t, the number of rounds so far.
+    `rounds`: the number of rounds so far, which is t in the formula.
     """
     width = math.sqrt((m + 1) * math.log(max(rounds, 1)))
     seen = count > 0

@@ -7,7 +7,7 @@ SERVER_PHASE = "has_ended"
 
 
 class ServerPhase(StrEnum):
-    """The phases, with their texts in run.db. The odd texts remain from older versions."""
+    """The phases. Their texts in run.db come from older versions, in which there were fewer phases."""
 
     AT_WORK = "no"
     """A job has been sent, and the server has not ended in order since."""

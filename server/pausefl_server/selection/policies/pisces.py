@@ -48,7 +48,7 @@ class Pisces(Policy):
 
     τ̃_k is the mean staleness of the client's last 5 updates, so a slow client is chosen only if its data are worth it.
     In step t, each place explores with probability 0.3 · 0.99^(t−1), at least 0.1. A client loses one of 5 credits if
-    its loss is an outlier among those of the last 5 model versions (DBSCAN, ε = 0.5, at least half of m neighbours).
+    its loss is an outlier among those of the last 5 model versions (DBSCAN, ε = 0.5, least number of neighbours m/2).
     Without credits, it is chosen only if there are too few others. The constants are the authors'.
 
     In an asynchronous run, the policy also sets the number of updates per step, K_t, so that the update of the slowest
@@ -103,7 +103,7 @@ class Pisces(Policy):
         if not known.size:
             return buffer
         per_s = table.inverse_latency_sum[known] / table.measured[known]
-        in_longest = float(per_s.mean() / per_s.min()) * len(at_work)  # updates that arrive meanwhile
+        in_longest = float(per_s.mean() / per_s.min()) * len(at_work)  # updates that arrive in the greatest latency
         return max(buffer, min(math.ceil(in_longest / (self.staleness_bound or self.m) - 1e-9), len(at_work)))
 
     def select(self, state: Seen, context: Context) -> Selection:
@@ -127,7 +127,7 @@ class Pisces(Policy):
 
 
 def is_outlier(values: FloatArray, radius: float, neighbours: int) -> BoolArray:
-    """(n,), whether each value is noise to DBSCAN: no value within the radius has `neighbours` values in its own."""
+    """(n,), whether each value is noise to DBSCAN: no value within the radius has at least `neighbours` values near."""
     is_near = np.abs(values[:, None] - values) <= radius
     is_core = is_near.sum(axis=1) >= neighbours
     noise: BoolArray = np.logical_not(is_near[:, is_core].any(axis=1))
