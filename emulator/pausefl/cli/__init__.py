@@ -1,5 +1,5 @@
-"""The `pausefl` command. Each subcommand imports what it needs when it runs: a client needs no Prometheus, a server
-without evaluation no torch."""
+"""The `pausefl` command. Each subcommand imports what it needs when it runs: a client needs no Prometheus, and a server
+without evaluation needs no torch."""
 
 import argparse
 import os
@@ -18,9 +18,9 @@ from pausefl_process.ending import signals_to, sigterm_as_interrupt
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; the exit status is as `exit_status` and docs/events.md say."""
+    """Run one command. `exit_status` and docs/events.md define the exit status."""
     os.environ.update(grpc_defaults())
-    # Children inherit it: processes that wait in an event loop answer SIGUSR1, and it ends no others.
+    # Children inherit the ignored SIGUSR1, so it ends none of them. Processes with an event loop handle it.
     with sigterm_as_interrupt(), signals_to(signal.SIG_IGN, signal.SIGUSR1), while_output_is_read():
         options = parse(parser(), arguments)
         if "log_json" in options:
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of every subcommand; `command` in what it parses is the function that runs it."""
+    """The parser of all subcommands. In its result, `command` is the function that runs the subcommand."""
     return make_parser(
         {
             "new": new,

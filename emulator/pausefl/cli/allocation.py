@@ -1,6 +1,6 @@
 """The subcommand that every task of an allocation runs: `srun pausefl allocation CONFIG --shared DIR`.
 
-The first task serves and the others are its clients. All that they tell each other lies in a folder that they share.
+The first task serves, and the others run its clients. The files that they exchange lie in a folder that they share.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _DIALS_FOR_S = 5.0
 
 
 def allocation(options: argparse.Namespace) -> None:
-    """Serve, or be some of the clients."""
+    """Serve the run as the first task, or run some of its clients as another."""
     experiment, (rank, ranks) = experiment_of(options), _place_of(options)
     refuse_whole_runs(experiment, "pausefl allocation")
     if ranks - 1 > (count := experiment.clients.count):
@@ -47,7 +47,7 @@ def allocation(options: argparse.Namespace) -> None:
 
 
 def _place_of(options: argparse.Namespace) -> tuple[int, int]:
-    """Which task this is, from 0, and how many there are; ConfigError where nothing says so."""
+    """This task's number, from 0, and the number of tasks. ConfigError if neither options nor Slurm state them."""
     given = options.rank, options.ranks
     rank, ranks = given if given != (None, None) else map(os.environ.get, ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
     if rank is None or ranks is None:
@@ -58,7 +58,7 @@ def _place_of(options: argparse.Namespace) -> tuple[int, int]:
 
 
 def _secured(experiment: Experiment, certs: Path, **tls: str) -> Experiment:
-    """The experiment with the allocation's own tokens, and with these files for TLS."""
+    """The experiment with the allocation's own tokens and these files for TLS."""
     files = {f"tls.{key}": str(certs / tls[key]) if key in tls else "" for key in ("certificate", "key", "ca")}
     tokens = {"admission.tokens": f"{certs}/tokens.txt", "admission.token": f"{certs}/clients/{{client_id}}.token"}
     return experiment.replace({**files, **tokens, "admission.by_certificate": False})
@@ -77,7 +77,7 @@ class _Announcer(Observer):
 
 
 def _serve(experiment: Experiment, notice: Path) -> None:
-    """Play the run, or go on with it, with certificates and tokens of its own."""
+    """Play the run, or resume it, with certificates and tokens made for this allocation."""
     from pausefl.certificates import make_certificates
     from pausefl.runtime.run import run_experiment
     from pausefl.runtime.terminal import make_view
@@ -88,11 +88,11 @@ def _serve(experiment: Experiment, notice: Path) -> None:
     shared.mkdir(parents=True, exist_ok=True)
     notice.write_text("", "utf-8")
     try:
-        (certs / "server.pem").unlink(missing_ok=True)  # of another machine, on which the run began
+        (certs / "server.pem").unlink(missing_ok=True)  # it may be of another machine, on which the run began
         make_certificates(certs, [host], experiment.client_ids)
         served = _secured(experiment, certs, certificate="server.pem", key="server.key")
         with on_own_disk(shared / "run") as run_dir, make_view(console, experiment.title) as report:
-            summary = run_experiment(  # without a report, whose drawing would hold all machines
+            summary = run_experiment(  # without a report: drawing it would occupy all machines
                 served, run_dir, report, resume=True, observers=[announcer], fleet=fleet, has_report=False
             )
     finally:
@@ -102,7 +102,7 @@ def _serve(experiment: Experiment, notice: Path) -> None:
 
 
 def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> None:
-    """Be the clients of one of so many tasks until the server dismisses them."""
+    """Run the clients of task `rank`, one of `tasks` tasks with clients, until the server dismisses them."""
     from pausefl.runtime.client.plan import client_plan
     from pausefl.runtime.client.process import run_client_process
     from pausefl.runtime.failure_log import last_line
@@ -111,7 +111,7 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
 
     address = _server_at(notice, experiment.clients.connect_timeout_s)
     plan = client_plan(_secured(experiment, notice.parent / "certs", ca="ca.pem"))
-    together = processes_of(plan.links, 1)  # those behind one access point, and else each by itself
+    together = processes_of(plan.links, 1)  # clients behind one access point together, every other client alone
     part = together[len(together) * (rank - 1) // tasks : len(together) * rank // tasks]
     links = {client_id: plan.links[client_id] for client_ids in part for client_id in client_ids}
     needs_torch = plan.training.workload.model != "synthetic"
@@ -121,7 +121,7 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
     try:
         for number, client_ids in enumerate(processes_of(links, experiment.per_process_of(len(links)))):
             name, own = f"pausefl-{client_ids[0]}", replace(plan, process=number)
-            arguments = own, client_ids, address, folder  # whose ledgers, held exclusively, need locks alone
+            arguments = own, client_ids, address, folder  # shared, but ledgers are held exclusively: locks are enough
             process = forked_client(name, run_client_process, *arguments, needs_torch=needs_torch)
             start(process)
             running.append(process)
@@ -138,13 +138,13 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
 
 
 def _server_at(notice: Path, patience_s: float) -> str:
-    """HOST:PORT once a server listens there; ConfigError where none does, as in the folder of another machine."""
+    """The server's HOST:PORT, once it listens. ConfigError if none does, for instance if the folder is not shared."""
     until_s, has_begun = time.monotonic() + patience_s, False
     while time.monotonic() < until_s:
         has_ended, has_begun = has_begun and not notice.exists(), notice.exists()
         if has_ended:
             raise PauseflError("the server has ended before it listened; the first task says why")
-        with suppress(OSError):  # no notice yet, or that of a server that was killed
+        with suppress(OSError):  # no notice yet, or the notice of a server that was killed
             if address := notice.read_text("utf-8"):
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), _DIALS_FOR_S).close()

@@ -21,7 +21,7 @@ _FOLDERS = ("--out", "--output", "--folder", "--run-dir", "--dir")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what may have been meant instead of a command that is none."""
+    """An argument parser that suggests a command in place of an unknown one."""
 
     def error(self, message: str) -> NoReturn:
         """End with status 2 and one line, as for any bad input."""
@@ -34,16 +34,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _folder(text: str) -> str:
-    """The name of a folder; an empty one is a shell's variable that is not set, and no wish for the default."""
+    """The name of a folder. An empty name is an error: it comes from an unset shell variable, not from the user."""
     if not text:
         raise argparse.ArgumentTypeError("is empty; name a folder")
     return text
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return what the arguments say; without any, the process's own. SystemExit with one line where they are wrong.
+    """The parsed arguments; those of the process if `arguments` is None. SystemExit with one line if they are wrong.
 
-    `typed` in it names the options that were typed, as opposed to those at their defaults.
+    In the result, `typed` names the options that the user typed, in contrast to those at their defaults.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     options, unknown = parser.parse_known_args(arguments)
@@ -59,16 +59,16 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> a
 
 
 def _typed(sub: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
-    """The whole names of a subcommand's long options among its arguments, where they may be cut short."""
+    """The full names of the long options among a subcommand's arguments, where they may be abbreviated."""
     known = dict.fromkeys(re.findall(r"--[a-z-]+", sub.format_help()))
     words = [word.partition("=")[0] for word in arguments if len(word) > 2 and word.startswith("--")]
     return [word if word in known else next((k for k in known if k.startswith(word)), word) for word in words]
 
 
 def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
-    """Return the parser of every subcommand; `command` in what it parses is the function of that name.
+    """The parser of all subcommands. In its result, `command` is the subcommand's function of `functions`.
 
-    `parser` in it is the subcommand's own, `whole` this one.
+    `parser` in the result is the subcommand's own parser, and `whole` is this parser.
     """
     whole = _Parser("pausefl", description="Client selection in federated learning, on a real network.", epilog=EPILOG)
     whole.add_argument("--version", action="version", version=f"pausefl {__version__}")
@@ -89,7 +89,7 @@ def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -
 
 
 def _add_experiments(command: _AddCommand) -> None:
-    """Commands that play whole experiments."""
+    """Add the commands that play whole experiments."""
     sub = command("new", "begin a project: a commented experiment, policy, model, data set and test that run")
     sub.add_argument("folder", type=_folder, metavar="DIR", help="where the files go")
     sub.add_argument("--policy", metavar="NAME", help="the policy that it runs (default: the one in its own.py)")
@@ -137,7 +137,7 @@ def _add_experiments(command: _AddCommand) -> None:
 
 
 def _add_reproduce(command: _AddCommand) -> None:
-    """The command that plays what was published."""
+    """Add the command that plays published figures and tables."""
     sub = command("reproduce", "a published figure or table by name: its runs, its picture, published values in it")
     sub.add_argument("name", metavar="NAME", nargs="?", help="the figure or table (--list)")
     sub.add_argument("--list", action="store_true", help="every figure and table: what runs, and about how long here")
@@ -154,7 +154,7 @@ def _add_reproduce(command: _AddCommand) -> None:
 
 
 def _add_ends(command: _AddCommand) -> None:
-    """Commands that are one process of an experiment, as containers run them."""
+    """Add the commands that run one process of an experiment, as containers do."""
     sub = command("server", "the server alone")
     _add_config(sub)
     _add_set(sub)
@@ -195,7 +195,7 @@ def _add_ends(command: _AddCommand) -> None:
 
 
 def _add_offline(command: _AddCommand) -> None:
-    """Commands that need no network."""
+    """Add the commands that need no network."""
     sub = command("simulate", "policy and drawn latencies or drifts only: regret, no network, no training")
     _add_config(sub)
     _add_set(sub)
@@ -210,7 +210,7 @@ def _add_offline(command: _AddCommand) -> None:
 
 
 def _add_tune(command: _AddCommand) -> None:
-    """The command that searches."""
+    """Add the command that searches for settings."""
     sub = command("tune", "search for parameters by latency, leakage and accuracy; writes the Pareto front")
     _add_config(sub, nargs="?")
     _add_set(sub)
@@ -234,7 +234,7 @@ def _add_tune(command: _AddCommand) -> None:
 
 
 def _add_logs(command: _AddCommand) -> None:
-    """Commands that read what was measured."""
+    """Add the command that reads the log of a run."""
     sub = command("replay", "fold a run's log through its policy, which must choose the same, or through another")
     sub.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, also of a run that goes on")
     sub.add_argument("--policy", metavar="NAME", help="estimate what this policy would have chosen and waited")
@@ -247,7 +247,7 @@ def _add_logs(command: _AddCommand) -> None:
 
 
 def _add_fit_latency(command: _AddCommand) -> None:
-    """The command that fits latency laws to what was measured."""
+    """Add the command that fits latency laws to measured latencies."""
     sub = command("fit-latency", "fit a latency law to each client of a log or CSV file; prints an experiment as TOML")
     source = "a run directory, or a file with a row per exchange: by default CSV with the columns client, time, seconds"
     sub.add_argument("source", metavar="FILE|RUN_DIR", help=source)
@@ -256,7 +256,7 @@ def _add_fit_latency(command: _AddCommand) -> None:
 
 
 def _add_reading(sub: argparse.ArgumentParser) -> None:
-    """Options that say how a file of latencies is read."""
+    """Add the options that say how to read a file of latencies."""
     named = "csv (default), ping, ripe-atlas, iperf3, prometheus, k6, locust, ndt, wondernetwork or fedscale"
     sub.add_argument("--format", default="csv", metavar="NAME", help=f"how the file is written: {named}")
     sub.add_argument("--column", metavar="NAME", help="the column of the latencies (default: seconds)")
@@ -271,7 +271,7 @@ def _add_reading(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_tools(command: _AddCommand) -> None:
-    """Commands that check, measure and report."""
+    """Add the commands that check, measure and report."""
     sub = command("report", "write the figures and the report of finished runs again, also of a comparison or a sweep")
     sub.add_argument("run_dirs", nargs="+", metavar="DIR", help="a run, or the folder of a comparison or a sweep")
     sub.add_argument("--csv", action="store_true", help="also export every view of run.db to RUN_DIR/csv")
@@ -331,7 +331,7 @@ def _add_certs(parser: argparse.ArgumentParser) -> None:
 def _add_setting(
     parser: argparse.ArgumentParser, option: str, setting: str, text: str, dest: str = "overrides"
 ) -> None:
-    """Add an option that stands for KEY=VALUE among what --set adds to `dest`."""
+    """Add an option that is short for `--set` with `setting`, KEY=VALUE. Like `--set`, it adds to `dest`."""
     parser.add_argument(option, action="append_const", const=setting, dest=dest, default=[], help=text)
 
 

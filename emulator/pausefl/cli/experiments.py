@@ -27,7 +27,7 @@ from pausefl_proto.errors import ConfigError, PauseflError
 
 
 def run(options: argparse.Namespace) -> None:
-    """Play an experiment, or go on with a run."""
+    """Play an experiment, or resume a run."""
     from pausefl.experiment.experiment import with_rounds
     from pausefl.runtime.run import run_experiment
     from pausefl.runtime.run_dir import has_rounds, new_run_dir, resume_command, stored_experiment
@@ -63,13 +63,13 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _what_is_left(run_dir: Path, rounds: int) -> str:
-    """The work that is left after an interruption."""
+    """The work that is left after an interruption, in words."""
     from pausefl.results.stored_summary import read_summary
     from pausefl.runtime.run_dir import resume_command
 
     if not (run_dir / "run.db").exists():
         return "no round was played"
-    with suppress(ConfigError, OSError):  # no summary, or not of the run as it stands
+    with suppress(ConfigError, OSError):  # there is no summary, or it is outdated
         summary = read_summary(run_dir)
         if summary["outcome"] != "interrupted" and summary["rounds"] == rounds:
             return f"all rounds are played; pausefl report {run_dir} writes the report"
@@ -112,7 +112,7 @@ def compare(options: argparse.Namespace) -> None:
         folder = new_run_dir(f"compare-{config_name(options)}", options.run_dir)
         comparison = compare_policies(experiment_of(options), policies, seeds, folder, player)
     print_comparison(comparison, folder, console)
-    if not options.runs:  # which were played before
+    if not options.runs:  # otherwise the runs were played before
         run_dirs = [run.path for run in all_runs(comparison.runs)]
         for line in missed_runs(run_dirs):
             player.say(line)

@@ -20,8 +20,8 @@ _FILES = {"experiment.toml": "experiment.toml", "own.py": "own.txt", "test_own.p
 
 
 def new(options: argparse.Namespace) -> None:
-    """Write the files of a new project; ConfigError where one of them is there."""
-    from pausefl_server.selection import policy_class  # which takes a tenth of a second
+    """Write the files of a new project. ConfigError if one of them already exists."""
+    from pausefl_server.selection import policy_class  # here, as the import takes a tenth of a second
 
     folder, policy = Path(options.folder), options.policy or "own:Own"
     disclosed = [] if ":" in policy else sorted(policy_class(policy, "--policy")(m=2).disclosures)
@@ -54,7 +54,7 @@ def new(options: argparse.Namespace) -> None:
 
 
 def _devices(fleet: Path, said: Mapping[str, Any]) -> list[str]:
-    """The devices that a file of latencies names; ConfigError."""
+    """The devices that a file of latencies names. ConfigError if it cannot be read as asked."""
     try:
         return list(Reading(**said).measured(fleet, as_option, by_client=True, above_zero=False))
     except ValueError as error:

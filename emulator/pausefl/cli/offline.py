@@ -1,4 +1,4 @@
-"""The subcommands that need no network: simulations, searches, and what is made of logs."""
+"""The subcommands that need no network: simulations, searches, replays of logs, and fits of latency laws."""
 
 import argparse
 import shlex
@@ -46,7 +46,7 @@ def simulate(options: argparse.Namespace) -> None:
 
 
 def tune(options: argparse.Namespace) -> None:
-    """Search for settings, or go on with a search."""
+    """Search for settings, or resume a search."""
     require("tune", "report")
     from pausefl.experiment.loading import load_experiment
     from pausefl.runtime.run_dir import new_run_dir
@@ -80,7 +80,7 @@ def tune(options: argparse.Namespace) -> None:
 
 
 def replay(options: argparse.Namespace) -> None:
-    """Fold a log through its own policy, or through another."""
+    """Replay the log of a run through its own policy, or through another."""
     from pausefl.studies.offline.replay_outputs import as_json, in_words, replayed, write_replay
 
     draws = at_least_1("--draws", options.draws)
@@ -93,7 +93,7 @@ def replay(options: argparse.Namespace) -> None:
 
 
 def fit_latency(options: argparse.Namespace) -> None:
-    """Print the experiment whose laws are fitted to a fleet's latencies."""
+    """Print an experiment whose delay laws are fitted to a fleet's latencies."""
     from pausefl.library import fit_latency
 
     names = ("format", "column", "unit", "client_column", "time_column", "filter", "lost", "timeout_s")

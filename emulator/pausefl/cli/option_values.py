@@ -1,4 +1,4 @@
-"""Checked values of the options of several subcommands."""
+"""Checked values of options that several subcommands have."""
 
 import argparse
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ PLACES = ("--jobs", "--on", "--on-option", "--fleet")
 
 
 def refuse_beside(options: argparse.Namespace, what: str, *allowed: str) -> None:
-    """ConfigError for an option beside `what` that is not allowed there, as it would change nothing."""
+    """ConfigError for an option that was typed together with `what` and is not `allowed`: it would change nothing."""
     if other := next((option for option in options.typed if option not in (what, *allowed)), None):
         goes = ", ".join(allowed)
         raise ConfigError(f"{other}: cannot go with {what}, which takes what is there as it was begun; only {goes} can")
 
 
 def check_one_given(given: Mapping[str, object]) -> None:
-    """ConfigError unless one of these was given: by how each is typed, its value or None."""
+    """ConfigError unless exactly one option was given. `given` maps each option, as typed, to its value or None."""
     names, typed = list(given), [name for name, value in given.items() if value is not None]
     if not typed:
         raise ConfigError(f"needs {'either' if len(names) == 2 else 'one of'} {', '.join(names[:-1])} or {names[-1]}")
@@ -38,14 +38,14 @@ def check_one_given(given: Mapping[str, object]) -> None:
 
 
 def at_least_1(option: str, value: int) -> int:
-    """The value of an option; ConfigError below 1."""
+    """The value of an option. ConfigError if it is below 1."""
     if value < 1:
         raise ConfigError(f"{option} {value}: must be at least 1")
     return value
 
 
 def back_to_of(options: argparse.Namespace) -> int | None:
-    """The round of --back-to, if it was given; ConfigError without --resume."""
+    """The round of --back-to, if it was given. ConfigError without --resume."""
     if options.back_to is not None and not options.resume:
         raise ConfigError(f"--back-to {options.back_to}: goes with --resume")
     round_: int | None = options.back_to
@@ -53,12 +53,12 @@ def back_to_of(options: argparse.Namespace) -> int | None:
 
 
 def listed_names(text: str) -> list[str]:
-    """The names in a list with commas."""
+    """The names in a list separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def policies_of(options: argparse.Namespace) -> list[str]:
-    """The names of --policies; ConfigError for none."""
+    """The names of --policies. ConfigError if there are none."""
     policies = listed_names(options.policies or "")
     if not policies:
         raise ConfigError("--policies: needs at least one name")
@@ -66,12 +66,12 @@ def policies_of(options: argparse.Namespace) -> list[str]:
 
 
 def config_name(options: argparse.Namespace) -> str:
-    """The name after which results of CONFIG are called."""
+    """The file name of CONFIG without its ending, by which its results are named."""
     return Path(options.config).stem
 
 
 def experiment_of(options: argparse.Namespace) -> Experiment:
-    """The experiment of CONFIG and --set, whose policies can be made."""
+    """The experiment of CONFIG and --set. ConfigError, too, if its policies cannot be made."""
     from pausefl.experiment.server_records import check_policies
 
     experiment = load_experiment(options.config, options.overrides)
@@ -81,15 +81,15 @@ def experiment_of(options: argparse.Namespace) -> Experiment:
 
 
 def fleet_of(options: argparse.Namespace) -> "StandingFleet | None":
-    """The clients from outside that play; None: this process starts some."""
+    """The standing fleet of --fleet; None: this process starts the clients."""
     from pausefl.runtime.standing_fleet import StandingFleet
 
-    address = getattr(options, "fleet", None)  # which not every campaign takes
+    address = getattr(options, "fleet", None)  # not every subcommand has this option
     return StandingFleet(address) if address is not None else None
 
 
 def player_of(options: argparse.Namespace, console: Console) -> "Player":
-    """The player of a campaign's runs: one after the other here or on a fleet, or as --jobs and --on say."""
+    """The player of a campaign's runs: one after another here or on a fleet, or as --jobs and --on say."""
     from pausefl.runtime.terminal import make_view
     from pausefl.studies.executors import player_on
     from pausefl.studies.playing import OneByOne

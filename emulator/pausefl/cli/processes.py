@@ -1,4 +1,4 @@
-"""The subcommands of which each is one end of a run: the server, clients, the evaluator."""
+"""The subcommands that run one part of an experiment: the server, clients, or the evaluator."""
 
 import argparse
 import math
@@ -22,7 +22,7 @@ from pausefl_proto.errors import ConfigError, PauseflError, first_error
 
 @posted_output()
 def server(options: argparse.Namespace) -> None:
-    """Serve an experiment to clients that come."""
+    """Serve an experiment to clients that connect."""
     from pausefl.runtime.observers import Observed, load_observers
     from pausefl.runtime.plan import plan_of
     from pausefl.runtime.processes.resources import allow_many_files, refuse_few_files
@@ -73,7 +73,7 @@ def evaluator(options: argparse.Namespace) -> None:
 
 @posted_output()
 def client(options: argparse.Namespace) -> None:
-    """Be a client, or the clients of a slot: for one run, or for all that come."""
+    """Run a client, or the clients of a slot: for one run, or with --stay for one run after another."""
     from pausefl.runtime.processes.resources import allow_many_files, keep_freed_memory, refuse_few_files
     from pausefl.runtime.processes.waits import run_telling_waits
     from pausefl.runtime.terminal import printed_events
@@ -113,10 +113,10 @@ def client(options: argparse.Namespace) -> None:
 
 
 def _experiment_of_client(options: argparse.Namespace) -> tuple[Experiment, Callable[[str], Experiment]]:
-    """Its experiment, and what that is in a run whose server offers this.
+    """The client's experiment, and a function that returns the experiment to play from a server's offer.
 
-    It is of the file that was given, or else of the server, but for what is the client's own. Of one that stays, it is
-    its own part alone, until a server offers it the rest.
+    The experiment comes from CONFIG, or else from the server, except for the client's own settings. For a client that
+    stays, it has only the client's own settings until a server offers the rest.
     """
     from pausefl.runtime.client.agreement import accepted
     from pausefl.runtime.client.connecting import fetch_experiment, way_of
@@ -134,7 +134,7 @@ def _experiment_of_client(options: argparse.Namespace) -> tuple[Experiment, Call
 
 
 def _lifetime_of(options: argparse.Namespace) -> float:
-    """The ε that clients may spend in all of their runs; ConfigError for none."""
+    """The ε that a client may spend in all of its runs; infinite by default. ConfigError for a wrong value."""
     lifetime: float | None = options.epsilon_lifetime
     if lifetime is None:
         return math.inf
@@ -148,7 +148,7 @@ def _lifetime_of(options: argparse.Namespace) -> float:
 
 
 def _clients_to_be(experiment: Experiment, options: argparse.Namespace) -> AbstractContextManager[list[str]]:
-    """The ids of the clients this process is, held against others where they go by slot."""
+    """The ids of the clients of this process. Those of a slot are held for the block, so no other process runs them."""
     from pausefl.runtime.client.slots import claimed_clients
 
     at_least_1("--count", options.count)

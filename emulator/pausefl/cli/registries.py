@@ -1,4 +1,4 @@
-"""Everything that an experiment names, by kind (`pausefl validate --list`)."""
+"""Everything that an experiment can name, by kind (`pausefl validate --list`)."""
 
 from collections.abc import Iterator
 
@@ -37,7 +37,7 @@ REGISTRIES: tuple[Registry, ...] = (
 
 
 def listed() -> Iterator[str]:
-    """Lines that name presets, and what a registry holds with its origin."""
+    """Yields lines that name the presets, and the entries of each registry with their origins."""
     yield "presets"
     yield from (f"  {name}" for name in preset_names())
     for registry in REGISTRIES:

@@ -1,4 +1,4 @@
-"""A run's summary as a person reads it on a terminal."""
+"""A run's summary as a table on a terminal."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,11 +9,11 @@ from pausefl.results.in_words import accuracies, asked_in_words, by_whom, costs,
 from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY
 
 _SummaryLine = tuple[str, str]
-"""A name, and what there is to say."""
+"""A line's name and its text."""
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """The table at the end of a run, from the keys of summary.json; it holds text as it is, no markup."""
+    """The table at the end of a run, from the keys of summary.json. Its texts are plain, without markup."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""The subcommands that help: reports, audits, benchmarks, data sets, certificates, checks."""
+"""The subcommands for reports, audits, benchmarks, data sets, certificates and checks."""
 
 import argparse
 import sys
@@ -47,7 +47,7 @@ def bench(options: argparse.Namespace) -> None:
 
 
 def data(options: argparse.Namespace) -> None:
-    """Fetch data sets."""
+    """Check that a data set is there, or download it."""
     from pausefl_client.data.datasets import load_dataset, split_note
 
     data = load_dataset(options.name, seed=0)
@@ -58,7 +58,7 @@ def data(options: argparse.Namespace) -> None:
 
 
 def certs(options: argparse.Namespace) -> None:
-    """Make an authority, certificates and tokens."""
+    """Make a certificate authority, certificates and tokens."""
     from pausefl.certificates import make_certificates
     from pausefl.experiment.tables import ClientGroup
 
