@@ -91,7 +91,7 @@ def _filled(kinds: Registry, said: Any, default: str | None = None) -> Any:
     table = {"kind": said} if isinstance(said, str) else said if default is None else {"kind": default, **said}
     try:
         make = kinds.find(table["kind"], "kind")
-    except ConfigError:  # code of the user's own is not on this machine
+    except ConfigError:  # the user's own code is not on this machine
         return said
     within = {name: _within(kinds, value) for name, value in table.items()}
     defaults = {name: value for name, value in _defaults(make) if value is not None}

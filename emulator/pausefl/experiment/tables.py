@@ -173,7 +173,7 @@ class PrivacyTable(TomlTable):
 
     @property
     def noise(self) -> Literal["laplace", "opendp", "reproducible"]:
-        """Where noise comes from: the sampler's name, or "reproducible", which is not private."""
+        """The source of the noise: the sampler's name, or "reproducible", which is not private."""
         return "reproducible" if self.reproducible_noise else self.sampler
 
 
@@ -225,12 +225,12 @@ class KindTable(BaseModel):
 def _optimizer_tag(value: Any) -> str:
     kind = value.get("kind", "sgd") if isinstance(value, dict) else getattr(value, "kind", "sgd")
     is_own = isinstance(kind, str) and kind not in get_args(OptimizerName)
-    return "literal[own]" if is_own else "literal[built-in]"  # errors name keys without what is in brackets
+    return "literal[own]" if is_own else "literal[built-in]"  # error messages leave out such parts of a key
 
 
 @dataclass(frozen=True)
 class AggregationTable(Aggregation):
-    """How the server combines a round's updates."""
+    """How the server combines a round's updates into the next model."""
 
     rule: str | dict[str, Any] = "fedavg"
     """The aggregation rule: its name, or a table with the `kind` of your own rule and its parameters."""
@@ -269,7 +269,7 @@ class EvaluationTable(TomlTable):
     """The port on which `pausefl evaluator` serves metrics of its process, and probes. 0 takes any free port, -1 serves
     none."""
     insecure: bool = False
-    """Lets the evaluator listen where other machines can reach it, without mutual TLS (`--insecure`)."""
+    """Lets the evaluator listen without mutual TLS where other machines can reach it (`--insecure`)."""
     connect_timeout_s: Positive = 60.0
     """How long the server waits for the evaluator before round 1, and for a lost evaluator at the run's end."""
     answer_timeout_s: Positive = 600.0
@@ -291,7 +291,7 @@ class ServerTable(TomlTable):
     """A round's deadline, counted from when its jobs are sent. A client that has not answered by then is a miss. "auto"
     derives the deadline from the clients' round trips so far."""
     rejoin_timeout_s: NonNegative = 5.0
-    """How long a round waits for a client whose stream broke to reconnect."""
+    """How long a round waits until a client whose stream broke has reconnected."""
     quorum: PositiveShare = 1.0
     """A round ends once this share of its m clients, rounded up, has answered."""
     late: Literal["drop", "buffer"] = "drop"
@@ -325,8 +325,7 @@ class WireTable(TomlTable):
 
 
 class AdmissionTable(TomlTable):
-    """The clients that may take part, and how a client proves its id. Without certificates and tokens, clients prove
-    nothing."""
+    """The clients that may take part, and how each proves its id. Without certificates and tokens, no id is proved."""
 
     clients: tuple[str, ...] | str = ()
     """The ids that may join: a list, or one pattern with * and ?. By default, the experiment's clients may join."""
@@ -344,7 +343,7 @@ class AdmissionTable(TomlTable):
 
 @dataclass(frozen=True)
 class Metrics(MetricsSettings):
-    """Where Prometheus scrapes, and how many series each client has there."""
+    """The addresses that Prometheus scrapes, and the number of series for each client."""
 
     client_host: str = "127.0.0.1"
     """The address on which client processes serve their own metrics."""

@@ -4,8 +4,8 @@
     dataset = "hf:flwrlabs/femnist"        # or "hf:/data/femnist?label=character&owner=writer_id"
     partition = "by-client"                # each client has the examples of one owner
 
-A local folder holds parquet, CSV or image files, or what `datasets.save_to_disk` has written. May live here: which
-columns are inputs, labels and owners, and how they become arrays.
+A local folder holds parquet, CSV or image files, or the output of `datasets.save_to_disk`. May live here: the choice of
+columns for inputs, labels and owners, and their conversion to arrays.
 """
 
 from collections.abc import Callable

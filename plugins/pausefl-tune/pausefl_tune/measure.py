@@ -1,4 +1,4 @@
-"""Measures a setting: by a simulation, or by a run with real processes."""
+"""Measures a setting: by a simulation, or by a run, which trains the model."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -65,7 +65,7 @@ class SampledDelay(ABC):
 
     @property
     def minimum_s(self) -> float:
-        """0."""
+        """0. A subclass whose draws have another lower bound overrides it."""
         return 0.0
 
 

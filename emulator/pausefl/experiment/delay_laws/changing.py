@@ -86,7 +86,7 @@ class DelayDrift(_Changing):
 
     @property
     def minimum_s(self) -> float:
-        """The law's minimum at the factor that makes it least."""
+        """The law's minimum times the factor that gives the smallest product."""
         return min(0.0 if factor == 0 else factor * self.of.minimum_s for factor in self.factors)
 
 

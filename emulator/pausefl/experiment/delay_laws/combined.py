@@ -27,7 +27,7 @@ class Sum:
         return total
 
     def points(self) -> FloatArray:
-        """The parts' points, paired at random."""
+        """The sums of the parts' points, which are paired in a fixed random order."""
         total: FloatArray = np.sum([shuffled(law.points(), seed) for seed, law in enumerate(self.of)], axis=0)
         return total
 
@@ -65,7 +65,7 @@ class Mixture(Bounded):
         return self._pick(rng, [sampled(law, rng, n, first_round) for law in self.of])
 
     def points(self) -> FloatArray:
-        """A fixed pick among the parts' points."""
+        """Points picked among the parts' points, always the same."""
         points = [shuffled(law.points(), seed) for seed, law in enumerate(self.of)]
         return self._pick(np.random.default_rng(0), points)
 

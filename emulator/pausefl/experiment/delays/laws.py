@@ -34,7 +34,7 @@ class Halves(Bounded):
     """The standard deviation before the floor."""
 
     def law(self, client: ClientPlace) -> Floor:
-        """The law of one client; ValueError that names the key."""
+        """The law of one client. Raises ValueError that names the key."""
         return published_delay(client.place, len(client.client_ids), floor_s=self.floor_s, sd_s=self.sd_s)
 
 

@@ -52,7 +52,7 @@ class Format:
 
 
 def bytes_of(file: Path) -> bytes:
-    """The bytes of a file that may be compressed by gzip, bzip2 or xz; ValueError where it cannot be read."""
+    """The bytes of a file that may be compressed by gzip, bzip2 or xz. Raises ValueError if it cannot be read."""
     try:
         data = file.read_bytes()
         return next((unpack(data) for magic, unpack in _DECOMPRESS.items() if data.startswith(magic)), data)

@@ -164,7 +164,7 @@ class SignFlip(ScaledUpdate):
 
 @dataclass(frozen=True)
 class StaleModel(Behaviour):
-    """The client trains from the model of `participations` of its own rounds ago, or the oldest it has seen."""
+    """The client trains from the model that it received `participations` of its own rounds ago, or from its oldest."""
 
     participations: Count = 1
     """The age of the model, in rounds for which the client was chosen."""
@@ -176,8 +176,7 @@ class StaleModel(Behaviour):
 
 @dataclass(frozen=True)
 class Dropout(Behaviour):
-    """In a round for which it was chosen, the client trains and then gives no update, with probability
-    `probability`."""
+    """With probability `probability`, a chosen client trains in a round but gives no update."""
 
     probability: Share = 0.2
     """The probability of giving no update."""
