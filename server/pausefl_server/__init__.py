@@ -1,4 +1,4 @@
 """The server: selects clients, sends them the model, measures, aggregates, and writes everything down.
 
-May live here: what a deployed server runs. Not here: torch, and anything that emulates clients or their links.
+This package holds the code that a deployed server runs. It must not use torch, or emulate clients or their links.
 """

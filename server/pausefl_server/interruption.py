@@ -25,7 +25,7 @@ class Interruption:
         self.asked.set()
 
     def over(self) -> None:
-        """Note that the run has ended: the process then has no time limit any more."""
+        """Note that the run has ended, and cancel the time limit on its end."""
         if self._limit is not None:
             self._limit.cancel()
 

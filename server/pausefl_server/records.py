@@ -1,7 +1,7 @@
 """The rows of a run's observation log, as immutable records.
 
-Everything the server knows about its clients is a fold over these (see `clients.ClientTable`), so resuming a run is
-replaying its log. They hold scalars only: no vector, no reference to a live object.
+All that the server knows about its clients is a fold over these rows (see `clients.ClientTable`), so a run is resumed
+by replaying its log. They hold scalars only: no vectors, no references to live objects.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ EventKind = Literal[
     "rejected",  # its update or its answer was not accepted
     "reconciled",  # its ledger counts more releases than the server knew of
     "retired",  # its budget is used up, or its next ε lies below the floor
-    "capped",  # a value that it stated was cut to what is allowed
+    "capped",  # a value that it stated was cut to the greatest allowed
     "unsettled",  # it may have released for a job, or may still do so, and no answer will tell
     "withdrawn",  # it dropped a withdrawn job, and charged nothing for it
     "late",  # its update came after its round
@@ -150,7 +150,7 @@ class Observation:
     client discloses ("label_...")."""
 
     def timing_error_s(self, *, total_delays: bool) -> float:
-        """|measured − drawn| in real seconds: what the real network, the software and the hosts added.
+        """|measured − drawn| in real seconds: the time that the real network, the software and the hosts added.
 
         The measured time is communication or, if drawn delays are of whole exchanges (`total_delays`), the round trip.
         The error has no sign: with one, a client that held its messages too briefly would not stand out.

@@ -103,7 +103,7 @@ def _grpc_transport(handler: ClientStreamHandler, endpoints: Endpoints, most_cli
 
 @dataclass(frozen=True)
 class Platform:
-    """The platform of a server: its clock, a monitor of its host, and the transport of its clients' messages."""
+    """The clock of a server, a monitor of its host, and the transport of its clients' messages."""
 
     clock: Clock = time.monotonic
     watch: Callable[[Clock], HostWatch] = HostMonitor
@@ -283,7 +283,7 @@ def _shown(page: LivePage, settings: MetricsSettings, report: Report, routes: Ma
 
 
 async def _linger(settings: MetricsSettings | None, interruption: Interruption) -> None:
-    """Keep metrics and page up long enough for scrapers and readers to see the end, unless the run was asked to end."""
+    """Keep metrics and page up so that scrapers and readers see the end, unless the run was asked to end."""
     if settings is not None:
         with suppress(TimeoutError):
             await asyncio.wait_for(interruption.asked.wait(), settings.linger_s)

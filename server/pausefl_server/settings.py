@@ -53,7 +53,7 @@ class MetricsSettings:
     port: Port = 0
     """The TCP port on which the server serves them. 0 takes any free port."""
     client_series_max: Whole = 200
-    """With more clients than this, only the most important have metric series of their own, and all share quantiles."""
+    """With more clients than this, only the most important have series of their own; quantiles cover all clients."""
     client_series_top: Whole = 20
     """How many clients count as the most important: this many by latency, and this many by ε."""
     page: Literal["auto", "on", "off"] = "auto"

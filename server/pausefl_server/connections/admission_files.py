@@ -39,7 +39,7 @@ class AdmissionFiles:
 async def follow(
     files: AdmissionFiles, admission: Admission, readmit: Callable[[Admission], None], say: Callable[[str], None]
 ) -> None:
-    """Whenever the files change, pass the new admission to `readmit`, until cancelled; `say` reports unusable files."""
+    """Pass the new admission to `readmit` whenever the files change, until cancelled. `say` reports unusable files."""
     seen: list[tuple[int, int, int]] = []
     while files != AdmissionFiles():
         state = await asyncio.to_thread(files.state)

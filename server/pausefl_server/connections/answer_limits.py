@@ -25,7 +25,7 @@ class AnswerLimits:
     """Tells when a client may say that its budget is spent; None: it may always say so."""
 
     def check(self, vector: Vector, epsilon: float) -> None:
-        """Raise WireError if clipping and noise at `epsilon`, if above 0, forbid this update, or a variance is < 0."""
+        """Raise WireError if clipping and noise at `epsilon` > 0 cannot have made this update, or a variance is < 0."""
         d = self.size - self.statistics.size
         if self.norm_bound is not None and epsilon > 0:
             self.norm_bound.check(vector[:d], epsilon, self.encoding)

@@ -38,7 +38,7 @@ from pausefl_server.rounds.messages import (
 
 # Checking this many bytes takes about 30 µs, handing them to a thread and back 100 µs.
 _INLINE_BYTES = 1 << 20
-# If an update arrives damaged this often, its cause is not one that asking again will cure.
+# If an update arrives damaged this often, asking for it again will not help.
 _MOST_TIMES_ASKED = 4
 # How many messages an answer may have beyond its frames: for a refusal, or for an update that begins again.
 _SPARE_MESSAGES = 4

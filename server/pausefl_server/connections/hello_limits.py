@@ -15,7 +15,7 @@ HELLO_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class ConnectionBounds:
-    """How many clients may be connected, and how long a silent connection lasts."""
+    """The bounds of a server's connections: how many clients they serve, and how long a silent one lasts."""
 
     most_clients: int = 1000
     dead_after_s: float = DEAD_AFTER_S
@@ -23,18 +23,18 @@ class ConnectionBounds:
 
 
 MAX_HELLO_BYTES = 256 << 10
-# gRPC accepts a first message up to the size of a frame, and buffers that much of it while it arrives.
+# How many hellos are read at once. gRPC accepts each up to the size of a frame, and buffers it while it arrives.
 _MOST_AT_ONCE = 64
 MOST_WAITING = 128
 """How many streams may wait for their hello; one connection may have half of them. gRPC buffers about a megabyte of
 each, whether it is read or not."""
 MOST_ENDING = 32
-"""How many streams may wait until their last message is read; one connection may have half of them. Each keeps its
-connection from being idle until that ends, so this is half of the spare connections."""
+"""How many ended streams may wait until the peer reads their last message; one connection may have half of them. Each
+ends only with its connection, which is not idle meanwhile: at most half of the spare connections are held so."""
 
 
 class StreamQuota:
-    """Limits a number of streams. One connection may hold at most as many as are free, so that few cannot take all."""
+    """Limits a number of streams. A connection may hold no more than are still free, so that few cannot take all."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -1,6 +1,6 @@
 """Combines a round's updates: pure functions of vectors in selection order, so bit-equal in any order of answers.
 
-Updates are n ≥ 1 vectors, (d,) float32, and so is the result. `harmful` is f: this many may have any values.
+Updates are n ≥ 1 vectors, (d,) float32, and so is the result. `harmful` is f: this many of them may be arbitrary.
 """
 
 import math
@@ -26,7 +26,7 @@ _SUM_BLOCK = 1 << 15
 
 
 class AggregationRule(ABC):
-    """Base of users' own rules, a pure function of a round's updates; its fields are the parameters of its table."""
+    """Base of a user's own rule, a pure function of a round's updates; its fields are the parameters of its table."""
 
     @abstractmethod
     def combine(self, updates: Sequence[Vector], weights: FloatArray) -> Vector:

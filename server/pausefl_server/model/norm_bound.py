@@ -3,9 +3,9 @@
 An honest private update is x + n with x clipped and n_j ~ Laplace(b), b = sensitivity / ε (PAUSE v2, eq. (5)). With
 probability at least 1 − p over its noise, both hold:
 
-- max |n_j| <= b ln(2d/p), for P(|n_j| > t) = exp(−t/b), over d coordinates;
-- Σ |n_j| <= b (d + sqrt(2ds) + s) with s = ln(2/p), for Σ |n_j| / b ~ Gamma(d, 1) is sub-gamma with variance factor d
-  and scale 1 (Boucheron, Lugosi, Massart, "Concentration Inequalities", 2013, section 2.4).
+- max |n_j| <= b ln(2d/p), since P(|n_j| > t) = exp(−t/b), over d coordinates;
+- Σ |n_j| <= b (d + sqrt(2ds) + s) with s = ln(2/p), since Σ |n_j| / b ~ Gamma(d, 1) is sub-gamma with variance factor
+  d and scale 1 (Boucheron, Lugosi, Massart, "Concentration Inequalities", 2013, section 2.4).
 
 An update beyond either bound was not made by the mechanism that server and client agreed on.
 """

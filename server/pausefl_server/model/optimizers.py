@@ -42,7 +42,7 @@ class Optimizer(ABC):
         state: Vector,
         share: float,
     ) -> tuple[Vector, Vector]:
-        """As `step`, for optimizers that need the share, in (0, 1], of all clients whose updates made Δ."""
+        """The same as `step`, for optimizers that need the share, in (0, 1], of all clients whose updates made Δ."""
         return self.step(theta, change, state)
 
 

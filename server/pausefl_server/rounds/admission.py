@@ -78,7 +78,7 @@ def _digest(token: str) -> bytes:
 
 
 def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, connected: Container[str]) -> None:
-    """Raise WireError, with what the client should change, if it cannot take part."""
+    """Raise WireError, which says what the client should change, if it cannot take part."""
     privacy = settings.privacy
     if hello.protocol_version != PROTOCOL_VERSION:
         raise WireError(f"protocol version {hello.protocol_version}, this server speaks {PROTOCOL_VERSION}")

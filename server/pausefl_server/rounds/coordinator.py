@@ -252,7 +252,7 @@ class Coordinator(Actor[_Message]):
         return free_places(self._settings, self.state, step.number, idle, at_work, lacks, answered, jobs)
 
     async def _hand_out(self, step: OpenStep) -> None:
-        """Give the model to clients of the policy's choice; asynchronously, while places are free and clients idle."""
+        """Give the model to the policy's choice of clients; asynchronously, while places are free and clients idle."""
         if not self._settings.is_asynchronous:
             await self._give(step, None)
             return
@@ -360,7 +360,7 @@ class Coordinator(Actor[_Message]):
     async def _commit(self, record: RoundRecord, model: GlobalModel, step: OpenStep) -> None:
         """Make the model and the round durable, then the run's state."""
         pings, self._pings = tuple(self._pings), []
-        later = self._pending.to_log()  # in one commit with the model they name: after a kill, its round has another
+        later = self._pending.to_log()  # logged together with the model they name: a repeated round makes another one
         await self._store.ask(CommitRound(record, model.theta, pings, model.optimizer_state, later))
         self.model = model
         self.state.after_round(record)
@@ -507,7 +507,7 @@ class Coordinator(Actor[_Message]):
             self._take_update(update)
 
     def _take_whole(self, step: OpenStep) -> None:
-        """Make the step of the kept answers to one job, once all of its clients have answered."""
+        """Use the kept answers to one job for the step, once all of the job's clients have answered."""
         for update in () if step.updates else step.whole(self._surplus):
             self._use(step, self._surplus.pop(update.client_id))
             step.needed = len(step.updates)

@@ -54,7 +54,7 @@ def second_wait_s(late_s: float, wait_s: float) -> float:
 
 
 class Patience:
-    """A wait that begins now. If the server stood still at its end, it is extended once."""
+    """A wait that begins now. It is extended once if the server stood still when it should have ended."""
 
     def __init__(self, wait_s: float, now_s: float) -> None:
         self._wait_s = wait_s

@@ -1,7 +1,7 @@
 """Elapsed time: from a run's first job on, on the server's clock, with injected delays at the emulated scale.
 
-It has one definition for rounds and for asynchronous steps, so that these compare. An exchange lasts, from the
-hand-out of its job on, its time at the emulated scale: device time as it is, communication divided by `time_scale`.
+Its definition is the same for rounds and for asynchronous steps, so that these compare. An exchange, from the hand-out
+of its job on, counts with its time at the emulated scale: device time as it is, communication divided by `time_scale`.
 The server's own work in between, such as selection, aggregation and commit, counts in real time. At `time_scale` 1
 this is a wall clock.
 """
@@ -22,7 +22,7 @@ class Elapsed:
         return self.elapsed_s + max(0.0, now_s - self.at_s)
 
     def after(self, began_s: float, took_s: float, now_s: float) -> "Elapsed":
-        """Elapsed time after an exchange or a wait that began at the elapsed time `began_s` and took `took_s` of it.
+        """Elapsed time after an exchange or a wait that began at elapsed time `began_s` and took `took_s` of it.
 
         Events may come in another order than at the emulated scale. Elapsed time never goes back.
         """

@@ -39,9 +39,9 @@ class Membership:
         self._ping_schedule = PingSchedule(settings.pings_per_s)
         self._claims: dict[str, int] = {}  # how many releases each client counted when it first joined
         self._jobs: Counter[str] = Counter()  # how many jobs each client was handed
-        self._last_jobs: dict[str, Withdraw] = {}  # by client: withdraws its last job, until that is answered
+        self._last_jobs: dict[str, Withdraw] = {}  # each client's last unanswered job, as its withdrawal
         self._expected: frozenset[str] = frozenset()  # the clients expected at the last roll call
-        self._coming: frozenset[str] = frozenset()  # those that it expected for the first time
+        self._coming: frozenset[str] = frozenset()  # those that it newly expected
         self._going: frozenset[str] = frozenset()  # those that it no longer expected
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class Membership:
             del self._last_jobs[answer.client_id]
 
     def owed(self, step: OpenStep, clients: Iterable[str]) -> list[LogEvent]:
-        """The "unsettled" events of the given clients, and of those missed, that may charge an unanswered job."""
+        """The "unsettled" events of those given clients, and clients missed, that may charge an unanswered job."""
         if self._settings.budget is None:
             return []
         silent = (c for c, miss in step.misses.items() if miss.kind in STILL_AT_WORK)
@@ -160,11 +160,11 @@ class Membership:
         return (self._coming - self._peers.keys()) | (self._going & self._peers.keys())
 
     def can_select(self, retired: Collection[str]) -> bool:
-        """Whether a connected client may still be chosen. `retired` clients, not yet so in the table, may not."""
+        """Whether a connected client may still be chosen. `retired` clients, still active in the table, may not."""
         return any(self._may_release(client_id, retired) for client_id in self._peers)
 
     def end_without_any(self, retired: Collection[str]) -> tuple[Outcome, str]:
-        """How and why a run ends in which `can_select` is False. Budgets end it if every client has spent its own."""
+        """The outcome and the reason of a run that ends because `can_select` is False: budgets, if all are spent."""
         if not (retired or self._table.retired.any()):
             return "failed", "no client is connected"
         known = self._table.row_of.keys() if self._settings.expected is None else self._expected

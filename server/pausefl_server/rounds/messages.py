@@ -116,7 +116,7 @@ class Update:
     server_host: HostReport
     """How well the server's host kept time during the exchange."""
     still_before_s: float
-    """How long the client stood still between the arrival of the job it answered last and of this one. It says so."""
+    """How long the client says it stood still between the arrivals of the job that it answered last and of this one."""
 
 
 @dataclass(frozen=True, slots=True)

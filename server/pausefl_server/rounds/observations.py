@@ -55,7 +55,7 @@ def observe(
 
 
 def with_stop_before(update: Update, usual_s: float) -> Update:
-    """The update; if its job had to wait for the end of an earlier stop of the client, its host report has that stop.
+    """The update. Its host report includes a stop from before the job's arrival if the job waited for that stop's end.
 
     No measured part of the exchange contains that wait. It shows as a residual far above the client's usual one.
     """
@@ -66,7 +66,7 @@ def with_stop_before(update: Update, usual_s: float) -> Update:
 
 
 def bounded_timing(update: Update) -> Timing:
-    """The update's timing with no more device time than the wire leaves.
+    """The update's timing, with device time cut to the time that communication leaves.
 
     The device time that a client states cannot be checked. But its communication took at least the upload, which the
     server timed itself, and at least the time that the bytes of both directions take at 10 Gbit/s.

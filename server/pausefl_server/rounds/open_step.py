@@ -190,8 +190,8 @@ class OpenStep:
     def lost(self, client_id: str, until_s: float, handed_over_s: float | None) -> None:
         """Wait until `until_s` at most for a client whose stream broke; no longer at all if that happens too often.
 
-        `handed_over_s` may be of an earlier job, which was still being sent when the stream broke. It is then ignored:
-        this job's round trip cannot begin before the job was made.
+        `handed_over_s` may be that of an earlier job, which was still being sent when the stream broke. It is then
+        ignored: this job's round trip cannot begin before the job was made.
         """
         if self.due.get(client_id, math.inf) == math.inf:
             return
@@ -218,7 +218,7 @@ class OpenStep:
         self.miss(client_id, kind, reason, now_s)
 
     def _make_up_for_stall(self, now_s: float) -> None:
-        """Extend all waits if this call is late, as the server stood still: answers may have arrived unread."""
+        """Extend all waits once if the server stood still until after the first one: answers may be unread."""
         waiting = {client_id: until_s for client_id, until_s in self.due.items() if until_s > -math.inf}
         first = min(waiting, key=waiting.__getitem__, default=None)
         if first is None or waiting[first] > now_s or self.extended_until_s > -math.inf:

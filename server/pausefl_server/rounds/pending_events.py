@@ -84,7 +84,7 @@ class PendingEvents:
         else:
             earlier = self._events.get(self._places.get(key, -1))
             if event.kind == "unsettled" and earlier is not None and earlier.detail == event.detail:
-                del self._events[self._places[key]]  # the same job: the event moves behind all that would settle it
+                del self._events[self._places[key]]  # the same job: only events after the new one can settle it
             self._append(event)
 
     def _append(self, event: LogEvent) -> None:
