@@ -1,4 +1,4 @@
-"""How many commits a database holds, beside it: SQLite drops the end of a damaged write-ahead log without a word."""
+"""Counts a database's commits in a file beside it. SQLite drops the end of a damaged write-ahead log silently."""
 
 import os
 from contextlib import suppress
@@ -8,11 +8,11 @@ _DIGITS = 20
 
 
 class CommitCount:
-    """The count of a database's commits, in NAME-head beside it as long as some of them may stand in NAME-wal alone.
+    """The number of a database's commits, in NAME-head beside it, as long as NAME-wal may be the only place of some.
 
-    It is written after each commit, and so never ahead of what is durable: it needs no fsync of its own. A database
-    that holds fewer has lost the end of its log. A file that was itself lost or torn says 0. A full disk may leave too
-    low a count: a commit that is durable has not failed for that.
+    It is written after each commit, so it is never ahead of what is durable, and needs no fsync. A database with fewer
+    commits has lost the end of its log. A lost or torn count file counts as 0. On a full disk the count may stay too
+    low; that is not an error, since the commit itself is durable.
     """
 
     def __init__(self, database: Path) -> None:
@@ -21,7 +21,7 @@ class CommitCount:
         self._file: int | None = None
 
     def read(self) -> int:
-        """The commits there were; 0 where nothing is known."""
+        """The noted number of commits. 0 if unknown."""
         try:
             data = self._path.read_bytes()
         except OSError:
@@ -29,16 +29,16 @@ class CommitCount:
         return int(data) if len(data) == _DIGITS and data.isdigit() else 0
 
     def write(self, count: int) -> None:
-        """Note that so many commits are durable, if the disk takes it."""
+        """Note that `count` commits are durable. Errors of the disk are ignored."""
         with suppress(OSError):
             if self._file is None:
                 self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
             os.pwrite(self._file, f"{count:0{_DIGITS}}".encode(), 0)
 
     def close(self) -> None:
-        """Forget it once the database was closed, unless its log is still there.
+        """Delete the count file after the database was closed, unless the database's log still exists.
 
-        SQLite leaves that where another process reads it, or where the disk was full.
+        SQLite leaves the log if another process reads it, or if the disk was full.
         """
         if self._file is not None:
             os.close(self._file)

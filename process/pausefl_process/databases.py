@@ -1,4 +1,4 @@
-"""SQLite databases of this project: how they are read and written, and what their errors mean."""
+"""Reading and writing this project's SQLite databases, and the meaning of their errors."""
 
 import errno
 import os
@@ -11,35 +11,35 @@ from pathlib import Path
 from pausefl_process.files import is_still
 from pausefl_proto.errors import ConfigError
 
-# How long another program may hold a database, as a viewer does with an edit that was not saved.
+# How long to wait for another program that holds a database, such as a viewer with an unsaved edit.
 _LOCKED_MAX_S = 600.0
-# SQLite takes the write-ahead log in by some 4 MB, unless a reader keeps it from that.
+# SQLite moves the write-ahead log into the database at some 4 MB, unless a reader prevents it.
 _LOG_BYTES_MAX = 32 << 20
-# Errors of the disk, the system or its memory, as SQLite names them after "SQLITE_" or "SQLITE_IOERR_". The text of the
-# latter is "disk I/O error" for each, as of those of a disk that cannot be read.
+# Errors of the disk, the system or its memory, as SQLite names them after "SQLITE_" or "SQLITE_IOERR_". The text of
+# each of the latter is "disk I/O error", which is also the text for a disk that cannot be read.
 _NOT_GIVEN = {"FULL", "READONLY", "CANTOPEN", "PERM", "PROTOCOL", "NOMEM"}
 _NOT_WRITTEN = {"WRITE", "FSYNC", "DIR_FSYNC", "TRUNCATE", "SHMOPEN", "SHMSIZE", "SHMMAP"}
 _NOT_LOCKED = {"LOCK", "RDLOCK", "UNLOCK", "SHMLOCK", "CHECKRESERVEDLOCK", "NOMEM"}
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """A connection that changes nothing; sqlite3.OperationalError where there is no file. The caller closes it."""
+    """A read-only connection, which the caller must close. sqlite3.OperationalError if the file does not exist."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
 def refuse_lost(path: Path, opened: os.stat_result) -> None:
-    """FileNotFoundError unless `path` still names the database that was opened: what is written would be lost with it.
+    """Raise FileNotFoundError unless `path` still names the opened database. Otherwise writes to it would be lost.
 
-    SQLite goes on without a word with a file that was deleted or moved away.
+    SQLite silently goes on with a file that was deleted or moved away.
     """
     if not is_still(opened, path):
         raise FileNotFoundError(errno.ENOENT, "it was deleted, moved or replaced while in use", str(path))
 
 
 def begin(database: sqlite3.Connection, path: Path, tell: Callable[[str], object]) -> None:
-    """Begin a transaction that writes. It waits ten minutes for another program, and tells of that once, after 5 s.
+    """Begin a writing transaction. It waits up to ten minutes for another program, and calls `tell` once, after 5 s.
 
-    An attempt takes as long as the connection's timeout, in which Python hears of no signal.
+    An attempt takes as long as the connection's timeout (5 s by default). Meanwhile Python handles no signal.
     """
     until_s, is_told = time.monotonic() + _LOCKED_MAX_S, False
     while True:
@@ -55,7 +55,7 @@ def begin(database: sqlite3.Connection, path: Path, tell: Callable[[str], object
 
 
 class LogGrowth:
-    """The growth of a write-ahead log while another program reads on and on: SQLite cannot take the log in."""
+    """Watches the size of a write-ahead log. It grows while another program reads, since SQLite cannot move it then."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -63,8 +63,8 @@ class LogGrowth:
         self._most_bytes = _LOG_BYTES_MAX
 
     def by_a_reader(self, database: sqlite3.Connection) -> str:
-        """The warning after a commit, each time that the log has doubled; else empty."""
-        with suppress(OSError, sqlite3.Error):  # what was committed has not failed for that
+        """The warning to give after a commit, each time the log has doubled. Otherwise empty."""
+        with suppress(OSError, sqlite3.Error):  # the commit itself has succeeded
             if (size := self._log.stat().st_size) >= self._most_bytes:
                 self._most_bytes = 2 * size
                 _, held, taken_in = database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
@@ -77,12 +77,12 @@ class LogGrowth:
 
 
 def is_locked(error: Exception) -> bool:
-    """Whether another connection held the database."""
+    """Whether an error means that another connection holds the database."""
     return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
 def unharmed(error: Exception) -> str | None:
-    """Why a database could not be used, where that says nothing against what it holds; None: it may be damaged."""
+    """Why a database could not be used, if the reason leaves its contents intact. None if it may be damaged."""
     kind, _, detail = getattr(error, "sqlite_errorname", "").removeprefix("SQLITE_").partition("_")
     if is_locked(error):
         return f"another program is writing to it ({error}); close that program"
@@ -97,7 +97,7 @@ def unharmed(error: Exception) -> str | None:
 
 @contextmanager
 def database_errors(path: Path) -> Iterator[None]:
-    """ConfigError that names the database where it could not be used, and is not damaged as far as that shows."""
+    """Turn an error of the database into a ConfigError that names it, unless the error may mean damage."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""How a process ends: with which status and, where it is asked to, in order and within a bound."""
+"""How a process ends: its exit statuses, signals that ask it to end, and the time limit for an orderly end."""
 
 import os
 import signal
@@ -8,34 +8,34 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 INTERRUPTED = 130
-"""Exit status of a process that a signal ended."""
+"""The exit status of a process that a signal ended."""
 
 BAD_INPUT = 2
-"""Exit status of a process that ended with a ConfigError."""
+"""The exit status of a process that ended with a ConfigError."""
 
 DRAIN_S = 20.0
-"""How long a process may take to end in order, from SIGTERM on or, where rounds are played, from SIGINT on."""
+"""How long a process may take for an orderly end after SIGTERM, or after SIGINT while rounds are played."""
 
 ONE_REQUEST_S = 1.0
-"""SIGTERM that comes again within this time asks for nothing more: a scheduler sends it to all processes of a job."""
+"""A second SIGTERM within this time counts as the same request: a scheduler sends it to all processes of a job."""
 
 _STDERR = 2
 _TOLD_WITHIN_S = 1.0
 
 
 def asking_to_end() -> tuple[signal.Signals, ...]:
-    """The signals that ask for an end in order, besides Ctrl-C: SIGTERM, and SIGHUP of a closed terminal or connection.
+    """The signals besides Ctrl-C that ask for an orderly end: SIGTERM, and SIGHUP of a closed terminal or connection.
 
-    SIGHUP is left alone where it is ignored, as nohup has it.
+    SIGHUP is left out if it is ignored, as under nohup.
     """
     hears_hangup = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     return (signal.SIGTERM, signal.SIGHUP) if hears_hangup else (signal.SIGTERM,)
 
 
 def end_within(limit_s: float, status: int = INTERRUPTED) -> threading.Timer:
-    """End this process with `status` after `limit_s`, unless the timer returned is cancelled before.
+    """End this process with `status` after `limit_s`, unless the returned timer is cancelled first.
 
-    It loses no more than kill -9 does: nothing that was committed.
+    This loses no more than kill -9 would: nothing that was committed.
     """
     timer = threading.Timer(limit_s, _end, (limit_s, status))
     timer.daemon = True
@@ -45,16 +45,16 @@ def end_within(limit_s: float, status: int = INTERRUPTED) -> threading.Timer:
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP do what Ctrl-C does, within `DRAIN_S`, for the time of the block.
+    """Make SIGTERM and SIGHUP act like Ctrl-C during the block, and end the process after `DRAIN_S` at the latest.
 
-    Without a handler, SIGTERM would end the process without any order, and process 1 of a container not at all.
+    Without a handler, SIGTERM would end the process at once, and would not end process 1 of a container at all.
     """
     timers: list[threading.Timer] = []
 
     def interrupt(*_: object) -> None:
         timers.append(end_within(DRAIN_S))
         signal.raise_signal(signal.SIGINT)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # where `lifetime.start` held it back
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `lifetime.start` may have blocked it
 
     try:
         with signals_to(interrupt, *asking_to_end()):
@@ -65,17 +65,17 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 
 def ask_to_end(pid: int, number: int) -> None:
-    """Send SIGTERM to a process that `lifetime.start` started, and let it know by which signal it was asked for.
+    """Send signal `number`, then SIGTERM, to a process that `lifetime.start` started, so that it knows the reason.
 
-    SIGINT and SIGHUP are held back there, so they stay pending for `asked_by`.
+    SIGINT and SIGHUP are blocked there, so they stay pending for `asked_by`.
     """
-    with suppress(ProcessLookupError):  # it has ended meanwhile
+    with suppress(ProcessLookupError):  # the process has already ended
         for one in dict.fromkeys((number, signal.SIGTERM)):
             os.kill(pid, one)
 
 
 def asked_by(number: signal.Signals) -> signal.Signals:
-    """The signal that asked for the end that `number` has brought: of `ask_to_end`, or from the terminal as well."""
+    """The signal that asked for the end: one that `ask_to_end` or the terminal sent and is pending, else `number`."""
     pending = signal.sigpending()
     held = (each for each in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN)
     return next((each for each in held if each in pending), number)
@@ -83,9 +83,9 @@ def asked_by(number: signal.Signals) -> signal.Signals:
 
 @contextmanager
 def signals_to(handler: Callable[[int, FrameType | None], None] | signal.Handlers, *numbers: int) -> Iterator[None]:
-    """Handle these signals by `handler` for the time of the block; nothing changes in a thread besides the main one.
+    """Handle these signals by `handler` during the block. In other threads than the main one, nothing changes.
 
-    Python runs handlers in the main thread alone, and lets no other set them.
+    In Python, only the main thread can set and run signal handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -100,7 +100,7 @@ def signals_to(handler: Callable[[int, FrameType | None], None] | signal.Handler
 
 def _end(limit_s: float, status: int) -> None:
     line = f"pausefl: not at its end {limit_s:g} s after it was asked to end: ended at once\n"
-    # Past `sys.stderr`, which may leave it to a thread that ends here; a reader that takes nothing keeps nothing alive.
+    # Not by `sys.stderr`, which may use a thread that ends here. Within a time limit, as stderr's reader may be stuck.
     telling = threading.Thread(target=os.write, args=(_STDERR, line.encode()), daemon=True)
     telling.start()
     telling.join(_TOLD_WITHIN_S)

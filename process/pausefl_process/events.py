@@ -1,4 +1,4 @@
-"""Progress events: what the processes of a run report about it, as records and as one JSON object a line.
+"""Progress events: what a run's processes report, as records and as lines with one JSON object each.
 
 `pausefl server`, `pausefl client` and `pausefl evaluator` print this JSON to stdout; docs/events.md describes it.
 """
@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Literal, get_args
 from pausefl_proto.privacy_unit import PrivacyUnit
 
 Outcome = Literal["completed", "budgets_spent", "failed", "interrupted"]
-"""How a run ended: every round was played; privacy budgets ended it, as planned; for another reason; by a signal."""
+"""How a run ended: all rounds were played; privacy budgets ended it, as planned; it failed; a signal ended it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A server or an evaluator listens."""
+    """A server or an evaluator listens on its port."""
 
     kind: ClassVar[str] = "ready"
     port: int
@@ -35,12 +35,12 @@ class MetricsServed:
     url: str
     """The address of `/metrics`."""
     page: str | None = None
-    """The address of the live page; null where there is none."""
+    """The address of the live page; null if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """The run waits for something else than clients and rounds, at its start or its end."""
+    """The run waits for something other than clients and rounds, at its start or its end."""
 
     kind: ClassVar[str] = "preparing"
     what: str
@@ -53,11 +53,11 @@ class WaitingForClients:
 
     kind: ClassVar[str] = "waiting"
     connected: int
-    """Clients that are connected now."""
+    """The number of clients that are connected now."""
     minimum: int
-    """Clients that round 1 waits for."""
+    """The number of clients that round 1 waits for."""
     missing: tuple[str, ...] = ()
-    """Ids of clients that are expected and not connected, the first few."""
+    """Ids of the first few expected clients that are not connected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,50 +66,50 @@ class RollCall:
 
     kind: ClassVar[str] = "roll-call"
     round: int
-    """The round that will begin next."""
+    """The round that begins next."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundCommitted:
-    """A round is on disk. Short rounds are thinned out; the last round is always reported."""
+    """A round is saved on disk. Of many short rounds, only some are reported; the last round always is."""
 
     kind: ClassVar[str] = "round"
     round: int
     """The round's number, from 1."""
     rounds: int
-    """Rounds of the whole run."""
+    """The number of rounds of the whole run."""
     chosen: tuple[str, ...]
     """Ids of the chosen clients, in selection order."""
     round_latency_s: float
-    """The round's latency in seconds, eq. (3); with a miss at least what was waited for."""
+    """The round's latency in seconds, eq. (3). With a miss, it is at least the time waited for the missing update."""
     total_latency_s: float
-    """The sum of all rounds' latencies so far, and of the waits of failed attempts, in seconds."""
+    """The sum of all rounds' latencies so far and of the waits of failed attempts, in seconds."""
     max_epsilon_spent: float
-    """The greatest ε that a client has spent."""
+    """The greatest ε that any client has spent."""
     epsilon_budget: float | None
     """The privacy budget of each client; null in a run without privacy."""
     privacy_unit: PrivacyUnit | None
     """The unit that ε protects; null in a run without privacy."""
     budgets_end_after_round: int | None
-    """The round after which fewer than m clients are expected to have budget left; null where no floor ends budgets."""
+    """The round after which fewer than m clients are expected to have budget left; null if no floor ends budgets."""
     connected: int
-    """Clients that are connected now."""
+    """The number of clients that are connected now."""
     rejected: int
-    """Hellos and updates that were not accepted since the server started."""
+    """The number of hellos and updates that the server rejected since it started."""
     wall_clock_s: float
     """Seconds since the run began, without the time it was interrupted."""
     selection_s: float
     """Seconds that this round's selection took."""
     suspect: tuple[str, ...]
-    """Why the round's measurements are in doubt, as in "server loop_lag_s"; empty: they are not."""
+    """Why the round's measurements are in doubt, such as "server loop_lag_s"; empty if they are not."""
     suspect_rounds: int
-    """Rounds so far whose measurements are in doubt."""
+    """The number of rounds so far whose measurements are in doubt."""
     missed: tuple[str, ...] = ()
-    """Ids of the chosen clients that gave no update, without those that were not needed."""
+    """Ids of the chosen clients that gave no update although it was needed."""
     missed_jobs: int = 0
-    """Jobs so far that ended without an update, without those that were not needed."""
+    """The number of jobs so far that ended without an update although it was needed."""
     time_scale: float = 1.0
-    """How many real seconds an emulated second of injected delay takes; latencies are in emulated ones."""
+    """How many real seconds an emulated second of injected delay takes. Latencies are in emulated seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,39 +118,39 @@ class ModelEvaluated:
 
     kind: ClassVar[str] = "evaluation"
     round: int
-    """The round that the model came from."""
+    """The round whose model was evaluated."""
     split: Literal["validation", "test"]
-    """The part of the data."""
+    """The split of the data set."""
     accuracy: float
-    """Share of right answers, or another task's mean score, in [0, 1]."""
+    """The share of right predictions, or another task's mean score, in [0, 1]."""
     loss: float | None
-    """Mean loss; null where the model has diverged."""
+    """The mean loss; null if the model has diverged."""
     metric: str = "accuracy"
-    """The name of the task's mean score, which `accuracy` holds."""
+    """The name of the task's mean score, whose value is in `accuracy`."""
     subset: bool = False
-    """True: on the split's fixed subset, as while rounds are played. False: on all of it, as at the end."""
+    """True: evaluated on the split's fixed subset, as while rounds are played. False: on all of it, as at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that a person should read."""
+    """A message that a person should read."""
 
     kind: ClassVar[str] = "notice"
     message: str
-    """One sentence."""
+    """The message, one sentence."""
     topic: str = ""
-    """The topic: "joined", "left", "rejected", "suspect", "failed" or "evaluator"; empty: something else."""
+    """The topic: "joined", "left", "rejected", "suspect", "failed" or "evaluator"; empty for any other."""
     client: str = ""
-    """The client that it is about, the first of several; empty: none."""
+    """The id of the client that the message is about, or of the first of several; empty if it is about none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Ctrl-C, SIGTERM or SIGHUP came once: the run finishes."""
+    """The process received Ctrl-C, SIGTERM or SIGHUP for the first time, and ends the run in order."""
 
     kind: ClassVar[str] = "interrupted"
     message: str
-    """The effect of a second Ctrl-C."""
+    """What a second Ctrl-C does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,26 +161,26 @@ class Finished:
     reason: str
     """Why no further round is played."""
     left: Mapping[str, int] = field(default_factory=dict)
-    """Tasks and open descriptors that the server did not give back; all 0 in order."""
+    """Numbers of tasks and open file descriptors that the server did not release; all are 0 if all is well."""
     outcome: Outcome = "completed"
-    """How the run ended: the exit status follows from it."""
+    """How the run ended. It determines the exit status."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpentInAllRuns:
-    """A run is over for a client that stays: what it has spent in all of its runs."""
+    """A run is over for a client that outlives runs (`--stay`): the privacy it has spent in all of its runs."""
 
     kind: ClassVar[str] = "spent"
     client_id: str
-    """The client."""
+    """The client's id."""
     run: str
     """The id of the run that is over."""
     released: int
-    """Private releases of the client's life."""
+    """The number of private releases in all of the client's runs."""
     epsilon: float
-    """ε of all of them."""
+    """The sum of ε over these releases."""
     epsilon_lifetime: float | None
-    """The ε it may spend in all; null: each run's budget alone bounds it."""
+    """The ε that the client may spend over all of its runs; null if only each run's own budget bounds it."""
     privacy_unit: PrivacyUnit
     """The unit that ε protects."""
 
@@ -191,9 +191,9 @@ class Failed:
 
     kind: ClassVar[str] = "error"
     message: str
-    """The mistake, and what to change."""
+    """What is wrong, and what to change."""
     bad_input: bool
-    """Whether the configuration is at fault, rather than the run."""
+    """Whether the cause is the configuration, not the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,22 +218,22 @@ ProgressEvent = (
     | Failed
     | Done
 )
-"""Any event; `kind` tells them apart."""
+"""Any event. Its `kind` names its type."""
 
 Report = Callable[[ProgressEvent], None]
-"""Takes one event. Called on the event loop: it must not wait."""
+"""Receives one event. It is called on the event loop, so it must not block."""
 
 EVENT_TYPES: Mapping[str, type[ProgressEvent]] = {record.kind: record for record in get_args(ProgressEvent)}
-"""Kind -> record."""
+"""Kind -> class of the event."""
 
 
 def to_json(event: ProgressEvent) -> dict[str, Any]:
-    """The event as a JSON object: "kind" and its fields."""
+    """The event as a JSON object: "kind" and the event's fields."""
     return {"kind": event.kind} | {f.name: getattr(event, f.name) for f in fields(event)}
 
 
 def from_json(value: Mapping[str, Any]) -> ProgressEvent:
-    """The event of a JSON object; ValueError when its kind is unknown or its fields are not this kind's."""
+    """The event in a JSON object. ValueError if its kind is unknown, or its fields are not those of the kind."""
     given = {name: tuple(v) if isinstance(v, list) else v for name, v in value.items()}
     kind = given.pop("kind", None)
     record: Callable[..., ProgressEvent] | None = EVENT_TYPES.get(str(kind))
@@ -248,17 +248,17 @@ def from_json(value: Mapping[str, Any]) -> ProgressEvent:
 
 
 RUN = "PAUSEFL_RUN"
-"""The environment variable that names the run in each line of this process."""
+"""The environment variable with the run's name, which each line of this process states."""
 _ENVELOPE = {"time", "level", "run"}
 
 
 def level_of(event: ProgressEvent) -> str:
-    """How grave it is, as of a line of a log."""
+    """The severity of an event, as a log level: "error", "warning" or "info"."""
     return "error" if isinstance(event, Failed) else "warning" if isinstance(event, Notice | Interrupted) else "info"
 
 
 def envelope(level: str, at_s: float) -> dict[str, str]:
-    """The beginning of a JSON line of any process: when it was written, how grave it is, and of which run it is."""
+    """The first fields of a JSON line of any process: the time, the log level, and the run if it is known."""
     at, run = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds"), os.environ.get(RUN, "")
     return {"time": at, "level": level, **({"run": run} if run else {})}
 
@@ -269,7 +269,7 @@ def to_line(event: ProgressEvent) -> str:
 
 
 def from_line(line: str) -> ProgressEvent:
-    """The event of a line of stdout; ValueError when the line is not one."""
+    """The event in a line of stdout. ValueError if the line is no event."""
     value = json.loads(line)
     if not isinstance(value, dict):
         raise ValueError(f"not a JSON object: {line!r}")
@@ -277,7 +277,7 @@ def from_line(line: str) -> ProgressEvent:
 
 
 def write_event(event: ProgressEvent) -> None:
-    """Write the event to stdout as one line, past its buffer: a thread that waits here for a reader locks nothing."""
+    """Write the event to stdout as one line, without its buffer: a thread that blocks here then holds no lock."""
     data, stdout = f"{to_line(event)}\n".encode(), sys.stdout.fileno()
     while data:
         data = data[os.write(stdout, data) :]

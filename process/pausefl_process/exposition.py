@@ -1,4 +1,4 @@
-"""The answer to Prometheus: the metrics of a run, each series with its name, and those of the process."""
+"""The page that Prometheus scrapes: the metrics of the run and of the process, with the run's name as a label."""
 
 import gzip
 import math
@@ -16,9 +16,9 @@ from pausefl_proto.tls import Tls
 
 
 def of_process(certificates: Iterable[Tls | None] = ()) -> CollectorRegistry:
-    """The memory, processor time, open files, start and version of this process, and what Python is and collects.
+    """The metrics of this process: memory, CPU time, open files, start time, version, and Python's version and GC.
 
-    Of its certificates, how long they last.
+    With `certificates`, also how long they are still valid.
     """
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -27,7 +27,7 @@ def of_process(certificates: Iterable[Tls | None] = ()) -> CollectorRegistry:
     build.labels(__version__).set(1)
     if shown := {tls for tls in certificates if tls and tls.certificate}:
 
-        def left_s() -> float:  # NaN, of one that cannot be read, hides no other's end
+        def left_s() -> float:  # the least time left; NaN, for an unreadable certificate, only if all are unreadable
             return min((tls.ends_at_s() for tls in shown), key=lambda s: (math.isnan(s), s)) - time.time()
 
         text = "Time until the first certificate of this process ends"
@@ -40,7 +40,7 @@ def exposition(
     run: Callable[[], str] = str,
     certificates: Iterable[Tls | None] = (),
 ) -> Route:
-    """The route on which they can be scraped beside those of the process; both are asked at each scrape."""
+    """The HTTP route that returns `metrics` and the process's own. `metrics` and `run` are called at each scrape."""
     process = of_process(certificates)
 
     def scrape(headers: Mapping[str, str]) -> Response:
@@ -54,9 +54,9 @@ def exposition(
 
 
 class _OfRun(Collector):
-    """Several collectors, with the label `run` on each sample once the run is known.
+    """Several collectors as one, with the label `run` on each sample once the run is known.
 
-    A label of the scraper's own would be that of whatever run comes next: of consecutive ones at the same address.
+    Prometheus cannot add this label itself: consecutive runs may be served at the same address.
     """
 
     def __init__(self, run: str, *collectors: Collector) -> None:

@@ -13,21 +13,21 @@ from typing import Any
 
 from pausefl_proto.errors import ConfigError
 
-# How long a process that was just killed may keep its lock: its children end a moment after it.
+# How long a process that was just killed may still hold its lock, because its children end a moment later.
 _GRACE_S = 2.0
 _AGAIN_EVERY_S = 0.05
 
 
 class _Fsync:
-    """Whether this process syncs what it writes to the disk."""
+    """Whether this process skips fsync, so that its files may not survive a power cut."""
 
     is_skipped = False
 
 
 def skip_fsync() -> None:
-    """Sync nothing from now on: what is written survives this process, kill -9 included, but not the machine.
+    """Skip all fsync from now on. Files then survive this process, even kill -9, but not a crash of the machine.
 
-    For a run whose parts all lie in one process: nothing has left it that its files could fall behind of.
+    It is meant for a run in a single process. No other process can then know more than the files contain.
     """
     _Fsync.is_skipped = True
 
@@ -38,31 +38,31 @@ def sqlite_synchronous() -> str:
 
 
 def begin_sync(file: int) -> None:
-    """Have the kernel begin to write to the disk what was written to an open file, where it can be asked to."""
+    """Ask the kernel, if it supports that, to begin writing an open file's data to the disk."""
     if sys.platform == "linux" and not _Fsync.is_skipped:
-        # It writes what is not on the disk yet before it would drop it from its memory. A hint: nothing depends on it.
+        # To drop data from its cache, the kernel first writes them to the disk. A hint only: nothing depends on it.
         with suppress(OSError):
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def sync_data(file: int) -> None:
-    """Make what was written to an open file durable."""
+    """Make the data written to an open file durable."""
     if not _Fsync.is_skipped:
         os.fdatasync(file)
 
 
 def write_over(file: int, data: bytes | memoryview) -> None:
-    """Write all of `data` over the beginning of an open file, of which the kernel takes some 2 GB at a time."""
+    """Write all of `data` over the beginning of an open file, in several calls: the kernel writes up to 2 GB in one."""
     view, written = memoryview(data), 0
     while written < len(view):
         written += os.pwrite(file, view[written:], written)
 
 
 def write_durably(path: Path, data: bytes | str) -> None:
-    """Replace the file at `path` by `data`; OSError leaves what was there before.
+    """Replace the file at `path` by `data`. After an OSError, the old file is still there.
 
-    The data reach the disk before the name does (temporary file, fdatasync, rename, fsync of the folder), so a crash at
-    any instant leaves the old file or the new one, whole.
+    The data reach the disk before the name does (temporary file, fdatasync, rename, fsync of the folder). So a crash at
+    any instant leaves either the old file or the new one, complete.
     """
     fresh = path.with_name(f".{path.name}.new")
     try:
@@ -74,14 +74,14 @@ def write_durably(path: Path, data: bytes | str) -> None:
     except BaseException as error:
         with suppress(OSError):
             fresh.unlink()
-        if isinstance(error, OSError):  # by the name that the caller knows the file by, without the other one
+        if isinstance(error, OSError):  # with the caller's name of the file, not that of the temporary file
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     sync_folder(path.parent)
 
 
 def reason(error: Exception) -> str:
-    """Why a file could not be read or written, without its name."""
+    """Why a file could not be read or written, in words without the file's name."""
     if isinstance(error, UnicodeDecodeError):
         before = error.object[: error.start].decode(error.encoding, "ignore")
         return f"{place_after(before)} is no {error.encoding.upper()}; save the file as UTF-8"
@@ -89,12 +89,12 @@ def reason(error: Exception) -> str:
 
 
 def place_after(before: str) -> str:
-    """The line and the column that follow a text, both from 1."""
+    """The line and column right after a text, both counted from 1, in words."""
     return f"line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the names of the files in a folder durable."""
     if _Fsync.is_skipped:
         return
     directory = os.open(folder, os.O_RDONLY)
@@ -105,13 +105,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def refuse_without_locks(folder: Path) -> None:
-    """ConfigError where the file system of a folder has no locks, on which all that keeps processes apart depends.
+    """Raise ConfigError if the file system of a folder has no locks. Only locks keep processes off each other's files.
 
-    The folder need not be there yet; nothing is left in it or above it.
+    The folder need not exist yet. The check leaves no file behind.
     """
     there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
     with tempfile.TemporaryFile(dir=there) as file:
-        for name, lock in (("flock", fcntl.flock), ("fcntl", fcntl.lockf)):  # SQLite takes the latter
+        for name, lock in (("flock", fcntl.flock), ("fcntl", fcntl.lockf)):  # SQLite uses fcntl
             try:
                 lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 lock(file, fcntl.LOCK_UN)
@@ -121,7 +121,7 @@ def refuse_without_locks(folder: Path) -> None:
 
 
 def prepare_folder(folder: Path, key: str) -> None:
-    """Make a folder of locked files; ConfigError where it has no locks or, by its `key`, where it cannot be written."""
+    """Make a folder for locked files. ConfigError if it has no locks, or (then naming `key`) cannot be written."""
     try:
         refuse_without_locks(folder)
         make_durable(folder)
@@ -130,9 +130,9 @@ def prepare_folder(folder: Path, key: str) -> None:
 
 
 def make_durable(folder: Path) -> None:
-    """Make a folder, and see to it that it and those made for it are still there after a power cut.
+    """Make a folder and its missing parents, so that they still exist after a power cut.
 
-    SQLite does so for the files in it. The folder itself may have been made just before by another process.
+    SQLite does the same for its files in the folder. Another process may have made the folder just before.
     """
     made = [folder, *(above for above in folder.absolute().parents if not above.exists())]
     folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def make_durable(folder: Path) -> None:
 
 
 class Lock:
-    """A lock file that this process holds, and every process that it hands the lock to as an argument."""
+    """A held lock file. It can be passed to a child process as an argument, and that process then holds it too."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -156,10 +156,10 @@ def _inherited(file: Any) -> Lock:
 
 @contextmanager
 def locked(path: Path, user: str) -> Iterator[Lock]:
-    """Hold the lock file at `path` for the time of the block; ConfigError where another process does.
+    """Hold the lock file at `path` during the block. ConfigError if another process holds it.
 
-    The kernel lets go of it when the last process that holds it ends, kill -9 included. `user` names in the error what
-    is in use.
+    The kernel releases the lock when the last process that holds it ends, even by kill -9. `user` is the name of the
+    thing in use, for the error.
     """
     file = _acquired(path, user)
     try:
@@ -172,7 +172,7 @@ def _acquired(path: Path, user: str) -> int:
     until = time.monotonic() + _GRACE_S
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     while not (_is_free(file) and is_at(file, path)):
-        if not is_at(file, path):  # its last user has deleted it
+        if not is_at(file, path):  # the last process that held it has deleted it
             os.close(file)
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         elif time.monotonic() > until:
@@ -184,7 +184,7 @@ def _acquired(path: Path, user: str) -> int:
 
 
 def _is_free(file: int) -> bool:
-    """Take the lock, if no other process has it."""
+    """Take the lock unless another process holds it, and return whether it was taken."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -194,7 +194,7 @@ def _is_free(file: int) -> bool:
 
 @contextmanager
 def held_folder(folder: Path) -> Iterator[None]:
-    """Hold a folder, in which this leaves no file, for the time of the block; waits for another process that does."""
+    """Lock a folder during the block, without a file in it. Waits while another process holds the lock."""
     file = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -204,7 +204,7 @@ def held_folder(folder: Path) -> Iterator[None]:
 
 
 def is_at(file: int, path: Path) -> bool:
-    """Whether `path` still names this open file, rather than none or another that was put in its place."""
+    """Whether `path` still names this open file. False if the file was deleted, moved or replaced."""
     return is_still(os.fstat(file), path)
 
 

@@ -1,4 +1,4 @@
-"""Whether a process is alive and ready, as probes of containers and clusters ask: `/healthz` and `/readyz`."""
+"""The health probes `/healthz` and `/readyz`, by which containers and clusters ask if a process is alive and ready."""
 
 import asyncio
 import threading
@@ -10,13 +10,13 @@ from pausefl_process.http_server import Response, Route
 _TURNS_WITHIN_S = 2.0
 
 Trouble = Callable[[], str]
-"""Returns an obstacle in a few words; empty: there is none. Called in any thread."""
+"""Returns a problem in a few words, or an empty text if there is none. It may be called in any thread."""
 
 
 def health_routes(loop: asyncio.AbstractEventLoop, trouble: Trouble, not_ready: Trouble) -> dict[str, Route]:
-    """The routes of both probes: status 200 and "ok", or 503 and the reason.
+    """The HTTP routes of both probes. They answer status 200 and "ok", or 503 and the reason.
 
-    A process is healthy while its event loop turns and it has no `trouble`; it is ready when nothing is `not_ready`.
+    A process is healthy if its event loop runs and `trouble` is empty. It is ready if `not_ready` is empty.
     """
     return {"/healthz": lambda _: _answer(trouble() or _stalled(loop)), "/readyz": lambda _: _answer(not_ready())}
 

@@ -1,9 +1,9 @@
-"""How well a host keeps time, measured by itself: a stalled event loop, a stop or a sleep spoils every latency.
+"""Measures how well this host keeps time. A stalled event loop, a stopped process or a sleep spoils measured latencies.
 
 All times are awake seconds, those of CLOCK_MONOTONIC: a machine that sleeps neither measures nor waits meanwhile. This
-suits deadlines, rests and the tries to reach a server: what a process waits for can happen only while it is awake. If a
-whole emulation sleeps on one laptop, its latencies stay what they were. A sleep is seen beside them: CLOCK_BOOTTIME
-counts it, and CLOCK_MONOTONIC does not.
+suits deadlines, rests and tries to reach a server: what a process waits for can only happen while it is awake. If a
+whole emulation sleeps on one laptop, its latencies do not change. A sleep is detected separately: CLOCK_BOOTTIME counts
+it, and CLOCK_MONOTONIC does not.
 """
 
 import asyncio
@@ -19,64 +19,64 @@ from pathlib import Path
 
 Clock = Callable[[], float]
 
-# Often enough to see a stall that would matter, seldom enough to cost a thousandth of a core.
+# Often enough to see a stall that matters, rarely enough to cost only a thousandth of a core.
 _PROBE_EVERY_S, _IDLE_PROBE_EVERY_S = 0.05, 0.08
-# Waking the event loop for every exchange would cost a short one more than the probes do.
+# How long probes of the event loop go on after an exchange. To wake it anew for each short exchange would cost more.
 _LINGER_S = 1.0
-# The kernel counts processor time in ticks of 10 ms: shares over less than a second would be noise.
+# The kernel counts CPU time in ticks of 10 ms, so shares over less than a second would be noise.
 _STEAL_OVER_S = 1.0
 _NEVER_S = float("inf")
-# Of values that come in no order, a million leave some fourteen.
+# More than enough: of a million values in random order, `Peaks` keeps about fourteen.
 _MOST_PEAKS = 1000
 _PROC_STAT = Path("/proc/stat")
 STOP_S = 0.2
-"""A shorter one is taken for load, as a slow page fault is. A stop of 0.3 s is seen: up to 0.08 s of it may
-lie within the thread's own sleep."""
-# Far more than what lies between two readings of clocks, far less than any machine sleeps.
+"""The shortest silence that counts as a stop; a shorter one counts as load, such as a slow page fault. A stop of 0.3 s
+is always detected: up to 0.08 s of it may fall into the monitor thread's own sleep."""
+# Far more than the time between two readings of clocks, far less than any sleep of a machine.
 _LEAST_SLEEP_S = 0.01
-# How long a report waits for the probe that tells a stop from load: the thread is due, and has to get a processor.
+# How long a report waits for the probe that tells a stop from load. The probe is due, but its thread needs a CPU.
 _PROBE_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """The host's interference with measurements within some window; all zero where nothing was seen."""
+    """The host's interference with measurements in a time window. All values are 0 if none was detected."""
 
     loop_lag_s: float = 0.0
-    """The longest that a callback which was due waited for the event loop."""
+    """The longest time that a due callback waited for the event loop."""
     timer_overshoot_s: float = 0.0
-    """The most by which a sleep took too long."""
+    """The longest time by which a sleep took too long."""
     steal_share: float = 0.0
-    """Share of the machine's processor time that the hypervisor gave to others; 0 where the kernel does not say."""
+    """The share of the machine's CPU time that the hypervisor gave to others. 0 if the kernel does not report it."""
     compute_share: float = 0.0
-    """Share of the window that went to computing: on a client host queue, training and privatising of the exchange,
-    on the server the processor time of its process."""
+    """The share of the window spent computing. On a client host: queue, training and privatising of the exchange. On
+    the server: the CPU time of its process."""
     stopped_s: float = 0.0
-    """How long the process stood still: it neither ran nor waited for a processor."""
+    """How long the process was stopped: it neither ran nor waited for a CPU."""
     suspended_s: float = 0.0
     """How long the machine slept."""
 
     @property
     def stood_still_s(self) -> float:
-        """By a stop or a sleep."""
+        """How long the process stood still, because it was stopped or the machine slept."""
         return self.stopped_s + self.suspended_s
 
 
 class Peaks:
-    """The greatest of some values since any moment in the past."""
+    """Keeps values over time, to return the greatest value since any moment in the past."""
 
     def __init__(self) -> None:
-        # A value that a later one reaches is the greatest of no time up to now: the rest fall, and are few.
+        # A value that a later one reaches is dropped: it is never the greatest. The few others are in falling order.
         self._falling: deque[tuple[float, float]] = deque(maxlen=_MOST_PEAKS)
 
     def add(self, at_s: float, value: float) -> None:
-        """Note a value, later than those before."""
+        """Note a value. `at_s` must be later than those of earlier values."""
         while self._falling and self._falling[-1][1] <= value:
             self._falling.pop()
         self._falling.append((at_s, value))
 
     def since(self, from_s: float) -> float:
-        """The greatest value since then; 0 where there is none."""
+        """The greatest value since `from_s`. 0 if there is none."""
         for at_s, value in self._falling:
             if at_s >= from_s:
                 return value
@@ -84,18 +84,18 @@ class Peaks:
 
 
 class HostWatch:
-    """Looks at a host while something is measured on it. This one looks at nothing: its reports are all zero."""
+    """Watches a host while something is measured on it. This base class watches nothing: its reports are all zero."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self.clock = clock
-        """The seconds that windows begin and end at."""
+        """The clock, in seconds, by which windows begin and end."""
 
     def watching(self) -> AbstractContextManager[None]:
-        """Look at the event loop at least until the end of the block."""
+        """Watch the event loop at least until the end of the block."""
         return nullcontext()
 
     def report(self, since_s: float, compute_s: float) -> HostReport:
-        """The worst that was seen since then (`clock`), and the share that `compute_s` is of that time."""
+        """The greatest interference since `since_s` (by `clock`), and the share of `compute_s` in that time."""
         return HostReport()
 
     def stood_still_s(self, since_s: float, until_s: float) -> float:
@@ -103,22 +103,22 @@ class HostWatch:
         return 0.0
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
 
 
 UNWATCHED = HostWatch()
 
 
 def _real_s() -> float:
-    """Seconds that also count while the machine sleeps, where the system has such a clock."""
+    """The time in seconds on a clock that also counts while the machine sleeps, if the system has one."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
 
 class TurnMeter:
-    """How long the thread that made it has been at work, or waited for its turn.
+    """Measures how long its own thread (the one that made it) has run or waited for its turn to run.
 
-    The kernel knows for how long it ran and waited for a processor (/proc/thread-self/schedstat), and how often it got
-    one. While it waits for the interpreter, which another thread holds, it looks again at each switch interval.
+    The kernel counts how long the thread ran and waited for a CPU, and how often it got one (/proc/thread-self/
+    schedstat). While another thread holds the interpreter lock, this thread wakes up once per switch interval.
     """
 
     def __init__(self) -> None:
@@ -130,52 +130,52 @@ class TurnMeter:
         self._before_s = self._read_s()
 
     def spent_s(self) -> float:
-        """The seconds since it was last asked."""
+        """The seconds that the thread ran or waited for its turn since the last call."""
         before_s, self._before_s = self._before_s, self._read_s()
         return self._before_s - before_s
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the kernel's file, if it is open."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def _read_s(self) -> float:
         if self._file < 0:
-            return time.process_time()  # of all threads: while one of them runs, the others may have to wait
+            return time.process_time()  # CPU time of all threads: while one runs, the others may have to wait
         ran_ns, waited_ns, turns = map(int, os.pread(self._file, 100, 0).split())
         return (ran_ns + waited_ns) / 1e9 + turns * sys.getswitchinterval()
 
 
 class HostMonitor(HostWatch, AbstractContextManager[None]):
-    """Probes this process's timers from a thread of its own, and inside `watching` blocks its event loop as well."""
+    """Probes this process's timers from a separate thread, and within `watching` blocks also its event loop."""
 
     def __init__(self, clock: Clock = time.monotonic, real_s: Clock = _real_s) -> None:
-        """Belongs to the running event loop. `real_s` counts on while the machine sleeps, `clock` does not."""
+        """Watch the running event loop. `real_s` also counts while the machine sleeps, `clock` does not."""
         super().__init__(self._look)
         self._loop = asyncio.get_running_loop()
         self._read_s, self._real_s = clock, real_s
         self._steal = StealMeter(_PROC_STAT)
         self.n_probes = 0
-        """How many probes the event loop has answered."""
-        self._guard = threading.Lock()  # held for what both threads write or read piece by piece
+        """The number of probes that the event loop has answered."""
+        self._guard = threading.Lock()  # held while both threads' shared values are read or written
         self._lags_s, self._overshoots_s, self._steals = Peaks(), Peaks(), Peaks()
-        self._still: deque[tuple[float, HostReport]] = deque(maxlen=_MOST_PEAKS)  # when it ended, and what it was
+        self._still: deque[tuple[float, HostReport]] = deque(maxlen=_MOST_PEAKS)  # end and report of each standstill
         self._slept_s = self._offset_s()
-        self._alive_s = self._probed_s = clock()  # when the process, and the thread, last looked at the clock
-        self._silence_s, self._silence_end_s = 0.0, self._alive_s  # the longest between two looks since the last probe
+        self._alive_s = self._probed_s = clock()  # when the process, and the monitor's thread, last read the clock
+        self._silence_s, self._silence_end_s = 0.0, self._alive_s  # longest gap between readings since the last probe
         self._probe_every_s = _PROBE_EVERY_S
-        self._woke_s = _NEVER_S  # since when the event loop has been due to answer
+        self._woke_s = _NEVER_S  # when the probe was sent that the event loop has not answered yet
         self._watchers = 0
         self._unwatched_since_s = self._alive_s
         self._has_probed = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="host-monitor", daemon=True)
         self._thread.start()
-        self._has_probed.wait(_PROBE_WITHIN_S)  # who counts open files from now on has counted the thread's
+        self._has_probed.wait(_PROBE_WITHIN_S)  # now the thread's files are open, so later counts include them
 
     def _look(self) -> float:
-        """The time. A sleep before it is on record, and no stop is taken for one that lies on the other side of it."""
+        """The time. A sleep before it is recorded now, and a stop before it is later not taken for one after it."""
         now_s = self._read_s()
         if self._real_s() - now_s - self._slept_s > _LEAST_SLEEP_S:
             self._note_sleep(now_s)
@@ -196,16 +196,16 @@ class HostMonitor(HostWatch, AbstractContextManager[None]):
         self._unwatched_since_s = self._read_s()
 
     def report(self, since_s: float, compute_s: float) -> HostReport:
-        """The worst that was seen since then (`clock`), and the share that `compute_s` is of that time."""
+        """The greatest interference since `since_s` (by `clock`), and the share of `compute_s` in that time."""
         now_s = self.clock()
         if now_s - self._probed_s > STOP_S + self._probe_every_s:
             self._has_probed.clear()
             self._has_probed.wait(_PROBE_WITHIN_S)
-        # A stall just before the window has delayed what the window began with.
+        # A stall just before the window may have delayed its beginning.
         from_s = since_s - _PROBE_EVERY_S
         with self._guard:
             still = [what for ended_s, what in self._still if ended_s > since_s]
-            # The probe under way tells something already: a short exchange ends before it does.
+            # The unfinished probe counts too, since a short exchange ends before it does.
             return HostReport(
                 loop_lag_s=max(self._lags_s.since(from_s), now_s - self._woke_s),
                 timer_overshoot_s=max(self._overshoots_s.since(from_s), now_s - self._probed_s - self._probe_every_s),
@@ -227,7 +227,7 @@ class HostMonitor(HostWatch, AbstractContextManager[None]):
 
     def _run(self) -> None:
         with closing(TurnMeter()) as turns:
-            self._probed_s = self.clock()  # the thread may have waited for its first turn
+            self._probed_s = self.clock()  # anew, since the thread may have waited before it started
             self._has_probed.set()
             self._probe_on(turns)
 
@@ -238,16 +238,16 @@ class HostMonitor(HostWatch, AbstractContextManager[None]):
             is_watched = self._watchers > 0 or woke_s - self._unwatched_since_s <= _LINGER_S
             self._probe_every_s = _PROBE_EVERY_S if is_watched else _IDLE_PROBE_EVERY_S
             if self._woke_s != _NEVER_S or not is_watched:
-                continue  # the event loop has yet to answer the probe before, or nothing is measured on it
+                continue  # the event loop has not answered the last probe yet, or nothing is being measured
             self._woke_s = woke_s
             try:
                 self._loop.call_soon_threadsafe(self._note_lag, woke_s)
-            except RuntimeError:  # the loop has ended before its monitor
+            except RuntimeError:  # the event loop was closed before its monitor
                 return
 
     def _probe(self, turns: TurnMeter) -> float:
-        """Put on record, before anything else is done, what this thread's sleep came to."""
-        woke_s, spent_s = self.clock(), turns.spent_s()  # at once: another thread's turn in between would be a stop
+        """Record by how much this thread's last sleep was too long, and return the time of waking."""
+        woke_s, spent_s = self.clock(), turns.spent_s()  # first: another thread's turn between them would look a stop
         ended_s, self._silence_s = self._silence_end_s, 0.0
         steal_share = self._steal.share(woke_s)
         overshoot_s = woke_s - self._probed_s - self._probe_every_s
@@ -264,12 +264,12 @@ class HostMonitor(HostWatch, AbstractContextManager[None]):
     def _note_sleep(self, now_s: float) -> None:
         with self._guard:
             slept_s = self._offset_s() - self._slept_s
-            if slept_s > _LEAST_SLEEP_S:  # this thread was not merely put aside between two clocks
+            if slept_s > _LEAST_SLEEP_S:  # otherwise the thread was only interrupted between two readings
                 self._slept_s += slept_s
                 self._still.append((now_s, HostReport(suspended_s=slept_s)))
 
     def _offset_s(self) -> float:
-        """How long the machine has slept in all; of three readings the one that was interrupted least."""
+        """How long the machine has slept in all. The least of three readings, since an interruption adds to one."""
         return min(-(self._read_s() - self._real_s()) for _ in range(3))
 
     def _note_lag(self, woke_s: float) -> None:
@@ -280,7 +280,7 @@ class HostMonitor(HostWatch, AbstractContextManager[None]):
 
 
 class StealMeter:
-    """The share of processor time stolen over about the last second, from /proc/stat (see proc(5))."""
+    """The share of CPU time that the hypervisor stole over about the last second, from /proc/stat (see proc(5))."""
 
     def __init__(self, stat: Path) -> None:
         self._stat = stat if stat.exists() else None
@@ -288,15 +288,15 @@ class StealMeter:
         self._share = 0.0
 
     def share(self, now_s: float) -> float:
-        """Reads the kernel's counters once a second at most; the share before where they cannot be read just now."""
+        """The share. The kernel's counters are read at most once a second; until then it is the share before."""
         if self._stat is not None and (not self._marks or now_s - self._marks[-1][0] >= _STEAL_OVER_S):
-            with suppress(OSError):  # as of too many open files
+            with suppress(OSError):  # for example too many open files; the share stays the one before
                 self._read(self._stat, now_s)
         return self._share
 
     def _read(self, stat: Path, now_s: float) -> None:
         with stat.open("rb") as file:
-            # cpu user nice system idle iowait irq softirq steal guest guest_nice; user includes guest.
+            # The columns: cpu user nice system idle iowait irq softirq steal guest guest_nice. user includes guest.
             ticks = [int(count) for count in file.readline().split()[1:9]]
         self._marks.append((now_s, ticks[7] if len(ticks) > 7 else 0, sum(ticks)))
         (_, stolen, total), (_, stolen_now, total_now) = self._marks[0], self._marks[-1]

@@ -1,4 +1,4 @@
-"""A small HTTP server from which a process can be watched: GET and HEAD, a thread a request, nothing changes by it."""
+"""A small HTTP server to watch a process: GET and HEAD only, one thread per request, and requests change nothing."""
 
 import errno
 import io
@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 from pausefl_proto.addresses import host_and_port, is_loopback
 from pausefl_proto.errors import ConfigError
 
-# A reader that has not sent its whole request by then, or does not take the answer, is cut off; closing waits no
-# longer for any. Browsers open connections for later.
+# A client is cut off if it has not sent its whole request, or has not read the answer, within these times. The server's
+# end waits no longer for any client. (Browsers open connections ahead of requests.)
 _ASK_WITHIN_S = 1.0
 _TAKE_WITHIN_S = 5.0
-# Each has a thread; readers of the live page are a third of them at most.
+# Each connection has a thread. Readers of the live page are at most a third of them.
 _CONNECTIONS_MAX = 96
-# Why a connection that is due cannot be taken: open files of this process or the machine, or memory, are used up.
+# Why a waiting connection cannot be accepted: this process or the machine has no more file descriptors or memory.
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _NO_ROOM_S = 0.2
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -32,7 +32,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 @dataclass(frozen=True)
 class Response:
-    """The answer of a route; the body is sent chunk by chunk, as they come."""
+    """The answer of a route. The chunks of the body are sent as they become available."""
 
     content_type: str
     body: Iterable[bytes]
@@ -41,19 +41,19 @@ class Response:
 
 
 Route = Callable[[Mapping[str, str]], Response]
-"""The request's headers (by "Their-Name") -> the response. Called in a thread of the request's own."""
+"""The request's headers (by "Their-Name") -> the response. Called in the request's own thread."""
 
 
 class WebServer:
-    """Serves `routes` (path -> route) from threads until closed.
+    """Serves `routes` (path -> route) from threads until it is closed.
 
-    Bound to a loopback address, it answers only to names of that: a page from elsewhere whose name was made to resolve
-    to 127.0.0.1 (DNS rebinding) can read nothing. Bound to another, as in a container whose port is published on the
-    host's loopback address, it answers to any: it cannot know the names by which it is rightly called.
+    Bound to a loopback address, it answers only requests to names of that address. So a foreign web page whose name was
+    made to resolve to 127.0.0.1 (DNS rebinding) can read nothing. Bound to another address, it answers requests to any
+    name, since it cannot know its legitimate names (for example of a container with a published port).
     """
 
     def __init__(self, host: str, port: int, routes: Mapping[str, Route], *, key: str) -> None:
-        """Port 0 takes any free one; ConfigError, naming the experiment's `key`, when it cannot be listened on."""
+        """Listen on `port`; 0 means any free port. ConfigError, naming the experiment's `key`, if that fails."""
         host = host.strip("[]")
         try:
             self._server = _Server(host, port, routes)
@@ -69,7 +69,7 @@ class WebServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no further request, and wait for those that are being answered, but for none of them long."""
+        """Accept no more requests, and wait a limited time for those that are being answered."""
         self._server.shutdown()
         self._thread.join()
         patience = threading.Timer(_TAKE_WITHIN_S, self._server.cut_off)
@@ -79,7 +79,7 @@ class WebServer:
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = False  # closing waits for them
+    daemon_threads = False  # so that closing waits for them
     request_queue_size = 64
 
     def __init__(self, host: str, port: int, routes: Mapping[str, Route]) -> None:
@@ -92,13 +92,13 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def goes_by(self, name: str) -> bool:
-        """Whether a request's Host header means this server; on other than loopback addresses any does."""
+        """Whether a request's Host header names this server. If it is not bound to loopback, any name does."""
         with suppress(ValueError):
             return not self._is_private or urlsplit(f"//{name}").hostname in self._names
         return False
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """The next connection; where there is no room for one, wait: it stays due, and would be asked for again."""
+        """The next connection. Without room for one, wait before raising: the connection would be retried at once."""
         try:
             return super().get_request()
         except OSError as error:
@@ -107,7 +107,7 @@ class _Server(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: "socket.socket | tuple[bytes, socket.socket]", client_address: object) -> None:
-        """Answer in a thread of its own, unless there are too many already."""
+        """Answer in a new thread, unless there are too many connections already."""
         assert isinstance(request, socket.socket)
         if len(self._open) >= _CONNECTIONS_MAX:
             self.shutdown_request(request)
@@ -116,40 +116,40 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: "socket.socket | tuple[bytes, socket.socket]") -> None:
-        """The end of every connection, whether it was answered or not."""
+        """End a connection. Called for each one, whether it was answered or not."""
         super().shutdown_request(request)
         self._open.discard(request)
 
     def handle_error(self, request: "socket.socket | tuple[bytes, socket.socket]", client_address: Any) -> None:
-        """Print what is wrong with this process; a reader that has broken its connection is none of that."""
+        """Print an error, unless it only means that the client broke its connection or was too slow."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
     def cut_off(self) -> None:
-        """End all connections, wherever their threads are."""
+        """End all connections, whatever their threads are doing."""
         for connection in tuple(self._open):
-            with suppress(OSError):  # it has ended by itself
+            with suppress(OSError):  # the connection has already ended
                 connection.shutdown(socket.SHUT_RDWR)
 
     def server_bind(self) -> None:
-        """Without the look-up of this host's name in the DNS that HTTPServer begins with."""
+        """Bind the socket without HTTPServer's DNS look-up of this host's name."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]  # of both families
 
 
 class _DeadlineReader(io.RawIOBase):
-    """The bytes of a connection until a deadline, however slowly they come; TimeoutError afterwards."""
+    """Reads a connection's bytes until a deadline for all of them. TimeoutError afterwards."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._until_s = time.monotonic() + _ASK_WITHIN_S
 
     def readable(self) -> bool:
-        """True: the socket can be read."""
+        """True, since the socket can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what has arrived into the buffer; TimeoutError once the time is up."""
+        """Read bytes that have arrived into the buffer. TimeoutError after the deadline."""
         left_s = self._until_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
@@ -162,16 +162,16 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "pausefl", ""
 
     def setup(self) -> None:
-        """Bound the time a whole request may take; a timeout of the socket alone would begin anew with every byte."""
+        """Limit the time of a whole request. The socket's own timeout would start again with every byte."""
         super().setup()
         self.rfile = io.BufferedReader(_DeadlineReader(self.connection))
 
     def do_GET(self) -> None:
-        """Answer by the path's route."""
+        """Answer with the response of the path's route."""
         self._answer(self._response())
 
     def do_HEAD(self) -> None:
-        """The same, without the body."""
+        """Answer as `do_GET` does, without the body."""
         self._answer(replace(self._response(), body=()))
 
     def _response(self) -> Response:
@@ -187,11 +187,11 @@ class _Handler(BaseHTTPRequestHandler):
         return route({key.title(): value for key, value in self.headers.items()})
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: a scrape each second would drown the log."""
+        """Log nothing: a scrape every second would fill the log."""
 
     def _answer(self, response: Response) -> None:
         self.connection.settimeout(_TAKE_WITHIN_S)
-        with suppress(OSError):  # the reader has gone, or takes nothing any more
+        with suppress(OSError):  # the client is gone, or has stopped reading
             self.send_response(response.status)
             for key, value in {**_HEADERS, "Content-Type": response.content_type, **response.headers}.items():
                 self.send_header(key, value)

@@ -1,4 +1,4 @@
-"""Code that users bring as "package.module:name": how it is imported, and how its errors are told in one line."""
+"""Imports users' own code, named "package.module:name", and states its errors in one line."""
 
 import asyncio
 import concurrent.futures
@@ -16,21 +16,21 @@ from pausefl_proto.errors import PauseflError
 
 Result = TypeVar("Result")
 
-# Errors are seldom made where a library raises them: the code that called it is what a user can change.
+# If a library raises an error, the cause is usually the code that called it, which the user can change.
 _OURS = frozenset({"pausefl", "pausefl_client", "pausefl_process", "pausefl_proto", "pausefl_server"})
 _LIBRARIES = frozenset(
     {"PIL", "google", "grpc", "jinja2", "matplotlib", "numba", "numpy"}
     | {"pydantic", "pydantic_core", "rich", "safetensors", "scipy", "torch"}
 )
 OWN_CODE_ERRORS = (Exception, SystemExit)
-"""The errors of code that users bring, which end nothing but that code: sys.exit() in it is an error like any other."""
+"""Errors of users' own code, which must end only that code. sys.exit() in it counts as an error like any other."""
 _NOT_HELD = (StopIteration, asyncio.CancelledError, concurrent.futures.CancelledError)
 
 _INSTALLED = tuple(sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib"))
 
 
 def imported(name: str) -> Any:
-    """The object that `name` stands for; ValueError with one line if it cannot be had, whatever its module raises."""
+    """The object that `name` stands for. ValueError, in one line, if the import fails, whatever its module raises."""
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -39,14 +39,14 @@ def imported(name: str) -> Any:
 
 
 def is_library(package: str, file: str) -> bool:
-    """Whether a top-level package is Python's, ours, or installed: every process of a run can import it."""
+    """Whether a top-level package is Python's, ours, or installed, so that every process of a run can import it."""
     return package in _OURS | sys.stdlib_module_names or file.startswith(_INSTALLED)
 
 
 def for_future(function: Callable[..., Result], *arguments: Any) -> Result:
-    """The result of code that may be a user's. What no future of asyncio's can hold becomes a RuntimeError.
+    """Call a function that may run a user's code. Errors that an asyncio future cannot hold become a RuntimeError.
 
-    A coroutine that waits for a StopIteration waits for ever, and one that gets a CancelledError takes itself for
+    A coroutine that awaits a StopIteration waits forever. One that receives a CancelledError believes that it was
     cancelled.
     """
     try:
@@ -56,7 +56,7 @@ def for_future(function: Callable[..., Result], *arguments: Any) -> Result:
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error as the last line of its traceback says it, whose message may have several lines."""
+    """An error as the last line of its traceback states it, with a message of several lines joined into one."""
     try:
         said = " ".join(str(error).split())
     except OWN_CODE_ERRORS:  # the error's class may be a user's own
@@ -65,7 +65,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def with_place(error: BaseException, names: Iterable[str] = ()) -> str:
-    """An error in one line, and in parentheses FILE:LINE of the code a user brought, where it comes from there."""
+    """An error in one line. If it comes from a user's own code, FILE:LINE follows in parentheses (`where_raised`)."""
     error = _first_raised(error)
     place = where_raised(error, names)
     return in_one_line(error) + (f" ({place})" if place else "")
@@ -73,7 +73,7 @@ def with_place(error: BaseException, names: Iterable[str] = ()) -> str:
 
 @contextmanager
 def errors_of_own_code() -> Iterator[None]:
-    """Turn an error from code that a user brought into a PauseflError of one line, with its FILE:LINE."""
+    """Turn an error from a user's own code into a PauseflError of one line, with its FILE:LINE."""
     try:
         yield
     except PauseflError:
@@ -82,7 +82,7 @@ def errors_of_own_code() -> Iterator[None]:
         errors: list[BaseException] = [error]
         while isinstance(group := errors[-1], BaseExceptionGroup):
             errors.append(group.exceptions[0])
-        # Those in a group that a user's code has made were never raised, and have no place.
+        # The errors in a group that a user's code has made may never have been raised, and then have no place.
         placed = next((each for each in reversed(errors) if where_raised(_first_raised(each))), None)
         if placed is None or isinstance(errors[-1], PauseflError):
             raise
@@ -92,13 +92,13 @@ def errors_of_own_code() -> Iterator[None]:
 def where_raised(error: BaseException, names: Iterable[str] = ()) -> str:
     """FILE:LINE of the innermost call in code that is neither Python's, nor ours, nor of a library we use.
 
-    Where no such code was running, as with a `torch.nn.Sequential` that a function made, that of the first of `names`
-    ("package.module:attribute") that is a function; empty where there is none.
+    If no such code was running (for example in a `torch.nn.Sequential` that a user's function made), the place of the
+    first function in `names` ("package.module:attribute"). Empty if there is none.
     """
     brought = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_brought(frame)]
-    # Not "<string>", as a dataclass's methods have, where a file called it.
+    # A real file, if there is one, rather than "<string>", the file name of a dataclass's methods.
     frames = [(frame, line) for frame, line in brought if not frame.f_code.co_filename.startswith("<")] or brought
-    # A file beside the experiment, rather than a package that it calls.
+    # The user's own file, if there is one, rather than an installed package that it calls.
     own = [(frame, line) for frame, line in frames if not frame.f_code.co_filename.startswith(_INSTALLED)]
     for frame, line in reversed(own or frames):
         return f"{frame.f_code.co_filename}:{line}"
@@ -111,7 +111,7 @@ def where_raised(error: BaseException, names: Iterable[str] = ()) -> str:
 
 
 def _first_raised(error: BaseException) -> BaseException:
-    """The error that a coroutine or `for_future` has made a RuntimeError of; any other as it is."""
+    """The original error, if a coroutine or `for_future` has turned it into a RuntimeError; else the error itself."""
     cause = error.__cause__
     return cause if isinstance(error, RuntimeError) and isinstance(cause, _NOT_HELD) else error
 

@@ -1,4 +1,4 @@
-"""Names for experiments: built in, added by an installed package, or "module:name" of the user's own code."""
+"""Registries of names for experiments: built in, added by an installed package, or "module:name" of a user's code."""
 
 import difflib
 import sys
@@ -24,24 +24,24 @@ class NamedEntry:
 
     name: str
     origin: str
-    """"built in", or the distribution that added it, "package pausefl-more 1.0"."""
+    """"built in", or the distribution that added the name, such as "package pausefl-more 1.0"."""
 
 
 @dataclass(frozen=True, eq=False)
 class Registry(Mapping[str, Any]):
-    """The things of one kind, by name. As a mapping it holds what is built in.
+    """The objects of one kind, by name. As a mapping, it contains the built-in objects only.
 
-    An installed package adds names by entry points of the group `pausefl.<kind>`; a name that is built in stays so.
+    An installed package adds names by entry points of the group `pausefl.<kind>`. It cannot replace a built-in name.
     """
 
     kind: str
-    """In the plural, as in "policies"."""
+    """The kind's name in the plural, such as "policies"."""
     built_in: Mapping[str, Any]
-    """The things themselves, or "module:name" texts, which are imported when they are used."""
+    """The built-in objects by name, or "module:name" texts, which are imported when they are used."""
     base: str = ""
-    """The class, as "module:name", that each must be a subclass of; empty: each must be callable."""
+    """The class, as "module:name", of which each object must be a subclass. Empty: each must be callable."""
     are_methods_checked: bool = False
-    """Whether the methods of each must take the arguments of those of `base`, all of which pausefl calls itself."""
+    """Whether each object's methods must accept the arguments of `base`'s methods. pausefl calls all of them itself."""
 
     def __getitem__(self, name: str) -> Any:
         found = self.built_in[name]
@@ -54,24 +54,24 @@ class Registry(Mapping[str, Any]):
         return len(self.built_in)
 
     def find(self, name: str, key: str) -> Any:
-        """The object called `name`; ConfigError that begins with `key`, the place of the name in the experiment."""
+        """The object called `name`. A ConfigError begins with `key`, the place of the name in the experiment."""
         if name in self.built_in:
             return self[name]
         return self._checked(self._imported(self._one_code(name, key), name, key), name, key)
 
     def check_name(self, name: str, key: str) -> None:
-        """ConfigError as from `find` for a name that stands for nothing; imports nothing."""
+        """Raise ConfigError as `find` does if a name stands for nothing. Nothing is imported."""
         if name not in self.built_in:
             self._one_code(name, key)
 
     def code_of(self, name: str) -> str:
-        """The "module:name" that a name not built in stands for; empty where it stands for nothing."""
+        """The "module:name" that a name which is not built in stands for. Empty if it stands for nothing."""
         if ":" in name:
             return f"pausefl_{name}" if name.startswith("hf:") else name  # plugins/pausefl-hf
         return next((point.value for point in _installed(self.kind) if point.name == name), "")
 
     def entries(self) -> list[NamedEntry]:
-        """Every name, with its origin: first what is built in."""
+        """All names with their origins, the built-in ones first."""
         points = _installed(self.kind)
         shadowed = {point.name: f" (not replaced by {_origin(point)})" for point in points}
         return [NamedEntry(name, f"built in{shadowed.get(name, '')}") for name in self.built_in] + [
@@ -79,11 +79,11 @@ class Registry(Mapping[str, Any]):
         ]
 
     def including(self, **more: Any) -> "Registry":
-        """The same with more built in."""
+        """A copy of this registry with more built-in objects."""
         return replace(self, built_in={**self.built_in, **more})
 
     def _one_code(self, name: str, key: str) -> str:
-        """As `code_of`; ConfigError where a name stands for nothing, or for different things of several packages."""
+        """See `code_of`. ConfigError if a name stands for nothing, or for different objects of several packages."""
         points = {point.value: point for point in _installed(self.kind) if point.name == name}
         if len(points) > 1:
             each = " and ".join(f"{value} ({_origin(point)})" for value, point in points.items())
@@ -120,7 +120,7 @@ class Registry(Mapping[str, Any]):
 
 
 def _where_looked(module: str, error: BaseException | None) -> str:
-    """The file that was imported where it lacks a name, the folders searched where there is no such module."""
+    """A hint on a failed import: the imported file, if it lacks the name, or the folders that were searched."""
     if isinstance(error, AttributeError) and module in sys.modules:
         return f"; it is {getattr(sys.modules[module], '__file__', None) or 'built into Python'}"
     if isinstance(error, ModuleNotFoundError) and error.name == "pausefl_hf":
@@ -139,7 +139,7 @@ def _installed(kind: str) -> tuple[EntryPoint, ...]:
 
 @cache
 def _installed_on(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """The entry points of a group; read anew when the folders that Python imports from have changed."""
+    """The entry points of a group. They are cached, and read anew if Python's import path (`path`) has changed."""
     del path
     return tuple(sorted(entry_points(group=group)))
 

@@ -1,6 +1,6 @@
-"""Whether the methods of a class that a user brings take what those of its base class take.
+"""Checks that the methods of a user's class accept the arguments of its base class's methods.
 
-A call that does not fit fails before any of the user's code runs: its error names no file of theirs.
+A call with wrong arguments fails before any of the user's code runs, so its error would not name the user's file.
 """
 
 from functools import cache
@@ -10,10 +10,10 @@ from types import FunctionType
 
 @cache
 def misfit(found: type, base: type) -> str:
-    """The mistake of the first public method of `found` that takes other arguments than that of `base`; or ""."""
+    """What is wrong with the first public method of `found` that does not accept the arguments of `base`'s; or ""."""
     for name, ours in getmembers_static(base, isfunction):
         given = getattr_static(found, name)
-        function = getattr(given, "__func__", given)  # of a static method or one of the class
+        function = getattr(given, "__func__", given)  # the function in a static method or class method
         if name.startswith("_") or given is ours:
             continue
         if iscoroutinefunction(function) or not (callable(given) or hasattr(given, "__get__")):
@@ -21,11 +21,11 @@ def misfit(found: type, base: type) -> str:
             return f"its `{name}` must be a method; is {what}"
         if not isinstance(function, FunctionType):
             continue
-        # A wrapper is called itself, and may take what it likes.
+        # A decorator's wrapper is what will be called, so its own signature counts (follow_wrapped=False).
         call = given.__get__(object(), found)
         takes, wanted = signature(call, follow_wrapped=False), [*signature(ours).parameters][1:]
         try:
-            takes.bind(*wanted)  # by place: a subclass may have names of its own
+            takes.bind(*wanted)  # by position: a subclass may name its parameters differently
         except TypeError:
             place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
             return f"its `{name}` must take ({', '.join(wanted)}); takes {_without_types(takes)} ({place})"

@@ -1,4 +1,4 @@
-"""Files of who may join: a client's own token, and the server's digests of tokens and list of ids."""
+"""Reads the files that control admission: a client's token, and the server's token digests and list of ids."""
 
 import hashlib
 from pathlib import Path
@@ -9,17 +9,17 @@ _OF_NO_TOKEN = hashlib.sha256().digest()
 
 
 def read_token(path: str) -> str:
-    """A client's token; ConfigError when the file cannot be read or holds none."""
+    """A client's token. ConfigError if the file cannot be read or holds no token."""
     token = _read("admission.token", path).strip()
-    if not (token and token.isascii() and token.isprintable()):  # all that a header of the connection may hold
+    if not (token and token.isascii() and token.isprintable()):  # a header of the connection may hold nothing else
         raise ConfigError(f'admission.token = "{path}": holds no token of printable ASCII characters')
     return token
 
 
 def read_token_digests(path: str) -> dict[str, bytes]:
-    """SHA-256 of each client's token by its id, from lines of id and hexadecimal digest; ConfigError for others.
+    """Client id -> SHA-256 of its token, from lines of an id and a hexadecimal digest. ConfigError for other lines.
 
-    An empty token is none: every stranger shows as much.
+    The digest of an empty token is refused: a client without any token would match it.
     """
     digests = {}
     for number, line in enumerate(_read("admission.tokens", path).splitlines(), 1):
@@ -38,7 +38,7 @@ def read_token_digests(path: str) -> dict[str, bytes]:
 
 
 def read_ids(path: str) -> tuple[str, ...]:
-    """The ids that may join, or patterns of them, one a line; ConfigError when the file cannot be read."""
+    """The ids, or patterns of ids, that may join, one per line. ConfigError if the file cannot be read."""
     return tuple(line.strip() for line in _read("admission.clients_file", path).splitlines() if line.strip())
 
 

@@ -1,4 +1,4 @@
-"""The version of this software: that of the git tag it was installed from, 0.0.0 for sources that are not installed."""
+"""The version of this software: that of the git tag it was installed from, or 0.0.0 if it is not installed."""
 
 from importlib.metadata import PackageNotFoundError, version
 
