@@ -92,7 +92,7 @@ class Pause(Policy):
     reward: Literal["R1", "R2"] = "R1"
     """R1: means of g and p over the set, eq. (18). R2: also a price on clients sharing an access point, eq. (22)."""
     clusters: Count | dict[str, int] = 6
-    """R2: the number of random clusters (access points), or a table with the cluster of each client by id."""
+    """R2: the number of random clusters (access points), or a table: client id = number of its cluster, from 0."""
     rho: float | list[float] = 0.01
     """R2: ρ, the price of each member of a cluster beyond the first, or a list of prices of the second, third, ...
     member. A list must not decrease. Its last price holds for all further members. No paper states ρ. With α = 100, the
@@ -102,7 +102,7 @@ class Pause(Policy):
     discount: PositiveShare = 1.0
     """The weights of earlier measurements are multiplied by this factor each round. 1: the plain mean of eq. (11)."""
     window: Whole = 0
-    """Only measurements of this many last rounds count. 0: all count."""
+    """Only the measurements of this many last rounds count. 0: the measurements of all rounds count."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

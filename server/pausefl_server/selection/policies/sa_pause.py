@@ -32,9 +32,9 @@ class SaPause(Pause):
     start_set: Literal["exact", "random"] = "exact"
     """The first set. exact: the optimum under R1. random: a uniform draw, as published."""
     temperature: Literal["spread", "printed"] = "spread"
-    """C. spread: the range of energies over sets of seen clients (v1, eq. (19)). printed: the bound of v2, eq. (20)."""
+    """C, the scale of τ_j. spread: the range of energies on seen clients, v1, eq. (19). printed: v2, eq. (20)."""
     kappa: Positive = 10.0
-    """κ, which divides the temperature. The paper uses 30 (v2, Section V-D)."""
+    """κ, the divisor of C in the temperature. The paper uses 30 (v2, Section V-D)."""
     steps: Whole = 3000
     """The number of neighbours that a round inspects. A thousand take about 0.3 ms."""
     time_cap_s: float = math.inf

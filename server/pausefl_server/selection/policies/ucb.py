@@ -25,7 +25,7 @@ class Ucb(Policy):
     discount: PositiveShare = 1.0
     """The weights of earlier measurements are multiplied by this factor each round. 1: the plain mean."""
     window: Whole = 0
-    """Only measurements of this many last rounds count. 0: all count."""
+    """Only the measurements of this many last rounds count. 0: the measurements of all rounds count."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
