@@ -31,8 +31,8 @@ _HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 def make_certificates(folder: Path, hosts: Sequence[str], client_ids: Sequence[str]) -> list[str]:
     """Make the files that are missing in `folder`. Returns a line for each file that was made or kept.
 
-    The files are: ca.pem and ca.key; server.pem and server.key, which name `hosts` and also serve a `pausefl
-    evaluator`; tokens.txt with a digest of each client's token; and clients/ID.pem, .key and .token. Raises ConfigError
+    The authority has ca.pem and ca.key. server.pem and server.key name `hosts`, and also serve a `pausefl evaluator`.
+    tokens.txt has a digest of each client's token. Each client has clients/ID.pem, .key and .token. Raises ConfigError
     for a host that clients cannot call, and if a file cannot be read or written.
     """
     for host in hosts:  # a certificate for a name that no client can call, such as HOST:PORT, is useless

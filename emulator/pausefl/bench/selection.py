@@ -1,8 +1,8 @@
 """Measures how long the exact searches, the annealing and updates of the client table take.
 
-Times of a search are over several states: realistic ones, on the trajectory of PAUSE itself under the published
-latencies, and adversarial ones, in which no row can be skipped. `median_s` and `p99_s` are over the calls on realistic
-states. `worst_s` is the greatest median of any state, adversarial ones included.
+Times of a search are over several states. Realistic ones lie on the trajectory of PAUSE itself under the published
+latencies. In adversarial ones, no row can be skipped. `median_s` and `p99_s` are over the calls on realistic states.
+`worst_s` is the greatest median of any state, adversarial ones included.
 """
 
 import time

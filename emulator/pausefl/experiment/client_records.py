@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the import needs torch
 
 
 def budget_of(privacy: PrivacyTable) -> Budget | None:
-    """The privacy budget: ε̄, η and the least ε of a release. None in a run without privacy. Raises ConfigError."""
+    """The privacy budget: ε̄, η and the least ε of a release. None without privacy. ConfigError for bad values."""
     if not privacy.enabled:
         return None
     budget = Budget(privacy.epsilon_budget, privacy.eta, privacy.epsilon_floor)

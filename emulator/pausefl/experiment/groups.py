@@ -24,7 +24,7 @@ def behaviours_of(groups: ClientGroups) -> dict[str, tuple[Behaviour, ...]]:
 
 
 def presence_of(groups: ClientGroups, rounds: int, seed: int) -> Presence | None:
-    """The clients present in each of `rounds` rounds. None if all clients always are. Raises ConfigError."""
+    """The clients present in each of `rounds` rounds. None if all clients always are. ConfigError for a bad table."""
     if all(g.join_round == 1 and g.leave_round is None and not g.availability for g in groups.values()):
         return None
     columns = {}

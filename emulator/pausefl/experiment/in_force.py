@@ -1,8 +1,8 @@
 """All values of an experiment that are in force, with the defaults of the records that its kinds name.
 
 An experiment keeps a table such as `{ kind = "lognormal", mean_s = 0.2 }` as it was written. A run's config.toml also
-has the defaults, so that it says how the run was played even after a default has changed, such as one of torch. Tables
-of the user's own optimizers, schedules and training methods stay as written: their defaults need torch.
+has the defaults. So it says how the run was played, even after a default has changed, such as one of torch. Tables of
+the user's own optimizers, schedules and training methods stay as written: their defaults need torch.
 """
 
 import dataclasses

@@ -247,9 +247,9 @@ class AsynchronousTable(AsynchronousSteps):
     """How the server takes steps with `server.mode = "asynchronous"`."""
 
     staleness: str | dict[str, Any] = "polynomial"
-    """The staleness rule s(τ), the weight of an update whose model is τ steps old: a table with a `kind`, or the name
-    of a kind, with its default parameters. "polynomial": (1 + τ)^(-exponent). "hinge": 1 up to `tolerated`, then
-    1/(slope (τ - tolerated) + 1). "constant": 1."""
+    """The staleness rule: a table with a `kind`, or the name of a kind, with its default parameters. It gives s(τ), the
+    weight of an update whose model is τ steps old. "polynomial": (1 + τ)^(-exponent). "hinge": 1 up to `tolerated`,
+    then 1/(slope (τ - tolerated) + 1). "constant": 1."""
 
 
 class EvaluationTable(TomlTable):

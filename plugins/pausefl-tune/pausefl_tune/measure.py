@@ -24,8 +24,8 @@ Figures = Mapping[str, float]
 """The results of a run: the objectives by name, ROUNDS played and, with a target accuracy, whether it was REACHED."""
 ROUNDS, REACHED, CLOCK = "rounds", "target_reached", "experiment.clock"
 NOT_REACHED = 2.0
-"""A run that never reaches the target accuracy counts with this many times its own total latency, or the published
-setting's under that seed if that is greater (PAR2: Hutter, Hoos, Leyton-Brown and Stützle, JAIR 2009)."""
+"""The penalty for missing the target accuracy. The latency to it is then this many times the total latency of the run,
+or of the published setting if greater (PAR2: Hutter, Hoos, Leyton-Brown and Stützle, JAIR 2009)."""
 
 
 class SettingRefused(PauseflError):

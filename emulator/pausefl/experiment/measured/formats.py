@@ -1,6 +1,6 @@
 """File formats of published latencies: how to read each as a table, and the meaning of its columns.
 
-To add a format to FORMATS, name its columns and, if it is no CSV file, give a function from the file's bytes to header
+To add a format to FORMATS, name its columns. If it is no CSV file, also give a function from the file's bytes to header
 and rows.
 """
 
