@@ -44,7 +44,7 @@ def selected_policy(selection: SelectionTable, name: str = "") -> Policy:
 
 
 def policy_of(experiment: Experiment) -> Policy:
-    """The policy of a run, with m as the clients per round, or C in an asynchronous run. ConfigError for a bad policy."""
+    """The policy of a run. Its m is how many clients a round asks, or C in an asynchronous run. Raises ConfigError."""
     policy = selected_policy(experiment.selection)
     return replace(policy, m=experiment.asynchronous.concurrency) if experiment.is_asynchronous else policy
 

@@ -111,8 +111,8 @@ class ClientsTable(TomlTable):
     connect_timeout_s: Positive = 60.0
     """How long the server waits for clients to connect before round 1."""
     examples_max: Count | None = None
-    """The limit on the data size |D_k| of a client: a greater one that it states counts as this. By default, the limit
-    is 5 times the median over clients."""
+    """The limit on the data size |D_k| of a client. A client that states more counts as if it had this many examples.
+    By default, the limit is 5 times the median over clients."""
 
 
 class SelectionTable(TomlTable):
