@@ -34,7 +34,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _folder(text: str) -> str:
-    """The name of a folder. An empty name is an error: it comes from an unset shell variable, not from the user."""
+    """The name of a folder. An empty name is an error: it means an unset shell variable, not a wish for the default."""
     if not text:
         raise argparse.ArgumentTypeError("is empty; name a folder")
     return text
@@ -66,7 +66,7 @@ def _typed(sub: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
 
 
 def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
-    """The parser of all subcommands. In its result, `command` is the subcommand's function of `functions`.
+    """The parser of all subcommands. In its result, `command` is the subcommand's function from `functions`.
 
     `parser` in the result is the subcommand's own parser, and `whole` is this parser.
     """

@@ -164,7 +164,7 @@ class Fleet:
     def run(self, report: Report) -> None:
         """Run the experiment. Raises the ConfigError or PauseflError that the server reports. Leaves no process behind.
 
-        KeyboardInterrupt if a signal ended the server before it could finish in order, for instance a second signal.
+        KeyboardInterrupt if signals ended the server before it could finish normally, for instance a second Ctrl-C.
         """
         report = one_at_a_time(report)
         with self._interruptible(report), kernel_network(self._plan.network, self._run_dir) as bridge:

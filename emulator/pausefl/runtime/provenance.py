@@ -30,7 +30,7 @@ class Start:
     """When, where, by which command and with which software a run was begun or resumed."""
 
     started: str
-    """UTC, ISO 8601."""
+    """The time of the start: UTC, ISO 8601."""
     command: str
     version: str
     commit: str
@@ -46,7 +46,7 @@ def note_start(
 ) -> None:
     """Write this start into the run's log. With `served`, also note that its clients come from outside from now on.
 
-    `fleet` is the address at which `pausefl run` expects these clients. `owners` names each client's examples' owner.
+    `fleet` is the address at which `pausefl run` expects these clients. `owners` maps client ids to owners of examples.
     """
     with closing(Store(run_dir / "run.db", verify=False)) as store:
         if served:

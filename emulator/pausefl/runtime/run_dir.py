@@ -111,7 +111,7 @@ def _is_made(folder: Path) -> bool:
 
 @contextmanager
 def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False) -> Iterator[Lock]:
-    """Prepare the directory of a new run, or with `resume` of a run it may hold. Yields its lock, held for the block.
+    """Prepare a directory for a new run or, with `resume`, for the run it holds, if any. Yields its lock for the block.
 
     ConfigError if another process uses it, if it cannot be written, or if it holds another run. After a ConfigError in
     the block, all new files are removed, unless a round was played or an update released. After another failure before

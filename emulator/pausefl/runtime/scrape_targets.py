@@ -42,7 +42,7 @@ class Targets:
         self._write()
 
     def forget(self, process: str) -> None:
-        """Remove a process that has ended in order."""
+        """Remove a process that has ended normally."""
         if self._addresses.pop(process, None) is not None:
             self._write()
 

@@ -62,7 +62,7 @@ class HostPage:
 def host_page(
     where: Metrics, on_metrics: Callable[[str], None], certificates: Iterable[Tls | None]
 ) -> Iterator[HostPage | None]:
-    """Serve this process's page for the block, and yield it. None if `metrics.client_port` is negative.
+    """Serve this process's page for the block and yield it; yield None if `metrics.client_port` is negative.
 
     `on_metrics` receives the page's HOST:PORT.
     """

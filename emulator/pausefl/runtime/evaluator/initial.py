@@ -21,7 +21,7 @@ class StoredTensor(NamedTuple):
 
     name: str
     dtype: str
-    """As safetensors calls it, such as "BOOL" or "I64"."""
+    """The dtype's name in safetensors, such as "BOOL" or "I64"."""
     shape: tuple[int, ...]
     data: bytes
     """Its values in order, little endian."""
@@ -55,4 +55,4 @@ class Evaluated(NamedTuple):
 
     evaluations: tuple[Evaluation, ...]
     statistics: Vector | None = None
-    """Estimates of `ModelRest.local`, float32; None where there are none."""
+    """Estimates of `ModelRest.local`, float32; None if there are none."""

@@ -1,4 +1,4 @@
-"""Makes the initial model and evaluates models, on public data only: held-out training data and test data."""
+"""Makes the initial model and evaluates models. It uses public data only, never a client's examples."""
 
 import math
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Evaluator:
         subset_examples: int = 1_000,
         statistics: StatisticsAt | None = None,
     ) -> None:
-        """Load data and model by their names in `[workload]`. θ_0 is drawn from `seed`, all else from `split_seed`.
+        """Load data and model, named as in `[workload]`. θ_0 is drawn from `seed`, data and subsets from `split_seed`.
 
         `split_seed` is `seed` by default. A subset is a whole split if that has no more than `subset_examples`. With
         `statistics` "local", a model's running statistics are estimated on the subset of held-out training data.

@@ -76,11 +76,11 @@ class OwnEvaluator:
         self._remote: RemoteEvaluator | None = None
 
     async def initial(self) -> InitialModel:
-        """The model that a run begins with; PauseflError when the process cannot serve."""
+        """The model that a run begins with. PauseflError if the process cannot serve."""
         return await (await self._line()).initial()
 
     async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> Evaluated:
-        """θ's evaluations; errors as `pausefl_server.rounds.evaluation.EvaluateModel` says."""
+        """θ's evaluations. Raises errors as `pausefl_server.rounds.evaluation.EvaluateModel` says."""
         try:
             return await self._evaluate(theta, subset=subset)
         except EvaluatorLost as error:

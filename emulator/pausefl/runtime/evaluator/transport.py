@@ -120,7 +120,7 @@ class EvaluatorServer:
 
     @asynccontextmanager
     async def _room(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> AsyncIterator[None]:
-        """Count one call for the block. Abort the call if there are too many, or if a client's certificate made it."""
+        """Count one call for the block. Abort the call if there are too many, or if the caller is a client."""
         if any(is_no_servers(pem) for pem in context.auth_context().get("x509_pem_cert", ())):
             said = "serves servers, and the certificate that it was shown is a client's"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, said)

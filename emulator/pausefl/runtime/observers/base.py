@@ -1,4 +1,4 @@
-"""The base class of observers, and the figures of progress events by the names that other dashboards show."""
+"""The base class of observers, and the figures of progress events by the names that other tools' dashboards show."""
 
 import re
 from collections.abc import Mapping

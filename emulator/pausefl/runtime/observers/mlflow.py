@@ -1,4 +1,4 @@
-"""Logs a run to MLflow, at the environment variable MLFLOW_TRACKING_URI, or else at MLflow's default."""
+"""Logs a run to MLflow: at the location in the environment variable MLFLOW_TRACKING_URI, or at MLflow's default."""
 
 import time
 from collections.abc import Mapping

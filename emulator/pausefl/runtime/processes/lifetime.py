@@ -61,7 +61,7 @@ def _start(process: "multiprocessing.process.BaseProcess") -> None:
 
 def begin_to_import(imports: Sequence[str]) -> None:
     """Start the fork server, so that it imports modules while this process does other work before it forks any."""
-    with _interrupts_held_back(), suppress(OSError, PauseflError):  # it comes again, and is reported, at the first fork
+    with _interrupts_held_back(), suppress(OSError, PauseflError):  # raised again, and reported, at the first fork
         begin_fork_server(imports)
 
 

@@ -60,7 +60,7 @@ def _rotate_for_ever(path: Path) -> None:
 
 
 def rotate_output(path: Path, most_bytes: int) -> None:
-    """Rename the file that this process writes to if it is full, or switch to the new file of a process that did so."""
+    """Rename this process's log file if it is full, or switch to the new file if another process has renamed it."""
     with os.fdopen(_opened(path), "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         # Another process may have renamed the file while this one waited for the lock.

@@ -67,7 +67,7 @@ class ModelEvaluator(Protocol):
         """The model that a run begins with."""
 
     async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> Evaluated:
-        """θ's evaluations; errors as `pausefl_server.rounds.evaluation.EvaluateModel` says."""
+        """θ's evaluations. Raises errors as `pausefl_server.rounds.evaluation.EvaluateModel` says."""
 
 
 Evaluators = Callable[[EvaluatorPlan, Callable[[str], None]], AbstractAsyncContextManager[ModelEvaluator]]
@@ -81,12 +81,12 @@ def run_server_process(
     lock: Lock | None = None,  # noqa: ARG001  # held as long as this process lives
     back_to: int | None = None,
 ) -> None:
-    """The main function of the server process that `fleet` started. Reports everything to its parent by `events`."""
+    """The main function of the server process that `fleet` started. Reports to its parent through `events`."""
     work_for_fleet(run_dir, events, lambda report: serve_run(plan, run_dir, report, back_to))
 
 
 def work_for_fleet(run_dir: Path, events: "Connection[Any, Any]", work: Callable[[Report], object]) -> None:
-    """Do the work of a child process that writes server.log. Report progress and outcome to its parent by `events`."""
+    """Do the work of a child process that writes server.log. Report progress and outcome through `events`."""
     die_with_parent()
     allow_many_files()
     with posted(events.send) as report:

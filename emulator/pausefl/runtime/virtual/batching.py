@@ -25,7 +25,7 @@ _KEY = "clients.batched"
 
 
 def with_batching(plan: TrainingPlan, asked: int, run_dir: Path, report: Report) -> TrainingPlan:
-    """The plan with "batched" settled. "auto" is settled by a measurement with `asked` clients, the number per round.
+    """The plan with `batched` set to "on" or "off". "auto" is measured with `asked` clients, the number per round.
 
     A resumed run keeps the earlier choice.
     """

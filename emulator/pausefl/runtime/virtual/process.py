@@ -81,7 +81,7 @@ def run_virtual_process(
     lock: Lock | None = None,  # noqa: ARG001  # held as long as this process lives
     back_to: int | None = None,
 ) -> None:
-    """The main function of the process that plays a run on the virtual clock. Reports to its parent by `events`."""
+    """The main function of a virtual run's process. Reports to its parent through `events`."""
     privacy = plan.clients.privacy
     if privacy is None or privacy.ledger_dir is None:  # otherwise ledgers outlive the run, and must be durable
         skip_fsync()

@@ -27,7 +27,7 @@ class _Job:
     number: int
     run: Callable[[], None]
     not_before_s: float = 0.0
-    """The virtual time before which it will not come back, while it computes."""
+    """While the job computes: the virtual time before which it will not come back."""
     may_go_on: threading.Event = field(default_factory=threading.Event)
 
 
@@ -177,7 +177,7 @@ class Workers(Executor):
             self._set_going(job, partial(self._threads.submit, job.run))
 
     def _let_go_on(self) -> list[Callable[[], None]]:
-        """Let due jobs go on, one by one, until each waits, computes or is done. Returns the results' hand-overs."""
+        """Let due jobs go on, each until it waits, computes or ends. Returns functions that hand over results."""
         handed_over = []
         while self._due and self._due[0][0] <= self.now_s:
             _, number = heapq.heappop(self._due)
