@@ -99,10 +99,8 @@ async def test_a_client_plays_runs_until_its_life_is_spent(
         async with federation(tmp_path / "other", port=port, connect_timeout_s=8.0, **served(other, 3)) as run:
             with pytest.raises(ExceptionGroup):  # nobody came
                 await run.finished()
-        nobody = Admission(ids=frozenset())
-        async with federation(
-            tmp_path / "locked", port=port, connect_timeout_s=3.0, admission=nobody, **served(ours, 3)
-        ) as run:
+        locked = {**served(ours, 3), "connect_timeout_s": 3.0, "admission": Admission(ids=frozenset())}
+        async with federation(tmp_path / "locked", port=port, **locked) as run:
             with pytest.raises(ExceptionGroup):
                 await run.finished()
             locked_out = await events.get()  # once, however often it is refused

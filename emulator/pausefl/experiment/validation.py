@@ -150,9 +150,9 @@ def check_finite(value: object, key: str = "") -> None:
 def check_address(key: str, address: str) -> None:
     """Raise ConfigError unless `address`, the value of this option or key, is HOST:PORT."""
     host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal() and int(port) < 1 << 16):
+    if not (re.fullmatch(r"\[[^/]+\]|[^:/\[\]]+", host) and port.isdecimal() and int(port) < 1 << 16):
         said = f"{key} {address}" if key.startswith("--") else f'{key} = "{address}"'
-        raise ConfigError(f"{said}: must be HOST:PORT")
+        raise ConfigError(f"{said}: must be HOST:PORT, an IPv6 address in brackets")
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.toml_source import bare_or_quoted
 from pausefl.runtime.provenance import fleet_of, is_served, meta_of
 from pausefl_process.databases import open_read_only
-from pausefl_process.files import Lock, locked, refuse_without_locks, write_durably
+from pausefl_process.files import Lock, locked, prepare_folder, write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.excerpts import excerpts
 from pausefl_server.storage.store import Store
@@ -119,8 +119,7 @@ def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False)
     """
     missing = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     with _naming(run_dir, missing):
-        refuse_without_locks(run_dir)
-        run_dir.mkdir(parents=True, exist_ok=True)
+        prepare_folder(run_dir, f"--run-dir {run_dir}")
         before = {name for name in _MADE if (run_dir / name).exists()}
         with locked(run_dir / "lock", f"run directory {run_dir}") as lock:
             try:
