@@ -46,7 +46,7 @@ class HostMetrics:
         registry.register(_LedgerCollector(ledgers, units, client_series_max))
 
     def count(self, job: AnsweredJob) -> None:
-        """Count a job that a client of this process answered. Only status "ok" adds times: work counts once."""
+        """Count a job that a client of the process answered. Only status "ok" adds times, so re-sent work adds none."""
         self._exchanges.labels(job.status).inc()
         if job.status != "ok":
             return

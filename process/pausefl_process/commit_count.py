@@ -8,7 +8,7 @@ _DIGITS = 20
 
 
 class CommitCount:
-    """The number of a database's commits, in NAME-head beside it, as long as NAME-wal may be the only place of some.
+    """The number of a database's commits, kept in NAME-head beside it while some of them may be in NAME-wal only.
 
     It is written after each commit, so it is never ahead of what is durable, and needs no fsync. A database with fewer
     commits has lost the end of its log. A lost or torn count file counts as 0. On a full disk the count may stay too

@@ -55,7 +55,7 @@ def begin(database: sqlite3.Connection, path: Path, tell: Callable[[str], object
 
 
 class LogGrowth:
-    """Watches the size of a write-ahead log. It grows while another program reads, since SQLite cannot move it then."""
+    """Watches a write-ahead log's size. While another program reads, SQLite cannot empty the log, so it grows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

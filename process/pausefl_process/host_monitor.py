@@ -117,8 +117,8 @@ def _real_s() -> float:
 class TurnMeter:
     """Measures how long its own thread (the one that made it) has run or waited for its turn to run.
 
-    The kernel counts how long the thread ran and waited for a CPU, and how often it got one (/proc/thread-self/
-    schedstat). While another thread holds the interpreter lock, this thread wakes up once per switch interval.
+    In /proc/thread-self/schedstat the kernel counts how long the thread ran and waited for a CPU, and how often it got
+    one. While another thread holds the interpreter lock, this thread wakes up once per switch interval.
     """
 
     def __init__(self) -> None:
@@ -247,7 +247,7 @@ class HostMonitor(HostWatch, AbstractContextManager[None]):
 
     def _probe(self, turns: TurnMeter) -> float:
         """Record by how much this thread's last sleep was too long, and return the time of waking."""
-        woke_s, spent_s = self.clock(), turns.spent_s()  # first: another thread's turn between them would look a stop
+        woke_s, spent_s = self.clock(), turns.spent_s()  # at once: another thread's turn between would look like a stop
         ended_s, self._silence_s = self._silence_end_s, 0.0
         steal_share = self._steal.share(woke_s)
         overshoot_s = woke_s - self._probed_s - self._probe_every_s

@@ -12,7 +12,7 @@ from pausefl_proto.arrays import IntArray
 
 
 class RoundBatches:
-    """Each learner's batches in each step of a round, drawn as if it trained alone. Most steps come first."""
+    """Each learner's batches in each step of a round, drawn as if it trained alone; learners with most steps first."""
 
     def __init__(self, learners: Sequence[TorchTrainer], round: int) -> None:
         self.size = max(min(learner.settings.batch_size, learner.n_examples) for learner in learners)

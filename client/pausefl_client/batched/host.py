@@ -89,7 +89,7 @@ class _Stacks:
         self._lock = threading.Lock()
         self._stacks: dict[int, ModelStack] = {}
         self._most: dict[int, int] = {}
-        """The most clients of a kind to train at once, if the memory did not hold more. Keyed by kind."""
+        """Kind -> the most clients to train at once, if the device's memory did not hold more."""
 
     def train(self, clients: Sequence[_Client], theta: Vector, round: int) -> list[Trained]:
         """Train the first of these clients from θ, as many as the device's memory holds at once."""
@@ -155,7 +155,7 @@ class BatchedHost:
 
     @contextmanager
     def expecting(self, client_id: str, round: int, digest: str) -> Iterator[None]:
-        """Note that during the block the client waits for or does a job: this round, with the model of this digest."""
+        """Note that in the block the client waits for, or does, a job of this round from the model of this digest."""
         if (client := self._clients.get(client_id)) is None:
             yield
             return

@@ -47,7 +47,7 @@ class _Recording:
 
 
 class Replays:
-    """Calls a pass and a step, and records them at the second call with the same shapes. Without a record, they run."""
+    """Calls a pass and a step. At the second call with the same shapes they are recorded, if possible, and replayed."""
 
     def __init__(self, recorder: Recorder | None) -> None:
         """With None, nothing is recorded."""

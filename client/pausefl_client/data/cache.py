@@ -46,7 +46,7 @@ def cached_folder(name: str) -> Path:
 
 
 def cached_arrays(name: str, read: Callable[[], Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a folder in the cache, mapped into memory. If it does not exist, `read` gives its arrays."""
+    """The arrays of a folder in the cache, mapped into memory. A missing folder is first made of `read`'s arrays."""
     folder = _cache_folder() / name
     if not folder.is_dir():
         _write_cache(folder, read())

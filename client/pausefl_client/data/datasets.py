@@ -92,7 +92,7 @@ def _check_form(what: str, array: Any, *types: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples and a task. `validation` is held-out training data. It serves to choose the best model, not `test`."""
+    """Examples and a task. The best model is chosen on `validation`, which is held-out training data, not on `test`."""
 
     name: str
     train: Examples

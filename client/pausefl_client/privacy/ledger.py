@@ -1,9 +1,9 @@
 """The client's own ledger: what a data holder has released, written durably before the first byte leaves.
 
 A ledger is one SQLite file per data holder (WAL, synchronous = FULL, held exclusively). Each row is chained by a hash
-to the row before, and the first row to the ledger's owner. A ledger outside a run's directory outlives the run. Its
-index i, and so ε_i, then goes on from experiment to experiment, and all of them spend one budget. A ledger with a
-`Life` counts differently: each run has its own budget, and the ε of all runs together are bounded by the life's budget.
+to the row before, and the first row to the data about the ledger's owner. A ledger outside a run's directory outlives
+the run. Its index i, and so ε_i, then goes on from experiment to experiment, and all of them spend one budget. A ledger
+with a `Life` counts differently: each run has its own budget, and the life's budget bounds the ε of all runs together.
 """
 
 import hashlib
@@ -267,8 +267,8 @@ class Ledger:
     def _fold(self) -> None:
         """Move the contents of the -wal into the file itself, and mark the file as incomplete without a -wal.
 
-        The -wal then removes the mark, so a process that reads both files finds none. `close` moves that over too. A
-        mark is thus found only in a file that was copied, or left, without the -wal of its later releases.
+        The -wal then removes the mark, so a process that reads both files finds none. `close` moves the removal too. So
+        a mark is found only in a file that was copied, or left, without the -wal of its later releases.
         """
         with self._errors():
             self._is_marked = True

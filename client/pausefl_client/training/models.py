@@ -174,7 +174,7 @@ class _TextEncoder(nn.Module):
 
 
 def _pooled() -> list[nn.Module]:
-    """2×2 max-pool and ReLU. Either order gives equal bits, gradients too; pooling first leaves ReLU a quarter."""
+    """2×2 max-pool, then ReLU. The other order gives the same bits, gradients too, but ReLU has four times the work."""
     return [nn.MaxPool2d(2), nn.ReLU(inplace=True)]
 
 

@@ -1,4 +1,4 @@
-"""The pace of training: real time, or the virtual time of an emulated device."""
+"""The pace of training: the clock of a trainer's thread and its waits, in real or virtual time."""
 
 import threading
 import time

@@ -197,7 +197,7 @@ class TorchTrainer:
             self._optimizer.load_state_dict(of_optimizer)
 
     def _current_optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer, with all that is remembered."""
+        """The optimizer, after states from batched training that it lacks were loaded into it."""
         if self._remembered:
             states = parted(self._remembered, self._shapes)
             self._optimizer.state.update(zip(self._parameters, states, strict=True))

@@ -19,7 +19,7 @@ class Withdrawable(Protocol):
         """Whether the job is withdrawn. Any thread may call it."""
 
     def telling(self, hear: Callable[[], None]) -> AbstractContextManager[None]:
-        """Within the block, call `hear` when the job is withdrawn, or at once if it is. It may be called repeatedly."""
+        """In the block, call `hear` when the job is withdrawn, or at once if it is already; maybe more than once."""
 
 
 class _Lasting:
