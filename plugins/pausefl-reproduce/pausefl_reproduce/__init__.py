@@ -1,5 +1,5 @@
-"""`pausefl reproduce`: published figures repeated by name, their runs, summaries and pictures.
+"""`pausefl reproduce`: repeats published figures by name, with their runs, summaries and pictures.
 
-Not here: what a figure is (`pausefl.experiment.published`), intervals over seeds, or the page of those that are kept
-(`docs/write_results.py`).
+Not here: the definitions of figures (`pausefl.experiment.published`), intervals over seeds, and the page of stored
+reproductions (`docs/write_results.py`).
 """

@@ -1,4 +1,4 @@
-"""The command `pausefl reproduce`: its list, what it says before and after the runs."""
+"""The command `pausefl reproduce`: its list of figures, and its messages before and after the runs."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from pausefl_reproduce.request import ReproductionScale, Request, left_out
 
 
 def run_reproduce(options: Namespace, player: Player, console: Console) -> None:
-    """List the figures, or run one; ConfigError for bad input."""
+    """List the figures, or reproduce one. ConfigError for invalid options."""
     if options.list:
         console.print(listed())
         return
@@ -36,7 +36,7 @@ def run_reproduce(options: Namespace, player: Player, console: Console) -> None:
 
 
 def requested(options: Namespace) -> Request:
-    """What the options ask for; a resumed reproduction keeps what it began with where they say nothing else."""
+    """The request that the options describe. For a resumed reproduction, missing options keep their first values."""
     reproduction = find_reproduction(options.name)
     folder = Path(options.out or f"runs/reproduce-{reproduction.name}")
     plan = plan_of(folder) if options.resume else None
@@ -53,13 +53,13 @@ def requested(options: Namespace) -> Request:
 
 
 def listed() -> Table:
-    """Every reproduction: its names, what runs, and about how long at either scale."""
+    """A table of all reproductions: names, title, runs, and about how long each scale takes."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     table.caption, table.caption_justify = (
         "estimates from rounds, expected latencies and training on this machine's cores; a busy machine takes longer",
         "left",
     )
-    table.add_column("name", no_wrap=True)  # it is typed
+    table.add_column("name", no_wrap=True)  # users type the name, so it stays in one piece
     table.add_column("what", max_width=16)
     for column in ("runs in full", "full", "quick"):
         table.add_column(column, overflow="fold")
@@ -79,7 +79,7 @@ def _seeds_of(reproduction: Reproduction, scale: ReproductionScale) -> int:
 
 
 def _series_of(reproduction: Reproduction, asked: str | None, scale: ReproductionScale) -> tuple[str, ...]:
-    """Those asked for, separated by commas, or those of the scale; ConfigError for one that is not shown."""
+    """The series in `asked`, separated by commas; None: those of the scale. ConfigError for an unknown series."""
     if asked is None:
         return (reproduction.quick.series if scale == "quick" else ()) or tuple(reproduction.series)
     names = tuple(name.strip() for name in asked.split(","))

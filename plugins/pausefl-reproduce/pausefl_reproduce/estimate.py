@@ -1,4 +1,4 @@
-"""How long a reproduction takes here, before it is played."""
+"""Estimates how long a reproduction takes on this machine, before it is played."""
 
 from dataclasses import replace
 
@@ -8,13 +8,13 @@ from pausefl_process.machine import available_cores
 from pausefl_reproduce.request import Request
 
 _START_S = 8.0
-"""About what a run takes to start and to end."""
+"""About how long a run takes to start and to end."""
 
 
 def estimated_s(request: Request) -> float:
-    """About how long all runs take here, one after the other: rounds times expected latency and training.
+    """About how long all runs take on this machine, one after the other: rounds × (expected latency + training).
 
-    Real runs differ. On the virtual clock, the training of a run takes about one core.
+    Real runs differ. On the virtual clock, a run trains on about one core.
     """
     whole = replace(request, scale="full", overrides=())
     seconds = 0.0
@@ -30,7 +30,7 @@ def estimated_s(request: Request) -> float:
 
 
 def _trained_share(experiment: Experiment, whole: Experiment) -> float:
-    """How many examples a client goes through in a round, by how many in the figure's own experiment; 1 if unknown."""
+    """The ratio of the examples that a client trains on per round to those in the full experiment; 1 if unknown."""
     own, of_whole = _trained_examples(experiment), _trained_examples(whole)
     return own / of_whole if own and of_whole else 1.0
 
@@ -44,7 +44,7 @@ def _trained_examples(experiment: Experiment) -> float | None:
 
 
 def _most_newcomers(experiment: Experiment) -> int:
-    """How many Fed-TS may choose on top: those that join later, and are as they should be."""
+    """How many newcomers Fed-TS may choose in addition to m: the relevant ones that join later."""
     if experiment.selection.policy != "fed-ts":
         return 0
     return sum(g.count for g in experiment.clients.groups.values() if g.join_round > 1 and g.role == "relevant")

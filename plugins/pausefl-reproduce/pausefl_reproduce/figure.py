@@ -1,4 +1,4 @@
-"""Draws a reproduced figure like the paper's, from its stored summary, with the published values beside it."""
+"""Draws a reproduced figure like the paper's from its stored summary, together with the published values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,14 +15,14 @@ from pausefl.results.report.style import INK, MUTED, RC, SERIES, SURFACE, Look, 
 from pausefl_reproduce.played import SMOOTHING_ROUNDS, StoredCurve
 
 StoredSummary = Mapping[str, Any]
-"""What reproduction.json holds."""
+"""The content of reproduction.json."""
 _ROLES = {"relevant": SERIES[0].light, "irrelevant": SERIES[1].light, None: MUTED.light}
 _SPEEDS_MAX = 30
-"""Of more clients, means of neighbours are drawn."""
+"""The most points of the panel by client. With more clients, each point is the mean of neighbours."""
 
 
 def draw_reproduction(summary: StoredSummary) -> Figure:
-    """The figure of one reproduction; published values are hollow circles, or lines where they are one number."""
+    """The figure of one reproduction. Published values are hollow circles or, for a single number, lines."""
     draw = {
         "latency": _draw_latency,
         "elapsed": _draw_elapsed,
@@ -57,13 +57,13 @@ def _note(summary: StoredSummary) -> str:
 
 
 def _is_a_point(series: Mapping[str, Any]) -> bool:
-    """Whether all that is left of a series' accuracy, once it is smoothed, is one place."""
+    """Whether the curve of a series' smoothed accuracy is a single point."""
     curve: StoredCurve | None = series["accuracy_by_latency"]
     return curve is not None and curve["x"][0] == curve["x"][-1]
 
 
 def _draw_latency(summary: StoredSummary) -> Figure:
-    """Accuracy against latency, and greatest leakage against what the paper has below it."""
+    """Two panels: accuracy against latency; greatest leakage against rounds or latency, as in the paper."""
     figure = Figure(figsize=(11.8, 4.6), layout="constrained")
     accuracy, leakage = figure.subplots(1, 2, width_ratios=(1.25, 1))
     looks = policy_looks(summary["series"])
@@ -91,7 +91,7 @@ def _draw_latency(summary: StoredSummary) -> Figure:
 
 
 def _draw_elapsed(summary: StoredSummary) -> Figure:
-    """Accuracy, greatest and median leakage against elapsed time, and leakage by client."""
+    """Four panels: accuracy, greatest leakage and median leakage against elapsed time; leakage by client."""
     figure = Figure(figsize=(11.8, 8.0), layout="constrained")
     accuracy, greatest, middle, by_client = panels = figure.subplots(2, 2).ravel()
     for name, look in policy_looks(summary["series"]).items():
@@ -155,8 +155,8 @@ def _draw_newcomers(summary: StoredSummary) -> Figure:
 
 
 def _draw_best(summary: StoredSummary) -> Figure:
-    """A bar for each series' best test accuracy, with its interval or range, and marks for its last model's and for the
-    published one."""
+    """A bar for each series' best test accuracy, with its interval or range. Marks show the accuracy of its last model
+    and the published one."""
     names = list(summary["series"])
     figure = Figure(figsize=(7.8, 1.6 + 0.55 * len(names)), layout="constrained")
     axes = figure.subplots()

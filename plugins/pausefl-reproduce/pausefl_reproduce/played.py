@@ -1,4 +1,4 @@
-"""What a reproduction's runs say, small enough to keep in a repository: intervals, curves and selections by series."""
+"""Condenses a reproduction's runs into intervals, curves and selections by series, small enough for a repository."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,25 +26,25 @@ from pausefl_reproduce.waits import (
 SMOOTHING_ROUNDS = 10
 """The window of the paper's curves (PAUSE v2, Section V-B)."""
 ACCURACIES = (0.6, 0.7, 0.8)
-"""The accuracies for which the time to reach them is told."""
+"""The accuracies for which the time to reach them is reported."""
 _POINTS = 61
 StoredCurve = Mapping[str, Any]
-"""x, mean, low and high of one curve; low and high are the 95 % interval, or with too few seeds least and greatest.
-`seeds`, if it was asked for, has the values of each seed."""
+"""x, mean, low and high of one curve. low and high are the 95 % interval or, with too few seeds, least and greatest.
+`seeds`, if requested, has the values of each seed."""
 
 
 @dataclass(frozen=True)
 class ClusterTerm:
-    """What the latency of a round grows by under reward R2, eq. (22): δ_τ for each chosen client beyond its cluster's
-    first."""
+    """The latency that reward R2 adds to a round (eq. (22)): δ_τ for each chosen client beyond the first of its
+    cluster."""
 
     clusters: int | Mapping[str, int]
-    """R, or the cluster of each client by id."""
+    """R, the number of clusters, or the cluster of each client by client id."""
     delta_tau_s: float
 
     def of_run(self, run: RunData) -> float:
-        """Over all rounds, in seconds; of runs too whose policy knows no clusters."""
-        # As `pausefl_server.selection.clusters.cluster_of` has them.
+        """The sum of the term over a run's rounds, in seconds. The run's own policy need not know the clusters."""
+        # The same clusters as in `pausefl_server.selection.clusters.cluster_of`.
         seed, ids, clusters = run.summary["seed"], map(str, run.clients["client_id"]), self.clusters
         if isinstance(clusters, int):
             cluster = {c: stable_hash(seed, "tie", c) % clusters for c in ids}
@@ -56,7 +56,7 @@ class ClusterTerm:
 
 @dataclass(frozen=True)
 class PlayedSeed:
-    """What the figures need of one run; as JSON a line of some kilobytes, so that more seeds can be added later."""
+    """The data of one run that figures need: some kilobytes as JSON, so that runs are kept and seeds can be added."""
 
     seed: int
     rounds: int
@@ -66,7 +66,7 @@ class PlayedSeed:
     best_accuracy: float
     total_latency_s: float
     is_whole: bool
-    """Whether it played all its rounds: else its total compares with no other's."""
+    """Whether the run played all its rounds. Otherwise its total cannot be compared with others."""
     greatest_leak: float | None
     median_leak: float | None
     epsilon_budget: float | None
@@ -74,38 +74,38 @@ class PlayedSeed:
     suspect_rounds: int
     wall_clock_s: float
     evaluations: Mapping[str, Sequence[float]]
-    """round, seconds (total latency, or elapsed time) and accuracy of each."""
+    """Columns round, seconds (total latency, or elapsed time) and accuracy, with an entry per evaluation."""
     leakage: Mapping[str, Sequence[float]]
-    """round, seconds and epsilon, the greatest of a client after each round, with elapsed time also the median; empty
-    without privacy."""
+    """Columns round, seconds and epsilon (the greatest of any client after the round); if seconds are elapsed time,
+    also median. Empty without privacy."""
     newcomers: Mapping[str, Mapping[str, Any]]
-    """role and chosen, how often, of each client that joined later."""
+    """For each client that joined later, by client id: its role, and chosen: how often it was chosen."""
     newcomers_by_round: Sequence[int]
-    """How often one of them was chosen in each round."""
+    """How often newcomers were chosen in each round."""
     cluster_term_s: float | None = None
     by_speed: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """epsilon when half of the time had passed, and retired_s, after how long its budget was used up (0: it was not),
-    of each client, the fastest first; empty unless seconds are elapsed time."""
+    """Columns with an entry per client, the fastest first. epsilon: its ε after half of the time. retired_s: when its
+    budget was used up (0: it was not). Empty unless seconds are elapsed time."""
     software: str = ""
     hardware: str = ""
     started: str = ""
 
     @property
     def smoothed_accuracy(self) -> FloatArray:
-        """The accuracy of each evaluation, smoothed as the paper's."""
+        """The accuracy of each evaluation, smoothed over `SMOOTHING_ROUNDS` as in the paper."""
         rounds, accuracy = (np.array(self.evaluations[column], np.float64) for column in ("round", "accuracy"))
         return smoothed(rounds, accuracy, SMOOTHING_ROUNDS)
 
 
 SeriesRuns = Mapping[str, Sequence[PlayedSeed]]
-"""One run per seed, sorted by seed, by series."""
+"""By series: one run per seed, sorted by seed."""
 
 
 def played_seed(
     run: RunData, cluster_term: ClusterTerm | None, hardware: str, *, is_elapsed: bool = False
 ) -> PlayedSeed:
-    """What is kept of a run, its seconds those of elapsed time or of Σ of eq. (3). ConfigError where it evaluated no
-    model."""
+    """The data to keep of a run. Its seconds are elapsed time if `is_elapsed`, else the sum of latencies (eq. (3)).
+    ConfigError if the run evaluated no model."""
     summary = run.summary
     _, accuracy = run.curve("test")
     if not accuracy.size:
@@ -148,9 +148,9 @@ def played_seed(
 
 
 def _leakage_of(run: RunData) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """The greatest and the median ε of all clients after some 200 of the rounds, and `PlayedSeed.by_speed`.
+    """`PlayedSeed.leakage` without its seconds, at no more than about 200 rounds; and `PlayedSeed.by_speed`.
 
-    Fast is a client with a small mean latency.
+    Clients are sorted by mean latency.
     """
     ids = [str(client_id) for client_id in run.clients["client_id"]]
     spent, latencies_s = dict.fromkeys(ids, 0.0), {client_id: list[float]() for client_id in ids}
@@ -176,7 +176,7 @@ def _leakage_of(run: RunData) -> tuple[dict[str, list[float]], dict[str, list[fl
 
 
 def _best(run: RunData) -> float:
-    """The greatest of all evaluations; where clients join later, of those since the first did."""
+    """The greatest accuracy of all evaluations; if clients join later, only of those since the first joined."""
     rounds, accuracy = run.accuracy_by_round("test")
     joins = [group.join_round for group in run.groups.values() if group.join_round > 1]
     since = accuracy[rounds >= min(joins)] if joins else accuracy
@@ -184,9 +184,9 @@ def _best(run: RunData) -> float:
 
 
 def summarise_series(runs: SeriesRuns, *, each_seed: bool = False) -> dict[str, Any]:
-    """What every series reached, with differences to `random`, or else to the first series, seed by seed.
+    """The results of every series, with differences by seed to the baseline: `random`, or without it the first series.
 
-    With `each_seed`, its curves hold those of each seed, too.
+    With `each_seed`, curves also hold the values of each seed.
     """
     baseline = "random" if "random" in runs else next(iter(runs))
     longest_s = max(run.total_latency_s for of_series in runs.values() for run in of_series)
@@ -210,7 +210,7 @@ def summarise_series(runs: SeriesRuns, *, each_seed: bool = False) -> dict[str, 
 
 
 def _waits(runs: Sequence[PlayedSeed], longest_s: float) -> Mapping[float, Waits]:
-    """By accuracy. A model that diverged stays without it for as long as any run was followed."""
+    """The waits of a series, by accuracy. A diverged run counts as followed without success until `longest_s`."""
     seconds, accuracies = ([np.array(run.evaluations[column]) for run in runs] for column in ("seconds", "accuracy"))
     found = {level: first_reached(seconds, accuracies, level) for level in ACCURACIES}
     lost = np.array([run.diverged for run in runs])
@@ -221,10 +221,10 @@ def _waits(runs: Sequence[PlayedSeed], longest_s: float) -> Mapping[float, Waits
 
 
 def time_to(own: Waits, baseline: Waits) -> dict[str, Any]:
-    """How many seeds reached the accuracy, and the mean of their times up to a horizon, if there is one.
+    """How many seeds reached the accuracy, the horizon, and the restricted mean of their times up to it.
 
-    Each series has a horizon of its own, which it shares with the baseline alone. One for all would be that of the
-    series whose runs are the shortest, and tell nothing of the others.
+    Each series has its own horizon, shared with the baseline only. A horizon for all series would be that of the series
+    with the shortest runs, and hide most of the others. None: no seed is censored, so there is no horizon.
     """
     horizon_s = common_horizon_s([own, baseline])
     kept_s = horizon_s if math.isfinite(horizon_s) else None
@@ -264,7 +264,7 @@ def _interval(values: Sequence[float | None]) -> dict[str, Any] | None:
 def _against(
     runs: SeriesRuns, waits: Mapping[str, Mapping[float, Waits]], name: str, base: str
 ) -> dict[str, Any] | None:
-    """Paired differences to the baseline: its total latency, and the time to each accuracy that either reached."""
+    """Paired differences to the baseline: in total latency, and in time to each accuracy that either reached."""
     if name == base:
         return None
     totals = [[_total_s(run) for run in runs[each]] for each in (name, base)]
@@ -292,7 +292,7 @@ def _curves(runs: Sequence[PlayedSeed], *, each_seed: bool) -> dict[str, Any]:
 
 
 def _by_speed(runs: Sequence[PlayedSeed], until_s: float) -> dict[str, Any]:
-    """Means over the seeds: ε of the fastest client, the next one, ...; how many of each fifth were retired by then."""
+    """Means over the seeds: ε by client, the fastest first; and how many of each fifth had retired by `until_s`."""
     if not runs[0].by_speed:
         return {}
     epsilon, retired_s = (np.array([run.by_speed[name] for run in runs]) for name in ("epsilon", "retired_s"))
@@ -304,7 +304,7 @@ def _by_speed(runs: Sequence[PlayedSeed], until_s: float) -> dict[str, Any]:
 
 
 def _stored(curves: Sequence[tuple[Any, Any]], *, each_seed: bool = False) -> dict[str, Any] | None:
-    """The curves' mean and band where every seed has a value; None where there is no such place."""
+    """The mean and band of the curves over the x range that all have in common; None if there is none."""
     if not curves or not all(len(x) for x, _ in curves):
         return None
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
@@ -323,7 +323,7 @@ def _rounded(values: FloatArray) -> list[float]:
 
 
 def _newcomers(runs: Sequence[PlayedSeed]) -> dict[str, Any] | None:
-    """Of each client that joined later: its role and mean selections; and how many newcomers were chosen each round."""
+    """The role and mean selections of each newcomer, and how many newcomers were chosen in each round."""
     if not (ids := runs[0].newcomers):
         return None
     by_round = [(np.arange(1, len(run.newcomers_by_round) + 1), run.newcomers_by_round) for run in runs]
@@ -335,7 +335,7 @@ def _newcomers(runs: Sequence[PlayedSeed]) -> dict[str, Any] | None:
 
 
 def _newcomers_of(run: RunData) -> tuple[dict[str, dict[str, Any]], list[int]]:
-    """As of `PlayedSeed`."""
+    """`PlayedSeed.newcomers` and `PlayedSeed.newcomers_by_round` of a run."""
     choices = choices_by_group(run.records, run.groups)
     joined = [group for group in choices.values() if (group.join_round or 1) > 1]
     found: dict[str, dict[str, Any]] = {c: {"role": g.role, "chosen": 0} for g in joined for c in g.client_ids}

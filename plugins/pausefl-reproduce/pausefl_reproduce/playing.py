@@ -1,4 +1,4 @@
-"""Runs published figures by name: every series over the same seeds."""
+"""Plays the runs of a published figure: every series with the same seeds."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,10 +28,10 @@ from pausefl_reproduce.summary import kept_of, write_summary
 
 
 def reproduce(request: Request, player: Player, *, resume: bool) -> dict[str, Any]:
-    """Play every run that is missing, then write reproduction.json and the figure; returns what the former holds.
+    """Play every missing run, then write reproduction.json and the figure; returns the content of reproduction.json.
 
-    An interruption names the command that goes on. ConfigError where the folder holds another reproduction, or this
-    one and `resume` is off.
+    The error of an interruption names the command that resumes. ConfigError if the folder holds another reproduction,
+    or holds this one and `resume` is False.
     """
     experiments = {series: request.experiment(series) for series in request.series}
     _check_folder(request, experiments, resume=resume)
@@ -52,7 +52,7 @@ def reproduce(request: Request, player: Player, *, resume: bool) -> dict[str, An
         common = set.intersection(*({one.seed for one in of_series} for of_series in found.values()))
         found = {series: [one for one in of_series if one.seed in common] for series, of_series in found.items()}
         summary = write_summary(replace(request, seeds=len(common)), found) if common else {}
-        # That a model diverges is a figure of the attack, and no failure.
+        # A diverged model is a result, such as of an attack, and not a failure of the run.
         sound = [run_dir for run_dir in played.values() if not has_diverged(read_summary(run_dir))]
         check_some_played(len(runs), missing, go_on)
         check_all_played(sound, missing, go_on)
@@ -60,7 +60,7 @@ def reproduce(request: Request, player: Player, *, resume: bool) -> dict[str, An
 
 
 def planned(request: Request, experiments: dict[str, Experiment]) -> list[tuple[str, Planned]]:
-    """Each run with its series, seed by seed: the runs of a seed share its split, its first model and its latencies."""
+    """The runs with their series, seed by seed. Runs of one seed have the same split, first model and latencies."""
     runs = []
     for i in range(request.seeds):
         for series, experiment in experiments.items():
@@ -70,7 +70,7 @@ def planned(request: Request, experiments: dict[str, Experiment]) -> list[tuple[
 
 
 def n_finished(request: Request) -> tuple[int, int]:
-    """How many of the runs are finished, and how many there are."""
+    """How many of the runs are finished, and how many runs there are in all."""
     runs = planned(request, {series: request.experiment(series) for series in request.series})
     return sum(is_finished(request.folder / run.name) for _, run in runs), len(runs)
 
@@ -86,7 +86,7 @@ def _plan(request: Request, experiments: dict[str, Experiment]) -> Plan:
 
 
 def _check_folder(request: Request, experiments: dict[str, Experiment], *, resume: bool) -> None:
-    """ConfigError unless the folder is free, or holds this reproduction and may go on."""
+    """Raise ConfigError unless the folder is free, or holds this reproduction and `resume` is True."""
     folder, plan = request.folder, plan_of(request.folder)
     if plan is None:
         if resume:
@@ -109,7 +109,7 @@ def _check_folder(request: Request, experiments: dict[str, Experiment], *, resum
 
 
 def _is_same(begun: str, asked: str) -> bool:
-    """Whether an experiment that was begun is the one asked for; keys that it lacks are newer, with their defaults."""
+    """Whether both TOML texts are the same experiment. Keys that the older text lacks get their defaults."""
     try:
         return parse_experiment(begun).to_toml() == asked
     except ConfigError:
@@ -117,7 +117,7 @@ def _is_same(begun: str, asked: str) -> bool:
 
 
 def _check_newcomers(reproduction: Reproduction, experiments: dict[str, Experiment]) -> None:
-    """ConfigError where newcomers are drawn, and none joins in time."""
+    """Raise ConfigError if the figure shows newcomers, but none joins within the rounds of some series."""
     if reproduction.drawing not in {"selections", "newcomers"}:
         return
     for series, experiment in experiments.items():

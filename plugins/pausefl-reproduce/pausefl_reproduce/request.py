@@ -1,4 +1,4 @@
-"""A published figure as it was asked for: what its series play, and what that leaves out."""
+"""A request for a published figure: the experiments of its series, and what they leave out."""
 
 import shlex
 from collections.abc import Sequence
@@ -17,32 +17,32 @@ ReproductionScale = Literal["full", "quick"]
 
 @dataclass(frozen=True)
 class Request:
-    """A reproduction as it was asked for."""
+    """A user's request for a reproduction."""
 
     reproduction: Reproduction
     series: tuple[str, ...]
-    """The series that are run."""
+    """The names of the series to run."""
     seeds: int
     scale: ReproductionScale
     overrides: tuple[str, ...]
-    """Settings for every run, as `--set` takes them."""
+    """Settings for every run, in the form of `--set`."""
     folder: Path
     each_seed: bool = False
-    """Whether curves are drawn and kept of each seed, too."""
+    """Whether the curve of each seed is drawn and kept too."""
 
     @property
     def command(self) -> str:
-        """The command that asks for it."""
+        """The command line of this request, without its folder."""
         words = ["pausefl", COMMAND, self.reproduction.name, "--seeds", str(self.seeds), "--scale", self.scale]
         words += ["--series", ",".join(self.series), *(["--each-seed"] if self.each_seed else [])]
         return shlex.join([*words, *(word for override in self.overrides for word in ("--set", override))])
 
     def go_on(self, options: Sequence[str]) -> str:
-        """The command that goes on with it, with these further options."""
+        """The command line that resumes this request, with further options."""
         return f"{self.command} {shlex.join(['--resume', '--out', str(self.folder), *options])}"
 
     def experiment(self, series: str) -> Experiment:
-        """What one series plays, with its first seed; ConfigError."""
+        """The experiment of one series with its first seed. ConfigError if the settings are invalid."""
         preset, own = self.reproduction.series[series]
         small = self.reproduction.quick.set if self.scale == "quick" else {}
         experiment = load_experiment(preset, {**self.reproduction.overrides, **own, **small})
@@ -53,12 +53,12 @@ class Request:
 
 
 def in_full(reproduction: Reproduction) -> Request:
-    """The request for all of it, as it was published."""
+    """The request for the whole reproduction, as published: all series and seeds at full scale."""
     return Request(reproduction, tuple(reproduction.series), reproduction.seeds, "full", (), Path())
 
 
 def left_out(request: Request) -> list[str]:
-    """What these runs leave out of the full ones, a phrase each."""
+    """Phrases that say what the requested runs leave out, compared with the full reproduction."""
     whole = in_full(request.reproduction)
     phrases = [f"{whole.seeds - request.seeds} of {whole.seeds} seeds"] if request.seeds < whole.seeds else []
     if without := [series for series in whole.series if series not in request.series]:

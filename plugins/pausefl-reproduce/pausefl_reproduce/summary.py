@@ -1,4 +1,4 @@
-"""What a reproduction found: reproduction.json and its figure."""
+"""Writes the results of a reproduction: reproduction.json and the figure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from pausefl_reproduce.request import Request, left_out
 
 
 def write_summary(request: Request, runs: SeriesRuns) -> dict[str, Any]:
-    """Write what these runs found, by series, and draw it like the paper; returns what reproduction.json holds."""
+    """Write the results of these runs and draw them as in the paper; returns the content of reproduction.json."""
     summary = summary_of(request, runs)
     write_durably(request.folder / REPRODUCTION, as_text(summary))
     write_picture(request.folder / request.reproduction.name, lambda: draw_reproduction(summary))
@@ -26,12 +26,12 @@ def write_summary(request: Request, runs: SeriesRuns) -> dict[str, Any]:
 
 
 def as_text(summary: Mapping[str, Any]) -> str:
-    """A summary as its file has it."""
+    """The text of reproduction.json for a summary."""
     return json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
 
 
 def summary_of(request: Request, runs: SeriesRuns) -> dict[str, Any]:
-    """What these runs found, by series."""
+    """The content of reproduction.json for these runs."""
     reproduction, everything = request.reproduction, [run for of_series in runs.values() for run in of_series]
     experiments = [request.experiment(series) for series in request.series]
     private = next((run for run in everything if run.privacy_unit), everything[0])
@@ -57,7 +57,7 @@ def summary_of(request: Request, runs: SeriesRuns) -> dict[str, Any]:
 
 
 def _settings(experiments: Sequence[Experiment]) -> dict[str, Any]:
-    """What a reader asks first of the runs; all values in words where the series differ."""
+    """The main settings of the runs. If series differ in one, its values are joined in a text, such as "5 or 10"."""
     tables = [
         {
             "rounds": experiment.experiment.rounds,
@@ -76,12 +76,12 @@ def _settings(experiments: Sequence[Experiment]) -> dict[str, Any]:
 
 
 def kept_of(request: Request, run: RunData, hardware: str) -> PlayedSeed:
-    """What is kept of one of these runs; ConfigError where it evaluated no model."""
+    """The data to keep of one of the request's runs. ConfigError if the run evaluated no model."""
     return played_seed(run, cluster_term(request), hardware, is_elapsed=request.reproduction.drawing == "elapsed")
 
 
 def cluster_term(request: Request) -> ClusterTerm | None:
-    """That of the first policy that is played under R2; None where none is."""
+    """The cluster term of the first series whose policy uses R2; None if no series does."""
     policies = (selected_policy(request.experiment(series).selection) for series in request.series)
     under_r2: Any = next((policy for policy in policies if getattr(policy, "reward", "R1") == "R2"), None)
     return None if under_r2 is None else ClusterTerm(under_r2.clusters, under_r2.delta_tau_s)
