@@ -1,10 +1,10 @@
-"""What test files share: a tap on the wire, certificates, telemetry of no run, a coordinator, an engine, runs."""
+"""Fixtures for all tests: a tap on the wire, certificates, telemetry, a coordinator, a store, a fake docker, runs."""
 
 import os
 
 from pausefl.runtime.processes.environment import grpc_defaults
 
-os.environ.update(grpc_defaults())  # as every process of a run has it, before anything imports gRPC
+os.environ.update(grpc_defaults())  # as in every process of a run; must precede the import of gRPC
 
 import shutil
 import signal
@@ -31,16 +31,16 @@ from rigs.docker import docker_of_ours
 from rigs.settings import server_settings
 from rigs.wiretap import Wiretap
 
-# How long an example takes is no property of the code: a busy machine is no failure.
+# No deadline: how long an example takes depends on the machine's load.
 settings.register_profile("pausefl", deadline=None)
 settings.load_profile("pausefl")
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # processes that tests start would ignore it where nohup runs the tests
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores SIGHUP, and started processes would inherit that
 
 
 @pytest.fixture
 def wiretap() -> Iterator[Wiretap]:
-    """A relay to put between clients and a server."""
+    """A relay between clients and a server that records their messages."""
     tap = Wiretap()
     yield tap
     tap.close()
@@ -48,19 +48,19 @@ def wiretap() -> Iterator[Wiretap]:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> dict[str, str]:
-    """The environment of a `make` that meets a docker command of ours."""
+    """The environment in which `make` finds a fake docker command."""
     return docker_of_ours(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Whom both sides trust."""
+    """The certificate authority that clients and server trust."""
     return _authority(tmp_path_factory, "ours")
 
 
 @pytest.fixture(scope="session")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Whom nobody trusts."""
+    """A certificate authority that neither clients nor server trust."""
     return _authority(tmp_path_factory, "strange")
 
 
@@ -72,20 +72,20 @@ def _authority(tmp_path_factory: pytest.TempPathFactory, name: str) -> Authority
 
 @pytest.fixture(autouse=True)
 def own_log_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that a test calls in this process sets them for all processes that later tests start."""
+    """Undoes log settings after each test. A command called in this process would pass them on to later processes."""
     monkeypatch.setenv(VARIABLE, "")
 
 
 @pytest.fixture(autouse=True)
 def closed_ledgers() -> Iterator[None]:
-    """The garbage collector would close them too, and complain of it in whatever test that comes."""
+    """Closes ledgers after each test. The garbage collector would do it later, with a warning in an unrelated test."""
     with open_ledgers:
         yield
 
 
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
-    """(name, text) -> the file of a module of a user's own that can be imported, in the test's folder."""
+    """(name, text) -> the file of an importable module, as a user may write it, in the test's folder."""
 
     def write(name: str, text: str) -> Path:
         file = tmp_path / f"{name}.py"
@@ -99,7 +99,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
 @pytest.fixture(scope="session")
 def make_telemetry() -> Callable[..., Telemetry]:
-    """(privacy, model_size, other settings...) -> telemetry as a server has it before round 1."""
+    """(privacy, model_size, other settings...) -> a server's telemetry before round 1."""
 
     def make(privacy: PrivacySettings | None, model_size: int = 1, **changes: Any) -> Telemetry:
         settings = server_settings(model_size, **{"privacy": privacy, "rounds": 10, "tau_min_s": None, **changes})
@@ -110,7 +110,7 @@ def make_telemetry() -> Callable[..., Telemetry]:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[MakeRig]:
-    """(policy, other settings...) -> a coordinator with its real store, and nobody connected yet."""
+    """(policy, other settings...) -> a coordinator with its real store. No client is connected yet."""
     with ExitStack() as closing:
 
         def make(policy: Policy | None = None, **changes: Any) -> CoordinatorRig:
@@ -123,14 +123,14 @@ def rig(tmp_path: Path) -> Iterator[MakeRig]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """The log of a run in the test's folder."""
+    """The log of a run, in the test's folder."""
     with closing(Store(tmp_path / "run.db")) as store:
         yield store
 
 
 @pytest.fixture
 def background(tmp_path: Path) -> Iterator[Background]:
-    """Starts `pausefl` in a process group of its own; the group is gone afterwards."""
+    """Starts `pausefl` in a process group of its own, which is killed after the test."""
     started = []
 
     def start(*arguments: object) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""Clients with small models, and their rounds trained together or alone."""
+"""Small clients for tests of batched training: train them together, or alone for comparison."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,16 +21,16 @@ from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_proto.wire import Vector
 
 CPU = torch.device("cpu")
-torch.set_num_threads(1)  # as clients have it
+torch.set_num_threads(1)  # as in every client process
 SGD = TrainingSettings("sgd", 0.05, batch_size=8, optimizer_options={"momentum": 0.9})
 ADAM = TrainingSettings("adam", 0.01, batch_size=8)
 RAGGED = (20, 13, 31)
-"""Examples of three clients: 3, 2 and 4 steps of 8, and last steps of other sizes."""
+"""Numbers of examples of three clients. In batches of 8 they make 3, 2 and 4 steps; the last batches differ in size."""
 IMAGE = {"mlp": (1, 28, 28), "fedts_fashion": (1, 28, 28)}
 
 
 def network() -> nn.Module:
-    """With a normalisation layer, which FedBN needs."""
+    """Returns a small network with a normalisation layer, which FedBN needs."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.LayerNorm(12), nn.ReLU(), nn.Linear(12, 10))
 
@@ -59,7 +59,7 @@ def trainers_of(
 
 
 def theta_of(trainer: TorchTrainer, round: int = 1) -> Vector:
-    """Another model in each round; zeros for a control variate in the first."""
+    """Returns a different model for each round. Entries of a control variate are zero in round 1."""
     size = ModelVector(trainer.model).values().size
     values = np.random.default_rng(round).normal(0, 0.2, size).astype(np.float32)
     return np.append(values, np.full(trainer.manifest.size - values.size, 0.01 * (round - 1), np.float32))
@@ -76,7 +76,7 @@ def played_together(
 
 
 def trained_at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many clients train in each call that trains them together, from now on."""
+    """Counts, from now on, the clients in each call of `train_together`. Returns the growing list of counts."""
     counts: list[int] = []
 
     def counted(stack: Any, trainers: Any, theta: Any, *, round: int) -> Any:
@@ -89,7 +89,7 @@ def trained_at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @contextmanager
 def expecting(host: BatchedHost, clients: int, round: int, digest: str) -> Iterator[None]:
-    """So many clients wait for a job of a round."""
+    """Inside the block, the host expects `clients` clients for a job of this round."""
     with ExitStack() as waiting:
         for i in range(clients):
             waiting.enter_context(host.expecting(f"c{i}", round, digest))
@@ -97,6 +97,6 @@ def expecting(host: BatchedHost, clients: int, round: int, digest: str) -> Itera
 
 
 def assert_same(one: TrainingOutcome, other: TrainingOutcome, share: float = 1e-3) -> None:
-    """Updates may differ by a thousandth of the greatest change of a value."""
+    """Asserts equal losses and updates. Updates may differ by `share` of the update's largest absolute value."""
     np.testing.assert_allclose(one.update, other.update, rtol=0, atol=share * np.abs(other.update).max())
     assert one.loss == pytest.approx(other.loss, rel=1e-4)

@@ -1,4 +1,4 @@
-"""One client's actor on the server, between a stream and a coordinator that are the test's."""
+"""One client's actor on the server. The test plays both its stream and its coordinator."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ from rigs.clock import Clock, FakeStream
 
 
 class FakeCoordinator(Actor[Any]):
-    """Keeps what it is told."""
+    """Keeps the messages it receives."""
 
     def __init__(self) -> None:
         super().__init__("coordinator")
@@ -32,7 +32,7 @@ class FakeCoordinator(Actor[Any]):
 
 
 class ClientActorRig:
-    """A client's actor between a stream and a coordinator that are the test's."""
+    """Runs a client's actor; the test plays the client and reads what the coordinator receives."""
 
     def __init__(self, size: int = 5, budget: Budget | None = None, norm_bound: NormBound | None = None) -> None:
         self.size = size
@@ -45,7 +45,7 @@ class ClientActorRig:
         self.reason: asyncio.Task[str] | None = None
 
     def actor_of(self, rate_limit: ClientRateLimit | None = None) -> ClientActor:
-        """An actor for one stream of the client."""
+        """Returns an actor for one stream of the client."""
         return ClientActor(
             "client-1", self.stream, self.coordinator, self._limits, self.watch, released=2, rate_limit=rate_limit
         )
@@ -64,19 +64,19 @@ class ClientActorRig:
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator["ClientActorRig"]:
-        """It runs, and has been given the job of round 1."""
+        """The actor runs, and has received the job of round 1."""
         async with self.running():
             await self.dispatch()
             yield self
 
     async def dispatch(self, round: int = 1, attempt: int = 1, handed_over_s: float | None = None) -> None:
-        """Give it a job, and wait until all of it is written."""
+        """Gives the actor a job, and waits until the whole job is written to the stream."""
         model = np.zeros(self.size, np.float32)
         job = pack_job(round, attempt, model, digest(model))
         await self.actor.ask(Dispatch(round, attempt, job, 0.0, self.clock(), handed_over_s))
 
     async def told(self) -> Any:
-        """What the coordinator heard next."""
+        """Returns the next message that the coordinator receives."""
         async with asyncio.timeout(20):
             return await self.coordinator.told.get()
 
@@ -91,16 +91,16 @@ class ClientActorRig:
         return message
 
     def say(self, **kind: Any) -> None:
-        """Let the client say this."""
+        """Lets the client send this message."""
         self.stream.give(pb.ClientMessage(**kind).SerializeToString())
 
     def answer(self, round: int = 1, after_s: float = 0.0, **fields: Any) -> None:
-        """Let the client send a sound update, but for these fields of its result."""
+        """Lets the client send a valid update, except for the given fields of its result."""
         for number, data in enumerate(upload(vector(self.size), round, **fields)):
             self.stream.give(data, 0.0 if number else after_s)
 
     async def accepts_the_next_job(self) -> None:
-        """Whatever came before, the actor is alive and a sound answer is taken."""
+        """Asserts that the actor is still alive: a valid answer to one more job is accepted."""
         await self.dispatch(round=77)
         self.answer(77)
         assert (await self.updated()).round == 77
@@ -111,7 +111,7 @@ def vector(size: int) -> Vector:
 
 
 def upload(vector: Vector, /, round: int = 1, attempt: int = 1, **fields: Any) -> list[bytes]:
-    """A client's answer as the bytes of its messages."""
+    """Returns a client's answer as the bytes of its messages."""
     header, frames = cut(vector, digest(vector))
     result = pb.Result(round=round, attempt=attempt, status=pb.STATUS_OK, **({"update": header} | fields))
     messages = [pb.ClientMessage(result=result)]

@@ -1,10 +1,10 @@
-"""A clock in the hands of a test, and a stream of messages whose far end is the test."""
+"""A clock that the test controls, and a stream whose other end the test plays."""
 
 import asyncio
 
 
 class Clock:
-    """Goes on by `step_s` at every look, and by what `advance` is told; else it stands still."""
+    """Advances by `step_s` at every reading and by calls of `advance`; otherwise it stands still."""
 
     def __init__(self, step_s: float = 0.0) -> None:
         self.now_s = 100.0
@@ -15,12 +15,11 @@ class Clock:
         return self.now_s
 
     def advance(self, seconds: float) -> None:
-        """Let this much time pass."""
         self.now_s += seconds
 
 
 class FakeStream:
-    """What the code under test reads and writes; the test gives it bytes and hears what it wrote."""
+    """The stream that the code under test reads and writes. The test supplies the input and reads the output."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -45,18 +44,18 @@ class FakeStream:
         self._written.put_nowait(message)
 
     def give(self, data: bytes | OSError | None, after_s: float = 0.0) -> None:
-        """Let this be read, `after_s` later than what came before; None ends the stream, an error breaks it."""
+        """Queues `data` to be read `after_s` after the previous item. None ends the stream, an error breaks it."""
         self._given.put_nowait((data, after_s))
 
     async def heard_bytes(self) -> bytes:
-        """What was written next."""
+        """Returns the next message that was written."""
         async with asyncio.timeout(20):
             return await self._written.get()
 
     def unread(self) -> int:
-        """How much of what was given has not been read."""
+        """Returns how many of the given items have not been read."""
         return self._given.qsize()
 
     def is_silent(self) -> bool:
-        """Whether everything written has been heard."""
+        """Returns whether the test has heard everything that was written."""
         return self._written.empty()

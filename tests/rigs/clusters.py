@@ -1,4 +1,4 @@
-"""Slurm and Dask on this machine, each with two workers: real daemons on ports and in folders of their own."""
+"""Slurm and Dask on this machine, two workers each. The daemons are real and use their own ports and folders."""
 
 import getpass
 import os
@@ -53,22 +53,22 @@ PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF MaxTime=INFINITE
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where `pausefl` plays runs."""
+    """A cluster on which `pausefl` plays runs."""
 
     words: Sequence[str]
-    """The options of its command."""
+    """The options of the `pausefl` command that choose this cluster."""
     environment: Mapping[str, str]
-    """Names Slurm's configuration, and the folder that is the workers' own disk."""
+    """Environment variables. They name Slurm's configuration and the folder that serves as the workers' local disk."""
     workers: Sequence[psutil.Popen] = ()
-    """Dask's."""
+    """Dask's worker processes; empty for Slurm."""
 
     def command(self, *words: str) -> str:
-        """What one of Slurm's commands says; nothing where it fails."""
+        """Returns the output of one of Slurm's commands; empty if it fails."""
         return subprocess.run(words, env=self.environment, check=False, capture_output=True, text=True).stdout
 
 
 def processes_of(job: str) -> list[psutil.Process]:
-    """All processes of a job of Slurm, whatever they have become children of."""
+    """Returns all processes of a Slurm job, also those whose parent has changed."""
 
     def is_its(one: psutil.Process) -> bool:
         with suppress(psutil.Error):
@@ -79,7 +79,7 @@ def processes_of(job: str) -> list[psutil.Process]:
 
 
 def run_of(processes: Sequence[psutil.Process]) -> str | None:
-    """The name of the run, with rounds, that one of these processes plays."""
+    """Returns the name of a run that one of these processes plays and that has committed a round; else None."""
     for one in processes:
         with suppress(psutil.Error):
             for file in map(Path, (opened.path for opened in one.open_files())):
@@ -90,7 +90,7 @@ def run_of(processes: Sequence[psutil.Process]) -> str | None:
 
 @contextmanager
 def slurm(folder: Path) -> Iterator[Cluster]:
-    """Slurm with two nodes of one core, and a partition whose jobs preempt those of the usual one."""
+    """Yields Slurm with two nodes of one core. Jobs of partition `urgent` preempt those of `usual`."""
     for name in ("sbatch", "slurmctld", "slurmd", "munged"):
         if shutil.which(name) is None:
             pytest.skip(f"no {name} here: apt-get install slurm-wlm munge")
@@ -117,13 +117,13 @@ def slurm(folder: Path) -> Iterator[Cluster]:
         try:
             yield cluster
         finally:
-            cluster.command("scancel", f"--user={user}")  # of a test that fails
+            cluster.command("scancel", f"--user={user}")  # a failed test may leave jobs behind
             wait_for(lambda: not cluster.command("squeue", "--noheader").strip(), "the end of all jobs")
 
 
 @contextmanager
 def dask(folder: Path) -> Iterator[Cluster]:
-    """Dask's scheduler and two worker processes, which nothing starts again."""
+    """Yields Dask's scheduler and two worker processes. A worker that ends is not restarted."""
     pytest.importorskip("distributed")
     (folder / "disk").mkdir(parents=True)
     python = sys.executable, "-m"
@@ -137,7 +137,7 @@ def dask(folder: Path) -> Iterator[Cluster]:
 
 @contextmanager
 def _daemons(environment: Mapping[str, str], folder: Path) -> Iterator[Callable[..., psutil.Popen]]:
-    """Starts programs, and ends them with all that they have started."""
+    """Yields a function that starts programs. At the end they are killed, with all their child processes."""
     with ExitStack() as ending:
 
         def start(*words: str) -> psutil.Popen:

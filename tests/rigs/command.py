@@ -1,4 +1,4 @@
-"""The `pausefl` command in processes of its own, and what its runs leave behind."""
+"""Runs the `pausefl` command in processes of its own, and reads the files of its runs."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from rigs import log
 
 PAUSEFL = [sys.executable, "-m", "pausefl"]
 Background = Callable[..., "subprocess.Popen[bytes]"]
-"""The fixture `background`: starts a command that the test goes on beside."""
+"""Type of the fixture `background`, which starts a command and does not wait for its end."""
 
 
 def run(*arguments: object, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
@@ -25,14 +25,14 @@ def run(*arguments: object, timeout_s: float = 120) -> subprocess.CompletedProce
 
 
 def played(*arguments: object, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-    """The same of a command that ends well."""
+    """Runs a command and asserts that it succeeds."""
     done = run(*arguments, timeout_s=timeout_s)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
 def refusal(done: "subprocess.CompletedProcess[str]") -> str:
-    """The one line with which a command was refused."""
+    """Returns the one line with which a command was refused."""
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("pausefl: ")
@@ -40,12 +40,12 @@ def refusal(done: "subprocess.CompletedProcess[str]") -> str:
 
 
 def sets(*changes: str) -> list[str]:
-    """The options that change these keys."""
+    """Returns the options that set these keys."""
     return [word for change in changes for word in ("--set", change)]
 
 
 def toml_of(keys: Mapping[str, object]) -> str:
-    """An experiment of these keys, each with its table before it: `clients.count`; None: not stated."""
+    """Returns an experiment as TOML. Keys are dotted, such as `clients.count`; keys with value None are left out."""
     return "".join(f"{key} = {_inline(value)}\n" for key, value in keys.items() if value is not None)
 
 
@@ -63,7 +63,7 @@ def synthetic(
     train_s: float = 0.0,
     more: Mapping[str, object] | None = None,
 ) -> Path:
-    """The file of an experiment without torch and delays, with `more` keys or other values of these."""
+    """Writes an experiment without torch and without delays. `more` adds keys or replaces values. Returns the file."""
     keys: dict[str, object] = {
         "experiment.rounds": rounds,
         "clients.count": clients,
@@ -84,7 +84,7 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
 
 
 def kill_group(process: "subprocess.Popen[Any]") -> None:
-    """kill -9 of a process and all that it has started."""
+    """Kills a process and all processes of its group with SIGKILL."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -94,7 +94,7 @@ def query(run_dir: Path, sql: str) -> list[tuple[Any, ...]]:
 
 
 def greatest_told(run_dir: Path, client_id: str) -> tuple[int, float]:
-    """How many releases of a client, and what ε, a run's log has heard of, of updates that were used or not."""
+    """Returns a client's most releases and highest ε in a run's log, from updates that were used or not."""
     of = f"WHERE client_id = '{client_id}'"
     told = f"SELECT participation AS i, epsilon_spent AS e FROM observations {of}"
     told += f" UNION ALL SELECT released, epsilon_spent FROM events {of}"
@@ -117,15 +117,15 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def command_line(process: psutil.Process) -> str:
-    """What a process was started as, empty for one that has just ended."""
+    """Returns the command line of a process; empty if the process has just ended."""
     try:
         return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # a process that nobody has waited for yet, too
+    except psutil.NoSuchProcess:  # raised for a zombie process too
         return ""
 
 
 def python(*arguments: str, cwd: Path | None = None, **environment: str) -> str:
-    """What a Python command prints; AssertionError with what it complains of where it fails."""
+    """Returns the output of a Python command. AssertionError with all its output if it fails."""
     command, given = [sys.executable, *arguments], {**os.environ, **environment}
     done = subprocess.run(command, cwd=cwd, env=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

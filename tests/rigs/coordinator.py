@@ -1,4 +1,4 @@
-"""A coordinator with its real store and log, and clients that are actors of the test."""
+"""A coordinator with its real store and log. Its clients are actors of the test."""
 
 import asyncio
 import dataclasses
@@ -53,7 +53,7 @@ def latency_of(client_id: str, round: int) -> float:
 
 
 def answer_of(client_id: str, round: int, release: Release, **changes: Any) -> Update:
-    """A client's answer as its actor passes it on."""
+    """Returns a client's answer in the form in which its actor passes it to the coordinator."""
     fields: dict[str, Any] = {
         "client_id": client_id,
         "round": round,
@@ -76,7 +76,7 @@ def answer_of(client_id: str, round: int, release: Release, **changes: Any) -> U
 
 
 class FakePeer(Actor[Any]):
-    """A client and its actor in one: it answers jobs by itself unless `manual`, and keeps its own ledger."""
+    """A client together with its actor. It answers jobs by itself unless `manual`, and keeps its own ledger."""
 
     def __init__(self, rig: "CoordinatorRig", client_id: str, *, manual: bool = False, released: int = 0) -> None:
         super().__init__(f"client {client_id}")
@@ -110,7 +110,7 @@ class FakePeer(Actor[Any]):
             return await self.jobs.get()
 
     def release(self) -> Release:
-        """Charge the next release to its own ledger."""
+        """Charges the next release to the client's own ledger, and returns it."""
         if self._rig.settings.privacy is None:
             return Release()
         self.released += 1
@@ -120,7 +120,7 @@ class FakePeer(Actor[Any]):
         await self._rig.coordinator.tell(self.update(round, release or self.release(), **changes))
 
     async def play(self, round: int, release: Release | None = None, **changes: Any) -> None:
-        """Take the next job and answer it."""
+        """Waits for the next job and answers it."""
         await self.next_job()
         await self.answer(round, release, **changes)
 
@@ -141,7 +141,7 @@ class FakePeer(Actor[Any]):
 
 
 class CoordinatorRig:
-    """A coordinator with its real store and log, which goes on with the run it finds; no client is connected yet."""
+    """A coordinator with its real store and log. It continues the run found in `folder`; no client is connected yet."""
 
     def __init__(
         self, folder: Path, policy: Policy | None = None, evaluate: EvaluateModel | None = None, **changes: Any
@@ -170,7 +170,7 @@ class CoordinatorRig:
         self._played: asyncio.Task[None] | None = None
 
     def restored(self) -> StartingPoint:
-        """What a server that starts goes on with."""
+        """Returns the state from which a starting server continues the run."""
         return restore(
             *(self.settings, self.policy, self.theta_0, self.store, self.checkpoint),
             after_each=self.telemetry.replayed,
@@ -184,7 +184,7 @@ class CoordinatorRig:
 
     @asynccontextmanager
     async def running(self, client_ids: str = "") -> AsyncIterator["CoordinatorRig"]:
-        """The rig at work, joined by these clients, whose ids have a letter each; its files close with the block."""
+        """Runs the rig with these clients, one letter an id. The files are closed at the end of the block."""
         try:
             async with self._at_work(client_ids):
                 yield self
@@ -193,7 +193,7 @@ class CoordinatorRig:
 
     @asynccontextmanager
     async def playing(self, client_ids: str = "") -> AsyncIterator["CoordinatorRig"]:
-        """The same, until the run is over; its files stay open, for what the test asks of it afterwards."""
+        """Runs the rig as `running` does, and waits for the end of the run. The files stay open for later checks."""
         async with self._at_work(client_ids):
             yield self
             await self.played()
@@ -218,16 +218,16 @@ class CoordinatorRig:
 
     @asynccontextmanager
     async def played_by(self, client_ids: str) -> AsyncIterator["CoordinatorRig"]:
-        """The rig after these clients have played the run to its end."""
+        """Yields the rig after these clients have played the run to its end."""
         async with self.running(client_ids):
             yield await self.played()
 
     def close(self) -> None:
-        """Close the files of a run that is not played."""
+        """Closes the store and the checkpoint. Needed for a run that is not played."""
         self._files.close()
 
     def peer(self, client_id: str, **options: Any) -> FakePeer:
-        """A client with an actor that runs, not registered yet."""
+        """Returns a client whose actor runs. It is not registered yet."""
         assert self._group is not None
         peer = FakePeer(self, client_id, **options)
         self._group.create_task(peer.run())
@@ -240,11 +240,11 @@ class CoordinatorRig:
         return peer
 
     async def join_all(self, client_ids: str, **options: Any) -> list[FakePeer]:
-        """Several clients, whose ids have a letter each."""
+        """Registers several clients, one letter an id."""
         return [await self.join(client_id, **options) for client_id in client_ids]
 
     async def join_and_work(self, client_id: str, **options: Any) -> FakePeer:
-        """A client that has its first job, which the test answers."""
+        """Registers a client and waits for its first job, which the test has to answer."""
         peer = await self.join(client_id, manual=True, **options)
         await peer.next_job()
         return peer
@@ -267,7 +267,7 @@ class CoordinatorRig:
         await self.coordinator.tell(Lost(peer, reason, handed_over_s))
 
     async def played(self) -> "CoordinatorRig":
-        """Wait until the run is over, and for the goodbyes."""
+        """Waits for the end of the run and all goodbyes. Then checks that the log replays to the same state."""
         assert self._played is not None
         async with asyncio.timeout(30):
             await self._played
@@ -278,11 +278,11 @@ class CoordinatorRig:
         return self
 
     async def written(self) -> None:
-        """Wait until the store has written all that it was told."""
+        """Waits until the store has written everything it has received."""
         await self._actors[0].ask(SaveEvaluations(0, ()))
 
     def assert_the_log_tells_all(self) -> None:
-        """Replaying the log, and what came after its last round, gives the state the run ended with."""
+        """Asserts that replaying the log, with events after its last round, gives the state in which the run ended."""
         live, rounds = self.coordinator.state, self.store.rounds()
         settings = self.settings
         replayed = replay(
@@ -296,11 +296,11 @@ class CoordinatorRig:
             assert getattr(live, name) == getattr(replayed, name), name
 
     def shown_of(self, kind: type[Shown]) -> list[Shown]:
-        """The events of this type."""
+        """Returns the shown events of this type."""
         return [event for event in self.shown if isinstance(event, kind)]
 
     async def until_called(self, round: int) -> list[int]:
-        """The rounds of all roll calls, once there is one of this round."""
+        """Waits for a roll call of this round. Returns the rounds of all roll calls until then."""
         async with asyncio.timeout(20):
             while round not in (calls := [event.round for event in self.shown_of(RollCall)]):
                 self._news.clear()
@@ -308,20 +308,20 @@ class CoordinatorRig:
         return calls
 
     async def until_noticed(self, text: str) -> None:
-        """Wait until a notice says this."""
+        """Waits until a notice contains this text."""
         async with asyncio.timeout(20):
             while not any(text in event.message for event in self.shown_of(Notice)):
                 self._news.clear()
                 await self._news.wait()
 
     def spent(self, client_id: str) -> tuple[int, float]:
-        """Releases and ε of a client in the server's mirror."""
+        """Returns a client's releases and spent ε as the server's table holds them."""
         table = self.coordinator.state.table
         row = table.row_of[client_id]
         return int(table.released[row]), float(table.epsilon_spent[row])
 
     def events(self) -> list[tuple[str, str]]:
-        """(kind, client) of all that happened, the joins at the start left out."""
+        """Returns (kind, client id) of all logged events except joins."""
         attempts = [attempt for record in self.store.rounds() for attempt in record.attempts]
         everything = [e for attempt in (*attempts, *self.store.failed_attempts()) for e in attempt.events]
         everything += self.store.late_events()
@@ -335,7 +335,7 @@ MakeRig = Callable[..., CoordinatorRig]
 
 
 def averaged(theta: Vector, round: int, clients: str) -> Vector:
-    """Eq. (2) in float64."""
+    """Returns the average of eq. (2), computed in float64."""
     weights = np.array([EXAMPLES[c] for c in clients], np.float64)
     mean = sum(w * update_of(c, round).astype(np.float64) for w, c in zip(weights, clients, strict=True))
     return (theta + mean / weights.sum()).astype(np.float32)  # type: ignore[no-any-return]  # float32

@@ -1,4 +1,4 @@
-"""Clients' ledgers, the SQLite connections that the code under test opens, and a disk that is full."""
+"""Clients' ledgers, a record of opened SQLite connections, and a simulated full disk."""
 
 import resource
 import sqlite3
@@ -13,18 +13,18 @@ from pausefl_client.privacy.ledger import Ledger
 from pausefl_proto.budget import Budget
 
 open_ledgers = ExitStack()
-"""Closes the ledgers of a test when it is over."""
+"""Closes the ledgers that a test has opened when the test is over."""
 
 
 def open_ledger(folder: Path, client_id: str, budget: Budget) -> Ledger:
-    """The client's ledger in `folder`; who wants to open it again must close it before."""
+    """Opens the client's ledger in `folder`. To open it again, close it first."""
     ledger = Ledger(folder / f"{client_id}.db", budget, unit="coordinate", client_id=client_id, data="test")
     open_ledgers.callback(ledger.close)
     return ledger
 
 
 def opened_connections(monkeypatch: pytest.MonkeyPatch) -> list[sqlite3.Connection]:
-    """Every connection opened from now on: only a connection itself knows how it syncs and locks."""
+    """Returns a growing list of connections opened from now on. Only a connection can tell how it syncs and locks."""
     opened: list[sqlite3.Connection] = []
     connect: Callable[..., sqlite3.Connection] = sqlite3.connect
 
@@ -38,7 +38,7 @@ def opened_connections(monkeypatch: pytest.MonkeyPatch) -> list[sqlite3.Connecti
 
 @contextmanager
 def full_disk(most_bytes: int = 1000) -> Iterator[None]:
-    """Stands for a disk that takes no more: files cannot grow beyond a few bytes."""
+    """Simulates a full disk: files cannot grow beyond `most_bytes`."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limit[1]))
     try:

@@ -1,4 +1,4 @@
-"""`make up` and its siblings, as their rules say, and a docker command of ours that they meet."""
+"""Runs the rules of `make up` and its siblings with a fake docker command."""
 
 import os
 import re
@@ -10,8 +10,8 @@ from rigs.waiting import free_port
 
 COMPOSE = Path(__file__).parents[2] / "deploy/compose.py"
 RELEASE = re.findall(r"^version: (.+)$", (COMPOSE.parents[1] / "CITATION.cff").read_text("utf-8"), re.MULTILINE)[0]
-"""The release that CITATION.cff states, the tag of every image."""
-# What an engine says, and what the image that is run would; everything asked of it is noted.
+"""The release that CITATION.cff states. Every image has it as its tag."""
+# A fake docker. It answers for the engine, runs `pausefl` in place of the image, and notes every call.
 DOCKER = f"""#!{sys.executable}
 import os, subprocess, sys
 words = sys.argv[1:]
@@ -36,7 +36,7 @@ if words[0] == "run":
 
 
 def make(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`make COMMAND`, as its rule says."""
+    """Runs deploy/compose.py with this command, as the rule of `make COMMAND` does."""
     return subprocess.run(
         [sys.executable, str(COMPOSE), command],
         env={**os.environ, **environment},
@@ -47,7 +47,7 @@ def make(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def docker_of_ours(folder: Path) -> dict[str, str]:
-    """The environment of a `make` that meets a docker command of ours, whose notes lie beside it in the folder."""
+    """Writes the fake docker command. Returns the environment in which `make` finds it; its notes lie in `folder`."""
     docker = folder / "bin/docker"
     docker.parent.mkdir()
     docker.write_text(DOCKER)
@@ -62,5 +62,5 @@ def docker_of_ours(folder: Path) -> dict[str, str]:
 
 
 def asked(engine: dict[str, str]) -> str:
-    """What the docker command of ours was asked to do, a line each."""
+    """Returns the calls of the fake docker command, one a line."""
     return Path(engine["NOTES"]).read_text()

@@ -1,4 +1,4 @@
-"""A small experiment that tests play, and the links of an experiment's clients, as its plan holds them."""
+"""A small experiment for tests, and the links that the plan gives to an experiment's clients."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,15 +18,15 @@ SMALL: dict[str, Any] = {
 
 
 def small(changes: Mapping[str, Any] | None = None) -> Experiment:
-    """Three rounds of a synthetic model on the virtual clock, but for these settings."""
+    """Returns an experiment of three rounds of a synthetic model on the virtual clock, with these changed settings."""
     return load_experiment("demo", {**SMALL, **(changes or {})})
 
 
 def links_of(experiment: Experiment) -> dict[str, LinkPlan]:
-    """Each client's link, by id; ConfigError."""
+    """Returns each client's link by client id. Raises ConfigError."""
     return plan_links(experiment.latency, experiment.client_ids, experiment.experiment.seed_of("latency"))
 
 
 def delays_of(experiment: Experiment) -> dict[str, Delay]:
-    """The law of each client's delay per exchange, by id."""
+    """Returns the delay law of each client's exchange by client id."""
     return {client_id: link.exchange for client_id, link in links_of(experiment).items()}

@@ -1,4 +1,4 @@
-"""Both ends over real gRPC on loopback, in one process: a server that runs, and clients that come and go."""
+"""Both ends over real gRPC on loopback, in one process: a running server, and clients that join and leave."""
 
 import asyncio
 import logging
@@ -40,12 +40,12 @@ BIG = MAX_FRAME_BYTES // 4 * 5 // 2  # two frames and a half
 
 
 def network_settings(size: int = SIZE, **changes: Any) -> ServerSettings:
-    """What a server and the synthetic model of its clients agree on."""
+    """Returns settings that match the synthetic model of the clients."""
     return server_settings(size, **{"manifest": Manifest((TensorSpec("synthetic", (size,)),)), **changes})
 
 
 class Federation:
-    """A server that runs, and what it tells."""
+    """A running server and the events it reports."""
 
     def __init__(self) -> None:
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -59,7 +59,7 @@ class Federation:
             self.events.put_nowait(to_json(event))
 
     async def event(self, kind: str, containing: str = "") -> dict[str, Any]:
-        """The next event of this kind whose message contains the text."""
+        """Waits for the next event of this kind whose message contains the text, and returns it."""
         async with asyncio.timeout(20):
             while True:
                 event = await self.events.get()
@@ -77,7 +77,7 @@ def make(folder: Path) -> None:
 
 @asynccontextmanager
 async def federation(folder: Path, policy: Policy | None = None, **changes: Any) -> AsyncIterator[Federation]:
-    """Serve in `folder`; the server is gone with the block."""
+    """Serves in `folder`. The server is stopped at the end of the block."""
     make(folder)
     evaluate, keep = changes.pop("evaluate", None), changes.pop("keep", lambda _: None)
     told = {key: changes.pop(key) for key in ("offer", "admission", "admission_files") if key in changes}
@@ -98,13 +98,13 @@ async def federation(folder: Path, policy: Policy | None = None, **changes: Any)
             RunOutputs(keep, best_model=best_model),
             oracle=oracle,
             back_to=back_to,
-            platform=Platform(closes_within_s=0.0),  # what clients hold open in this process is not the server's
+            platform=Platform(closes_within_s=0.0),  # clients share this process; do not wait for their connections
         )
     )
     started: list[asyncio.Future[Any]] = [run.task, run.port]
     await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
     if not run.port.done():
-        await run.task  # which says why it does not listen
+        await run.task  # raises the reason why the server does not listen
     try:
         yield run
     finally:
@@ -142,7 +142,7 @@ class Clients:
         return self._group.create_task(session.run())
 
     def start_all(self, client_ids: str, port: int, size: int = SIZE) -> "list[asyncio.Task[str]]":
-        """Several clients, whose ids have a letter each."""
+        """Starts several clients, one letter an id."""
         return [self.start(client_id, port, size) for client_id in client_ids]
 
 
@@ -167,7 +167,7 @@ def log_of(folder: Path) -> list[RoundRecord]:
 async def raw_stream(
     port: int, token: str = "", method: str = "Join"
 ) -> AsyncIterator["grpc.aio.StreamStreamCall[bytes, bytes]"]:
-    """A stream without any of our client's code, nor its limits."""
+    """Yields a bare gRPC stream, without our client's code and without its message limits."""
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{method}")(
@@ -180,7 +180,7 @@ async def raw_stream(
 
 
 async def take_a_job(call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
-    """Be a client by hand, up to the model of its first job."""
+    """Plays a client by hand until the first message of its first job has arrived."""
     await call.write(hello())
     assert (await answer_of(call)).WhichOneof("kind") == "welcome"
     assert (await answer_of(call)).WhichOneof("kind") == "job"
@@ -202,5 +202,5 @@ async def answer_of(call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> pb.Serve
 
 
 def errors_in(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """gRPC warns of a stream that was ending by itself when the server stopped; that hurts nobody."""
+    """Returns the logged errors. Warnings are left out: gRPC warns of streams that end while the server stops."""
     return [record for record in caplog.records if record.levelno >= logging.ERROR]

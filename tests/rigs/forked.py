@@ -1,6 +1,6 @@
-"""What a test asks a forked process. Imports nothing itself, so that it sees what the fork server had.
+"""Reports what a forked process sees. This module imports nothing large, so only the fork server's imports show.
 
-python -m rigs.forked forked_client|forked_run PROCESSES EXPERIMENT      prints what they tell, as JSON
+python -m rigs.forked forked_client|forked_run PROCESSES EXPERIMENT      prints the reports as JSON
 """
 
 import os
@@ -12,7 +12,7 @@ MODULES = ("pausefl.runtime.client.process", "pausefl.runtime.client.torch_train
 
 
 def tell_modules_and_noise(results: "Connection[Any, Any]", experiment: str) -> None:
-    """Send which of `MODULES` were imported before the fork, and the first noise that a client draws."""
+    """Sends which of `MODULES` were imported before the fork, and the first noise that a client draws."""
     loaded = [name for name in MODULES if name in sys.modules]
 
     from pausefl.experiment.loading import parse_experiment
@@ -27,7 +27,7 @@ def tell_modules_and_noise(results: "Connection[Any, Any]", experiment: str) -> 
 
 
 def tell_variable(results: "Connection[Any, Any]", name: str) -> None:
-    """Send an environment variable of this process."""
+    """Sends the value of an environment variable of this process."""
     results.send(os.environ.get(name))
 
 

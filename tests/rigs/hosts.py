@@ -1,4 +1,4 @@
-"""Hosts of a fleet: a container or a network namespace each, on one bridge with the server's, or all this machine."""
+"""Hosts of a fleet: containers or network namespaces on one bridge with the server, or simply this machine."""
 
 import os
 import shutil
@@ -19,25 +19,25 @@ def do(*words: str) -> None:
 
 
 class Hosts:
-    """Where the clients run, and how their links are cut."""
+    """The hosts of the clients; this base class stands for this machine, whose links cannot be cut."""
 
     server_address = "127.0.0.1"
     server_name = "localhost"
 
     def command(self, number: int, command: Sequence[str]) -> list[str]:
-        """The command, run at the host of this number."""
+        """Returns the command line that runs `command` on the host of this number."""
         return list(command)
 
     def cut(self, number: int, *, is_cut: bool) -> bool:
-        """Cut a host's link, or mend it; False where there is none to cut."""
+        """Cuts or mends a host's link. Returns False if the link cannot be cut."""
         return False
 
     def move_server(self) -> None:
-        """Give the server another address under the same name, where it has one of its own."""
+        """Gives the server another address under the same name, if the server has a name of its own."""
 
 
 class Namespaces(Hosts):
-    """A namespace for each host; the server is on the bridge."""
+    """One network namespace a host. The server is on the bridge."""
 
     server_name = SERVER_NAME
 
@@ -77,7 +77,7 @@ class Namespaces(Hosts):
         self._resolve()
 
     def _resolve(self) -> None:
-        """What the server's name means in each namespace, whose /etc/hosts this file is."""
+        """Writes each namespace's /etc/hosts, which gives the address of the server's name."""
         for name in self._names:
             folder = Path("/etc/netns", name)
             folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ class Namespaces(Hosts):
 
 
 class Containers(Hosts):
-    """A container for each host, of the image that `make images` has built; the server is on their network's bridge."""
+    """One container a host, of the image built by `make images`. The server is on the bridge of their network."""
 
     image = f"pausefl-client:{RELEASE}"
     server_name = SERVER_NAME
@@ -104,7 +104,7 @@ class Containers(Hosts):
             subprocess.run(["docker", *command], check=False, capture_output=True)
 
     def command(self, number: int, command: Sequence[str]) -> list[str]:
-        """A command of pausefl, the image's entry point, run in the folder of all."""
+        """Returns the docker command that runs a `pausefl` command (the image's entry point) in the shared folder."""
         place = [f"--volume={self._folder}:{self._folder}", f"--workdir={self._folder}", "--user=0"]
         where = [f"--name={self._names[number]}", f"--network={_BRIDGE}", f"--add-host={SERVER_NAME}:{_NET}.1"]
         return ["docker", "run", "--rm", *where, *place, self.image, *command[len(PAUSEFL) :]]
@@ -131,7 +131,7 @@ def _made_of(count: int, folder: Path) -> Containers | Namespaces | None:
 
 @contextmanager
 def hosts_of(count: int, folder: Path) -> Iterator[Hosts]:
-    """For root with `ip`, containers where an engine has our image, else namespaces; else this machine."""
+    """Yields containers if an engine has our image, else namespaces; both need root and `ip`. Else this machine."""
     made = _made_of(count, folder)
     if made is None:
         yield Hosts()

@@ -1,4 +1,4 @@
-"""A coordinator that welcomes every client and gives it one job, and a server before one."""
+"""A coordinator that welcomes every client and gives it one job, and a server for it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ from rigs.federation import SIZE
 
 
 class OneJob(Actor[Any]):
-    """Everything else it is told is kept: `lost` the streams that ended, `told` the rest."""
+    """Welcomes every client with one job. Keeps the streams that ended in `lost` and all other messages in `told`."""
 
     def __init__(self, size: int) -> None:
         super().__init__("coordinator")
@@ -51,11 +51,11 @@ async def listening(
     coordinator: Actor[Any] | None = None,
     size: int = SIZE,
 ) -> AsyncIterator[int]:
-    """The port of a server before this coordinator, or before one that gives every client a job."""
+    """Yields the port of a server for this coordinator; by default one that gives every client a job."""
     coordinator = coordinator or OneJob(size)
     running = asyncio.ensure_future(coordinator.run())
     handler = ClientStreamHandler(
-        coordinator,  # type: ignore[arg-type]  # it plays the part
+        coordinator,  # type: ignore[arg-type]  # an actor that accepts the same messages
         *(AnswerLimits(size), admission),
         hello_timeout_s=bounds.hello_timeout_s,
     )

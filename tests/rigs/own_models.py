@@ -1,4 +1,4 @@
-"""Models as people bring them, and a short run or a trainer of each."""
+"""Models as users write them, and a short run or a trainer of each."""
 
 import json
 import math
@@ -106,7 +106,7 @@ FROZEN_NORM += [f"2.{kind}" for kind in ("running_mean", "running_var", "num_bat
 
 
 class FrozenNorm(nn.Sequential):
-    """A layer and its batch normalisation that stay as they are, with the statistics they came with."""
+    """A frozen layer and its frozen batch normalisation, which keeps its initial running statistics."""
 
     def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__(nn.Flatten(), nn.Linear(math.prod(shape), 16), nn.BatchNorm1d(16), nn.Linear(16, classes))
@@ -120,7 +120,7 @@ class FrozenNorm(nn.Sequential):
 
 
 class Bag(nn.Module):
-    """The mean of embedded words, whose gradients are sparse."""
+    """The mean of embedded words. The embedding's gradients are sparse."""
 
     def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def tokens(seed: int) -> Dataset:
 
 
 def played(folder: Path, model: str, **changes: Any) -> dict[str, Any]:
-    """The summary of a run of a model of this module."""
+    """Plays a short run of a model of this module, and returns its summary."""
     experiment = parse_experiment("", {**RUN, "workload.model": f"own:{model}", **changes})
     folder.mkdir(exist_ok=True)
     play_virtually(plan_of(experiment, folder.name), folder, lambda _: None)

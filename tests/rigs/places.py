@@ -1,4 +1,4 @@
-"""Where the checkout and its tests lie, copies of its sources, and pip run in an interpreter."""
+"""Paths of the checkout and its tests, copies of its sources, and a call of pip."""
 
 import importlib.util
 import shutil
@@ -11,7 +11,7 @@ ROOT = TESTS.parent
 
 
 def script(path: Path) -> ModuleType:
-    """A script that is in no package, as a module."""
+    """Returns a script that is in no package as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -21,14 +21,14 @@ def script(path: Path) -> ModuleType:
 
 
 def source_files() -> list[str]:
-    """The files of the repository, new ones too, without what git ignores."""
+    """Returns the repository's files, also new ones, but not those that git ignores."""
     command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return sorted({name for name in listed.split("\0") if name and (ROOT / name).is_file()})
 
 
 def copied_sources(folder: Path, below: str = "") -> Path:
-    """A copy of the sources, or of those below a folder of them, that a build may write into."""
+    """Copies the sources whose path starts with `below`; a build may write into the copy. Returns the copy's folder."""
     for name in source_files():
         if name.startswith(below):
             copy = folder / name
@@ -38,7 +38,7 @@ def copied_sources(folder: Path, below: str = "") -> Path:
 
 
 def pip(python: str | Path, *arguments: object) -> None:
-    """Run pip in an interpreter's environment; AssertionError with what it said if it fails."""
+    """Runs pip in an interpreter's environment. AssertionError with pip's output if it fails."""
     command = [str(python), "-m", "pip", "--disable-pip-version-check", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"pip {' '.join(map(str, arguments))}:\n{done.stdout}{done.stderr}"

@@ -1,4 +1,4 @@
-"""Policies under contract, and rounds of one of them without a network."""
+"""The policies that the contract tests check, and rounds of one policy without a network."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "fed-ts guarded": ("fed-ts", {"guard": "leave-one-out", "drift_weight": 1.0}),
 }
 CASES = {name: (name, dict[str, Any]()) for name in POLICIES} | SPECIAL
-"""Every named policy, also one that a contributor has just named, and those with parameters to try."""
+"""Every named policy with its defaults, new ones included, and the variants of `SPECIAL`, as (name, parameters)."""
 
 M = 4
 DEADLINE_S = 2.0
@@ -75,7 +75,7 @@ def context_of(table: ClientTable, round: int, seed: int = 1, **changes: Any) ->
 
 
 class Play:
-    """Rounds of one policy on a table, with latencies that are functions of (client, round)."""
+    """Rounds of one policy on a client table. Latencies are functions of (client, round)."""
 
     def __init__(
         self,
@@ -98,13 +98,13 @@ class Play:
         return self
 
     def select(self) -> Selection:
-        """The policy's choice of the next round."""
+        """Returns the policy's choice for the next round."""
         t = len(self.records) + 1
         eligible = selectable_rows(self.table, t, self.policy.m, rest_rounds_max=64)
         return self.policy.select(self.state, context_of(self.table, t, self.seed, eligible=eligible))
 
     def answers(self, selection: Selection, t: int) -> tuple[Observation, ...]:
-        """What those chosen answer in round t, the silent left out."""
+        """Returns the answers of the chosen clients in round t; silent clients do not answer."""
         chosen = dict.fromkeys(self.table.ids[row] for row in selection.rows)
         return tuple(self.observation(i, t) for i in chosen if i not in self.silent)
 

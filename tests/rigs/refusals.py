@@ -1,4 +1,4 @@
-"""What is refused is told in one line: in Python by an error, by the command with its status."""
+"""Checks of refusals. Python raises an error of one line; the command prints one line and exits with its status."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from pausefl_proto.errors import ConfigError, PauseflError
 
 @contextmanager
 def refused(said: str, error: type[PauseflError] = ConfigError) -> Iterator[None]:
-    """What is done within is refused in one line that says this."""
+    """Asserts that the block is refused with one line that contains `said`."""
     with pytest.raises(error) as caught:
         yield
     assert said in str(caught.value)
@@ -19,7 +19,7 @@ def refused(said: str, error: type[PauseflError] = ConfigError) -> Iterator[None
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 2) -> str:
-    """The one line with which a command is refused."""
+    """Returns the one line with which a command is refused."""
     with pytest.raises(SystemExit) as ended:
         main([*map(str, arguments)])
     (line,) = capsys.readouterr().err.splitlines()

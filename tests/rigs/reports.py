@@ -10,7 +10,7 @@ from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecor
 from pausefl_server.storage import store
 
 CLIENTS = ("<script>", "$x$", "c")
-"""Two of the ids are hostile to HTML and to matplotlib's mathtext; the third is never chosen."""
+"""Client ids. The first two are hostile to HTML and to matplotlib's mathtext; the third is never chosen."""
 
 
 def observation(client_id: str, i: int, injected_s: float) -> Observation:
@@ -21,7 +21,7 @@ def observation(client_id: str, i: int, injected_s: float) -> Observation:
 
 
 def records() -> list[RoundRecord]:
-    """Three rounds: both clients, then the first, then the second, which had released once unseen before."""
+    """Returns three rounds: both clients, the first, the second. The second had one earlier release not seen here."""
     both, first, second = [("<script>", 1, 0.1), ("$x$", 2, 0.2)], [("<script>", 2, 0.1)], [("$x$", 3, 0.3)]
     joined = tuple(LogEvent("joined", client_id, "", 40) for client_id in CLIENTS)
     rows = []

@@ -1,4 +1,4 @@
-"""A client's session with a fake trainer, a clock that stands still, and a server that is the test."""
+"""A client's session with a fake trainer and a clock that stands still. The test plays the server."""
 
 import asyncio
 import threading
@@ -33,7 +33,7 @@ BUDGET = Budget(epsilon_budget=10.0, eta=0.5)
 
 
 class InlineExecutor(Executor):
-    """Runs work where it is submitted, after it has waited for `queue_s` on the clock."""
+    """Runs work in the call of `submit`, after `queue_s` of waiting on the clock."""
 
     def __init__(self, clock: Clock, queue_s: float = 0.0) -> None:
         self._clock = clock
@@ -50,7 +50,7 @@ class InlineExecutor(Executor):
 
 
 class FakeTrainer:
-    """Answers with a vector nobody could guess; training takes `train_s` on the clock and waits for `gate`."""
+    """Answers with a random vector. Training takes `train_s` on the clock and waits for `gate`."""
 
     n_examples = 42
     label_counts: ClassVar[dict[str, float]] = {}
@@ -98,28 +98,28 @@ class ServerEnd(FakeStream):
     async def ask(
         self, model: Vector, round: int = 1, schedule: str = "", gap_s: float = 0.0
     ) -> tuple[pb.Result, bytes]:
-        """Give a job; its result and all bytes of its update."""
+        """Gives a job. Returns the result and all bytes of its update."""
         self.give_job(model, round, schedule, gap_s)
         return await self.upload()
 
     async def refusal(self, model: Vector, round: int = 1, schedule: str = "") -> pb.Result:
-        """Give a job; its result, which has no update."""
+        """Gives a job. Returns the result, which must have no update."""
         self.give_job(model, round, schedule)
         result = (await self.heard()).result
         assert not result.HasField("update"), result
         return result
 
     async def all_read(self) -> None:
-        """Wait until the client has read all that was said."""
+        """Waits until the client has read everything that was sent."""
         self.say(ping=pb.Ping(nonce=5))
         assert (await self.heard()).pong.nonce == 5
 
     async def heard(self) -> pb.ClientMessage:
-        """The client's next message, without its payload."""
+        """Returns the client's next message, without its payload."""
         return pb.ClientMessage.FromString(unpack(await self.heard_bytes())[0])
 
     async def upload(self) -> tuple[pb.Result, bytes]:
-        """The client's next result and all bytes of its update."""
+        """Returns the client's next result and all bytes of its update."""
         header, payload = unpack(await self.heard_bytes())
         message = pb.ClientMessage.FromString(header)
         assert message.WhichOneof("kind") == "result", message
@@ -132,7 +132,7 @@ class ServerEnd(FakeStream):
 
 
 class FakeServer:
-    """Hands every connection of the client to the test."""
+    """Gives the test the server's end of every connection that the client opens."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -140,10 +140,10 @@ class FakeServer:
         self.opened = self.closed = 0
         self.unreachable = False
         self.silence_s = 1.0
-        """How long a client waits for each answer that does not come."""
+        """How long each connection attempt takes on the clock while the server is unreachable."""
         self.failure: Exception = OSError("nobody answers")
         self.says_at_once: Sequence[Mapping[str, Any]] = ()
-        """To every client that connects from now on."""
+        """Messages sent at once to every client that connects from now on."""
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[ServerEnd]:
@@ -165,7 +165,7 @@ class FakeServer:
             return await self._streams.get()
 
     async def welcome(self) -> ServerEnd:
-        """The next stream, hello taken and answered."""
+        """Accepts the next stream, reads its hello and welcomes it."""
         stream = await self.accept()
         assert (await stream.heard()).WhichOneof("kind") == "hello"
         stream.say(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="run"))
@@ -173,7 +173,7 @@ class FakeServer:
 
 
 class SessionRig:
-    """A session with everything around it faked but the ledger, which lies in `ledger_in`."""
+    """A session. Everything around it is fake except the ledger, which lies in `ledger_in`."""
 
     def __init__(
         self,
@@ -216,21 +216,21 @@ class SessionRig:
 
     @property
     def ledger(self) -> Ledger:
-        """Of a private session."""
+        """The ledger of a private session."""
         assert self.privacy is not None
         return self.privacy.ledger
 
     def state_time(self, duration_s: float) -> None:
-        """Let training take so long, from now on."""
+        """Paces training to this duration, from now on."""
         self.session._trainer = PacedTrainer(self.trainer, lambda _: duration_s)
 
     def keep_states(self, path: Path) -> None:
-        """Let the trainer's states lie there, from now on."""
+        """Keeps the trainer's state in `path`, from now on."""
         self.session._states = TrainerStates(self.trainer, path)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["asyncio.Task[str]"]:
-        """The session's task; it is ended with the block if the test has not ended it."""
+        """Yields the running session's task. It is cancelled at the end of the block if it still runs."""
         task = asyncio.ensure_future(self.session.run())
         try:
             yield task
@@ -241,14 +241,14 @@ class SessionRig:
 
     @asynccontextmanager
     async def welcomed(self) -> AsyncIterator[ServerEnd]:
-        """The stream of a session that runs, once it has been welcomed."""
+        """Yields the stream of a running session after its welcome."""
         async with self.running():
             yield await self.server.welcome()
 
 
 @asynccontextmanager
 async def welcomed(**options: Any) -> AsyncIterator[tuple[SessionRig, ServerEnd]]:
-    """A session that runs, and its stream, once it has been welcomed."""
+    """Yields a running session, and its stream after the welcome."""
     rig = SessionRig(**options)
     async with rig.welcomed() as stream:
         yield rig, stream
@@ -256,7 +256,7 @@ async def welcomed(**options: Any) -> AsyncIterator[tuple[SessionRig, ServerEnd]
 
 @asynccontextmanager
 async def held_back(threads: int = 1, **options: Any) -> AsyncIterator[tuple[SessionRig, ServerEnd]]:
-    """The same with a trainer in a thread, which waits for its gate."""
+    """Yields the same as `welcomed`, but the trainer runs in a thread and waits for its gate."""
     with ThreadPoolExecutor(threads) as executor:
         rig = SessionRig(executor=executor, **options)
         rig.trainer.gate.clear()
@@ -267,7 +267,7 @@ async def held_back(threads: int = 1, **options: Any) -> AsyncIterator[tuple[Ses
 def private(folder: Path, clock: Clock, budget: Budget = BUDGET, privatise_s: float = 0.0) -> ReleasePrivacy:
     def noise_for(_: ReleaseKey) -> NumpyLaplace:
         clock.advance(privatise_s)
-        # Fresh entropy every time: bytes are the same only if they were kept.
+        # Fresh randomness at every call: two answers have the same bytes only if the first was kept.
         return NumpyLaplace(np.random.default_rng())
 
     return ReleasePrivacy(Mechanism("coordinate", 0.01), open_ledger(folder, "client-007", budget), noise_for)

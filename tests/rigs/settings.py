@@ -1,4 +1,4 @@
-"""A server's settings in tests: three short rounds, everything patient, nothing private unless said."""
+"""A server's settings for tests: three rounds, long timeouts, and no privacy unless changed."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from pausefl_server.settings import RunInfo, ServerSettings
 
 
 def server_settings(size: int, **changes: Any) -> ServerSettings:
-    """For a model of one tensor of `size` values."""
+    """Returns settings for a model of one tensor of `size` values."""
     settings: dict[str, Any] = {
         "run_id": "test",
         "seed": 1,

@@ -1,4 +1,4 @@
-"""Telemetry of a short run that the test makes up, and events of its progress, as a server tells them."""
+"""Telemetry of a short invented run, and events of its progress as a server reports them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +21,7 @@ SIZE = 1000
 DOUBTS = ("server loop_lag_s",)
 TAU_MIN_S = 0.75
 MISSES: dict[MissKind, int] = {"unneeded": 1, "rejected": 2, "refused": 3, "timeout": 4, "lost": 5}
-"""Of the attempts at round 2 that failed; two more time out in rounds that did not."""
+"""Misses in the failed attempts at round 2, by kind. Two more clients time out in rounds that succeed."""
 HOSTS = {
     "a": HostReport(0.001, 0.002, 0.03, 0.4),
     "b": HostReport(0.005, 0.006, 0.07, 0.8),
@@ -32,7 +32,7 @@ PARTS_S |= {"server_wait": 0.007, "reconnect": 0.008, "injected_down": 0.075, "i
 
 
 def observation(client_id: str, i: int, round_trip_s: float) -> Observation:
-    """Injected 0.2 s where 0.05 and 0.125 s were drawn."""
+    """Returns an observation. Its injected delays sum to 0.2 s; its drawn delays are 0.05 s and 0.125 s."""
     return Observation(
         client_id=client_id,
         timing=Timing(round_trip_s, **{f"{part}_s": seconds for part, seconds in PARTS_S.items()}),
@@ -53,9 +53,9 @@ def observation(client_id: str, i: int, round_trip_s: float) -> Observation:
 
 
 def records(*, private: bool = True) -> list[RoundRecord]:
-    """Three rounds: "a" answers in all of them, "b" in two, "c" in none before it retires.
+    """Returns three rounds: "a" answers in all, "b" in two, "c" in none before it retires.
 
-    What is counted comes a different number of times each, so that no count is taken for another.
+    Every kind of event has a different count, so that a test notices when two counts are confused.
     """
     joins = tuple(LogEvent("joined", client_id, n_examples=10) for client_id in "abc")
     late = LogEvent("late", "b"), LogEvent("late", "b"), *[LogEvent("withdrawn", "c")] * 3
@@ -71,7 +71,7 @@ def _observations(private: bool, **of_clients: tuple[int, float]) -> tuple[Obser
 
 
 def _failed_attempts() -> Iterator[RoundRecord]:
-    """Five, in each of which three clients miss, one update is late and one job is dropped."""
+    """Yields five attempts. In each, three clients miss, one update is late and one job is withdrawn."""
     kinds = [kind for kind, times in MISSES.items() for _ in range(times)]
     events = LogEvent("late", "a"), LogEvent("withdrawn", "b")
     for attempt in range(1, 6):
@@ -88,7 +88,7 @@ def _record(
     events: tuple[LogEvent, ...],
     failed_attempts: tuple[RoundRecord, ...] = (),
 ) -> RoundRecord:
-    """A round in which "c", where it was chosen, times out; it is waited for until `latency_s`."""
+    """Returns a round that lasts `latency_s`. If "c" is chosen, it times out at that moment."""
     return RoundRecord(
         *(round, len(failed_attempts) + 1, tuple(chosen), None, observations, events),
         *(latency_s, float(round), 0.003, ""),
@@ -101,7 +101,7 @@ def _record(
 
 
 def commit(telemetry: Telemetry, *, private: bool = True) -> None:
-    """Tell of the rounds as a server does that plays them."""
+    """Reports the rounds to `telemetry` as a server does while it plays them."""
 
     def tell(record: RoundRecord, state: RunState) -> None:
         for failed in record.failed_attempts:
@@ -112,7 +112,7 @@ def commit(telemetry: Telemetry, *, private: bool = True) -> None:
 
 
 def play(telemetry: Telemetry, *, private: bool = True) -> None:
-    """The rounds, evaluations, a ping, rejections, and clients that come and go."""
+    """Reports rounds, evaluations, a ping, rejections, and clients that come and go."""
     commit(telemetry, private=private)
     for connected in range(1, 21):
         telemetry.arrived("a", connected, 0)
@@ -127,11 +127,11 @@ def play(telemetry: Telemetry, *, private: bool = True) -> None:
 
 
 def private(unit: str = "coordinate") -> PrivacySettings:
-    return PrivacySettings(BUDGET, unit, "agreed")  # type: ignore[arg-type]  # one of its names
+    return PrivacySettings(BUDGET, unit, "agreed")  # type: ignore[arg-type]  # a string that is one of the units
 
 
 def registry_of(telemetry: Telemetry, **limits: int) -> CollectorRegistry:
-    return make_registry(telemetry, MetricsSettings(**limits))  # type: ignore[arg-type]  # of several types
+    return make_registry(telemetry, MetricsSettings(**limits))  # type: ignore[arg-type]  # values of several types
 
 
 def round_event(number: int, **changes: Any) -> RoundCommitted:

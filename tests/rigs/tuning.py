@@ -1,4 +1,4 @@
-"""A small search, and measurements of it that fail where they should."""
+"""A small search, and a fake measurement that fails at chosen settings and seeds."""
 
 from pausefl_proto.errors import PauseflError
 from pausefl_tune import measure as measure_module
@@ -24,7 +24,7 @@ def plan(**changes: object) -> TuningPlan:
 
 
 class FailingAt:
-    """Measures settings by their alpha; the seeds named fail."""
+    """Measures a setting by its alpha. The given (alpha, seed) pairs fail."""
 
     def __init__(self, *failing: tuple[float | None, int], error: PauseflError | None = None) -> None:
         self._failing = failing

@@ -1,4 +1,4 @@
-"""Ports for other processes, and one poll for what they do to files and sockets, which send no event."""
+"""Free ports, and a poll for what other processes do to files and sockets, which send no event."""
 
 import errno
 import os
@@ -24,9 +24,9 @@ def wait_for(
     running: "subprocess.Popen[Any] | None" = None,
     every_s: float = 0.02,
 ) -> None:
-    """Return when it holds; AssertionError after `timeout_s`, or once the process that is `running` has ended.
+    """Returns when the condition holds. AssertionError after `timeout_s`, or when the process `running` ends first.
 
-    A condition that takes a while to ask is asked less often (`every_s`), for it slows what it waits for.
+    An expensive condition needs a larger `every_s`, because checking it slows the process it waits for.
     """
     until = time.monotonic() + timeout_s
     while not condition():
@@ -46,5 +46,5 @@ def _is_read(fifo: Path) -> bool:
 
 
 def wait_until_unread(fifo: Path) -> None:
-    """A process that was killed may take a moment to be gone."""
+    """Waits until the fifo has no reader. A killed process may keep it open for a moment."""
     wait_for(lambda: not _is_read(fifo), f"the last reader of {fifo} to go")

@@ -18,18 +18,18 @@ _OPTIONS = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_re
 
 @dataclass
 class Stream:
-    """All messages of one client's stream, as their header (a message without payload) and payload."""
+    """All messages of one client's stream, as pairs of header (the message without its payload) and payload."""
 
     up: list[tuple[pb.ClientMessage, bytes]] = field(default_factory=list)
     down: list[tuple[pb.ServerMessage, bytes]] = field(default_factory=list)
 
     @property
     def client_id(self) -> str:
-        """Who said hello."""
+        """The client id in the stream's hello."""
         return self.up[0][0].hello.client_id
 
     def updates(self) -> Iterator[tuple[pb.Result, bytes]]:
-        """Every answer that carried an update, with as many of its bytes as left before the stream broke."""
+        """Yields every answer with an update, and those of its bytes that were sent before the stream broke."""
         result: pb.Result | None = None
         data = b""
         for message, payload in [*self.up, (pb.ClientMessage(result=pb.Result()), b"")]:
@@ -43,7 +43,7 @@ class Stream:
 
 
 class Wiretap:
-    """A gRPC relay that outlives the server behind it and the clients before it, and remembers all that passed."""
+    """A gRPC relay that records all messages. It keeps running when the server or the clients restart."""
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
@@ -58,13 +58,13 @@ class Wiretap:
         self._server.start()
 
     def wait_for(self, messages: int, timeout_s: float = 30.0) -> None:
-        """Return when so many more messages have passed."""
+        """Returns when `messages` more messages have passed."""
         with self._passed:
             until = self._count + messages
             assert self._passed.wait_for(lambda: self._count >= until, timeout_s), "nothing passes any more"
 
     def updates(self) -> dict[str, list[tuple[pb.Result, bytes]]]:
-        """Every update that left a client, by client id, in order."""
+        """Returns every update that left a client, by client id, in order."""
         found: dict[str, list[tuple[pb.Result, bytes]]] = defaultdict(list)
         for stream in self.streams:
             if stream.up:
@@ -72,7 +72,7 @@ class Wiretap:
         return found
 
     def close(self) -> None:
-        """Cut every stream."""
+        """Stops the relay and cuts every stream."""
         self._server.stop(None).wait()
         self._threads.shutdown()
 
