@@ -54,7 +54,7 @@ class Registry(Mapping[str, Any]):
         return len(self.built_in)
 
     def find(self, name: str, key: str) -> Any:
-        """The object called `name`. ConfigError if there is none. It begins with `key`, the place of the name."""
+        """The object called `name`. A ConfigError begins with `key`, the place of the name in the experiment."""
         if name in self.built_in:
             return self[name]
         return self._checked(self._imported(self._one_code(name, key), name, key), name, key)
