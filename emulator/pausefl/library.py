@@ -19,6 +19,7 @@ from pausefl.outcomes import with_resume_command
 from pausefl.results.frames import data_frame, flat
 from pausefl.results.run import Run
 from pausefl.runtime.observers.base import Observer
+from pausefl_process.files import check_places
 from pausefl_proto.errors import ConfigError, PauseflError
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def load(source: str | Path | Mapping[str, Any] | Experiment, overrides: Overrid
 
     `overrides` are values by dotted key, such as `{"experiment.rounds": 20}`. ConfigError says what is wrong.
     """
+    check_places()
     if isinstance(source, Experiment):
         experiment = source.replace(overrides)
     elif isinstance(source, Mapping):
@@ -512,9 +514,10 @@ def _count(name: str, value: SupportsIndex, at_least: int = 1) -> int:
 def _path(name: str, path: str | Path) -> Path:
     """The argument as a path. Raises ConfigError if it is none."""
     try:
-        return Path(path)
+        check_places(str(found := Path(path)))
     except TypeError:
         raise ConfigError(f"{name} = {path!r:.80}: must be a path") from None
+    return found
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pausefl_proto.errors import ConfigError
 
@@ -59,15 +59,22 @@ def write_over(file: int, data: bytes | memoryview) -> None:
 
 
 def write_durably(path: Path, data: bytes | str) -> None:
-    """Replace the file at `path` by `data`. After an OSError, the old file is still there.
+    """Replace the file at `path` by `data`, as `replaced` does."""
+    with replaced(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file that replaces the one at `path` once the block is done. After an error, the old file is still there.
 
     The data reach the disk before the name does (temporary file, fdatasync, rename, fsync of the folder). So a crash at
-    any instant leaves either the old file or the new one, complete.
+    any instant leaves either the old file or the new one, complete. An OSError names `path`.
     """
     fresh = path.with_name(f".{path.name}.new")
     try:
         with fresh.open("wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            yield file
             file.flush()
             sync_data(file.fileno())
         fresh.replace(path)
@@ -86,6 +93,17 @@ def reason(error: Exception) -> str:
         before = error.object[: error.start].decode(error.encoding, "ignore")
         return f"{place_after(before)} is no {error.encoding.upper()}; save the file as UTF-8"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def check_places(*texts: str) -> None:
+    """Raise ConfigError if the working folder was deleted, or if its path or one of these texts is not UTF-8."""
+    try:
+        for text in (*texts, str(Path.cwd())):
+            text.encode()
+    except FileNotFoundError:
+        raise ConfigError("the working folder was deleted; change to another one") from None
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{error.object!a}: is not UTF-8; rename it") from None
 
 
 def place_after(before: str) -> str:

@@ -2,7 +2,6 @@
 
 import copy
 import os
-import sys
 from io import BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
@@ -35,11 +34,6 @@ def own_model(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def not_a_model(input_shape: tuple[int, ...], classes: int) -> str:
     return "not a model"
-
-
-@pytest.fixture(autouse=True)
-def _this_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "own_models", sys.modules[__name__])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +133,7 @@ def test_pooling_before_relu_changes_no_bit(name: str, shape: tuple[int, ...]) -
         assert torch.equal(own.grad, theirs.grad)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn3", "own_models:own_model"])
+@pytest.mark.parametrize("name", ["mlp", "cnn3", f"{__name__}:own_model"])
 def test_unflatten_undoes_flatten(name: str) -> None:
     shape = (3, 8, 8) if ":" in name else CIFAR
     model, other = (build_model(name, shape, 10, seed=seed) for seed in (1, 2))
@@ -154,7 +148,7 @@ def test_unflatten_undoes_flatten(name: str) -> None:
 
 
 def test_the_manifest_says_where_each_tensor_is() -> None:
-    model = build_model("own_models:own_model", (3, 8, 8), 10, seed=1)
+    model = build_model(f"{__name__}:own_model", (3, 8, 8), 10, seed=1)
     model(torch.rand(4, 3, 8, 8))
     parts = ModelVector(model).manifest.split(ModelVector(model).values())
     names = [*(name for name, _ in model.named_parameters()), "statistics/1.running_mean", "statistics/1.running_var"]
@@ -184,9 +178,9 @@ def test_a_vector_of_another_size_is_refused(size: int) -> None:
         ("cnn5", MNIST, "images of 28x28 are too small"),
         ("cnn3", (64,), "needs images"),
         ("no_such_package:model", MNIST, "cannot be imported"),
-        ("own_models:no_such_name", MNIST, "cannot be imported"),
-        ("own_models:MNIST", MNIST, "is not callable"),
-        ("own_models:not_a_model", MNIST, "returned str"),
+        (f"{__name__}:no_such_name", MNIST, "cannot be imported"),
+        (f"{__name__}:MNIST", MNIST, "is not callable"),
+        (f"{__name__}:not_a_model", MNIST, "returned str"),
     ],
 )
 def test_bad_models_name_the_key(name: str, shape: tuple[int, ...], message: str) -> None:

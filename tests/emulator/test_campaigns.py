@@ -65,12 +65,11 @@ def test_a_grid_is_read_from_settings(settings: list[str], grid: dict[str, list[
 
 def test_virtual_holds_for_every_run_and_settings_without_key_or_value_or_set_twice_are_refused() -> None:
     for setting in ("selection.m", "=1", "selection.m="):
-        with pytest.raises(ConfigError, match=r"must be table\.key=value"):
+        with refused("must be table.key=value"):
             parse_grid([setting])
-    with pytest.raises(ConfigError, match=r"selection\.m is set twice; list all its values in one --set$"):
-        parse_grid(["selection.m=1", "selection.m=2"])
-    with pytest.raises(ConfigError, match=r'selection\."mine:Policy"\.a is set twice'):
-        parse_grid(["selection.mine:Policy.a=1", 'selection."mine:Policy".a=2'])
+    for key, again in ("selection.m",) * 2, ("selection.mine:Policy.a", 'selection."mine:Policy".a'):
+        with refused(f"{again} is set twice; list all its values in one --set"):
+            parse_grid([f"{key}=1", f"{again}=2"])
     options = parser().parse_args(["sweep", "demo", "--virtual", "--set", "selection.m=1,2"])
     assert parse_grid(options.grid) == {"experiment.clock": ["virtual"], "selection.m": [1, 2]}
 
@@ -255,7 +254,10 @@ def test_a_folder_of_another_comparison_or_sweep_is_refused(
 def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
     few: dict[str, Any] = {"folder": tmp_path / "search", "trials": 1, "seeds": 1, "fresh_seeds": 2}
     private = experiment().replace({"privacy.enabled": True})
-    pausefl.tune(private, ["selection.pause.alpha=1..100"], **few)
+    plan = few["folder"] / CAMPAIGN_PLAN
+    for _ in range(2):
+        pausefl.tune(private, ["selection.pause.alpha=1..100"], **few)
+        plan.write_text(plan.read_text().replace('"command": ""', '"command": "the same, typed otherwise"'))
     with pytest.raises(ConfigError, match=ANOTHER):
         pausefl.tune(private, ["selection.pause.gamma=0..9"], **few)
 
@@ -279,17 +281,11 @@ def test_a_campaign_that_goes_on_takes_no_run_of_another(tmp_path: Path) -> None
             gather()
 
 
-@pytest.mark.parametrize(
-    ("plan", "again"),
-    [
-        (Plan("reproduce", "", {"name": "small_mnist"}), "pausefl reproduce small_mnist --resume --out {folder}"),
-        (Plan("tune", "", {"by": "run"}), "pausefl tune --resume {folder}"),
-    ],
-)
-def test_the_report_of_an_unknown_campaign_names_its_command(tmp_path: Path, plan: Plan, again: str) -> None:
-    begin(tmp_path, plan)
-    with refused(f"pausefl {plan.command}; to write its files again: {again.format(folder=tmp_path)}"):
-        report_folder(tmp_path, csv=False)
+def test_the_report_of_an_unknown_campaign_names_its_command(tmp_path: Path) -> None:
+    for name, words in ("reproduce", "small_mnist --resume --out"), ("tune", "--resume"):
+        begin(folder := tmp_path / name, Plan(name, "", {"name": "small_mnist"}))
+        with refused(f"pausefl {name}; to write its files again: pausefl {name} {words} {folder}"):
+            report_folder(folder, csv=False)
 
 
 def test_no_run_of_a_campaign_counts_as_two_and_only_one_of_the_same_command_can_go_on(tmp_path: Path) -> None:
@@ -298,6 +294,10 @@ def test_no_run_of_a_campaign_counts_as_two_and_only_one_of_the_same_command_can
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="holds no interrupted pausefl sweep"):
         read_plan(tmp_path, "sweep")
+    (tmp_path / CAMPAIGN_PLAN).write_bytes(b'{"command": "\xff"}')
+    with pytest.raises(ConfigError, match=r"campaign\.json: cannot be read .*; restore it from a copy$"):
+        begin(tmp_path, Plan("compare", "", {}))
+    (tmp_path / CAMPAIGN_PLAN).unlink()
     begin(tmp_path, Plan("compare", "", {}))
     with pytest.raises(ConfigError, match="was begun by pausefl compare"):
         read_plan(tmp_path, "sweep")
@@ -317,27 +317,23 @@ def test_neither_a_run_nor_a_campaign_begins_in_the_others_folder(tmp_path: Path
     assert not (run_dir / CAMPAIGN_PLAN).exists()
 
 
-def ended(capsys: pytest.CaptureFixture[str], status: int, *arguments: object) -> str:
-    """The last line of what a command complains of, which ends with this status."""
-    with pytest.raises(SystemExit, match=f"^{status}$"):
-        main([*map(str, arguments)])
-    return capsys.readouterr().err.splitlines()[-1].removeprefix("pausefl: ")
-
-
 @pytest.mark.slow
 @pytest.mark.end_to_end
-@pytest.mark.parametrize("command", ["compare", "sweep"])
-def test_a_campaign_names_its_failed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("compare --policies=random", "1 of 1 runs ended early: random-seed1"),
+        ("sweep --set=workload.train_s=0.0,4.0", "1 of 2 runs ended early: train_s=4.0-seed1"),
+    ],
+)
+def test_a_campaign_names_its_failed_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, named: str
+) -> None:
     config, folder = synthetic(tmp_path, rounds=3, clients=3, m=1, train_s=4.0), tmp_path / "all"
     failing = ["--set", "server.round_timeout_s=1.5", "--set", "server.rounds_without_update_max=1"]
-    if command == "compare":
-        arguments, names = [*failing, "--policies", "random"], "random-seed1"
-    else:
-        arguments, names = [*failing, "--set", "workload.train_s=0.0,4.0"], "train_s=4.0-seed1"
-    said = complaint(capsys, command, config, "--run-dir", folder, *arguments, status=1)
-    runs = "1 of 2" if command == "sweep" else "1 of 1"
-    again = f"to play them again, delete their folders, then pausefl {command} --resume {folder}"
-    assert said == f"{runs} runs ended early: {names}; {again}"
+    command, option = words.split()
+    said = complaint(capsys, command, config, "--run-dir", folder, *failing, option, status=1)
+    assert said == f"{named}; to play them again, delete their folders, then pausefl {command} --resume {folder}"
     assert list(folder.glob("*.png"))  # what there is stays
 
 
@@ -374,33 +370,24 @@ def test_an_error_of_own_code_tells_a_way(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "raising.py").write_text(RAISES)
     config, folder = synthetic(tmp_path, rounds=4, clients=3, m=1), tmp_path / "all"
     arguments = ["--policies", "raising:Raises", "--virtual", *more]
-    said = ended(capsys, 1, "compare", config, "--run-dir", folder, *arguments)
+    said = complaint(capsys, "compare", config, "--run-dir", folder, *arguments, status=1)
     assert said.startswith("raising.Raises-seed1: KeyError: 'x' (")
     assert said.endswith(f"raising.py:7); go on with: pausefl compare --resume {folder}")
 
 
 @pytest.mark.slow
 @pytest.mark.end_to_end
-def test_a_run_that_failed_says_how_to_go_on(tmp_path: Path) -> None:
-    (tmp_path / "raising.py").write_text(RAISES)
+def test_a_run_that_an_impossible_choice_ended_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "raising.py").write_text(RAISES.replace('raise KeyError("x")', "return Selection([])"))
     config, run_dir = str(synthetic(tmp_path, rounds=4, clients=3, m=1)), tmp_path / "run"
     own = ["--set", "selection.policy=raising:Raises", "--set", "experiment.clock=virtual"]
     failed = run("run", config, "--run-dir", run_dir, *own)
     assert failed.returncode == 1
-    assert failed.stderr.endswith(f"raising.py:7); go on with: pausefl run --resume {run_dir}\n")
+    assert failed.stderr.startswith("pausefl: selection.policy: in round 3 it chose rows of type list: must be")
+    assert failed.stderr.endswith(f"; go on with: pausefl run --resume {run_dir}\n")
     (tmp_path / "raising.py").write_text(RAISES.replace("== 3", "== 0"))
     assert run("run", "--resume", run_dir).returncode == 0
     assert rounds_in(run_dir) == 4
-
-
-@pytest.mark.end_to_end
-def test_a_run_that_an_impossible_choice_ends_says_so_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "choosing.py").write_text(RAISES.replace('raise KeyError("x")', "return Selection([])"))
-    config, run_dir = synthetic(tmp_path, rounds=4, clients=3, m=1), tmp_path / "run"
-    own = ["--set", "selection.policy=choosing:Raises", "--virtual"]
-    said = ended(capsys, 1, "run", config, "--run-dir", run_dir, *own)
-    assert said.startswith("selection.policy: in round 3 it chose rows of type list: must be")
-    assert said.endswith(f"; go on with: pausefl run --resume {run_dir}")
 
 
 @pytest.mark.end_to_end
@@ -425,5 +412,5 @@ def test_a_run_whose_rounds_are_all_played_is_not_to_be_resumed(
 
     monkeypatch.setattr("pausefl.results.report.write_report", interrupted)
     config, run_dir = synthetic(tmp_path, rounds=2, clients=3, m=1), tmp_path / "run"
-    said = ended(capsys, 130, "run", config, "--run-dir", run_dir, "--virtual")
+    said = complaint(capsys, "run", config, "--run-dir", run_dir, "--virtual", status=130)
     assert said == f"interrupted; all rounds are played; pausefl report {run_dir} writes the report"

@@ -1,6 +1,8 @@
 """The `pausefl` command as a user types it: what it prints, what it leaves, how it ends."""
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -115,6 +117,17 @@ def test_bad_input_is_said_in_one_line(
     monkeypatch.chdir(tmp_path)
     assert message.removeprefix("pausefl: ") in complaint(capsys, *arguments)
     assert not [path for name in ("run.db", "certs") for path in tmp_path.rglob(name)]
+
+
+def test_a_folder_that_is_gone_or_that_no_file_can_name_is_said(tmp_path: Path, capsys: Printed) -> None:
+    folder = tmp_path / os.fsdecode(b"latin \xff")
+    assert "latin \\udcff': is not UTF-8; rename it" in complaint(capsys, "report", folder)
+    folder.mkdir()
+    with contextlib.chdir(folder):
+        with refused("is not UTF-8; rename it"):
+            pausefl.load("demo")
+        folder.rmdir()
+        assert complaint(capsys, "report", "/runs/one") == "the working folder was deleted; change to another one"
 
 
 def test_paths_are_printed_as_they_are(tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:

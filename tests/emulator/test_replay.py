@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 
 import pausefl
 from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.loading import load_experiment, parse_experiment
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl.studies import simulations
 from pausefl.studies.offline.counterfactual import play_on_log
 from pausefl.studies.offline.plots import draw_replay
-from pausefl.studies.offline.replay import RecordedLog, check_same, choices_on, read_log, replay_log
+from pausefl.studies.offline.replay import RecordedLog, check_same, choices_on, read_log, rules_of
 from pausefl.studies.offline.replay_outputs import in_words, replayed
 from pausefl.studies.simulation import outputs as simulation
 from pausefl.studies.simulation.outputs import run_simulation
@@ -234,7 +234,7 @@ def test_the_failed_attempts_that_ended_a_run_are_waits_too(run_dir: Path, tmp_p
     assert estimate["recorded_total_latency_s"] == pytest.approx(whole.summary["total_latency_s"])
     assert any("waited 0.5 s more in failed attempts" in line for line in in_words(estimate))
 
-    *_, last = replay_log(stored_experiment(ended), read_log(ended))
+    *_, last = choices_on(read_log(ended), *rules_of(stored_experiment(ended)))
     with changing_log(ended) as database:
         database.execute("UPDATE failed_attempts SET chosen = ?", (json.dumps(last.chosen),))
     own = pausefl.replay(ended).summary
@@ -287,7 +287,7 @@ def test_an_estimate_is_written_with_its_caveat(run_dir: Path, tmp_path: Path) -
     assert lines[0] == "round,recorded,chosen,recorded_s,waited_s,low_s,high_s,extrapolated"
     assert len(lines) == 7
     assert (tmp_path / "out/replay.png").stat().st_size > 0
-    choices = replay_log(parse_experiment((run_dir / "config.toml").read_text()), read_log(run_dir))
+    choices = choices_on(read_log(run_dir), *rules_of(parse_experiment((run_dir / "config.toml").read_text())))
     assert choices == list(pausefl.replay(run_dir).choices)
 
 
@@ -355,3 +355,7 @@ def test_simulations_without_privacy_have_no_epsilon(tmp_path: Path, drawn: list
     several = simulations.run_simulations(experiment, ["pause", "random"], 1, 5, tmp_path / "several")
     assert "ε" not in " ".join([*simulation.in_words(one), *simulations.in_words(several)])
     assert leakage_labels(drawn[0]) == []
+    newcomers = load_experiment("fedts_flip_fashion", {"privacy.enabled": False})
+    simulations.run_simulations(newcomers, ["fed-ts", "drift-ucb"], 1, 5, tmp_path / "newcomers")
+    told = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in drawn]
+    assert told == [["pause", "random"], ["fed-ts", "drift-ucb"]], "whichever panels there are"

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 from threading import Event
@@ -20,19 +22,21 @@ from pausefl.experiment.experiment import Experiment
 from pausefl.outcomes import RunInterrupted
 from pausefl.runtime.fleet import show_nothing
 from pausefl.runtime.run import run_experiment
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN
 from pausefl.studies.campaign import CampaignInterrupted, Plan, Planned, begin, is_finished
 from pausefl.studies.executors import _LOST_AFTER_LOOKS, _SlurmExecutor, side_by_side
 from pausefl.studies.job import Job
 from pausefl.studies.playing import OneByOne, OnExecutor
 from pausefl.studies.sweep import run_sweep
 from pausefl.studies.time_left import in_words, time_left
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, PauseflError
 from rigs.command import PAUSEFL, rounds_in
 from rigs.experiments import small
-from rigs.refusals import complaint
+from rigs.refusals import complaint, refused
 from rigs.waiting import wait_for
 
 GRID: dict[str, Sequence[Any]] = {"selection.m": [1, 2]}
+ALONE = OneByOne(lambda _: nullcontext(show_nothing))
 FIGURES = ("seed", "selection.m", "total_latency_s", "rounds")
 
 
@@ -62,7 +66,7 @@ def dask_workers() -> Iterator[Executor]:
 def test_runs_of_any_executor_are_those_played_alone(opened: Callable[[], Any], tmp_path: Path) -> None:
     with opened() as executor:
         together = pausefl.sweep(experiment(), GRID, folder=tmp_path / "two", progress=False, executor=executor)
-    alone = run_sweep(experiment().to_toml(), GRID, 1, tmp_path / "one", OneByOne(lambda _: nullcontext(show_nothing)))
+    alone = run_sweep(experiment().to_toml(), GRID, 1, tmp_path / "one", ALONE)
     of_one, of_two = ([[row[key] for key in FIGURES] for row in played.rows] for played in (alone, together))
     assert of_one == of_two
     assert {path.name for path in (tmp_path / "two").iterdir()} == {path.name for path in (tmp_path / "one").iterdir()}
@@ -77,13 +81,27 @@ def test_each_run_is_told_with_how_many_are_left(tmp_path: Path) -> None:
     assert second.endswith("(2 of 2)")
 
 
-def test_a_run_that_fails_is_told_and_keeps_no_other_from_being_played(tmp_path: Path) -> None:
+@pytest.mark.parametrize("player_of", [partial(side_by_side, 1), lambda say: replace(ALONE, say=say)])
+def test_a_run_that_fails_is_told_and_keeps_no_other_from_being_played(player_of: Any, tmp_path: Path) -> None:
+    said: list[str] = []
     broken = experiment(model="nowhere:model", dataset="digits")
     runs = [Planned("broken", broken), Planned("sound", experiment())]
-    missing = side_by_side(1, lambda _: None).play(runs, tmp_path)
+    missing = player_of(said.append).play(runs, tmp_path)
     assert list(missing) == ["broken"]
     assert "nowhere" in str(missing["broken"])
+    assert said[0].startswith(f"broken: {missing['broken']}")
     assert is_finished(tmp_path / "sound")
+
+
+class LostExecutor(Executor):
+    def submit(self, *_: object, **__: object) -> Any:
+        raise LookupError("is gone")
+
+
+def test_an_executor_that_is_lost_is_told_with_the_way_on(tmp_path: Path) -> None:
+    with refused("alpha=1e+30-seed1: its executor takes no more jobs (LookupError: is gone); go on", PauseflError):
+        pausefl.sweep(experiment(), {"selection.pause.alpha": [1e30, 1e-30]}, folder=tmp_path, executor=LostExecutor())
+    assert [path.name for path in tmp_path.iterdir()] == [CAMPAIGN_PLAN], "nothing to tabulate or to draw"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Ways to train: any optimizer and schedule of torch, tasks besides classification, and methods with a memory."""
 
-import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -141,13 +140,8 @@ METHODS: Mapping[str, dict[str, Any]] = {name: {} for name in TRAINING_METHODS} 
     "fedprox": {"mu": 0.5},
     "feddyn": {"alpha": 0.1},
     "moon": {"mu": 1.0},
-    "own_methods:Named": {"mu": 0.2},
+    f"{__name__}:Named": {"mu": 0.2},
 }
-
-
-@pytest.fixture(autouse=True)
-def _this_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "own_methods", sys.modules[__name__])
 
 
 def made(kind: str) -> TrainingMethod:
@@ -157,7 +151,7 @@ def made(kind: str) -> TrainingMethod:
 
 def test_registry_and_methods_agree_on_control_variates_and_an_experiment_names_its_method() -> None:
     assert {kind for kind in METHODS if made(kind).has_control} == WITH_CONTROL
-    experiment = parse_experiment('[workload]\ntraining = { kind = "own_methods:Named", mu = 0.3 }')
+    experiment = parse_experiment(f'[workload]\ntraining = {{ kind = "{__name__}:Named", mu = 0.3 }}')
     first, second = method_of(experiment.workload), method_of(experiment.workload)
     assert isinstance(first, Named)
     assert first.mu == 0.3
@@ -268,7 +262,7 @@ def regression_set(seed: int) -> Dataset:
 
 
 def test_a_regression_is_trained_and_evaluated() -> None:
-    evaluator = Evaluator("own_methods:regression_set", "mlp", seed=1)
+    evaluator = Evaluator(f"{__name__}:regression_set", "mlp", seed=1)
     settings = TrainingSettings("adam", 0.02, epochs=40, max_steps=None)
     evaluator.rehearse(settings)
     data = regression_set(1)

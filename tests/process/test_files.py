@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from pausefl.results.csv_table import write_csv
 from pausefl.runtime.processes.log_file import write_output_to
 from pausefl_process.files import locked, write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -96,8 +98,9 @@ def test_a_process_that_is_all_of_a_run_syncs_nothing(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_what_was_there(small_disk: Path) -> None:
     write_durably(small_disk / "file", "as it was")
-    with pytest.raises(OSError, match="No space left"):
-        write_durably(small_disk / "file", bytes(SIZE))
+    for write in (partial(write_durably, data=bytes(SIZE)), partial(write_csv, columns=["a"], rows=[[0]] * SIZE)):
+        with pytest.raises(OSError, match=r"No space left.*/file'$"):
+            write(small_disk / "file")
     assert [(path.name, path.read_text()) for path in small_disk.iterdir()] == [("file", "as it was")]
 
 

@@ -4,6 +4,7 @@ without evaluation needs no torch."""
 import argparse
 import os
 import signal
+import sys
 from collections.abc import Sequence
 
 from pausefl.cli import experiments, offline, tools
@@ -15,6 +16,7 @@ from pausefl.outcomes import exit_with_status, while_output_is_read
 from pausefl.runtime.processes.environment import grpc_defaults
 from pausefl.runtime.processes.logs import ask_for
 from pausefl_process.ending import signals_to, sigterm_as_interrupt
+from pausefl_process.files import check_places
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Children inherit the ignored SIGUSR1, so it ends none of them. Processes with an event loop handle it.
     with sigterm_as_interrupt(), signals_to(signal.SIG_IGN, signal.SIGUSR1), while_output_is_read():
         options = parse(parser(), arguments)
+        exit_with_status(check_places, *(sys.argv[1:] if arguments is None else arguments))
         if "log_json" in options:
             ask_for(json=options.log_json, quiet=options.quiet, verbose=options.verbose)
         exit_with_status(options.command, options)

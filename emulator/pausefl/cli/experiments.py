@@ -89,7 +89,7 @@ def compare(options: argparse.Namespace) -> None:
     """Play an experiment under several policies, or compare finished runs."""
     from pausefl.results.report.comparison.figure import all_runs
     from pausefl.runtime.run_dir import new_run_dir
-    from pausefl.studies.campaign import check_all_played, missed_runs, resume_campaign_command
+    from pausefl.studies.campaign import check_all_played, resume_campaign_command
     from pausefl.studies.compare import compare_policies, compare_runs, print_comparison, resume_comparison
 
     console = plain_console()
@@ -114,9 +114,8 @@ def compare(options: argparse.Namespace) -> None:
     print_comparison(comparison, folder, console)
     if not options.runs:  # otherwise the runs were played before
         run_dirs = [run.path for run in all_runs(comparison.runs)]
-        for line in missed_runs(run_dirs):
-            player.say(line)
-        check_all_played(run_dirs, comparison.missing, resume_campaign_command("compare", folder, player.options))
+        go_on = resume_campaign_command("compare", folder, player.options)
+        check_all_played(run_dirs, comparison.missing, go_on, player.say)
 
 
 def sweep(options: argparse.Namespace) -> None:
@@ -124,7 +123,7 @@ def sweep(options: argparse.Namespace) -> None:
     from pausefl.experiment.toml_source import resolved_source
     from pausefl.results.report.sweep import caveats
     from pausefl.runtime.run_dir import new_run_dir
-    from pausefl.studies.campaign import check_all_played, missed_runs, resume_campaign_command
+    from pausefl.studies.campaign import check_all_played, resume_campaign_command
     from pausefl.studies.sweep import parse_grid, resume_sweep, run_sweep
 
     console = plain_console()
@@ -142,9 +141,7 @@ def sweep(options: argparse.Namespace) -> None:
     if warning := caveats(sweep.rows):
         console.print(warning, highlight=False, soft_wrap=True)
     go_on = resume_campaign_command("sweep", sweep.folder, player.options)
-    for line in missed_runs(sweep.run_dirs):
-        player.say(line)
-    check_all_played(sweep.run_dirs, sweep.missing, go_on)
+    check_all_played(sweep.run_dirs, sweep.missing, go_on, player.say)
 
 
 def reproduce(options: argparse.Namespace) -> None:

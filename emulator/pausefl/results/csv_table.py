@@ -1,9 +1,12 @@
 """Writes tables as CSV files."""
 
+import codecs
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pausefl_process.files import replaced
 
 _FORMULA = ("=", "+", "-", "@")
 """First characters of a formula (OWASP, CSV Injection)."""
@@ -15,16 +18,10 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[Any]])
     The file is UTF-8, lines end with a newline, and None is an empty field. Texts that a spreadsheet would read as a
     formula get a leading apostrophe, because ids and reasons come from clients.
     """
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        with fresh.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows([_inert(value) for value in row] for row in rows)
-        fresh.replace(path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
+    with replaced(path) as file:
+        writer = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([_inert(value) for value in row] for row in rows)
 
 
 def _inert(value: Any) -> Any:

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import Any
 from pausefl.experiment.experiment import Experiment
 from pausefl.outcomes import RunInterrupted, with_resume_command
 from pausefl.results.stored_summary import read_summary
-from pausefl.runtime.run_dir import CAMPAIGN_PLAN, is_run_of, refuse_run_in
-from pausefl_process.files import write_durably
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN, differences, refuse_run_in, stored_experiment
+from pausefl_process.files import reason, write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.excerpts import excerpt
 
@@ -47,13 +47,6 @@ class Plan:
     """The experiment as TOML."""
     arguments: Mapping[str, Any]
     """The other arguments of the command."""
-
-
-def missed_runs(run_dirs: Sequence[Path]) -> Iterator[str]:
-    """Yields a line for each run in which some of the experiment's clients took no part."""
-    for run_dir in run_dirs:
-        if absent := read_summary(run_dir).get("absent_clients"):
-            yield f"{run_dir.name}: without {excerpt(', '.join(absent))}"
 
 
 @contextmanager
@@ -95,11 +88,12 @@ def write_plan(folder: Path, plan: Plan) -> None:
 
 
 def plan_of(folder: Path) -> Plan | None:
-    """The plan of the campaign in a folder; None if there is no valid plan."""
+    """The plan of the campaign in a folder; None if there is no plan. ConfigError if the plan is damaged."""
+    file = folder / CAMPAIGN_PLAN
     try:
-        return Plan(**json.loads((folder / CAMPAIGN_PLAN).read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
+        return Plan(**json.loads(file.read_bytes())) if file.exists() else None
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{file}: cannot be read ({reason(error)}); restore it from a copy") from error
 
 
 def check_named_once(runs: Sequence[Planned]) -> None:
@@ -111,8 +105,7 @@ def check_named_once(runs: Sequence[Planned]) -> None:
 
 def check_own_budgets(runs: Sequence[Planned]) -> None:
     """Raise ConfigError if private runs share a `privacy.ledger_dir`: earlier runs would spend later runs' budgets."""
-    tables = [run.experiment.privacy for run in runs]
-    shared = [table.ledger_dir for table in tables if table.enabled and table.ledger_dir]
+    shared = [t.ledger_dir for run in runs if (t := run.experiment.privacy).enabled and t.ledger_dir]
     if len(set(shared)) < len(shared):
         raise ConfigError(f"{len(runs)} runs: go without privacy.ledger_dir, whose budgets they would share")
 
@@ -121,7 +114,7 @@ def read_plan(folder: Path, command: str) -> Plan:
     """The plan of a campaign to resume. ConfigError if the folder holds no campaign of this command."""
     plan = plan_of(folder)
     if plan is None:
-        raise ConfigError(f"--resume {folder}: holds no interrupted pausefl {command} (no valid {CAMPAIGN_PLAN})")
+        raise ConfigError(f"--resume {folder}: holds no interrupted pausefl {command} (no {CAMPAIGN_PLAN})")
     if plan.command != command:
         raise ConfigError(f"--resume {folder}: was begun by pausefl {plan.command}, go on with that command")
     return plan
@@ -150,7 +143,7 @@ def is_played(run: Planned, folder: Path) -> bool:
     run_dir = folder / run.name
     if not is_finished(run_dir):
         return False
-    if not is_run_of(run.experiment, run_dir):
+    if differences(stored_experiment(run_dir), run.experiment):
         raise ConfigError(
             f"{run_dir}: holds a finished run of another experiment; delete it to play the planned one, or choose"
             " another folder"
@@ -168,13 +161,19 @@ def check_some_played(n_runs: int, missing: Missing, go_on: str) -> None:
         raise with_resume_command(error, go_on, name)
 
 
-def check_all_played(run_dirs: Sequence[Path], missing: Missing, go_on: str) -> None:
-    """Raise PauseflError if runs have no results or have failed; it names them."""
+def check_all_played(run_dirs: Sequence[Path], missing: Missing, go_on: str, say: Callable[[str], object]) -> None:
+    """Raise PauseflError if runs have no results or have failed; it names them.
+
+    `say` is called with a line for each run in which some of the experiment's clients took no part.
+    """
+    summaries = {run_dir.name: read_summary(run_dir) for run_dir in run_dirs}
+    for name, summary in summaries.items():
+        if absent := summary.get("absent_clients"):
+            say(f"{name}: without {excerpt(', '.join(absent))}")
     if missing:
         name, error = next(iter(missing.items()))
         of = f"{len(missing)} of {len(run_dirs) + len(missing)} runs have no results; {name}"
         raise PauseflError(f"{of}: {error}; go on with: {go_on}")
-    failed = [run_dir.name for run_dir in run_dirs if read_summary(run_dir)["outcome"] == "failed"]
-    if failed:
+    if failed := [name for name, summary in summaries.items() if summary["outcome"] == "failed"]:
         again = f"to play them again, delete their folders, then {go_on}"
         raise PauseflError(f"{len(failed)} of {len(run_dirs)} runs ended early: {', '.join(failed)}; {again}")

@@ -113,13 +113,14 @@ class OneByOne:
                 with self.show(f"{run.name} ({number} of {len(runs)}{still})") as report:
                     run_dir = folder / run.name
                     played = run_experiment(run.experiment, run_dir, report, resume=True, fleet=fleet, has_report=False)
-                is_interrupted = played["outcome"] == "interrupted"
+                outcome = played["outcome"]
             except KeyboardInterrupt:
-                is_interrupted = True
+                outcome = "interrupted"
             except PauseflError as error:
                 missing[run.name] = error
-                is_interrupted = False
-            if is_interrupted:
+                self.say(f"{run.name}: {error}")
+                continue
+            if outcome == "interrupted":
                 told = CampaignInterrupted(f"interrupted in run {number} of {len(runs)} ({run.name})")
                 return {**missing, **dict.fromkeys([run.name for run in list(left.values())[n_before:]], told)}
         return missing
@@ -211,8 +212,10 @@ class _Jobs:
         hears = (self.stop,) if isinstance(self.executor, ThreadPoolExecutor) else ()  # threads share the event
         try:
             self.under_way[self.executor.submit(job, *hears)] = run
-        except RuntimeError as error:  # the executor broke as a worker died, or was shut down
-            self.missing[run.name] = PauseflError(f"its executor takes no more jobs ({error})")
+        except ConfigError:  # the executor refuses all jobs
+            raise
+        except Exception as error:  # the executor broke as a worker died, was shut down, or lost its scheduler
+            self.missing[run.name] = PauseflError(f"its executor takes no more jobs ({in_one_line(error)})")
 
     def _note(self, run: Planned, outcome: str | PauseflError) -> None:
         if isinstance(outcome, UnfitMachine):

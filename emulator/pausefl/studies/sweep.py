@@ -132,8 +132,9 @@ def _play(runs: _Runs, refused: Missing, grid: Grid, folder: Path, player: Playe
     go_on = resume_campaign_command("sweep", folder, player.options)
     with told_how_to_go_on(folder, go_on):
         missing = {**refused, **player.play([run for _, run in runs if run.name not in refused], folder)}
-        player.say(DRAWING)
-        found = _gather(runs, missing, grid, folder)
+        if len(missing) < len(runs):
+            player.say(DRAWING)
+            found = _gather(runs, missing, grid, folder)
     check_some_played(len(runs), missing, go_on)
     return found
 
@@ -197,7 +198,7 @@ def _name(point: Mapping[str, Any], grid: Grid, seed: int) -> str:
     """The name of a run's folder, from the values that distinguish it. A name that is too long ends in a digest."""
     parts = [f"{key.rpartition('.')[2]}={point[key]}" for key, values in grid.items() if len(values) > 1]
     text = "-".join([*parts, f"seed{seed}"])
-    name = re.sub(r"[^A-Za-z0-9_.=-]+", "-", text)
+    name = re.sub(r"[^A-Za-z0-9_.=+-]+", "-", text)
     if len(name) <= _LONGEST_NAME:
         return name
     return f"{name[:_KEPT]}-{sha256(text.encode()).hexdigest()[:12]}-seed{seed}"

@@ -55,7 +55,7 @@ def reproduce(request: Request, player: Player, *, resume: bool) -> dict[str, An
         # A diverged model is a result, such as of an attack, and not a failure of the run.
         sound = [run_dir for run_dir in played.values() if not has_diverged(read_summary(run_dir))]
         check_some_played(len(runs), missing, go_on)
-        check_all_played(sound, missing, go_on)
+        check_all_played(sound, missing, go_on, player.say)
         return summary
 
 

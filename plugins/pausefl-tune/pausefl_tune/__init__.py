@@ -3,7 +3,7 @@
 May live here: the search space, the measurement of a trial, the search itself and its output files.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from pausefl.library import Tuning
 from pausefl.outcomes import RunInterrupted, with_resume_command
 from pausefl.runtime.terminal import make_view
-from pausefl.studies.campaign import Plan, begin, read_plan, resume_campaign_command, write_plan
+from pausefl.studies.campaign import Plan, begin, plan_of, read_plan, resume_campaign_command, write_plan
 from pausefl.studies.playing import OneByOne, Player
 from pausefl_process.files import locked
 from pausefl_proto.errors import PauseflError
@@ -30,6 +30,9 @@ def tune_experiment(plan: TuningPlan, folder: Path, console: Console, player: Pl
     RunInterrupted if the user ends the search, and PauseflError for a failure that no setting caused.
     """
     _ = plan.space  # raises ConfigError before the folder is made
+    begun = plan_of(folder)
+    if begun is not None:  # the command may differ in where runs are played
+        plan = replace(plan, command=begun.arguments.get("command", ""))
     begin(folder, _as_campaign(plan))
     return _tuned(plan, folder, console, player)
 

@@ -40,10 +40,11 @@ def draw_simulations(
             axes = figure.add_subplot(-(-len(names) // 2), min(2, len(names)), i)
             for policy, of_policy in curves.items():
                 if _is_known(of_policy, name):
-                    told = policy if name == "total_latency_s" else ""  # one label per policy: all have this panel
-                    draw_band(axes, [(each["round"], each[name]) for each in of_policy], looks[policy], told)
+                    draw_band(axes, [(each["round"], each[name]) for each in of_policy], looks[policy], policy)
             axes.set(title=panels[name][0], xlabel="round", ylabel=panels[name][1])
-        figure.legend(**ABOVE)
+        told = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
+        by_policy = {label: line for of_panel in told for line, label in of_panel}  # no panel need have every policy
+        figure.legend(by_policy.values(), by_policy, **ABOVE)
         n_seeds = max(map(len, curves.values()))
         figure.supxlabel("\n".join([seeds_note(n_seeds, "band"), *notes]), fontsize=9)
     return figure

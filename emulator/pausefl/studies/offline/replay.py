@@ -59,14 +59,6 @@ def read_log(run_dir: Path) -> RecordedLog:
     return log
 
 
-def replay_log(experiment: Experiment, log: RecordedLog) -> list[ReplayedChoice]:
-    """The choices of the experiment's policy at every attempt of a log, each based on the log before that attempt.
-
-    ConfigError for an asynchronous experiment, and if the policy cannot choose from what was known.
-    """
-    return choices_on(log, *rules_of(experiment))
-
-
 def rules_of(experiment: Experiment) -> tuple[Policy, ServerSettings, Oracle | None]:
     """The policy, settings and oracle that choose clients in a replay. ConfigError for an asynchronous experiment."""
     if experiment.is_asynchronous:
@@ -79,7 +71,10 @@ def rules_of(experiment: Experiment) -> tuple[Policy, ServerSettings, Oracle | N
 def choices_on(
     log: RecordedLog, policy: Policy, settings: ServerSettings, oracle: Oracle | None = None
 ) -> list[ReplayedChoice]:
-    """The choices of `policy` at every attempt of a log. `oracle` has the true means of latencies, if it needs them."""
+    """The choices of `policy` at every attempt of a log, each based on the log before that attempt.
+
+    `oracle` has the true means of latencies, if it needs them. ConfigError if it cannot choose from what was known.
+    """
     choices: list[ReplayedChoice] = []
 
     def choose_again(attempt: RoundRecord, state: RunState) -> None:

@@ -17,7 +17,7 @@ from pausefl.results.frames import data_frame
 from pausefl.results.reading import EPSILON_LABELS
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl.studies.offline.counterfactual import Counterfactual, play_on_log
-from pausefl.studies.offline.replay import RecordedLog, ReplayedChoice, check_same, read_log, replay_log
+from pausefl.studies.offline.replay import RecordedLog, ReplayedChoice, check_same, choices_on, read_log, rules_of
 from pausefl_process.files import write_durably
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
@@ -60,12 +60,12 @@ def replayed(run_dir: Path, policy: str | None, overrides: Overrides, draws: int
     recorded = stored_experiment(run_dir)
     log = read_log(run_dir)
     if policy is None and not overrides:
-        choices = replay_log(recorded, log)
+        choices = choices_on(log, *rules_of(recorded))
         check_same(choices)
         return Replay(choices, _own_summary(recorded, log, choices), ())
     experiment = _varied(recorded, policy, overrides)
     played = play_on_log(experiment, log, draws)
-    choices = replay_log(experiment, log)
+    choices = choices_on(log, *rules_of(experiment))
     summary = _summary(recorded, experiment, log, choices, played)
     return Replay(choices, summary, list(_rows(log, played)))
 

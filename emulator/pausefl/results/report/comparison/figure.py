@@ -149,14 +149,8 @@ def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
         axes.errorbar(middle_s, rows, xerr=half_s, fmt="none", ecolor=INK.light, elinewidth=1.2, capsize=3)
     ends_s = np.maximum(mean_s, high_s)
     for row, mean, greatest in zip(rows, mean_s, ends_s, strict=True):
-        axes.annotate(
-            f"{three_digits(mean)} {unit_of(runs)}",
-            (greatest, row),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-        )
+        text = f"{three_digits(mean)} {unit_of(runs)}"
+        axes.annotate(text, (greatest, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9)
     axes.set_yticks(rows, list(runs), color=INK.light)
     axes.invert_yaxis()
     axes.grid(axis="x")
