@@ -1,4 +1,4 @@
-"""`pausefl audit`: what an experiment's or a run's releases leak, and whether its ledgers say so.
+"""`pausefl audit`: measures what an experiment's or a run's releases leak, and checks a run's ledgers.
 
-Empty, so that a client that is dealt canaries imports no server.
+This module is empty so that clients with canaries, which import `dealt`, do not import the server.
 """

@@ -1,9 +1,9 @@
-"""An audit of an experiment's privacy, as a run of it would release updates: do they keep what ε claims?
+"""Audits an experiment's privacy: whether updates, released as in a run, leak no more than the claimed ε.
 
 Client processes are forked as `pausefl run` forks them, with the model's own dimension, clip, sampler and schedule.
-The audit asks how well uploads tell two worlds apart (`findings`), whether clip and noise are what the ledger
-charges, and whether two draws of noise are ever alike. A run that was dealt canaries is asked what it leaked itself
-(`noted`). Either of both fails a right mechanism once in a thousand audits.
+The audit tests how well uploads distinguish two worlds (`findings`), whether clip and noise are those that the ledger
+charges, and whether noise is ever repeated. For a run with canaries, it also bounds what that run leaked (`noted`).
+Each of these two parts fails a correct mechanism once in a thousand audits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,25 +43,25 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError
 
 FALSE_ALARM = 1e-3
-"""Probability that a right mechanism fails an audit: half of it for the bounds on ε, half for the checks."""
+"""The probability that a correct mechanism fails an audit: half of it for the bounds on ε, half for the checks."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What attacks on a mechanism, and checks of its noise, found."""
+    """The results of attacks on a mechanism and of checks of its noise."""
 
     experiment: Experiment
-    """What was audited."""
+    """The audited experiment."""
     leaks: Sequence[Leak]
-    """A lower bound on ε by attack and claimed ε."""
+    """The lower bounds on ε, one per attack and claimed ε."""
     checks: Sequence[Check]
-    """What was asked of clip, noise and seeds, with the p-value of each answer."""
+    """The checks of clip, noise and seeds, each with its p-value."""
     ledgers: str
-    """What the ledgers of a run say; empty without a run."""
+    """Sentences on the ledgers of a run; empty without a run."""
     witnessed: Sequence[Witness]
-    """What attackers saw of each client process."""
+    """The measurements from each client process."""
     guesses: Sequence[Guesses] = ()
-    """What was guessed of the canaries that a run was dealt, by claimed ε; empty where it was dealt none."""
+    """The guesses of the run's canaries, by claimed ε. Empty without a run or canaries."""
 
     def __repr__(self) -> str:
         return f"<Audit of {self.experiment.title}: {len(self.leaks)} bounds on ε, {len(self.checks)} checks>"
@@ -72,7 +72,7 @@ class Audit:
         return multiple_of_claims(self.guesses, FALSE_ALARM)
 
     def raise_if_broken(self) -> None:
-        """PauseflError when an upload leaks more than it claims, or noise is not what was charged or not fresh."""
+        """Raise PauseflError if uploads leak more than claimed, or noise is not as charged or not fresh."""
         for leak in self.leaks:
             if not leak.holds:
                 raise PauseflError(f"{leak.attack}: leaks at least {leak.lower_bound:.3g}, claims {leak.epsilon:g}")
@@ -84,7 +84,7 @@ class Audit:
             raise PauseflError(f"canaries of the run: releases leak at least {self.multiple:.3g} times what they claim")
 
     def in_tables(self) -> Iterator[FittingTable | str]:
-        """What to print of it."""
+        """Yields the tables and texts to print, and raises PauseflError after the tables if the mechanism is broken."""
         yield FittingTable(_leak_table(self.leaks, self.experiment))
         yield FittingTable(_check_table(self.checks, self.witnessed))
         if self.guesses:
@@ -97,13 +97,13 @@ class Audit:
 def run_audit(source: str | Path | Experiment, overrides: Sequence[str], uploads: int) -> Audit:
     """Audit an experiment, and a run's ledgers and canaries if `source` is the directory of one.
 
-    Attacks are made at ε = 1 and at the experiment's first ε_i. PauseflError without a mechanism to audit, and when a
-    ledger counts less than the server knows.
+    Attacks are made at ε = 1 and at the experiment's first ε_i. PauseflError without a mechanism to audit, and if a
+    ledger counts fewer releases than the server knows.
     """
     ledgers, guesses = "", list[Guesses]()
     if isinstance(source, Experiment):
         experiment = source
-    elif (run_dir := Path(source)).is_dir():  # first, as the attacks take minutes
+    elif (run_dir := Path(source)).is_dir():  # checked before the attacks, which take minutes
         experiment, ledgers, guesses = stored_experiment(run_dir), check_ledgers(run_dir), guesses_of(run_dir)
     else:
         experiment = load_experiment(str(source), overrides)
@@ -114,9 +114,9 @@ def run_audit(source: str | Path | Experiment, overrides: Sequence[str], uploads
 
 
 def play_with_canaries(source: str | Path | Experiment, overrides: Sequence[str], run_dir: Path) -> Path:
-    """Play an experiment as a run that is dealt canaries, or go on with the one there; returns where it lies.
+    """Play an experiment as a run with canaries, or resume the run in `run_dir`; returns `run_dir`.
 
-    PauseflError where it fails, such as for updates that the server rejects.
+    PauseflError if the run fails, for example because the server rejects updates.
     """
     if (run_dir / "config.toml").exists():
         played = run(None, run_dir, resume=True)
@@ -129,7 +129,7 @@ def play_with_canaries(source: str | Path | Experiment, overrides: Sequence[str]
 
 
 def _audited(experiment: Experiment) -> Budget:
-    """The budget of an experiment with a mechanism to audit; PauseflError of any other."""
+    """The experiment's privacy budget. PauseflError if there is no mechanism to audit, or noise is reproducible."""
     budget = budget_of(experiment.privacy)
     if budget is None:
         raise PauseflError("privacy.enabled = false: there is no mechanism to audit, updates leave as they are")
@@ -139,7 +139,7 @@ def _audited(experiment: Experiment) -> Budget:
 
 
 def leaks_of(found: Sequence[Witness]) -> list[Leak]:
-    """A lower bound on ε by attack and ε, from what attackers saw of all processes."""
+    """The lower bounds on ε by attack and claimed ε, from the scores of all processes together."""
     by_epsilon = {epsilon: merged([witness.scores[epsilon] for witness in found]) for epsilon in found[0].scores}
     attacks = [(epsilon, name, *of) for epsilon, scores in by_epsilon.items() for name, of in scores.items()]
     alpha = FALSE_ALARM / 2 / len(attacks)
@@ -150,7 +150,7 @@ def leaks_of(found: Sequence[Witness]) -> list[Leak]:
 
 
 def checks_of(found: Sequence[Witness], *, exact: bool) -> Iterator[Check]:
-    """What is asked of the clip, the noise and the seeds of all processes; an exact sampler draws its own entropy."""
+    """Checks of clip, noise and seeds over all processes. An exact sampler has no seed: it draws entropy itself."""
     releases = [release for witness in found for release in witness.releases]
     yield check_clip(max(witness.clear_reach for witness in found), sum(witness.clear_draws for witness in found))
     yield from check_noise(releases)
@@ -185,7 +185,7 @@ def _check_table(checks: Sequence[Check], found: Sequence[Witness]) -> Table:
 
 
 def _guess_table(guesses: Sequence[Guesses]) -> Table:
-    """A row for each claimed ε, whose bounds hold together, and one for all releases."""
+    """A table with a row per claimed ε, whose bounds hold simultaneously, and a row for all releases."""
     alpha = FALSE_ALARM / len(guesses)
     title = "canaries that the run was dealt, and the signs that were guessed"
     table = Table(
@@ -204,9 +204,9 @@ def _counts(guesses: Guesses) -> list[str]:
 
 
 def check_ledgers(run_dir: Path) -> str:
-    """That every ledger in the run directory holds together and counts no less than the server knows; sentences.
+    """Check that every ledger in the run directory is consistent and counts no fewer releases than the server knows.
 
-    PauseflError where one does not, or is missing beside others. Where there is none, clients may keep them elsewhere.
+    Returns sentences. PauseflError if one fails or is missing beside others. Without any, clients keep them elsewhere.
     """
     clients = read_run(run_dir).clients
     ledgers, ahead, missing = 0, [], []

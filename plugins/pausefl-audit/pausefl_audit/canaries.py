@@ -1,6 +1,6 @@
-"""Canaries: updates at the mechanism's full sensitivity, and how an attacker tells which of two was sent.
+"""Canaries: updates at the mechanism's full sensitivity, and an attacker's scores for which of two was sent.
 
-What the mechanism claims is computed here once more, by formulas of the audit's own.
+The mechanism's claims are computed here independently, by the audit's own formulas.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,30 +13,30 @@ from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Manifest, Vector
 
 Privatise = Callable[[Vector, float], Vector]
-"""(update, ε) -> what leaves."""
+"""The mechanism under audit: (update, ε) -> upload."""
 Scores = dict[str, tuple[FloatArray, FloatArray]]
-"""By attack: scores of uploads with the canary and with its opposite, (n,) each; the greater, the more like it."""
+"""By attack: scores of uploads with the canary and with its opposite, (n,) each. Greater: more likely the canary."""
 
-# Far beyond any clip bound: a mechanism that forgets to clip gives itself away.
+# Far beyond any clip bound, so that a mechanism without clipping is detected.
 CANARY = np.float32(1e3)
-# With next to no noise, a clipped update can be read off the upload.
+# At this ε there is almost no noise, so the upload shows the clipped update.
 CLEAR_EPSILON = 1e6
-# Noise is drawn by chunks of so many coordinates.
+# Noise is drawn in chunks of this many coordinates.
 _CHUNK = 1 << 16
 _RANDOM_PLACES = 32
-# Stands for what is not finite, and can still be subtracted.
+# Replaces values that are not finite, as it can be subtracted.
 _ENDLESS = 1e30
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a mechanism with this `privacy.unit` and `privacy.clip` says of itself (PAUSE v2, eq. (5))."""
+    """The clipping and noise that a mechanism claims by `privacy.unit` and `privacy.clip` (PAUSE v2, eq. (5))."""
 
     unit: PrivacyUnit
     clip: float
 
     def clipped(self, update: Vector) -> FloatArray:
-        """Where the clip has to put `update`, (d,)."""
+        """The correctly clipped `update`, (d,). Values that are not finite count as 0."""
         values = np.where(np.isfinite(update), update, 0.0).astype(np.float64)
         if self.unit == "coordinate":
             return np.clip(values, -self.clip / 2, self.clip / 2)
@@ -44,11 +44,11 @@ class Claim:
         return values * (self.clip / norm) if norm > self.clip else values
 
     def scale(self, epsilon: float) -> float:
-        """Scale of the Laplace noise on every coordinate."""
+        """The scale of the Laplace noise on every coordinate."""
         return (2 * self.clip if self.unit == "vector" else self.clip) / epsilon
 
     def noise(self, update: Vector, upload: Vector, epsilon: float) -> FloatArray:
-        """The noise on an upload in units of its scale, (d,); infinite where the upload is not finite."""
+        """The noise on an upload, (d,), in units of its scale; infinite where the upload is not finite."""
         with np.errstate(invalid="ignore"):
             noise: FloatArray = (upload.astype(np.float64) - self.clipped(update)) / self.scale(epsilon)
         return np.where(np.isfinite(noise), noise, np.inf)
@@ -60,7 +60,7 @@ def canary(size: int, rng: np.random.Generator) -> Vector:
 
 
 def places(manifest: Manifest, rng: np.random.Generator) -> IntArray:
-    """Coordinates where a mistake would hide: ends of the update, of tensors and of chunks of noise; random ones."""
+    """Coordinates where mistakes are likely: ends of the update, of tensors and of noise chunks; and random ones."""
     size = manifest.size
     starts = np.cumsum([0, *(tensor.size for tensor in manifest.tensors)])
     chunks = np.arange(0, size, _CHUNK)
@@ -71,7 +71,7 @@ def places(manifest: Manifest, rng: np.random.Generator) -> IntArray:
 
 
 def clip_patterns(manifest: Manifest, rng: np.random.Generator) -> Iterator[Vector]:
-    """Updates that a clip must bring within its bound, or leave alone: everywhere, at places, small, and not finite."""
+    """Yields updates to test a clip: large everywhere, small everywhere, partly not finite, large at one coordinate."""
     size, corners = manifest.size, places(manifest, rng)
     everywhere = canary(size, rng)
     yield everywhere
@@ -86,7 +86,7 @@ def clip_patterns(manifest: Manifest, rng: np.random.Generator) -> Iterator[Vect
 
 
 def clear_noise(privatise: Privatise, claim: Claim, manifest: Manifest, rng: np.random.Generator) -> Iterator[float]:
-    """The greatest noise of each pattern, in scales, at an ε that leaves next to none: more of it is a wrong clip."""
+    """Yields the greatest noise of each pattern, in scales, at an ε with almost no noise. More is a clipping error."""
     for update in clip_patterns(manifest, rng):
         yield float(np.abs(claim.noise(update, privatise(update, CLEAR_EPSILON), CLEAR_EPSILON)).max())
 
@@ -100,11 +100,10 @@ def attack(
     rng: np.random.Generator,
     draws_max: int = 50_000_000,
 ) -> Scores:
-    """About `scores` attempts at telling a canary from its opposite, for an attacker who knows everything else.
+    """The scores of about `scores` attempts at telling a canary from its opposite, if all else is known.
 
-    Fewer where they would take more than `draws_max` draws of noise.
-
-    Where a coordinate is the unit, every coordinate of an upload is an attempt; else an upload holds one canary.
+    There are fewer attempts if they would need more than `draws_max` draws of noise. With the unit "coordinate", every
+    coordinate of an upload is an attempt; with "vector", an upload holds one canary.
     """
     found: dict[str, tuple[list[FloatArray], list[FloatArray]]] = {}
     before: FloatArray | None = None
@@ -117,7 +116,7 @@ def attack(
             if manifest.size > 1:
                 seen["two coordinates compared"] = upload[at] - noise[at - 1]
             for name, value in seen.items():
-                # How much more it looks like +canary than like −canary: log-likelihoods times the scale.
+                # The log-likelihood of +canary minus that of −canary, times the scale.
                 likeness = np.abs(value + np.abs(clipped[at])) - np.abs(value - np.abs(clipped[at]))
                 plus, minus = found.setdefault(name, ([], []))
                 plus.append(likeness[update[at] > 0])
@@ -127,7 +126,7 @@ def attack(
 
 
 def merged(parts: list[Scores]) -> Scores:
-    """All clients' scores as one."""
+    """The scores of all clients joined, by attack."""
     plus, minus = ({name: np.concatenate([part[name][k] for part in parts]) for name in parts[0]} for k in (0, 1))
     return {name: (plus[name], minus[name]) for name in parts[0]}
 
@@ -135,7 +134,7 @@ def merged(parts: list[Scores]) -> Scores:
 def _canaries(
     claim: Claim, manifest: Manifest, scores: int, rng: np.random.Generator, draws_max: int
 ) -> Iterator[tuple[Vector, IntArray]]:
-    """Updates, and where each is looked at; one more than is scored, since each is compared with the one before it."""
+    """Yields updates and their canaries' coordinates: one more than is scored, as each is compared with the last."""
     size, corners = manifest.size, places(manifest, rng)
     if claim.unit == "coordinate":
         at = np.arange(size) if size <= scores else np.union1d(corners, rng.integers(size, size=scores))

@@ -1,6 +1,6 @@
-"""Canaries that the clients of a run are dealt: a fair coin gives each its sign, anew in every job.
+"""Adds canaries to the updates of a run's clients. A fair coin decides the sign of each canary, anew in every job.
 
-Clip, noise, ledger, encoding and wire are the run's own.
+Clip, noise, ledger, encoding and network are those of the run.
 """
 
 from dataclasses import dataclass, replace
@@ -15,18 +15,18 @@ from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Vector
 
 _CANARIES = 64
-"""How many coordinates of an update are canaries at most: each of them is a column in the log."""
+"""The most coordinates of an update that are canaries. There is a limit as each is an entry in the log."""
 
 
 @dataclass(frozen=True)
 class Dealt(Behaviour):
-    """The client's update carries canaries: coordinates among honest ones, or one alone where all of it is the unit."""
+    """The client's update carries canaries: some coordinates or, for the unit "vector", one, with the others at 0."""
 
     unit: PrivacyUnit = "coordinate"
     """`privacy.unit` of the run."""
 
     def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:
-        """Trains, then puts the canaries in place."""
+        """A trainer that trains and then writes the canaries into the update."""
         return _Dealt(trainer, self.unit, draw)
 
 
@@ -45,11 +45,11 @@ class _Dealt(WrappedTrainer):
 
 
 def places(size: int, unit: PrivacyUnit = "coordinate") -> IntArray:
-    """Where canaries lie in an update, from its first coordinate to its last."""
+    """The coordinates of an update that are canaries, ascending: evenly spaced, or for the unit "vector" the first."""
     found: IntArray = np.unique(np.linspace(0, size - 1, _CANARIES).astype(np.int64))
     return found[:1] if unit == "vector" else found
 
 
 def signs(rng: np.random.Generator, count: int) -> Vector:
-    """Of so many canaries, 1 or −1."""
+    """The random signs, 1 or −1, of `count` canaries, (count,) float32."""
     return np.where(rng.random(count) < 0.5, -1, 1).astype(np.float32)

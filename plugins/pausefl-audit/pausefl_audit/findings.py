@@ -1,6 +1,6 @@
-"""What an audit finds: a lower bound on ε, and whether noise is Laplace, of the scale charged, and drawn anew.
+"""The statistics of an audit: lower bounds on ε, and tests that noise is Laplace, of the charged scale and fresh.
 
-Each test gives a probability that a right mechanism looks as bad or worse, or an upper bound on it.
+Each test gives the probability, or an upper bound on it, that a correct mechanism looks as bad or worse.
 """
 
 import math
@@ -16,44 +16,44 @@ from pausefl_audit.runs import NoiseSample
 from pausefl_proto.arrays import FloatArray
 
 SEED_BITS_MIN = 124
-"""How many secret bits must seed the noise: a GPU's generator has so many, numpy's has 128."""
+"""The fewest secret bits that may seed the noise: a GPU's generator has this many, numpy's has 128."""
 
-# Noise that comes again at another place is looked for within so many coordinates, at the same place in all of them.
+# Noise repeated at another coordinate is searched for in this many first coordinates; at the same one, in all.
 _WINDOW = 1 << 14
-# Kolmogorov and Smirnov's test needs no more to tell any law that differs.
+# The most values of the Kolmogorov–Smirnov test: enough to detect any other law.
 _SAMPLE = 200_000
-# Thresholds that are tried as the event that tells two worlds apart.
+# How many thresholds are tried for the event that distinguishes the two worlds.
 _EVENTS = 64
-# Where guessing every canary tells more of ε (Fisher's information) than guessing the clear ones.
+# Above this ε, guessing every canary gives more (Fisher) information on ε than guessing only the clear ones.
 _ALL_GUESSED = 2.2
 
 
 @dataclass(frozen=True)
 class Leak:
-    """What one attack found out about the mechanism."""
+    """The result of one attack on the mechanism."""
 
     attack: str
     epsilon: float
-    """What the mechanism claims against this attack."""
+    """The ε that the mechanism claims."""
     lower_bound: float
-    """At this confidence the mechanism is not ε-DP for any smaller ε."""
+    """A lower bound on the true ε: at the audit's confidence, the mechanism is not ε-DP for any smaller ε."""
     scores: int
-    """Attempts at telling the two worlds apart, both together."""
+    """The number of attempts at distinguishing the two worlds, over both worlds."""
 
     @property
     def holds(self) -> bool:
-        """Whether the claim survived."""
+        """Whether the attack does not refute the claim."""
         return self.lower_bound <= self.epsilon
 
 
 def epsilon_lower_bound(plus: FloatArray, minus: FloatArray, alpha: float) -> float:
-    """A lower bound on ε from scores seen in either world, (n,) each, that is too high with probability `alpha`.
+    """A lower bound on ε from the scores in each world, (n,) each. It is too high with probability at most `alpha`.
 
-    If an event has probability p in one world and q in the other, the mechanism is not ε-DP for any ε < ln(p/q).
-    Bounding p from below and q from above (Clopper and Pearson, 1934) gives a bound that a right mechanism exceeds as
-    rarely as is asked for, and that a broken one exceeds as soon as it leaks noticeably more than it claims.
-    The event "score ≥ t" is chosen on the first half of the scores and tested on the second, so that choosing does not
-    spoil the bound.
+    If an event has probability p in one world and q in the other, the mechanism is not ε-DP for any ε < ln(p/q). The
+    bound is ln(p/q) with p bounded from below and q from above (Clopper and Pearson, 1934). For a correct mechanism it
+    exceeds the claim with probability at most `alpha`; for a broken one, once that leaks noticeably more than claimed.
+    The event "score ≥ t" is chosen on the first half of the scores and tested on the second half, so that the choice
+    does not bias the bound.
     """
     first, then = plus.size // 2, minus.size // 2
     events = np.quantile(np.concatenate([plus[:first], minus[:then]]), np.linspace(0.02, 0.9999, _EVENTS))
@@ -62,7 +62,7 @@ def epsilon_lower_bound(plus: FloatArray, minus: FloatArray, alpha: float) -> fl
 
 
 def _log_ratio(plus: FloatArray, minus: FloatArray, events: FloatArray, alpha: float) -> FloatArray:
-    """ln(p/q) with p bounded from below and q from above, each wrong with probability alpha/2."""
+    """ln(p/q) for each event, with p bounded from below and q from above, each wrong with probability alpha/2."""
     hits, false_hits = ((scores[:, None] >= events).sum(0) for scores in (plus, minus))
     p = np.nan_to_num(stats.beta.ppf(alpha / 2, hits, plus.size - hits + 1), nan=0.0)
     q = np.nan_to_num(stats.beta.isf(alpha / 2, false_hits + 1, minus.size - false_hits), nan=1.0)
@@ -72,24 +72,24 @@ def _log_ratio(plus: FloatArray, minus: FloatArray, events: FloatArray, alpha: f
 
 @dataclass(frozen=True)
 class Check:
-    """A question asked of the noise, and how often a right mechanism looks as bad as this one."""
+    """One check of the mechanism, with the probability that a correct mechanism looks as bad or worse."""
 
     question: str
     p_value: float
     seen: str
 
     def holds(self, alpha: float) -> bool:
-        """Whether a right mechanism looks like this more often than with probability `alpha`."""
+        """Whether the check passes: its p-value is above `alpha`."""
         return self.p_value > alpha
 
 
 def check_clip(reach: float, draws: int) -> Check:
-    """Whether uploads with next to no noise lie where the clip has to put them; `reach` is the greatest, in scales."""
+    """Check that uploads with almost no noise equal the clipped updates; `reach` is the greatest error, in scales."""
     return Check("clipping of every coordinate", _reach_p(reach, draws), _scales(reach))
 
 
 def check_noise(releases: Sequence[NoiseSample]) -> Iterator[Check]:
-    """Whether the noise is Laplace of the charged scale in every coordinate."""
+    """Check that the noise is Laplace noise of the charged scale in every coordinate."""
     noise = np.stack([release.noise for release in releases])
     size, count = np.abs(noise), len(releases)
     reach = float(size.max())
@@ -101,7 +101,7 @@ def check_noise(releases: Sequence[NoiseSample]) -> Iterator[Check]:
     least = float(size.sum(0).min())
     p = min(1.0, noise.shape[1] * float(stats.gamma.cdf(least, count)))
     yield Check("noise on every coordinate", p, f"least {least / count:.3f} of its scale")
-    # Turned towards the update, so that what the clip lets through shows as a shift.
+    # Signs are turned towards the update, so that a part of the update that the clip left in shows as a shift.
     turned = (noise * np.where(np.stack([r.toward for r in releases]) < 0, -1.0, 1.0)).ravel()
     step = -(-turned.size // _SAMPLE)
     distance, p = stats.kstest(turned[::step], stats.laplace.cdf)
@@ -109,17 +109,17 @@ def check_noise(releases: Sequence[NoiseSample]) -> Iterator[Check]:
 
 
 def check_freshness(releases: Sequence[NoiseSample]) -> Iterator[Check]:
-    """Whether two releases, or two places in one, share noise.
+    """Check that no two releases, and no two coordinates of one release, share noise.
 
-    Signs of independent noise are fair coins, also multiplied with one another. By Hoeffding's inequality (1963) the
-    sum of n such products passes t with probability 2 exp(−t²/2n) at most, for each of the lags that are tried.
+    Signs of independent noise are fair coins, and so are their products. By Hoeffding's inequality (1963), the sum of n
+    such products exceeds t with probability at most 2 exp(−t²/2n), for each of the lags that are tried.
     """
     windows = [np.sign(release.noise[:_WINDOW]) for release in releases]
     length = fft.next_fast_len(2 * windows[0].size, real=True)
     spectra = [fft.rfft(window, length) for window in windows]
 
     def worst(one: int, other: int) -> float:
-        """ln of the bound for the worst lag, and for the whole of both releases at none."""
+        """ln of the bound on p: for the worst lag within the windows, or for both whole releases without a lag."""
         products = np.abs(fft.irfft(spectra[one] * spectra[other].conj(), length))
         if one == other:
             products = products[1 : windows[one].size]
@@ -139,15 +139,15 @@ def check_freshness(releases: Sequence[NoiseSample]) -> Iterator[Check]:
 
 
 def check_seed(bits: int) -> Check:
-    """Whether the seed of a release is too wide to be tried out."""
+    """Check that the seed of a release has too many bits to try all its values."""
     return Check("seed of a release", float(bits >= SEED_BITS_MIN), f"{bits} bits of the system's entropy")
 
 
 def check_sources(draws: FloatArray) -> Check:
-    """Whether any two of many fresh sources begin alike; (n,) first draws. A birthday attack: with 2^b seeds, about
-    n²/2^(b+1) pairs do."""
+    """Check that no two of n fresh noise sources have the same first draw, (n,). This is a birthday attack: with 2^b
+    seeds, about n²/2^(b+1) pairs are equal."""
     twins = draws.size - np.unique(draws).size
-    # Two honest draws coincide with a probability of some 2^-50.
+    # Two independent draws are equal with a probability of about 2^-50.
     return Check("sources alike, of all processes", 0.0 if twins else 1.0, f"{twins} of {draws.size:,} came again")
 
 
@@ -164,7 +164,7 @@ def _relation(one: NoiseSample, other: NoiseSample) -> str:
 
 
 def _reach_p(reach: float, draws: int) -> float:
-    """Probability that the greatest of so many |Laplace(1)| passes `reach`, at most."""
+    """An upper bound on the probability that the greatest of `draws` values |Laplace(1)| exceeds `reach`."""
     return min(1.0, draws * math.exp(-reach))
 
 
@@ -174,26 +174,26 @@ def _scales(reach: float) -> str:
 
 @dataclass(frozen=True)
 class Guesses:
-    """What was guessed of canaries in the releases of a run that claim the same ε."""
+    """The guesses of canaries' signs in those releases of a run that claim the same ε."""
 
     epsilon: float
     releases: int = 0
     canaries: int = 0
     made: int = 0
-    """For how many of the canaries a sign was guessed."""
+    """The number of canaries whose sign was guessed."""
     right: int = 0
 
     def plus(self, other: "Guesses") -> "Guesses":
-        """Both together, at the ε of this one."""
+        """The sum of both, with the ε of this one."""
         counts = (getattr(self, name) + getattr(other, name) for name in ("releases", "canaries", "made", "right"))
         return Guesses(self.epsilon, *counts)
 
 
 def multiple_of_claims(guesses: Sequence[Guesses], alpha: float) -> float:
-    """A number x such that releases leak at least x times the ε they claim, too high with probability `alpha`.
+    """A number x such that releases leak at least x times the ε they claim. It is too high with probability `alpha`.
 
-    If each leaked less, the right guesses would be at most a sum of binomials (`chance_right`): x is the greatest
-    number at which so many of them are as rare as `alpha`.
+    If each release leaked less, the number of right guesses would be at most a sum of binomials (`chance_right`). x is
+    the greatest number at which that many right guesses have a probability of at most `alpha`.
     """
 
     def is_rejected(multiple: float) -> bool:
@@ -207,23 +207,23 @@ def multiple_of_claims(guesses: Sequence[Guesses], alpha: float) -> float:
 
 
 def guesses_all(claimed: float) -> bool:
-    """Whether every sign is guessed, also where noise makes both about as likely: this shows more from ε = 2.2 on."""
+    """Whether every sign is guessed, even those that noise makes uncertain. Above ε = 2.2 this tells more about ε."""
     return claimed > _ALL_GUESSED
 
 
 def chance_right(claimed: float, multiple: float = 1.0) -> float:
     """The greatest probability of a right guess about releases that claim this ε and leak `multiple` times as much.
 
-    A guess about a fair coin from an ε-LDP release is right with a probability of at most e^ε/(1 + e^ε), whatever came
-    before (Steinke and others). Where every sign is guessed, Laplace noise allows less: 1 − min (a + f(a))/2 with its
-    trade-off curve f (`trade_off`), at a = e^(−ε/2)/2. All canaries have noise of their own, so chances multiply.
+    A guess of a fair coin from an ε-LDP release is right with probability at most e^ε/(1 + e^ε), whatever happened
+    before (Steinke and others). If every sign is guessed, Laplace noise allows less: 1 − min (a + f(a))/2 with its
+    trade-off curve f (`trade_off`), at a = e^(−ε/2)/2. Noise is independent between canaries, so chances multiply.
     """
     epsilon = multiple * claimed
     return 1 - math.exp(-epsilon / 2) / 2 if guesses_all(claimed) else float(expit(epsilon))
 
 
 def greatest_rejected(is_rejected: Callable[[float], bool]) -> float:
-    """The greatest number that is rejected, as all below it are; 0 where none is."""
+    """The greatest number that `is_rejected`, by bisection: all smaller ones must be rejected too. 0 if none is."""
     low, high = 0.0, 1.0
     if not is_rejected(low):
         return 0.0

@@ -1,8 +1,8 @@
-"""What the server of a run noted of its clients' canaries (`dealt`), and what guesses of their signs tell.
+"""Notes what a run's server receives of its clients' canaries (`dealt`), and guesses their signs.
 
-The number of right guesses of one run bounds ε from below (Steinke, Nasr and Jagielski, "Privacy Auditing with One (1)
-Training Run", NeurIPS 2023, for pure local DP; `findings.chance_right`). Rounds, steps and late answers may mix: a coin
-is tossed for one job.
+The number of right guesses in one run bounds ε from below (Steinke, Nasr and Jagielski, "Privacy Auditing with One (1)
+Training Run", NeurIPS 2023, for pure local DP; `findings.chance_right`). Rounds, steps and late answers may be mixed,
+because each coin is tossed for a single job.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _KIND = f"{Dealt.__module__}:{Dealt.__name__}"
 
 
 def __getattr__(name: str) -> type[Policy]:
-    """A built-in policy that also notes what came back at the canaries' places: "pausefl_audit.noted:pause"."""
+    """A built-in policy that also notes the updates' values at the canaries, such as "pausefl_audit.noted:pause"."""
     if name not in POLICIES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _noting(name)
@@ -50,7 +50,7 @@ def _noting(name: str) -> type[Policy]:
 
 
 def with_canaries(experiment: Experiment) -> Experiment:
-    """The experiment as a run that can be audited; a policy of one's own chooses at random there."""
+    """The experiment with canaries and a policy that notes them. A user's own policy is replaced by `random`."""
     behaviour, name = {"kind": _KIND, "unit": experiment.privacy.unit}, experiment.selection.policy
     groups = {
         f"clients.groups.{group}": {**table.model_dump(mode="json", exclude_none=True, exclude_unset=True)}
@@ -63,10 +63,11 @@ def with_canaries(experiment: Experiment) -> Experiment:
 
 
 def guesses_of(run_dir: Path) -> list[Guesses]:
-    """What was guessed of a run's canaries, by claimed ε, the greatest first; nothing where it was dealt none.
+    """The guesses of the signs of a run's canaries, by claimed ε, the greatest first. Empty if it had no canaries.
 
-    Of a small claim, a sign is guessed where noise of the charged scale makes one e^ε times as likely as the other:
-    beyond the bounds of the clip, or nearly there, as some encodings round. Of others, every sign (`guesses_all`).
+    For a small claimed ε, a sign is guessed only if noise of the charged scale makes it e^ε times as likely as the
+    other. This holds at and beyond the clip bounds; a margin allows for encodings that round. For a greater claimed ε,
+    every sign is guessed (`guesses_all`).
     """
     experiment = stored_experiment(run_dir)
     unit, seed = experiment.privacy.unit, experiment.experiment.seed

@@ -1,7 +1,7 @@
-"""Two runs side by side, as far as privacy goes: client processes forked as a run forks them, ledgers, releases.
+"""Plays the privacy part of two equal runs: client processes forked as in a run, their ledgers and their releases.
 
-Both are the same experiment, with the same clients, rounds and attempts: noise that follows from these is the same in
-both. Each client process is ended once and started again.
+Both runs have the same experiment, clients, rounds and attempts. So noise that is computed from these, instead of drawn
+anew, is the same in both. Each client process is ended once and started again.
 """
 
 import multiprocessing
@@ -35,13 +35,13 @@ from pausefl_proto.wire import Vector
 
 _RUNS, _CLIENTS, _LIVES = 2, 2, 2
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 9
-"""How many rounds each life of a client has at least and, where a model is small, at most."""
+"""The fewest and the most rounds of each life of a client. Small models get more rounds."""
 _RUN_ID = "audit"
 
 
 @dataclass(frozen=True)
 class _Effort:
-    """How much is drawn by each client process. OpenDP's sampler takes a thousand times as long as numpy's."""
+    """How much each client process draws: less with OpenDP's sampler, which is a thousand times slower than numpy's."""
 
     release_draws: int
     attack_draws: int
@@ -53,12 +53,12 @@ _EFFORT = {"laplace": _Effort(500_000, 50_000_000, 12_000), "opendp": _Effort(50
 
 @dataclass(frozen=True, eq=False)
 class NoiseSample:
-    """The noise of one release in units of the scale that was charged, (d,), and where it came from."""
+    """The noise of one release, (d,), in units of the charged scale, and its origin."""
 
     run: int
     client_id: str
     life: int
-    """Which of the client's processes, from 1: a restarted client is another one."""
+    """The number of the client's process, from 1. A restarted client has the next number."""
     round: int
     attempt: int
     noise: FloatArray
@@ -68,18 +68,18 @@ class NoiseSample:
 
 @dataclass(frozen=True, eq=False)
 class Witness:
-    """What one client process had to show."""
+    """The measurements from one client process."""
 
     releases: list[NoiseSample]
     sources: FloatArray
-    """First draws of fresh sources, (n,)."""
+    """The first draws of fresh noise sources, (n,)."""
     clear_reach: float
-    """The greatest noise, in scales, of uploads with next to none; and of how many draws."""
+    """The greatest noise, in scales, of uploads with almost no noise, over `clear_draws` draws."""
     clear_draws: int
     scores: dict[float, Scores]
-    """What attackers saw, by ε."""
+    """The scores of attacks, by ε."""
     seed_bits: int
-    """How many bits of the operating system's entropy move the noise."""
+    """How many bits of the operating system's entropy influence the noise."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class _Task:
 
 
 def witnesses(plan: ClientPlan, epsilons: tuple[float, ...], scores: int) -> list[Witness]:
-    """What all client processes of both runs had to show; PauseflError as the first of them says it.
+    """The measurements from all client processes of both runs. PauseflError with the first error of a process.
 
-    `scores` is how many attempts each attack gets at each ε, of all processes together.
+    `scores` is the number of attempts of each attack at each ε, over all processes.
     """
-    # Never in the data holders' own ledgers: an audit spends nothing.
+    # The data holders' own ledgers are not used: an audit must not spend their budgets.
     assert plan.privacy is not None
     audited = replace(plan, privacy=replace(plan.privacy, ledger_dir=None))
     clients = plan.training.client_ids[:_CLIENTS]
@@ -134,7 +134,7 @@ def _received(results: "Connection[Any, Any]") -> Witness:
 
 
 def _run(tasks: list[_Task], results: "Connection[Any, Any]") -> None:
-    """The main function of a run: it forks its clients, and those of the second life when the first are gone."""
+    """The main function of a run's process. It forks all clients, waits for their end, and then forks the next life."""
     die_with_parent()
     ignore_interrupts()
     for life in range(1, _LIVES + 1):
@@ -142,7 +142,7 @@ def _run(tasks: list[_Task], results: "Connection[Any, Any]") -> None:
         for process, told in started:
             try:
                 results.send(told.recv())
-            except EOFError:  # it was killed, which no code of its own can tell
+            except EOFError:  # the client was killed, so it could not report an error
                 process.join()
                 results.send(f"{process.name}, a process of the audit, ended early (exit code {process.exitcode})")
                 return
@@ -161,7 +161,7 @@ def _start(task: _Task) -> tuple[Any, "Connection[Any, Any]"]:
 
 @contextmanager
 def terminated_later() -> Iterator[None]:
-    """Let SIGTERM wait for the end of the block: a fork server that hears half a request prints a traceback."""
+    """Delay SIGTERM until the end of the block: a fork server that receives half a request prints a traceback."""
     heard: list[int] = []
     try:
         with signals_to(lambda number, _: heard.append(number), *asking_to_end()):
@@ -211,7 +211,7 @@ def _witness(task: _Task) -> Witness:
 
 
 def _releases(task: _Task, claim: Claim, privacy: ReleasePrivacy, size: int, draws: int) -> Iterator[NoiseSample]:
-    """Releases of canaries, through the client's own ledger, until its budget ends; round 1 is tried twice."""
+    """Yields releases of canaries, charged to the client's ledger, until its budget ends. Round 1 has two attempts."""
     releaser = Releaser(privacy)
     rounds = min(max(draws // size, _LEAST_ROUNDS), _MOST_ROUNDS)
     for round_, attempt in ((1, 1), *((round_, 1) for round_ in range(2, rounds + 1)), (1, 2)):
@@ -227,12 +227,12 @@ def _releases(task: _Task, claim: Claim, privacy: ReleasePrivacy, size: int, dra
 
 
 def first_draw(source: Callable[[], LaplaceSource]) -> float:
-    """The first draw of a fresh source, at a scale of 1."""
+    """The first draw of a fresh noise source, at scale 1."""
     return float(source().laplace(np.zeros(1), 1.0)[0])
 
 
 def seed_bits(source: Callable[[], LaplaceSource]) -> int:
-    """How many bits of what `os.urandom` gives change the noise of a fresh source, each by itself."""
+    """How many of the bits that a fresh noise source reads from `os.urandom` change its first draw, each by itself."""
     asked: list[int] = []
 
     def draw(entropy: int) -> float:

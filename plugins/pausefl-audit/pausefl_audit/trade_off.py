@@ -1,8 +1,8 @@
-"""A lower bound on ε from one run, for any mechanism whose trade-off curve is that of Laplace noise.
+"""Bounds ε from below by one run, for any mechanism that has the trade-off curve of Laplace noise.
 
-After S. Mahloujifar, L. Melis and K. Chaudhuri, "Auditing f-Differential Privacy in One Run" (ICML 2025,
-arXiv:2410.22235). It allows for canaries whose noise depends on one another. Clients draw theirs independently, which
-`findings.multiple_of_claims` uses: it is at least as tight, so audits report that one
+The method is that of S. Mahloujifar, L. Melis and K. Chaudhuri, "Auditing f-Differential Privacy in One Run" (ICML
+2025, arXiv:2410.22235). It also holds if the noise of canaries is dependent. Clients draw it independently, which
+`findings.multiple_of_claims` uses. That bound is at least as tight, so audits report it
 (`python -m benchmarks.own power` compares both).
 """
 
@@ -12,16 +12,16 @@ from pausefl_audit.findings import Guesses, greatest_rejected
 
 
 def epsilon_by_trade_off(guesses: Guesses, alpha: float) -> float:
-    """A lower bound on the ε of releases, which is too high with probability `alpha`."""
+    """A lower bound on the ε of releases. It is too high with probability at most `alpha`."""
     return greatest_rejected(lambda epsilon: are_too_many(guesses, epsilon, alpha))
 
 
 def are_too_many(guesses: Guesses, epsilon: float, alpha: float) -> bool:
-    """Whether no mechanism with Laplace's curve has so many right guesses, or more, with probability `alpha`.
+    """Whether no mechanism with Laplace's curve has that many right guesses, or more, with probability `alpha`.
 
-    Of m canaries c′ are guessed, and exactly j guesses are right with probability p_j. The paper's recursion follows
-    from its inequality, for each i and with f̄ = 1 − f: Σ_{j≥i} (j/m) p_j ≤ f̄(Σ_{j≥i−1} ((c′−j)/m) p_j). From the tail
-    on, with all of `alpha` at its beginning, it makes both sums as small as can be; together they are c′/m at most.
+    Of m canaries, c′ are guessed, and exactly j guesses are right with probability p_j. The paper's recursion follows
+    from its inequality, for each i and with f̄ = 1 − f: Σ_{j≥i} (j/m) p_j ≤ f̄(Σ_{j≥i−1} ((c′−j)/m) p_j). It starts from
+    the tail, with all of `alpha` at its beginning, and keeps both sums minimal. Their total is at most c′/m.
     """
     right, made, canaries = guesses.right, guesses.made, guesses.canaries
     hits, misses = alpha * right / canaries, alpha * (made - right) / canaries
@@ -34,10 +34,10 @@ def are_too_many(guesses: Guesses, epsilon: float, alpha: float) -> bool:
 
 
 def laplace_least(probability: float, epsilon: float) -> float:
-    """The least probability of an event that has this one in the other world: the inverse of 1 − f.
+    """The least probability, in one world, of an event that has `probability` in the other: the inverse of 1 − f.
 
     f is the trade-off curve of two Laplace laws that are ε scales apart (J. Dong, A. Roth and W. Su, "Gaussian
-    Differential Privacy", 2022): 1 − e^ε a, then e^(−ε)/(4a) from a = e^(−ε)/2, and e^(−ε)(1 − a) from a = 1/2 on.
+    Differential Privacy", 2022): f(a) = 1 − e^ε a up to a = e^(−ε)/2, e^(−ε)/(4a) up to a = 1/2, then e^(−ε)(1 − a).
     """
     ratio = math.exp(-epsilon)
     if probability <= 1 / 2:
