@@ -180,14 +180,16 @@ async def test_a_resumed_run_tells_of_the_failed_attempts_at_its_next_round(tmp_
     store = Store(tmp_path / "run.db")
     for attempt in (1, 2):
         events = (joined,) if attempt == 1 else ()
-        store.save_failed_attempt(RoundRecord(1, attempt, ("a",), None, (), events, 1.0, 1.0, 0.0, "", misses=(miss,)))
+        failed = RoundRecord(1, attempt, ("a",), None, (), events, 1.0, 1.0, 0.0, "", misses=(miss,), elapsed_s=attempt)
+        store.save_failed_attempt(failed)
     store.close()
     async with federation(tmp_path, metrics=LINGERING) as run:
         await run.port
         samples = await asyncio.to_thread(samples_at, (await run.event("metrics"))["url"])
         signal.raise_signal(signal.SIGTERM)
         await run.finished()
-    assert (samples["pausefl_failed_attempts_total"], samples["pausefl_total_latency_seconds"]) == (2, 2.0)
+    counted = ("failed_attempts_total", "total_latency_seconds", "elapsed_seconds")
+    assert [samples[f"pausefl_{name}"] for name in counted] == [2, 2.0, 2.0]
 
 
 async def test_the_end_can_be_scraped_once_results_are_written(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ SELECT client_id, max(n_examples) AS n_examples, coalesce(max(times_chosen), 0) 
        sum(accepted) AS accepted, max(released) AS released, max(epsilon_spent) AS epsilon_spent,
        coalesce(max(came_with), max(joined_with)) AS spent_before,
        coalesce(max(retired), 0) AS retired_before,
-       coalesce(max(0.0, 1 - sum(at_work_s) / (SELECT nullif(max(elapsed_s), 0.0) FROM rounds)), 1.0) AS idle_share
+       coalesce(max(0.0, 1 - sum(at_work_s) / (SELECT nullif(max(elapsed_s), 0.0) FROM (
+           SELECT elapsed_s FROM rounds UNION ALL SELECT elapsed_s FROM failed_attempts))), 1.0) AS idle_share
 FROM (SELECT client_id, n_examples, participation AS released, epsilon_spent, 1 AS accepted, NULL AS retired,
              came_back_s - handed_out_s AS at_work_s FROM observations
       UNION ALL

@@ -273,12 +273,11 @@ def after_round(
 def after_failed_attempt(now: RunSnapshot, record: RoundRecord, state: RunState) -> RunSnapshot:
     """The snapshot after an attempt that no client answered, which `state` already includes."""
     return replace(
-        now,
+        after_end(now, record.events, state),
+        elapsed_s=record.elapsed_s,
         total_latency_s=state.total_latency_s,
         clients=now.clients.after_round(state.table, (), record.misses),
         missed=Counter(now.missed) + Counter(miss.kind for miss in record.misses),
-        late=now.late + _count(record.events, "late"),
-        withdrawn=now.withdrawn + _count(record.events, "withdrawn"),
         failed_attempts=now.failed_attempts + 1,
     )
 
