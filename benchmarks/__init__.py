@@ -1,4 +1,4 @@
-"""`make benchmarks`: pausefl beside the systems that people use today, measured in alternation in one session.
+"""`make benchmarks`: compares pausefl with systems in use today. They take turns in one session.
 
-May live here: what plays and measures the systems (`systems/`, a script each) and what writes benchmarks/peers.md.
+May live here: code that plays and measures the systems (one script each in `systems/`) or writes benchmarks/peers.md.
 """

@@ -1,10 +1,10 @@
-"""`make benchmarks`: play every cell and write docs/results/benchmarks.jsonl, the source of benchmarks/peers.md.
+"""`make benchmarks`: play every cell and write docs/results/benchmarks.jsonl, from which benchmarks/peers.md is made.
 
-python -m benchmarks                              everything, some 20 minutes; each play is written down at once
-python -m benchmarks --go-on                      after an interruption: what was played is not played again
-python -m benchmarks --cell "10 clients, 1 MB"    one cell anew, all of its systems; the other cells stay
-python -m benchmarks --simulators                 the virtual clock beside pfl-research, in a file of its own
-python -m benchmarks --asynchronous               steps beside APPFL's, in a file of their own
+python -m benchmarks                              play all cells, in some 20 minutes; each play is stored at once
+python -m benchmarks --go-on                      go on after an interruption: stored plays are not repeated
+python -m benchmarks --cell "10 clients, 1 MB"    play one cell again with all its systems; keep the others
+python -m benchmarks --simulators                 compare the virtual clock with pfl-research, in its own file
+python -m benchmarks --asynchronous               compare asynchronous steps with APPFL's, in their own file
 """
 
 import argparse
@@ -22,9 +22,9 @@ from pausefl_proto.errors import ConfigError
 
 
 def main() -> int:
-    """0 if all was played, 2 for bad input."""
+    """Run the command. Returns 0 if all cells were played, 2 for bad input or a system that fails."""
     options = _options()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does: no process is left behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as with Ctrl-C: no process is left behind
     cells = options.cell or cells_of(options.part)
     part, *others = sorted({CELLS[name].part for name in cells})
     file = options.results or RESULTS / f"{part}.jsonl"

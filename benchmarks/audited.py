@@ -1,7 +1,7 @@
-"""`python -m benchmarks.audited cuda`: audits of small CIFAR's runs by canaries, as one line of JSON; two minutes.
+"""`python -m benchmarks.audited cuda`: audit runs of small CIFAR by canaries, and print a line of JSON; two minutes.
 
-Clients train, and draw their noise, on the device that is named; images are random ones, so no network is needed.
-The exit status is 1 where a run leaks more than it claims, or by chance once in a thousand times.
+Clients train and draw their noise on the named device. The images are random, so no network is needed. The exit status
+is 1 if a run leaks more than it claims. By chance this also happens once in a thousand calls.
 """
 
 import json
@@ -21,7 +21,7 @@ from pausefl_audit.noted import guesses_of, with_canaries
 SETTINGS: Mapping[str, Any] = {
     "experiment.rounds": 40,
     "workload.dataset": "benchmarks.own.training:noise_of_cifar",
-    "workload.max_steps": 4,  # what is audited does not depend on how long clients train
+    "workload.max_steps": 4,  # the audit does not depend on how long clients train
     "metrics.enabled": False,
     "evaluation.every": 1000,
     "latency.tau_min_s": "auto",
@@ -33,11 +33,11 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "real wire": _WIRE,
     "real wire, asynchronous, int8": {**_WIRE, **_STEPS, "wire.dtype": "int8"},
 }
-"""The settings of each run."""
+"""The settings of each run, by its name, beyond `SETTINGS`."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 if no run leaks more than it claims, else 1."""
+    """Audit all runs and print the result. Returns 0 if no run leaks more than it claims, else 1."""
     (device,) = arguments
     runs = {way: audited(way, device) for way in WAYS}
     print(json.dumps({"device": device, "confidence": 1 - FALSE_ALARM, "runs": runs}))
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def audited(way: str, device: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The guesses of a run's canaries, its greatest claimed ε, a lower bound on that ε, and the bound as a multiple."""
+    """A run's guesses of canaries, its greatest claimed ε, a lower bound on that ε, and the bound divided by it."""
     settings = {**SETTINGS, **WAYS[way], "workload.device": device, **(changes or {})}
     with tempfile.TemporaryDirectory(prefix="pausefl-audited-") as folder:
         run_dir = Path(folder) / "run"

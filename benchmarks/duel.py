@@ -1,9 +1,9 @@
-"""Rounds of two checkouts at once, on the same cores: what slows the machine down meanwhile slows both.
+"""Compare the rounds of two checkouts that play at once, on the same cores: other work on the machine slows both alike.
 
 python -m benchmarks.duel BEFORE AFTER [--bytes 4000] [--rounds 1200] [--times 4]
 
-Prints how many times as long rounds take with the code in AFTER. Since both fleets compete for the processor, this
-compares processor time, to about 1 %; where one round alone on a machine waits, it does not tell.
+Prints the ratio of the rounds' durations, AFTER divided by BEFORE. Both fleets compete for the processor. So this
+compares processor time, to about 1 %. It does not show the waits that a round has on an otherwise idle machine.
 """
 
 import argparse
@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 
 _PARTS = ("client", "server", "proto", "emulator", "process")
-# Rounds before both fleets play, and those after one has ended.
+# Only the rounds between these two shares of a play count: both fleets play then.
 _FIRST, _LAST = 0.25, 0.8
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Play and print."""
+    """Play both checkouts `--times` times, and print the durations and their ratios."""
     parser = argparse.ArgumentParser(prog="benchmarks.duel", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("before", type=Path, help="a folder with a checkout")
     parser.add_argument("after", type=Path, help="another one")
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ratios = []
     for number in range(options.times):
         trees = [options.before, options.after]
-        order = [0, 1] if number % 2 == 0 else [1, 0]  # who begins has the machine for itself for a moment
+        order = [0, 1] if number % 2 == 0 else [1, 0]  # the first one has the machine to itself for a moment
         plays = {i: _begin(trees[i], options.rounds, options.bytes) for i in order}
         before_s, after_s = _rounds_s(plays[0], plays[1])
         ratios.append(after_s / before_s)
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def said_of(ratios: Sequence[float]) -> str:
-    """The geometric mean of ratios, with its standard error where there are several."""
+    """A sentence with the geometric mean of the ratios, and with its standard error if there are several."""
     logs = np.log(ratios)
     error = f" ± {logs.std(ddof=1) / np.sqrt(len(logs)):.3f}" if len(logs) > 1 else ""
     return f"{np.exp(logs.mean()):.3f}{error} times as long after as before"
@@ -63,7 +63,7 @@ def _begin(tree: Path, rounds: int, size: int) -> "subprocess.Popen[str]":
 
 
 def _rounds_s(*plays: "subprocess.Popen[str]") -> list[float]:
-    """The mean duration of each fleet's rounds; both end as soon as one has failed."""
+    """The mean round duration of each fleet. If one fleet fails, the other is ended."""
     with ThreadPoolExecutor(len(plays)) as pool:
         durations = [pool.submit(_round_s, play) for play in plays]
         try:
@@ -75,7 +75,7 @@ def _rounds_s(*plays: "subprocess.Popen[str]") -> list[float]:
 
 
 def _round_s(play: "subprocess.Popen[str]") -> float:
-    """The mean duration of the rounds in the middle, when the other fleet played too."""
+    """The mean duration of the rounds in the middle of a play, while the other fleet played too."""
     output, _ = play.communicate()
     durations = [float(word) for word in output.split()]
     if play.returncode or not durations:

@@ -1,4 +1,4 @@
-"""One fleet of `benchmarks.duel`: plays rounds without training with the code on PYTHONPATH, and prints their times."""
+"""One fleet of `benchmarks.duel`: plays rounds without training with the code on PYTHONPATH; prints their durations."""
 
 import sys
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""The systems, each with the virtual environment that it runs in."""
+"""The compared systems, and the virtual environment in which each runs."""
 
 import os
 import shutil
@@ -14,17 +14,17 @@ RESULTS = ROOT / "docs/results"
 
 @dataclass(frozen=True)
 class System:
-    """One of those that are measured."""
+    """One of the compared systems."""
 
     name: str
     module: str
     """Its script in `benchmarks.systems`."""
     shown: str
-    """How the tables call it."""
+    """Its name in the tables."""
     requirements: str = ""
-    """The file of its packages; empty: it runs where pausefl is installed."""
+    """The requirements file of its packages. Empty: it runs in the environment of pausefl."""
     distributions: tuple[str, ...] = ()
-    """Packages whose versions are written down."""
+    """Packages whose versions the results state."""
 
 
 SYSTEMS = {
@@ -47,11 +47,11 @@ SYSTEMS = {
         System("sockets", "sockets", "raw sockets", "", ("numpy", "torch")),
     )
 }
-"""By name, in the order of the tables."""
+"""The systems by name, in the order of the tables."""
 
 
 def python_of(system: System) -> Path:
-    """The interpreter that runs a system; makes its virtual environment if that is not there or of other packages."""
+    """The interpreter that runs a system. Makes its virtual environment if none exists or its requirements changed."""
     if not system.requirements:
         return Path(sys.executable)
     wanted = Path(__file__).parent / "requirements" / system.requirements
@@ -61,7 +61,7 @@ def python_of(system: System) -> Path:
         print(f"{system.shown}: installing {wanted.name}", flush=True)
         index = os.environ.get("TORCH_INDEX_URL")
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        # Each file names all that it needs.
+        # Each requirements file lists all packages, so none is resolved.
         options = ["--quiet", "--no-deps", *(["--extra-index-url", index] if index else [])]
         subprocess.run([str(folder / "bin/pip"), "install", *options, "--requirement", str(wanted)], check=True)
         shutil.copy(wanted, made_of)

@@ -1,12 +1,12 @@
-"""`make figures`: plays what is still missing of docs/results.md, run by run, and writes the page anew.
+"""`make figures`: play the runs that docs/results.md still lacks, and write the page again.
 
-python -m benchmarks.figures                          all of the plan in its order, one run at a time
+python -m benchmarks.figures                          the whole plan in its order, one run at a time
 python -m benchmarks.figures fedts-fig7 --jobs 2      one figure, two runs at a time
-python -m benchmarks.figures --merge FILE             take over what another machine has played, and write the page
+python -m benchmarks.figures --merge FILE             add the runs that another machine played, and write the page
 
-Each finished run is kept as a line of docs/results/reproduce/NAME.runs.jsonl, so that an interrupted queue goes on
-where it stopped. A figure is written anew from the seeds that all its played series have. With `--out FILE` all lines
-go into that file, and no page is written: for `make figures-gpu` on a lent machine.
+Each finished run is stored as a line of docs/results/reproduce/NAME.runs.jsonl, so that an interrupted queue goes on
+where it stopped. A figure is drawn from the seeds that all its played series have. With `--out FILE` all lines go into
+that file, and no page is written. `make figures-gpu` uses this on a machine that is lent for a short time.
 """
 
 import argparse
@@ -48,15 +48,15 @@ _DEVICES = ("cuda", "cpu")
 
 @dataclass(frozen=True)
 class Wanted:
-    """One entry of the plan."""
+    """One entry of the plan: a figure, or a variant of one."""
 
     seeds: int = 5
     series: tuple[str, ...] = ()
-    """Empty: all of the figure."""
+    """The series to play. Empty: all series of the figure."""
     set: tuple[str, ...] = ()
-    """What differs from the figure's own settings."""
+    """Settings (key=value) that differ from the figure's own."""
     of: str = ""
-    """The figure that it varies, for another page; empty: it is a figure itself."""
+    """The figure of which this entry is a variant, which another page shows. Empty: the entry is a figure itself."""
 
 
 def _poisoned(scale: float, groups: Sequence[str] = ("poisoned",)) -> tuple[str, ...]:
@@ -86,11 +86,11 @@ PLAN: Mapping[str, Wanted] = {
     **{name: Wanted() for name in ("small_cifar_running", "fig2", "fig3", "fig6", "small_cifar", "small_cifar_batch")},
     **{name: Wanted() for name in ("fig10", "fig11", "fig14")},
 }
-"""What the documents are to show, in the order in which it is played."""
+"""The entries that the documents show, by name, in the order in which they are played."""
 
 
 def main() -> int:
-    """0 if nothing is missing any more, 1 if something is, 2 for bad input."""
+    """Run the command. Returns 0 if no run is missing any more, 1 if runs are missing, 2 for bad input."""
     options = _options()
     names = options.names or list(PLAN)
     try:
@@ -111,11 +111,11 @@ def main() -> int:
     return int(left > 0)
 
 
-# --- what is kept
+# --- the stored runs
 
 
 class Lines:
-    """The runs that are kept, by entry of the plan, series and seed: in `file`, or in one of each entry."""
+    """The stored runs, by entry of the plan, series and seed. They lie in `file`, or in one file per entry."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -123,7 +123,7 @@ class Lines:
         self._of = {_key(line): line for path in files if path.exists() for line in read_lines(path)}
 
     def add(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Keep these, each in the place of what was kept of that run."""
+        """Store these lines. Each replaces the line that was stored for the same run."""
         new = {_key(line): line for line in lines}
         self._of |= new
         for name in {name for name, _, _ in new}:
@@ -132,7 +132,7 @@ class Lines:
             write_durably(self._file or KEPT / f"{name}.runs.jsonl", text)
 
     def runs(self, name: str, series: str) -> dict[int, PlayedSeed]:
-        """By seed, those of a series that were played with the plan's settings."""
+        """The runs of a series that were played with the plan's settings, by seed."""
         settings = _settings(request_of(name).experiment(series))
         return {
             seed: PlayedSeed(**line["run"])
@@ -154,19 +154,19 @@ def _key(line: Mapping[str, Any]) -> tuple[str, str, int]:
 
 
 def _settings(experiment: Experiment) -> str:
-    """A digest of all that is not a default; of neither seed nor device."""
+    """A digest of all settings that are not defaults, except the seed and the device."""
     tables = experiment.model_dump(mode="json", exclude_defaults=True)
     tables["experiment"].pop("seed", None)
     tables["workload"].pop("device", None)
     return blake2b(json.dumps(tables, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-# --- what is missing, and how it is played
+# --- the missing runs, and how they are played
 
 
 @cache
 def request_of(name: str) -> Request:
-    """An entry of the plan, or a figure with five seeds; ConfigError for a name that is neither."""
+    """The request for an entry of the plan, or for a figure with five seeds. ConfigError for an unknown name."""
     wanted = PLAN.get(name, Wanted())
     figure = find_reproduction(wanted.of or name)
     series = wanted.series or tuple(figure.series)
@@ -174,7 +174,7 @@ def request_of(name: str) -> Request:
 
 
 def missing(names: Sequence[str], lines: Lines, only: Sequence[str] = ()) -> Iterator[tuple[str, str, Planned]]:
-    """Entry, series and run of all that is not kept, or of these series alone: entry by entry, seed by seed."""
+    """Yields (entry, series, run) of each run that is not stored, only of the series `only` if given; seed by seed."""
     for name in names:
         request = request_of(name)
         kept = {series: lines.runs(name, series) for series in request.series}
@@ -184,9 +184,9 @@ def missing(names: Sequence[str], lines: Lines, only: Sequence[str] = ()) -> Ite
 
 
 def play(names: Sequence[str], lines: Lines, jobs: int, device: str, only: Sequence[str] = ()) -> None:
-    """Play what is missing, and keep each run as it ends. CampaignInterrupted when a signal ends it.
+    """Play the missing runs, and store each when it ends. CampaignInterrupted if a signal ends the play.
 
-    A run that fails is told of with the end of its server's log, and taken up again once.
+    A run that fails is reported with the end of its server's log, and is played once more.
     """
     left = {run.name: (name, series, run) for name, series, run in missing(names, lines, only)}
     began_s, again = time.monotonic(), set[str]()
@@ -223,13 +223,13 @@ def play(names: Sequence[str], lines: Lines, jobs: int, device: str, only: Seque
 
 
 def _last_said(run_dir: Path) -> str:
-    """The end of the server's log; empty without one."""
+    """The last lines of the server's log. Empty if there is no log."""
     log = run_dir / "server.log"
     return "\n".join(log.read_text("utf-8", "replace").splitlines()[-_TAIL_LINES:]) if log.exists() else ""
 
 
 def _line(name: str, series: str, run_dir: Path) -> dict[str, Any] | None:
-    """What is kept of a run; None for one that failed, though its model did not diverge."""
+    """The line to store for a run. None for a run that failed, unless it failed because its model diverged."""
     run, request = read_run(run_dir), request_of(name)
     if run.has_failed and not has_diverged(run.summary):
         print(f"left out: {run_dir}: {run.summary['stopped_because']}", flush=True)
@@ -240,7 +240,7 @@ def _line(name: str, series: str, run_dir: Path) -> dict[str, Any] | None:
 
 
 def _gpu() -> str:
-    import torch  # it takes seconds, and runs on a GPU alone need it
+    import torch  # imported here: this takes seconds, and only runs on a GPU need it
 
     return torch.cuda.get_device_name()
 
@@ -249,7 +249,7 @@ def _gpu() -> str:
 
 
 def _kind(run: Planned) -> str:
-    """What is trained."""
+    """The data set and the model of a run, as one string."""
     return f"{run.experiment.workload.dataset}, {run.experiment.workload.model}"
 
 
@@ -258,7 +258,7 @@ def _on(device: str, run: Planned) -> Planned:
 
 
 def _fastest(runs: Sequence[Planned], jobs: int) -> dict[str, str]:
-    """By kind, the device on which a further round takes less, with as many trials at a time as jobs."""
+    """By kind of run, the device on which one more round takes less time. About `jobs` trials run at the same time."""
     kinds = {_kind(run): run for run in reversed(runs)}
     copies = range(max(1, jobs // (len(_DEVICES) * len(_TRIAL_ROUNDS) * len(kinds))))
     folder, began_s, ends_s = RUNS / "trials", time.monotonic(), dict[str, float]()
@@ -282,7 +282,7 @@ def _fastest(runs: Sequence[Planned], jobs: int) -> dict[str, str]:
     for name, error in side_by_side(len(trials), ended).play(trials, folder).items():
         if isinstance(error, CampaignInterrupted):
             raise error
-        print(f"a trial failed: {name}: {error}", flush=True)  # as without a GPU: there is no time of it
+        print(f"a trial failed: {name}: {error}", flush=True)  # for instance without a GPU: the trial then has no time
         ends_s.pop(name, None)
 
     def round_s(number: int, device: str) -> float:
@@ -317,7 +317,7 @@ def write_figures(names: Sequence[str], lines: Lines) -> None:
 
 
 def _seeds_of(file: Path) -> int:
-    """How many seeds a figure's kept summary is of; 0 without one."""
+    """The number of seeds in a figure's stored summary. 0 without a summary."""
     kept = json.loads(file.read_text("utf-8"))["series"] if file.exists() else {}
     return max((len(series["seeds"]) for series in kept.values()), default=0)
 

@@ -1,10 +1,10 @@
-"""`make gpu`: everything that only a GPU can show, into docs/results/gpu.json and docs/gpu.png; some 8 minutes.
+"""`make gpu`: run all tests and measurements that need a GPU. Writes docs/results/gpu.json and docs/gpu.png; 8 minutes.
 
-Needs Python, torch and a CUDA device, and no network: images are random ones of the workloads' sizes. Each part runs in
-a process of its own and is written down when it ends, so that one that fails or hangs costs no other.
+Needs Python, torch and a CUDA device, and no network: images are random, of the workloads' sizes. Each part runs in
+a process of its own, and its result is stored when it ends. So a part that fails or hangs does not affect the others.
 
 python -m benchmarks.gpu                      all parts
-python -m benchmarks.gpu training small_mnist one of those that are not commands of their own, as JSON
+python -m benchmarks.gpu training small_mnist one of MEASUREMENTS for one workload, printed as JSON
 """
 
 import json
@@ -36,7 +36,7 @@ TESTS = (
     "client/test_recorded_passes",
     "emulator/test_privacy_mechanism",
 )
-"""The files of tests that need CUDA, whose names or cases say so."""
+"""Test files with tests that need CUDA. These have "cuda" in their names or cases, by which pytest selects them."""
 _STEPS = 100
 _ROUNDS = 100
 _ROUNDS_PROFILED = 3
@@ -62,7 +62,7 @@ RUNS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 if all went well, 1 if a part failed, 2 without a CUDA device."""
+    """Run the command. Returns 0 if all parts succeeded, 1 if a part failed, 2 without a CUDA device."""
     if not torch.cuda.is_available():
         built = f"torch {torch.__version__} is built for CUDA {torch.version.cuda or '(none)'}"
         print(f"gpu: torch finds no CUDA device here, so nothing was measured; {built}", file=sys.stderr)
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def commands(folder: Path) -> Mapping[str, Sequence[str]]:
-    """The parts by name; runs play in `folder`."""
+    """The commands of the parts, by name. Runs are written to `folder`."""
     files = [f"tests/{name}.py" for name in TESTS]
     measured = {f"{what}, {preset}": [*_python(_MODULE), what, preset] for preset in PRESETS for what in MEASUREMENTS}
     runs = {
@@ -102,7 +102,7 @@ def commands(folder: Path) -> Mapping[str, Sequence[str]]:
 
 
 def failures(part: Mapping[str, Any]) -> list[str]:
-    """What went wrong with a part; empty: nothing."""
+    """Messages that say what went wrong with a part. Empty if nothing did."""
     values: Mapping[str, Any] = part["values"] or {}
     told = {
         f"exit status {part['exit_status']}: {part['last_line']}": part["exit_status"] != 0,
@@ -115,7 +115,7 @@ def failures(part: Mapping[str, Any]) -> list[str]:
 
 
 def training(preset: str, device: torch.device, steps: int = _STEPS, most_steps: int | None = None) -> dict[str, Any]:
-    """The clients of a workload one by one and together, on the processor and on `device`; whole rounds unless told."""
+    """Times a workload's clients one by one and together, on processor and `device`; `most_steps` as in `clients_of`."""
     torch.set_num_threads(1)
     on_processor = together_case(preset, clients_of(preset, torch.device("cpu"), most_steps), min(steps, 20))
     case = together_case(preset, clients_of(preset, device, most_steps), steps)
@@ -123,10 +123,10 @@ def training(preset: str, device: torch.device, steps: int = _STEPS, most_steps:
 
 
 def busy(preset: str, device: torch.device, most_steps: int | None = None) -> dict[str, Any]:
-    """The share of rounds together in which `device` is busy; steps are CUDA graphs where there are such."""
+    """The share of time in which `device` is busy while clients train together, with CUDA graphs where it has them."""
     torch.set_num_threads(1)
     clients = clients_of(preset, device, most_steps)
-    for t in (1, 2):  # steps are captured at the second sight of their shapes
+    for t in (1, 2):  # a step is captured when its shapes occur for the second time
         clients.replayed(t)
 
     def rounds() -> None:
@@ -137,9 +137,9 @@ def busy(preset: str, device: torch.device, most_steps: int | None = None) -> di
 
 
 def memory(preset: str, device: torch.device, rounds: int = _ROUNDS_WATCHED) -> dict[str, Any]:
-    """By how much memory of a CUDA device, in use and kept by torch, and page-locked memory grow over rounds together.
+    """By how many bytes memory grows while clients train together: on the device (in use, reserved) and page-locked.
 
-    Three rounds before them capture what is captured. Large workloads play a tenth of the rounds.
+    Three rounds come first, in which steps are captured. All workloads but the first play a tenth of the rounds.
     """
     clients = clients_of(preset, device)
     rounds = rounds if preset == PRESETS[0] else rounds // 10
@@ -161,7 +161,7 @@ WAYS = {
 """The ways of training a round's clients, in the order in which they are drawn."""
 
 MEASUREMENTS: Mapping[str, Callable[..., dict[str, Any]]] = {"training": training, "busy": busy, "memory": memory}
-"""What is measured of each workload."""
+"""The measurements of each workload, by name."""
 
 
 def _memory_bytes() -> dict[str, int]:
@@ -170,7 +170,7 @@ def _memory_bytes() -> dict[str, int]:
 
 
 def draw(found: Mapping[str, Any]) -> Figure:
-    """A round's training one by one and together, on a GPU also as CUDA graphs, by workload and device."""
+    """A bar chart of the times in `WAYS` by workload and device. CUDA graphs exist on a GPU only."""
     figure = Figure(figsize=(8, 3), layout="constrained")
     axes = figure.subplots()
     shares = {v["preset"]: v["busy_share"] for v in _values(found) if "busy_share" in v}
@@ -206,9 +206,9 @@ def _pausefl(*arguments: str) -> list[str]:
 
 
 def played(command: Sequence[str], logs: Path | None = None, within_s: float = _LONGEST_S) -> dict[str, Any]:
-    """How a command ended, how long it took, what it said last, and the JSON that this was.
+    """Run a command. Returns its exit status, its duration, its last line of output, and the JSON that it printed.
 
-    Where it failed, the last lines of all that it said, and of the logs of runs in the folder `logs`.
+    For a command that failed there are also its last lines of output, and of the logs of runs in the folder `logs`.
     """
     began_s, began = time.perf_counter(), time.time()
     with _output() as out, _output() as err:
@@ -237,7 +237,7 @@ def _output() -> IO[str]:
 
 
 def _logged(folder: Path | None, since: float) -> list[str]:
-    """The last lines of the logs that were written to since then."""
+    """The last lines of those logs in a folder that changed since the time `since` (time.time)."""
     logs = sorted(folder.rglob("*.log")) if folder else []
     fresh = (path for path in logs if path.stat().st_mtime >= since)
     return [line for path in fresh for line in _lines(path.read_text("utf-8", "replace"))[-_LINES_KEPT:]]

@@ -18,20 +18,20 @@ from benchmarks.processes import end_family, usage
 from benchmarks.systems.task import Task
 
 _PACKAGES = ("proto", "process", "server", "client", "emulator")
-# Neither Flower nor Ray may tell their makers of these runs.
+# Turns off the telemetry of Flower and Ray.
 _SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 class PlayError(Exception):
-    """A system did not play; says what it printed last."""
+    """A system failed to play. The message has the last lines that it printed."""
 
 
 def play(system: System, task: Task, window: Window) -> dict[str, Any]:
-    """Time, processor time and memory of one play, as a JSON-able object; PlayError if the system does not play.
+    """Time, processor time and memory of one play, as an object for JSON. PlayError if the system fails.
 
-    A task with a rated round is measured from its first round to that one, any other within the window.
+    A task with a rated round is measured from its first round to the rated one. Other tasks are measured in the window.
     """
-    # Beside the processes' temporary files; short, since Ray's sockets lie there too.
+    # The processes have their temporary files here too. The path is short, since Ray puts sockets there.
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
         running = _Running(system, task, Path(folder), window.within_s)
         try:
@@ -50,13 +50,13 @@ class _Running:
         self._ends_by_s = self._began_s + within_s
         self._output = folder / "output"
         os.mkfifo(folder / "progress")
-        # Opened for writing too: else it would end whenever the last writer closes it.
+        # Opened for writing too: otherwise the pipe would end whenever the last writer closes it.
         self._pipe = os.open(folder / "progress", os.O_RDWR | os.O_NONBLOCK)
         self._unread = b""
         self._rated: dict[str, Any] | None = None  # the line with the accuracy of the rated round
         paths = os.pathsep.join(str(ROOT / part) for part in (".", *(() if system.requirements else _PACKAGES)))
         python = python_of(system)
-        path = os.pathsep.join((str(python.parent), os.environ["PATH"]))  # as an activated environment has it
+        path = os.pathsep.join((str(python.parent), os.environ["PATH"]))  # as in an activated environment
         told = task.environment(folder / "progress") | {"TMPDIR": str(folder), "PYTHONPATH": paths, "PATH": path}
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
@@ -71,7 +71,7 @@ class _Running:
         self._root = psutil.Process(self._process.pid)
 
     def part(self, window: Window) -> dict[str, Any]:
-        """What is in the window."""
+        """The measurements of the rounds in the window."""
         warm_at_s = self._line(lambda line: line["round"] >= 0)["at_s"] + window.warm_up_s
         first = self._line(lambda line: line["round"] >= window.warm_up and line["at_s"] >= warm_at_s)
         return self._between(
@@ -82,17 +82,17 @@ class _Running:
         )
 
     def whole(self) -> dict[str, Any]:
-        """All until the rated round, and the accuracy then."""
+        """The measurements of all rounds up to the rated one, the time of the whole command, and the accuracy."""
         found = self._between(
             self._line(lambda line: line["round"] == 0), lambda line: line["round"] >= self._task.rated_round
         )
         whole_s = time.monotonic() - self._began_s
-        # It may have been told already: of quick rounds not every end is told, perhaps not that of the rated one.
+        # The accuracy may have been read already: quick rounds are not all reported, and perhaps the rated one was not.
         rated = self._rated or self._line(lambda line: "accuracy" in line)
         return found | {"whole_s": round(whole_s, 3), "accuracy": rated["accuracy"]}
 
     def end(self) -> None:
-        """Kill all of its processes."""
+        """Kill all processes of the system."""
         end_family(self._root)
         self._process.wait()
         os.close(self._pipe)
@@ -113,7 +113,7 @@ class _Running:
         }
 
     def _line(self, is_wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The next line of progress that is wanted."""
+        """Reads lines of progress up to the next one that `is_wanted` accepts; returns that line."""
         while True:
             while b"\n" not in self._unread:
                 self._read()

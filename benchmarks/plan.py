@@ -1,4 +1,4 @@
-"""What is measured: cells, each played by several systems in turn, several times."""
+"""The plan of the measurements: cells. Several systems play each cell in turn, several times."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Window:
-    """What of a play is measured: rounds after the warm-up, until there are enough and for long enough."""
+    """The measured part of a play: rounds after the warm-up, until both `rounds_min` and `seconds` are reached."""
 
     warm_up: int = 3
     warm_up_s: float = 1.0
-    """From the first round's beginning; both must be over."""
+    """Seconds from the first round's beginning. The warm-up ends when this and `warm_up` rounds are over."""
     seconds: float = 2.0
     rounds_min: int = 2
     within_s: float = 300.0
-    """A play that takes longer in all has failed."""
+    """A play that takes longer than this in total has failed."""
 
 
 TRAINING = "small MNIST"
-"""The cell that trains."""
+"""The cell with real training."""
 SEEDS = 8
-"""How often it is played at least: its accuracy varies more than times do."""
+"""The least number of plays of this cell. Accuracy varies more than times do."""
 _SIZES = {"4 kB": 4_000, "1 MB": 1_000_000, "10 MB": 10_000_000}
 _WARM_UP = {"4 kB": 10, "1 MB": 3, "10 MB": 1}
 _SIMULATED = (
@@ -28,10 +28,10 @@ _SIMULATED = (
     ("large MNIST", "large_mnist", 300, 15, 100),
     ("small CIFAR-10", "small_cifar", 30, 5, 4),
 )
-# A SuperLink starts a process for each message, which takes a round a quarter of a minute and more: the second alone is
-# measured, since nodes install the app in the first.
+# A SuperLink starts a process for each message, so a round takes 15 seconds or more. Only the second round is measured,
+# since nodes install the app in the first.
 _ONE_ROUND = Window(warm_up=1, warm_up_s=0.0, seconds=0.0, rounds_min=1)
-# As it comes, APPFL takes a second and more for each update.
+# With its default settings, APPFL takes more than a second for each update.
 _FEW_STEPS = Window(warm_up=2, warm_up_s=0.0, seconds=10.0)
 _WINDOWS = {"superlink": _ONE_ROUND, "appfl-default": _FEW_STEPS}
 
@@ -46,14 +46,14 @@ class Cell:
     model_bytes: int
     window: Window
     rated_round: int = 0
-    """The last round of a training; 0: nothing is trained."""
+    """The last round, after which accuracy is measured. 0: nothing is trained."""
     preset: str = ""
-    """What is trained."""
+    """The preset that is trained. Empty: nothing is trained."""
     has_noise: bool = False
     buffer: int = 0
-    """K, the updates of an asynchronous step; 0: rounds."""
+    """K, the number of updates in an asynchronous step. 0: the cell has rounds."""
     part: str = "benchmarks"
-    """Which file of docs/results has its plays."""
+    """The name, without .jsonl, of the file in docs/results that stores its plays."""
 
 
 CELLS = {
@@ -86,11 +86,11 @@ CELLS = {
         ),
     )
 }
-"""By name."""
+"""The cells by name."""
 
 
 def cells_of(part: str) -> list[str]:
-    """The cells of a file of results: the simulators' have no network, the asynchronous ones no rounds."""
+    """The cells of a results file. Cells of "simulators" have no network, those of "asynchronous" no rounds."""
     return [cell.name for cell in CELLS.values() if cell.part == part]
 
 
@@ -105,7 +105,7 @@ class Turn:
 
 
 def turns(cells: list[str], repetitions: int) -> Iterator[Turn]:
-    """All plays, cell after cell in each repetition; the systems take turns at being first."""
+    """Yields all plays, cell after cell in each repetition. Each repetition begins with another system."""
     for repetition in range(1, max(repetitions, SEEDS) + 1):
         for cell in (CELLS[name] for name in cells if repetition <= repetitions or name == TRAINING):
             systems = _systems(cell, repetition)
@@ -119,7 +119,7 @@ def _systems(cell: Cell, repetition: int) -> list[str]:
         return ["virtual", "pfl"]
     if cell.part == "asynchronous":
         return ["pausefl", "appfl", *(["appfl-default"] if (repetition, cell.buffer) == (1, 1) else [])]
-    # These take too long to be played each time.
+    # These two are too slow to be played in every repetition.
     simulation = ["simulation"] if repetition <= (1 if cell.name == TRAINING else 2) else []
     superlink = ["superlink"] if (repetition, cell.name) == (1, "10 clients, 4 kB") else []
     return ["pausefl", "flower-1.17", "sockets", *simulation, *superlink]

@@ -1,4 +1,4 @@
-"""What a system's processes take together: processor time and memory."""
+"""Measures the processor time and memory of all processes of a system together."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ import psutil
 
 @dataclass(frozen=True)
 class Usage:
-    """What all processes below one took so far."""
+    """The processor time and memory that a process and all its descendants have used so far."""
 
     cpu_s: float
     """User and system time, ended processes included."""
     peak_rss_bytes: int
-    """The sum of each running process's greatest resident set; pages that they share count once for each."""
+    """The sum of the running processes' peak resident sets. A shared page counts once for each process."""
     pss_bytes: int
-    """Memory now; shared pages are divided among those that share them."""
+    """Memory in use now (PSS): a shared page is divided among the processes that share it."""
 
 
 def usage(root: psutil.Process, *, memory: bool) -> Usage:
-    """Of a process and all that it started; memory, which takes longer to ask for, only if asked."""
+    """The usage of a process and all its descendants. Memory is read only if `memory` is set, since it takes longer."""
     cpu_s, peak, pss = 0.0, 0, 0
     for process in _family(root):
         try:
@@ -35,9 +35,9 @@ def usage(root: psutil.Process, *, memory: bool) -> Usage:
 
 
 def end_family(root: psutil.Process) -> None:
-    """Kill a process and all that it started; returns once they have ended.
+    """Kill a process and all its descendants. Returns when they have ended.
 
-    They are stopped first, so that none starts another meanwhile.
+    All are suspended first, so that none starts another process meanwhile.
     """
     stopped: set[psutil.Process] = set()
     while new := set(_family(root)) - stopped:

@@ -1,4 +1,4 @@
-"""The file of results: its first line says on what machine and with which versions, each other line is one play."""
+"""The results file. Its first line states the machine and the versions; each other line is one play."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from pausefl_proto.errors import ConfigError
 
 
 class Results:
-    """What was measured so far; every change is on disk at once."""
+    """The plays measured so far. Every change is written to the file at once."""
 
     def __init__(self, path: Path, lines: list[dict[str, Any]]) -> None:
         self._path = path
@@ -25,9 +25,9 @@ class Results:
 
     @classmethod
     def opened(cls, path: Path, anew: Sequence[str]) -> Self:
-        """The results of a file without those of cells to be played anew.
+        """The results in a file, without those of the cells `anew`, which are to be played again.
 
-        ConfigError if what stays was measured on another machine.
+        ConfigError if the remaining results were measured on another machine.
         """
         lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
         kept = [line for line in lines[1:] if line["cell"] not in anew]
@@ -38,11 +38,11 @@ class Results:
         return cls(path, kept)
 
     def has(self, turn: Turn) -> bool:
-        """Whether this was played."""
+        """Whether the results contain this play."""
         return any(_key(line) == (turn.cell.name, turn.repetition, turn.system) for line in self._lines)
 
     def add(self, turn: Turn, found: dict[str, Any]) -> None:
-        """Add a play, and say anew on what machine and with which versions."""
+        """Add the measurements of a play, and write the file with the current machine and versions."""
         self._lines.append({"cell": turn.cell.name, "repetition": turn.repetition, "system": turn.system, **found})
         played = [SYSTEMS[name] for name in SYSTEMS if any(line["system"] == name for line in self._lines)]
         versions = {system.name: versions_of(system) for system in played}

@@ -10,11 +10,11 @@ from benchmarks.plan import CELLS, TRAINING, cells_of
 Line = Mapping[str, Any]
 
 TARGETS = {"10 clients, 4 kB": (2.5, 4.0), "10 clients, 1 MB": (3.0, 3.0), "10 clients, 10 MB": (4.2, 5.0)}
-"""How many times faster than Flower 1.17: to be beaten, and aimed at."""
+"""By cell, two targets for Flower 1.17's round time divided by pausefl's: the one to beat, and the one aimed at."""
 
 
 def session_table(lines: Sequence[Line]) -> str:
-    """Where and with what the figures were measured."""
+    """A line about the machine, and a table of the systems with their versions and numbers of plays."""
     if not lines:
         return "Not measured yet."
     head, plays = lines[0], lines[1:]
@@ -27,7 +27,7 @@ def session_table(lines: Sequence[Line]) -> str:
 
 
 def machine_line(lines: Sequence[Line]) -> str:
-    """Where the figures were measured."""
+    """A line that states the machine, the number of repetitions, and how busy other processes were."""
     machine, plays = lines[0]["machine"], [line for line in lines[1:] if "others" in line]
     last = {line["cell"]: line["repetition"] for line in sorted(plays, key=lambda line: line["repetition"])}
     repetitions = " to ".join(map(str, sorted({min(last.values()), max(last.values())})))
@@ -37,12 +37,12 @@ def machine_line(lines: Sequence[Line]) -> str:
 
 
 def round_table(lines: Sequence[Line]) -> str:
-    """Time of a round, by cell and system."""
+    """The table of the median round time, by cell and system."""
     return _grid(lines, lambda found: _ms(_median(found, "round_s")))
 
 
 def ratio_table(lines: Sequence[Line]) -> str:
-    """How many times as long a round takes as pausefl's, paired by repetition; median and range."""
+    """The table of round times divided by pausefl's in the same repetition: median and range, by cell and system."""
     systems = [name for name in _systems(lines) if name != "pausefl"]
     rows = [["round", *(SYSTEMS[name].shown for name in systems), "Flower 1.17: to beat", "aimed at"]]
     for cell in _cells(lines):
@@ -53,17 +53,17 @@ def ratio_table(lines: Sequence[Line]) -> str:
 
 
 def cpu_table(lines: Sequence[Line]) -> str:
-    """Processor time of a round, over all processes."""
+    """The table of the processor time of a round, summed over all processes, by cell and system."""
     return _grid(lines, lambda found: _ms(_median(found, "cpu_s")))
 
 
 def memory_table(lines: Sequence[Line]) -> str:
-    """Peak resident sets, summed, and memory with shared pages divided."""
+    """The table of memory in MB: the sum of peak resident sets, and the PSS, where shared pages are divided."""
     return _grid(lines, lambda f: f"{_median(f, 'peak_rss_bytes') / 1e6:,.0f} / {_median(f, 'pss_bytes') / 1e6:,.0f}")
 
 
 def training_table(lines: Sequence[Line]) -> str:
-    """The whole training, by system."""
+    """The table of the whole training: time, processor time, memory and accuracy, by system."""
     head = ["system", "300 rounds", "times pausefl's", "with start", "processor time", "memory (MB)", "accuracy"]
     rows, own = [head], _by_repetition(lines, TRAINING, "pausefl")
     for system in _systems(lines):
@@ -80,7 +80,7 @@ def training_table(lines: Sequence[Line]) -> str:
 
 
 def simulators_table(lines: Sequence[Line]) -> str:
-    """What is simulated, by system; times over those of the virtual clock, paired by repetition."""
+    """The table of simulations, by case and system. Times are also divided by the virtual clock's, per repetition."""
     head = [
         "case",
         "system",
@@ -114,7 +114,7 @@ def simulators_table(lines: Sequence[Line]) -> str:
 
 
 def steps_table(lines: Sequence[Line]) -> str:
-    """Asynchronous steps a second, with quartiles, by cell and system; times paired by repetition."""
+    """The table of asynchronous steps a second, with quartiles. Times are also divided by pausefl's, per repetition."""
     rows = [["steps", "system", "a second", "times pausefl's time", "processor time a step", "memory (MB)"]]
     for cell in _cells(lines):
         own = _by_repetition(lines, cell, "pausefl")
@@ -150,13 +150,13 @@ def _systems(lines: Sequence[Line]) -> list[str]:
 
 
 def _cells(lines: Sequence[Line]) -> Iterator[str]:
-    """Those without training that were played."""
+    """The names of the cells that were played, except the training."""
     played = {line["cell"] for line in lines[1:]}
     return (cell for cell in CELLS if cell in played and cell != TRAINING)
 
 
 def _by_repetition(lines: Sequence[Line], cell: str, system: str, measured: str = "round_s") -> dict[int, Line]:
-    """The plays of which this was measured: some were for their accuracy alone, others for their times."""
+    """The plays that have the figure `measured`, by repetition. Some have only an accuracy, others only times."""
     of = (line for line in lines[1:] if (line["cell"], line["system"]) == (cell, system))
     return {line["repetition"]: line for line in of if measured in line}
 
@@ -172,7 +172,7 @@ def _accuracy(found: Sequence[Line]) -> str:
 
 
 def _ratio(own: Mapping[int, Line], other: Mapping[int, Line], measured: str = "round_s") -> str:
-    """Of the repetitions that both played."""
+    """The median ratio of a figure, other by own, and its range, over the repetitions that both played."""
     ratios = [other[k][measured] / own[k][measured] for k in sorted(own.keys() & other.keys())]
     if not ratios:
         return ""

@@ -1,4 +1,4 @@
-"""The data of a preset as files: systems without pausefl train the same net on the same examples."""
+"""Writes a preset's data to files, so that other systems train the same net on the same examples."""
 
 import json
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from pausefl_client.training.models import build_model
 
 
 def write_data(folder: Path, overrides: Sequence[str] = (), preset: str = "small_mnist") -> None:
-    """Write each client's examples, the test examples, the first model and how clients train.
+    """Write each client's examples, the test examples, the first model and the training settings to a folder.
 
-    `overrides` (key=value) change the preset. ConfigError if the data set is not here.
+    `overrides` (key=value) change the preset. ConfigError if the data set is not on this machine.
     """
     experiment = load_experiment(preset, overrides)
     workload, seed = experiment.workload, experiment.experiment.seed

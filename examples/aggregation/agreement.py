@@ -1,4 +1,4 @@
-"""An aggregation rule of your own: the mean, where enough clients agree on the sign.
+"""An example of your own aggregation rule: the mean, in the coordinates where enough clients agree on the sign.
 
 Run it: pausefl run examples/aggregation/experiment.toml
 """
@@ -15,17 +15,17 @@ from pausefl_server.model.aggregation import AggregationRule
 
 @dataclass(frozen=True)
 class SignAgreement(AggregationRule):
-    """The weighted mean of the updates in each coordinate whose sign enough of the weight shares, and 0 elsewhere."""
+    """In each coordinate, the weighted mean of the updates, or 0 where too little of the weight agrees on the sign."""
 
     agreement: float = 0.6
-    """The least share of the weight that must agree, from 0.5 to 1."""
+    """The smallest share of the weight that must agree on the sign, from 0.5 to 1."""
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.agreement <= 1:
             raise ValueError(f"agreement = {self.agreement}: must be from 0.5 to 1")
 
     def combine(self, updates: Sequence[Vector], weights: FloatArray) -> Vector:
-        """The round's update, (d,) float32, from n updates in selection order."""
+        """Returns the round's update, (d,) float32, from n updates in selection order."""
         shares = weights / weights.sum()
         stacked = np.stack(updates)
         agreed = np.maximum(shares @ (stacked > 0), shares @ (stacked < 0)) >= self.agreement

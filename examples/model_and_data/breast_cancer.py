@@ -1,4 +1,4 @@
-"""A data set and a model of your own: breast cancer, malignant or benign, from 30 measured features.
+"""An example of your own data set and model: breast cancer, malignant or benign, from 30 measured features.
 
 Run it: pausefl run examples/model_and_data/experiment.toml
 """
@@ -13,11 +13,11 @@ from pausefl_client.data.datasets import Dataset, Examples
 
 FILE = Path(__file__).with_name("breast_cancer.csv.gz")
 ENDS = (100, 200)
-"""Where the examples for validation end, and those for the test; all others are for training."""
+"""The rows at which the validation examples and the test examples end. All rows after them are for training."""
 
 
 def diagnoses(seed: int) -> Dataset:
-    """All 569 examples, standardised by the mean and spread of the training examples, and split by the seed."""
+    """All 569 examples, split by the seed, and standardised by the training examples' mean and standard deviation."""
     table = np.loadtxt(FILE, delimiter=",", skiprows=1)
     table = table[np.random.default_rng(seed).permutation(len(table))]
     features, labels = table[:, :-1], table[:, -1].astype(np.int64)
@@ -29,5 +29,5 @@ def diagnoses(seed: int) -> Dataset:
 
 
 def small_network(input_shape: Sequence[int], outputs: int) -> nn.Module:
-    """One hidden layer. `input_shape` is (30,), the shape of one input; `outputs` is the number of classes."""
+    """A network with one hidden layer. `input_shape` is (30,), the shape of one input; `outputs` is the class count."""
     return nn.Sequential(nn.Linear(input_shape[0], 16), nn.ReLU(), nn.Linear(16, outputs))

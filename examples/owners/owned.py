@@ -1,9 +1,9 @@
-"""Examples that belong to owners: from a CSV file, LEAF's JSON, an npz file, or images in folders of their classes.
+"""Data sets whose examples have owners: from a CSV file, LEAF's JSON, an npz file, or one folder of images per class.
 
 Run it: pausefl run examples/owners/experiment.toml
 
-With partition = "by-client" a client holds the examples of one owner. For kinds other than visits.csv, put your files
-beside this one, and name the function as workload.dataset: "owned:leaf", "owned:arrays" or "owned:images".
+With partition = "by-client" a client holds the examples of one owner. Only visits.csv is supplied. For the other
+formats, put your files beside this one, and set workload.dataset to "owned:leaf", "owned:arrays" or "owned:images".
 """
 
 import csv
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def table(seed: int) -> Dataset:
-    """visits.csv: a column `owner`, a column `label`, and all others are numbers."""
+    """The data set in visits.csv. It has a column `owner` and a column `label`; all other columns are numbers."""
     with (HERE / "visits.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     features = [name for name in rows[0] if name not in ("owner", "label")]
@@ -28,7 +28,7 @@ def table(seed: int) -> Dataset:
 
 
 def leaf(seed: int) -> Dataset:
-    """The JSON files of LEAF's folders, here leaf/train and leaf/test; a tenth of the former is for validation."""
+    """The data set in LEAF's JSON files, in leaf/train and leaf/test. A tenth of leaf/train is for validation."""
     train, test = (leaf_part(HERE / "leaf" / part) for part in ("train", "test"))
     rows = np.random.default_rng(seed).permutation(len(train))
     validation, training = np.split(rows, [len(rows) // 10])
@@ -37,7 +37,7 @@ def leaf(seed: int) -> Dataset:
 
 
 def leaf_part(folder: Path) -> Examples:
-    """The examples of all users of the files in a folder."""
+    """The examples of all users in a folder's JSON files. A user is the owner of its examples."""
     files = [json.loads(file.read_text("utf-8")) for file in sorted(folder.glob("*.json"))]
     users = [user for file in files for user in file["user_data"].items()]
     inputs = np.concatenate([np.array(held["x"], np.float32) for _, held in users])
@@ -46,14 +46,14 @@ def leaf_part(folder: Path) -> Examples:
 
 
 def arrays(seed: int) -> Dataset:
-    """arrays.npz with the arrays x, y and owner, a row an example."""
+    """The data set in arrays.npz, with the arrays x, y and owner. Each row is one example."""
     with np.load(HERE / "arrays.npz") as file:
         every = Examples(file["x"].astype(np.float32), file["y"].astype(np.int64), file["owner"].astype(np.str_))
     return divided("arrays", every, seed)
 
 
 def images(seed: int) -> Dataset:
-    """images/CLASS/OWNER_NUMBER.png: folders of classes, as torchvision's ImageFolder has them."""
+    """The data set in images/CLASS/OWNER_NUMBER.png: one folder per class, as for torchvision's ImageFolder."""
     from PIL import Image
 
     files = sorted((HERE / "images").glob("*/*.png"))
@@ -64,7 +64,7 @@ def images(seed: int) -> Dataset:
 
 
 def divided(name: str, every: Examples, seed: int) -> Dataset:
-    """A tenth of the examples is for validation, a fifth for the test, and the rest for the clients."""
+    """A data set with a tenth of the examples for validation, a fifth for the test, and the rest for the clients."""
     rows = np.random.default_rng(seed).permutation(len(every))
     validation, test, training = np.split(rows, [len(rows) // 10, 3 * len(rows) // 10])
     classes = int(every.labels.max()) + 1

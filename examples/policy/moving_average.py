@@ -1,4 +1,4 @@
-"""A selection policy with a memory of its own: a moving average of each client's latency.
+"""A selection policy that keeps its own state: a moving average of each client's latency.
 
 Run it: pausefl run examples/policy/experiment.toml
 """
@@ -16,7 +16,7 @@ Averages = Mapping[str, float]
 
 @dataclass(frozen=True)
 class MovingAverage(Policy):
-    """Chooses the clients whose moving average of latency is least. Clients never measured come first."""
+    """Chooses the clients with the lowest moving average of latency. Clients that were never measured come first."""
 
     newest: float = 0.3
     """The weight of the newest latency in the average, above 0 and at most 1."""
@@ -31,11 +31,11 @@ class MovingAverage(Policy):
             raise ValueError(f"exploration = {self.exploration}: must be from 0 to 1")
 
     def start(self) -> Averages:
-        """The memory before round 1: seconds by client id."""
+        """The state before round 1. The state holds averages in seconds, by client id."""
         return {}
 
     def observe(self, state: Averages, record: PolicyRound, table: ClientTable) -> Averages:
-        """A new memory that includes a round. A miss counts with the time that was waited for it."""
+        """The state after a round. For a client that missed, the time that the server waited counts as its latency."""
         averages = dict(state)
         measured = [(answer.client_id, answer.latency_s) for answer in record.observations if answer.teaches]
         measured += [(miss.client_id, miss.latency_s) for miss in record.misses if miss.teaches]
@@ -45,7 +45,7 @@ class MovingAverage(Policy):
         return averages
 
     def select(self, state: Averages, context: Context) -> Selection:
-        """The m clients with the least averages; ties are broken by the table's seeded hash."""
+        """Returns the m eligible clients with the lowest averages. The table's seeded hash breaks ties."""
         table, rows = context.table, context.eligible
         averages = np.array([state.get(table.ids[row], 0.0) for row in rows])
         averages[context.rng.random(rows.size) < self.exploration] = 0.0

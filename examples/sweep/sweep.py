@@ -1,4 +1,4 @@
-"""A sweep over two keys: one table over all runs, and a picture.
+"""A sweep over two keys. It prints a row for each run, and writes one table of all runs and a picture.
 
 Run it: python examples/sweep/sweep.py [ROUNDS]
 """

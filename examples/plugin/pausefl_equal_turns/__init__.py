@@ -1,4 +1,4 @@
-"""A selection policy that an installed package adds, by the entry point in pyproject.toml.
+"""A selection policy in a package of its own. The entry point in pyproject.toml adds it to pausefl on installation.
 
 Run it: pip install ./examples/plugin && pausefl run demo --set selection.policy=equal-turns
 """
@@ -13,10 +13,10 @@ from pausefl_server.selection import Context, Policy, Selection
 
 @dataclass(frozen=True)
 class EqualTurns(Policy):
-    """Chooses the clients that had the fewest turns; among these, those with much data first."""
+    """Chooses the clients that were chosen least often. Among equals, those with more data come first."""
 
     slack: int = 1
-    """By how many turns a client may be ahead before others come first."""
+    """Counts of turns are divided by this and rounded down, so that smaller differences do not matter."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -24,7 +24,7 @@ class EqualTurns(Policy):
             raise ValueError(f"slack = {self.slack}: must be at least 1")
 
     def select(self, state: Any, context: Context) -> Selection:
-        """The m clients with the fewest turns."""
+        """Returns the m eligible clients with the fewest turns."""
         table, rows = context.table, context.eligible
         turns = table.chosen[rows] // self.slack
         order = np.lexsort((table.tie_key[rows], -table.n_examples[rows], turns))
