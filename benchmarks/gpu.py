@@ -115,7 +115,7 @@ def failures(part: Mapping[str, Any]) -> list[str]:
 
 
 def training(preset: str, device: torch.device, steps: int = _STEPS, most_steps: int | None = None) -> dict[str, Any]:
-    """Times a workload's clients one by one and together, on processor and `device`; `most_steps` as in `clients_of`."""
+    """Times a workload's clients one by one and together, on processor and `device`. `most_steps`: see `clients_of`."""
     torch.set_num_threads(1)
     on_processor = together_case(preset, clients_of(preset, torch.device("cpu"), most_steps), min(steps, 20))
     case = together_case(preset, clients_of(preset, device, most_steps), steps)

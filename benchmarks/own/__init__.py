@@ -1,6 +1,6 @@
-"""`python -m benchmarks.own NAME`: this project's own instruments, beside the five of `pausefl bench`.
+"""`python -m benchmarks.own NAME`: this project's own benchmarks (instruments), and the five of `pausefl bench`.
 
-May live here: one instrument a module, the whole set (`all`) and what compares two measurements of it (`diff`).
+May live here: one module per instrument, the whole set (`all`), and the comparison of two measurements of it (`diff`).
 """
 
 from pausefl.bench import BENCHMARKS, Benchmark
@@ -42,4 +42,4 @@ INSTRUMENTS = {
     "power": Benchmark("benchmarks.own.power", "what the audit of a run shows after how many releases"),
     "privacy": Benchmark("benchmarks.own.privacy", "what a release costs: clip, noise and the durable ledger entry"),
 }
-"""The instruments by name, those of `pausefl bench` among them."""
+"""All instruments by name, including those of `pausefl bench`."""

@@ -1,4 +1,4 @@
-"""Plays an instrument, the whole set of them (`all`), or compares two measurements of the set (`diff`).
+"""Play one instrument or the whole set (`all`), or compare two measurements of the set (`diff`).
 
 python -m benchmarks.own all --json > FILE         the set in a short form
 python -m benchmarks.own diff BEFORE AFTER         which figures of two such files changed beyond noise
@@ -21,7 +21,7 @@ from pausefl_proto.errors import ConfigError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 when all was measured, 2 for bad input, which is said in one line."""
+    """Run the command. Returns 0 if all was measured, 2 for bad input, with a one-line message."""
     parser = _parser()
     options = parser.parse_args(arguments)
     sizes = {"clients": options.clients, "payload_bytes": options.payload_bytes}
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure(*, as_json: bool) -> None:
-    """Print the whole set in its short form: one JSON object, or a table of medians."""
+    """Measure the whole set in its short form, and print it: one JSON object, or a table of medians."""
     found = measured(plain_console(stderr=True).print)
     if as_json:
         print(json.dumps(found))

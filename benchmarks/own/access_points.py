@@ -1,6 +1,6 @@
-"""What sharing an access point costs, and what choosing from different ones saves (PAUSE v2, reward R2), measured.
+"""Measures what sharing an access point costs, and what choosing from different ones saves (PAUSE v2, reward R2).
 
-Clients share real buckets, so a crowded access point makes a round longer by itself: δ_τ = 0, nothing is added.
+Clients of an access point share a real token bucket. So crowding makes a round longer by itself: δ_τ = 0 adds nothing.
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ _M = 4
 _ROUNDS = 60
 _BYTES_PER_S = 4_000_000
 _DELAY = "latency.delay={kind='lognormal', mean_s=0.05, sd_s=0.01}"
-# Of eq. (14) only what moves this experiment: everyone has the same delays and data, and crowding costs something.
+# Only the terms of eq. (14) that matter here: all clients have the same delays and data, and crowding has a cost.
 _PAUSE = ("selection.policy=pause", "selection.pause.alpha=1.0", "selection.pause.gamma=0.0")
 
 
 def cases(clients: int = 12, payload_bytes: int = 400_000) -> Iterator[dict[str, Any]]:
-    """The same run under R1, R2 and uniform choice: clients in four access points, m = 4."""
+    """Yields the same run under R1, R2 and uniform choice. The clients are in four access points, and m = 4."""
     yield _case("R1", clients, payload_bytes, *_PAUSE)
     rule = "selection.pause.reward=R2", "selection.pause.rho=1.0", f"selection.pause.clusters={_clusters(clients)}"
     yield _case("R2", clients, payload_bytes, *_PAUSE, *rule)
@@ -66,6 +66,6 @@ def _clusters(clients: int) -> str:
 
 
 def _members(record: RoundRecord) -> list[int]:
-    """How many of the round's clients each access point had."""
+    """The number of the round's clients in each access point."""
     access_points = [int(c.removeprefix("client-")) % _ACCESS_POINTS for c in record.chosen]
     return [access_points.count(index) for index in range(_ACCESS_POINTS)]

@@ -1,7 +1,7 @@
-"""How near annealing comes to the optimum that the exact search finds, under the published latencies.
+"""Measures how close annealing comes to the optimum of the exact search, under the published latencies.
 
-A run's seed draws latencies and the chain. Its clients' ids break ties and, under R2, say which access point they
-share. So each run here has a seed and ids of its own: what is said holds for more than one naming of the clients.
+A run's seed determines its latencies and its annealing chain. The clients' ids break ties and, under R2, determine
+which clients share an access point. So each run here has its own seed and ids: results then hold for any naming.
 """
 
 import itertools
@@ -25,13 +25,13 @@ ANNEALINGS: tuple[dict[str, Any], ...] = (
     ),
     {"neighbourhood": "v2", "temperature": "spread", "start_set": "exact"},
 )
-"""With the effort of the authors' code; then, for the smaller size, with this project's defaults."""
+"""The ways of annealing. All have the effort of the authors' code; two get `DEFAULT_EFFORT` too, at the small size."""
 DEFAULT_EFFORT: dict[str, Any] = {"kappa": SaPause.kappa, "steps": SaPause.steps}
 _REWARDS: tuple[Literal["R1", "R2"], ...] = ("R1", "R2")
 
 
 def cases(seeds: int = 24) -> Iterator[dict[str, Any]]:
-    """A case per size, reward and way of annealing, over `seeds` runs."""
+    """Yields a case per size, reward and way of annealing, over `seeds` runs."""
     for (clients, m, clusters, zeta, published), reward in itertools.product(SIZES, _REWARDS):
         small = clients == SIZES[0][0]
         ways = [way | published for way in ANNEALINGS]
@@ -49,7 +49,7 @@ def cases(seeds: int = 24) -> Iterator[dict[str, Any]]:
 
 
 def _gaps(policy: SaPause, clients: int, runs: int) -> dict[str, Any]:
-    """How often a round's set is optimal, and by how much its energy falls short, on the policy's own runs."""
+    """The share of rounds with an optimal set and the mean energy gap, with intervals over the policy's own runs."""
     gaps = [_gaps_of_run(policy, clients, run) for run in range(1, runs + 1)]
     optimal = [float(np.mean(of_run < 1e-9)) for of_run in gaps]
     means = [float(np.mean(of_run)) for of_run in gaps]
@@ -64,7 +64,7 @@ def _gaps(policy: SaPause, clients: int, runs: int) -> dict[str, Any]:
 
 
 def _gaps_of_run(policy: SaPause, clients: int, run: int) -> FloatArray:
-    """(n,) energy gaps of the rounds after everyone was seen: before, with equal data, all sets are optimal."""
+    """The energy gaps, (n,), after all clients were seen. Before, since data is equal, all sets are optimal."""
     gaps: list[float] = []
 
     def note(selection: Selection) -> None:
@@ -76,6 +76,6 @@ def _gaps_of_run(policy: SaPause, clients: int, run: int) -> FloatArray:
 
 
 def _interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """The 95 % bootstrap interval of the values' mean, each value being one run's; None with too few runs."""
+    """The 95 % bootstrap interval of the mean of `values`, one per run. (None, None) with too few runs."""
     found = mean_interval(values)
     return found.low, found.high

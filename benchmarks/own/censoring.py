@@ -1,4 +1,4 @@
-"""Whether deadlines fool a policy: bias of μ̄, and regret beside a genie that no deadline keeps from the truth."""
+"""Measures whether deadlines mislead a policy: the bias of μ̄, and the regret against a genie that knows the laws."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -21,16 +21,16 @@ _CLIENTS, _M, _TAU_MIN_S, _DRAWS = 20, 4, 0.05, 4_000
 
 @dataclass(frozen=True)
 class IgnoresMisses(Ucb):
-    """UCB to which a miss tells nothing: μ̄ is of the answers alone, and a silent client keeps ucb = +∞."""
+    """UCB that learns nothing from misses: μ̄ averages answers alone, and a client without answers keeps ucb = +∞."""
 
     def select(self, state: Any, context: Context) -> Selection:
-        """As `ucb` with T_k the number of answers."""
+        """Selects as `ucb` does, but with T_k as the number of answers."""
         table = replace(context.table, measured=context.table.measured - context.table.missed)
         return super().select(state, replace(context, table=table))
 
 
 def cases(rounds: int = 3_000) -> Iterator[dict[str, Any]]:
-    """Per family of laws and deadline: the estimate's worst bias, and what three policies lose and wait."""
+    """Yields per family and deadline the estimate's worst bias, then the regret and total latency of three policies."""
     for family, laws in families().items():
         for deadline_s in (2.0, 0.5, 0.25):
             yield {
@@ -44,13 +44,13 @@ def cases(rounds: int = 3_000) -> Iterator[dict[str, Any]]:
                 ("ucb without rests", Ucb(_M), 0),
                 ("ucb, misses ignored", IgnoresMisses(_M), 0),
             ):
-                # Without a deadline no client misses, and a dead one would never be given up.
+                # Without a deadline no client misses, so all three are equal; a dead client would block the run.
                 if deadline_s < math.inf or (label == "ucb" and "dead" not in family):
                     yield _played(f"{family}, deadline {deadline_s} s, {label}", policy, laws, deadline_s, rest, rounds)
 
 
 def families() -> Mapping[str, Mapping[str, Delay]]:
-    """Heavy-tailed links by client, in steps from fast to slow; under "dead" the last one never answers."""
+    """Families of heavy-tailed delay laws by client, from fast to slow. With "dead", the last client never answers."""
     steps = np.linspace(0.06, 0.4, _CLIENTS).tolist()
     ids = [f"client-{k:02}" for k in range(_CLIENTS)]
     pareto: dict[str, Delay] = {i: Pareto(s, 1.1) for i, s in zip(ids, steps, strict=True)}
@@ -59,9 +59,9 @@ def families() -> Mapping[str, Mapping[str, Delay]]:
 
 
 def bias(laws: Mapping[str, Delay], deadline_s: float) -> dict[str, float]:
-    """Worst bias over the clients, of this project's estimate and of a mean over answers alone, beside the bound.
+    """The worst bias over the clients of this project's estimate, that of a mean over answers alone, and the bound.
 
-    All from the same draws, so that nothing but censoring parts them. `bound` is the greatest P(τ ≥ d) τ_min/d.
+    All use the same draws, so only censoring makes them differ. `bound` is the greatest P(τ ≥ d) τ_min/d.
     """
     censored, of_answers, bounds, enclosed = [], [], [], True
     for client_id, law in laws.items():
@@ -80,7 +80,7 @@ def bias(laws: Mapping[str, Delay], deadline_s: float) -> dict[str, float]:
 
 
 def _folded(latency_s: FloatArray, deadline_s: float) -> ClientTable:
-    """The table after one client's exchanges, a round each."""
+    """The client table after one client's exchanges, one per round."""
     table = ClientTable(1, _TAU_MIN_S)
     table.apply_events([LogEvent("joined", "a", n_examples=1)], 1)
     for t, s in enumerate(latency_s.tolist(), start=1):

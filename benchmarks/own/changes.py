@@ -1,8 +1,8 @@
-"""`benchmarks.own diff`: which figures of two measurements of the whole set differ by more than they vary.
+"""`benchmarks.own diff`: find the figures of two measurements of the whole set that differ by more than noise.
 
 A figure's logarithms over the repetitions are compared by Welch's t-test (Welch, Biometrika 34, 1947), and the p-values
-of all figures are adjusted together (Benjamini and Hochberg, 1995, 5 %). Repetitions of one file share a machine's
-state. So a change of the machine is named too; the machine's own figure says how far it has changed between the two.
+of all figures are adjusted together (Benjamini and Hochberg, 1995, 5 %). The repetitions of one file share a machine's
+state. So if the machine became slower, this counts as a change too. The machine's own figure says by how much.
 """
 
 import json
@@ -19,7 +19,7 @@ from scipy import stats
 from pausefl_proto.errors import ConfigError
 
 Measurement = Mapping[str, Any]
-"""What `whole.measured` returns."""
+"""A measurement of the whole set, as `whole.measured` returns it."""
 _READ = {"machine", "versions", "figures"}
 _LEVEL = 0.05
 _HIGHER_IS_BETTER = ("_per_s",)
@@ -41,7 +41,7 @@ class FigureChange:
     """The lower end of the ratio's 95 % interval."""
     ratio_high: float
     p: float
-    """Adjusted for the number of figures."""
+    """The p-value, adjusted for the number of figures."""
 
     @property
     def verdict(self) -> str:
@@ -52,7 +52,7 @@ class FigureChange:
 
 
 def read_measurement(path: Path) -> Measurement:
-    """What `python -m benchmarks.own all --json` wrote; ConfigError for anything else."""
+    """The measurement in a file that `python -m benchmarks.own all --json` wrote. ConfigError for any other file."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -63,7 +63,7 @@ def read_measurement(path: Path) -> Measurement:
 
 
 def changes(before: Measurement, after: Measurement) -> list[FigureChange]:
-    """All figures that both have, the surest change first; those that are not above 0 are left out."""
+    """The changes of all figures that both have, the surest first. Figures not above 0 or of one value are left out."""
     first, second = (
         {_key(figure): figure["values"] for figure in measurement["figures"]} for measurement in (before, after)
     )
@@ -76,7 +76,7 @@ def changes(before: Measurement, after: Measurement) -> list[FigureChange]:
 
 
 def in_words(before: Measurement, after: Measurement, found: Sequence[FigureChange]) -> Iterator[str]:
-    """The lines to be printed: what may not be compared, what changed, and how much was compared."""
+    """Yields the lines to print: differences of machine and versions, the changed figures, and the number compared."""
     for key in ("machine", "versions"):
         for name, value in before[key].items():
             if (other := after[key].get(name)) != value:
@@ -96,13 +96,13 @@ def _key(figure: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _compared(key: tuple[str, str, str], one: Any, other: Any) -> FigureChange:
-    """One figure by its logarithms; the p-value is not yet adjusted."""
+    """The change of one figure, given its logarithms before and after. The p-value is not yet adjusted."""
     shift = float(other.mean() - one.mean())
     if np.ptp(one) == np.ptp(other) == 0:  # counts and sizes may never vary: then any difference is real
         shift = float(other[0] - one[0])  # means of equal values may differ by rounding
         p, low, high = float(shift == 0), shift, shift
     else:
-        with warnings.catch_warnings():  # scipy takes values that never vary for a loss of precision
+        with warnings.catch_warnings():  # scipy warns of lost precision if values never vary
             warnings.simplefilter("ignore", RuntimeWarning)
             test = stats.ttest_ind(other, one, equal_var=False)
         low, high = test.confidence_interval(1 - _LEVEL)

@@ -1,4 +1,4 @@
-"""Updates in fewer bytes over a narrow way up, on the virtual clock: what they save in latency and cost in accuracy."""
+"""Compares encodings of updates over a slow uplink, on the virtual clock: latency saved, and accuracy lost."""
 
 import json
 import tempfile
@@ -25,7 +25,7 @@ _TOP_SHARES = (("float32", 0.25), ("float32", 0.05), ("int8", 0.05))
 
 
 def cases(seeds: int = 5) -> Iterator[dict[str, Any]]:
-    """The `demo` preset, 50 kB a second up: one case per encoding, with 95 % intervals over the seeds."""
+    """Yields a case per encoding: the `demo` preset with an uplink of 50 kB/s, and 95 % intervals over the seeds."""
     for dtype, top_share in (*((dtype, 1.0) for dtype in ENCODINGS), *_TOP_SHARES):
         runs = [_run(dtype, top_share, seed) for seed in range(1, seeds + 1)]
         latency_s, accuracy = (mean_interval([run[key] for run in runs]) for key in ("latency_s", "accuracy"))
@@ -43,7 +43,7 @@ def cases(seeds: int = 5) -> Iterator[dict[str, Any]]:
 
 
 def _run(dtype: str, top_share: float, seed: int) -> dict[str, float]:
-    """Mean round latency, bytes of an update with its header, and the accuracy after the last round."""
+    """A run's mean round latency, the bytes of an update with its header, and the accuracy after the last round."""
     wire = [f"wire.dtype={dtype}", f"wire.top_share={top_share}"]
     experiment = load_experiment("demo", [*_OVERRIDES, *wire, f"experiment.seed={seed}"])
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as name:

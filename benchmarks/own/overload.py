@@ -1,4 +1,4 @@
-"""A server under load: how late its event loop is, and how rounds go on, with a crowd that joins and with flooders."""
+"""Measures a server under load, its event loop's lag and its rounds: many clients join at once, or some flood it."""
 
 import asyncio
 import itertools
@@ -52,11 +52,11 @@ _PATIENCE_S = 60.0
 
 
 Load = Callable[[int, list[str]], Coroutine[Any, Any, dict[str, float]]]
-"""(port, ids) -> what was found: plays clients of these ids for a while."""
+"""A function of (port, ids) that plays clients with these ids for a while. Returns its figures by name."""
 
 
 def cases(clients: int = 1000, lasts_s: float = 20.0) -> Iterator[dict[str, Any]]:
-    """Rounds left alone, while `clients` join at once, and while a tenth as many flood; each for `lasts_s`."""
+    """Yields rounds without load, while `clients` join at once, and while a tenth of them flood; each for `lasts_s`."""
     flooders = max(1, clients // 10)
     yield _case("left alone", 1, partial(_leave_alone, lasts_s))
     yield _case(f"{clients} joins at once", clients, partial(_join, lasts_s))
@@ -64,7 +64,7 @@ def cases(clients: int = 1000, lasts_s: float = 20.0) -> Iterator[dict[str, Any]
 
 
 def _case(case: str, others: int, load: Load) -> dict[str, Any]:
-    """Play rounds with honest clients while `load` is on: how late the loop was, and how fast rounds were."""
+    """Play rounds with honest clients under a load. Returns the event loop's lag and the pace of the rounds."""
     experiment = parse_experiment(BARE, [*_OVERRIDES, f"clients.groups.other.count={others}"])
     context = multiprocessing.get_context("spawn")
     (ours, theirs), (found_here, found_there) = context.Pipe(), context.Pipe()
@@ -79,7 +79,7 @@ def _case(case: str, others: int, load: Load) -> dict[str, Any]:
             return process
 
         plan = plan_of(experiment, folder.name)
-        # The crowd is no client of this experiment, and would be refused for what it does not state.
+        # The load's clients do not state this experiment's settings, so the server must not check these.
         open_plan = replace(plan.server, settings=replace(plan.server.settings, agreement=None))
         server = begin(_serve, open_plan, folder, theirs)
         port = ours.recv()
@@ -102,16 +102,16 @@ def _case(case: str, others: int, load: Load) -> dict[str, Any]:
 
 
 def _rounds(folder: Path) -> int:
-    """How many rounds are committed."""
+    """The number of committed rounds."""
     try:
         with closing(open_read_only(folder / "run.db")) as db:
             return int(db.execute("SELECT count(*) FROM rounds").fetchone()[0])
     except sqlite3.OperationalError:
-        return 0  # it is not there yet
+        return 0  # the database does not exist yet
 
 
 def _serve(plan: ServerPlan, folder: Path, channel: "Connection[Any, Any]") -> None:
-    """Main function of the server's process: sends the port, and at the end all probes of its event loop."""
+    """The main function of the server's process. Sends the port, and at the end all probes of its event loop."""
     die_with_parent()
     allow_many_files()
     write_output_to(folder / "server.log")
@@ -127,7 +127,7 @@ def _serve(plan: ServerPlan, folder: Path, channel: "Connection[Any, Any]") -> N
 
 
 def _probe(loop: asyncio.AbstractEventLoop, probes: list[tuple[float, float]]) -> None:
-    """Add (when, how late a callback ran) at a steady pace, also while the loop stands still."""
+    """Append (due time, lateness), in seconds, of a callback to `probes` at a steady pace, even if the loop hangs."""
 
     def note(due_s: float) -> None:
         probes.append((due_s, time.monotonic() - due_s))
@@ -138,25 +138,25 @@ def _probe(loop: asyncio.AbstractEventLoop, probes: list[tuple[float, float]]) -
             loop.call_soon_threadsafe(note, time.monotonic())
 
 
-# -- what the server has to bear
+# -- the loads
 
 
 def _run_load(load: Load, port: int, ids: list[str], channel: "Connection[Any, Any]") -> None:
-    """Main function of the process that plays a load."""
+    """The main function of the process that plays a load."""
     die_with_parent()
     allow_many_files()
     channel.send(asyncio.run(load(port, ids)))
 
 
 async def _leave_alone(lasts_s: float, port: int, ids: list[str]) -> dict[str, float]:
-    """Do nothing."""
+    """Play no load: only wait."""
     del port, ids
     await asyncio.sleep(lasts_s)
     return {}
 
 
 async def _join(lasts_s: float, port: int, ids: list[str]) -> dict[str, float]:
-    """Say hello all at once, and refuse every job; how long it took until all were welcome, if they were."""
+    """Connect all clients at once, and refuse every job. Returns the seconds until all were welcomed, if all were."""
     began_s, all_in = time.monotonic(), asyncio.Event()
     missing = set(ids)
 
@@ -173,7 +173,7 @@ async def _join(lasts_s: float, port: int, ids: list[str]) -> dict[str, float]:
                                 all_in.set()
                         elif said.HasField("job"):
                             await stream.write(_refusal(said.job))
-            # As a client's session does.
+            # The same pause as in a client's session.
             await asyncio.sleep(min(0.2 * 2**tries, 5.0) * random.uniform(0.5, 1.5))
 
     async with _played(ids, take_part):
@@ -186,7 +186,7 @@ async def _join(lasts_s: float, port: int, ids: list[str]) -> dict[str, float]:
 
 
 async def _flood(lasts_s: float, port: int, ids: list[str]) -> dict[str, float]:
-    """Say hello, then send answers to no job as fast as the stream takes them, again and again."""
+    """Connect, then answer jobs that do not exist, as fast as the stream accepts it, again and again."""
     sent = 0
 
     async def flood(client_id: str) -> None:
@@ -208,7 +208,7 @@ async def _flood(lasts_s: float, port: int, ids: list[str]) -> dict[str, float]:
 
 @asynccontextmanager
 async def _played(ids: list[str], play: Callable[[str], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
-    """Play these clients until the end of the block."""
+    """Run `play` for each client until the end of the block."""
     tasks = [asyncio.create_task(play(client_id)) for client_id in ids]
     try:
         yield

@@ -1,6 +1,6 @@
-"""What the audit of a run shows after how many releases, where guesses are right as often as Laplace noise has it.
+"""Computes the ε that a run's audit can prove, by releases, if guesses are right as often as Laplace noise implies.
 
-By binomials, which audits report, and by the trade-off curve for dependent noise; both as multiples of the claim.
+Two bounds, each divided by the claim: by binomials, as audits report it, and by the trade-off curve of dependent noise.
 """
 
 import math
@@ -19,7 +19,7 @@ _RELEASES = (5, 15, 75, 500)
 
 
 def cases() -> Iterator[dict[str, Any]]:
-    """A case for each setting, at its first ε, and number of releases."""
+    """Yields a case for each preset, at the ε of its first release, and each number of releases."""
     for preset in _PRESETS:
         budget = budget_of(load_experiment(preset).privacy)
         assert budget is not None

@@ -1,4 +1,4 @@
-"""What a release costs on the client: clip, noise, and the durable ledger entry with the bytes it keeps."""
+"""Times a release on the client: clipping, noise, and the durable ledger entry with the bytes that it keeps."""
 
 import tempfile
 import time
@@ -15,7 +15,7 @@ from pausefl_client.privacy.mechanism import ExactLaplace, LaplaceSource, Mechan
 from pausefl_proto.budget import Budget
 from pausefl_proto.wire import Vector, digest
 
-# The models of the published runs: MNIST's fully connected net, the two CNNs' size, and a large one.
+# Numbers of parameters: the published runs' fully connected net for MNIST, their two CNNs, and a large model.
 _SIZES = (25_818, 208_000, 10_000_000)
 # OpenDP takes 20 µs a coordinate.
 _EXACT_SIZE = 25_818
@@ -23,7 +23,7 @@ _MECHANISM = Mechanism("vector", 1.0)
 
 
 def cases() -> Iterator[dict[str, Any]]:
-    """One case per model size with the default sampler, one on a GPU where there is one, and one with OpenDP's."""
+    """Yields a case per model size with the default sampler, one on a GPU if there is one, and one with OpenDP's."""
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
         for size in _SIZES:
             yield _case(Path(folder) / f"{size}.db", size, _on_processor, "numpy", 40 if size < 1_000_000 else 8)
@@ -59,7 +59,7 @@ def _case(path: Path, size: int, source: Callable[[], LaplaceSource], sampler: s
 
 
 def _release_s(update: Vector, ledger: Ledger, source: Callable[[], LaplaceSource], i: int) -> tuple[float, ...]:
-    """Seconds to clip, to clip and noise less the clip, and to digest and write down."""
+    """The seconds that a release takes to clip, to add noise, and to write the digest and the ledger entry."""
     charge = ledger.next_charge()
     started_s = time.perf_counter()
     _MECHANISM.clip_update(update)

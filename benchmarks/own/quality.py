@@ -1,4 +1,4 @@
-"""How good whole runs of the policies are under the published latencies, beside the archived ones."""
+"""Simulates whole runs of the policies under the published latencies, for a comparison with the archived runs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,11 +20,11 @@ SIZES: tuple[tuple[int, int, int, float, dict[str, Any]], ...] = (
     (30, 5, 6, 1.0, {"kappa": 30.0, "steps": 500}),
     (300, 15, 20, 3.0, {"kappa": 70.0, "steps": 3000}),
 )
-"""(K, m, clusters, ζ, the annealing of the authors' code)."""
+"""The sizes: (K, m, number of clusters, ζ, the annealing of the authors' code)."""
 
 
 def cases(seeds: int = 10) -> Iterator[dict[str, Any]]:
-    """Whole runs of each size over `seeds` seeds."""
+    """Yields a case per size and policy, over `seeds` seeds."""
     for clients, m, _, zeta, annealing in SIZES:
         published = {"zeta": zeta, **annealing}
         policies: tuple[tuple[str, Policy], ...] = (
@@ -39,14 +39,14 @@ def cases(seeds: int = 10) -> Iterator[dict[str, Any]]:
 
 
 def published_setting(clients: int, seed: int, naming: str = "client") -> Setting:
-    """The published latencies, ε̄ = 100 and η = 0.04, equal data; clients are called NAMING-000 and so on."""
+    """The published latencies, ε̄ = 100, η = 0.04 and equal data. Clients are called NAMING-000 and so on."""
     ids = [f"{naming}-{k:03}" for k in range(clients)]
     laws = dict(zip(ids, published_halves(clients), strict=True))
     return Setting(laws, dict.fromkeys(ids, 100), server_of(0.05, Budget(100.0, 0.04), seed))
 
 
 def _runs(case: str, policy: Policy, clients: int, seeds: int) -> dict[str, Any]:
-    """Simulated total latency and greatest leakage, mean and standard deviation over seeds."""
+    """The simulated total latency, with its mean and standard deviation over seeds, and the mean greatest leakage."""
     runs = [
         simulate(policy, published_setting(clients, seed), ROUNDS, with_regret=False) for seed in range(1, seeds + 1)
     ]

@@ -1,4 +1,4 @@
-"""Rounds of ever more clients, of whom as many are chosen: what a round costs for those who are not."""
+"""Times rounds among ever more clients, of which the same number is chosen: what clients cost that are not chosen."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ _TRAINING = (
 
 
 def cases(clients: int = _COUNTS[-1]) -> Iterator[dict[str, Any]]:
-    """From 100 to `clients`, with a synthetic model of 4 kB; then 1,000 that train an MLP on 28 x 28 images."""
+    """Yields 100 to `clients` clients with a synthetic 4 kB model, then 1,000 that train an MLP on 28 x 28 images."""
     for count in _COUNTS:
         if count <= clients:
             yield played(count, ["workload.model_bytes=4000"])

@@ -1,7 +1,7 @@
-"""What being watched costs: rounds under a scrape a second, or with the live page open, against rounds left alone.
+"""Measures the cost of watchers: rounds with a scrape a second, or with the live page open, against rounds without.
 
-The three alternate within one run, a few seconds each, so that whatever else the machine does meets all of them. What
-it costs to have numbers at all, read or not, is had from alternating runs with and without metrics.
+The three alternate within one run, a few seconds each, so that other work on the machine affects all of them. The cost
+of having metrics at all, read or not, is measured by alternating runs with and without metrics.
 """
 
 import http.client
@@ -27,7 +27,7 @@ from pausefl_server.records import RoundRecord
 from pausefl_server.storage.store import Store
 
 _SEGMENT_S = 2.0
-# Rounds so near to a change of watchers belong to neither.
+# Rounds this close to a change of watchers are left out.
 _MARGIN_S = 0.1
 _WARM_UP_S = 3.0
 _SCRAPE_EVERY_S = 1.0
@@ -38,7 +38,7 @@ _WARM_UP_ROUNDS = 20
 def cases(
     clients: int = 10, payload_bytes: int = 4_000, blocks: int = 12, runs_apart: int = 3
 ) -> Iterator[dict[str, Any]]:
-    """One case per way to be watched. `ratio` is of median rounds; `mean_ratio`, of mean ones, feels every stall."""
+    """Yields a case per way of watching. `ratio` is of median rounds; `mean_ratio` is of means, which stalls raise."""
     overrides = [
         f"clients.count={clients}",
         f"selection.m={clients}",
@@ -62,7 +62,7 @@ def _apart(overrides: list[str], runs: int, case: str) -> dict[str, Any]:
 
 
 def _alternate(overrides: list[str], n_blocks: int) -> list[dict[str, Any]]:
-    """Durations of the rounds of one run, by block and by who watched."""
+    """The durations of one run's rounds, by block and by watcher."""
     never = f"experiment.rounds={MOST_ROUNDS}"
     experiment = parse_experiment(BARE, [*overrides, "metrics.enabled=true", "metrics.page=on", never])
     audience = _Audience(n_blocks)
@@ -83,13 +83,13 @@ def _alternate(overrides: list[str], n_blocks: int) -> list[dict[str, Any]]:
 
 
 def _durations_s(records: list[RoundRecord]) -> tuple[Any, Any]:
-    """When each round but the first ended, and how long it took: from one durable commit to the next."""
+    """The end and the duration of each round but the first, in seconds. A round lasts from durable commit to commit."""
     ends_s = np.array([record.wall_clock_s for record in records])
     return ends_s[1:], np.diff(ends_s)
 
 
 def _case(case: str, alone_s: list[Any], watched_s: list[Any]) -> dict[str, Any]:
-    """Ratios within each block, and their quartiles: a block's two halves lie next to each other in time."""
+    """The ratios of watched to other rounds in each block, whose parts are adjacent in time, and their quartiles."""
     medians = [np.median(w) / np.median(a) for a, w in zip(alone_s, watched_s, strict=True)]
     means = [np.mean(w) / np.mean(a) for a, w in zip(alone_s, watched_s, strict=True)]
     low, middle, high = np.quantile(medians, (0.25, 0.5, 0.75))
@@ -107,20 +107,20 @@ def _case(case: str, alone_s: list[Any], watched_s: list[Any]) -> dict[str, Any]
 
 
 class _Audience:
-    """Comes and goes while a run goes on, notes when, and ends the run when it has seen enough."""
+    """Watches a run in alternating ways, notes the times of each, and ends the run after the last block."""
 
     def __init__(self, n_blocks: int) -> None:
         self._n_blocks = n_blocks
         self.blocks: list[dict[str, tuple[float, float]]] = []
-        """By watcher: from when until when (time.monotonic)."""
+        """For each block, the start and end of each watcher's turn (time.monotonic)."""
         self.origin_s = float("inf")
-        """What to add to the run's own clock; known as well as an event comes at once."""
+        """The offset from the run's own clock to time.monotonic. Its error is the delay of the fastest event."""
         self._netloc = ""
         self._thread: threading.Thread | None = None
         self._is_over = False
 
     def show(self, event: ProgressEvent) -> None:
-        """Begin with the first round; the fleet takes an interrupt as the wish to finish."""
+        """Start to watch at the first round, and interrupt after the last block: the fleet then ends the run."""
         if isinstance(event, MetricsServed):
             self._netloc = urlsplit(event.url).netloc
         if not isinstance(event, RoundCommitted):
@@ -139,7 +139,7 @@ class _Audience:
             watchers = deque([("alone", _look_away), ("scrape", self._scrape), ("page", self._read_page)])
             for _ in range(self._n_blocks):
                 self.blocks.append({name: self._segment(watch) for name, watch in watchers})
-                watchers.rotate()  # none of them always comes after the same one
+                watchers.rotate()  # so that each block begins with another watcher
         finally:
             self._is_over = True
 

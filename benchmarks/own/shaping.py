@@ -1,4 +1,4 @@
-"""The clients' token bucket against the kernel's (tbf on veth pairs): the same exchange through both (needs root)."""
+"""Compares the clients' token bucket with the kernel's (tbf on veth pairs) on the same exchanges; needs root."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ _SIZES_BYTES = (50_000, 200_000, 800_000)
 
 
 def cases(payload_bytes: int | None = None) -> Iterator[dict[str, Any]]:
-    """One client at a time, 4 MB/s both ways, for several models."""
+    """Yields a case per model size: one client at a time, 4 MB/s in each direction."""
     for size_bytes in (payload_bytes,) if payload_bytes else _SIZES_BYTES:
         link, kernel = _communication_s(size_bytes, "link"), _communication_s(size_bytes, "netem")
         yield {
@@ -29,7 +29,7 @@ def cases(payload_bytes: int | None = None) -> Iterator[dict[str, Any]]:
 
 
 def _communication_s(size_bytes: int, injection: str) -> list[float]:
-    """Every exchange's after each client's first."""
+    """The communication times, in seconds, of all exchanges after the first three rounds."""
     rates = f"down_bytes_per_s={_BYTES_PER_S}, up_bytes_per_s={_BYTES_PER_S}, burst_bytes={_BURST_BYTES}"
     records = play(
         [

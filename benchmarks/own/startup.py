@@ -1,4 +1,4 @@
-"""How long N client processes take to connect, with the memory of each, and how long short runs take."""
+"""Measures how long N client processes take to connect, the memory of each, and how long short runs take."""
 
 import multiprocessing
 import tempfile
@@ -23,7 +23,7 @@ _NEXT_RUNS = 3
 
 
 class _Stopwatch:
-    """Notes when all clients were connected, and what each client weighs in the middle of the run."""
+    """Notes when all clients were connected, and the memory of each client process (USS) in the middle of the run."""
 
     def __init__(self, clients: int) -> None:
         self.connect_s = 0.0
@@ -39,19 +39,19 @@ class _Stopwatch:
             # Forked clients share the fork server's command line; only the fork server has children.
             forked = [p for p in family if "forkserver" in " ".join(p.cmdline()) and not p.children()]
             for process in forked:
-                with suppress(psutil.NoSuchProcess):  # the run has gone on meanwhile
+                with suppress(psutil.NoSuchProcess):  # a process may have ended meanwhile
                     self.uss_bytes.append(process.memory_full_info().uss)
 
 
 def cases(clients: int = 30) -> Iterator[dict[str, Any]]:
-    """The `demo` preset: real training on digits. Each case in a process of its own, as of a command."""
+    """Yields two cases of the `demo` preset, which trains on digits. Each runs in a new process, as a command would."""
     for measure in (_connecting, _short_runs):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             yield {"name": "startup", **process.submit(measure, clients).result()}
 
 
 def _connecting(clients: int) -> dict[str, Any]:
-    """Every client in every round."""
+    """The seconds until all clients are connected, and the largest client's memory. Every round has every client."""
     overrides = [f"clients.count={clients}", f"selection.m={clients}", f"experiment.rounds={_ROUNDS}"]
     experiment = load_experiment("demo", overrides)
     watch = _Stopwatch(clients)
@@ -65,7 +65,7 @@ def _connecting(clients: int) -> dict[str, Any]:
 
 
 def _short_runs(clients: int) -> dict[str, Any]:
-    """On the virtual clock, one after the other; `next_s` is the shortest after the first."""
+    """The durations of runs on the virtual clock, one after the other. `next_s` is the shortest after the first."""
     overrides = [f"clients.count={clients}", f"experiment.rounds={_ROUNDS}", "experiment.clock=virtual"]
     experiment = load_experiment("demo", overrides)
     durations_s = []

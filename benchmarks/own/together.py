@@ -1,4 +1,4 @@
-"""A round of several clients in one call against the same clients one after the other, in one thread."""
+"""Times a round of several clients, trained in one call and one after the other, in one thread."""
 
 import time
 from collections.abc import Callable
@@ -21,16 +21,16 @@ from pausefl_proto.arrays import FloatArray
 
 _FEWEST_ROUNDS = 2
 MOST_STEPS = 10
-"""Of a client in a round; on a processor more of them take longer, and say the same."""
+"""The most steps of a client in a round. On a processor, more steps take longer and give the same ratios."""
 
 
 class RoundsOfClients:
-    """As many clients as a preset asks in a round, of random images, and their rounds both ways."""
+    """The clients of one round of a preset, with random images. They can train together or one by one."""
 
     def __init__(
         self, preset: str, shape: tuple[int, ...], examples: int, device: torch.device, most_steps: int | None
     ) -> None:
-        """`examples` of each client, images of `shape`; `most_steps` of a round, None: all of its steps."""
+        """Each client has `examples` images of `shape`, and makes at most `most_steps` steps a round (None: all)."""
         experiment = load_experiment(preset)
         seed, self.clients = experiment.experiment.seed, experiment.selection.m
         settings = replace(experiment.workload, max_steps=most_steps)
@@ -55,26 +55,26 @@ class RoundsOfClients:
         self._theta = ModelVector(self._trainers[0].model).values()
 
     def alone(self, round: int) -> None:
-        """Train one client after the other."""
+        """Train the clients one after the other."""
         for trainer in self._trainers:
             trainer.train(self._theta, round=round)
 
     def together(self, round: int) -> None:
-        """Train all in one call."""
+        """Train all clients in one call."""
         self._train_together(self._stack, round)
 
     def replayed(self, round: int) -> None:
-        """Train all in one call, whose steps are CUDA graphs."""
+        """Train all clients in one call, with steps as CUDA graphs."""
         self._train_together(self._recorded, round)
 
     def captured(self, round: int) -> None:
-        """Train one client after the other, whose steps are CUDA graphs."""
+        """Train the clients one after the other, with steps as CUDA graphs."""
         for trainer in self._captured:
             trainer.train(self._theta, round=round)
 
     @property
     def recordings(self) -> int:
-        """How many CUDA graphs there are."""
+        """The number of CUDA graphs that `replayed` has recorded."""
         return len(self._recorded.replays)
 
     def _train_together(self, stack: ModelStack, round: int) -> None:
@@ -84,15 +84,15 @@ class RoundsOfClients:
 
 
 def together_case(preset: str, clients: RoundsOfClients, steps: int) -> dict[str, Any]:
-    """The clients of a preset, about `steps` steps of each.
+    """The times of a preset's clients, together and one by one, over about `steps` steps of each.
 
-    `ratio` is of the time together to that one by one, in neighbouring rounds. On a GPU there are `replayed_s` and
-    `captured_s` too: together and one by one, where steps are CUDA graphs.
+    `ratio` is the time together divided by the time one by one, in adjacent rounds. On a GPU, `replayed_s` and
+    `captured_s` are the times together and one by one with steps as CUDA graphs.
     """
     rounds = max(_FEWEST_ROUNDS, steps // clients.steps)
     graphs = {"replayed_s": clients.replayed, "captured_s": clients.captured} if clients.can_be_replayed else {}
     for call in graphs.values():
-        call(rounds + 1)  # steps are captured at the second sight of their shapes
+        call(rounds + 1)  # a step is captured when its shapes occur for the second time
     ways = [clients.alone, clients.together, *graphs.values()]
     (alone_s, alone_cpu_s), (together_s, together_cpu_s), *of_graphs = times(rounds, *ways)
     return {
@@ -108,13 +108,13 @@ def together_case(preset: str, clients: RoundsOfClients, steps: int) -> dict[str
 
 
 def times(rounds: int, *calls: Callable[[int], None]) -> FloatArray:
-    """How long each call takes in each round, in turn, (calls, 2, rounds): seconds on the clock, and of this thread's
-    processor time. A round before them, which imports, fills caches and starts threads, is left out."""
+    """The seconds of each call in each round, (calls, 2, rounds): on the clock, and of this thread's processor time.
+    The calls take turns. A first round, which imports, fills caches and starts threads, is left out."""
     return np.array([[_times_of(call, t) for call in calls] for t in range(rounds + 1)][1:]).transpose(1, 2, 0)
 
 
 def ratio_of(ours_s: FloatArray, others_s: FloatArray) -> dict[str, float]:
-    """The median of the ratios of two calls' times, round by round, and its quartiles."""
+    """The median and the quartiles of the ratios of two calls' times, ours to others, round by round."""
     low, middle, high = np.quantile(ours_s / others_s, (0.25, 0.5, 0.75)).tolist()
     return {"ratio": middle, "ratio_q1": low, "ratio_q3": high}
 

@@ -1,7 +1,7 @@
-"""A client's training in a round against the leanest loop of plain torch, on the same model and number of examples.
+"""Compares a client's training in a round with a minimal loop of plain torch, on the same model and number of examples.
 
-Then the training of a round's clients together, against the same clients one by one. What is compared takes turns in
-one thread. Images are random ones of the workloads' sizes, so nothing needs to be fetched.
+Then it compares the training of a round's clients together with the same clients one by one. Both ways take turns in
+one thread. The images are random, of the workloads' sizes, so that nothing is downloaded.
 """
 
 import tempfile
@@ -29,7 +29,7 @@ from pausefl_proto.arrays import IntArray
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Vector
 
-# The shape of an image, and how many the clients of the preset have together.
+# By preset: the shape of an image, and the number of images of all clients together.
 _IMAGES = {
     "small_mnist": ((1, 28, 28), 2_000),
     "large_mnist": ((1, 28, 28), 50_000),
@@ -41,7 +41,7 @@ _FEWEST_ROUNDS = 2
 
 
 class LeanLoop:
-    """Local training alone: an optimizer, and examples that were made ready ahead, all of them in float32."""
+    """Minimal local training: an optimizer, and examples that were all converted to float32 beforehand."""
 
     def __init__(self, model: nn.Module, examples: Examples, settings: TrainingSettings) -> None:
         self._model = model
@@ -54,7 +54,7 @@ class LeanLoop:
         self._batch_size = settings.batch_size
 
     def train(self, theta: Vector, order: IntArray) -> Vector:
-        """Train from θ on the examples in this order, once; returns the change of θ."""
+        """Train from θ on each example once, in this order. Returns the change of θ."""
         start = torch.from_numpy(theta)
         parts = torch.split(start, [parameter.numel() for parameter in self._parameters])
         with torch.no_grad():
@@ -75,7 +75,7 @@ class LeanLoop:
 
 
 def cases(steps: int = _STEPS) -> Iterator[dict[str, Any]]:
-    """Two cases per workload, of about `steps` optimizer steps of a client each way."""
+    """Yields two cases per workload, with about `steps` optimizer steps of a client in each way."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
         for preset in _IMAGES:
@@ -85,13 +85,13 @@ def cases(steps: int = _STEPS) -> Iterator[dict[str, Any]]:
 
 
 def clients_of(preset: str, device: torch.device, most_steps: int | None = MOST_STEPS) -> RoundsOfClients:
-    """The clients of a preset's round, with as many images as there; at most so many steps, None: all of them."""
+    """A preset's clients of one round, with its number of images and at most `most_steps` steps (None: all)."""
     shape, total = _IMAGES[preset]
     return RoundsOfClients(preset, shape, total // len(load_experiment(preset).client_ids), device, most_steps)
 
 
 def noise_of_cifar(seed: int) -> Dataset:
-    """As many random images as small CIFAR has, of their size: 40,000 to train on, 100 each to validate and test."""
+    """Random images of CIFAR's size: 40,000 for training, as in small CIFAR, and 100 each for validation and test."""
     shape = (3, 32, 32)
     return Dataset(
         name="noise of CIFAR's size",
@@ -103,7 +103,7 @@ def noise_of_cifar(seed: int) -> Dataset:
 
 
 def _case(preset: str, steps: int, path: Path) -> dict[str, Any]:
-    """`ratio` compares neighbouring rounds; `processor_ratio` is of processor time, which other work changes less."""
+    """The case of one client. `ratio` is of adjacent rounds; `processor_ratio`, of processor time, varies less."""
     experiment = load_experiment(preset)
     shape, total = _IMAGES[preset]
     settings, seed = experiment.workload, experiment.experiment.seed

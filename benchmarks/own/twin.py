@@ -1,6 +1,6 @@
-"""One experiment under both clocks: how far the real clock is from the virtual one, exchange by exchange, and why.
+"""Plays experiments under both clocks: how far the real clock is from the virtual one, exchange by exchange, and why.
 
-Of asynchronous steps, whose exchanges have no counterparts once two of them change places: elapsed time and staleness.
+Of asynchronous steps it compares elapsed time and staleness: once two exchanges change places, no others match either.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ _DELAYS = (
     "latency.delay.floor_s=0.01",
 )
 _DELAYED = ("selection.policy=pause", *_DELAYS)
-# Random choices are the same under both clocks, whatever latencies were.
+# Random choices do not depend on latencies, so they are the same under both clocks.
 _UNDELAYED = ("selection.policy=random",)
 _EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
     "delays alone": (*_COMMON, "workload.model=synthetic"),
@@ -51,9 +51,9 @@ Exchanges = Mapping[tuple[int, str], Observation]
 
 
 def cases(rounds: int = 40) -> Iterator[dict[str, Any]]:
-    """Both experiments: what both clocks chose, and the residual real minus virtual of each exchange, by part.
+    """Yields a case per experiment: what both clocks chose, and residuals (real minus virtual) of exchanges by part.
 
-    Then asynchronous steps, one at each arrival and one at every third.
+    Then two cases of asynchronous steps: a step at each arrival, and a step at every third arrival.
     """
     for name, overrides in _EXPERIMENTS.items():
         undelayed, delayed = ((*overrides, *delays) for delays in (_UNDELAYED, _DELAYED))
@@ -68,7 +68,7 @@ def cases(rounds: int = 40) -> Iterator[dict[str, Any]]:
 
 
 def steps_compared(real: list[RoundRecord], virtual: list[RoundRecord]) -> dict[str, float]:
-    """Elapsed time at the last step and mean staleness, by each clock; the ratio of both times."""
+    """The elapsed time at the last step and the mean staleness by clock, and the ratio of times, real to virtual."""
     logs = {"real": real, "virtual": virtual}
     staleness = {clock: [o.staleness for record in log for o in record.observations] for clock, log in logs.items()}
     return {
@@ -88,10 +88,10 @@ def _played(overrides: tuple[str, ...], rounds: int, clock: str) -> list[RoundRe
 
 
 def compared(real: list[RoundRecord], virtual: list[RoundRecord], exchange_s: float) -> dict[str, Any]:
-    """How alike two logs of one experiment are. Exchanges are matched by round and client.
+    """The differences between two logs of one experiment. Exchanges are matched by round and client.
 
-    `exchange_s` is what an exchange without delays takes. The error of a latency is the residual less that, as in
-    `pausefl bench fidelity`.
+    `exchange_s` is the time of an exchange without delays. The error of a latency is the residual minus that time, as
+    in `pausefl bench fidelity`.
     """
     pairs = _pairs(real, virtual)
     residuals_ms = 1e3 * _residuals_s(pairs)
@@ -111,15 +111,15 @@ def compared(real: list[RoundRecord], virtual: list[RoundRecord], exchange_s: fl
 
 
 def median_residual_s(real: list[RoundRecord], virtual: list[RoundRecord]) -> float:
-    """The median of the real minus the virtual round trips, which two logs both have."""
+    """The median residual, real minus virtual, of the round trips that both logs have, in seconds."""
     return float(np.median(_residuals_s(_pairs(real, virtual))))
 
 
 def changed_choices(experiment: Experiment, real: list[RoundRecord], virtual: list[RoundRecord]) -> dict[str, Any]:
-    """How often PAUSE, at each round of the real log, would choose another set from virtual latencies, and how close
-    that choice is: the greatest difference of both sets' objectives, eq. (14), whose latency term is 1 at most.
+    """In how many rounds of the real log PAUSE would choose another set from virtual latencies, and how close the two
+    are: the greatest difference of their objectives, eq. (14), whose latency term is 1 at most.
 
-    Other than two runs, which can differ in all rounds after the first that differs, these choices share their past.
+    These choices share their past. Two separate runs can differ in all rounds after the first difference.
     """
     settings = settings_of(experiment, "", client_plan(experiment))
     policy = selected_policy(experiment.selection)
@@ -147,7 +147,7 @@ def changed_choices(experiment: Experiment, real: list[RoundRecord], virtual: li
 
 
 def with_virtual_latencies(real: list[RoundRecord], virtual: list[RoundRecord]) -> list[RoundRecord]:
-    """The real log with the round trips that the virtual clock gives: delays as drawn, training as stated."""
+    """The real log with the virtual clock's round trips: delays as drawn, and training times as stated."""
     train_s = {client_id: o.timing.train_s for (_, client_id), o in _exchanges(virtual).items()}
 
     def virtually(o: Observation) -> Observation:
@@ -160,7 +160,7 @@ _PARTS = ("wire", "queue", "train", "privatise", "link")
 
 
 def _parts(timing: Timing) -> dict[str, float]:
-    """The round trip's parts, which add up to it."""
+    """The parts of the round trip by name, in seconds. They add up to it."""
     return {
         "wire": timing.download_s + timing.upload_s + timing.propagation_s + timing.reconnect_s,
         "queue": timing.queue_s,
@@ -171,7 +171,7 @@ def _parts(timing: Timing) -> dict[str, float]:
 
 
 def _pairs(real: list[RoundRecord], virtual: list[RoundRecord]) -> list[tuple[Timing, Timing]]:
-    """The timings of each exchange that both logs have."""
+    """The timings, (real, virtual), of each exchange that both logs have."""
     ours, theirs = _exchanges(real), _exchanges(virtual)
     return [(ours[key].timing, theirs[key].timing) for key in ours if key in theirs]
 

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.own all`: the benchmarks in a short form, one after the other and all of them again.
+"""`python -m benchmarks.own all`: play all benchmarks in a short form, one after the other, in several repetitions.
 
-Every figure comes with its value in each repetition, so that two such measurements can be compared (`changes`). What
-the machine itself does meanwhile meets all benchmarks alike, and is a figure too.
+Every figure has its value in each repetition, so that two such measurements can be compared (`changes`). Other work on
+the machine affects all benchmarks alike. The machine's own speed is a figure too.
 """
 
 import os
@@ -28,7 +28,7 @@ class Part(NamedTuple):
     options: Mapping[str, Any]
     """The options of its short form."""
     figures: tuple[str, ...]
-    """Which of a case's keys are kept."""
+    """The keys of a case that are stored."""
 
 
 PARTS = (
@@ -56,9 +56,9 @@ _BUDGET_S = 540.0
 def measured(say: Callable[[str], None], parts: Sequence[Part] = PARTS, budget_s: float = _BUDGET_S) -> dict[str, Any]:
     """Play all parts 3 to 6 times, as often as `budget_s` allows; returns the figures, the machine and the versions.
 
-    `say` is told what is played.
+    `say` receives a line before each part.
     """
-    await_clients(needs_torch=True)  # one server forks the clients of all parts, and some of these train
+    await_clients(needs_torch=True)  # one fork server starts the clients of all parts, and some of these train
     start, load = this_start(), os.getloadavg()
     began_s, longest_s = time.monotonic(), 0.0
     values: dict[tuple[str, str, str], list[float]] = {}
@@ -88,7 +88,7 @@ def measured(say: Callable[[str], None], parts: Sequence[Part] = PARTS, budget_s
 
 
 def _played(part: Part) -> Iterator[tuple[str, str, float]]:
-    """The case, name and value of each figure of a part."""
+    """Yields the case, name and value of each figure of a part."""
     of_machine = part.name == "machine"
     cases = _yardstick() if of_machine else import_module(INSTRUMENTS[part.name].module).cases(**part.options)
     for case in cases:
@@ -98,7 +98,7 @@ def _played(part: Part) -> Iterator[tuple[str, str, float]]:
 
 
 def _yardstick() -> Iterator[dict[str, Any]]:
-    """How long this machine takes for a fixed piece of Python."""
+    """Yields the seconds that this machine takes for a fixed loop of Python."""
     began_s = time.perf_counter()
     sum(n * n for n in range(2_000_000))
     yield {"case": "a loop of Python", "yardstick_s": time.perf_counter() - began_s}

@@ -1,1 +1,1 @@
-"""One script for each system, run in that system's virtual environment: none imports another system's packages."""
+"""One script per system, which runs in that system's virtual environment and imports no other system's packages."""

@@ -1,4 +1,4 @@
-"""APPFL's asynchronous server and clients over gRPC, as they come."""
+"""APPFL's asynchronous server and clients over gRPC, with their default settings."""
 
 from benchmarks.systems.appfl_grpc import main
 

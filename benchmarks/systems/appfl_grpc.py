@@ -1,4 +1,4 @@
-"""APPFL's asynchronous server and clients over gRPC, with a frozen heap: FedAsync if K = 1, FedBuff beyond."""
+"""APPFL's asynchronous server and clients over gRPC, with a frozen heap: FedAsync if K = 1, else FedBuff."""
 
 import gc
 from functools import partial
@@ -15,7 +15,7 @@ from benchmarks.systems.work import await_server, first_model, free_port, start_
 
 
 class Model(torch.nn.Module):
-    """The vector that travels."""
+    """A model of one parameter vector, which clients and server exchange."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,31 +23,31 @@ class Model(torch.nn.Module):
 
 
 class ToldServerAgent(ServerAgent):
-    """An agent that tells how many steps the global model has made."""
+    """A server agent that reports the number of steps of the global model."""
 
     def _load_model(self) -> None:
         self.model = Model()
 
     def global_update(self, client_id: str, local_model: Any, *arguments: Any, **named: Any) -> Any:
-        """The global model after this update; FedBuff changes it with every K-th."""
+        """Returns the global model after this update. FedBuff changes the model with every K-th update."""
         updated = super().global_update(client_id, local_model, *arguments, **named)
         progress().ended(self.aggregator.global_step)
         return updated
 
 
 def run_client(number: int, port: int, *, collects: bool) -> None:
-    """A client's process: give each model back as it is."""
+    """The main function of a client's process: returns each model unchanged. `collects`: see `main`."""
     options = _options(collects)
     await_server(port)
     server = GRPCClientCommunicator(str(number), server_uri=f"127.0.0.1:{port}", **options)
     server.get_configuration()
-    model = server.get_global_model(init_model=True)  # once all clients have asked
+    model = server.get_global_model(init_model=True)  # returns once all clients have asked
     while True:
         model, _ = server.update_global_model(model)
 
 
 def main(*, collects: bool = False) -> None:
-    """Serve, with the clients in processes of their own; `collects` leaves APPFL as it comes."""
+    """Serve clients that run in their own processes. With `collects`, APPFL keeps its default garbage collection."""
     task, port, options = Task.given(), free_port(), _options(collects)
     settings = {
         "num_clients": task.clients,
@@ -64,9 +64,9 @@ def main(*, collects: bool = False) -> None:
 
 
 def _options(collects: bool) -> dict[str, bool]:
-    """Settings of APPFL, which collects garbage many times an update, among half a million objects of its imports.
+    """Settings with which APPFL collects garbage less often, unless `collects`. Its default is many times an update.
 
-    With them fewer collections remain, which pass over what is frozen here.
+    Its imports create half a million objects. These are frozen here, so that the remaining collections skip them.
     """
     if collects:
         return {}

@@ -1,4 +1,4 @@
-"""The two apps of today's Flower, which its simulation engine and its SuperLink run as they are."""
+"""The client app and the server app for current Flower. Its simulation engine and its SuperLink both run them."""
 
 from functools import cache
 from typing import Any
@@ -16,17 +16,17 @@ server_app = ServerApp()
 
 
 class ToldFedAvg(FedAvg):
-    """FedAvg that tells how far it is."""
+    """FedAvg that reports its progress."""
 
     def configure_train(self, server_round: int, *arguments: Any, **named: Any) -> Any:
-        """The messages to the round's nodes, once there are enough."""
+        """Returns the messages to the round's nodes, once enough nodes are connected."""
         messages = super().configure_train(server_round, *arguments, **named)
         if server_round == 1:
             progress().ended(0)
         return messages
 
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
-        """The mean of the round's models."""
+        """Returns the mean of the round's models. RuntimeError if a node failed."""
         replies = list(replies)
         if failed := [reply for reply in replies if reply.has_error()]:
             raise RuntimeError(failed[0].error.reason)
@@ -62,5 +62,5 @@ def main(grid: Grid, context: Context) -> None:
 
 @cache
 def _work(client: int) -> Work:
-    """Kept in the process that runs the node, as long as it lives."""
+    """The work of a client. It is cached for the lifetime of the process that runs the node."""
     return work_of(Task.given(), client)

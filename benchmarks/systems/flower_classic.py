@@ -9,17 +9,17 @@ from benchmarks.systems.work import await_server, first_model, free_port, rate, 
 
 
 class ToldFedAvg(fl.server.strategy.FedAvg):
-    """FedAvg that tells how far it is."""
+    """FedAvg that reports its progress."""
 
     def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
-        """The round's clients, once there are enough."""
+        """Returns the round's clients, once enough are connected."""
         chosen = super().configure_fit(server_round, parameters, client_manager)
         if server_round == 1:
             progress().ended(0)
         return chosen
 
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
-        """The mean of the round's models."""
+        """Returns the mean of the round's models. Raises the error of a client that failed."""
         if failures:
             raise failures[0]
         aggregated = super().aggregate_fit(server_round, results, failures)
@@ -37,21 +37,21 @@ class Client(fl.client.NumPyClient):
         self._work = work_of(Task.given(), number)
 
     def fit(self, parameters: Any, config: Any) -> Any:
-        """The model after this client's work."""
+        """Returns the model after this client's work, and its number of examples."""
         del config
         model, examples = self._work(parameters[0])
         return [model], examples, {}
 
 
 def run_client(number: int, port: int) -> None:
-    """A client's process."""
+    """The main function of a client's process."""
     client = Client(number).to_client()
     await_server(port)
     fl.client.start_client(server_address=f"127.0.0.1:{port}", client=client)
 
 
 def main() -> None:
-    """Serve, with the clients in processes of their own."""
+    """Serve clients that run in their own processes."""
     task, port = Task.given(), free_port()
     strategy = ToldFedAvg(
         fraction_fit=1e-9,

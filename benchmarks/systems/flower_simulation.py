@@ -1,4 +1,4 @@
-"""Flower's simulation engine: no processes of clients, but Ray's workers, which take the nodes' messages in turn."""
+"""Flower's simulation engine. Clients have no processes: Ray's workers handle the nodes' messages in turn."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Flower's SuperLink with a SuperNode for each client, started by its commands as its documentation shows them."""
+"""Flower's SuperLink with a SuperNode for each client, started by its commands as in its documentation."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ insecure = true
 
 
 def main() -> None:
-    """Start SuperLink and SuperNodes, submit the app, and wait for the SuperLink's end."""
+    """Start SuperLink and SuperNodes, submit the app, and wait until the SuperLink ends."""
     task, port = Task.given(), free_port()
     home = Path(os.environ["TMPDIR"]) / "flwr"
     home.mkdir()

@@ -1,4 +1,4 @@
-"""The training of a preset in plain torch, step for step that of pausefl's clients."""
+"""A preset's training in plain torch, with the same steps as pausefl's clients make."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -15,17 +15,17 @@ from benchmarks.systems.task import Task, Vector, settings_of
 _GROUPS = 8
 
 torch.set_num_threads(1)  # client processes share the cores
-# The first step of an optimizer imports some 800 modules: take it here, before clients are forked, as pausefl does.
+# An optimizer's first step imports some 800 modules. So it is made here, before clients are forked, as in pausefl.
 _first = nn.Parameter(torch.zeros(1))
 _first.grad = torch.zeros(1)
 torch.optim.Adam([_first], fused=True).step()
 
 
 class LocalTraining:
-    """One client: its examples, its model, and its optimizer, whose state it keeps between rounds."""
+    """One client, with its examples, model and optimizer. The optimizer keeps its state between rounds."""
 
     def __init__(self, task: Task, client: int) -> None:
-        torch.manual_seed(client)  # forked clients would draw the same batches
+        torch.manual_seed(client)  # otherwise forked clients would draw the same batches
         folder = Path(task.data)
         self._settings = settings_of(task)
         examples = np.load(folder / f"client-{client}.npz")
@@ -34,7 +34,7 @@ class LocalTraining:
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=self._settings["learning_rate"], fused=True)
 
     def train(self, theta: Vector) -> tuple[Vector, int]:
-        """The model after the round's steps, and how many examples it saw."""
+        """Returns the model after the round's steps, and the client's number of examples."""
         nn.utils.vector_to_parameters(torch.from_numpy(theta.copy()), self._model.parameters())
         rows = torch.randperm(len(self._labels)).split(self._settings["batch_size"])  # type: ignore[no-untyped-call]  # torch's own
         for batch in rows[: self._settings["max_steps"]]:
@@ -53,7 +53,7 @@ def first_model(task: Task) -> Vector:
 
 
 def accuracy(task: Task, theta: Vector) -> float:
-    """The share of test examples that a model, (d,) float32, classifies rightly."""
+    """The share of test examples that a model, (d,) float32, classifies correctly."""
     folder = Path(task.data)
     examples = np.load(folder / "test.npz")
     model = model_of(settings_of(task))
@@ -65,7 +65,7 @@ def accuracy(task: Task, theta: Vector) -> float:
 
 
 def model_of(settings: Mapping[str, Any]) -> nn.Module:
-    """The net `mlp`, or `cnn3`."""
+    """The net `mlp` or `cnn3`, by the sizes in `settings`."""
     parts: list[nn.Module] = []
     for before, channels in pairwise(settings["channels"]):
         parts += [nn.Conv2d(before, channels, 3), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(_GROUPS, channels)]
@@ -76,5 +76,5 @@ def model_of(settings: Mapping[str, Any]) -> nn.Module:
 
 
 def scaled(images: torch.Tensor) -> torch.Tensor:
-    """Pixels, uint8, as float32 from -1 to 1."""
+    """Converts pixels from uint8 to float32, from -1 to 1."""
     return images.float().div_(127.5).sub_(1)

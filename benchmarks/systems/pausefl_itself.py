@@ -1,4 +1,4 @@
-"""pausefl as `pausefl run` plays it, without delays and metrics, which the others do not have."""
+"""pausefl as `pausefl run` plays it, but without delays and metrics, which the other systems lack."""
 
 import tempfile
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from pausefl_process.events import ModelEvaluated, ProgressEvent, RoundCommitted
 
 
 def experiment_of(task: Task, settings: Sequence[str] = ()) -> Experiment:
-    """The experiment that plays a task, with these settings (key=value) beside."""
+    """The experiment that plays a task, with these additional settings (key=value)."""
     everything = task.per_round == task.clients and not task.buffer
     common = [
         f"experiment.rounds={ENDLESS}",
@@ -27,7 +27,7 @@ def experiment_of(task: Task, settings: Sequence[str] = ()) -> Experiment:
     if not task.data:
         return parse_experiment(BARE, [*common, f"workload.model_bytes={task.model_bytes}"])
     bare = (f"privacy.enabled={str(task.has_noise).lower()}", 'latency.delay={kind="none"}', "metrics.enabled=false")
-    rated = (f"evaluation.every={task.rated_round}", "evaluation.subset=10000")  # a subset of all examples
+    rated = (f"evaluation.every={task.rated_round}", "evaluation.subset=10000")  # the subset is the whole test set
     data = settings_of(task)
     seeds = (
         f"experiment.seed={task.seed}",
@@ -43,7 +43,7 @@ def _steps(task: Task) -> Sequence[str]:
 
 
 class _View:
-    """Tells of what the run's processes report."""
+    """Passes events of the run on as progress."""
 
     def __init__(self, clients: int) -> None:
         self._clients = clients
@@ -58,7 +58,7 @@ class _View:
 
 
 def main(*settings: str) -> None:
-    """Play rounds without end, as one run."""
+    """Play one run with rounds without end, with these additional settings (key=value)."""
     task = Task.given()
     with tempfile.TemporaryDirectory() as folder:
         Fleet(plan_of(experiment_of(task, settings), "bench"), Path(folder)).run(_View(task.clients).show)

@@ -1,4 +1,4 @@
-"""pausefl on its virtual clock; the clients of a round train together where the model is small."""
+"""pausefl on its virtual clock. The clients of a round train together if the model is small."""
 
 from benchmarks.systems.pausefl_itself import main
 from benchmarks.systems.task import Task, settings_of

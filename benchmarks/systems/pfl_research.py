@@ -1,4 +1,4 @@
-"""pfl-research: federated averaging in its simulator, in one process; with noise, its local Laplace mechanism."""
+"""pfl-research: federated averaging in its simulator, in one process. Noise is from its local Laplace mechanism."""
 
 import os
 from collections.abc import Callable
@@ -25,12 +25,12 @@ from torch.nn import functional
 from benchmarks.systems.local_training import accuracy, first_model, model_of, scaled
 from benchmarks.systems.task import ENDLESS, Task, progress, settings_of
 
-# The scale of its noise does not change the time that it takes.
+# The scale of the noise does not change the time.
 _CLIP, _EPSILON = 1.0, 1e6
 
 
 class _Net(nn.Module):
-    """The net, as pfl-research asks for it."""
+    """The net, with the methods that pfl-research calls."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__()
@@ -41,23 +41,23 @@ class _Net(nn.Module):
         return functional.cross_entropy(self.net(inputs), labels)
 
     def metrics(self, *_: Any, **__: Any) -> dict[str, Any]:
-        """None: only the rated model is evaluated."""
+        """Returns no metrics: only the rated model is evaluated."""
         return {}
 
 
 class _Told(TrainingProcessCallback):
-    """Tells how far the simulation is."""
+    """Reports the progress of the simulation."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
 
     def on_train_begin(self, **_: Any) -> Metrics:
-        """All clients are there."""
+        """Report that all clients are connected."""
         progress().ended(0)
         return Metrics()
 
     def after_central_iteration(self, _: Metrics, model: Any, *, central_iteration: int) -> tuple[bool, Metrics]:
-        """A round has ended; they count from 0."""
+        """Report that a round has ended. `central_iteration` counts from 0."""
         progress().ended(central_iteration + 1)
         if central_iteration + 1 == self._task.rated_round:
             values = nn.utils.parameters_to_vector(model.pytorch_model.parameters()).detach().numpy()
@@ -69,7 +69,7 @@ def main() -> None:
     """Play rounds without end."""
     task = Task.given()
     settings = settings_of(task)
-    torch.set_num_threads(os.cpu_count() or 1)  # one process alone trains here
+    torch.set_num_threads(os.cpu_count() or 1)  # only one process trains here
     net = _Net(settings)
     nn.utils.vector_to_parameters(torch.from_numpy(first_model(task)), net.parameters())
     model = PyTorchModel(
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def _examples(task: Task) -> Callable[[int], Dataset]:
-    """The data set of each client, read once."""
+    """A function from a client's number to its data set. All data sets are read once."""
     files = [np.load(Path(task.data) / f"client-{k}.npz") for k in range(task.clients)]
     parts = [(scaled(torch.from_numpy(file["inputs"])), torch.from_numpy(file["labels"])) for file in files]
     return lambda client: Dataset(parts[client], user_id=str(client))

@@ -1,4 +1,4 @@
-"""The limit: TCP sockets that carry the model's bytes and nothing else; the server averages what comes back."""
+"""The lower limit of time: TCP sockets carry only the model's bytes, and the server averages the answers."""
 
 import random
 import socket
@@ -32,7 +32,7 @@ def serve(task: Task, listener: socket.socket) -> None:
 
 
 def answer(client: int, port: int) -> None:
-    """A client's process: answer each model with its number of examples and what it makes of the model."""
+    """The main function of a client's process: answers each model with its number of examples and its own model."""
     task = Task.given()
     work, model = work_of(task, client), first_model(task)
     server = _connected(socket.create_connection(("127.0.0.1", port)))
@@ -43,7 +43,7 @@ def answer(client: int, port: int) -> None:
 
 
 def receive(peer: socket.socket, into: Vector) -> bool:
-    """Fill the array with what comes; False where the peer has closed its end."""
+    """Fill the array with the bytes received. Returns False if the peer has closed the connection."""
     view = into.data.cast("B")
     while view:
         count = peer.recv_into(view)

@@ -1,4 +1,4 @@
-"""What a system is asked to play, and how it tells how far it is."""
+"""The task that a system plays, and the way in which it reports its progress."""
 
 import json
 import os
@@ -12,69 +12,69 @@ import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.float32]
-"""A model, (d,)."""
+"""A model's parameters, (d,) float32."""
 TASK = "BENCHMARK_TASK"
 PROGRESS = "BENCHMARK_PROGRESS"
-"""Variables of the environment: the task as JSON, and the pipe that takes lines of progress."""
+"""Environment variables for the task, as JSON, and for the path of the pipe to which progress is written."""
 ENDLESS = 1_000_000
-"""Rounds of a play: it is ended from outside, while all of its processes are still there to be measured."""
+"""The number of rounds of a play. The measuring process ends it earlier, while all its processes still run."""
 
-# Rounds may take half a millisecond: to tell of each would be work beside the measured one.
+# Rounds can take half a millisecond. A report for each would add to the measured work.
 _APART_S = 0.02
 
 
 @dataclass(frozen=True)
 class Task:
-    """A federation to play."""
+    """The federation that a system plays."""
 
     clients: int
     per_round: int
-    """Clients of each round, chosen at random; with as many as there are, every round has all."""
+    """The number of clients in each round, chosen at random. If it equals `clients`, every round has all of them."""
     model_bytes: int
-    """Size of the model where nothing is trained."""
+    """The size of the model if nothing is trained."""
     rated_round: int = 0
-    """The round after which the model's accuracy is told; 0: none."""
+    """The round after which the model's accuracy is reported. 0: never."""
     data: str = ""
-    """The folder of the training's data, from `benchmarks.trained_data`; empty: clients answer with what they got."""
+    """The folder that `benchmarks.trained_data` wrote. Empty: clients do not train, and return the model unchanged."""
     has_noise: bool = False
     """Whether clients clip and add Laplace noise."""
     buffer: int = 0
-    """K, the updates of a step that waits for no other, with all clients at work; 0: rounds."""
+    """K, the number of updates in an asynchronous step, with all clients at work. 0: the task has rounds."""
     seed: int = 1
-    """What pausefl draws choices and batches from; the others draw them anew in each play."""
+    """The seed of pausefl's choices and batches. The other systems draw them anew in each play."""
 
     @classmethod
     def given(cls) -> Self:
-        """The task of this process."""
+        """The task that this process plays, from its environment."""
         return cls(**json.loads(os.environ[TASK]))
 
     def environment(self, progress: Path) -> dict[str, str]:
-        """The variables that give the task to a system's processes."""
+        """The environment variables that pass the task and the pipe `progress` to a system's processes."""
         return {TASK: json.dumps(asdict(self)), PROGRESS: str(progress)}
 
 
 def settings_of(task: Task) -> dict[str, Any]:
-    """How clients train, from `benchmarks.trained_data`."""
+    """The training settings that `benchmarks.trained_data` wrote."""
     found: dict[str, Any] = json.loads((Path(task.data) / "settings.json").read_text("utf-8"))
     return found
 
 
 class Progress:
-    """Lines of JSON, read by the process that measures."""
+    """Writes progress as lines of JSON, which the measuring process reads."""
 
     def __init__(self) -> None:
         self._pipe = os.open(os.environ[PROGRESS], os.O_WRONLY)
         self._told_s = 0.0
 
     def ended(self, round: int) -> None:
-        """Tell that a round has ended, unless one was told just before; 0: all clients are there."""
+        """Report that a round has ended, unless one was reported just before. 0: all clients are connected."""
         now_s = time.monotonic()
         if now_s - self._told_s >= _APART_S:
             self._told_s = now_s
             self._tell({"round": round, "at_s": now_s})
 
     def accuracy(self, value: float) -> None:
-        """Tell the accuracy, on the test data, of the model of the round that is rated."""
+        """Report the rated round's accuracy on the test data."""
         self._tell({"accuracy": value})
 
     def _tell(self, line: dict[str, float]) -> None:
@@ -83,5 +83,5 @@ class Progress:
 
 @cache
 def progress() -> Progress:
-    """This process's progress."""
+    """The progress writer of this process."""
     return Progress()

@@ -1,4 +1,4 @@
-"""What the clients of systems other than pausefl do in a round, the model they begin with, and how they are started."""
+"""For systems other than pausefl: a client's work in a round, the first model, and the start of client processes."""
 
 import multiprocessing
 import socket
@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.systems.task import Task, Vector
 
 Work = Callable[[Vector], tuple[Vector, int]]
-"""Takes the model, (d,) float32; returns what the client makes of it, and how many examples it has."""
+"""A function from a model, (d,) float32, to the client's trained model and its number of examples."""
 
 
 def first_model(task: Task) -> Vector:
@@ -24,7 +24,7 @@ def first_model(task: Task) -> Vector:
 
 
 def work_of(task: Task, client: int) -> Work:
-    """What this client does with a model: train it, or give it back as it is."""
+    """The client's work on a model: training, or returning the model unchanged if the task has no data."""
     if task.data:
         from benchmarks.systems.local_training import LocalTraining
 
@@ -33,7 +33,7 @@ def work_of(task: Task, client: int) -> Work:
 
 
 def rate(task: Task, model: Vector) -> float:
-    """The share of test examples that the model classifies rightly; 0.0 where nothing is trained."""
+    """The share of test examples that the model classifies correctly. 0.0 if nothing is trained."""
     if task.data:
         from benchmarks.systems.local_training import accuracy
 
@@ -42,9 +42,9 @@ def rate(task: Task, model: Vector) -> float:
 
 
 def start_clients(task: Task, client: Callable[[int, int], None], port: int, preload: list[str]) -> None:
-    """Start a process for each client, as client(k, port), forked from one that has imported `preload`.
+    """Start a process for each client that calls client(k, port). All are forked from one that has imported `preload`.
 
-    So that clients start as fast as pausefl's, and share the pages of what they import.
+    So clients start as fast as pausefl's do, and share the memory of their imports.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*preload, *(["benchmarks.systems.local_training"] if task.data else [])])
@@ -54,14 +54,14 @@ def start_clients(task: Task, client: Callable[[int, int], None], port: int, pre
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nothing listens on."""
+    """A TCP port of this machine on which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
 def await_server(port: int) -> None:
-    """Return once something listens there; TimeoutError if nothing does within a minute."""
+    """Wait until a server listens on the port. TimeoutError if none does within a minute."""
     ends_s = time.monotonic() + 60.0
     while time.monotonic() < ends_s:
         try:

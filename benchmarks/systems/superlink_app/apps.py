@@ -1,4 +1,4 @@
-"""What `flwr run` bundles: the apps themselves lie beside, where every process of the benchmark finds them."""
+"""The module that `flwr run` bundles. It imports the apps, which every process of the benchmark can import too."""
 
 from benchmarks.systems import flower_apps
 
