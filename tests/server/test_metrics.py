@@ -202,6 +202,7 @@ SAMPLES: list[tuple[str, Mapping[str, str], float]] = [
     ("pausefl_client_epsilon_spent", {"client": "a", "unit": "vector"}, SIZE * SPENT(3)),
     ("pausefl_client_epsilon_remaining", {"client": "b", "unit": "coordinate"}, 10.0 - SPENT(2)),
     ("pausefl_client_epsilon_next", {"client": "a", "unit": "coordinate"}, BUDGET.epsilon(4)),
+    ("pausefl_client_epsilon_next", {"client": "c", "unit": "coordinate"}, 0.0),  # retired
     ("pausefl_clients_epsilon_spent", {"quantile": "1", "unit": "vector"}, SIZE * SPENT(3)),
     ("pausefl_clients_epsilon_spent", {"quantile": "0.9", "unit": "coordinate"}, 0.2 * SPENT(2) + 0.8 * SPENT(3)),
     ("pausefl_epsilon_spent_max", {"unit": "coordinate"}, SPENT(3)),

@@ -105,7 +105,8 @@ async def test_a_client_plays_runs_until_its_life_is_spent(
                 await run.finished()
             locked_out = await events.get()  # once, however often it is refused
         async with federation(tmp_path / "last", port=port, rejoin_timeout_s=0.5, **served(ours, 10)) as run:
-            assert (await run.finished()).state.round == 2
+            result = await run.finished()
+            assert (result.state.round, result.outcome) == (2, "budgets_spent")
             last = await events.get()
         metrics = await asyncio.to_thread(get, base, "/metrics")
     task.cancel()

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 from pausefl_process.host_monitor import UNWATCHED, HostWatch
@@ -148,7 +148,8 @@ class ClientStreamHandler:
             hello.client_id,
             stream,
             self._coordinator,
-            self._limits,
+            # A client that plays one run after the other may have spent its life's budget before the run's.
+            replace(self._limits, budget=None) if hello.run_id else self._limits,
             self._watch,
             released=hello.ledger.released,
             rate_limit=rate_limit,

@@ -216,12 +216,12 @@ def _privacy(
         return _gauge(name, text, (*labels, "unit"), each)
 
     of_client, budget = ("client",), privacy.budget if privacy else None
-    ledgers = [((clients.ids[r],), *_ledger(int(clients.released[r]), float(spent[r]), budget)) for r in rows]
-    samples = [(labels, e) for labels, e, _, _ in ledgers]
+    ids, whole = [(clients.ids[r],) for r in rows], budget.epsilon_budget if budget else 0.0
+    samples = zip(ids, spent[rows].tolist(), strict=True)
     yield epsilon("client_epsilon_spent", "Privacy budget a client has spent", of_client, samples)
-    samples = [(labels, e) for labels, _, e, _ in ledgers]
+    samples = zip(ids, (whole - spent[rows]).tolist(), strict=True)
     yield epsilon("client_epsilon_remaining", "Privacy budget a client has left", of_client, samples)
-    samples = [(labels, e) for labels, _, _, e in ledgers]
+    samples = zip(ids, (_next(clients, r, budget) for r in rows), strict=True)
     yield epsilon("client_epsilon_next", "What a client's next release would spend", of_client, samples)
     text = "Quantiles over clients of the privacy budget spent"
     yield _summary("clients_epsilon_spent", text, [({"unit": unit}, f * spent) for unit, f in factors.items()])
@@ -229,7 +229,6 @@ def _privacy(
     greatest, median = greatest_and_median(spent)
     yield epsilon("epsilon_spent_max", text, (), [((), greatest)])
     yield epsilon("epsilon_spent_median", "Median over clients of the budget spent", (), [((), median)])
-    whole = budget.epsilon_budget if budget else 0.0
     yield epsilon("epsilon_budget", "Privacy budget of each client", (), [((), whole)])
     ends = math.inf if now.budgets_end is None else now.budgets_end
     text = "Round after which fewer than m clients have budget left"
@@ -238,12 +237,10 @@ def _privacy(
     yield _gauge("private", text, (), [((), privacy is not None and not privacy.reproducible_noise)])
 
 
-def _ledger(released: int, spent: float, budget: Budget | None) -> tuple[float, float, float]:
-    """A client's ε spent, ε remaining, and ε of its next release (0 if it may not release)."""
-    if budget is None:
-        return 0.0, 0.0, 0.0
-    i = released + 1
-    return spent, budget.epsilon_budget - spent, budget.epsilon(i) if budget.affords(i) else 0.0
+def _next(clients: Clients, row: int, budget: Budget | None) -> float:
+    """ε of a client's next release; 0 if it may not release."""
+    i = int(clients.released[row]) + 1
+    return budget.epsilon(i) if budget and budget.affords(i) and not clients.retired[row] else 0.0
 
 
 def _gauge(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
