@@ -1,4 +1,4 @@
 """Numbers computed from a finished run.
 
-May live here: pure computations on the log. Not here: figures; nothing in this folder imports matplotlib.
+May live here: pure computations on the log. Not here: pictures; only the package `report` imports matplotlib.
 """

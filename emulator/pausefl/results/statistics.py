@@ -144,6 +144,6 @@ def saving_in_words(policy: str, baseline: str, saved: Spread, until: str = "") 
 
 
 def three_digits(value: float) -> str:
-    """A number as tables and figures show it: three significant digits, but never fewer than all before the point."""
+    """A number as tables and figures show it: three significant digits, or more if more stand before the point."""
     decimals = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:,.{decimals}f}"

@@ -29,7 +29,7 @@ def impossible(runs: Sequence[Planned]) -> Missing:
 
 
 def note_step_times(experiments: Sequence[Experiment], folder: Path) -> None:
-    """Measure how long a training step takes on the virtual clock, here for all machines, as these share no locks."""
+    """Measure once, for all machines, how long a training step takes on the virtual clock: they share no locks."""
     if any(experiment.workload.model != "synthetic" for experiment in experiments):
         _in_child(_measure_step, experiments, folder)
 

@@ -47,7 +47,7 @@ class Leak:
 
 
 def epsilon_lower_bound(plus: FloatArray, minus: FloatArray, alpha: float) -> float:
-    """A lower bound on ε from the scores in each world, (n,) each. It is too high with probability at most `alpha`.
+    """A lower bound on ε from scores, (n,) each, in two worlds: either the canary was sent, or its opposite.
 
     If an event has probability p in one world and q in the other, the mechanism is not ε-DP for any ε < ln(p/q). The
     bound is ln(p/q) with p bounded from below and q from above (Clopper and Pearson, 1934). For a correct mechanism it
@@ -190,7 +190,7 @@ class Guesses:
 
 
 def multiple_of_claims(guesses: Sequence[Guesses], alpha: float) -> float:
-    """A number x such that releases leak at least x times the ε they claim. It is too high with probability `alpha`.
+    """A lower bound x: releases leak at least x times the ε they claim. It is too high with probability `alpha`.
 
     If each release leaked less, the number of right guesses would be at most a sum of binomials (`chance_right`). x is
     the greatest number at which that many right guesses have a probability of at most `alpha`.

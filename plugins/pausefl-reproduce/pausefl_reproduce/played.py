@@ -224,7 +224,7 @@ def time_to(own: Waits, baseline: Waits) -> dict[str, Any]:
     """How many seeds reached the accuracy, the horizon, and the restricted mean of their times up to it.
 
     Each series has its own horizon, shared with the baseline only. A horizon for all series would be that of the series
-    with the shortest runs, and hide most of the others. None: no seed is censored, so there is no horizon.
+    with the shortest runs, and hide most of the others. `horizon_s` is None if no seed is censored.
     """
     horizon_s = common_horizon_s([own, baseline])
     kept_s = horizon_s if math.isfinite(horizon_s) else None
@@ -264,7 +264,7 @@ def _interval(values: Sequence[float | None]) -> dict[str, Any] | None:
 def _against(
     runs: SeriesRuns, waits: Mapping[str, Mapping[float, Waits]], name: str, base: str
 ) -> dict[str, Any] | None:
-    """Paired differences to the baseline: in total latency, and in time to each accuracy that either reached."""
+    """Paired differences to another baseline: in total latency, and in time to accuracies that either reached."""
     if name == base:
         return None
     totals = [[_total_s(run) for run in runs[each]] for each in (name, base)]

@@ -1,4 +1,4 @@
-"""Writes what a finished run leaves to read: figures, one page, and the tables as CSV.
+"""Writes the report of a finished run: figures, an HTML page, and the tables as CSV.
 
 May live here: figures, pages and tables of one run or of several. Not here: numbers that need no figure (`results`).
 """

@@ -1,7 +1,7 @@
 """Estimates another policy's choices and waits from one run's log.
 
 The policy plays the run again from round 1. If the log has a chosen client in that round, the client answers as logged:
-every delay is a function of (seed, client, round), whoever else was chosen. Otherwise its answer is drawn from the
+each delay is a function of (seed, client, round), not of the other clients. Otherwise its answer is drawn from the
 client's logged answers or, if it has none, from another client's. An answer that the log did not wait for is drawn from
 the client's later answers; without any, it arrives at its lower bound. A round in which no client gives an update is
 tried again, as a server does. Each draw first resamples every client's answers with replacement (the bootstrap; Efron,

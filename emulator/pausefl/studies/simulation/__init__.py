@@ -1,4 +1,4 @@
-"""Policies and latencies alone: no network, no training.
+"""Simulates policies on drawn latencies or drifts, without network and training.
 
-May live here: the simulation's loops and what it writes.
+May live here: the loops of simulations and their outputs.
 """

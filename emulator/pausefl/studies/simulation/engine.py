@@ -134,7 +134,7 @@ def simulate(
     """Simulate `policy` for `rounds` rounds, calling it once per round, against the genie with the same weights.
 
     As a run does, the simulation ends early once budgets leave fewer clients than a round needs. A round without
-    clients is skipped. A round that no client answers in time counts as played; a server would try it again.
+    clients passes empty. A round that no client answers in time counts as played; a server would try it again.
 
     Without `with_regret`, or without a genie for the policy, reward and both regrets are NaN. A law's mean is then only
     computed if the policy needs the oracle. `watch` receives every selection. ConfigError for a policy that needs

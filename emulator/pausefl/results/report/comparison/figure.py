@@ -120,7 +120,7 @@ def band_note(n_seeds: int) -> str:
 
 
 def seeds_note(n_seeds: int, drawn: str) -> str:
-    """The note below a figure: how many seeds, and what is `drawn` around a mean."""
+    """The note below a figure: the number of seeds, and the meaning of `drawn`, the marks around a mean."""
     return f"means over {n_seeds} seeds; {drawn}: {band_note(n_seeds)}" if n_seeds > 1 else ONE_SEED
 
 
