@@ -72,13 +72,13 @@ def _authority(tmp_path_factory: pytest.TempPathFactory, name: str) -> Authority
 
 @pytest.fixture(autouse=True)
 def own_log_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undoes log settings after each test. A command called in this process would pass them on to later processes."""
+    """Undo log settings after each test. A command called in this process would pass them on to later processes."""
     monkeypatch.setenv(VARIABLE, "")
 
 
 @pytest.fixture(autouse=True)
 def closed_ledgers() -> Iterator[None]:
-    """Closes ledgers after each test. The garbage collector would do it later, with a warning in an unrelated test."""
+    """Close ledgers after each test. The garbage collector would do it later, with a warning in an unrelated test."""
     with open_ledgers:
         yield
 
@@ -130,7 +130,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def background(tmp_path: Path) -> Iterator[Background]:
-    """Starts `pausefl` in a process group of its own, which is killed after the test."""
+    """Start `pausefl` in a process group of its own, which is killed after the test."""
     started = []
 
     def start(*arguments: object) -> subprocess.Popen[bytes]:

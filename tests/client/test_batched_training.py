@@ -1,4 +1,4 @@
-"""Clients trained together learn what each learns alone, on the same batches, up to the rounding of sums."""
+"""Clients trained together learn what each learns alone, on the same batches, up to rounding."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ from rigs.batched import (
 
 
 def check_rounds(make: Callable[[], list[TorchTrainer]], rounds: int = 3) -> None:
-    """Together and alone, with memories carried from round to round."""
+    """Compare training together with training alone, for several rounds in which optimizer states carry over."""
     alone, together = make(), make()
     check_stackable(together[0])
     for t in range(1, rounds + 1):
@@ -56,7 +56,7 @@ NOT_BATCHED = {"fedts_agnews", "cnn3_batch", "cnn3_running", "fedts_fashion_batc
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in NOT_BATCHED])
 def test_every_bundled_model_learns_together_what_it_learns_alone(name: str) -> None:
-    """A step on batches of 20, 13 and 31. In later ones ReLU and max-pool turn roundings into other choices."""
+    """One step on batches of 20, 13 and 31. In later steps, rounding changes the choices of ReLU and max-pool."""
     shape = IMAGE.get(name, (3, 32, 32))
 
     def model() -> nn.Module:
@@ -71,7 +71,7 @@ def test_every_bundled_model_learns_together_what_it_learns_alone(name: str) -> 
 
 
 def every_layer() -> nn.Module:
-    """Those without biases or parameters too, and a sequence within the sequence."""
+    """A network of every supported layer, also without biases or parameters, and with a nested Sequential."""
     torch.manual_seed(1)
     head = nn.Sequential(nn.Linear(32, 8, bias=False), nn.LayerNorm(8, bias=False), nn.Sigmoid(), nn.Linear(8, 10))
     return nn.Sequential(
@@ -87,7 +87,7 @@ def test_every_known_layer_treats_models_apart() -> None:
 
 
 def test_images_as_bytes_and_as_numbers_train_apart(calls: list[int]) -> None:
-    """A behaviour of one's own may leave float32 to one client and bytes to another."""
+    """A user's behaviour may give one client float32 inputs while the others keep bytes."""
     host, alone, trainers = BatchedHost(), trainers_of(), trainers_of()
     for trainer in (alone[1], trainers[1]):
         trainer.inputs = trainer.inputs.float() / 127.5 - 1
@@ -128,7 +128,7 @@ def test_cuda_trains_together_as_the_cpu_does_alone(name: str, monkeypatch: pyte
     theta = ModelVector(alone[0].model).values()
     for trainer, outcome in zip(alone, played_together(together, theta, 1), strict=True):
         expected = trainer.train(theta, round=1)
-        # Not value by value: where two pixels are nearly equal, max-pool may choose the other one.
+        # The norm is compared, not each value: of two nearly equal pixels, max-pool may choose the other one.
         assert np.linalg.norm(outcome.update - expected.update) <= 1e-3 * np.linalg.norm(expected.update)
         assert outcome.loss == pytest.approx(expected.loss, rel=1e-4)
 
@@ -145,7 +145,7 @@ def test_epochs_may_differ_and_steps_be_bounded() -> None:
 
 @pytest.mark.parametrize("settings", [SGD, ADAM], ids=["sgd", "adam"])
 def test_one_client_after_another_joins_those_who_have_trained_before(settings: TrainingSettings) -> None:
-    """Adam's counts of steps then differ, and SGD has momentum of some alone."""
+    """Their optimizer states differ then: Adam counts different steps, and only some clients have momentum of SGD."""
     alone, together = trainers_of(settings), trainers_of(settings)
     for t, who in enumerate(([0], [1, 0], [0, 2], [2, 1, 0]), 1):
         theta = theta_of(alone[0], t)
@@ -178,9 +178,9 @@ def test_other_tasks_have_the_mean_loss_of_each_clients_own_examples() -> None:
 
 
 class Replacing(TrainingMethod):
-    """Puts another tensor in the place of a gradient."""
+    """Replaces each gradient with another tensor."""
 
-    __module__ = "pausefl_client.training.methods.replacing"  # those that come with pausefl are known to draw nothing
+    __module__ = "pausefl_client.training.methods.replacing"  # methods in this package are known to draw nothing
 
     def change_gradients(self, model: nn.Module) -> None:
         for parameter in model.parameters():
@@ -189,7 +189,7 @@ class Replacing(TrainingMethod):
 
 
 class Failing(Replacing):
-    """Leaves the round after it has replaced the gradients."""
+    """Fails once, after it has replaced the gradients."""
 
     has_failed = False
 
@@ -209,12 +209,9 @@ def test_the_round_after_one_that_broke_off_uses_its_own_gradients() -> None:
         assert_same(outcome, trainer.train(theta, round=2))
 
 
-# -- the host
-
-
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many clients have trained in each call."""
+    """How many clients trained in each call, as a growing list."""
     return trained_at_once(monkeypatch)
 
 
@@ -234,7 +231,7 @@ def test_the_first_that_is_due_trains_all_that_wait_for_its_job(calls: list[int]
 
 
 def test_who_waits_no_longer_has_not_trained(calls: list[int]) -> None:
-    """What was computed for it is dropped: in its next round it goes on from where it was."""
+    """Its result is dropped. Its next round continues from the state before the dropped one."""
     host, alone = BatchedHost(), trainers_of()
     clients = hosted(host, trainers_of())
     first, second = (theta_of(alone[0], t) for t in (1, 2))
@@ -261,7 +258,7 @@ def test_another_round_model_or_memory_than_foreseen_is_trained_alone(calls: lis
         clients[0].train(theta, round=1)
         assert_same(clients[1].train(theta, round=1), alone[1].train(theta * 0 + 0.1, round=1))
         for trainer in (clients[2], alone[2]):
-            trainer.restore(before.state())  # as after a restart
+            trainer.restore(before.state())  # as a restart does
         assert_same(clients[2].train(theta, round=1), alone[2].train(theta, round=1))
         assert_same(clients[3].train(theta, round=2), alone[3].train(theta, round=2))
     assert calls == [4]
@@ -308,7 +305,7 @@ def test_a_failure_together_is_told_by_the_client_that_fails_alone(caplog: pytes
 def test_as_many_train_together_as_memory_holds(
     calls: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A device that holds two models stands for one whose memory is full: no round is lost, and it is tried once."""
+    """A device that holds two models stands for a full memory: no round is lost, and more are tried only once."""
 
     def fits_two(stack: Any, trainers: Any, theta: Any, *, round: int) -> Any:
         if len(trainers) > 2:
@@ -334,7 +331,7 @@ def most_steps_first(*settings: TrainingSettings, sizes: tuple[int, ...]) -> lis
 
 
 def check_batches(learners: list[TorchTrainer], least: int = 0) -> None:
-    """Step by step, and what is left over holds the target −1."""
+    """Compare with batches drawn alone, step by step. Padding must have the target −1."""
     batches = RoundBatches(learners, 3)
     alone = [list(learner.drawn(3)[1]) for learner in learners]
     for step in range(learners[0].steps):
@@ -352,7 +349,7 @@ def check_batches(learners: list[TorchTrainer], least: int = 0) -> None:
 @pytest.mark.parametrize("at_once", [1, 2, 3, 100])
 @pytest.mark.parametrize("least", [0, 8])
 def test_every_step_has_the_examples_drawn_for_it(at_once: int, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of clients with one epoch, with several and with steps that are bounded, gathered so many steps at once."""
+    """Cases: one epoch, several epochs, bounded steps. Batches are gathered for `at_once` steps together."""
     monkeypatch.setattr(round_batches, "gathered_bytes", lambda _: at_once * 3 * 8 * 64)  # 64 bytes an image
     settings = [TrainingSettings(batch_size=8, epochs=e, max_steps=s) for e, s in ((1, None), (4, None), (2, 5))]
     check_batches(most_steps_first(*settings, sizes=(20, 13, 31)), least)

@@ -1,4 +1,4 @@
-"""How clients come to a server: as often as they mean to, and those of one process a few at a time."""
+"""How clients connect to a server again: how often, how long, and only a few of one process at a time."""
 
 import asyncio
 import math
@@ -27,7 +27,7 @@ LOST = "client-007: no connection to the server"
 
 
 async def knock(port: int) -> None:
-    """Try again and again, as a session does that finds no server; but with a constant wait."""
+    """Connect again and again, as a session does without a server, but with a constant wait between the attempts."""
     while True:
         with suppress(OSError):
             async with connect(f"127.0.0.1:{port}") as stream:
@@ -65,7 +65,7 @@ async def test_a_client_that_stays_outlasts_a_day_of_silence(caplog: pytest.LogC
     rig = SessionRig(give_up_after_s=math.inf)
     rig.server.unreachable, rig.server.silence_s = True, 3600.0
     async with rig.running():
-        while rig.clock() < BEGAN_S + 24 * 3600.0:  # noqa: ASYNC110  # the rig's clock, which nobody announces
+        while rig.clock() < BEGAN_S + 24 * 3600.0:  # noqa: ASYNC110  # the rig's clock sends no event
             await asyncio.sleep(0)
         rig.server.unreachable = False
         await (await rig.server.welcome()).ask(rig.model)
@@ -102,7 +102,7 @@ EXPIRED = 'tls.certificate = "me.pem": has expired'
 
 
 async def test_a_client_whose_own_certificate_has_expired_does_not_begin() -> None:
-    """It tried for a minute, and then said that its server could not be reached."""
+    """Such a client once tried for a minute, and then reported that the server cannot be reached."""
     rig = SessionRig()
     rig.server.unreachable, rig.server.failure = True, OutOfDateError(EXPIRED)
     async with rig.running() as task:
@@ -131,7 +131,7 @@ async def test_the_log_says_once_that_a_client_waits_for_its_experiment(caplog: 
 
 
 async def test_clients_of_one_process_do_not_wait_ever_longer_for_a_server_that_is_gone() -> None:
-    """gRPC keeps one connection for all clients of a process, and waits for up to two minutes between its tries."""
+    """All clients of a process share one gRPC connection. gRPC by itself waits up to two minutes between attempts."""
     knocks = asyncio.Semaphore(0)
 
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -140,7 +140,7 @@ async def test_clients_of_one_process_do_not_wait_ever_longer_for_a_server_that_
 
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     clients = [asyncio.ensure_future(knock(server.sockets[0].getsockname()[1])) for _ in range(2)]
-    async with asyncio.timeout(12):  # the waits of gRPC itself add up to more than a minute
+    async with asyncio.timeout(12):  # gRPC's own waits would add up to more than a minute
         for _ in range(12):
             await knocks.acquire()
     for client in clients:
@@ -150,7 +150,7 @@ async def test_clients_of_one_process_do_not_wait_ever_longer_for_a_server_that_
 
 
 def one_host(clock: Clock) -> tuple[FakeServer, Callable[..., ClientSession]]:
-    """A server, and (client id, settings...) -> a session with it of a client of one process."""
+    """A fake server, and (client id, settings...) -> a session with it. All sessions belong to one process."""
     server, host = FakeServer(clock), HostResources(None, clock)
 
     def session(client_id: str, **changes: Any) -> ClientSession:
@@ -180,7 +180,7 @@ async def test_a_client_without_a_server_gives_its_turn_back() -> None:
     server.unreachable, began_s = True, clock()
     async with asyncio.TaskGroup() as group:
         group.create_task(session("client-0", retry_every_s=0.0).run())
-        while clock() < began_s + 2 * HELLOS_AT_ONCE:  # noqa: ASYNC110 - tries more than there are turns
+        while clock() < began_s + 2 * HELLOS_AT_ONCE:  # noqa: ASYNC110 - more attempts than there are turns
             await asyncio.sleep(0)
         server.unreachable = False
         (await server.welcome()).say(goodbye=pb.Goodbye(reason="enough", final=True))

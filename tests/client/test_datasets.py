@@ -1,4 +1,4 @@
-"""Data sets: published formats, downloads, the cache, what is held out, words as tokens, and what failures say."""
+"""Data sets: published formats, downloads, cache, held-out data, words as tokens, and messages of failures."""
 
 import functools
 import gzip
@@ -37,7 +37,7 @@ def write_idx(path: Path, array: np.ndarray) -> None:
 
 
 def write_mnist(folder: Path, shift: int = 0) -> None:
-    """A data set in MNIST's format: image i holds i + `shift` (mod 251) everywhere, label i mod 10."""
+    """Write a data set in MNIST's format. All pixels of image i are (i + `shift`) mod 251; its label is i mod 10."""
     for prefix, n in (("train", N_TRAIN), ("t10k", N_TEST)):
         pixels = np.broadcast_to(((np.arange(n) + shift) % 251)[:, None, None], (n, 2, 3))
         write_idx(folder / "mnist" / f"{prefix}-images-idx3-ubyte.gz", pixels)
@@ -53,7 +53,7 @@ def write_cifar(path: Path, n: int, first: int = 0) -> None:
 
 
 def own_dataset(seed: int) -> Dataset:
-    """A data set of one's own."""
+    """A data set as a user may write it."""
     examples = Examples(np.full((20, 3), seed, np.float32), np.arange(20) % 2)
     return Dataset("own", examples, examples, examples, classes=2)
 
@@ -62,7 +62,7 @@ def not_a_dataset(seed: int) -> int:
     return seed
 
 
-compressed = functools.partial(gzip.compress, mtime=0)  # the time would be part of a test's name
+compressed = functools.partial(gzip.compress, mtime=0)  # without the time, since the bytes are part of a test's name
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +142,7 @@ def test_cifar_files_are_read_as_published(tmp_path: Path) -> None:
     write_cifar(tmp_path / "a.bin", 12)
     images, labels = read_cifar(tmp_path / "a.bin")
     assert (images.shape, labels.tolist()) == ((12, 3, 32, 32), [*range(10), 0, 1])
-    # Planes of red, green, blue, each row by row.
+    # The planes are red, green and blue; each is stored row by row.
     assert [images[0, 0, 0, 0], images[0, 1, 0, 0], images[0, 2, 1, 1]] == [11, 22, 33]
 
 
@@ -334,11 +334,11 @@ def test_tokens_fill_the_buckets_and_no_word_is_padding() -> None:
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[str]:
-    """A web server on this machine that publishes tmp_path / "web"; its address."""
+    """The address of a web server on this machine that publishes tmp_path / "web"."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:  # the base class's name
-            """Nothing to say."""
+            """Print nothing."""
 
     (tmp_path / "web").mkdir()
     handler = functools.partial(Handler, directory=tmp_path / "web")
@@ -349,14 +349,14 @@ def web(tmp_path: Path) -> Iterator[str]:
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, name: str, urls: list[str], folder: Path) -> None:
-    """Make a data set's published files those in `folder`, to be had from `urls`."""
+    """Publish the files in `folder` as those of a data set, to be downloaded from `urls`."""
     published = PUBLISHED[name]
     sha256 = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in published.sha256}
     monkeypatch.setitem(PUBLISHED, name, replace(published, urls=tuple(urls), sha256=sha256))
 
 
 def publish_mnist(monkeypatch: pytest.MonkeyPatch, folder: Path, url: str) -> list[str]:
-    """A data set in MNIST's format, written to `folder`, to be had below `url`; the names of its files."""
+    """Write a data set in MNIST's format to `folder` and publish it below `url`. Return the names of its files."""
     write_mnist(folder)
     files = list(PUBLISHED["mnist"].sha256)
     publish(monkeypatch, "mnist", [f"{url}/{file}" for file in files], folder / "mnist")

@@ -1,4 +1,4 @@
-"""Code that users bring: its errors are one line with its place, its misfits are refused before a run."""
+"""Users' code: an error becomes one line with its place, and unsuitable code is refused before a run."""
 
 import asyncio
 import importlib
@@ -65,18 +65,18 @@ NOT_HELD = [
     ("asked", "CancelledError (FILE:9)"),
     ("cancelled", "CancelledError (FILE:13)"),
 ]
-"""Functions that raise what no future of asyncio's holds as it is, and what is said of each."""
+"""Names of functions, and the expected message. asyncio futures cannot hold what these functions raise."""
 
 
 @pytest.fixture
 def own(own_module: Callable[[str, str], Path]) -> ModuleType:
-    """A module of a user's: errors come from its lines 3, 9, 13, 20, 23 and 32."""
+    """A module as a user may write it. Its errors come from lines 3, 9, 13, 20, 23 and 32."""
     own_module("own_errors", OWN)
     return importlib.import_module("own_errors")
 
 
 async def awaited(function: Any) -> Any:
-    """Its call, in a coroutine, which Python lets no StopIteration leave."""
+    """The function's result. Python turns a StopIteration that leaves a coroutine into a RuntimeError."""
     return function()
 
 
@@ -143,7 +143,7 @@ def test_an_iterator_at_its_end_ends_a_run(tmp_path: Path, here: str, clock: str
 async def test_in_a_private_run_an_error_of_the_trainers_is_not_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: type[Exception]
 ) -> None:
-    """It may quote the data: "Target 12 is out of bounds" is a label."""
+    """The error may quote private data: "Target 12 is out of bounds" contains a label."""
     rig = SessionRig(ledger_in=tmp_path)
     rig.trainer.fails_in = {1: error("Target 12 is out of bounds")}
     async with rig.welcomed() as stream:

@@ -1,4 +1,4 @@
-"""What the other side's messages may do, by damage or on purpose: they are asked for again, and told in short."""
+"""Damaged or malicious messages of the other side: they are requested again, and reported briefly."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ async def test_damage_found_after_the_stream_has_ended_is_forgotten(caplog: pyte
 
 
 class LaterExecutor(Executor):
-    """Runs work when it is told to, until it is no longer late."""
+    """Runs work only when told to while `is_late`; at once afterwards."""
 
     def __init__(self) -> None:
         self.submitted = asyncio.Event()
@@ -146,7 +146,7 @@ async def test_a_damaged_hello_is_not_refused_for_good(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "bit"), [("ack", 4), ("withdraw", 3), ("job", 5)])
 async def test_no_flipped_bit_makes_a_message_a_dismissal(name: str, bit: int) -> None:
-    """In each of these, one bit tells the message from a final goodbye."""
+    """In each of these messages, a single flipped bit makes a final goodbye."""
     assert pb.ServerMessage.FromString(flipped(MESSAGES[name].SerializeToString(), bit)).goodbye.final
     async with welcomed() as (rig, stream):
         stream.give(flipped(encode(MESSAGES[name]), bit))
@@ -155,7 +155,7 @@ async def test_no_flipped_bit_makes_a_message_a_dismissal(name: str, bit: int) -
 
 @contextlib.asynccontextmanager
 async def serving(handler: grpc.GenericRpcHandler) -> AsyncIterator[str]:
-    """The address of a server that handles its calls so."""
+    """The address of a server with this handler."""
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((handler,))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -165,7 +165,7 @@ async def serving(handler: grpc.GenericRpcHandler) -> AsyncIterator[str]:
 
 
 def offering(*answers: bytes) -> grpc.GenericRpcHandler:
-    """Answers so to those who ask for the experiment, one after the other."""
+    """A handler that returns these answers, one after the other, to requests for the experiment."""
     left = iter(answers)
 
     async def show(_: bytes, context: Any) -> bytes:
@@ -223,7 +223,7 @@ async def test_a_round_that_no_run_reaches_is_refused_before_anything_is_drawn(r
 
 
 async def test_a_reason_that_is_no_unicode_is_told_as_far_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "pausefl.client")  # processes of pytest-xdist cannot send such a text
+    caplog.set_level(logging.CRITICAL, "pausefl.client")  # pytest-xdist's processes cannot exchange such a text
     rig = SessionRig()
     rig.trainer.fails_in = {1: ValueError("bad \udcff byte")}
     async with rig.welcomed() as stream:
@@ -231,7 +231,7 @@ async def test_a_reason_that_is_no_unicode_is_told_as_far_as_it_is(caplog: pytes
 
 
 async def test_a_session_whose_worker_is_dead_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would answer pings, and no job ever again."""
+    """The session would answer pings, but no job any more."""
 
     async def write(_: bytes) -> None:
         raise RuntimeError("cannot be written")
@@ -246,7 +246,7 @@ async def test_a_session_whose_worker_is_dead_does_not_go_on(monkeypatch: pytest
 
 
 async def test_a_session_that_cannot_write_comes_back_on_a_fresh_stream() -> None:
-    """Also where reading says nothing of it."""
+    """This holds even if reading reports no error."""
     async with welcomed() as (rig, stream):
         stream.writes_until_break = 0
         stream.give_job(rig.model, round=1)
@@ -254,7 +254,7 @@ async def test_a_session_that_cannot_write_comes_back_on_a_fresh_stream() -> Non
 
 
 LONGEST_AT_A_CLIENT = 1100
-"""Its own words around the server's among them."""
+"""Characters. The client's own words around the server's text are included."""
 COMMANDS = "\x1b]0;owned\x07\x1b[2J\nforged line" * 50_000
 
 
@@ -311,7 +311,7 @@ async def test_a_servers_reason_for_refusing_is_cut(final: bool, said: str) -> N
     rig = SessionRig()
     async with rig.running() as task:
         stream = await rig.server.accept()
-        rig.clock.advance(3600.0)  # where it may come back, it has given up by then
+        rig.clock.advance(3600.0)  # a client that may return has given up by then
         stream.say(goodbye=pb.Goodbye(reason=COMMANDS, final=final))
         with pytest.raises(PauseflError, match=f"{said}.*owned") as refused:
             await asyncio.wait_for(task, 20)
@@ -330,7 +330,7 @@ async def test_a_clients_own_reason_for_giving_no_update_is_cut() -> None:
 class _Aborting(grpc.GenericRpcHandler):
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         async def abort(_: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, COMMANDS[:3000])  # what fits into gRPC's trailers
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, COMMANDS[:3000])  # this fits into gRPC's trailers
 
         if details.method.endswith("Offer"):
             return grpc.unary_unary_rpc_method_handler(abort)

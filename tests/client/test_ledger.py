@@ -1,4 +1,4 @@
-"""Both ledgers: the client's own, on a real disk, and the server's mirror of it; and what a lost -wal makes of one."""
+"""The client's own ledger on a real disk, its audit, and damage such as a lost -wal file."""
 
 import os
 import shutil
@@ -35,13 +35,13 @@ def key(round: int, run_id: str = "run") -> ReleaseKey:
 
 
 def release(ledger: Ledger, round: int | None = None, noised: memoryview = BYTES) -> None:
-    """Of this round, or of the next."""
+    """Record a release of this round, or of the next one."""
     round_ = round or ledger.released + 1
     ledger.record(key(round_), ledger.next_charge(), f"update {round_}", noised)
 
 
 def played(path: Path, releases: int = 5) -> Ledger:
-    """A ledger that has released so many times, after what it had before."""
+    """An open ledger with this many new releases after those it already held."""
     ledger = Ledger(path, BUDGET, **HOLDER)
     for _ in range(releases):
         release(ledger)
@@ -49,20 +49,20 @@ def played(path: Path, releases: int = 5) -> Ledger:
 
 
 def count(path: Path) -> int:
-    """How many releases a ledger counts that is opened again."""
+    """How many releases the ledger counts when it is opened again."""
     with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
         return ledger.released
 
 
 def assert_refused(path: Path, why: str) -> None:
-    """Neither an audit nor a client takes the ledger."""
+    """Assert that both an audit and a client refuse the ledger."""
     for look in (lambda: verified_spend(path), lambda: Ledger(path, BUDGET, **HOLDER)):
         with pytest.raises(LedgerError, match=rf"a\.db: {why}"):
             look()
 
 
 def copied(path: Path, folder: Path, *, alone: bool = False) -> Path:
-    """What a crash leaves of a ledger, or somebody who copies the main file alone; the path of that."""
+    """Copy a ledger's files, as a crash leaves them; `alone`: only the main file. Return the copied main file."""
     folder.mkdir()
     for file in [path] if alone else path.parent.iterdir():
         shutil.copy(file, folder)
@@ -70,13 +70,13 @@ def copied(path: Path, folder: Path, *, alone: bool = False) -> Path:
 
 
 def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
-    """What stands in a closed ledger."""
+    """Query a closed ledger."""
     with closing(sqlite3.connect(path)) as database:
         return database.execute(sql).fetchall()
 
 
 def execute(path: Path, sql: str) -> None:
-    """Alter a closed ledger."""
+    """Change a closed ledger."""
     with closing(sqlite3.connect(path)) as database, database:
         database.execute(sql)
 
@@ -199,7 +199,7 @@ def test_what_a_ledger_belongs_to_cannot_be_altered_either(
 
 
 def test_a_spend_that_is_not_the_schedules_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever rewrites the chain as well still has to spend what the schedule says."""
+    """A forger who also rewrites the hash chain still has to follow the schedule."""
     with monkeypatch.context() as lie:
         lie.setattr(Budget, "spent", lambda _, participations: 0.01 * participations)
         played(path, 3).close()
@@ -207,11 +207,11 @@ def test_a_spend_that_is_not_the_schedules_is_refused(path: Path, monkeypatch: p
         Ledger(path, BUDGET, **HOLDER)
 
 
-# -- a ledger is two files while somebody holds it
+# -- an open ledger is two files: the main file and its -wal
 
 
 def test_the_file_alone_is_refused_however_much_of_the_log_it_has_taken_in(path: Path, tmp_path: Path) -> None:
-    """Of ten releases of 1 MB most have been moved into the file when it is copied, but not all."""
+    """Of ten releases of 1 MB, most but not all are in the main file when it is copied."""
     with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
         for round_ in range(1, 11):
             release(ledger, round_, memoryview(bytes(KEPT_BYTES_MAX)))
@@ -223,7 +223,7 @@ def test_the_file_alone_is_refused_however_much_of_the_log_it_has_taken_in(path:
 
 @pytest.mark.parametrize("where", [0.2, 0.5, 0.99])
 def test_a_flipped_bit_in_the_log_is_a_missed_release(path: Path, tmp_path: Path, where: float) -> None:
-    """SQLite takes the log to end there, and would spend the releases behind it once more."""
+    """For SQLite the log ends at the flipped bit, so the later releases could be spent again."""
     with closing(played(path, 5)):
         crashed = copied(path, tmp_path / "crashed")
     wal = crashed.with_name("a.db-wal")
@@ -241,7 +241,7 @@ def test_bytes_that_are_not_kept_do_not_move_the_log(ledger: Ledger, path: Path)
 
 
 def test_whoever_looks_at_a_ledger_after_a_crash_does_no_harm(path: Path, tmp_path: Path) -> None:
-    """A program that opens the files moves the log into the main one, and removes it."""
+    """A program that opens the files moves the log's content into the main file and deletes the log."""
     with closing(played(path, 1)):
         crashed = copied(path, tmp_path / "crashed")
     assert verified_spend(crashed) == (1, BUDGET.spent(1))
@@ -262,7 +262,7 @@ def test_a_crash_while_the_log_is_moved_loses_nothing(
         if step == "user_version = 0":
             own.execute("PRAGMA wal_checkpoint(PASSIVE)")
         crashed = copied(path, tmp_path / "crashed")
-    assert [count(crashed) for _ in range(2)] == [1, 1]  # also when it was closed without another release
+    assert [count(crashed) for _ in range(2)] == [1, 1]  # also after it was closed without another release
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_a_full_disk_releases_nothing(ledger: Ledger, path: Path) -> None:
 
 def test_a_read_only_ledger_stops_the_client_at_once(ledger: Ledger, path: Path) -> None:
     ledger.close()
-    # Root may write to anything, so the folder is on a file system of its own: /proc takes no new files from anybody.
+    # Root may write anywhere. Nobody can create files in /proc, so the test uses a folder there.
     with pytest.raises(LedgerError, match="/proc/ledgers"):
         Ledger(Path("/proc/ledgers/a.db"), BUDGET, **HOLDER)
     if os.geteuid() != 0:
@@ -322,7 +322,7 @@ def test_what_is_no_ledger_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_release_that_is_durable_is_not_said_to_have_failed(tmp_path: Path) -> None:
-    """Its commit count is a safeguard beside it: on a full disk it may not be written."""
+    """The commit count is kept beside the ledger as a safeguard. On a full disk it may not be written."""
     path = tmp_path / "a.db"
     path.with_name("a.db-head").mkdir()
     with closing(played(path, 1)) as ledger:
@@ -330,7 +330,7 @@ def test_a_release_that_is_durable_is_not_said_to_have_failed(tmp_path: Path) ->
     assert verified_spend(path) == (1, BUDGET.spent(1))
 
 
-# It is killed where SQLite is about to tell whether the file is marked: the files it opened are there by then.
+# The process is killed when SQLite is about to report the mark in the file. Its files exist by then.
 KILLED = f"""
 import os, signal, sqlite3
 def killed(db, connect=sqlite3.connect):
@@ -347,12 +347,12 @@ sqlite3.connect = lambda db, **_: killed(db)
 
 
 class FullDisk(sqlite3.Connection):
-    """A database whose disk takes a page more, or none, in its -wal, and nothing in the file."""
+    """A database whose full disk allows one more page, or none, in the -wal, and none in the main file."""
 
     refused: tuple[str, ...] = ()
 
     def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
-        """As on a disk that is full for some statements."""
+        """Fail for the refused statements, as on a full disk."""
         if sql in self.refused:
             raise sqlite3.OperationalError("database or disk is full")
         return super().execute(sql, *parameters)
@@ -376,7 +376,7 @@ def opened_and_killed(path: Path) -> None:
 
 
 def test_an_older_file_beside_a_later_log_is_refused(path: Path, tmp_path: Path) -> None:
-    """The pages that lead to the log's own had been moved to the file before the log was begun anew."""
+    """Pages that lead to the log's pages had been moved to the main file before the log was restarted."""
     played(path).close()
     before = copied(path, tmp_path / "before")
     played(path, 30).close()
@@ -389,7 +389,7 @@ def test_an_older_file_beside_a_later_log_is_refused(path: Path, tmp_path: Path)
 def test_a_ledger_that_could_not_take_its_log_in_is_whole_once_it_could(
     path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
 ) -> None:
-    """The disk was full while the -wal was to be moved, and had room again when the client ended."""
+    """The disk was full when the -wal was to be moved, and had room again when the client ended."""
     monkeypatch.setattr("pausefl_client.privacy.ledger._LOG_BYTES_MAX", 0)
     with monkeypatch.context() as patched:
         patched.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=FullDisk))
@@ -432,7 +432,7 @@ def test_closing_twice_does_not_take_from_others_what_tells_of_a_lost_log(path: 
 
 @pytest.mark.parametrize("loss", ["deleted", "moved", "replaced"])
 def test_a_ledger_that_was_taken_away_takes_no_further_release(path: Path, tmp_path: Path, loss: str) -> None:
-    """SQLite would go on writing to it, and the next process would begin to count anew."""
+    """SQLite would keep writing to the lost file, and the next process would start to count from zero."""
     with closing(played(path)) as ledger:
         if loss == "deleted":
             shutil.rmtree(path.parent)

@@ -1,4 +1,4 @@
-"""Links: a message is never let go early and hardly late, and bandwidth is a bucket's, which payloads may share."""
+"""Links: no message is released early and hardly any late; bandwidth is a token bucket that payloads may share."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from rigs.clock import Clock
 
 
 def hold(due_s: float, clock: Clock) -> float:
-    """When the hold ended, on the clock."""
+    """The time on the clock when the hold ended."""
     asyncio.run(hold_until(due_s, clock))
     return clock.now_s
 
@@ -31,7 +31,7 @@ def test_a_hold_never_ends_early(wait_s: float, step_s: float) -> None:
 def test_what_is_due_already_is_let_go_at_once(due_s: float) -> None:
     clock = Clock(1e-3)
     hold(due_s, clock)
-    assert clock.now_s == pytest.approx(100.002)  # two looks
+    assert clock.now_s == pytest.approx(100.002)  # two readings of the clock
 
 
 async def test_others_run_while_a_message_is_held() -> None:
@@ -59,7 +59,7 @@ async def test_a_hold_can_be_cancelled() -> None:
 
 @pytest.mark.realtime
 async def test_a_hold_is_hardly_late() -> None:
-    """The best of twenty is within a millisecond on any machine, and none is early."""
+    """Of twenty holds, the best is at most 1 ms late, on any machine. None is early."""
     late_s = []
     for _ in range(20):
         due_s = time.monotonic() + 0.01
@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Waits take no time: the clock jumps to the next timer, and goes on by a tick where nobody waits."""
+    """An event loop whose waits take no time: its clock jumps to the next timer, or by a tick if no timer is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def play(story: Callable[[Callable[[], float]], Coroutine[Any, Any, T]]) -> T:
 
 @given(st.floats(1.0, 1e9), st.integers(1, 10**6), st.lists(st.tuples(st.floats(0, 10), st.integers(0, 10**7))))
 def test_no_more_passes_than_burst_and_rate_allow(rate: float, burst: int, payloads: list[tuple[float, int]]) -> None:
-    """The definition of a token bucket: in any stretch of time at most burst + rate × time, and no needless wait."""
+    """A token bucket: at most burst + rate × time bytes pass in any period, and nothing waits longer than needed."""
     bucket, tokens, at_s = TokenBucket(rate, burst), float(burst), 0.0
     last_s = 0.0
     for gap_s, size in payloads:
@@ -146,7 +146,7 @@ def test_what_really_took_longer_than_the_bucket_waits_for_the_delay_alone() -> 
 
 
 async def came_after_s(size: int, clock: Callable[[], float], *buckets: TokenBucket) -> float:
-    """How long a payload takes through these buckets."""
+    """How long a payload takes through these buckets, in seconds."""
     began_s = clock()
     await Link(down=buckets).hold_model(Delays(), began_s, began_s, size, clock)
     return clock() - began_s
@@ -161,12 +161,12 @@ def test_clients_behind_one_access_point_share_its_bucket_evenly(n: int) -> None
 
     took_s = play(story)
     assert max(took_s) == pytest.approx(0.2 * n, abs=0.002)
-    assert min(took_s) >= 0.2 * n - 0.02 * n - 0.002  # the last turns are apart by a turn each
+    assert min(took_s) >= 0.2 * n - 0.02 * n - 0.002  # the clients' last turns follow one after the other
 
 
 @pytest.mark.parametrize(("rate", "burst"), [(1_000_000, 1), (600_000, 1), (4_000_000, 100_000), (400_000, 1000)])
 def test_a_bucket_of_ones_own_changes_no_share_of_an_access_point_but_by_its_rate(rate: int, burst: int) -> None:
-    """A fair share of the access point, or the client's own rate where that is less; others get what it leaves."""
+    """A client gets a fair share of the access point, or its own rate if that is lower. The others share the rest."""
     shared, size = TokenBucket(1_000_000, 1000), 1_000_000
 
     async def story(clock: Callable[[], float]) -> tuple[float, float]:
@@ -199,7 +199,7 @@ def test_a_small_payload_need_not_wait_for_a_great_one_to_pass() -> None:
 def test_in_total_mode_an_exchange_takes_the_drawn_time_where_it_can(work_s: float, took_s: float) -> None:
     async def story(clock: Callable[[], float]) -> tuple[float, float, float]:
         link, delays, first_s = Link(mode="total"), Delays(0.4, 0.6), clock()
-        await asyncio.sleep(0.1)  # the model comes
+        await asyncio.sleep(0.1)  # the model is being received
         asked_down_s = await link.hold_model(delays, first_s, clock(), 1000, clock)
         await asyncio.sleep(work_s)
         return asked_down_s, await link.hold_update(delays, first_s, clock(), 1000, clock), clock() - first_s
@@ -209,7 +209,7 @@ def test_in_total_mode_an_exchange_takes_the_drawn_time_where_it_can(work_s: flo
 
 @pytest.mark.realtime
 async def test_real_waits_keep_the_rate() -> None:
-    """Three clients move 3 × 100 kB through 1 MB/s in 0.3 s less the burst: never early, the best of 5 within 5 ms."""
+    """Three clients move 3 × 100 kB at 1 MB/s, in 0.3 s less the burst. None is early; the best of 5 is within 5 ms."""
     late_s = []
     for _ in range(5):
         bucket, began_s = TokenBucket(1_000_000, 16_000), time.monotonic()

@@ -1,4 +1,4 @@
-"""Models, the flat vector they are on the wire, and what optimizers remember: joined, parted, written and read back."""
+"""Models, their flat vector on the wire, and optimizer states: joined, split, written and read back."""
 
 import copy
 import os
@@ -28,7 +28,7 @@ MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 
 
 def own_model(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A model of one's own: batch normalisation brings statistics and a counter."""
+    """A model as a user may write it. Its batch normalisation has running statistics and a counter."""
     return nn.Sequential(nn.Conv2d(input_shape[0], 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, classes))
 
 
@@ -44,8 +44,8 @@ def not_a_model(input_shape: tuple[int, ...], classes: int) -> str:
         ("cnn3", CIFAR, 170_474),
         ("cnn3_batch", CIFAR, 170_474),
         ("fedts_fashion", MNIST, 29_034),
-        ("cnn3_running", CIFAR, 171_370),  # 896 of them statistics
-        ("fedts_fashion_batch", MNIST, 29_130),  # 96 of them statistics
+        ("cnn3_running", CIFAR, 171_370),  # 896 of them are statistics
+        ("fedts_fashion_batch", MNIST, 29_130),  # 96 of them are statistics
         ("fedts_cifar", CIFAR, 52_202),
     ],
 )
@@ -95,7 +95,7 @@ def test_running_statistics_travel_with_the_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["cnn3_batch", "cnn3_running"])
-@pytest.mark.parametrize("shape", [CIFAR, MNIST])  # of MNIST's images the convolutions leave one pixel
+@pytest.mark.parametrize("shape", [CIFAR, MNIST])  # the convolutions reduce MNIST's images to one pixel
 def test_a_batch_normalised_model_takes_a_single_example(name: str, shape: tuple[int, int, int]) -> None:
     model = build_model(name, shape, 10, seed=1)
     logits = model(torch.randn(1, *shape, generator=torch.Generator().manual_seed(1)))
@@ -211,7 +211,7 @@ WRITTEN = st.tuples(STATES, NUMBERS, st.dictionaries(st.text(max_size=3), VALUES
 
 
 def shown(value: Any) -> str:
-    """Types and values of all that is in it: 1, 1.0 and True differ, and so do both zeros."""
+    """Types and values of everything in `value`, as text: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {tuple(value.shape)} {value.to_dense().tolist()} {value.requires_grad}"
     if isinstance(value, dict):
@@ -222,7 +222,7 @@ def shown(value: Any) -> str:
 
 
 def check_read_back(writer: StateWriter, states: Any, rate: Any = 0.1, of_method: Any = None) -> None:
-    """An optimizer's state and a method's are read back as they were."""
+    """Assert that the states of an optimizer and of a method are read back as they were written."""
     optimizer = {"state": states, "param_groups": [{"lr": rate, "betas": (0.9, 0.99), "params": list(states)}]}
     found, found_of_method = read_states(writer.written(optimizer, of_method or {}), CPU)
     assert shown([found, found_of_method]) == shown([optimizer, of_method or {}])
@@ -231,7 +231,7 @@ def check_read_back(writer: StateWriter, states: Any, rate: Any = 0.1, of_method
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(WRITTEN, min_size=1, max_size=4))
 def test_what_was_written_is_read_back(written: list[tuple[Any, Any, Any]]) -> None:
-    """One writer, whose states change: each time what is read is what was written last."""
+    """One writer writes changing states. Reading must return the latest one each time."""
     writer = StateWriter()
     for states, rate, of_method in written:
         check_read_back(writer, states, rate, of_method)
@@ -259,7 +259,7 @@ def test_keys_of_an_optimizers_own_are_kept() -> None:
 
 
 def test_tensors_are_read_onto_the_device_asked_for_or_left_to_the_optimizer() -> None:
-    """It keeps counts of steps on the processor where reading them would wait for a GPU."""
+    """The optimizer keeps step counts on the CPU, because reading them from a GPU would make it wait."""
     written = StateWriter().written({"state": {0: {"m": torch.ones(2)}}, "param_groups": []}, {"x": torch.ones(3)})
     optimizer, of_method = read_states(written, torch.device("meta"))
     assert (optimizer["state"][0]["m"].device.type, of_method["x"].device.type) == ("cpu", "meta")
@@ -282,14 +282,14 @@ def test_a_description_that_did_not_change_is_not_written_anew(monkeypatch: pyte
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
         written.append(writer.written(optimizer.state_dict(), {}))
-    assert len(saves) == 2  # the first, and the one of another rate
+    assert len(saves) == 2  # for the first state, and for the changed rate
     assert len(set(written)) == 4
     found, _ = read_states(written[-1], CPU)
     assert (found["param_groups"][0]["lr"], found["state"][0]["step"].item()) == (0.25, 4)
 
 
 class _Leaving:
-    """Makes a file where it is unpickled as any pickle is."""
+    """Creates a folder when it is unpickled without restrictions."""
 
     def __init__(self, mark: Path) -> None:
         self._mark = mark

@@ -1,4 +1,4 @@
-"""Steps and passes that are recorded once and replayed, alone or together, and arrays on a device."""
+"""Training steps that are recorded once and replayed, for one or several clients; and arrays on a device."""
 
 import threading
 from collections.abc import Callable
@@ -29,12 +29,12 @@ Repeat = Callable[[], torch.Tensor]
 
 
 class Repeating:
-    """Stands for a GPU: it repeats a pass and a step. Where it knows the stack, models must stay in their places."""
+    """Stands for a GPU's recorder: repeats a pass and a step. With `stack`, asserts that its tensors stay in place."""
 
     def __init__(self) -> None:
         self.stack: ModelStack | None = None
         self.shapes: list[tuple[int, ...]] = []
-        """Of what was recorded: models and examples."""
+        """(models, examples) of each recording."""
         self.repeated = 0
 
     def places(self) -> list[int]:
@@ -69,7 +69,7 @@ def trainer_with(model: Callable[[], nn.Module]) -> TorchTrainer:
 
 @pytest.mark.parametrize("settings", [SGD, ADAM], ids=["sgd", "adam"])
 def test_clients_in_turn_train_as_they_would_without(settings: TrainingSettings) -> None:
-    """All with what one of them recorded, and each with its own memory, which a restart gives back."""
+    """All clients use what one of them recorded. Each keeps its own optimizer state, which a restart restores."""
     recorder, plain, own = Repeating(), trainers_of(settings), trainers_of(settings)
     steps = captured_by(recorder)
     captured = [steps.admit(trainer) for trainer in own]
@@ -89,7 +89,7 @@ def test_what_was_prepared_is_not_recorded_again() -> None:
     assert len(recorder.shapes) == 2
     assert not first.optimizer_states()
     inside: list[Trainer] = [steps.admit(second)]
-    with steps.stack_for(second):  # another client trains meanwhile
+    with steps.stack_for(second):  # another client is training
         inside[0].train(theta_of(second), round=1)
     assert len(recorder.shapes) == 2
 
@@ -190,7 +190,7 @@ def test_a_devices_captured_steps_are_those_of_a_processor(
 @pytest.mark.parametrize("name", ["mlp", "cnn3"])
 def test_cuda_replays_recordings(name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # kernels differ by shape, and here shapes do
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # kernels depend on shapes, which differ here
     shape, cuda = IMAGE.get(name, (3, 32, 32)), torch.device("cuda")
     called, replayed = (
         trainers_of(ADAM, model=lambda: build_model(name, shape, 10, 1), shape=shape, device=cuda) for _ in range(2)
@@ -212,14 +212,14 @@ def test_passes_are_recorded_once_a_shape_and_models_stay_in_place(model: Callab
         theta = theta_of(alone[0], t)
         for trainer, outcome in zip(alone, played_together(together, theta, t, stack), strict=True):
             assert_same(outcome, trainer.train(theta, round=t))
-    # Of three clients, of two and of one, 8 each with padding, in the last step too.
-    # In the first round only those of three clients are seen twice; from the second round on, all are replayed.
+    # Shapes: three, two and one clients, 8 examples each; padding fills the last step.
+    # In round 1 only the shape of three clients is seen twice. From round 2 on, all passes are replayed.
     assert (repeating.shapes, repeating.repeated) == ([(3, 8), (2, 8), (1, 8)], 1 + 2 * 4)
 
 
 @pytest.mark.parametrize("settings", [SGD, ADAM], ids=["sgd", "adam"])
 def test_what_is_recorded_with_some_clients_serves_others(settings: TrainingSettings) -> None:
-    """Whose optimizers remember other rounds, or none, and whose learning rate changes from round to round."""
+    """The others' optimizers have other states or none, and the learning rate changes from round to round."""
     repeating, settings = Repeating(), replace(settings, schedule={"kind": "exponential", "gamma": 0.5})
     alone, together = ([trainers_of(settings) for _ in range(2)] for _ in range(2))
     stack = repeating.stack = ModelStack(alone[0][0].model, settings, len(alone[0]), repeating)
@@ -238,7 +238,7 @@ def test_a_recording_for_which_memory_is_not_enough_is_none_that_is_refused() ->
         try:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
         finally:
-            raise RuntimeError("the capture ended without a graph")  # as the end of a capture that failed
+            raise RuntimeError("the capture ended without a graph")  # as PyTorch raises when a failed capture ends
 
     replays = Replays(recorder)
     for call in (1, 2):
@@ -282,7 +282,7 @@ def test_values_come_back_as_they_went(device: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_tensor_on_the_device_is_not_the_array(device: str) -> None:
-    """The array may be written to at once, also while a copy of it is under way."""
+    """The array may be changed at once, even while it is being copied."""
     values = np.ones(1_000_000, np.float32)
     tensor = on_device(values, torch.device(device))
     values[:] = 2
@@ -328,7 +328,7 @@ def test_cuda_trains_as_many_together_as_fit_and_loses_no_round(
     host = BatchedHost()
     clients = [host.outermost(f"c{i}", host.admit(f"c{i}", trainer)) for i, trainer in enumerate(made())]
     torch.cuda.empty_cache()
-    # Fewer bytes than the clients need together, and more than one needs.
+    # Less memory than the clients need together, and more than one client needs.
     torch.cuda.set_per_process_memory_fraction(2e9 / torch.cuda.get_device_properties(cuda).total_memory)
     try:
         for t, updates in enumerate(expected, start=1):

@@ -1,4 +1,4 @@
-"""What leaves a client, and what is on its disk before; and the ledger of a client that outlives runs."""
+"""What leaves a client and what is on its disk before that; ledgers of clients that outlive runs."""
 
 import math
 import random
@@ -72,7 +72,7 @@ def test_bytes_that_were_swapped_on_disk_are_not_sent(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_outlives_a_run_goes_on_counting(tmp_path: Path) -> None:
-    """Two experiments on the same data, whose rounds and models may even be called the same."""
+    """Two runs on the same data. Their rounds and models may even have the same names."""
     for run_id, i in (("one", 1), ("two", 2)):
         with releasing(tmp_path) as releaser:
             key = ReleaseKey(run_id, 1, 1, "model")
@@ -83,7 +83,7 @@ def test_a_ledger_that_outlives_a_run_goes_on_counting(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_sent_before_the_ledger_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the first byte of every update, the ledger's files as a crash would leave them already tell of it."""
+    """At the first byte of each update, a copy of the ledger's files, as after a crash, already has the release."""
     seen = list[tuple[Any, ...]]()
     async with welcomed(ledger_in=tmp_path / "ledger") as (rig, stream):
         write = stream.write
@@ -147,7 +147,7 @@ async def test_whatever_the_server_asks_the_budget_is_not_passed(tmp_path: Path)
 async def test_what_the_disk_does_not_take_is_not_sent(tmp_path: Path) -> None:
     async with welcomed(ledger_in=tmp_path) as (rig, stream):
         await stream.ask(rig.model, 1, SCHEDULE)
-        with full_disk(2 << 12):  # no third page in a -wal
+        with full_disk(2 << 12):  # no room for a third page in a -wal
             result = await stream.refusal(rig.model, 2, SCHEDULE)
         assert (result.status, result.reason) == (pb.STATUS_FAILED, "its ledger takes no release; its own log says why")
         result, _ = await stream.ask(rig.model, 3, SCHEDULE)
@@ -185,7 +185,7 @@ def opened(path: Path, run: str, lifetime: float = math.inf) -> Ledger:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=8), st.floats(1.0, 40.0))
 def test_budgets_add_up(tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[str, int]], lifetime: float) -> None:
-    """Runs come, go and come back; each spends its own schedule, and none what the life does not have."""
+    """Runs start, end and return. Each spends by its own schedule, and never more than the lifetime budget has left."""
     path, released = tmp_path_factory.mktemp("life") / "a.db", dict.fromkeys("abc", 0)
     for run, wanted in runs:
         with closing(opened(path, run, lifetime)) as ledger:
@@ -217,14 +217,14 @@ def test_no_kill_forgets_what_a_life_has_spent(tmp_path: Path) -> None:
             time.sleep(random.Random(seed).uniform(0.0, 0.05))
             child.kill()
             told += child.stdout.read().splitlines()
-        if not told[0]:  # its life is spent
+        if not told[0]:  # its lifetime budget is spent
             break
         last_line = [line.split() for line in told if len(line.split()) == 2][-1]
         released, epsilon = int(last_line[0]), float(last_line[1])
         found = verified_spend(path)
         assert released <= found.released <= released + 1
         assert epsilon <= found.epsilon <= 100.0
-        begun += 1000  # the killed run does not go on
+        begun += 1000  # the killed run is not continued
     lifetime = verified_spend(path).epsilon + LIFE_BUDGET.epsilon(1) / 2
     said = "release 1 of this run would bring the epsilon"
     with closing(opened(path, "the last", lifetime)) as last, pytest.raises(BudgetError, match=said):

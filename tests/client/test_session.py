@@ -1,4 +1,4 @@
-"""A client's session against a fake stream: jobs, timings, kept bytes, and coming back when the line breaks."""
+"""A client's session on a fake stream: jobs, timings, kept bytes, and reconnecting after a broken stream."""
 
 import asyncio
 import re
@@ -54,14 +54,14 @@ async def test_every_part_of_an_exchange_is_timed_where_it_happens(tmp_path: Pat
 
 
 class AlwaysStill(HostWatch):
-    """A host that stood still whenever it was not looked at."""
+    """A host that stood still whenever it was not observed."""
 
     def stood_still_s(self, since_s: float, until_s: float) -> float:
         return until_s - since_s
 
 
 async def test_stops_before_a_job_are_told_back_to_when_the_last_one_came() -> None:
-    """While it stood still with the last one, this one may have come as well, and waited."""
+    """While the host stood still during the last job, this job may have arrived too, and waited."""
     rig = SessionRig(train_s=2.0)
     rig.session._host = replace(rig.session._host, monitor=AlwaysStill())
     async with rig.welcomed() as stream:
@@ -119,12 +119,12 @@ async def test_asked_again_after_a_broken_line_it_sends_the_same_bytes_and_charg
         first.give(OSError("the line broke"))
         second = await rig.server.welcome()
         again, same = await second.ask(rig.model, schedule=SCHEDULE)
-        _, once_more = await second.ask(rig.model, schedule=SCHEDULE)  # its upload was damaged on the way
+        _, once_more = await second.ask(rig.model, schedule=SCHEDULE)  # its upload arrived damaged
     assert update == same == once_more
     assert (again.update, again.release) == (result.update, result.release)
     assert (result.release.participation, result.release.epsilon) == (1, BUDGET.epsilon(1))
     assert (rig.ledger.released, rig.trainer.rounds) == (1, [1])
-    # The work belongs to the exchange before.
+    # Training and noise belong to the earlier exchange.
     assert (again.timing.train_s, again.timing.privatise_s) == (0.0, 0.0)
     assert [job.status for job in rig.answered] == ["ok", "resent", "resent"]
 
@@ -137,14 +137,14 @@ async def test_a_line_that_breaks_in_the_middle_of_an_upload_costs_nothing_more(
         await first.heard_bytes()
         first.give(OSError("the line broke"))
         second = await rig.server.welcome()
-        again, _ = await second.ask(rig.model, schedule=SCHEDULE)  # which checks every byte against the digest
+        again, _ = await second.ask(rig.model, schedule=SCHEDULE)  # the rig checks every byte against the digest
     assert (again.update, rig.ledger.released) == (lost.update, 1)
 
 
 async def test_a_line_that_breaks_while_it_trains_does_not_train_twice(tmp_path: Path) -> None:
     async with held_back(ledger_in=tmp_path) as (rig, first):
         first.give_job(rig.model, schedule=SCHEDULE)
-        await first.all_read()  # so the job was taken before the line breaks
+        await first.all_read()  # so the job was accepted before the stream breaks
         first.give(None)
         second = await rig.server.welcome()
         second.give_job(rig.model, schedule=SCHEDULE)
@@ -258,7 +258,7 @@ async def test_a_server_that_is_not_ready_or_not_understood_is_asked_again(answe
 
 @pytest.mark.parametrize("how", ["closed", "broken"])
 async def test_patience_counts_from_the_last_contact_however_long_that_lasted(how: str) -> None:
-    """A stream that broke after an hour is no reason to leave at once."""
+    """A client must not give up at once because its last stream lasted an hour."""
     rig = SessionRig()
     began_s = rig.clock()
     async with rig.running() as task:

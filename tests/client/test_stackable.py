@@ -1,4 +1,4 @@
-"""Which clients' training can be shared; and what a model draws, which is of (seed, client, round) alone."""
+"""Which clients can train together; and a model's random draws, which depend on (seed, client, round) only."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ class Halved(TrainingMethod):
 
 
 class Shaking(TrainingMethod):
-    """Draws before and after the steps."""
+    """Draws random numbers before and after the steps."""
 
     def begin_round(self, model: nn.Module, round: int) -> None:
         super().begin_round(model, round)
@@ -128,7 +128,7 @@ SHAPE = (2, 3)
 
 @st.composite
 def perceptrons(draw: st.DrawFn) -> nn.Sequential:
-    """Linear layers with and without biases, and ReLU at any place, also several in a row, first or last."""
+    """Linear layers with and without biases, with ReLU anywhere: several in a row, first, or last."""
     layers: list[nn.Module] = [nn.Flatten()]
     features = 6
     for width in [*draw(st.lists(st.integers(1, 5), max_size=3)), CLASSES]:
@@ -148,7 +148,7 @@ def test_gradients_are_those_of_autograd(model: nn.Sequential, sizes: list[int],
     rng, k, n = torch.Generator().manual_seed(seed), len(sizes), max(sizes)
     parameters = [torch.randn((k, *p.shape), generator=rng, requires_grad=True) for p in model.parameters()]
     inputs = torch.randn((k, n, *SHAPE), generator=rng)
-    targets = torch.randint(-1, CLASSES, (k, n), generator=rng)  # −1 does not count; of some models nothing may
+    targets = torch.randint(-1, CLASSES, (k, n), generator=rng)  # −1 does not count; a model may have no counted target
     for row, size in zip(targets, sizes, strict=True):
         row[size:] = -1
     expected = _losses(Classification(), StackedNetwork(model)(parameters, inputs), targets, sizes)
@@ -157,7 +157,7 @@ def test_gradients_are_those_of_autograd(model: nn.Sequential, sizes: list[int],
     layers, matrix = perceptron_of(model), torch.full((k, sum(p[0].numel() for p in parameters)), torch.nan)
     assert layers is not None
     parts = torch.split(matrix, [p[0].numel() for p in parameters], 1)
-    gradients = [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]  # rows apart, as in a stack
+    gradients = [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]  # rows lie apart, as in a stack
     losses = differentiate(layers, parameters, gradients, inputs, targets if has_rows else targets.unsqueeze(2))
     torch.testing.assert_close(losses, expected.detach(), rtol=1e-5, atol=1e-6, equal_nan=True)
     for gradient, of_autograd in zip(gradients, expected_gradients, strict=True):
@@ -186,7 +186,7 @@ WORDS = 12
 
 
 class Meeting(nn.Module):
-    """Draws twice, and lets another training draw in between if it may."""
+    """Draws twice. Between the two, another training can draw too, unless they are kept apart."""
 
     met = threading.Barrier(2, timeout=0.3)
 
@@ -234,7 +234,7 @@ def train(trainer: TorchTrainer) -> TrainingOutcome:
 
 
 class Smoothed(Classification):
-    """A task of one's own, whose loss draws."""
+    """A user's task whose loss draws random numbers."""
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return super().loss(outputs + torch.randn_like(outputs), targets)
@@ -275,7 +275,7 @@ def test_a_model_that_has_drawn_is_taken_to_draw_from_then_on() -> None:
 
 
 class Quiet(nn.Module):
-    """Of a class that is not known, and draws nothing; it waits for another training once it is told to."""
+    """A layer of an unknown class that draws nothing. With `other` set, it waits for another training."""
 
     other: threading.Barrier | None = None
 
@@ -286,7 +286,7 @@ class Quiet(nn.Module):
 
 
 def test_models_that_draw_nothing_train_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of unknown layers from their second training on."""
+    """Models with unknown layers do so from their second training on."""
     trainers = drawing_trainers(lambda: nn.Sequential(Quiet(), nn.Linear(WORDS, 4)), has_tokens=False)
     for trainer in trainers:
         train(trainer)

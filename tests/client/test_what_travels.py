@@ -1,4 +1,4 @@
-"""What of a model travels, is noised and charged, and what stays as it is; running statistics: of own models."""
+"""Which parts of a user's model are sent, noised and charged, and which stay; running statistics."""
 
 import math
 import sys
@@ -45,9 +45,6 @@ def _this_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "own", own_models)
 
 
-# -- constants
-
-
 @pytest.mark.parametrize(
     ("model", "size", "same"),
     [
@@ -79,7 +76,7 @@ def test_what_does_not_train_is_neither_noised_nor_charged_and_stands_in_the_fil
 
 
 def test_models_of_equal_tensors_differ_where_what_does_not_train_differs() -> None:
-    """Two hosts with other weights of one backbone: the server takes the second for another model."""
+    """Two hosts have different weights of the same backbone. The server must see two different models."""
     model, other = (build_model("own:frozen_backbone", (1, 8, 8), 10, seed=1) for _ in range(2))
     assert ModelVector(model).manifest == ModelVector(other).manifest
     with torch.no_grad():
@@ -99,7 +96,7 @@ def test_sparse_gradients_train_as_torchs_own_optimizer_trains_them(tmp_path: Pa
     torch.optim.SGD(same.parameters(), 0.5).step()
     np.testing.assert_allclose(update, ModelVector(same).values() - theta, atol=1e-6)
     changes = {"workload.dataset": "own:tokens", "workload.optimizer": "sgd"}
-    for training in ("plain", "scaffold"):  # which changes gradients
+    for training in ("plain", "scaffold"):  # scaffold changes gradients
         summary = played(tmp_path / training, "Bag", **changes, **{"workload.training": training})
         assert summary["rounds"] == 2
 
@@ -107,12 +104,12 @@ def test_sparse_gradients_train_as_torchs_own_optimizer_trains_them(tmp_path: Pa
 def test_an_unused_parameter_of_half_precision_does_not_move() -> None:
     model = build_model("own:Mixed", (1, 8, 8), 10, seed=1)
     trainer = trainer_of(model.requires_grad_(), TrainingSettings("sgd", 1e-30))
-    theta = trainer.vector.values() + np.float32(1e-4)  # which bfloat16 has not
+    theta = trainer.vector.values() + np.float32(1e-4)  # a value that bfloat16 does not have
     assert np.abs(trainer.train(theta, round=1).update).max() < 1e-9
 
 
 class Odd(nn.Module):
-    """A model with one thing that a run cannot carry."""
+    """A model with one feature that a run cannot carry."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -210,7 +207,7 @@ def test_averaged_statistics_travel_as_they_are_behind_the_change_of_the_paramet
     state = trainer.model.state_dict()
     assert np.array_equal(update[d:], torch.cat((state["2.running_mean"], state["2.running_var"])).numpy())
     assert (int(state["2.num_batches_tracked"]), trainer.state()) == (0, b"")
-    assert np.array_equal(trainer.train(theta, round=1).update, update)  # it begins with the server's
+    assert np.array_equal(trainer.train(theta, round=1).update, update)  # it starts from the server's statistics
 
 
 def test_local_statistics_stay_and_survive_a_restart() -> None:
@@ -278,7 +275,7 @@ PRIVATE: dict[str, Any] = {"privacy.epsilon_budget": 1e6, "privacy.clip": 0.1}
 
 
 def accuracy_of(file: Path) -> float:
-    """On the test set, of a model that torch alone has read."""
+    """Accuracy on the test set of a model that torch alone has loaded."""
     model = build_model("own:batch_norm", (1, 8, 8), 10, seed=9).eval()
     model.load_state_dict(safetensors.torch.load_file(file))
     right = model(torch.tensor(DIGITS.test.inputs) / 127.5 - 1).argmax(1) == torch.tensor(DIGITS.test.labels)

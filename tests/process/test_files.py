@@ -1,4 +1,4 @@
-"""Files, locks and logs under kill -9, on a full disk and shared: whole or not there, held or free, bounded."""
+"""Files, locks and logs under kill -9, on a full disk, and shared: files are whole or absent, logs stay bounded."""
 
 import os
 import subprocess
@@ -65,7 +65,7 @@ def test_a_file_is_whole_whenever_its_writer_is_killed(tmp_path: Path, after: in
 
 
 def test_the_data_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill does not test fsync: a crash of the machine may lose what was not asked to be kept, in any order."""
+    """A kill does not test fsync. A crash of the machine may lose unsynced writes, in any order."""
     steps: list[str] = []
 
     def synced(file: int) -> None:
@@ -207,6 +207,6 @@ def test_a_process_that_is_overtaken_while_it_waits_rotates_nothing(tmp_path: Pa
 
 
 def test_a_folder_that_is_taken_away_before_the_first_line_is_named(tmp_path: Path) -> None:
-    """It was a traceback on the terminal, and a log to look into that was not there."""
+    """This once printed a traceback, and the message named a log that did not exist."""
     with pytest.raises(PauseflError, match=r"run: was moved or deleted while the run began$"):
         write_output_to(tmp_path / "run/server.log")

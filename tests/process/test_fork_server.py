@@ -1,4 +1,4 @@
-"""Processes start though the fork server is killed at that instant, with an environment that is nobody else's."""
+"""Processes start even if the fork server is killed at that moment. Each has an environment of its own."""
 
 import multiprocessing
 import os
@@ -32,12 +32,12 @@ from rigs.waiting import wait_for
 
 
 def tell_masked(told: "Connection[Any, Any]") -> None:
-    """Tell which signals wait for this process to take them."""
+    """Send the signals that this process blocks."""
     told.send(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 
 
 class KilledWhenAsked:
-    """Stops the fork server before each of the first requests, and kills it when it has them."""
+    """Stops the fork server before each of the first `times` requests, and kills it after it has received them."""
 
     def __init__(self, times: int) -> None:
         self.left = times
@@ -57,11 +57,11 @@ class KilledWhenAsked:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_what_is_started_leaves_signals_to_all_processes_to_who_started_it(method: str) -> None:
-    """From the first instant: it may import for seconds before it can set a handler."""
+    """Signals are blocked from the first instant: imports may take seconds before the process can set a handler."""
     context: Any = multiprocessing.get_context(method)
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=tell_masked, args=(theirs,))
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # which has inherited what held for this one
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # the old server has inherited another signal mask
     start(process)
     assert ours.recv() == {signal.SIGINT, signal.SIGHUP, signal.SIGUSR2}
     process.join()
@@ -85,7 +85,7 @@ def test_a_fork_server_that_ends_every_time_is_one_line(monkeypatch: pytest.Monk
 
 
 def test_what_lies_in_the_working_directory_is_not_imported(tmp_path: Path) -> None:
-    """As little as by the command itself, whose path does not begin with that directory."""
+    """Neither does the command `pausefl` import from it: its sys.path does not start with that directory."""
     (tmp_path / "decimal.py").write_text("raise SystemExit('mine')")
     settings = ["experiment.rounds=2", "workload.model=synthetic", "privacy.enabled=false"]
     words = ["run", "demo", "--virtual", "--run-dir", "r", *(word for each in settings for word in ("--set", each))]
@@ -103,7 +103,7 @@ def test_what_cannot_be_imported_ends_no_fork_server(tmp_path: Path, monkeypatch
 
 
 def test_a_forked_process_forks_by_a_server_of_its_own() -> None:
-    """It inherits what its parent noted of its own server."""
+    """It inherits the parent's record of the parent's own fork server."""
     assert told_after([]) == []
     ours, theirs = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("fork").Process(target=tell_forked, args=(theirs,))
@@ -113,7 +113,7 @@ def test_a_forked_process_forks_by_a_server_of_its_own() -> None:
 
 
 def test_a_folder_too_long_for_a_socket_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs on the virtual clock do without the fork server there."""
+    """Runs on the virtual clock then start without the fork server."""
     long = tmp_path / ("t" * 100)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
@@ -128,7 +128,7 @@ def test_forked_processes_draw_their_own_from_numpys_shared_generator() -> None:
 
 
 def told_by(tell: Callable[..., None], imports: Sequence[str]) -> Any:
-    """What a forked process tells."""
+    """What `tell` sends from a forked process."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = ForkedProcess("telling", imports, tell, [theirs])
     start(process)
@@ -139,7 +139,7 @@ def told_by(tell: Callable[..., None], imports: Sequence[str]) -> Any:
 
 
 def told_after(imports: list[str]) -> list[int]:
-    """The signals that a forked process holds back besides those sent to all processes."""
+    """The signals that a forked process blocks, apart from those that are sent to all processes."""
     return sorted(told_by(tell_masked, imports) - {signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
 
 
@@ -163,7 +163,7 @@ def test_a_run_without_a_server_says_why(refusal: OSError, tmp_path: Path, monke
 
 
 def test_a_fork_server_whose_folder_is_gone_is_begun_anew() -> None:
-    """As where all old things in the folder for temporary files are removed."""
+    """A cleaner of temporary files may remove that folder."""
     assert told_after([]) == []
     shutil.rmtree(Path(forkserver._forkserver._forkserver_address).parent)  # type: ignore[attr-defined]  # mypy does not see it
     assert told_after([]) == []
@@ -208,7 +208,7 @@ def as_a_caller_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def said_by_grpc(**variables: str) -> str:
-    """What gRPC writes when a server is opened in this environment."""
+    """What gRPC writes to standard error when a server is opened with these environment variables."""
     command = [sys.executable, "-c", OPEN_A_SERVER]
     done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True)
     return done.stderr
@@ -221,7 +221,7 @@ def test_grpc_knows_what_it_is_asked_for() -> None:
 
 
 def test_a_later_grpc_polls_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may not know the names any more, and would print a line in every process."""
+    """A later gRPC may not know the names of the experiments, and would print a line in every process."""
     monkeypatch.setattr(environment, "version", lambda _: "1.86.0.dev0")
     assert "GRPC_EXPERIMENTS" not in grpc_defaults()
     monkeypatch.setattr(environment, "version", lambda _: "1.73.1")

@@ -1,4 +1,4 @@
-"""Honesty about the host: stalls, late timers and stolen time are seen, and rounds they spoil are marked."""
+"""Host-interference checks: stalls, late timers and stolen time are detected, and affected rounds are marked."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ from rigs.command import played, query, sets, summary_of
 
 STALL_S = 0.4
 TOLERANCE_S = 0.15
-"""A stall is seen from the next probe on, 50 ms later at most; the rest is for a busy machine."""
+"""The next probe, at most 50 ms later, sees a stall. The rest of the tolerance is for a busy machine."""
 TIMING = Timing(0.5, 0.01, 0.1, 0.02, 0.15, 0.003, 0.1, 0.02, framing_s=0.001, server_wait_s=0.004)
 
 
@@ -52,7 +52,7 @@ async def probed(monitor: HostMonitor, count: int) -> None:
 async def test_a_blocked_event_loop_is_seen_as_lag() -> None:
     with closing(HostMonitor()) as monitor, monitor.watching():
         began_s = time.monotonic()
-        time.sleep(STALL_S)  # noqa: ASYNC251 - what this is about
+        time.sleep(STALL_S)  # noqa: ASYNC251 - blocking is the case
         report = monitor.report(began_s, STALL_S / 2)
         assert STALL_S - TOLERANCE_S < report.loop_lag_s < STALL_S + TOLERANCE_S, "not answered yet"
         assert 0 < report.compute_share <= 0.5
@@ -76,7 +76,7 @@ async def test_a_free_event_loop_lags_little() -> None:
 
 @pytest.mark.realtime
 def test_a_stop_is_on_record_from_the_moment_it_is_over() -> None:
-    """Also where the event loop works before its monitor's thread has a turn, and for windows that begin after it."""
+    """Even if the event loop runs before the monitor's thread. A window that begins after the stop reports none."""
     program = """
 import asyncio, json, time
 from contextlib import closing
@@ -114,7 +114,7 @@ asyncio.run(main())
 
 
 async def test_a_monitor_opens_no_file_once_it_is_made() -> None:
-    """A run counts its files then, and again when it ends."""
+    """A run counts its open files at that moment, and again when it ends."""
 
     def held() -> int:
         return sum(os.path.realpath(file).endswith("/schedstat") for file in Path("/proc/self/fd").iterdir())
@@ -127,7 +127,7 @@ async def test_a_monitor_opens_no_file_once_it_is_made() -> None:
 
 
 class Suspended:
-    """Two clocks of a process whose machine sleeps, or that is stopped, when a test says so."""
+    """Two clocks of a process. The test sets for how long the process was stopped and the machine slept."""
 
     def __init__(self) -> None:
         self.stopped_s = self.slept_s = 0.0
@@ -158,7 +158,7 @@ async def test_a_stop_and_a_sleep_belong_to_the_windows_that_they_lie_in(how: st
 @pytest.mark.realtime
 async def test_a_thread_that_keeps_the_interpreter_to_itself_is_load_and_no_stop() -> None:
     with closing(HostMonitor()) as monitor, monitor.watching():
-        await probed(monitor, 1)  # its thread has begun, else there is nobody who waits for a turn
+        await probed(monitor, 1)  # now the monitor's thread runs, and waits for its turn
         began_s = monitor.clock()
         while monitor.clock() - began_s < 2 * STALL_S:
             sum(range(30_000_000))  # without a turn for other threads
@@ -180,7 +180,7 @@ async def test_the_event_loop_is_left_alone_while_nobody_watches_but_stops_are_s
     with closing(HostMonitor(clocks.awake_s, clocks.real_s)) as monitor:
         with monitor.watching():
             await until(lambda: monitor.n_probes > 0)
-        clocks.stopped_s = 2.0  # longer than it lingers
+        clocks.stopped_s = 2.0  # longer than it keeps probing without watchers
         stopped_s, n_probes = monitor.report(0.0, 0.0).stopped_s, monitor.n_probes
         assert stopped_s == pytest.approx(2.0, abs=0.2)
         clocks.stopped_s = 4.0
@@ -213,7 +213,7 @@ def test_each_limit_is_a_doubt_of_its_own_with_advice() -> None:
 
 
 def test_what_clients_compute_spoils_no_communication_time_nor_a_drawn_total_and_advice_fits_its_host() -> None:
-    """Total mode takes neither another signal nor a time scale: to say so would help nobody."""
+    """Total mode allows neither another signal nor a time scale, so advice for the server names neither."""
     busy = HostReport(compute_share=0.9)
     assert HostLimits().of_client(busy, "communication") == []
     assert HostLimits().of_client(busy, "round_trip", total_delays=True) == []

@@ -1,4 +1,4 @@
-"""The small web server: what it answers, and whom; that nobody keeps it from closing; and what probes are told."""
+"""The small web server: its answers, the host names it answers to, a timely end, and the health probes."""
 
 import asyncio
 import errno
@@ -139,7 +139,7 @@ def closed_within(server: WebServer, timeout_s: float) -> bool:
 
 
 def test_whoever_asks_byte_by_byte_is_cut_off() -> None:
-    """Each byte comes well within the time there is for all of them."""
+    """Each byte arrives well within the time limit, which holds for the whole request."""
     server = WebServer("127.0.0.1", 0, {"/hello": hello_route}, key="metrics.port")
     done = threading.Event()
     with line_to(server) as line:
@@ -162,9 +162,9 @@ def test_a_broken_connection_leaves_no_traceback(request_begun: bytes, capsys: p
     server = WebServer("127.0.0.1", 0, {"/hello": hello_route}, key="metrics.port")
     with line_to(server) as reader:
         reader.sendall(request_begun)
-        reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it ends by a reset
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it closes with a reset
     assert get(server, "/hello").status == 200
-    server.close()  # which waits for the threads
+    server.close()  # waits for the server's threads
     assert capsys.readouterr().err == ""
 
 
@@ -179,7 +179,7 @@ def test_a_route_that_fails_leaves_its_traceback(capsys: pytest.CaptureFixture[s
 
 
 def test_an_answer_without_end_keeps_nobody_from_closing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each chunk may take the time there is for one; all of them together may not."""
+    """Each chunk has a time limit. Closing waits for that time once, not once for each chunk."""
     monkeypatch.setattr("pausefl_process.http_server._TAKE_WITHIN_S", 0.2)
     begun, enough = threading.Event(), threading.Event()
 
@@ -208,7 +208,7 @@ def test_there_are_only_so_many_connections_at_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_it_does_not_spin_where_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch, server: WebServer) -> None:
-    """A connection that cannot be taken stays due."""
+    """A connection that cannot be accepted stays ready, so a plain loop would spin."""
     accept, tried_s = socket.socket.accept, list[float]()
 
     def full(listening: socket.socket) -> tuple[socket.socket, object]:
@@ -255,7 +255,7 @@ client_port = 0
 
 
 def ask(url: str) -> tuple[int, str]:
-    """(status, text)."""
+    """(status, text) of the answer."""
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
             return answer.status, str(answer.read(), "utf-8").strip()
@@ -264,7 +264,7 @@ def ask(url: str) -> tuple[int, str]:
 
 
 async def told(url: str, wanted: tuple[int, str]) -> None:
-    """Return once the probe says this."""
+    """Wait until the probe answers `wanted`."""
     await asyncio.to_thread(wait_for, lambda: ask(url) == wanted, f"{wanted} at {url}", 20)
 
 
@@ -324,7 +324,7 @@ async def test_a_process_whose_event_loop_stands_still_is_not_healthy() -> None:
         said: list[tuple[int, str]] = []
         asking = threading.Thread(target=lambda: said.append(ask(f"http://{web.address}/healthz")))
         asking.start()
-        asking.join(20)  # on the event loop's thread
+        asking.join(20)  # blocks the event loop's thread
     assert said == [(503, "the event loop has not turned for 2 s")]
 
 

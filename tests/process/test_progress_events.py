@@ -1,4 +1,4 @@
-"""Progress events: one JSON form, there and back; and readers that take none, which hold no process up."""
+"""Progress events: one JSON form, written and read back. A reader that stops reading blocks no process."""
 
 import io
 import json
@@ -145,7 +145,7 @@ def test_a_reader_that_has_gone_is_told_with_the_next_event_or_at_the_end() -> N
 
 
 def test_an_event_within_another_waits_until_that_is_shown() -> None:
-    """As one that a signal's handler shows while the main thread writes: a buffered writer refuses that."""
+    """A signal handler may show an event while the main thread writes one. A buffered writer raises an error then."""
     shown: list[ProgressEvent] = []
 
     def write(event: ProgressEvent) -> None:
@@ -161,7 +161,7 @@ def test_an_event_within_another_waits_until_that_is_shown() -> None:
 
 @pytest.fixture
 def unread() -> Iterator[int]:
-    """The end of a pipe whose reader stopped long ago."""
+    """The write end of a full pipe whose reader has stopped reading."""
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)
     with suppress(BlockingIOError):
@@ -174,7 +174,7 @@ def unread() -> Iterator[int]:
 
 
 def end(process: "subprocess.Popen[bytes]", within_s: float) -> bytes:
-    """Send SIGTERM to a process that may be stuck; what it has said on standard error once it has ended."""
+    """Send SIGTERM to a process that may be stuck. Return its standard error once it has ended."""
     process.send_signal(signal.SIGTERM)
     try:
         _, said = process.communicate(timeout=within_s)
@@ -193,7 +193,7 @@ def test_a_server_whose_output_is_not_read_ends_in_order(tmp_path: Path, unread:
     with subprocess.Popen(command, stdout=unread, stderr=subprocess.PIPE) as server:
         wait_for((run_dir / "run.db").exists, "the log", running=server)
         with pytest.raises(subprocess.TimeoutExpired):
-            server.wait(2.0)  # it has begun to wait for clients, and says so
+            server.wait(2.0)  # it waits for clients, and is stuck while it reports that
         said = end(server, 25)
     assert (run_dir / "summary.json").exists(), said
 
@@ -235,7 +235,7 @@ def test_a_run_whose_output_is_not_read_plays_on_and_ends_when_asked_to(tmp_path
     run_dir, config = tmp_path / "run", synthetic(tmp_path, rounds=1_000_000, clients=1, m=1)
     command = [*PAUSEFL, "run", str(config), "--json", "--run-dir", str(run_dir)]
     with subprocess.Popen(command, stdout=unread, stderr=subprocess.PIPE, env=os.environ) as process:
-        # Its view is stuck with the first event, before any client was started.
+        # Its view is stuck at the first event, before any client is started.
         wait_for((run_dir / "run.db").exists, "the log", running=process)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(3.0)

@@ -1,4 +1,4 @@
-"""A process's event loop, memory, garbage collection and cores, and what it says of its tasks when it gets SIGUSR1."""
+"""A process's event loop, memory, garbage collection and cores, and the report of its tasks on SIGUSR1."""
 
 import asyncio
 import gc
@@ -31,14 +31,14 @@ T = TypeVar("T")
 
 
 class Grpc:
-    """gRPC's way of telling an event loop of its events: a byte for each, then all that are there at the first."""
+    """Imitates how gRPC notifies an event loop: one byte for each event. At the first byte, all events are handled."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.reader, self._writer = socket.socketpair()
         self.reader.setblocking(False)
         self._events: list[int] = []
         self.turns: list[list[int]] = []
-        """The events of each turn of the loop in which it was told of some."""
+        """The events of each turn of the loop that handled any."""
         self.on_event: Callable[[int], None] = lambda _: None
         self._is_new_turn = True
         self._turned = asyncio.Event()
@@ -150,7 +150,7 @@ def test_other_readers_are_left_as_they_are() -> None:
 
 
 def test_grpc_is_known_by_how_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If grpcio comes to read its events in another way, this loop is of no use: look whether it can go."""
+    """If this fails, grpcio reads its events in another way. This event loop is then useless: check if it can go."""
     spared: list[object] = []
     plain = asyncio.SelectorEventLoop.add_reader
 
@@ -193,13 +193,13 @@ def test_a_round_of_great_updates_finds_the_memory_of_the_last_one() -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
         return int(done.stdout)
 
-    assert pages_in(str(1 << 30)) < 40 < pages_in("")  # pages of 2 MiB, where the kernel has such
+    assert pages_in(str(1 << 30)) < 40 < pages_in("")  # in pages of 2 MiB, if the kernel has them
 
 
 @pytest.fixture(autouse=True)
 def own_collector() -> Iterator[None]:
     thresholds = gc.get_threshold()
-    gc.set_threshold(700, *thresholds[1:])  # Python's own, whatever servers earlier tests have run in this process
+    gc.set_threshold(700, *thresholds[1:])  # Python's default; servers of earlier tests may have changed it
     yield
     gc.set_threshold(*thresholds)
     gc.unfreeze()
@@ -218,7 +218,7 @@ def test_clients_are_spared_once_a_round_was_played_and_again_when_more_are_ther
     spared = []
     events: list[ProgressEvent] = [Notice("no round yet"), *(round_event(1, connected=n) for n in (3, 3, 2, 4))]
     for event in events:
-        lasting: Any = [[] for _ in range(1000)]  # what a client brings
+        lasting: Any = [[] for _ in range(1000)]  # objects that a client keeps
         report(event)
         spared.append(gc.get_freeze_count())
         del lasting

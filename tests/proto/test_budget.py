@@ -1,4 +1,4 @@
-"""The schedule of the ε_i (PAUSE v2, eq. (6)) and the floor under it; bounds said by annotations."""
+"""The schedule of the ε_i (PAUSE v2, eq. (6)) and its floor; bounds of fields stated by annotations."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ budgets = st.builds(Budget, st.floats(1e-3, 1e3), st.floats(1e-3, 3.0))
 
 
 def test_no_eta_is_too_great_and_what_cannot_be_spent_is_refused() -> None:
-    """e^η alone overflows from 710 on."""
+    """e^η alone overflows a float for η from 710 on."""
     assert Budget(10.0, 1000.0).epsilon(1) == Budget(10.0, 1000.0).spent(3) == 10.0
     with pytest.raises(ConfigError, match=r"privacy\.epsilon_budget = 5e-324: too small to spend with privacy\.eta = "):
         Budget(5e-324, 0.1)
@@ -133,7 +133,7 @@ def test_what_lies_within_or_has_no_bounds_is_taken(sound: dict[str, Any]) -> No
 
 @dataclass(frozen=True)
 class OwnRecord(Record):
-    """Of a user whose imports for type checkers are no others'."""
+    """A user's record. The type of its field is imported for type checkers only."""
 
     own: "Fraction | None" = None
 

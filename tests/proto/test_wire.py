@@ -1,4 +1,4 @@
-"""Vectors survive the wire whole, or in fewer bits; whatever else arrives is a WireError, never a wrong vector."""
+"""Vectors survive the wire, exactly or in fewer bits. Anything damaged is a WireError, never a wrong vector."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ def frames_of(vector: Vector) -> tuple[pb.Vector, list[memoryview]]:
 def assemble(
     header: pb.Vector, frames: Sequence[bytes | memoryview], size: int, encoding: Encoding = ENCODINGS["float32"]
 ) -> Vector:
-    """What a receiver that waits for the announced frames makes of these."""
+    """The vector that a receiver assembles from these frames."""
     assembler = Assembler(header, size, encoding)
     for index, frame in enumerate(frames):
         assembler.add(index, memoryview(frame))
@@ -60,7 +60,7 @@ def assemble(
 
 
 def through_the_wire(messages: Sequence[bytes], size: int) -> Vector:
-    """What a client makes of a job's messages."""
+    """The model that a client assembles from a job's messages."""
     assembler: Assembler | None = None
     for data in messages:
         rest, payload = unpack(data)
@@ -297,12 +297,12 @@ VECTORS = hnp.arrays(np.float32, st.integers(0, 600), elements=st.floats(-60_000
 
 
 def as_places(places: list[int]) -> bytes:
-    """Four indices, and the scale and four values of int8."""
+    """The bytes of four indices, and of the scale and four values of int8."""
     return np.array(sorted(places), "<u4").tobytes() + np.float32(1).tobytes() + bytes([1, 2, 3, 4])
 
 
 def sent(vector: Vector, encoding: Encoding, receiver: Encoding | None = None) -> Vector:
-    """What the server makes of a vector that travels so."""
+    """The vector as the server decodes it."""
     encoded = encoding.encode(vector)
     header, frames = cut(encoded, digest(encoded))
     return assemble(header, frames, vector.size, receiver or encoding)
@@ -330,7 +330,7 @@ def test_equal_vectors_are_equal_bytes_of_the_size_that_is_said(vector: Vector, 
 def test_what_is_infinite_is_rejected(vector: Vector, name: str, harm: float, bits: int, data: st.DataObject) -> None:
     place = data.draw(st.integers(0, vector.size - 1))
     vector[place] = harm
-    if np.isnan(harm):  # any of the numbers that are none
+    if np.isnan(harm):  # any bit pattern of NaN
         vector.view(np.uint32)[place] |= np.uint32(bits | 0x80000000 * (bits & 1))
     with pytest.raises(WireError, match="not finite"):
         sent(vector, ENCODED[name])
@@ -362,7 +362,7 @@ def test_the_greatest_values_arrive_and_the_others_as_zero(vector: Vector, share
 
 @given(st.binary(min_size=24, max_size=24) | st.lists(st.integers(0, 1100), min_size=4, max_size=4).map(as_places))
 def test_places_that_cannot_be_are_refused(data: bytes) -> None:
-    """Four indices of 1,000 values, which may be none, or the same, or out of order."""
+    """Four indices into 1,000 values. They may be out of range, repeated or out of order."""
     encoding = TopShare(0.004, ENCODINGS["int8"])
     assert encoding.size_bytes(1000) == 4 * 4 + 8
     places = np.frombuffer(data, "<u4", 4)
@@ -380,7 +380,7 @@ def test_an_update_in_another_encoding_is_not_taken() -> None:
 
 @pytest.mark.parametrize("name", sorted(ENCODED))
 def test_a_release_is_repeated_byte_by_byte_and_charged_once(name: str, tmp_path: Path) -> None:
-    """After a crash, from the vector that the ledger keeps."""
+    """After a crash, the release is rebuilt from the vector that the ledger keeps."""
     mechanism, key, update = Mechanism("vector", 1.0), ReleaseKey("run", 1, 1, "model"), np.ones(600, np.float32)
 
     def release(*, afresh: bool) -> tuple[bytes, str]:
@@ -405,7 +405,7 @@ def test_an_honest_update_is_in_bounds_in_every_encoding(seed: int, name: str, e
 
 
 def test_fewer_bytes_take_less_time_on_a_narrow_link() -> None:
-    """On the virtual clock, where nothing but the link takes time: 40 kB up at 100 kB/s."""
+    """On the virtual clock, only the link takes time. The upload has 40 kB at 100 kB/s."""
 
     def latency_s(dtype: str, top_share: float = 1) -> tuple[float, int]:
         overrides: Mapping[str, object] = {

@@ -16,7 +16,7 @@ class Authority:
         self._openssl("req", "-x509", *self._new_key("ca"), "-out", self.ca, "-subj", f"/CN={folder.name}")
 
     def certify(self, name: str, names: str = "DNS:localhost,IP:127.0.0.1") -> Tls:
-        """Returns a certificate for the host names `names`, its key, and this authority as the one to trust."""
+        """A certificate for the host names `names`, its key, and this authority as the one to trust."""
         request, certificate, extensions = (self._folder / f"{name}.{end}" for end in ("csr", "pem", "ext"))
         extensions.write_text(f"subjectAltName={names}")
         self._openssl("req", *self._new_key(name), "-out", request, "-subj", f"/CN={name}")

@@ -30,7 +30,7 @@ IMAGE = {"mlp": (1, 28, 28), "fedts_fashion": (1, 28, 28)}
 
 
 def network() -> nn.Module:
-    """Returns a small network with a normalisation layer, which FedBN needs."""
+    """A small network with a normalisation layer, which FedBN needs."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.LayerNorm(12), nn.ReLU(), nn.Linear(12, 10))
 
@@ -59,7 +59,7 @@ def trainers_of(
 
 
 def theta_of(trainer: TorchTrainer, round: int = 1) -> Vector:
-    """Returns a different model for each round. Entries of a control variate are zero in round 1."""
+    """A different model for each round. Entries of a control variate are zero in round 1."""
     size = ModelVector(trainer.model).values().size
     values = np.random.default_rng(round).normal(0, 0.2, size).astype(np.float32)
     return np.append(values, np.full(trainer.manifest.size - values.size, 0.01 * (round - 1), np.float32))
@@ -76,7 +76,7 @@ def played_together(
 
 
 def trained_at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts, from now on, the clients in each call of `train_together`. Returns the growing list of counts."""
+    """Count, from now on, the clients in each call of `train_together`. Return the growing list of counts."""
     counts: list[int] = []
 
     def counted(stack: Any, trainers: Any, theta: Any, *, round: int) -> Any:
@@ -97,6 +97,6 @@ def expecting(host: BatchedHost, clients: int, round: int, digest: str) -> Itera
 
 
 def assert_same(one: TrainingOutcome, other: TrainingOutcome, share: float = 1e-3) -> None:
-    """Asserts equal losses and updates. Updates may differ by `share` of the update's largest absolute value."""
+    """Assert equal losses and updates. Updates may differ by `share` of the update's largest absolute value."""
     np.testing.assert_allclose(one.update, other.update, rtol=0, atol=share * np.abs(other.update).max())
     assert one.loss == pytest.approx(other.loss, rel=1e-4)

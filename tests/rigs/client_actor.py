@@ -45,7 +45,7 @@ class ClientActorRig:
         self.reason: asyncio.Task[str] | None = None
 
     def actor_of(self, rate_limit: ClientRateLimit | None = None) -> ClientActor:
-        """Returns an actor for one stream of the client."""
+        """An actor for one stream of the client."""
         return ClientActor(
             "client-1", self.stream, self.coordinator, self._limits, self.watch, released=2, rate_limit=rate_limit
         )
@@ -70,13 +70,13 @@ class ClientActorRig:
             yield self
 
     async def dispatch(self, round: int = 1, attempt: int = 1, handed_over_s: float | None = None) -> None:
-        """Gives the actor a job, and waits until the whole job is written to the stream."""
+        """Give the actor a job, and wait until the whole job is written to the stream."""
         model = np.zeros(self.size, np.float32)
         job = pack_job(round, attempt, model, digest(model))
         await self.actor.ask(Dispatch(round, attempt, job, 0.0, self.clock(), handed_over_s))
 
     async def told(self) -> Any:
-        """Returns the next message that the coordinator receives."""
+        """The next message that the coordinator receives."""
         async with asyncio.timeout(20):
             return await self.coordinator.told.get()
 
@@ -91,16 +91,16 @@ class ClientActorRig:
         return message
 
     def say(self, **kind: Any) -> None:
-        """Lets the client send this message."""
+        """Let the client send this message."""
         self.stream.give(pb.ClientMessage(**kind).SerializeToString())
 
     def answer(self, round: int = 1, after_s: float = 0.0, **fields: Any) -> None:
-        """Lets the client send a valid update, except for the given fields of its result."""
+        """Let the client send a valid update, except for the given fields of its result."""
         for number, data in enumerate(upload(vector(self.size), round, **fields)):
             self.stream.give(data, 0.0 if number else after_s)
 
     async def accepts_the_next_job(self) -> None:
-        """Asserts that the actor is still alive: a valid answer to one more job is accepted."""
+        """Assert that the actor is still alive: a valid answer to one more job is accepted."""
         await self.dispatch(round=77)
         self.answer(77)
         assert (await self.updated()).round == 77
@@ -111,7 +111,7 @@ def vector(size: int) -> Vector:
 
 
 def upload(vector: Vector, /, round: int = 1, attempt: int = 1, **fields: Any) -> list[bytes]:
-    """Returns a client's answer as the bytes of its messages."""
+    """A client's answer as the bytes of its messages."""
     header, frames = cut(vector, digest(vector))
     result = pb.Result(round=round, attempt=attempt, status=pb.STATUS_OK, **({"update": header} | fields))
     messages = [pb.ClientMessage(result=result)]

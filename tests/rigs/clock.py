@@ -44,18 +44,18 @@ class FakeStream:
         self._written.put_nowait(message)
 
     def give(self, data: bytes | OSError | None, after_s: float = 0.0) -> None:
-        """Queues `data` to be read `after_s` after the previous item. None ends the stream, an error breaks it."""
+        """Queue `data` to be read `after_s` after the previous item. None ends the stream, an error breaks it."""
         self._given.put_nowait((data, after_s))
 
     async def heard_bytes(self) -> bytes:
-        """Returns the next message that was written."""
+        """The next message that was written."""
         async with asyncio.timeout(20):
             return await self._written.get()
 
     def unread(self) -> int:
-        """Returns how many of the given items have not been read."""
+        """How many of the given items have not been read."""
         return self._given.qsize()
 
     def is_silent(self) -> bool:
-        """Returns whether the test has heard everything that was written."""
+        """Whether the test has heard everything that was written."""
         return self._written.empty()

@@ -63,12 +63,12 @@ class Cluster:
     """Dask's worker processes; empty for Slurm."""
 
     def command(self, *words: str) -> str:
-        """Returns the output of one of Slurm's commands; empty if it fails."""
+        """The output of one of Slurm's commands; empty if it fails."""
         return subprocess.run(words, env=self.environment, check=False, capture_output=True, text=True).stdout
 
 
 def processes_of(job: str) -> list[psutil.Process]:
-    """Returns all processes of a Slurm job, also those whose parent has changed."""
+    """All processes of a Slurm job, also those whose parent has changed."""
 
     def is_its(one: psutil.Process) -> bool:
         with suppress(psutil.Error):
@@ -79,7 +79,7 @@ def processes_of(job: str) -> list[psutil.Process]:
 
 
 def run_of(processes: Sequence[psutil.Process]) -> str | None:
-    """Returns the name of a run that one of these processes plays and that has committed a round; else None."""
+    """The name of a run that one of these processes plays and that has committed a round; else None."""
     for one in processes:
         with suppress(psutil.Error):
             for file in map(Path, (opened.path for opened in one.open_files())):
@@ -90,7 +90,7 @@ def run_of(processes: Sequence[psutil.Process]) -> str | None:
 
 @contextmanager
 def slurm(folder: Path) -> Iterator[Cluster]:
-    """Yields Slurm with two nodes of one core. Jobs of partition `urgent` preempt those of `usual`."""
+    """Yield Slurm with two nodes of one core. Jobs of partition `urgent` preempt those of `usual`."""
     for name in ("sbatch", "slurmctld", "slurmd", "munged"):
         if shutil.which(name) is None:
             pytest.skip(f"no {name} here: apt-get install slurm-wlm munge")
@@ -123,7 +123,7 @@ def slurm(folder: Path) -> Iterator[Cluster]:
 
 @contextmanager
 def dask(folder: Path) -> Iterator[Cluster]:
-    """Yields Dask's scheduler and two worker processes. A worker that ends is not restarted."""
+    """Yield Dask's scheduler and two worker processes. A worker that ends is not restarted."""
     pytest.importorskip("distributed")
     (folder / "disk").mkdir(parents=True)
     python = sys.executable, "-m"
@@ -137,7 +137,7 @@ def dask(folder: Path) -> Iterator[Cluster]:
 
 @contextmanager
 def _daemons(environment: Mapping[str, str], folder: Path) -> Iterator[Callable[..., psutil.Popen]]:
-    """Yields a function that starts programs. At the end they are killed, with all their child processes."""
+    """Yield a function that starts programs. At the end they are killed, with all their child processes."""
     with ExitStack() as ending:
 
         def start(*words: str) -> psutil.Popen:

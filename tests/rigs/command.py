@@ -25,14 +25,14 @@ def run(*arguments: object, timeout_s: float = 120) -> subprocess.CompletedProce
 
 
 def played(*arguments: object, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-    """Runs a command and asserts that it succeeds."""
+    """Run a command and assert that it succeeds."""
     done = run(*arguments, timeout_s=timeout_s)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
 def refusal(done: "subprocess.CompletedProcess[str]") -> str:
-    """Returns the one line with which a command was refused."""
+    """The one line with which a command was refused."""
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("pausefl: ")
@@ -40,12 +40,12 @@ def refusal(done: "subprocess.CompletedProcess[str]") -> str:
 
 
 def sets(*changes: str) -> list[str]:
-    """Returns the options that set these keys."""
+    """The options that set these keys."""
     return [word for change in changes for word in ("--set", change)]
 
 
 def toml_of(keys: Mapping[str, object]) -> str:
-    """Returns an experiment as TOML. Keys are dotted, such as `clients.count`; keys with value None are left out."""
+    """An experiment as TOML. Keys are dotted, such as `clients.count`; keys with value None are left out."""
     return "".join(f"{key} = {_inline(value)}\n" for key, value in keys.items() if value is not None)
 
 
@@ -63,7 +63,7 @@ def synthetic(
     train_s: float = 0.0,
     more: Mapping[str, object] | None = None,
 ) -> Path:
-    """Writes an experiment without torch and without delays. `more` adds keys or replaces values. Returns the file."""
+    """Write an experiment without torch and without delays. `more` adds keys or replaces values. Return the file."""
     keys: dict[str, object] = {
         "experiment.rounds": rounds,
         "clients.count": clients,
@@ -84,7 +84,7 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
 
 
 def kill_group(process: "subprocess.Popen[Any]") -> None:
-    """Kills a process and all processes of its group with SIGKILL."""
+    """Kill a process and all processes of its group with SIGKILL."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -94,7 +94,7 @@ def query(run_dir: Path, sql: str) -> list[tuple[Any, ...]]:
 
 
 def greatest_told(run_dir: Path, client_id: str) -> tuple[int, float]:
-    """Returns a client's most releases and highest ε in a run's log, from updates that were used or not."""
+    """A client's most releases and highest ε in a run's log, from updates that were used or not."""
     of = f"WHERE client_id = '{client_id}'"
     told = f"SELECT participation AS i, epsilon_spent AS e FROM observations {of}"
     told += f" UNION ALL SELECT released, epsilon_spent FROM events {of}"
@@ -117,7 +117,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def command_line(process: psutil.Process) -> str:
-    """Returns the command line of a process; empty if the process has just ended."""
+    """The command line of a process; empty if the process has just ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # raised for a zombie process too
@@ -125,7 +125,7 @@ def command_line(process: psutil.Process) -> str:
 
 
 def python(*arguments: str, cwd: Path | None = None, **environment: str) -> str:
-    """Returns the output of a Python command. AssertionError with all its output if it fails."""
+    """The output of a Python command. AssertionError with all its output if it fails."""
     command, given = [sys.executable, *arguments], {**os.environ, **environment}
     done = subprocess.run(command, cwd=cwd, env=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,7 +15,7 @@ ACCURACIES = {"pause": (0.2, 0.6, 0.8, 0.7), "random": (0.1, 0.3, 0.6, 0.75)}
 def write_run(
     path: Path, policy: str, seed: int, unit: str | None = "coordinate", tested: bool = True, **changes: object
 ) -> Path:
-    """Writes four rounds of one client. Rounds are `seed` times as long as with seed 1. `changes` alter the summary."""
+    """Write four rounds of one client. Rounds are `seed` times as long as with seed 1. `changes` alter the summary."""
     path.mkdir(parents=True)
     log, latency_s = Store(path / "run.db"), {"pause": 1.0, "random": 2.0}[policy] * seed
     for number, accuracy in enumerate(ACCURACIES[policy], start=1):
@@ -69,7 +69,7 @@ GROUPS = {"original": ("original-000",), "relevant": ("relevant-000", "relevant-
 
 
 def write_grouped_run(path: Path, policy: str, seed: int, evaluated: Sequence[int] = (1, 2, 3, 4)) -> Path:
-    """Writes a run with groups, two joining before round 2. `pause` chooses only relevant-000 in rounds 2 and 3."""
+    """Write a run with groups, two joining before round 2. `pause` chooses only relevant-000 in rounds 2 and 3."""
     write_run(path, policy, seed)
     (path / "run.db").unlink()
     with closing(Store(path / "run.db")) as log:

@@ -53,7 +53,7 @@ def latency_of(client_id: str, round: int) -> float:
 
 
 def answer_of(client_id: str, round: int, release: Release, **changes: Any) -> Update:
-    """Returns a client's answer in the form in which its actor passes it to the coordinator."""
+    """A client's answer in the form in which its actor passes it to the coordinator."""
     fields: dict[str, Any] = {
         "client_id": client_id,
         "round": round,
@@ -110,7 +110,7 @@ class FakePeer(Actor[Any]):
             return await self.jobs.get()
 
     def release(self) -> Release:
-        """Charges the next release to the client's own ledger, and returns it."""
+        """Charge the next release to the client's own ledger, and return it."""
         if self._rig.settings.privacy is None:
             return Release()
         self.released += 1
@@ -120,7 +120,7 @@ class FakePeer(Actor[Any]):
         await self._rig.coordinator.tell(self.update(round, release or self.release(), **changes))
 
     async def play(self, round: int, release: Release | None = None, **changes: Any) -> None:
-        """Waits for the next job and answers it."""
+        """Wait for the next job and answer it."""
         await self.next_job()
         await self.answer(round, release, **changes)
 
@@ -170,7 +170,7 @@ class CoordinatorRig:
         self._played: asyncio.Task[None] | None = None
 
     def restored(self) -> StartingPoint:
-        """Returns the state from which a starting server continues the run."""
+        """The state from which a starting server continues the run."""
         return restore(
             *(self.settings, self.policy, self.theta_0, self.store, self.checkpoint),
             after_each=self.telemetry.replayed,
@@ -184,7 +184,7 @@ class CoordinatorRig:
 
     @asynccontextmanager
     async def running(self, client_ids: str = "") -> AsyncIterator["CoordinatorRig"]:
-        """Runs the rig with these clients, one letter an id. The files are closed at the end of the block."""
+        """Run the rig with these clients, one letter an id. The files are closed at the end of the block."""
         try:
             async with self._at_work(client_ids):
                 yield self
@@ -193,7 +193,7 @@ class CoordinatorRig:
 
     @asynccontextmanager
     async def playing(self, client_ids: str = "") -> AsyncIterator["CoordinatorRig"]:
-        """Runs the rig as `running` does, and waits for the end of the run. The files stay open for later checks."""
+        """Run the rig as `running` does, and wait for the end of the run. The files stay open for later checks."""
         async with self._at_work(client_ids):
             yield self
             await self.played()
@@ -218,16 +218,16 @@ class CoordinatorRig:
 
     @asynccontextmanager
     async def played_by(self, client_ids: str) -> AsyncIterator["CoordinatorRig"]:
-        """Yields the rig after these clients have played the run to its end."""
+        """Yield the rig after these clients have played the run to its end."""
         async with self.running(client_ids):
             yield await self.played()
 
     def close(self) -> None:
-        """Closes the store and the checkpoint. Needed for a run that is not played."""
+        """Close the store and the checkpoint. Needed for a run that is not played."""
         self._files.close()
 
     def peer(self, client_id: str, **options: Any) -> FakePeer:
-        """Returns a client whose actor runs. It is not registered yet."""
+        """A client whose actor runs. It is not registered yet."""
         assert self._group is not None
         peer = FakePeer(self, client_id, **options)
         self._group.create_task(peer.run())
@@ -240,11 +240,11 @@ class CoordinatorRig:
         return peer
 
     async def join_all(self, client_ids: str, **options: Any) -> list[FakePeer]:
-        """Registers several clients, one letter an id."""
+        """Register several clients, one letter an id."""
         return [await self.join(client_id, **options) for client_id in client_ids]
 
     async def join_and_work(self, client_id: str, **options: Any) -> FakePeer:
-        """Registers a client and waits for its first job, which the test has to answer."""
+        """Register a client and wait for its first job, which the test has to answer."""
         peer = await self.join(client_id, manual=True, **options)
         await peer.next_job()
         return peer
@@ -267,7 +267,7 @@ class CoordinatorRig:
         await self.coordinator.tell(Lost(peer, reason, handed_over_s))
 
     async def played(self) -> "CoordinatorRig":
-        """Waits for the end of the run and all goodbyes. Then checks that the log replays to the same state."""
+        """Wait for the end of the run and all goodbyes. Then check that the log replays to the same state."""
         assert self._played is not None
         async with asyncio.timeout(30):
             await self._played
@@ -278,11 +278,11 @@ class CoordinatorRig:
         return self
 
     async def written(self) -> None:
-        """Waits until the store has written everything it has received."""
+        """Wait until the store has written everything it has received."""
         await self._actors[0].ask(SaveEvaluations(0, ()))
 
     def assert_the_log_tells_all(self) -> None:
-        """Asserts that replaying the log, with events after its last round, gives the state in which the run ended."""
+        """Assert that replaying the log, with events after its last round, gives the state in which the run ended."""
         live, rounds = self.coordinator.state, self.store.rounds()
         settings = self.settings
         replayed = replay(
@@ -296,11 +296,11 @@ class CoordinatorRig:
             assert getattr(live, name) == getattr(replayed, name), name
 
     def shown_of(self, kind: type[Shown]) -> list[Shown]:
-        """Returns the shown events of this type."""
+        """The shown events of this type."""
         return [event for event in self.shown if isinstance(event, kind)]
 
     async def until_called(self, round: int) -> list[int]:
-        """Waits for a roll call of this round. Returns the rounds of all roll calls until then."""
+        """Wait for a roll call of this round. Return the rounds of all roll calls until then."""
         async with asyncio.timeout(20):
             while round not in (calls := [event.round for event in self.shown_of(RollCall)]):
                 self._news.clear()
@@ -308,20 +308,20 @@ class CoordinatorRig:
         return calls
 
     async def until_noticed(self, text: str) -> None:
-        """Waits until a notice contains this text."""
+        """Wait until a notice contains this text."""
         async with asyncio.timeout(20):
             while not any(text in event.message for event in self.shown_of(Notice)):
                 self._news.clear()
                 await self._news.wait()
 
     def spent(self, client_id: str) -> tuple[int, float]:
-        """Returns a client's releases and spent ε as the server's table holds them."""
+        """A client's releases and spent ε as the server's table holds them."""
         table = self.coordinator.state.table
         row = table.row_of[client_id]
         return int(table.released[row]), float(table.epsilon_spent[row])
 
     def events(self) -> list[tuple[str, str]]:
-        """Returns (kind, client id) of all logged events except joins."""
+        """Return (kind, client id) of all logged events except joins."""
         attempts = [attempt for record in self.store.rounds() for attempt in record.attempts]
         everything = [e for attempt in (*attempts, *self.store.failed_attempts()) for e in attempt.events]
         everything += self.store.late_events()
@@ -335,7 +335,7 @@ MakeRig = Callable[..., CoordinatorRig]
 
 
 def averaged(theta: Vector, round: int, clients: str) -> Vector:
-    """Returns the average of eq. (2), computed in float64."""
+    """The average of eq. (2), computed in float64."""
     weights = np.array([EXAMPLES[c] for c in clients], np.float64)
     mean = sum(w * update_of(c, round).astype(np.float64) for w, c in zip(weights, clients, strict=True))
     return (theta + mean / weights.sum()).astype(np.float32)  # type: ignore[no-any-return]  # float32

@@ -17,14 +17,14 @@ open_ledgers = ExitStack()
 
 
 def open_ledger(folder: Path, client_id: str, budget: Budget) -> Ledger:
-    """Opens the client's ledger in `folder`. To open it again, close it first."""
+    """Open the client's ledger in `folder`. To open it again, close it first."""
     ledger = Ledger(folder / f"{client_id}.db", budget, unit="coordinate", client_id=client_id, data="test")
     open_ledgers.callback(ledger.close)
     return ledger
 
 
 def opened_connections(monkeypatch: pytest.MonkeyPatch) -> list[sqlite3.Connection]:
-    """Returns a growing list of connections opened from now on. Only a connection can tell how it syncs and locks."""
+    """A growing list of connections opened from now on. Only a connection can tell how it syncs and locks."""
     opened: list[sqlite3.Connection] = []
     connect: Callable[..., sqlite3.Connection] = sqlite3.connect
 
@@ -38,7 +38,7 @@ def opened_connections(monkeypatch: pytest.MonkeyPatch) -> list[sqlite3.Connecti
 
 @contextmanager
 def full_disk(most_bytes: int = 1000) -> Iterator[None]:
-    """Simulates a full disk: files cannot grow beyond `most_bytes`."""
+    """Simulate a full disk: files cannot grow beyond `most_bytes`."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limit[1]))
     try:

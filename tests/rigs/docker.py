@@ -36,7 +36,7 @@ if words[0] == "run":
 
 
 def make(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs deploy/compose.py with this command, as the rule of `make COMMAND` does."""
+    """Run deploy/compose.py with this command, as the rule of `make COMMAND` does."""
     return subprocess.run(
         [sys.executable, str(COMPOSE), command],
         env={**os.environ, **environment},
@@ -47,7 +47,7 @@ def make(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def docker_of_ours(folder: Path) -> dict[str, str]:
-    """Writes the fake docker command. Returns the environment in which `make` finds it; its notes lie in `folder`."""
+    """Write the fake docker command. Return the environment in which `make` finds it; its notes lie in `folder`."""
     docker = folder / "bin/docker"
     docker.parent.mkdir()
     docker.write_text(DOCKER)
@@ -62,5 +62,5 @@ def docker_of_ours(folder: Path) -> dict[str, str]:
 
 
 def asked(engine: dict[str, str]) -> str:
-    """Returns the calls of the fake docker command, one a line."""
+    """The calls of the fake docker command, one a line."""
     return Path(engine["NOTES"]).read_text()

@@ -18,15 +18,15 @@ SMALL: dict[str, Any] = {
 
 
 def small(changes: Mapping[str, Any] | None = None) -> Experiment:
-    """Returns an experiment of three rounds of a synthetic model on the virtual clock, with these changed settings."""
+    """An experiment of three rounds of a synthetic model on the virtual clock, with these changed settings."""
     return load_experiment("demo", {**SMALL, **(changes or {})})
 
 
 def links_of(experiment: Experiment) -> dict[str, LinkPlan]:
-    """Returns each client's link by client id. Raises ConfigError."""
+    """Each client's link by client id. ConfigError if the settings contradict each other."""
     return plan_links(experiment.latency, experiment.client_ids, experiment.experiment.seed_of("latency"))
 
 
 def delays_of(experiment: Experiment) -> dict[str, Delay]:
-    """Returns the delay law of each client's exchange by client id."""
+    """The delay law of each client's exchange by client id."""
     return {client_id: link.exchange for client_id, link in links_of(experiment).items()}

@@ -40,7 +40,7 @@ BIG = MAX_FRAME_BYTES // 4 * 5 // 2  # two frames and a half
 
 
 def network_settings(size: int = SIZE, **changes: Any) -> ServerSettings:
-    """Returns settings that match the synthetic model of the clients."""
+    """Settings that match the synthetic model of the clients."""
     return server_settings(size, **{"manifest": Manifest((TensorSpec("synthetic", (size,)),)), **changes})
 
 
@@ -59,7 +59,7 @@ class Federation:
             self.events.put_nowait(to_json(event))
 
     async def event(self, kind: str, containing: str = "") -> dict[str, Any]:
-        """Waits for the next event of this kind whose message contains the text, and returns it."""
+        """Wait for the next event of this kind whose message contains the text, and return it."""
         async with asyncio.timeout(20):
             while True:
                 event = await self.events.get()
@@ -77,7 +77,7 @@ def make(folder: Path) -> None:
 
 @asynccontextmanager
 async def federation(folder: Path, policy: Policy | None = None, **changes: Any) -> AsyncIterator[Federation]:
-    """Serves in `folder`. The server is stopped at the end of the block."""
+    """Serve in `folder`. The server is stopped at the end of the block."""
     make(folder)
     evaluate, keep = changes.pop("evaluate", None), changes.pop("keep", lambda _: None)
     told = {key: changes.pop(key) for key in ("offer", "admission", "admission_files") if key in changes}
@@ -142,7 +142,7 @@ class Clients:
         return self._group.create_task(session.run())
 
     def start_all(self, client_ids: str, port: int, size: int = SIZE) -> "list[asyncio.Task[str]]":
-        """Starts several clients, one letter an id."""
+        """Start several clients, one letter an id."""
         return [self.start(client_id, port, size) for client_id in client_ids]
 
 
@@ -167,7 +167,7 @@ def log_of(folder: Path) -> list[RoundRecord]:
 async def raw_stream(
     port: int, token: str = "", method: str = "Join"
 ) -> AsyncIterator["grpc.aio.StreamStreamCall[bytes, bytes]"]:
-    """Yields a bare gRPC stream, without our client's code and without its message limits."""
+    """Yield a bare gRPC stream, without our client's code and without its message limits."""
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{method}")(
@@ -180,7 +180,7 @@ async def raw_stream(
 
 
 async def take_a_job(call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
-    """Plays a client by hand until the first message of its first job has arrived."""
+    """Play a client by hand until the first message of its first job has arrived."""
     await call.write(hello())
     assert (await answer_of(call)).WhichOneof("kind") == "welcome"
     assert (await answer_of(call)).WhichOneof("kind") == "job"
@@ -202,5 +202,5 @@ async def answer_of(call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> pb.Serve
 
 
 def errors_in(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """Returns the logged errors. Warnings are left out: gRPC warns of streams that end while the server stops."""
+    """The logged errors. Warnings are left out: gRPC warns of streams that end while the server stops."""
     return [record for record in caplog.records if record.levelno >= logging.ERROR]

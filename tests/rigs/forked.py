@@ -12,7 +12,7 @@ MODULES = ("pausefl.runtime.client.process", "pausefl.runtime.client.torch_train
 
 
 def tell_modules_and_noise(results: "Connection[Any, Any]", experiment: str) -> None:
-    """Sends which of `MODULES` were imported before the fork, and the first noise that a client draws."""
+    """Send which of `MODULES` were imported before the fork, and the first noise that a client draws."""
     loaded = [name for name in MODULES if name in sys.modules]
 
     from pausefl.experiment.loading import parse_experiment
@@ -27,7 +27,7 @@ def tell_modules_and_noise(results: "Connection[Any, Any]", experiment: str) -> 
 
 
 def tell_variable(results: "Connection[Any, Any]", name: str) -> None:
-    """Sends the value of an environment variable of this process."""
+    """Send the value of an environment variable of this process."""
     results.send(os.environ.get(name))
 
 

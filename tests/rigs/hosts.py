@@ -25,15 +25,15 @@ class Hosts:
     server_name = "localhost"
 
     def command(self, number: int, command: Sequence[str]) -> list[str]:
-        """Returns the command line that runs `command` on the host of this number."""
+        """The command line that runs `command` on the host of this number."""
         return list(command)
 
     def cut(self, number: int, *, is_cut: bool) -> bool:
-        """Cuts or mends a host's link. Returns False if the link cannot be cut."""
+        """Cut or mend a host's link. Return False if the link cannot be cut."""
         return False
 
     def move_server(self) -> None:
-        """Gives the server another address under the same name, if the server has a name of its own."""
+        """Give the server another address under the same name, if the server has a name of its own."""
 
 
 class Namespaces(Hosts):
@@ -77,7 +77,7 @@ class Namespaces(Hosts):
         self._resolve()
 
     def _resolve(self) -> None:
-        """Writes each namespace's /etc/hosts, which gives the address of the server's name."""
+        """Write each namespace's /etc/hosts, which gives the address of the server's name."""
         for name in self._names:
             folder = Path("/etc/netns", name)
             folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ class Containers(Hosts):
             subprocess.run(["docker", *command], check=False, capture_output=True)
 
     def command(self, number: int, command: Sequence[str]) -> list[str]:
-        """Returns the docker command that runs a `pausefl` command (the image's entry point) in the shared folder."""
+        """The docker command that runs a `pausefl` command (the image's entry point) in the shared folder."""
         place = [f"--volume={self._folder}:{self._folder}", f"--workdir={self._folder}", "--user=0"]
         where = [f"--name={self._names[number]}", f"--network={_BRIDGE}", f"--add-host={SERVER_NAME}:{_NET}.1"]
         return ["docker", "run", "--rm", *where, *place, self.image, *command[len(PAUSEFL) :]]
@@ -131,7 +131,7 @@ def _made_of(count: int, folder: Path) -> Containers | Namespaces | None:
 
 @contextmanager
 def hosts_of(count: int, folder: Path) -> Iterator[Hosts]:
-    """Yields containers if an engine has our image, else namespaces; both need root and `ip`. Else this machine."""
+    """Yield containers if an engine has our image, else namespaces; both need root and `ip`. Else this machine."""
     made = _made_of(count, folder)
     if made is None:
         yield Hosts()

@@ -19,7 +19,7 @@ ROUNDS = 10
 
 @contextmanager
 def changing_log(run_dir: Path) -> Iterator[sqlite3.Connection]:
-    """Yields a run's database to change. The changed rows are sealed as the server seals them."""
+    """Yield a run's database to change. The changed rows are sealed as the server seals them."""
     with closing(sqlite3.connect(run_dir / "run.db")) as database, database:
         yield database
         subjects = {subject for (subject,) in database.execute("SELECT subject FROM seals")}
@@ -67,12 +67,12 @@ def record(round: int, *observations: Observation, **changes: Any) -> RoundRecor
 
 
 def theta(value: float, size: int = 1000) -> Vector:
-    """Returns a model of equal values, (size,) float32."""
+    """A model of equal values, (size,) float32."""
     return np.full(size, value, np.float32)
 
 
 def a_round(t: int) -> RoundRecord:
-    """Returns a round of three clients. Its numbers differ from those of every other round."""
+    """A round of three clients. Its numbers differ from those of every other round."""
     observations = tuple(
         Observation(c, Timing(0.5 + t, train_s=0.25), 0.5 + t, 100, t, 1 / t, float(t), statistics={"drift": t / 7})
         for c in "abc"

@@ -22,7 +22,7 @@ POISONED = [f"poisoned-{k}" for k in range(4)]
 
 
 def update_of(client_id: str, t: int, seed: int = 1) -> Vector:
-    """Returns an update. Honest clients send one direction plus noise; poisoned ones send noise of the same norm."""
+    """An update. Honest clients send one direction plus noise; poisoned ones send noise of the same norm."""
     noise = generator(seed, "test", client_id, t).standard_normal(SIZE).astype(np.float32)
     honest = 1 + 0.5 * noise
     if not client_id.startswith("poisoned"):
@@ -63,12 +63,12 @@ class NewcomerPlay(Play):
         return tuple(observation(i, statistics=found) for i, found in zip(answered, read_back, strict=True))
 
     def after_drifts(self, **drifts: float) -> Any:
-        """Returns the policy's state after one more round in which these clients had these drifts."""
+        """The policy's state after one more round in which these clients had these drifts."""
         self.state = self.policy.observe(self.state, seen_by_policy(round_with(9, (), **drifts)), self.table)
         return self.state
 
     def times_chosen(self) -> Counter[str]:
-        """Returns how often each kind of client was chosen."""
+        """How often each kind of client was chosen."""
         return Counter(i.split("-")[0] for record in self.records for i in record.chosen)
 
     def posterior(self, client_id: str) -> tuple[int, int]:
@@ -77,11 +77,11 @@ class NewcomerPlay(Play):
 
 
 def with_newcomers(policy: Policy, newcomers: Iterable[str] = (*RELEVANT, *POISONED), **options: Any) -> NewcomerPlay:
-    """Returns a play with eight original clients from the start and these newcomers before round 4."""
+    """A play with eight original clients from the start and these newcomers before round 4."""
     return NewcomerPlay(policy, {1: ORIGINALS, 4: newcomers}, **options)
 
 
 def round_with(t: int, joined: Sequence[str] = (), **drifts: float) -> RoundRecord:
-    """Returns a round in which `joined` joined, and the clients of `drifts` were chosen and had these drifts."""
+    """A round in which `joined` joined, and the clients of `drifts` were chosen and had these drifts."""
     answers = (observation(name.replace("_", "-"), statistics={"drift": drift}) for name, drift in drifts.items())
     return record(t, *answers, events=tuple(LogEvent("joined", client_id) for client_id in joined))

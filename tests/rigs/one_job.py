@@ -51,7 +51,7 @@ async def listening(
     coordinator: Actor[Any] | None = None,
     size: int = SIZE,
 ) -> AsyncIterator[int]:
-    """Yields the port of a server for this coordinator; by default one that gives every client a job."""
+    """Yield the port of a server for this coordinator; by default one that gives every client a job."""
     coordinator = coordinator or OneJob(size)
     running = asyncio.ensure_future(coordinator.run())
     handler = ClientStreamHandler(

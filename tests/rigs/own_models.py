@@ -140,7 +140,7 @@ def tokens(seed: int) -> Dataset:
 
 
 def played(folder: Path, model: str, **changes: Any) -> dict[str, Any]:
-    """Plays a short run of a model of this module, and returns its summary."""
+    """Play a short run of a model of this module, and return its summary."""
     experiment = parse_experiment("", {**RUN, "workload.model": f"own:{model}", **changes})
     folder.mkdir(exist_ok=True)
     play_virtually(plan_of(experiment, folder.name), folder, lambda _: None)

@@ -11,7 +11,7 @@ ROOT = TESTS.parent
 
 
 def script(path: Path) -> ModuleType:
-    """Returns a script that is in no package as a module."""
+    """A script, which belongs to no package, as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -21,14 +21,14 @@ def script(path: Path) -> ModuleType:
 
 
 def source_files() -> list[str]:
-    """Returns the repository's files, also new ones, but not those that git ignores."""
+    """The repository's files, also new ones, but not those that git ignores."""
     command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return sorted({name for name in listed.split("\0") if name and (ROOT / name).is_file()})
 
 
 def copied_sources(folder: Path, below: str = "") -> Path:
-    """Copies the sources whose path starts with `below`; a build may write into the copy. Returns the copy's folder."""
+    """Copy the sources whose path starts with `below`; a build may write into the copy. Return the copy's folder."""
     for name in source_files():
         if name.startswith(below):
             copy = folder / name
@@ -38,7 +38,7 @@ def copied_sources(folder: Path, below: str = "") -> Path:
 
 
 def pip(python: str | Path, *arguments: object) -> None:
-    """Runs pip in an interpreter's environment. AssertionError with pip's output if it fails."""
+    """Run pip in an interpreter's environment. AssertionError with pip's output if it fails."""
     command = [str(python), "-m", "pip", "--disable-pip-version-check", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"pip {' '.join(map(str, arguments))}:\n{done.stdout}{done.stderr}"

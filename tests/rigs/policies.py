@@ -98,13 +98,13 @@ class Play:
         return self
 
     def select(self) -> Selection:
-        """Returns the policy's choice for the next round."""
+        """The policy's choice for the next round."""
         t = len(self.records) + 1
         eligible = selectable_rows(self.table, t, self.policy.m, rest_rounds_max=64)
         return self.policy.select(self.state, context_of(self.table, t, self.seed, eligible=eligible))
 
     def answers(self, selection: Selection, t: int) -> tuple[Observation, ...]:
-        """Returns the answers of the chosen clients in round t; silent clients do not answer."""
+        """The answers of the chosen clients in round t; silent clients do not answer."""
         chosen = dict.fromkeys(self.table.ids[row] for row in selection.rows)
         return tuple(self.observation(i, t) for i in chosen if i not in self.silent)
 

@@ -11,7 +11,7 @@ from pausefl_proto.errors import ConfigError, PauseflError
 
 @contextmanager
 def refused(said: str, error: type[PauseflError] = ConfigError) -> Iterator[None]:
-    """Asserts that the block is refused with one line that contains `said`."""
+    """Assert that the block is refused with one line that contains `said`."""
     with pytest.raises(error) as caught:
         yield
     assert said in str(caught.value)
@@ -19,7 +19,7 @@ def refused(said: str, error: type[PauseflError] = ConfigError) -> Iterator[None
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 2) -> str:
-    """Returns the one line with which a command is refused."""
+    """The one line with which a command is refused."""
     with pytest.raises(SystemExit) as ended:
         main([*map(str, arguments)])
     (line,) = capsys.readouterr().err.splitlines()

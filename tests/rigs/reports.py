@@ -21,7 +21,7 @@ def observation(client_id: str, i: int, injected_s: float) -> Observation:
 
 
 def records() -> list[RoundRecord]:
-    """Returns three rounds: both clients, the first, the second. The second had one earlier release not seen here."""
+    """Three rounds: both clients, the first, the second. The second had one earlier release not seen here."""
     both, first, second = [("<script>", 1, 0.1), ("$x$", 2, 0.2)], [("<script>", 2, 0.1)], [("$x$", 3, 0.3)]
     joined = tuple(LogEvent("joined", client_id, "", 40) for client_id in CLIENTS)
     rows = []

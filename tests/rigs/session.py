@@ -98,28 +98,28 @@ class ServerEnd(FakeStream):
     async def ask(
         self, model: Vector, round: int = 1, schedule: str = "", gap_s: float = 0.0
     ) -> tuple[pb.Result, bytes]:
-        """Gives a job. Returns the result and all bytes of its update."""
+        """Give a job. Return the result and all bytes of its update."""
         self.give_job(model, round, schedule, gap_s)
         return await self.upload()
 
     async def refusal(self, model: Vector, round: int = 1, schedule: str = "") -> pb.Result:
-        """Gives a job. Returns the result, which must have no update."""
+        """Give a job. Return the result, which must have no update."""
         self.give_job(model, round, schedule)
         result = (await self.heard()).result
         assert not result.HasField("update"), result
         return result
 
     async def all_read(self) -> None:
-        """Waits until the client has read everything that was sent."""
+        """Wait until the client has read everything that was sent."""
         self.say(ping=pb.Ping(nonce=5))
         assert (await self.heard()).pong.nonce == 5
 
     async def heard(self) -> pb.ClientMessage:
-        """Returns the client's next message, without its payload."""
+        """The client's next message, without its payload."""
         return pb.ClientMessage.FromString(unpack(await self.heard_bytes())[0])
 
     async def upload(self) -> tuple[pb.Result, bytes]:
-        """Returns the client's next result and all bytes of its update."""
+        """The client's next result and all bytes of its update."""
         header, payload = unpack(await self.heard_bytes())
         message = pb.ClientMessage.FromString(header)
         assert message.WhichOneof("kind") == "result", message
@@ -165,7 +165,7 @@ class FakeServer:
             return await self._streams.get()
 
     async def welcome(self) -> ServerEnd:
-        """Accepts the next stream, reads its hello and welcomes it."""
+        """Accept the next stream, read its hello and welcome it."""
         stream = await self.accept()
         assert (await stream.heard()).WhichOneof("kind") == "hello"
         stream.say(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="run"))
@@ -221,16 +221,16 @@ class SessionRig:
         return self.privacy.ledger
 
     def state_time(self, duration_s: float) -> None:
-        """Paces training to this duration, from now on."""
+        """Pace training to this duration, from now on."""
         self.session._trainer = PacedTrainer(self.trainer, lambda _: duration_s)
 
     def keep_states(self, path: Path) -> None:
-        """Keeps the trainer's state in `path`, from now on."""
+        """Keep the trainer's state in `path`, from now on."""
         self.session._states = TrainerStates(self.trainer, path)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["asyncio.Task[str]"]:
-        """Yields the running session's task. It is cancelled at the end of the block if it still runs."""
+        """Yield the running session's task. It is cancelled at the end of the block if it still runs."""
         task = asyncio.ensure_future(self.session.run())
         try:
             yield task
@@ -241,14 +241,14 @@ class SessionRig:
 
     @asynccontextmanager
     async def welcomed(self) -> AsyncIterator[ServerEnd]:
-        """Yields the stream of a running session after its welcome."""
+        """Yield the stream of a running session after its welcome."""
         async with self.running():
             yield await self.server.welcome()
 
 
 @asynccontextmanager
 async def welcomed(**options: Any) -> AsyncIterator[tuple[SessionRig, ServerEnd]]:
-    """Yields a running session, and its stream after the welcome."""
+    """Yield a running session, and its stream after the welcome."""
     rig = SessionRig(**options)
     async with rig.welcomed() as stream:
         yield rig, stream
@@ -256,7 +256,7 @@ async def welcomed(**options: Any) -> AsyncIterator[tuple[SessionRig, ServerEnd]
 
 @asynccontextmanager
 async def held_back(threads: int = 1, **options: Any) -> AsyncIterator[tuple[SessionRig, ServerEnd]]:
-    """Yields the same as `welcomed`, but the trainer runs in a thread and waits for its gate."""
+    """Yield the same as `welcomed`, but the trainer runs in a thread and waits for its gate."""
     with ThreadPoolExecutor(threads) as executor:
         rig = SessionRig(executor=executor, **options)
         rig.trainer.gate.clear()

@@ -12,7 +12,7 @@ from pausefl_server.settings import RunInfo, ServerSettings
 
 
 def server_settings(size: int, **changes: Any) -> ServerSettings:
-    """Returns settings for a model of one tensor of `size` values."""
+    """Settings for a model of one tensor of `size` values."""
     settings: dict[str, Any] = {
         "run_id": "test",
         "seed": 1,

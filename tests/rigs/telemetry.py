@@ -32,7 +32,7 @@ PARTS_S |= {"server_wait": 0.007, "reconnect": 0.008, "injected_down": 0.075, "i
 
 
 def observation(client_id: str, i: int, round_trip_s: float) -> Observation:
-    """Returns an observation. Its injected delays sum to 0.2 s; its drawn delays are 0.05 s and 0.125 s."""
+    """An observation. Its injected delays sum to 0.2 s; its drawn delays are 0.05 s and 0.125 s."""
     return Observation(
         client_id=client_id,
         timing=Timing(round_trip_s, **{f"{part}_s": seconds for part, seconds in PARTS_S.items()}),
@@ -53,7 +53,7 @@ def observation(client_id: str, i: int, round_trip_s: float) -> Observation:
 
 
 def records(*, private: bool = True) -> list[RoundRecord]:
-    """Returns three rounds: "a" answers in all, "b" in two, "c" in none before it retires.
+    """Three rounds: "a" answers in all, "b" in two, "c" in none before it retires.
 
     Every kind of event has a different count, so that a test notices when two counts are confused.
     """
@@ -71,7 +71,7 @@ def _observations(private: bool, **of_clients: tuple[int, float]) -> tuple[Obser
 
 
 def _failed_attempts() -> Iterator[RoundRecord]:
-    """Yields five attempts. In each, three clients miss, one update is late and one job is withdrawn."""
+    """Yield five attempts. In each, three clients miss, one update is late and one job is withdrawn."""
     kinds = [kind for kind, times in MISSES.items() for _ in range(times)]
     events = LogEvent("late", "a"), LogEvent("withdrawn", "b")
     for attempt in range(1, 6):
@@ -88,7 +88,7 @@ def _record(
     events: tuple[LogEvent, ...],
     failed_attempts: tuple[RoundRecord, ...] = (),
 ) -> RoundRecord:
-    """Returns a round that lasts `latency_s`. If "c" is chosen, it times out at that moment."""
+    """A round that lasts `latency_s`. If "c" is chosen, it times out at that moment."""
     return RoundRecord(
         *(round, len(failed_attempts) + 1, tuple(chosen), None, observations, events),
         *(latency_s, float(round), 0.003, ""),
@@ -101,7 +101,7 @@ def _record(
 
 
 def commit(telemetry: Telemetry, *, private: bool = True) -> None:
-    """Reports the rounds to `telemetry` as a server does while it plays them."""
+    """Report the rounds to `telemetry` as a server does while it plays them."""
 
     def tell(record: RoundRecord, state: RunState) -> None:
         for failed in record.failed_attempts:
@@ -112,7 +112,7 @@ def commit(telemetry: Telemetry, *, private: bool = True) -> None:
 
 
 def play(telemetry: Telemetry, *, private: bool = True) -> None:
-    """Reports rounds, evaluations, a ping, rejections, and clients that come and go."""
+    """Report rounds, evaluations, a ping, rejections, and clients that come and go."""
     commit(telemetry, private=private)
     for connected in range(1, 21):
         telemetry.arrived("a", connected, 0)

@@ -24,7 +24,7 @@ def wait_for(
     running: "subprocess.Popen[Any] | None" = None,
     every_s: float = 0.02,
 ) -> None:
-    """Returns when the condition holds. AssertionError after `timeout_s`, or when the process `running` ends first.
+    """Return when the condition holds. AssertionError after `timeout_s`, or when the process `running` ends first.
 
     An expensive condition needs a larger `every_s`, because checking it slows the process it waits for.
     """
@@ -46,5 +46,5 @@ def _is_read(fifo: Path) -> bool:
 
 
 def wait_until_unread(fifo: Path) -> None:
-    """Waits until the fifo has no reader. A killed process may keep it open for a moment."""
+    """Wait until the fifo has no reader. A killed process may keep it open for a moment."""
     wait_for(lambda: not _is_read(fifo), f"the last reader of {fifo} to go")

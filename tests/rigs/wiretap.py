@@ -29,7 +29,7 @@ class Stream:
         return self.up[0][0].hello.client_id
 
     def updates(self) -> Iterator[tuple[pb.Result, bytes]]:
-        """Yields every answer with an update, and those of its bytes that were sent before the stream broke."""
+        """Yield every answer with an update, and those of its bytes that were sent before the stream broke."""
         result: pb.Result | None = None
         data = b""
         for message, payload in [*self.up, (pb.ClientMessage(result=pb.Result()), b"")]:
@@ -58,13 +58,13 @@ class Wiretap:
         self._server.start()
 
     def wait_for(self, messages: int, timeout_s: float = 30.0) -> None:
-        """Returns when `messages` more messages have passed."""
+        """Return when `messages` more messages have passed."""
         with self._passed:
             until = self._count + messages
             assert self._passed.wait_for(lambda: self._count >= until, timeout_s), "nothing passes any more"
 
     def updates(self) -> dict[str, list[tuple[pb.Result, bytes]]]:
-        """Returns every update that left a client, by client id, in order."""
+        """Every update that left a client, by client id, in order."""
         found: dict[str, list[tuple[pb.Result, bytes]]] = defaultdict(list)
         for stream in self.streams:
             if stream.up:
@@ -72,7 +72,7 @@ class Wiretap:
         return found
 
     def close(self) -> None:
-        """Stops the relay and cuts every stream."""
+        """Stop the relay and cut every stream."""
         self._server.stop(None).wait()
         self._threads.shutdown()
 

@@ -1,4 +1,4 @@
-"""Actors: order, back pressure, and nobody left hanging."""
+"""Actors: order of messages, back pressure, and no caller left waiting."""
 
 import asyncio
 from typing import Any
@@ -128,7 +128,7 @@ async def test_room_that_a_cancelled_teller_was_granted_goes_to_the_next() -> No
 
 
 class Planner(Recorder):
-    """An actor with a plan of its own: it handles messages when the plan says so."""
+    """An actor whose `work` decides when it handles messages."""
 
     async def work(self) -> None:
         self.events.append(f"first {await self.pump(20)}, seen {self.seen}")

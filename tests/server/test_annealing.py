@@ -44,7 +44,7 @@ def energy(task: dict[str, Any], rows: Any) -> float:
 
 
 def neighbours_by_definition(task: dict[str, Any], current: set[int], neighbourhood: str) -> set[tuple[int, int]]:
-    """All swaps (out, in) allowed, straight from the text: R1 and R2 of Section IV-A."""
+    """All allowed swaps (out, in), by the definition of R1 and R2 in Section IV-A."""
     allowed = set()
     for out, incoming in itertools.product(current, set(range(len(task["ucb"]))) - current):
         after = (current - {out}) | {incoming}
@@ -108,7 +108,7 @@ def test_long_cooling_finds_the_optimum(m: int, neighbourhood: str) -> None:
 
 
 def test_the_best_set_seen_is_returned_even_if_the_chain_leaves_it() -> None:
-    """A chain that accepts everything wanders off, yet a start at the optimum is never lost."""
+    """The chain accepts every swap, so it leaves its start, which is the optimum."""
     task = problem(0)
     task["start"] = brute_force(task["ucb"], task["value"], 4, task["cluster"], 0.3)
     found, _ = run(task, "swap", Cooling(1e9, 1000))
@@ -116,7 +116,7 @@ def test_the_best_set_seen_is_returned_even_if_the_chain_leaves_it() -> None:
 
 
 def test_a_cold_chain_never_accepts_a_worse_set() -> None:
-    """With the printed sign of the acceptance probability it would accept every one."""
+    """With the acceptance probability's sign as printed, it would accept every worse set."""
     task = problem(2, n=30, m=5)
     energies = [energy(task, task["start"])]
 
@@ -137,7 +137,7 @@ def test_a_cold_chain_never_accepts_a_worse_set() -> None:
 def test_the_time_cap_ends_the_chain() -> None:
     task = problem(3)
     _, steps = run(task, "v2", Cooling(1.0, 100_000, time_cap_s=5.0), clock=Clock(1.0))
-    assert steps == 4 * annealing.CHUNK  # five looks after the start, the cap is reached
+    assert steps == 4 * annealing.CHUNK  # the fifth reading of the clock after the start reaches the cap
     _, steps = anneal(task["ucb"], additive(task), task["start"], (), Cooling(1.0, 100_000, 5.0), 0, Clock(1.0))
     assert steps == 4
 
@@ -149,7 +149,7 @@ def test_where_everyone_is_in_the_set_there_is_nothing_to_anneal() -> None:
 
 
 def test_a_function_of_the_set_and_its_swap_methods_agree() -> None:
-    """Label diversity followed swap by swap is label diversity computed anew."""
+    """Label diversity updated swap by swap equals label diversity computed anew."""
     histograms = np.random.default_rng(0).integers(0, 50, (20, 10)).astype(np.float64)
     fast, slow = LabelDiversity(histograms), followed(LabelDiversity(histograms).__call__)
     current = np.arange(5)
@@ -173,7 +173,7 @@ def test_label_diversity_is_one_for_complementary_clients_and_none_for_a_single_
 
 @pytest.mark.parametrize("stated", [np.full(10, 1e9), np.ones(1024), np.array([0.0, 1e12])])
 def test_no_client_makes_its_sets_diverse_by_what_it_states(stated: np.ndarray) -> None:
-    """Ten classes, of which each client holds one: a lie is worth no more than a silent client's uniform labels."""
+    """Each client holds one of ten classes. A lie gains no more than the uniform labels of a client that is silent."""
     table = Play(policy_of("sa-pause labels")).rounds(1).table
     context = context_of(table, 2)
     table.label_counts = {k: table.n_examples[k] * np.eye(10)[k % 10] for k in range(1, 13)}

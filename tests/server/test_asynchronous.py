@@ -1,6 +1,6 @@
-"""Asynchronous steps against plain numpy: a coordinator with its real log, and clients that answer when they are told.
+"""Asynchronous steps against plain numpy: a coordinator with its real log, and clients that answer when told to.
 
-Each test is one sentence of FedBuff (Nguyen et al., 2022) or FedAsync (Xie et al., 2019) as `model.staleness` has them.
+Each test checks a sentence of FedBuff (Nguyen et al., 2022) or FedAsync (Xie et al., 2019); see `model.staleness`.
 """
 
 import asyncio
@@ -37,17 +37,17 @@ from rigs.coordinator import BUDGET, EXAMPLES, PRIVATE, CoordinatorRig, FakePeer
 
 @dataclass(frozen=True)
 class Dealt(FedAt):
-    """FedAT with tiers of one's own."""
+    """FedAT with tiers that the test sets."""
 
     of_client: str = "0011"
-    """The tier of "a", "b", ..., a digit each."""
+    """The tiers of "a", "b", ...: one digit a client."""
 
     def tiers_of(self, state: tuple[int, ...], table: ClientTable) -> IntArray:
         return np.array([int(self.of_client[ord(client_id) - ord("a")]) for client_id in table.ids], np.int64)
 
 
 class Play:
-    """A run whose clients answer in the order that a test says; each answers the job that it has."""
+    """A run whose clients answer in the order that the test says. Each answers the job that it has."""
 
     def __init__(self, rig: CoordinatorRig) -> None:
         self.rig = rig
@@ -57,7 +57,7 @@ class Play:
         self.events: list[tuple[str, str]] = []
 
     async def handed_out(self, count: int) -> list[str]:
-        """Wait for so many jobs to come to clients; returns whose, by id."""
+        """Wait until `count` jobs have reached clients. Return the sorted ids of these clients."""
         came = []
         for _ in range(count):
             async with asyncio.timeout(20):
@@ -68,13 +68,13 @@ class Play:
         return sorted(came)
 
     async def answer(self, client_id: str) -> None:
-        """Have a client answer its job by `update_of(client_id, its round)`."""
+        """Let a client answer its job with `update_of(client_id, round)`."""
         round_, attempt = self.jobs.pop(client_id)
         await self.peers[client_id].answer(round_, attempt=attempt)
 
 
 async def joined(r: CoordinatorRig, client_ids: str) -> Play:
-    """A run whose clients are all there."""
+    """A run whose clients have all joined."""
     play = Play(r)
     play.peers = {peer.client_id: peer for peer in await r.join_all(client_ids, manual=True)}
     return play
@@ -84,7 +84,7 @@ async def joined(r: CoordinatorRig, client_ids: str) -> Play:
 async def playing(
     rig: MakeRig, clients: str, steps: Asynchronous, policy: Policy | None = None, **changes: Any
 ) -> AsyncIterator[Play]:
-    """A run with these clients, all there, which answer as the block says; it is played to its end."""
+    """Yield a run with these clients, which answer as the block says. Then wait for the run's end."""
     settings = {"rounds": 2, "minimum_clients": len(clients), "privacy": None, **changes}
     made = rig(policy or Random(steps.concurrency), is_asynchronous=True, asynchronous=steps, **settings)
     async with made.running() as r:
@@ -114,7 +114,7 @@ def test_staleness_weights_are_those_of_the_papers(rule: StalenessRule, weights:
 async def test_with_k_c_and_all_clients_alike_it_is_fedavg_bit_for_bit(
     tmp_path: Path, rule: str, policy: Policy
 ) -> None:
-    """In whatever order they answer: no client is given the same version twice, and a sum has one order."""
+    """The order of answers changes nothing: no client gets the same version twice, and sums have a fixed order."""
     final = []
     for order in ("abcd", "dbca", None):
         changes: dict[str, Any] = {"rounds": 3, "minimum_clients": 4}
@@ -144,7 +144,7 @@ async def test_a_sequence_of_one_client_is_plain_descent(rig: MakeRig) -> None:
 
 @pytest.mark.parametrize("rule", ["fedbuff", "fedasync"])
 async def test_a_stale_update_enters_as_printed_and_rules_differ_by_the_models_way(rig: MakeRig, rule: str) -> None:
-    """Without staleness FedAsync's α is FedBuff's η_g; with it, they differ by α s(τ) (θ downloaded − θ)."""
+    """Without staleness, FedAsync's α is FedBuff's η_g. With it, they differ by α s(τ) (θ downloaded − θ)."""
     alpha, s = np.float32(0.5), np.float32(1 / math.sqrt(2))
     steps = Asynchronous(concurrency=2, buffer=1, rule=rule, alpha=0.5)  # type: ignore[arg-type]  # one of its names
     optimizer = ServerOptimizer(learning_rate=1.0 if rule == "fedasync" else 0.5)
@@ -197,7 +197,7 @@ async def test_a_step_is_taken_at_every_kth_arrival_and_its_sum_has_one_order(ri
 
 
 async def test_arrivals_beyond_the_kth_make_the_next_step_and_staleness_counts_from_the_download(rig: MakeRig) -> None:
-    """Not from the last upload, nor for an idle client, which gets the newest model: it never turns stale."""
+    """Staleness does not count from the last upload. An idle client gets the newest model, so it is never stale."""
     async with playing(rig, "abc", Asynchronous(concurrency=2, buffer=1), rounds=5) as play:
         first = await play.handed_out(2)
         (idle,) = {*"abc"} - {*first}
@@ -231,7 +231,7 @@ async def test_at_most_c_clients_are_at_work_and_each_free_place_is_given_at_onc
 
 
 async def test_the_last_step_hands_out_no_more_than_its_buffer_lacks_and_replaces_what_is_lost(rig: MakeRig) -> None:
-    """What else was handed out would come for nothing, its ε spent."""
+    """Any further job would spend ε for an update that no step uses."""
     async with playing(rig, "abcd", Asynchronous(concurrency=3, buffer=2), rounds=2, privacy=PRIVATE) as play:
         first = await play.handed_out(3)
         await play.answer(first[0])
@@ -346,13 +346,13 @@ async def test_after_a_kill_updates_without_a_step_are_asked_for_under_their_key
 
 
 def round_of(pair: str, base: FloatArray, number: int) -> FloatArray:
-    """The mean of the models of two clients that were given that base in that step."""
+    """The weighted mean of two clients' models, trained from `base` in step `number`."""
     weights = [EXAMPLES[client_id] for client_id in pair]
     return np.average([base + update_of(client_id, number) for client_id in pair], axis=0, weights=weights)
 
 
 async def test_each_tier_plays_rounds_and_the_model_is_the_mean_of_theirs_also_after_a_kill(tmp_path: Path) -> None:
-    """The fast tier makes two steps. Then a client of each tier has answered, and the server dies or does not."""
+    """The fast tier makes two steps. Then a client of each tier answers, and in one of two runs the server dies."""
     changes, records = few_steps(4, 4, buffer=2, rule="fedat"), list[list[RoundRecord]]()
 
     async def finish(r: CoordinatorRig, play: Play) -> None:
@@ -413,7 +413,7 @@ async def test_a_tier_waits_for_no_client_that_is_lost_or_refuses_and_keeps_the_
 
 
 async def test_a_tier_that_has_all_its_answers_waits_for_none_of_another(rig: MakeRig) -> None:
-    """Both tiers have theirs at once, one of them fewer than K; the other is given its next jobs meanwhile."""
+    """Both tiers are complete at once, one with fewer than K answers. The other gets its next jobs meanwhile."""
     steps = Asynchronous(concurrency=4, buffer=2, rule="fedat")
     async with playing(rig, "abcd", steps, Dealt(4, tiers=2), rounds=3) as play:
         await play.handed_out(4)
@@ -427,7 +427,7 @@ async def test_a_tier_that_has_all_its_answers_waits_for_none_of_another(rig: Ma
 
 
 def few_steps(concurrency: int, rounds: int, **of_steps: Any) -> dict[str, Any]:
-    """Settings of a run with as many clients as are at work at once."""
+    """Settings of an asynchronous run that needs exactly `concurrency` clients."""
     steps = Asynchronous(concurrency=concurrency, **of_steps)
     return {"is_asynchronous": True, "asynchronous": steps, "rounds": rounds, "minimum_clients": concurrency}
 
@@ -440,7 +440,7 @@ async def begun(r: CoordinatorRig, client_ids: str) -> Play:
 
 
 async def resumed(before: Play, r: CoordinatorRig) -> Play:
-    """The clients of a run that was killed, which come back with their ledgers."""
+    """The run after a kill. The clients of `before` have come back with their ledgers."""
     after = Play(r)
     for client_id, peer in before.peers.items():
         after.peers[client_id] = await r.join(client_id, manual=True, released=peer.released)
@@ -486,7 +486,7 @@ async def test_a_kill_after_the_last_step_keeps_in_mind_who_may_have_charged_a_j
         await play.answer("a")
         await play.answer("c")
         async with asyncio.timeout(20):
-            await committed.wait()  # and then the run waits for what becomes of the other job
+            await committed.wait()  # the run then waits for the outcome of the other job
     async with CoordinatorRig(tmp_path, Random(3), **changes).running() as r:
         await r.played()
         assert ("unsettled", "b") in r.events()

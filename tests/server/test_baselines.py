@@ -1,4 +1,4 @@
-"""The policies that PAUSE and Fed-TS are compared with, against what their papers say, most of it in plain numpy."""
+"""The policies that PAUSE and Fed-TS are compared with, checked against their papers, mostly in plain numpy."""
 
 import dataclasses
 import math
@@ -24,8 +24,6 @@ from pausefl_server.selection.policies.tifl import Tifl, quantile_tiers
 from pausefl_server.selection.terms import losses
 from rigs.policies import IDS, M, Play, context_of, true_mean_s
 
-# --- baselines
-
 
 def test_fastest_takes_the_least_mean_latencies() -> None:
     assert Play(Fastest(M)).one_round().chosen == IDS[:M]
@@ -33,7 +31,7 @@ def test_fastest_takes_the_least_mean_latencies() -> None:
 
 @pytest.mark.parametrize("sizes", [[500, 300, 100, 50, 30, 20], [1] * 6])
 def test_clustered_sampling_is_unbiased_by_data_size(sizes: list[int]) -> None:
-    """Each client is drawn m|D_k|/|D| times on average; one with more than |D|/m in some round twice."""
+    """Each client is drawn m|D_k|/|D| times on average. Above |D|/m examples, it is drawn twice in some rounds."""
     table = ClientTable(seed=1, examples_max=1000)
     table.apply_events([LogEvent("joined", i, n_examples=n) for i, n in zip(IDS, sizes, strict=False)], round=1)
     drawn = np.zeros(6)
@@ -48,7 +46,7 @@ def test_clustered_sampling_is_unbiased_by_data_size(sizes: list[int]) -> None:
 
 
 def test_power_of_choice_is_the_papers_algorithm() -> None:
-    """Candidates by data size, the greatest losses of them, averaged uniformly: against plain numpy."""
+    """Candidates are drawn by data size. Those with the greatest losses are chosen, and averaged uniformly."""
     play = Play(PowD(M, d=6))
     table = play.table
     table.n_examples[:] = 100 * np.arange(1, 14)
@@ -83,7 +81,7 @@ def test_a_loss_that_was_not_reported_counts_as_the_median_of_those_that_can_be_
 
 
 def test_no_client_is_chosen_for_ever_because_it_reports_no_loss() -> None:
-    """One client answers, but reports no loss: it gains nothing by it."""
+    """The client answers, but reports no loss. It must gain nothing by that."""
 
     class LossOf3Kept(Play):
         def observation(self, client_id: str, t: int) -> Observation:
@@ -98,7 +96,7 @@ def test_no_client_is_chosen_for_ever_because_it_reports_no_loss() -> None:
 
 @pytest.mark.parametrize(("least", "explored"), [(0.0, [4, 2, 1, 0, 0, 0, 0]), (0.5, [4, 2, 2, 2, 2, 1, 0])])
 def test_oort_explores_less_and_less(least: float, explored: list[int]) -> None:
-    """Of M = 4 and 13 clients, with a share that halves down to the least one."""
+    """M = 4 of 13 clients are chosen. The share of unseen ones halves from round to round, down to the minimum."""
     play = Play(Oort(M, exploration=1.0, exploration_decay=0.5, exploration_min=least)).rounds(7)
     seen: set[str] = set()
     for record, new in zip(play.records, explored, strict=True):
@@ -112,7 +110,7 @@ def test_oort_explores_more_than_its_share_where_too_few_clients_are_known() -> 
 
 
 def test_oort_draws_in_proportion_to_utility_among_those_within_the_cutoff() -> None:
-    """A loss below 0 counts as 0: else it would make the utilities of all others equal."""
+    """A loss below 0 counts as 0. Otherwise it would make the utilities of all others nearly equal."""
     policy = Oort(1, exploration=0.0, exploration_min=0.0, cutoff=0.5, known_speeds=False)
     table = Play(policy).table
     table.n_examples[:] = 100
@@ -125,7 +123,7 @@ def test_oort_draws_in_proportion_to_utility_among_those_within_the_cutoff() -> 
 
 @pytest.mark.parametrize("known_speeds", [True, False])
 def test_oort_explores_by_size_and_speed(known_speeds: bool) -> None:
-    """Unseen clients' shares against plain numpy: size times (T/duration)², T the median of the mean latencies."""
+    """Unseen clients' shares are size × min(1, (T/duration)²), where T is the median of the mean latencies."""
     policy = Oort(1, exploration=1.0, known_speeds=known_speeds)
     table = Play(policy).table
     table.n_examples[:] = 100
@@ -137,7 +135,7 @@ def test_oort_explores_by_size_and_speed(known_speeds: bool) -> None:
     taken = np.bincount(
         [int(policy.select(policy.start(), context_of(table, t)).rows[0]) for t in range(1, rounds + 1)], minlength=13
     )
-    # Among five times as many as are drawn; ties for the fifth place go by the tie key.
+    # Candidates are five times as many as are drawn. Ties for the fifth place are broken by the tie key.
     promise = table.n_examples * speed
     tied = np.lexsort((table.tie_key, -promise))[:5]
     expected = np.zeros(13)
@@ -155,7 +153,7 @@ def test_oort_scales_utilities_as_its_authors_code() -> None:
         for u, last in zip(utility, last_round, strict=True)
     ]
     assert scaled_utility(utility, last_round, 50) == pytest.approx(np.array(expected))
-    # The unit of the loss does not matter, nor does an equal utility of all.
+    # Neither the unit of the loss matters, nor that all utilities are equal.
     assert scaled_utility(1e3 * utility, last_round, 50) == pytest.approx(np.array(expected))
     assert scaled_utility(np.full(3, 7.0), np.ones(3, np.int64), 1) == pytest.approx(np.ones(3))
 
@@ -193,7 +191,7 @@ def test_oorts_pacer_takes_a_round_and_its_failed_attempts_for_one() -> None:
     table.apply_events([LogEvent("joined", "a", n_examples=1)], 1)
 
     def percentile(*gained: float | None) -> float:
-        """After rounds that gained so much; None: an attempt at the next one that failed."""
+        """The percentile after rounds with these gains. None: a failed attempt at the next round."""
         state, t = policy.start(), 1
         for loss in gained:
             answers = () if loss is None else (PolicyObservation("a", 1.0, 1, 0.0, 0.0, loss),)

@@ -1,4 +1,4 @@
-"""One client as the server sees it: exact timings, pings, and nothing it sends gets past checks or ends its actor."""
+"""One client's actor on the server: exact timings, pings, and checks. No message of the client ends the actor."""
 
 import asyncio
 import math
@@ -28,7 +28,7 @@ GOODBYE = pb.ClientMessage(goodbye=pb.Goodbye(reason="battery low")).SerializeTo
 
 async def test_the_round_trip_runs_from_the_first_frame_handed_over_to_the_last_received() -> None:
     rig = ClientActorRig(BIG)
-    rig.stream.write_s = 0.25  # each of the model's two frames takes so long to hand over
+    rig.stream.write_s = 0.25  # each of the model's two frames takes this long to hand over
     parts = {"download_s": 0.25, "injected_down_s": 0.5, "queue_s": 0.125, "train_s": 2.0, "privatise_s": 0.0625}
     timing = pb.Timing(**parts, injected_up_s=1.0, drawn_down_s=0.5, drawn_up_s=1.0)
     release = pb.Release(participation=3, epsilon=0.5, epsilon_spent=1.5)
@@ -98,7 +98,7 @@ async def test_a_client_that_cannot_says_so_and_is_not_counted_as_wrong() -> Non
 
 @pytest.mark.parametrize(("afforded", "is_believed"), [(3, True), (4, False), (None, False)])
 async def test_a_budget_is_spent_only_where_its_schedule_bears_it_out(afforded: int | None, is_believed: bool) -> None:
-    """Two releases at hello, and one that may have been under way: three at most, when its first job comes."""
+    """The hello counts two releases and one more may be under way: at most three when the first job arrives."""
     plain = Budget(10.0, 0.1)
     budget = Budget(10.0, 0.1, plain.epsilon(afforded)) if afforded else plain
     async with ClientActorRig(budget=budget).at_work() as rig:
@@ -116,7 +116,7 @@ def test_a_budget_is_spent_where_its_floor_or_its_noise_allows_no_more() -> None
     assert [with_floor.may_be_spent(n) for n in (1, 2, 3, 4)] == [False, False, True, True]
 
 
-# -- what is rejected: (what it sends instead of a sound answer, the reason given)
+# -- rejected answers: name -> (what the client sends instead of a valid answer, the reason given)
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 IMPOSSIBLE = [*NOT_FINITE, -1.0, 1.7e308]  # in seconds; sums of the last one would be infinite
@@ -155,7 +155,7 @@ async def test_a_damaged_answer_is_asked_for_again_by_the_same_job(what: str) ->
         assert await rig.stream.heard_bytes() == job
         rig.answer(after_s=1.0)
         update = await rig.updated()
-        # The clock of an exchange never starts again; what came before the second hand-over is no link's doing.
+        # An exchange's stopwatch never restarts. The time before the second hand-over is not the link's.
         assert (update.timing.round_trip_s, update.bytes_down) == (2.0, 2 * len(job))
         assert (update.timing.reconnect_s, update.timing.propagation_s, update.timing.server_wait_s) == (1.0, 1.0, 0.0)
     assert rig.coordinator.told.empty()
@@ -213,7 +213,7 @@ async def test_an_epsilon_from_which_no_noise_follows_is_left_to_the_coordinator
     ("times", "size", "train_s"), [(1, 5, -1.0), (4, 6, 0.0), (2, 5, 0.0)], ids=["a bad timing", "damaged", "once more"]
 )
 async def test_a_rejection_names_the_attempt_that_was_answered(times: int, size: int, train_s: float) -> None:
-    """Of another attempt, it would leave the round waiting until its deadline."""
+    """With the number of another attempt, the round would wait until its deadline."""
     async with ClientActorRig().running() as rig:
         await rig.dispatch(round=3, attempt=2)
         for _ in range(times):
@@ -251,7 +251,7 @@ async def test_an_update_that_no_job_asked_for_is_rejected() -> None:
     [(1.0, 1.0005, True), (600.002, 600.03, True), (86_400.0, 86_460.0, True), (600.0, 601.0, False)],
 )
 async def test_parts_exceed_the_whole_as_far_as_clocks_disagree(whole_s: float, train_s: float, is_taken: bool) -> None:
-    """Two clocks are read at different instants, and one may be slewed: by 500 millionths, and drift of its own."""
+    """Two clocks are read at different instants. One may be slewed by 500 ppm, and drift besides."""
     async with ClientActorRig().at_work() as rig:
         rig.answer(after_s=whole_s, timing=pb.Timing(train_s=train_s))
         if is_taken:
@@ -296,7 +296,7 @@ async def test_a_late_answer_to_an_earlier_round_leaves_the_job_at_hand_alone() 
 
 @pytest.mark.parametrize("loss", [*NOT_FINITE, 1.7e308, -1.7e308])
 async def test_a_loss_that_is_no_number_is_as_good_as_none(loss: float) -> None:
-    """A training that diverged; its clipped update may still be sound."""
+    """Such a loss comes from a training that diverged. Its clipped update may still be valid."""
     async with ClientActorRig().at_work() as rig:
         rig.answer(loss=loss)
         assert (await rig.updated()).loss is None
@@ -322,7 +322,7 @@ def test_arbitrary_bytes_end_the_stream_or_leave_it_alone(messages: list[bytes])
 
 
 def begun(pings_per_s: float, client_ids: str) -> PingSchedule:
-    """A schedule that these clients have joined, at time 0."""
+    """A ping schedule at time 0, with these clients."""
     schedule = PingSchedule(pings_per_s)
     for client_id in client_ids:
         schedule.join(client_id)
@@ -362,7 +362,7 @@ async def test_a_ping_is_timed_and_one_that_a_job_overtook_is_not() -> None:
     async with rig.running():
         nonce = await pinged()
         rig.clock.advance(0.25)
-        rig.say(pong=pb.Pong(nonce=nonce + 1))  # an answer to nothing that was asked
+        rig.say(pong=pb.Pong(nonce=nonce + 1))  # answers no ping
         rig.say(pong=pb.Pong(nonce=nonce))
         nonce = await pinged()
         await rig.dispatch()
@@ -375,7 +375,7 @@ async def test_a_ping_is_timed_and_one_that_a_job_overtook_is_not() -> None:
 
 
 async def test_a_ping_is_answered_once() -> None:
-    """A pong that no ping asked for is taken in silence."""
+    """A pong without a ping is ignored."""
     async with ClientActorRig().running() as rig:
         rig.say(pong=pb.Pong(nonce=0))
         for round_ in (1, 2):

@@ -1,4 +1,4 @@
-"""What becomes of a round's answers: observations, the model they make, and the table that is a fold over the log."""
+"""What follows from a round's answers: observations, the new model, and the client table, a fold over the log."""
 
 import copy
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from rigs.log import observation, record
 from rigs.settings import server_settings
 
 GBIT_10 = 1_250_000_000
-"""Bytes that take a second."""
+"""Bytes a second on a link of 10 Gbit/s."""
 
 
 def observed(
@@ -45,7 +45,7 @@ def observed(
     untaught: int = 0,
     **changes: Any,
 ) -> Observation:
-    """The observation of a's answer, which came at 5.0, by a server that knows of three releases."""
+    """The observation of a's answer, which arrived at 5.0 s. The server knows of three releases."""
     table = ClientTable()
     known = LogEvent("reconciled", "a", released=3, epsilon_spent=3.0)
     table.apply_events([LogEvent("joined", "a", n_examples=10), known], round=1)
@@ -78,7 +78,7 @@ def test_the_undisclosed_is_unlogged(disclosed: tuple[str, ...], loss: float | N
 @pytest.mark.parametrize(
     ("timing", "wire_bytes", "device_s"),
     [
-        (Timing(1.0, train_s=1.0 + TIMING_TOLERANCE_S / 2), 0, 1.0 + TIMING_TOLERANCE_S / 2),  # two clocks, one instant
+        (Timing(1.0, train_s=1.0 + TIMING_TOLERANCE_S / 2), 0, 1.0 + TIMING_TOLERANCE_S / 2),  # two clocks may differ
         (Timing(1.0, train_s=1.0, upload_s=0.25), 0, 0.75),
         (Timing(1.0, train_s=1.0, upload_s=0.25), GBIT_10 // 2, 0.5),
         (Timing(1.0, train_s=0.5, upload_s=0.25), GBIT_10 // 2, 0.5),
@@ -118,7 +118,7 @@ STOPPED, SUSPENDED, BUSY = HostReport(stopped_s=4.0), HostReport(suspended_s=4.0
     ids=["quiet", "load", "client", "server", "deadline", "asked for", "client, once more", "both"],
 )
 def test_what_a_stop_touched_teaches_nothing(changes: dict[str, Any], suspect: tuple[str, ...], teaches: bool) -> None:
-    """A client whose host stands still by its own account in most of its exchanges is a slow client."""
+    """A client that reports stops in most of its exchanges counts as slow, so these exchanges teach the policy."""
     found = observed(**changes)
     assert (found.suspect, found.teaches) == (suspect, teaches)
 
@@ -144,7 +144,7 @@ IDS = ("a", "b", "c", "d", "e")
 
 @dataclass(frozen=True)
 class NotTheSecond(Policy):
-    """Notes what it is shown, and lets all but the second row into the model."""
+    """Records each update's row and size, and admits all rows but the second to the model."""
 
     def select(self, state: Any, context: Context) -> Selection:
         return Selection(context.eligible)
@@ -160,7 +160,7 @@ def aggregated(
     weights: FloatArray | None = None,
     late: Sequence[WeightedUpdate] = (),
 ) -> AggregatedRound:
-    """A round of five clients of which these have answered, with a model of zeros and two values."""
+    """A round of five clients, of which those in `updates` have answered. The model is zero and has two parameters."""
     state = RunState.start(NotTheSecond(5), 1)
     state.table.apply_events([LogEvent("joined", i, n_examples=10 * (k + 1)) for k, i in enumerate(IDS)], round=1)
     opened = OpenStep(1, needed=5, time_scale=settings.time_scale, elapsed=Elapsed(0.0, 0.0))
@@ -265,7 +265,7 @@ def test_a_ledger_is_only_ever_corrected_upwards() -> None:
 
 
 def test_a_claim_counts_until_the_next_one_and_what_is_proven_for_good() -> None:
-    """The first claim may have been another's, who took the id."""
+    """The first claim may have come from another client that had taken the id."""
     table = table_of("a")
     table.apply_events([LogEvent("joined", "a", n_examples=10, epsilon_spent=50.0, released=7)], round=2)
     table.apply_events([LogEvent("joined", "a", n_examples=10)], round=3)
@@ -293,7 +293,7 @@ def test_the_connected_may_be_chosen_unless_they_are_retired_and_strangers_are_i
     )
     assert table.eligible().tolist() == [0, 3]
     table.apply_events([LogEvent("joined", "b", n_examples=40), LogEvent("joined", "c", n_examples=10)], round=3)
-    assert table.eligible().tolist() == [0, 1, 3]  # back again; but retired is for good
+    assert table.eligible().tolist() == [0, 1, 3]  # b is back; c stays retired
     assert table.n_examples[1] == 40
 
 

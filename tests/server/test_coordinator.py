@@ -29,8 +29,6 @@ from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.uniform import Random
 from rigs.coordinator import BUDGET, SIZE, CoordinatorRig, MakeRig, averaged, digests_of_models, latency_of, update_of
 
-# -- whole rounds
-
 
 async def test_rounds_are_averaged_by_data_size_committed_and_acknowledged(rig: MakeRig) -> None:
     async with rig(rounds=4, minimum_clients=3).playing() as r:
@@ -43,7 +41,7 @@ async def test_rounds_are_averaged_by_data_size_committed_and_acknowledged(rig: 
     np.testing.assert_array_equal(loaded, r.coordinator.theta, strict=True)
     assert [record.chosen for record in r.store.rounds()] == [("a", "b", "c")] * 4
     assert r.coordinator.stopped_because == "all rounds done"
-    # A job acknowledges all before it; after the last round it is said.
+    # A job acknowledges all answers before it. After the last round, an explicit message does.
     assert [p.acknowledged for p in peers] == [[4]] * 3
     assert [p.dismissed for p in peers] == [Dismiss("all rounds done", final=True)] * 3
 
@@ -69,7 +67,7 @@ async def test_the_policys_signal_is_latency_at_the_emulated_scale(rig: MakeRig,
 
 @dataclass(frozen=True)
 class Suspicious(All):
-    """Writes down each update's first value and lets nobody but "a" and "c" into the model."""
+    """Records each update's first value, and admits only "a" and "c" to the model."""
 
     def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:
         admitted = np.array([table.ids[row] in "ac" for row in rows])
@@ -82,12 +80,12 @@ async def test_a_policy_sees_the_updates_and_may_keep_one_out_of_the_model(rig: 
         np.testing.assert_allclose(r.coordinator.theta, averaged(r.theta_0, 1, "ac"), atol=1e-6)
         found = {o.client_id: o.statistics for o in record.observations}
         assert found == {c: {"first": float(update_of(c, 1)[0])} for c in "abc"}
-        assert r.spent("b") == (1, BUDGET.spent(1))  # it was released all the same
+        assert r.spent("b") == (1, BUDGET.spent(1))  # its release counts nevertheless
 
 
 @dataclass(frozen=True)
 class Careless(All):
-    """Divides by a norm of 0."""
+    """Reports NaN, as a division by a norm of 0 does."""
 
     def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:
         return Inspection([{"cosine": math.nan} for _ in updates], np.ones(len(rows), np.bool_))
@@ -111,7 +109,7 @@ async def test_a_policy_that_cannot_warm_up_ends_the_run_at_once(rig: MakeRig) -
 
 @dataclass(frozen=True)
 class Wild(Policy):
-    """Chooses a row that nobody has."""
+    """Chooses a row that no client has."""
 
     def select(self, *_: Any) -> Selection:
         return Selection(np.array([0, 99]))
@@ -171,7 +169,7 @@ async def test_the_same_seed_chooses_the_same_clients_whatever_order_they_came_i
 
 @dataclass(frozen=True)
 class Twice(Policy):
-    """The first client twice and the second once, weighed by hand."""
+    """Chooses the first client twice and the second once, with weights of its own."""
 
     def select(self, state: Any, context: Context) -> Selection:
         return Selection(np.array([0, 0, 1]), np.full(3, 1 / 3), {"energy": 2.5}, cluster_penalty_s=0.375)
@@ -203,9 +201,6 @@ async def test_every_client_gets_the_same_bytes(rig: MakeRig) -> None:
         assert one.messages is other.messages
 
 
-# -- budgets
-
-
 async def test_a_client_that_has_spent_its_budget_retires(rig: MakeRig) -> None:
     async with rig(All(1), rounds=3).playing("a") as r:
         await r.join_and_work("b")
@@ -215,7 +210,7 @@ async def test_a_client_that_has_spent_its_budget_retires(rig: MakeRig) -> None:
 
 
 async def test_a_run_ends_when_nobody_has_budget_left(rig: MakeRig) -> None:
-    """Rounds that find budgets used up are no failures."""
+    """A round whose clients turn out to have no budget left is not a failure."""
     async with rig(All(1), rounds=100, connect_timeout_s=0.05, rounds_without_update_max=1).playing() as r:
         await r.join_all("ab", manual=True)
         for p in r.peers:
@@ -224,9 +219,6 @@ async def test_a_run_ends_when_nobody_has_budget_left(rig: MakeRig) -> None:
     assert "budget" in r.coordinator.stopped_because
     assert r.coordinator.outcome == "budgets_spent"
     assert r.coordinator.state.table.retired.all()
-
-
-# -- the end
 
 
 async def test_a_shutdown_gives_the_round_up_and_keeps_what_it_cost(rig: MakeRig) -> None:
@@ -252,7 +244,7 @@ async def test_a_client_that_answers_soon_after_a_shutdown_owes_nothing(rig: Mak
         await b.next_job()
         await a.answer(1)
         await r.coordinator.ask(Shutdown("stopped by SIGINT"))
-        await r.coordinator.ask(Pinged("a", 0.25))  # answered once the round is given up
+        await r.coordinator.ask(Pinged("a", 0.25))  # the answer comes once the round is given up
         await b.answer(1)
     assert [r.spent(client_id) for client_id in "ab"] == [(1, BUDGET.spent(1))] * 2
     assert not any(kind == "unsettled" for kind, _ in r.events())
@@ -287,7 +279,7 @@ async def test_after_the_end_nobody_is_left_waiting(rig: MakeRig) -> None:
 
 
 async def test_a_round_is_told_also_where_no_client_is_left_for_the_next(rig: MakeRig) -> None:
-    """All that waits for the next job is done before the server waits for clients."""
+    """Reports must not wait for the next job, since the server may wait long for clients before it."""
     told = asyncio.Event()
     async with rig(All(1), rounds=2, minimum_clients=1, connect_timeout_s=3600.0).running() as r:
         r.on_shown = lambda event: told.set() if isinstance(event, RoundCommitted) else None
@@ -311,7 +303,7 @@ async def test_a_round_is_told_to_whoever_watches(rig: MakeRig) -> None:
 async def test_a_refusal_of_an_earlier_round_ends_no_wait(rig: MakeRig) -> None:
     async with rig(rounds=2, round_timeout_s=0.5).playing("a") as r:
         b = await r.join_and_work("b")
-        await b.next_job()  # of round 2: round 1 went without it
+        await b.next_job()  # the job of round 2; round 1 ended without b
         r.coordinator.offer(Refusal("b", 1, 1, "refused", "out of memory"))
         r.coordinator.offer(b.update(2, b.release()))
     assert [o.client_id for o in r.store.rounds()[1].observations] == ["a", "b"]

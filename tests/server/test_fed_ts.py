@@ -1,4 +1,4 @@
-"""Fed-TS and its kin: drifts, thresholds, posteriors and sizes, on vectors whose harm is known."""
+"""Fed-TS and similar policies: drifts, thresholds, posteriors and sizes, on updates whose harm is known."""
 
 import dataclasses
 from collections import Counter
@@ -25,9 +25,6 @@ WEIGHTS = st.none() | st.floats(0.1, 50)
 
 def vectors(n: int, seed: int) -> list[Vector]:
     return list(np.random.default_rng(seed).standard_normal((n, SIZE), np.float32))
-
-
-# --- the mathematics
 
 
 @quickly
@@ -64,13 +61,10 @@ def test_two_means_ends_at_means_of_what_is_nearest(values: list[float], start: 
 
 
 def test_two_means_starts_where_it_is_told() -> None:
-    """Three clumps: which two are told apart depends on the start."""
+    """There are three groups of values. The start decides which two of the possible results is found."""
     values = [0.0, 0.0, 10.0, 10.0, 20.0, 20.0]
     assert two_means(values, (0.0, 20.0)) == (5.0, 20.0)  # 10 lies between: a tie goes to the low one
     assert two_means(values, (0.0, 11.0)) == (0.0, 15.0)
-
-
-# --- who is chosen
 
 
 def test_without_newcomers_the_originals_are_sampled() -> None:
@@ -148,7 +142,7 @@ def test_what_is_learnt_is_a_fold_over_the_log(policy: Policy) -> None:
 
 
 def rating(**parameters: Any) -> NewcomerPlay:
-    """A play whose newcomers are there, and none of them rated yet."""
+    """A play whose newcomers have joined and are not rated yet."""
     play = with_newcomers(FedTs(2, **parameters)).rounds(3)
     play.select()
     return play
@@ -201,7 +195,7 @@ def test_centroids_restart_after_an_empty_cluster_if_asked_to() -> None:
 
 
 def test_rescaled_centroids_follow_the_originals_own_drifts() -> None:
-    """Training has made all drifts a tenth: the poisoned one is still told apart, also among its like."""
+    """Training has shrunk all drifts to a tenth. The poisoned client is still recognised, also among poisoned ones."""
     play = rating(centroids="rescaled")
     play.after_drifts(original_0=2.0, original_1=4.0, relevant_0=1.0, poisoned_0=100.0)
     state = play.after_drifts(original_0=0.3, original_2=0.3, relevant_0=0.1, relevant_1=0.3)
@@ -240,11 +234,8 @@ def test_the_search_finds_the_number_of_relevant_newcomers() -> None:
     assert [r.details["newcomers"] for r in play.records[-20:]] == [4.0] * 20
 
 
-# --- all newcomers harmful
-
-
 def test_two_means_lets_about_half_of_only_harmful_newcomers_in() -> None:
-    """The known weakness of the printed rule: there always is a better half."""
+    """A known weakness of the printed rule: one half of the newcomers always looks better."""
     play = with_newcomers(FedTs(4, newcomer_share=1.0), POISONED).rounds(60)
     rated = np.array([play.posterior(i) for i in POISONED]) - 1
     assert 0.25 < rated[:, 0].sum() / rated.sum() < 0.75
@@ -259,13 +250,13 @@ def test_the_guard_keeps_harmful_newcomers_out_and_lets_relevant_ones_in() -> No
     assert all(len(admitted) == 4 for admitted in play.admitted)
     play = with_newcomers(guarded, RELEVANT).rounds(60)
     let_in = sum(i.startswith("relevant") for admitted in play.admitted[4:] for i in admitted)
-    # A newcomer like the originals exceeds all four of them once in five rounds.
+    # A newcomer that resembles the four originals has a greater drift than all of them once in five rounds.
     assert 0.65 < let_in / (4 * 56) < 0.95
 
 
 @pytest.mark.parametrize("originals", [0, 1])
 def test_without_two_originals_the_guard_lets_no_newcomer_in_and_learns_nothing(originals: int) -> None:
-    """Those chosen may drop out: a round without anybody to compare with must not open the gate."""
+    """Chosen originals may drop out. In a round without them, no newcomer may be admitted."""
     policy = FedTs(2, guard="leave-one-out")
     play = with_newcomers(policy, POISONED).rounds(8)
     answered = [*ORIGINALS[:originals], *POISONED]

@@ -1,4 +1,4 @@
-"""The round loop with fake clients and a real log: who is let in, and who is lost, late or wrong."""
+"""The round loop with fake clients and a real log: which clients are admitted, and which are lost, late or wrong."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ from pausefl_server.rounds.messages import Dismiss, Refusal
 from pausefl_server.selection.policies.uniform import Random
 from rigs.coordinator import BUDGET, SIZE, FakePeer, MakeRig, averaged
 
-# -- who is let in
+# -- admission
 
 ANOTHER = Manifest((TensorSpec("v", (SIZE,)),)).to_message()
 ANOTHER_REST = Manifest((TensorSpec("w", (SIZE,)),), constants="c0ffee").to_message()
@@ -30,7 +30,7 @@ WRONG_HELLOS: dict[str, tuple[dict[str, Any], str]] = {
     "more data than can be": ({"n_examples": 10**9 + 1}, "has 1000000001 examples, must be 1 to 1000000000"),
     "another model": ({"manifest": ANOTHER}, "tensors differ in name, shape or order"),
     "another rest of the model": ({"manifest": ANOTHER_REST}, "frozen parameters or buffers differ"),
-    # It need not try again.
+    # Refused for good: such a client need not try again.
     "another model, under the name of somebody connected": ({"client_id": "a", "manifest": ANOTHER}, "tensors differ"),
     "another dtype": ({"manifest": ANOTHER_TYPE}, "only float32"),
     "another schedule": ({"ledger": pb.Ledger(schedule="cheaper")}, "privacy differs"),
@@ -65,7 +65,7 @@ async def test_a_ledger_older_than_the_servers_mirror_is_refused(rig: MakeRig) -
 
 
 async def test_what_is_waited_for_is_what_round_1_waits_for(rig: MakeRig) -> None:
-    """Not for those who join later."""
+    """Clients that join later are not waited for."""
     expected = {1: frozenset("a"), 2: frozenset("ab")}.__getitem__
     async with rig(rounds=1, minimum_clients=2, expected=expected).running("a") as r:
         await r.played()
@@ -125,7 +125,7 @@ async def test_a_round_begins_when_those_expected_have_come_and_gone(rig: MakeRi
 
 
 async def test_who_comes_between_rounds_is_in_the_log_before_its_first_job(rig: MakeRig) -> None:
-    """It may charge that job: a kill must not leave a log that does not know it."""
+    """The client may charge that job. If the server is killed then, its log must know the client."""
     there = {1: "ab", 2: "abc"}
     async with rig(rounds=2, expected=lambda t: frozenset(there[t])).playing("ab") as r:
         await r.until_called(2)
@@ -142,13 +142,13 @@ async def test_who_does_not_come_as_expected_is_waited_for_once(rig: MakeRig) ->
         assert said == "round 2 begins although z did not come or go as expected"
 
 
-# -- who is lost, late or wrong
+# -- lost, late and wrong clients
 
 
 async def test_who_gives_no_answer_is_missed_and_its_late_update_only_charged(rig: MakeRig) -> None:
     async with rig(rounds=2, round_timeout_s=0.05).playing("a") as r:
         b = await r.join_and_work("b")
-        await b.next_job()  # round 2: round 1 went without it
+        await b.next_job()  # the job of round 2; round 1 ended without b
         await b.answer(1, b.release())
         await b.answer(2)
     first, second = r.store.rounds()
@@ -257,6 +257,6 @@ async def test_a_client_whose_stream_takes_nothing_holds_nobody_up(rig: MakeRig)
     async with rig(rounds=70, round_timeout_s=0.05, rest_rounds_max=0).playing("a") as r:
         frozen = FakePeer(r, "b")  # its actor never runs
         await r.register(frozen)
-        r.peers.remove(frozen)  # nor takes its goodbye
+        r.peers.remove(frozen)  # it receives no goodbye
     assert Counter(r.events())["missed", "b"] == 70
     assert len(r.store.rounds()) == 70

@@ -78,7 +78,7 @@ def registry(make_telemetry: MakeTelemetry, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def host_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorRegistry]:
-    """Of a client process with two clients; "a" has released twice."""
+    """The metrics of a client process with two clients. "a" has made two releases."""
     mktemp = tmp_path_factory.mktemp
     with closing(ledger_in(mktemp("a"), 2, Life("run", 100.0))) as a, closing(ledger_in(mktemp("b"))) as b:
         metrics = HostMetrics(["a", "b"], {"a": a, "b": b}, {"coordinate": 1, "vector": SIZE}, client_series_max=2)
@@ -272,7 +272,7 @@ def test_a_host_tells_what_is_spent_as_soon_as_it_is_spent(tmp_path: Path) -> No
 
 
 def scrape(registry: CollectorRegistry) -> str:
-    """What is told over HTTP, which is the same compressed."""
+    """The metrics as served over HTTP. Compressed answers must have the same metrics of ours."""
     told, routes = [], {"/metrics": exposition(lambda: registry, lambda: "runs")}
     with closing(WebServer("127.0.0.1", 0, routes, key="metrics.port")) as server:
         for encoding in ("identity", "gzip"):

@@ -1,4 +1,4 @@
-"""What metrics show as a run goes on: without privacy, resumed, with many clients, at its end; and what it leaves."""
+"""Metrics as a run goes on: without privacy, resumed, with many clients, at its end; and what the run leaves open."""
 
 import asyncio
 import os
@@ -75,7 +75,7 @@ def test_two_servers_in_one_process_do_not_share_their_metrics(make_telemetry: M
 
 
 def test_a_resumed_run_tells_at_once_what_its_log_knows(make_telemetry: MakeTelemetry) -> None:
-    """All but who is connected now, what was refused, and when."""
+    """Everything except current connections, refusals, and times."""
     gone_on, left_alone = make_telemetry(private(), SIZE), make_telemetry(private(), SIZE)
     evaluation = Evaluation("test", subset=True, n_examples=100, accuracy=0.75, loss=1.0)
     replay(All(2), 1, records(), gone_on.replayed, tau_min_s=TAU_MIN_S)
@@ -88,7 +88,7 @@ def test_a_resumed_run_tells_at_once_what_its_log_knows(make_telemetry: MakeTele
 
 
 def test_the_first_model_took_no_latency(make_telemetry: MakeTelemetry) -> None:
-    """A run that ended before its first round has evaluated it, and goes on."""
+    """A run that ended before its first round has evaluated this model, and is resumed."""
     telemetry = make_telemetry(private(), SIZE)
     replay(All(2), 1, records(), telemetry.replayed, tau_min_s=TAU_MIN_S)
     telemetry.resumed([(0, Evaluation("test", True, 100, 0.125, 2.0))], budgets_end=None)
@@ -100,7 +100,7 @@ def samples_of(registry: CollectorRegistry) -> dict[tuple[str, frozenset[tuple[s
 
 
 def test_with_many_clients_only_those_that_matter_most_have_series(make_telemetry: MakeTelemetry) -> None:
-    """Ten clients, number k with latency k and, in the other order, ε: the two slowest and the two that leaked most."""
+    """Client k of ten has a round trip of 1 + k s and 10 − k releases. The two slowest and two greatest ε are shown."""
     telemetry, names = make_telemetry(private()), [f"c{k}" for k in range(10)]
     joins = tuple(LogEvent("joined", name, n_examples=1) for name in names)
     seen = tuple(observation(name, 10 - k, 1.0 + k) for k, name in enumerate(names))

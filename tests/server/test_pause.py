@@ -1,4 +1,4 @@
-"""PAUSE and SA-PAUSE: their optimum, their energy by hand, clusters, and annealing."""
+"""PAUSE, the genie, UCB and SA-PAUSE: the optimum, the energy by hand, clusters, and annealing."""
 
 import dataclasses
 import itertools
@@ -24,8 +24,6 @@ from pausefl_server.selection.policies.sa_pause import SaPause
 from pausefl_server.selection.policies.ucb import Ucb
 from rigs.policies import IDS, M, Play, context_of, hash_of, true_mean_s
 
-# --- PAUSE
-
 
 def test_pause_takes_the_optimum_of_equation_14() -> None:
     for reward in ({"reward": "R1"}, {"reward": "R2", "clusters": 4, "rho": 0.05}):
@@ -38,7 +36,7 @@ def test_pause_takes_the_optimum_of_equation_14() -> None:
 
 
 def test_the_energy_is_equation_14_by_hand() -> None:
-    """Two clients, one seen twice, the other once, in round 4 (ln 3 and T/3). A third one has left with its data."""
+    """In round 4 (ln 3 and T/3), one client was seen twice and one once. A third has left, and its data with it."""
     table = ClientTable(1, tau_min_s=0.05)
     table.apply_events([LogEvent("joined", i, n_examples=n) for i, n in (("a", 300), ("b", 100), ("c", 200))], round=1)
     table.chosen[:] = table.measured[:] = [2, 1, 3]
@@ -95,7 +93,7 @@ def test_clients_that_no_cluster_names_are_alone() -> None:
 
 
 def test_growing_prices_spread_a_crowd_more_evenly_than_a_flat_one() -> None:
-    """Everyone in one of two clusters: any four have at least two extra members."""
+    """Each client is in one of two clusters, so any four have at least two extra members."""
     halves = {client_id: k % 2 for k, client_id in enumerate(IDS)}
     for record in Play(Pause(M, reward="R2", clusters=halves, rho=[0.0, 10.0, 20.0])).rounds(12).records:
         assert sorted(Counter(halves[i] for i in record.chosen).values()) == [2, 2]
@@ -113,7 +111,7 @@ def test_the_brute_force_says_how_many_sets_it_refuses() -> None:
 
 @pytest.mark.parametrize("forgetful", [{"discount": 0.8}, {"window": 10}])
 def test_a_forgetful_mean_follows_a_link_that_drifts(forgetful: dict[str, Any]) -> None:
-    """The fastest client turns slow after round 40; the plain mean believes in it far longer."""
+    """The fastest client turns slow after round 40. With the plain mean, it is chosen far longer."""
 
     class Drifting(Play):
         def observation(self, client_id: str, t: int) -> Observation:
@@ -139,9 +137,6 @@ def test_a_forgetful_index_explores_by_the_rounds_that_it_remembers(forgetful: d
         assert choice.ucb == pytest.approx(mean + np.sqrt((M + 1) * math.log(rounds) / count))
 
 
-# --- the genie
-
-
 def test_before_any_answer_an_automatic_tau_min_is_the_fastest_clients_mean() -> None:
     play = Play(Genie(M, alpha=0.0, gamma=0.0), tau_min_s=None)
     assert play.one_round().chosen == IDS[:M]
@@ -161,13 +156,10 @@ def test_clients_without_any_delay_are_the_fastest() -> None:
     assert [table.ids[row] for row in chosen] == [*IDS[-2:]]
 
 
-# --- UCB
-
-
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=3, max_size=9), st.integers(1, 5))
 def test_ucb_leaves_out_no_greater_ucb_than_it_takes(history: list[tuple[int, int]], m: int) -> None:
-    """Clients chosen and measured so often, all equally fast, so that ties abound: also of clients never measured."""
+    """`history`: (chosen, measured) of each client, also never measured ones. Equal speeds make many ties."""
     table = ClientTable(1, tau_min_s=0.05)
     table.apply_events([LogEvent("joined", i, n_examples=100) for i in IDS[: len(history)]], round=1)
     table.chosen[:] = [chosen for chosen, _ in history]
@@ -183,9 +175,6 @@ def test_ucb_leaves_out_no_greater_ucb_than_it_takes(history: list[tuple[int, in
     assert set(first) == set(np.flatnonzero(taken))
     if (table.chosen > 0).all() and not taken.all():
         assert ucb[taken].min() >= ucb[~taken].max()
-
-
-# --- SA-PAUSE
 
 
 def test_from_the_exact_start_annealing_equals_pause_under_r1() -> None:
@@ -215,21 +204,21 @@ def test_the_time_cap_comes_from_the_clock_given() -> None:
 @pytest.mark.parametrize("temperature", ["printed", "spread"])
 @pytest.mark.parametrize("phi_p", ["mean", "math:spread"])
 def test_equal_sets_still_have_a_temperature(temperature: Any, phi_p: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """α = γ = 0, and at most m clients seen, so that nothing tells sets apart."""
+    """α = γ = 0, and at most m clients seen: all sets have the same energy."""
     monkeypatch.setattr("math.spread", spread_of_positions, raising=False)
     policy = SaPause(5, alpha=0.0, gamma=0.0, temperature=temperature, start_set="random", phi_p=phi_p)
     assert len(Play(policy, IDS[:7]).rounds(3).records[1].chosen) == 5
 
 
 def spread_of_positions(context: Context, rows: Any) -> Any:
-    """A Φ of one's own: the spread of the client numbers of the set, as a plain function."""
+    """A user's Φ as a plain function: the spread of the client numbers of the set."""
     numbers = np.array([hash_of(context.table.ids[row]) for row in rows])
     return lambda positions: float(np.ptp(numbers[positions]))
 
 
 @pytest.mark.parametrize("temperature", ["printed", "spread"])
 def test_the_temperature_exceeds_energy_differences(temperature: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand: v2, eq. (20), and v1, eq. (19), over κ."""
+    """Computed by hand: v2, eq. (20), and v1, eq. (19), divided by κ."""
     scales: list[float] = []
 
     def noted(scale: float, *rest: Any) -> Cooling:

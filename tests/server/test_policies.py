@@ -1,4 +1,4 @@
-"""What every policy must do, whatever its idea, and what none is shown: drawn delays."""
+"""What every policy must do, and that no policy is shown drawn delays."""
 
 import copy
 import re
@@ -20,8 +20,6 @@ from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
 from pausefl_server.state import replay
 from rigs.policies import CASES, IDS, M, Play, context_of, every_policy, joined, policy_of, unchanged, unseen_first
-
-# --- the contract
 
 
 @every_policy
@@ -50,7 +48,7 @@ def test_with_too_few_eligible_all_of_them_are_taken(case: str, eligible: int) -
     assert [set(record.chosen) for record in play.records] == [set(IDS[:eligible])] * 3
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "fed-ts guarded"])  # which refuses m = 1
+@pytest.mark.parametrize("case", [case for case in CASES if case != "fed-ts guarded"])  # this one refuses m = 1
 def test_one_client_a_round(case: str) -> None:
     play = Play(policy_of(case, m=1)).rounds(30)
     assert all(len(record.chosen) == (len(IDS) if case == "all" else 1) for record in play.records)
@@ -90,7 +88,7 @@ def test_a_resumed_policy_equals_an_uninterrupted_one_as_one_of_the_same_seed_do
 
 @every_policy
 def test_how_rows_are_numbered_does_not_matter(case: str) -> None:
-    """Rows numbered backwards: the same clients are chosen, ties included."""
+    """With rows numbered backwards, the same clients are chosen, also among ties."""
     play, mirrored = Play(policy_of(case)), Play(policy_of(case), ids=())
     mirrored.events = play.events
     for event in reversed(joined(IDS)):
@@ -119,7 +117,7 @@ def test_a_policy_chooses_without_a_privacy_budget_and_with_an_estimated_tau_min
 
 @pytest.mark.parametrize("case", ["pause", "pause R2", "pause-brute", "sa-pause", "ucb", "fastest"])
 def test_no_client_is_favoured_among_equals(case: str) -> None:
-    """Which of 13 equal clients go first depends on the seed, all being possible."""
+    """The seed decides which of 13 equal clients go first. Each of them can."""
     firsts: Counter[str] = Counter()
     equal = Oracle(dict.fromkeys(IDS, 1.0), dict.fromkeys(IDS, 1.0))
     for seed in range(100):
@@ -183,7 +181,7 @@ def test_a_newcomer_is_tried_at_once(case: str) -> None:
 
 @unseen_first
 def test_a_client_that_never_answers_is_chosen_seldom(case: str) -> None:
-    """Its misses are measurements: a finite index, and rests of 1, 2, 4, ... rounds."""
+    """Its misses count as measurements. Its index is finite, and it rests for 1, 2, 4, ... rounds."""
     play = Play(policy_of(case), silent=[IDS[0]]).rounds(21)
     row = play.table.row_of[IDS[0]]
     assert (play.table.chosen > 0).all()
@@ -212,7 +210,7 @@ def numbers_reachable_from(thing: Any, seen: set[int]) -> Iterator[float]:
 
 @dataclass(frozen=True)
 class Spy(Policy):
-    """Takes everyone, and keeps every number it can reach."""
+    """Chooses all clients, and keeps every number it can reach."""
 
     found: ClassVar[set[float]] = set()
 

@@ -1,4 +1,4 @@
-"""What the server believes of a client's releases: at hello, in its answers, of its updates; and when budgets end."""
+"""How the server checks a client's releases: its hello, answers and updates; and the forecast of spent budgets."""
 
 import math
 from dataclasses import replace
@@ -145,7 +145,7 @@ def test_a_ledger_older_than_the_log_or_beyond_its_schedule_is_refused() -> None
     with pytest.raises(WireError, match="the schedule says"):
         check_ledger(3, PLAN.spent(2), PLAN, proven=0)
     floor = replace(PLAN, epsilon_floor=PLAN.epsilon(5))
-    check_ledger(7, PLAN.spent(7), floor, proven=0)  # made under another floor: it will be retired
+    check_ledger(7, PLAN.spent(7), floor, proven=0)  # made under another floor: the client will be retired
     with pytest.raises(WireError, match="counts 4294967295 releases, more than its schedule has"):
         check_ledger(2**32 - 1, PLAN.spent(2**32 - 1), PLAN, proven=0)
 
@@ -208,7 +208,7 @@ def test_rounding_on_the_way_widens_the_bound_of_a_sum_by_each_value() -> None:
 
 
 def test_the_bounds_are_no_wider_than_their_probability_asks_for() -> None:
-    """The noise alone passes each bound with at most half the probability, and would often pass half of it."""
+    """The noise alone exceeds each bound with at most half the probability, and would often exceed half the bound."""
     scale, d = 2.0, 1000
     greatest, total = NormBound("coordinate", 2.0).limits(d, 1.0)
     least = scale * math.log(d / TAIL_PROBABILITY)
@@ -221,16 +221,16 @@ def test_equal_shares_last_as_long_as_there_is_budget() -> None:
 
 
 def test_whoever_is_chosen_more_is_used_up_sooner() -> None:
-    """Two fast clients take every round: they last 20 rounds, then two others play the 10 that are left to them."""
+    """Two fast clients play every round and last 20 rounds. Then a single client has budget left, too few for m = 2."""
     assert rounds_left(np.array([20, 20, 10]), np.array([99, 99, 0]), m=2) == 20
     assert rounds_left(np.array([20, 20, 20]), np.array([10, 10, 10]), m=1) == 60
-    # Chosen 4 times and never, so 5 to 1: after 2 rounds of each of these one is used up, after 10 the other.
+    # Chosen 4 and 0 times, so 5 to 1 is expected: one is used up after 2 rounds of each of its own, after 10 the other.
     assert rounds_left(np.array([10, 10]), np.array([4, 0]), m=2) == 6
     assert rounds_left(np.array([10, 10]), np.array([4, 0]), m=1) == 20
 
 
 def test_the_end_of_budgets_is_forecast_from_the_round_that_is_over() -> None:
-    """Ten releases each, of which two are had: equal clients, one of them retired, play eight rounds more."""
+    """Of ten releases each, two are made. Equal clients play eight rounds more; a third one is retired."""
     table = ClientTable()
     table.apply_events([LogEvent("joined", client_id, n_examples=1) for client_id in "abc"], round=1)
     table.released[:], table.chosen[:], table.retired[:] = [2, 2, 10], [5, 5, 9], [False, False, True]
@@ -252,7 +252,7 @@ def test_a_run_ends_with_too_few_clients_only_where_budgets_are_the_cause() -> N
 
 
 def test_a_step_whose_updates_end_the_budgets_hands_out_as_the_last_one_does() -> None:
-    """Three releases each: of four clients, two have one left; a step takes three updates."""
+    """Budgets allow three releases. Of four clients, two have one release left. A step needs three updates."""
     budget = Budget(BUDGET.epsilon_budget, BUDGET.eta, BUDGET.epsilon(3))
     privacy, steps = PrivacySettings(budget, "coordinate", "agreed"), Asynchronous(concurrency=4, buffer=3)
     settings = server_settings(8, rounds=9, privacy=privacy, is_asynchronous=True, asynchronous=steps)
@@ -271,7 +271,7 @@ def test_a_step_whose_updates_end_the_budgets_hands_out_as_the_last_one_does() -
 def test_the_forecast_never_promises_more_than_any_policy_could_play(left: list[int], m: int, random: object) -> None:
     chosen = np.array([random.randint(0, 30) for _ in left])  # type: ignore[attr-defined]  # of this type here
     forecast = rounds_left(np.array(left), chosen, m)
-    # The best any policy can do is to take those who have most left.
+    # The best possible policy chooses the clients with most releases left.
     remaining, played = sorted(left, reverse=True), 0
     while len(remaining) >= m and remaining[m - 1] > 0:
         remaining = sorted([r - 1 for r in remaining[:m]] + remaining[m:], reverse=True)
@@ -280,7 +280,7 @@ def test_the_forecast_never_promises_more_than_any_policy_could_play(left: list[
 
 
 def test_the_forecast_is_told_once_as_one() -> None:
-    """A run may well play all its rounds."""
+    """It is only a forecast: a run may play all its rounds."""
     said: list[ProgressEvent] = []
     reporter = ProgressReporter(server_settings(8, rounds=40), said.append)
     for t in range(1, 41):
@@ -304,7 +304,7 @@ def test_noise_that_swamps_the_model_is_announced_in_its_round_and_once() -> Non
 
 
 async def test_newcomers_without_budget_have_the_rows_that_a_replay_gives_them(tmp_path: Path) -> None:
-    """d has gone and b comes with its budget spent: no round begins until a comes, and both are its newcomers."""
+    """d has left and b joins with its budget spent. No round begins until a joins; then a and b are its newcomers."""
     floor = PrivacySettings(Budget(BUDGET.epsilon_budget, BUDGET.eta, BUDGET.epsilon(5)), "coordinate", "agreed")
     async with CoordinatorRig(tmp_path, All(1), rounds=2, minimum_clients=1, privacy=floor).running() as r:
         d = await r.join_and_work("d")
@@ -314,5 +314,5 @@ async def test_newcomers_without_budget_have_the_rows_that_a_replay_gives_them(t
         for message in (Lost(d, "it said goodbye", may_return=False), Pinged("b", 0.1), Pinged("b", 0.1)):
             await r.coordinator.ask(message)
         await (await r.join("a", manual=True)).play(2)
-        await r.played()  # which compares with a replay
+        await r.played()  # compares the state with a replay
         assert r.coordinator.state.table.ids == ["d", "a", "b"]

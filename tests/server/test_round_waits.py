@@ -1,4 +1,4 @@
-"""How long a round waits for each client, also where the server stands still; what one that is missing costs."""
+"""How long a round waits for each client, also after the server stood still; and what a missing client costs."""
 
 import asyncio
 import math
@@ -98,7 +98,7 @@ def test_clients_that_missed_were_at_work_within_elapsed_time(
     [(1.9, HostReport(), ()), (2.1, HostReport(), ("server deadline_s",)), (1.0, STOPPED, ("server stopped_s",))],
 )
 def test_an_absent_servers_misses_teach_nothing(late_s: float, host: HostReport, suspect: tuple[str, ...]) -> None:
-    """Whether its monitor saw that, or it passed its own deadline by more than the deadline."""
+    """The monitor saw a stop, or the server passed the deadline by more than the timeout itself."""
     opened, table, settings = open_round(), table_of({"a": [], "b": []}), server_settings(8)
     now_s = SENT_S + late_s * TIMEOUT_S
     opened.take(answer_of("a", 1, Release(), arrived_s=now_s), table, settings, now_s)
@@ -161,7 +161,7 @@ def test_a_server_that_stood_still_takes_no_clients_time_away() -> None:
 
 
 Answers = Mapping[str, Sequence[float | None]]
-"""Each client's round trips in order; None: a miss."""
+"""Each client's round trips in order, in seconds. None: a miss."""
 
 
 def table_of(answers: Answers) -> ClientTable:
@@ -255,7 +255,7 @@ async def test_answers_that_wait_when_the_deadline_has_passed_are_taken(rig: Mak
 
 
 async def test_answers_that_come_once_the_server_goes_on_are_taken(rig: MakeRig) -> None:
-    """As of a process that was stopped: what clients sent meanwhile is still in its sockets."""
+    """As after a stop of the process: what clients sent meanwhile is still in its sockets."""
     async with rig(rounds=1, round_timeout_s=0.2, minimum_clients=3).playing() as r:
         a, b, c = await r.join_all("abc", manual=True)
         for peer in (a, b, c):
@@ -302,7 +302,7 @@ def test_waiting_models_take_a_gigabyte_at_most() -> None:
 async def test_no_honest_client_is_rejected_because_the_server_slept(
     train_s: float, round_trip_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its clock counts 1 s, and the client's the 4 s that it slept as well."""
+    """The server's clock counts 1 s. The client's clock also counts the 4 s that the server slept."""
     rig = ClientActorRig()
     monkeypatch.setattr(rig.watch, "report", lambda *_, **__: HostReport(suspended_s=4.0))
     async with rig.at_work():

@@ -1,4 +1,4 @@
-"""The exact searches against brute force, on everything that is awkward: ties, infinities, forced rows, extremes."""
+"""The exact searches against brute force, on difficult inputs: ties, infinities, forced rows, extremes."""
 
 import itertools
 import os
@@ -15,7 +15,7 @@ from pausefl_server.search import brute_force, convex_pivot_and_fill, kernels, p
 from pausefl_server.search.kernels import compiled
 from pausefl_server.search.sweep import FEW
 
-# Few distinct values, so that ties are the rule; the fractions are exact in binary, so equal energies are equal.
+# Few distinct values, so that ties are frequent. The fractions are exact in binary, so equal energies compare equal.
 UCB = st.one_of(st.sampled_from([0.0, 0.5, 1.0, 2.0, np.inf]), st.floats(-100, 100))
 VALUE = st.one_of(st.sampled_from([-1.0, 0.0, 0.25, 0.5]), st.floats(-10, 10))
 
@@ -41,7 +41,7 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def energy(problem: dict[str, Any], rows: Any, marginal: Any) -> tuple[float, float]:
-    """What decides between two sets: (1, Σ) where the minimum is +inf, else (0, min + Σ)."""
+    """The sort key of a set: (1, Σ) if the minimum is +inf, else (0, min + Σ)."""
     rows = list(rows)
     least, total = problem["ucb"][rows].min(), problem["value"][rows].sum()
     for _, members in itertools.groupby(sorted(problem["cluster"][rows])):
@@ -50,7 +50,7 @@ def energy(problem: dict[str, Any], rows: Any, marginal: Any) -> tuple[float, fl
 
 
 def optimum(problem: dict[str, Any], marginal: Any) -> tuple[float, float]:
-    """The greatest energy over all sets that hold the forced rows, by the plainest loop there is."""
+    """The greatest energy of all sets that contain the forced rows, found by trying each."""
     sets = itertools.combinations(range(len(problem["ucb"])), problem["m"])
     return max(energy(problem, s, marginal) for s in sets if set(problem["forced"]) <= set(s))
 
@@ -112,7 +112,7 @@ def hard(k: int, m: int, seed: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_two_clustered_searches_agree_on_large_problems(seed: int) -> None:
-    """They share no inner loop; eq. (22) is the convex penalty (0, λ, λ, ...). Without a penalty, both are plain."""
+    """They share no loop. Eq. (22) is the convex penalty (0, λ, λ, ...). Without it, both are the plain search."""
     problem = hard(3000, 200, seed)
     ucb, value, m, cluster, forced = (problem[key] for key in ("ucb", "value", "m", "cluster", "forced"))
     marginal = [0.0, problem["penalty"], problem["penalty"]]
@@ -201,14 +201,14 @@ def test_bad_input_is_refused(change: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("marginal", [(), (1.0, 0.5), (0.0, -0.5), (0.0, np.inf), (0.0, np.nan)])
 def test_a_penalty_that_is_not_convex_is_refused(marginal: tuple[float, ...]) -> None:
-    """Greedy filling is wrong for falling marginal costs, so they must not slip through."""
+    """Greedy filling is wrong for falling marginal costs, so these must be refused."""
     with pytest.raises(ValueError, match="marginal"):
         convex_pivot_and_fill([1.0, 2.0], [0.0, 0.0], 1, [0, 0], marginal)
 
 
 @pytest.mark.parametrize("home", ["~", "/home/somebody"])
 def test_an_account_without_a_home_gets_no_folder_of_that_name(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """numba would keep its cache in a folder called `~`, as of a service of systemd with DynamicUser."""
+    """numba would keep its cache in a folder called `~`, for instance in a systemd service with DynamicUser."""
     asked: list[dict[str, bool]] = []
 
     def njit(*_: object, **options: bool) -> Callable[[object], object]:

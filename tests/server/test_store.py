@@ -1,4 +1,4 @@
-"""run.db: every field comes back, what is taken back keeps its ε, views add up."""
+"""run.db: every field is read back, rounds that are taken back keep their ε, and views add up."""
 
 import asyncio
 import math
@@ -41,7 +41,7 @@ BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def records_of(cls: type[Any], **drawn: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """A record whose every field is drawn: by its type where nothing else is said."""
+    """A record with every field drawn, by the field's type unless `drawn` gives a strategy for it."""
     types = {name: kind for name, kind in get_type_hints(cls).items() if name not in drawn and name != "__slots__"}
     return st.builds(cls, **{name: BY_TYPE[types[name]] for name in types}, **drawn)
 
@@ -120,12 +120,12 @@ def test_a_round_taken_back_is_gone_but_what_was_spent_is_not() -> None:
         store.save_evaluations(2, [Evaluation("test", True, 10, 0.5, 1.0)])
         store.go_back_to(1)
         assert ([r.round for r in store.rounds()], store.evaluations()) == ([1], [])
-        (event,) = store.late_events()  # b is to join anew
+        (event,) = store.late_events()  # b has to join again
         assert (event.kind, event.client_id, event.epsilon_spent, event.released) == ("reconciled", "a", 6.0, 2)
 
 
 def test_clients_that_came_in_rounds_taken_back_are_to_come_anew() -> None:
-    """Else all would have come in the next round. Those that were there before come and go as they did."""
+    """Otherwise, all would join in the next round. Joins and departures of earlier clients are kept."""
     with fresh_store() as (store, path):
         came = {1: ("a", "b"), 3: ("c", "a"), 4: ("d",)}
         for t in range(1, 5):
@@ -137,11 +137,11 @@ def test_clients_that_came_in_rounds_taken_back_are_to_come_anew() -> None:
         kept = [(e.kind, e.client_id) for e in store.late_events()]
         assert kept == [("joined", "a"), *[("reconciled", "c")] * 2, ("left", "b")]
         store.close()
-        Store(path).close()  # which verifies the seals
+        Store(path).close()  # verifies the seals
 
 
 def test_events_of_rounds_taken_back_wait_until_a_round_knows_of_them() -> None:
-    """A crash before all of them are played again: they are not read once more as what nobody knows of."""
+    """After a crash before all rounds are played again, the events must not be read a second time."""
     with fresh_store() as (store, path):
         for t, client_id in enumerate("abcd", start=1):
             store.commit_round(record(t, observation(client_id), events=(LogEvent("missed", client_id),)))
@@ -152,7 +152,7 @@ def test_events_of_rounds_taken_back_wait_until_a_round_knows_of_them() -> None:
         store.commit_round(record(2, observation("a"), attempt=2, events=events))
         assert store.late_events() == []
         store.close()
-        with closing(Store(path)) as again:  # which verifies the seals
+        with closing(Store(path)) as again:  # verifies the seals
             assert again.late_events() == []
 
 
@@ -239,7 +239,7 @@ JOINS = [
     ],
 )
 def test_a_view_tells_of_all_rounds(records: list[RoundRecord], sql: str, rows: list[tuple[Any, ...]]) -> None:
-    """The greatest leakage never falls and knows of rounds without answers; a client drawn twice counts twice."""
+    """The greatest leakage never falls, and includes rounds without answers. A client drawn twice counts twice."""
     with fresh_store() as (store, path):
         for each in records:
             store.commit_round(each)

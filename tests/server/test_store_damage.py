@@ -1,4 +1,4 @@
-"""What a restart finds again: the run and its last models; damage is found, told in one line, and left as it is."""
+"""What a restart finds: the run and its last models. Damage is detected, reported in one line, and left as it is."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
-    """A log whose writer was killed after ten rounds at least, most of them in its -wal."""
+    """A log whose writer was killed after at least ten rounds, most of them in the -wal."""
     with subprocess.Popen(
         [sys.executable, "-c", COMMITTER, tmp_path / "run.db"],
         stdout=subprocess.PIPE,
@@ -67,7 +67,7 @@ def killed(tmp_path: Path) -> Path:
 
 
 def refusal(path: Path) -> str:
-    """Why a log is refused, in one line; it is left as it is."""
+    """The one line with which a log is refused. Its files stay unchanged."""
     before = files(path)
     with pytest.raises(ConfigError) as refused:
         Store(path).close()
@@ -78,13 +78,13 @@ def refusal(path: Path) -> str:
 
 
 def files(path: Path) -> dict[str, bytes]:
-    """The log's files with their contents, without what any reader leaves: an empty -wal, and shared memory."""
+    """The log's files with their contents, without those that any reader leaves: an empty -wal, and shared memory."""
     found = {file.name: file.read_bytes() for file in path.parent.glob("run.db*") if not file.name.endswith("-shm")}
     return {name: data for name, data in found.items() if data}
 
 
 def contents(path: Path) -> dict[str, list[tuple[object, ...]]]:
-    """All rows but the idle pings, which nothing is replayed from."""
+    """All rows by table, except the idle pings, which a replay does not use."""
     with closing(sqlite3.connect(path)) as database:
         names = [name for (name,) in database.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         return {name: database.execute(f"SELECT * FROM {name}").fetchall() for name in names if name != "pings"}
@@ -164,7 +164,7 @@ def test_a_log_whose_writer_was_killed_is_whole(killed: Path) -> None:
 
 @pytest.mark.parametrize("where", [0.1, 0.5, 0.9])
 def test_a_flipped_bit_in_the_write_ahead_log_is_missed_commits(killed: Path, where: float) -> None:
-    """SQLite takes the log to end there, and would go on as if the commits behind it had never been."""
+    """For SQLite, the log ends at the flipped bit. It would continue as if later commits had never happened."""
     wal = killed.with_name("run.db-wal")
     data = bytearray(wal.read_bytes())
     data[int(where * len(data))] ^= 1
@@ -190,7 +190,7 @@ def test_a_copy_of_an_earlier_round_takes_the_place_of_all_files(path: Path) -> 
 
 
 def test_what_sqlite_finds_amiss_is_said_in_one_line(path: Path) -> None:
-    """A copy of an earlier round was put beside a later write-ahead log."""
+    """Such damage comes from a copy of an earlier round beside a later write-ahead log."""
     with closing(sqlite3.connect(path)) as database:
         (page,) = database.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'pings'").fetchone()
         (size,) = database.execute("PRAGMA page_size").fetchone()
@@ -201,7 +201,7 @@ def test_what_sqlite_finds_amiss_is_said_in_one_line(path: Path) -> None:
 
 
 def test_a_log_that_was_read_while_it_was_closed_misses_its_write_ahead_log(path: Path) -> None:
-    """SQLite leaves it, since the reader needs it, and nothing but the count tells what stands in it."""
+    """SQLite keeps the log for the reader. Only the commit count tells what is missing when the log is deleted."""
     store = Store(path)
     with closing(open_read_only(path)) as reader:
         reader.execute("SELECT * FROM meta").fetchone()
@@ -237,7 +237,7 @@ Store(Path(sys.argv[1]))
 
 
 def test_what_a_kill_left_unfinished_in_the_file_is_undone(tmp_path: Path) -> None:
-    """SQLite writes no journal once a log is there; it does while it is begun."""
+    """SQLite writes a rollback journal only while the database is created, before there is a write-ahead log."""
     play_killed(
         """
 import os, sqlite3, sys
@@ -257,7 +257,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.parametrize("loss", ["deleted", "moved", "replaced"])
 async def test_a_log_that_was_taken_away_takes_no_further_round(tmp_path: Path, loss: str) -> None:
-    """SQLite would go on writing to it, and the whole run would be lost at its end."""
+    """SQLite would keep writing to the lost file, and the whole run would be lost at its end."""
     folder = tmp_path / "run"
     folder.mkdir()
     store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
@@ -276,7 +276,7 @@ async def test_a_log_that_was_taken_away_takes_no_further_round(tmp_path: Path, 
 
 
 async def play(folder: Path, rounds: int, ids: str = "abc", policy: Policy | None = None, **changes: Any) -> RunResult:
-    """Begin or go on with the run in `folder` until it has so many rounds."""
+    """Start or continue the run in `folder` until it has `rounds` rounds."""
     privacy = {c: private(folder / "ledgers", c) if changes.get("privacy") else None for c in ids}
     try:
         async with (
@@ -306,7 +306,7 @@ async def test_a_run_in_two_parts_is_the_run_in_one(tmp_path: Path) -> None:
 
 
 async def test_who_was_there_before_a_restart_is_not_taken_to_be_there(tmp_path: Path) -> None:
-    """Also if it joined after the last round of the log."""
+    """This also holds for a client that joined after the log's last round."""
     async with federation(tmp_path, minimum_clients=3) as run, clients() as some:
         some.start_all("ab", await run.port)
         for _ in range(3):
@@ -359,10 +359,10 @@ def test_a_torn_model_is_not_taken_for_a_whole_one(tmp_path: Path, damage: str) 
 
 
 async def test_no_round_is_in_the_log_without_the_model_that_is_kept_of_it(tmp_path: Path) -> None:
-    """A kill between the two would leave a model out that `--back-to` is promised."""
+    """After a kill between the two, a model that `--back-to` promises would be missing."""
     with closing(Store(tmp_path / "run.db")) as store, closing(Checkpoint(tmp_path)) as checkpoint:
         keeper = StoreActor(store, checkpoint, keep_every=1)
-        (tmp_path / "round-00000002.f32").mkdir()  # where the model of round 2 cannot be written
+        (tmp_path / "round-00000002.f32").mkdir()  # so that the model of round 2 cannot be written
         async with asyncio.TaskGroup() as group:
             group.create_task(keeper.run())
             await keeper.ask(CommitRound(a_round(1), theta(1.0)))

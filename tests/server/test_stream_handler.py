@@ -1,4 +1,4 @@
-"""A client's stream at the server: it breaks, takes nothing, has many frames, or floods, and how long it rests then."""
+"""A client's stream at the server: it breaks, reads nothing, has many frames or floods; and its rest afterwards."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ PONG = pb.ClientMessage(pong=pb.Pong(nonce=9)).SerializeToString()
 
 
 class BreakingContext:
-    """A gRPC context whose core refuses a read or a write, as it does where a stream ends at that moment."""
+    """A gRPC context whose core fails a read or a write, as it does when a stream ends at that moment."""
 
     def __init__(self, given: bytes, breaks_at: str) -> None:
         self._given, self._breaks_at = given, breaks_at
@@ -69,7 +69,7 @@ async def stream_handler(coordinator: OneJob | None = None) -> AsyncIterator[Cli
 
 
 class SilentStream:
-    """A client's that says hello, takes so many messages, and closes its side once the second one is under way."""
+    """A client's stream that says hello, accepts `takes` messages, and closes once a second one is written."""
 
     def __init__(self, takes: int) -> None:
         self.taken: list[pb.ServerMessage] = []
@@ -94,7 +94,7 @@ class SilentStream:
 async def test_nothing_is_read_from_a_peer_that_can_be_none_of_the_run() -> None:
     handler = ClientStreamHandler(OneJob(SIZE), AnswerLimits(SIZE), Admission(tokens={"a": b""}))  # type: ignore[arg-type]  # it plays the part
     stream = SilentStream(takes=9)
-    async with asyncio.timeout(5):  # less than a hello is waited for
+    async with asyncio.timeout(5):  # shorter than the wait for a hello
         await handler.handle(stream, PeerIdentity("peer", token="a guess"))
     (answer,) = stream.taken
     assert (answer.goodbye.final, "one of the run's" in answer.goodbye.reason) == (True, True)
@@ -132,9 +132,9 @@ async def test_a_client_that_takes_nothing_leaves_few_streams_behind() -> None:
 
 @pytest.mark.parametrize(("connections", "kept"), [(1, 16), (64, 32)])
 async def test_goodbyes_that_nobody_takes_are_few(connections: int, kept: int) -> None:
-    """A peer may set its windows to 0; gRPC then keeps each stream with an unsent message, also a cancelled one.
+    """A peer may set its flow-control windows to 0. gRPC then keeps streams with unsent messages, even cancelled ones.
 
-    Such a stream keeps its connection, and strangers must not keep all the 64 that are spare.
+    Such a stream keeps its connection, and strangers must not occupy all 64 spare connections.
     """
     opened = 64
     ended: asyncio.Queue[int] = asyncio.Queue()
@@ -159,7 +159,7 @@ async def test_goodbyes_that_nobody_takes_are_few(connections: int, kept: int) -
 
 
 async def note_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ended: asyncio.Queue[int]) -> None:
-    """Put each stream that the server ends into `ended`; it has sent no data."""
+    """Put the id of each stream that the server ends into `ended`. Assert that the server sends no data."""
     while True:
         head = await reader.readexactly(9)
         kind, flags = head[3], head[4]
@@ -205,12 +205,12 @@ async def test_a_frame_too_many_and_an_update_begun_again_count_once(again: bool
 
 
 def numbered(index: int, of: bytes) -> bytes:
-    """A frame of this index with the payload of another message."""
+    """A frame with this index and the payload of another message."""
     return pack(pb.ClientMessage(frame=pb.Frame(index=index)), unpack(of)[1])
 
 
 async def test_the_round_trip_runs_on_while_an_answer_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that breaks meanwhile leaves the job, and when it was first handed over, to the next one."""
+    """If the stream breaks meanwhile, the next stream takes over the job and the time of its first hand-over."""
     rig, begun, may_end = ClientActorRig(BIG), asyncio.Event(), asyncio.Event()
 
     async def check_slowly(_: ClientActor, frames: Assembler, release: Release) -> Vector:
@@ -263,14 +263,14 @@ async def test_a_client_that_may_not_return_or_keeps_breaking_is_not_waited_for(
 
 @pytest.mark.parametrize("way", ["floods", "says goodbye"])
 async def test_a_round_goes_on_without_a_client_that(way: str, tmp_path: Path) -> None:
-    """Neither the round's timeout nor that for coming back is waited for."""
+    """The run waits neither for the round's timeout nor for the client's return."""
     patience = {"round_timeout_s": 60.0, "rejoin_timeout_s": 60.0, "connect_timeout_s": 20.0}
     async with federation(tmp_path / "run", All(2), minimum_clients=2, rounds=1, **patience) as run, clients() as some:
         some.start("a", await run.port)
         async with raw_stream(await run.port) as call:
             await take_a_job(call)
             if way == "floods":
-                with suppress(grpc.aio.AioRpcError):  # it may be cut off in the midst of it
+                with suppress(grpc.aio.AioRpcError):  # it may be cut off while it writes
                     for _ in range(75):
                         await call.write(PONG)
                     await call.read()

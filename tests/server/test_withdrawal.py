@@ -1,4 +1,4 @@
-"""A job whose round is over is taken back: nothing is paid for it that was not paid before."""
+"""A job is withdrawn when its round is over. No ε is spent on it that was not spent before."""
 
 import asyncio
 import gc
@@ -33,7 +33,7 @@ def withdraw(stream: ServerEnd, round: int) -> None:
 
 
 async def answer(stream: ServerEnd) -> tuple[int, int]:
-    """(round, status) of what the client says next."""
+    """(round, status) of the client's next result."""
     result = (await stream.heard()).result
     return result.round, result.status
 
@@ -47,13 +47,13 @@ async def test_what_a_job_waits_for_ends_with_its_withdrawal() -> None:
     async def withdraw_soon() -> None:
         await asyncio.sleep(0)
         withdrawal.set()
-        withdrawal.set()  # said twice is said once
+        withdrawal.set()  # a second call changes nothing
 
     saying = asyncio.ensure_future(withdraw_soon())
     with pytest.raises(Withdrawn):
         await withdrawal.guard(never.wait())
     await saying
-    with pytest.raises(Withdrawn):  # and nothing is waited for after it
+    with pytest.raises(Withdrawn):  # later waits end at once
         await withdrawal.guard(never.wait())
     assert withdrawal.is_set()
 
@@ -117,14 +117,14 @@ async def test_training_that_ends_after_its_job_was_withdrawn_is_not_paid_for(tm
         rig.trainer.gate.set()
         assert await answer(stream) == (1, pb.STATUS_WITHDRAWN)
         assert rig.ledger.released == 0
-        stream.give_job(rig.model, 1, SCHEDULE)  # a server that was started again asks for the same once more
+        stream.give_job(rig.model, 1, SCHEDULE)  # a restarted server asks for the same job again
         assert await answer(stream) == (1, pb.STATUS_OK)
     assert rig.ledger.released == 1
 
 
 @pytest.mark.parametrize("is_ended", [False, True], ids=["withdrawn", "ended"])
 async def test_the_stated_time_of_a_job_ends_with_it(is_ended: bool) -> None:
-    """When its job is withdrawn, or the whole client is told to end: nobody waits for the rest of an hour."""
+    """The job is withdrawn, or the whole client is told to end. The rest of the hour is not waited for."""
     with ThreadPoolExecutor(1) as executor:
         rig = SessionRig(executor=executor)
         rig.state_time(3600.0)
@@ -142,7 +142,7 @@ async def test_the_stated_time_of_a_job_ends_with_it(is_ended: bool) -> None:
 
 @pytest.mark.parametrize("is_withdrawn", [False, True])
 async def test_the_work_of_a_broken_stream_ends_before_the_next_job_begins(is_withdrawn: bool) -> None:
-    """With two trainers' threads: one client has one trainer, one ledger and one state."""
+    """Even with two threads for trainers: a client has one trainer, one ledger and one state."""
     async with held_back(threads=2) as (rig, broken):
         broken.give_job(rig.model, 1)
         await asyncio.to_thread(rig.trainer.begun.wait, 20)
@@ -173,7 +173,7 @@ async def test_an_update_that_is_paid_for_is_sent_all_the_same(tmp_path: Path) -
 @pytest.mark.parametrize("size", [6, BIG], ids=["held by the link", "still arriving"])
 @pytest.mark.parametrize("is_charged", [True, False])
 async def test_work_of_a_broken_stream_is_sent_if_it_was_paid_for(tmp_path: Path, size: int, is_charged: bool) -> None:
-    """The job is given again, and withdrawn before its model is here; the hello has not counted its release."""
+    """The job is given again, and withdrawn before its model has arrived. The hello did not count its release."""
     delays = iter([Delays(), Delays(down_s=3600.0)])
     with ThreadPoolExecutor(1) as executor:
         rig = SessionRig(ledger_in=tmp_path, executor=executor, size=size, delays=lambda _: next(delays))
@@ -196,7 +196,7 @@ async def test_work_of_a_broken_stream_is_sent_if_it_was_paid_for(tmp_path: Path
 
 
 class Remembering(SyntheticTrainer):
-    """Remembers the rounds it was trained in; each training is stopped half-way if its job is withdrawn."""
+    """Remembers the rounds it was trained in. A withdrawn job stops its training half-way."""
 
     def __init__(self) -> None:
         super().__init__(4, seed=1, client_id="a", train_s=30.0)
@@ -250,21 +250,21 @@ async def test_a_late_update_is_told_to_the_coordinator_also_when_the_next_job_i
 
 
 async def test_a_late_update_that_arrives_damaged_is_over_and_its_release_counts() -> None:
-    """Asked for once more it would not come: a withdrawn job is not sent."""
+    """It cannot be requested again: a withdrawn job is not sent again."""
     async with ClientActorRig().running() as r:
         await r.dispatch(round=1)
         r.actor.offer(Withdraw(1, 1))
         r.stream.give(upload(vector(6), release=pb.Release(participation=3, epsilon=0.5, epsilon_spent=1.5))[0])
         refusal = await r.refused()
         assert (refusal.round, refusal.release) == (1, Release(3, 0.5, 1.5))
-        await r.actor.ask(SendPing())  # to a client that owes nothing
+        await r.actor.ask(SendPing())  # is sent, since the client owes nothing
         kinds = [pb.ServerMessage.FromString(await r.stream.heard_bytes()).WhichOneof("kind") for _ in range(3)]
         assert kinds == ["job", "withdraw", "ping"]
 
 
 async def test_a_job_that_is_late_keeps_no_model() -> None:
     class Messages(list[bytes]):
-        """A list that can be told to be gone."""
+        """A list to which weak references are possible."""
 
     async with ClientActorRig().running() as r:
         model = np.zeros(r.size, np.float32)
@@ -276,7 +276,7 @@ async def test_a_job_that_is_late_keeps_no_model() -> None:
         await r.dispatch(round=2)
         gc.collect()
         assert is_there() is None
-        r.answer()  # it may have been paid for before
+        r.answer()  # its ε may have been spent before
         await r.updated()
 
 
