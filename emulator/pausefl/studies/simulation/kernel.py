@@ -10,7 +10,7 @@ import numpy as np
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server.search.kernels import best_threshold, compiled, contenders
 
-SWEEP_SHA256 = "e34ae5c27ac6a00c8af9360695c49f146a74b0841d753e37da74d1e7c34f034e"
+SWEEP_SHA256 = "d07388058dbc9937061e6f6eab2e326a2d5dd5c8368203ed75540bed49bedddf"
 """The digest of the source of `pausefl_server.search.sweep`, which is compiled into the functions here. numba's cache
 depends on this file only, so this file must change whenever that one does. A test checks the digest."""
 
