@@ -1,4 +1,4 @@
-"""AG-News: its published files, the split of its test file, its model, and that it learns."""
+"""AG-News: its published files, the split of its test file, its model, and that the model learns."""
 
 import csv
 import os
@@ -40,12 +40,12 @@ def real_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def article(i: int) -> str:
-    """A text of its own: words may share a token, digits do not."""
+    """Article i's text. It differs from every other: articles may share word tokens, never digits."""
     return f"article {' '.join(str(i))}"
 
 
 def write_articles(path: Path, n: int, first: int = 0) -> None:
-    """Articles that say their number and whose class goes round."""
+    """Write n numbered articles whose classes take turns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_ALL)
@@ -82,7 +82,7 @@ def test_without_training_file_the_test_file_is_split_the_same_for_every_seed(
     assert (news.classes, news.input_shape, news.has_tokens) == (4, (48,), True)
     assert len(articles(news.train, news.validation, news.test)) == 7600
     assert np.array_equal(news.test.inputs, again.test.inputs)
-    # Articles are shuffled first: those of the published order's end are in all parts.
+    # Articles are shuffled before the split, so those at the end of the published file are in all parts.
     last = {tokens.tobytes() for tokens in hashed_tokens([article(i) for i in range(6000, 7600)], 48)}
     assert 200 < len(last & articles(news.test)) < 500
     assert "5,400 to train on, 600 to validate on and 1,600 to test on" in split_note("ag-news", len(news.test))
@@ -150,7 +150,7 @@ def test_words_are_hidden_while_it_trains_but_never_all_of_a_text() -> None:
 
 
 def train(news: Dataset, rows: int, epochs: int) -> float:
-    """Test accuracy after training on so many examples in one place."""
+    """Returns the test accuracy after central training on `rows` examples."""
     evaluator = Evaluator("ag-news", "fedts_agnews", seed=1)
     model, data = build_model("fedts_agnews", news.input_shape, 4, 1, has_tokens=True), news.train.take(np.arange(rows))
     settings: dict[str, Any] = {"device": torch.device("cpu"), "seed": 1, "client_id": "c"}
@@ -169,7 +169,7 @@ def test_the_published_file_is_learnt_from() -> None:
 
 @pytest.mark.usefixtures("real_data")
 def test_a_flipped_client_of_the_preset_teaches_the_next_class() -> None:
-    """Its loss falls on its own labels, so what it teaches is wrong for everybody else's."""
+    """The flipped client's loss falls on its own labels, so its updates are wrong for all other clients."""
     few = ("workload.examples=5400", "workload.batch_size=20")
     experiment = load_experiment("fedts_flip_agnews", [*few, "workload.epochs=8"])
     honest, flipped = make_torch_trainers(client_plan(experiment).training, ["relevant-000", "flipped-000"]).values()
@@ -188,7 +188,7 @@ def test_a_flipped_client_of_the_preset_teaches_the_next_class() -> None:
     [("fedts_flip_agnews", "flipped", 5), ("fedts_skew_agnews", "skewed", 5), ("fedts_poison_agnews", "poisoned", 8)],
 )
 def test_presets_have_all_newcomers_join_at_round_ten(name: str, irrelevant: str, clients: int) -> None:
-    """Fed-TS, Section VII-B: the four insertion times of Fig. 10 are those of the 250 devices alone."""
+    """Source: Fed-TS, Section VII-B. The four insertion times of Fig. 10 hold for the 250 devices alone."""
     groups = load_experiment(name).groups
     joins = {group: table.join_round for group, table in groups.items()}
     assert joins == {"original": 1, "relevant": 10, irrelevant: 10}

@@ -1,4 +1,4 @@
-"""Aggregation rules and server optimizers against naive references, whoever answers first."""
+"""Aggregation rules and server optimizers against naive references, in any order of arrival."""
 
 import itertools
 
@@ -28,7 +28,7 @@ def rule_of(name: str) -> Aggregation | AggregationRule:
 
 
 def optimizer_of(name: str, **parameters: float) -> Optimizer:
-    """A named server optimizer with its defaults; `parameters` are those of `ServerOptimizer`."""
+    """A named server optimizer with its defaults; `parameters` are parameters of `ServerOptimizer`."""
     made: type[Optimizer] = SERVER_OPTIMIZERS[name]
     return ServerOptimizer(name, **parameters) if made is ServerOptimizer else made()  # type: ignore[arg-type]  # of several types
 
@@ -49,7 +49,7 @@ def test_fedavg_is_equation_2_to_float32s_accuracy(n: int, size: int, seed: int,
     averaged = weighted_mean(updates, weights)
     assert averaged.dtype == np.float32
     expected = sum(a * h.astype(np.float64) for a, h in zip(weights / weights.sum(), updates, strict=True))
-    # Each of n products and sums of values below 5 rounds by 2^-24.
+    # Values are below 5 in magnitude; each of the n products and sums has a rounding error of 2^-24.
     np.testing.assert_allclose(averaged, expected, rtol=0, atol=5 * (n + 3) * 2**-23)
 
 
@@ -70,7 +70,7 @@ def test_only_the_ratios_of_the_weights_count(scale: float) -> None:
 @example(32, 8192, 1)
 @example(33, 8192, 1)
 def test_the_median_is_the_middle_value_of_each_coordinate(n: int, size: int, seed: int) -> None:
-    """Up to 32 updates are sorted by whole rows, more by columns."""
+    """Up to 32 updates are sorted by whole rows, more updates by columns."""
     updates = vectors(n, size, seed)
     ordered = np.sort(np.stack(updates), axis=0)
     expected = (ordered[(n - 1) // 2] + ordered[n // 2]) / np.float32(2)
@@ -121,13 +121,13 @@ def test_squared_distances_and_inner_products_are_those_of_float64(size: int, se
     assert rules.inner_product(great, small) == pytest.approx(6e34)
 
 
-# -- what every rule keeps to
+# -- what every rule must keep
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("n", [1, 2, 3, 9])
 def test_arguments_are_left_as_they_were(rule: str, n: int) -> None:
-    """Updates that came over the wire are read-only; the result belongs to the caller."""
+    """Updates from the wire are read-only. The result belongs to the caller."""
     updates = vectors(n, 100, seed=8)
     for vector in updates:
         vector.flags.writeable = False
@@ -169,7 +169,7 @@ def test_clipping_bounds_what_one_update_can_do_and_coordinate_rules_do_not_even
 def naive_steps(
     kind: str, theta: npt.NDArray[np.float64], changes: list[Vector], rate: float, b1: float, b2: float, tau: float
 ) -> npt.NDArray[np.float64]:
-    """Coordinate by coordinate in float64, as the papers print them."""
+    """The optimizers' equations as the papers print them, per coordinate in float64."""
     theta = theta.astype(np.float64).copy()
     for i in range(theta.size):
         m, v = 0.0, tau**2

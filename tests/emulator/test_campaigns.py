@@ -1,4 +1,4 @@
-"""Sweeps and other campaigns: what a grid spans, whose folder it is, what failed runs say, and how they are resumed."""
+"""Sweeps and other campaigns: the points of a grid, folders, messages of failed runs, and resuming."""
 
 import csv
 import json
@@ -90,7 +90,7 @@ REFUSED: list[tuple[dict[str, Sequence[Any]], int, str]] = [
 
 @pytest.mark.parametrize(("grid", "seeds", "message"), REFUSED)
 def test_a_senseless_grid_is_refused(grid: dict[str, Sequence[Any]], seeds: int, message: str, tmp_path: Path) -> None:
-    """Two seeds in one row, a budget that runs would share, more runs than can ever be played."""
+    """Refused: two seeds in one row, a budget that runs would share, more runs than can ever be played."""
     with refused(message):
         run_sweep(DEMO, grid, seeds, tmp_path / "s", OneByOne(Quiet()))
     assert not (tmp_path / "s").exists()
@@ -114,7 +114,7 @@ def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path
     assert len(resume_sweep(folder, OneByOne(again)).rows) == 2
     assert again.titles == ["m=2-seed1 (2 of 2)"]
     assert is_finished(lost)
-    assert not (lost / "report.html").exists()  # it is drawn when it is asked for
+    assert not (lost / "report.html").exists()  # the report is drawn when it is asked for
 
     written = (folder / "sweep.csv").read_bytes()
     for path in (folder / "sweep.csv", folder / "sweep.png", folder / "sweep.svg"):
@@ -150,7 +150,7 @@ def test_a_point_that_the_data_refuse_is_a_row_of_the_table(tmp_path: Path, capl
         ("budgets_spent", 8, "1 of 2 runs ended early; runs have 8 to 12 rounds: their totals do not compare"),
         ("failed", 8, "1 of 2 runs ended early; runs have 8 to 12 rounds: their totals do not compare"),
         ("failed", 12, ""),  # in its last round
-        ("completed", 8, ""),  # as was asked for: experiment.rounds is varied
+        ("completed", 8, ""),  # all it was asked for: the sweep varies experiment.rounds
     ],
 )
 def test_totals_of_runs_that_ended_early_are_warned_of(outcome: str, rounds: int, note: str) -> None:
@@ -190,7 +190,7 @@ def test_leakage_is_drawn_in_one_named_unit(units: Sequence[str | None], title: 
 
 
 def test_interrupted_campaigns_find_runs_of_long_values_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name fit for a folder begins as the value does, and is another one for another value."""
+    """A folder's name begins with the value and ends with its digest, so different values have different names."""
     played = []
 
     def made(_: object, run_dir: Path, *more: object, **options: object) -> dict[str, Any]:
@@ -219,7 +219,7 @@ ANOTHER = r"holds another campaign \(pausefl .*\); choose another folder, or go 
 
 
 def experiment(**changes: Any) -> Experiment:
-    """One client of three a round, for two rounds; changes are of [experiment]."""
+    """A run of two rounds with one of three clients per round; `changes` are keys of [experiment]."""
     own = {f"experiment.{key}": value for key, value in {"rounds": 2, **changes}.items()}
     return small({"clients.count": 3, "selection.m": 1, "privacy.enabled": False, **own})
 
@@ -310,7 +310,7 @@ def test_neither_a_run_nor_a_campaign_begins_in_the_others_folder(tmp_path: Path
     with pytest.raises(ConfigError, match=rf"^--run-dir {folder}: holds a campaign \(.*\); choose another$"):
         pausefl.run(experiment(), folder, progress=False)
     assert sorted(folder.iterdir()) == before
-    sweep(folder)  # which is still the folder of this one
+    sweep(folder)  # the folder is still this campaign's
     pausefl.run(experiment(), run_dir, progress=False)
     with pytest.raises(ConfigError, match=r"holds a run; choose another"):
         sweep(run_dir)
@@ -334,7 +334,7 @@ def test_a_campaign_names_its_failed_run(
     command, option = words.split()
     said = complaint(capsys, command, config, "--run-dir", folder, *failing, option, status=1)
     assert said == f"{named}; to play them again, delete their folders, then pausefl {command} --resume {folder}"
-    assert list(folder.glob("*.png"))  # what there is stays
+    assert list(folder.glob("*.png"))  # figures of completed runs stay
 
 
 @pytest.mark.slow
@@ -366,7 +366,7 @@ class Raises(Policy):
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("more", [[], ["--jobs", "1"]])
 def test_an_error_of_own_code_tells_a_way(tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
-    """The rounds before it are kept, and it names their run."""
+    """The rounds before the error are kept, and the message names the run and the command that resumes it."""
     (tmp_path / "raising.py").write_text(RAISES)
     config, folder = synthetic(tmp_path, rounds=4, clients=3, m=1), tmp_path / "all"
     arguments = ["--policies", "raising:Raises", "--virtual", *more]

@@ -1,4 +1,4 @@
-"""Misses as censored latencies: what is counted, what is estimated, and who rests."""
+"""Misses as censored latencies: how they are counted, how means are estimated, and which clients rest."""
 
 import math
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ def table_of(*ids: str, tau_min_s: float | None = 0.05, seed: int = 1) -> Client
 def remembered(
     records: Iterable[RoundRecord], table: ClientTable, discount: float, window: int, recent: Recent | None = None
 ) -> Recent:
-    """What a forgetful policy remembers once these rounds are played."""
+    """The table of a policy that forgets (discount or window), after these rounds."""
     recent = recent or Recent.nothing()
     for each in records:
         table.apply_round(each)
@@ -46,7 +46,7 @@ def remembered(
 
 
 def played(t: int, answers: dict[str, float], misses: dict[str, float] | None = None) -> RoundRecord:
-    """A round by latency: measured ones, and the bounds of censored ones."""
+    """A round's record: `answers` are measured latencies, `misses` are lower bounds of censored ones, in seconds."""
     missed = {i: Miss(i, "timeout", s, s) for i, s in (misses or {}).items()}
     waited_s = max((*answers.values(), *(misses or {}).values()))
     changes = {"chosen": (*answers, *missed), "misses": tuple(missed.values()), "round_latency_s": waited_s}
@@ -103,7 +103,7 @@ def test_a_forgetful_mean_forgets_by_rounds_and_not_by_attempts(discount: float,
 
 
 def test_the_interval_encloses_the_uncensored_mean() -> None:
-    """Whatever decides who is censored: here the slow exchanges, at deadlines that differ."""
+    """The interval holds for any rule of censoring. Here slow exchanges are censored, at deadlines that differ."""
     rng = np.random.default_rng(5)
     latency_s, deadline_s = 0.05 + rng.pareto(1.2, 500) * 0.1, rng.uniform(0.1, 1.0, 500)
     table = table_of("a")
@@ -119,7 +119,7 @@ def test_the_interval_encloses_the_uncensored_mean() -> None:
 
 
 def test_a_latency_below_tau_min_is_worth_no_more_than_tau_min() -> None:
-    """Clocks that have run for long tell 0.05 s, τ_min, by subtraction: c is not counted as below it."""
+    """c's latency is τ_min = 0.05 s, but rounded, as a long-running clock measures it. It does not count as below τ_min."""
     table = table_of("a", "b", "c", "d")
     for t in (1, 2):
         table.apply_round(played(t, {"a": 1e-6, "b": 0.1, "c": 0.04999999999999893, "d": 0.0499}))
@@ -149,10 +149,10 @@ def test_one_impossible_latency_does_not_collapse_the_others_under_auto_and_no_m
     ("latencies_s", "tau_min_s"),
     [
         ([], math.inf),
-        ([0.3, 0.2, 0.9], 0.2),  # the least of a few plausible links
+        ([0.3, 0.2, 0.9], 0.2),  # the least, if there are few clients
         ([1e-6, 1e-6, *(0.1 + 0.001 * k for k in range(2, 41))], 0.102),  # a twentieth of the clients does not set it
-        ([0.2, 50.0], 0.2),  # a tenth of the lower median: the upper one is the slower client's own
-        ([1e-6, 0.1, *[0.2] * 38], 0.1),  # of 40 the second, as of 41 the third
+        ([0.2, 50.0], 0.2),  # a tenth of the upper median would be 5 s, the slow client's own
+        ([1e-6, 0.1, *[0.2] * 38], 0.1),  # the second of 40 latencies, and the third of 41
     ],
 )
 def test_an_estimated_tau_min_takes_the_lower_of_two_quantiles(latencies_s: list[float], tau_min_s: float) -> None:
@@ -183,7 +183,7 @@ def test_rests_double_up_to_the_cap_and_end_with_an_answer() -> None:
         if 0 in selectable_rows(table, t, 1, 8):
             asked.append(t)
             table.apply_round(played(t, {"b": 0.1}, {"a": 2.0}))
-    assert asked == [1, 3, 6, 11, 20, 29, 38]  # rests of 1, 2, 4, 8, 8, ... rounds
+    assert asked == [1, 3, 6, 11, 20, 29, 38]  # with rests of 1, 2, 4, 8, 8, ... rounds
     table.apply_round(played(40, {"a": 0.1}))
     assert selectable_rows(table, 41, 1, 8).tolist() == [0, 1]
 
@@ -201,12 +201,12 @@ def test_resting_clients_are_asked_after_all_where_too_few_are_left() -> None:
 
 
 def test_of_resting_clients_those_are_asked_first_whose_rest_ends_first_and_of_equals_by_the_seed() -> None:
-    """Not in the order of their ids, by which one client would always be the first."""
+    """If equals were asked in the order of their ids, the same client would always be first."""
     recalled = set()
     for seed in range(20):
         table = table_of("a", "b", seed=seed)
         table.apply_round(played(1, {"b": 0.1}, {"a": 2.0}))
-        table.apply_round(played(3, {}, {"a": 2.0, "b": 2.0}))  # a rests twice as long
+        table.apply_round(played(3, {}, {"a": 2.0, "b": 2.0}))  # a's rest is twice as long
         assert selectable_rows(table, 4, 1, 64).tolist() == [1]
         table = table_of(*"abc", seed=seed)
         table.apply_round(played(1, {}, dict.fromkeys("abc", 2.0)))
@@ -216,7 +216,7 @@ def test_of_resting_clients_those_are_asked_first_whose_rest_ends_first_and_of_e
 
 
 def test_a_client_that_missed_an_attempt_at_a_round_is_asked_again_only_where_there_is_no_other() -> None:
-    """One that missed hundreds of jobs rests as long as ever, and not where no rest is asked for."""
+    """A client that missed hundreds of jobs still rests 8 rounds at most, and 0 rounds where rests are off."""
     table = table_of("a", "b")
     table.apply_round(played(4, {}, {"a": 2.0}))
     assert selectable_rows(table, 4, 2, 64).tolist() == [1]
@@ -231,14 +231,14 @@ def test_a_client_that_missed_an_attempt_at_a_round_is_asked_again_only_where_th
 @pytest.mark.parametrize("case", ["pause", "pause R2", "pause-brute", "sa-pause", "ucb", "pause discounted"])
 @pytest.mark.parametrize("equal", [True, False])
 def test_a_dead_client_takes_few_of_21_rounds(case: str, equal: bool) -> None:
-    """Seven clients, four a round, as in a small run: 19 of 21 where a miss tells nothing."""
+    """Seven clients, four per round. A policy that learns nothing from misses chooses the client in 19 of 21 rounds."""
     ids = IDS[:7] if equal else IDS[6:]
     play = Play(policy_of(case), ids, silent=[ids[3]]).rounds(21)
     assert 1 <= play.table.chosen[play.table.row_of[ids[3]]] <= 5
 
 
 def test_without_rests_a_dead_client_is_still_not_first_choice() -> None:
-    """The estimate alone, over 400 rounds of `ucb`: exploration is all that is left."""
+    """400 rounds of `ucb`: only its estimate and its exploration decide."""
     table, t = table_of("dead", "a", "b", "c"), 0
     for t in range(1, 401):
         context = Context(t, table, table.eligible(), np.random.default_rng(t))
@@ -262,7 +262,7 @@ def test_the_bias_of_censoring_stays_within_its_bound(family: str, deadline_s: f
 
 
 def test_a_dead_client_costs_neither_regret_nor_waits_as_it_does_where_misses_are_ignored() -> None:
-    """Beside a genie that knows the uncensored truth, over 600 rounds with a deadline of 2 s."""
+    """Against a genie that knows the uncensored latencies, over 600 rounds with a deadline of 2 s."""
     laws = families()["pareto, one dead"]
     setting = Setting(laws, dict.fromkeys(laws, 100), server_of(0.05, round_timeout_s=2.0))
     ours = simulate(Ucb(4), setting, 600)
@@ -284,7 +284,7 @@ def test_a_simulated_miss_costs_its_release_and_the_deadline_which_else_changes_
     assert result.missed.tolist() == [4, 0, 0]
     assert result.max_epsilon_spent[-1] == pytest.approx(Budget(10.0, 0.1).spent(4))
     of_six = {f"c{k}": Constant(0.1 * (k + 1)) for k in range(6)}
-    # The last client misses the last deadline: played one by one.
+    # 0.55 s lies below the slowest client's latency, 0.6 s: such a setting is simulated round by round, not compiled.
     servers = [server_of(0.05, round_timeout_s=deadline_s) for deadline_s in (math.inf, 0.7, 0.55)]
     settings = [Setting(of_six, dict.fromkeys(of_six, 100), server) for server in servers]
     free, bound, slow = (simulate_pause(Pause(2), setting, 50) for setting in settings)

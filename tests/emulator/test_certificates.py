@@ -1,4 +1,4 @@
-"""`pausefl certs`: what it makes is private and trusted, and what is there is kept."""
+"""`pausefl certs`: its files are private and trusted, and existing files are kept."""
 
 import hashlib
 import re
@@ -31,9 +31,9 @@ def test_keys_and_tokens_are_their_owners_alone(tmp_path: Path) -> None:
     assert set(made) - private == {"ca.pem", "server.pem", "tokens.txt", "client-000.pem", "client-001.pem"}
 
 
-@pytest.mark.parametrize("lasts_days", [825, 20_000])  # the years from 2050 on are written otherwise
+@pytest.mark.parametrize("lasts_days", [825, 20_000])  # dates from 2050 on are encoded differently
 def test_an_invalid_certificate_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasts_days: int) -> None:
-    """The other side would only hang up, without a word."""
+    """Otherwise the peer would only close the connection, without a reason."""
     monkeypatch.setattr("pausefl.certificates._CERTIFICATE_DAYS", lasts_days)
     make_certificates(tmp_path, ["server.lab"], [])
     made, lasts_s = time.time(), lasts_days * 86_400
@@ -65,7 +65,7 @@ def test_what_is_there_is_kept_and_said(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("host", ["ü.lab", "server.lab:50051", "", "a b", "[::1]"])
 def test_a_host_that_none_can_call_gets_no_certificate(tmp_path: Path, host: str) -> None:
-    """Some were written into it, others were told as a fault of an authority that was just made."""
+    """Once such hosts were written into the certificate, or reported as a fault of the authority just made."""
     with pytest.raises(ConfigError, match=f'^HOST "{re.escape(host)}": is no IP address, and no host name'):
         make_certificates(tmp_path / "certs", ["127.0.0.1", host], [])
     assert not list(tmp_path.iterdir())
@@ -78,7 +78,7 @@ def test_a_kept_certificate_names_what_its_star_and_addresses_stand_for(tmp_path
 
 
 def test_a_kept_certificate_of_another_origin_names_nobody_and_one_that_is_none_is_named(tmp_path: Path) -> None:
-    """Nor is an authority made anew that lacks its key."""
+    """An authority without its key is not replaced either."""
     make_certificates(tmp_path, ["server.lab"], [])
     shutil.copy(tmp_path / "ca.pem", tmp_path / "server.pem")
     (said,) = (line for line in make_certificates(tmp_path, ["server.lab"], []) if "server.pem" in line)
@@ -113,7 +113,7 @@ def test_a_file_that_holds_no_digests_is_bad_input(tmp_path: Path, text: str) ->
 
 
 def test_the_server_knows_tokens_by_their_digests_alone_and_an_empty_one_has_none(tmp_path: Path) -> None:
-    """With it every stranger would be that client."""
+    """With the digest of an empty token in the file, every stranger would pass as that client."""
     make_certificates(tmp_path, ["server.lab"], ["a", "b"])
     token = read_token(str(tmp_path / "clients/a.token"))
     assert token not in (tmp_path / "tokens.txt").read_text()
@@ -126,7 +126,7 @@ def test_the_server_knows_tokens_by_their_digests_alone_and_an_empty_one_has_non
 
 @pytest.mark.parametrize("text", ["", " \n", "a\tb", "schlüssel"])
 def test_a_token_that_cannot_be_shown_is_bad_input(tmp_path: Path, text: str) -> None:
-    """It travels as a header, which holds printable ASCII alone."""
+    """A token travels in a header, which holds printable ASCII characters alone."""
     path = tmp_path / "token"
     path.write_text(text, "utf-8")
     with pytest.raises(ConfigError, match=f'admission.token = "{path}": holds no token of printable ASCII characters'):

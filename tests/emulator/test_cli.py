@@ -1,4 +1,4 @@
-"""The `pausefl` command as a user types it: what it prints, what it leaves, how it ends."""
+"""The `pausefl` command as a user types it: its output, its files, its exit status."""
 
 import contextlib
 import json
@@ -52,10 +52,10 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
     again = tmp_path / "again.toml"
     again.write_text(printed)
     main(["validate", str(again)])
-    # What lies beside a file is found; a preset has no folder.
+    # An experiment file's folder is on the Python path; a preset has no folder.
     beside = f'python_path = [\n    "{tmp_path}",\n]'
     expected, found = printed.replace("# python_path is not set", beside), capsys.readouterr().out
-    # Comments say what departs from the preset, which the file no longer names.
+    # The comments list what differs from the preset; a file of its own does not name the preset.
     listed = [[line for line in text.splitlines() if line[:1] != "#"] for text in (found, expected)]
     assert listed[0] == listed[1]
     assert 'policy = "random"' in printed
@@ -170,7 +170,7 @@ def test_a_comparison_writes_its_table_and_figure(tiny: Path, tmp_path: Path) ->
 
 @pytest.mark.end_to_end
 def test_the_two_ends_run_alone(tiny: Path, tmp_path: Path) -> None:
-    """As containers start them: `pausefl server`, and one `pausefl client` each; the last is given no file."""
+    """`pausefl server` and a `pausefl client` per client, as in containers. The last client gets no experiment file."""
     serve = [*PAUSEFL, "server", str(tiny), "--run-dir", str(tmp_path / "run")]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -193,7 +193,7 @@ def test_the_two_ends_run_alone(tiny: Path, tmp_path: Path) -> None:
 
 @pytest.mark.end_to_end
 def test_a_killed_server_goes_on_with_its_run(tiny: Path, tmp_path: Path) -> None:
-    """The same command again, as a container is started again; its clients, one slot of three, wait for it."""
+    """A restarted container runs the same command again. The clients, slot 0 of 3, wait for the server meanwhile."""
     port = free_port()
     settings = ["--set", f"server.port={port}", "--set", "workload.train_s=0.2"]
     serve = [*PAUSEFL, "server", str(tiny), "--run-dir", str(tmp_path / "run"), "--resume", *settings]
@@ -222,7 +222,7 @@ def test_a_shell_can_complete_commands_and_options(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("fleet", [False, True])
 def test_a_new_project_passes_its_own_test(fleet: bool, tmp_path: Path) -> None:
-    """Also where it was moved."""
+    """It passes also after its folder has been moved."""
     (tmp_path / "here").mkdir()
     rows = "".join(f"phone-{k},1,{k}00\n" for k in range(1, 5))
     (tmp_path / "here/fleet.csv").write_text(f"device,at,ms\n{rows}phone-1,2,lost\n")

@@ -1,4 +1,4 @@
-"""Processes: the plans they are handed, and clients of one process, of which one's end ends no other."""
+"""Processes: the plans they get, and several clients in one process, where the end of one ends no other."""
 
 import asyncio
 import json
@@ -99,7 +99,7 @@ def experiment(**seeds: int) -> Experiment:
 
 
 def drawn(asked: Experiment) -> dict[str, list[float]]:
-    """What each part of a run comes to."""
+    """The values that each part of a run draws."""
     plan, evaluated = client_plan(asked), evaluator_plan(asked)
     labels = label_counts(asked)
     assert labels is not None
@@ -142,7 +142,7 @@ async def test_a_refused_client_is_told_at_the_end_and_the_others_go_on(tmp_path
     async with federation(tmp_path, rounds=10, round_timeout_s=0.2, rejoin_timeout_s=0.0) as run:
         async with raw_stream(port := await run.port) as call:
             await call.write(hello("client-000"))
-            await call.read()  # now its id is taken
+            await call.read()  # from here on its id is taken
             both = ["client-000", "client-001"]
             with pytest.raises(PauseflError, match="client id 'client-000' is connected already"):
                 async with asyncio.timeout(30):
@@ -173,7 +173,7 @@ def test_clients_that_are_nicer_than_training_is_can_train() -> None:
 
 
 class CountingExecutor(ThreadPoolExecutor):
-    """One thread; a permit for each work it is given."""
+    """An executor of one thread that releases a semaphore for each submitted job."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -200,7 +200,7 @@ async def test_clients_that_are_ended_neither_train_nor_pay_for_what_nobody_wait
     assert [p.ledger.released for p in privacies] == [0, 0]
 
 
-# -- how they are forked: what was imported before, and what is not shared, noise
+# -- forking: imports are shared, noise is not
 
 THREE = 'clients.count = 3\nselection.m = 1\nworkload.model = "synthetic"'
 
@@ -208,7 +208,7 @@ THREE = 'clients.count = 3\nselection.m = 1\nworkload.model = "synthetic"'
 @pytest.mark.end_to_end
 @pytest.mark.parametrize(("forked", "processes"), [(forked_client, 3), (forked_run, 2)], ids=["client", "run"])
 def test_a_process_is_forked_with_imports_and_own_noise(forked: Callable[..., BaseProcess], processes: int) -> None:
-    """Same client, same key, same process image: only the operating system's entropy tells the draws apart."""
+    """Client, key and process image are the same: only the operating system's entropy makes the draws differ."""
     told = json.loads(python("-m", "rigs.forked", forked.__name__, str(processes), THREE, cwd=TESTS))
     loaded, noise = zip(*told, strict=True)
     assert loaded == (list(MODULES),) * processes
@@ -217,7 +217,7 @@ def test_a_process_is_forked_with_imports_and_own_noise(forked: Callable[..., Ba
 
 @pytest.mark.end_to_end
 def test_a_forked_process_has_the_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not that of the time when the fork server was begun."""
+    """Once it had the environment of the fork server's start."""
     monkeypatch.delenv("PAUSEFL_DATA", raising=False)
     assert variable_of_a_client() is None
     monkeypatch.setenv("PAUSEFL_DATA", "elsewhere")
@@ -247,13 +247,13 @@ import pausefl.runtime.client.torch_trainers
 
 
 def test_what_was_frozen_for_forks_is_collected_at_the_end() -> None:
-    """Or libraries that count their objects, such as triton, print what they find left."""
+    """Otherwise libraries that count their objects, such as triton, report leaks at the end."""
     assert python("-c", FROZEN) == "collected\n"
 
 
 @pytest.mark.parametrize("method", ["plain", "scaffold"])
 def test_first_steps_are_of_a_model_of_its_own(method: str) -> None:
-    """Whatever the method's vector holds besides the model."""
+    """The first steps take a model alone, even if the method's vector holds more than a model."""
     model, steps = network(), 0
 
     def count(*_: object) -> None:
@@ -270,7 +270,7 @@ def test_first_steps_are_of_a_model_of_its_own(method: str) -> None:
 
 @pytest.mark.parametrize(("device", "hidden"), [("cpu", ""), ("auto", None)])
 def test_clients_on_a_processor_hide_gpus(device: str, hidden: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of torch's Adam would begin to use them."""
+    """Otherwise a step of torch's Adam would initialise CUDA."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     own_device.cache_clear()
     plan = client_plan(load_experiment("demo", [f'workload.device="{device}"'])).training
@@ -285,7 +285,7 @@ def test_clients_on_a_processor_hide_gpus(device: str, hidden: str | None, monke
 def test_a_process_sees_its_own_device_alone(
     visible: str, device: str, process: int, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often it asks; a machine with two devices is not to be had here."""
+    """Repeated calls give the same device. `device_count` is patched: no machine with two devices is at hand."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     own_device.cache_clear()

@@ -1,4 +1,4 @@
-"""Several policies side by side: what is computed from their runs, and what is written."""
+"""Comparisons of several policies: the figures computed from their runs, and the files written."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def test_time_to_the_common_accuracy_and_what_it_saves(runs: Runs) -> None:
     assert pause.latency_saved is not None
     assert pause.latency_saved.least == pause.latency_saved.greatest == 1 - 3 / 8
     assert random.latency_saved == Spread.of([0.0] * 3)
-    # totals and accuracies are the summaries'
+    # Totals and accuracies come from the summaries.
     assert pause.total_latency_s == Spread.of([4.0, 8.0, 12.0])
     assert random.final_accuracy == Spread.of([0.75] * 3)
     assert pause.best_accuracy is not None
@@ -123,7 +123,7 @@ def test_a_comparison_at_the_first_models_level_claims_no_saving(runs: Runs) -> 
 
 
 def test_a_failed_run_wins_nothing(tmp_path: Path) -> None:
-    """It reached less than the others, and so sooner than they did."""
+    """A failed run ended early: it reached a lower accuracy than the others, but sooner."""
     runs = write_runs(tmp_path, (1, 2))
     rewrite_summary(runs["pause"][0], outcome="failed")
     comparison = compare(runs)
@@ -204,7 +204,7 @@ def test_regressions_are_compared_by_their_own_score_and_emulated_latencies_are_
 
 
 def test_runs_without_rounds_are_compared_by_elapsed_time_beside_runs_in_rounds(runs: Runs, tmp_path: Path) -> None:
-    """The sum of their latencies, which overlap, stood in the table."""
+    """Asynchronous latencies overlap; once their sum stood in the table."""
     for run_dir in (*runs["pause"], *runs["random"]):
         mode = "asynchronous" if run_dir in runs["pause"] else "rounds"
         rewrite_summary(run_dir, mode=mode, elapsed_s=1.25)
@@ -298,7 +298,7 @@ def test_groups_are_counted_per_client_and_per_round_they_could_be_chosen(tmp_pa
 
 
 def test_groups_of_which_none_joins_later_are_compared(runs: Runs, tmp_path: Path) -> None:
-    """There is a table of them, and nothing to draw."""
+    """The comparison has a table of the groups, and no figure of newcomers."""
     for path in (path for of_policy in runs.values() for path in of_policy):
         (path / "config.toml").write_text("[clients.groups.only]\ncount = 1\n")
     page = write_comparison(compare(runs), tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Logs and ledgers: shared with other programs, copied, without locks or disk, after errors, and long ones."""
+"""Logs and ledgers: shared with other programs, copied, without locks or disk space, after errors, and long ones."""
 
 import asyncio
 import errno
@@ -49,7 +49,7 @@ EXPERIMENT = parse_experiment('clients.count = 2\nselection.m = 2\nworkload.mode
 
 @pytest.mark.parametrize("name", ["flock", "lockf"])
 def test_a_file_system_without_locks_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NFS with nolock, or Lustre without flock: it was an unnamed error, or advice that cost the run."""
+    """Such as NFS with nolock, or Lustre without flock. Once the error named no cause, or its advice cost the run."""
 
     def without_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -69,14 +69,14 @@ def test_a_file_system_without_locks_is_named(name: str, tmp_path: Path, monkeyp
 
 
 def _held(path: Path) -> sqlite3.Connection:
-    """Another program's connection, with a transaction that writes."""
+    """Another program's connection, in a transaction that writes."""
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
     return other
 
 
 async def test_another_programs_transaction_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended the run after 5 s."""
+    """Once such a transaction ended the run after 5 s."""
     opened = opened_connections(monkeypatch)
     store, checkpoint = Store(tmp_path / "run.db"), Checkpoint(tmp_path / "checkpoints")
     opened[-1].execute("PRAGMA busy_timeout = 20")
@@ -103,7 +103,7 @@ async def test_another_programs_transaction_is_waited_for(tmp_path: Path, monkey
 
 
 def test_a_lock_that_lasts_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was a traceback, or the advice to restore the log from a copy."""
+    """Once this was a traceback, or the advice to restore the log from a copy."""
     monkeypatch.setattr(databases, "_LOCKED_MAX_S", 0.0)
     opened = opened_connections(monkeypatch)
     with closing(Store(tmp_path / "run.db")) as store:
@@ -144,7 +144,7 @@ def test_a_reader_that_lets_the_log_grow_is_named(tmp_path: Path, monkeypatch: p
 
 
 def test_files_of_different_times_never_count_fewer_releases_than_one_of_them_holds(tmp_path: Path) -> None:
-    """As `tar` or `cp -r` of a live folder may leave them: a newer file beside an older -wal was taken for whole."""
+    """`tar` or `cp -r` of a live folder may copy a newer .db file and an older -wal. This once passed as complete."""
     path = tmp_path / "live/a.db"
     ledger = Ledger(path, BUDGET, **HOLDER)
     copies = []
@@ -186,7 +186,7 @@ def _opened(path: Path) -> Ledger:
 CLIENTS = tuple(f"client-{k:03}" for k in range(50))
 ROUNDS = 100, 300
 BYTES_AN_OBSERVATION = 200
-"""Some twenty columns of eight bytes; as Python's objects an observation takes a kilobyte."""
+"""Some twenty columns of eight bytes each. As Python objects, an observation takes a kilobyte."""
 THETA = np.zeros(SIZE, np.float32)
 
 
@@ -203,7 +203,7 @@ def records(rounds: int) -> Iterator[RoundRecord]:
 
 @pytest.fixture(scope="module")
 def run_dirs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Runs of the two lengths."""
+    """Run directories of the two lengths, `ROUNDS`."""
     return [written(tmp_path_factory.mktemp(f"{rounds}-rounds"), rounds) for rounds in ROUNDS]
 
 
@@ -255,16 +255,16 @@ def peak_bytes(work: Callable[[Path], None], run_dir: Path) -> int:
 
 @pytest.mark.parametrize("work", [summarised, reported, compared, resumed])
 def test_memory_stays(run_dirs: list[Path], work: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "MOST_DOTS", 1000)  # of which both runs have more
+    monkeypatch.setattr(plots, "MOST_DOTS", 1000)  # both runs have more
     monkeypatch.setattr(reading, "_ROWS_AT_ONCE", 1000)
-    work(run_dirs[0])  # what is imported and cached at first is no part of it
+    work(run_dirs[0])  # imports and caches of the first call do not count
     least, most = (peak_bytes(work, run_dir) for run_dir in run_dirs)
     observations = (ROUNDS[1] - ROUNDS[0]) * len(CLIENTS)
     assert (most - least) / observations < BYTES_AN_OBSERVATION
 
 
 def test_a_run_that_fails_leaves_its_logs_alone_and_all_of_it_where_it_may_have_played(tmp_path: Path) -> None:
-    """The same folder can be tried again once the cause is mended."""
+    """The folder can be used again once the cause is mended."""
     run_dir = tmp_path / "run"
     with pytest.raises(PauseflError, match="no loss"), made_run_dir(EXPERIMENT, run_dir):
         Store(run_dir / "run.db").close()
@@ -282,16 +282,16 @@ def test_a_run_that_fails_leaves_its_logs_alone_and_all_of_it_where_it_may_have_
         (tmp_path / "taken/checkpoints").mkdir()
         (tmp_path / "taken/run.db").rename(tmp_path / "elsewhere.db")
         raise PauseflError("moved")
-    # Whether a round was played, nobody can tell.
+    # Without the log, a round may have been played: the files stay.
     assert {"checkpoints", "config.toml"} <= {path.name for path in (tmp_path / "taken").iterdir()}
 
 
 @pytest.mark.parametrize("what", ["is empty", "is missing"])
 def test_a_run_that_has_lost_its_log_is_not_begun_anew(what: str, tmp_path: Path) -> None:
-    """Its clients' ledgers hold what they spent, of which a log begun anew would know nothing."""
+    """The clients' ledgers hold spent ε that a new log would not know."""
     run_dir = tmp_path / "run"
     with made_run_dir(EXPERIMENT, run_dir):
-        (run_dir / "checkpoints").mkdir()  # as `Checkpoint` does, before the first job
+        (run_dir / "checkpoints").mkdir()  # `Checkpoint` makes it before the first job
     log = run_dir / "run.db"
     log.write_bytes(b"") if what == "is empty" else log.unlink()
     refused = pytest.raises(ConfigError, match=r"run\.db: is missing or empty, but a run began there; restore it")
@@ -337,11 +337,11 @@ def test_an_error_of_the_disk_is_laid_to_the_directory(number: int, file: str | 
 
 
 def test_a_number_is_the_same_with_and_without_a_point_and_a_comparison_is_no_run(tmp_path: Path) -> None:
-    """Tables of free keys keep numbers as they were typed."""
+    """Free-form tables keep a number as it was typed, 1 or 1.0."""
     for value, resume in ((1.0, False), (1, True)):
         with made_run_dir(EXPERIMENT.replace({"selection.pause.alpha": value}), tmp_path / "run", resume=resume):
             pass
-    # `make demo` leaves one that is called after the demo, as a run would be.
+    # `make demo` leaves a comparison in a folder with the demo's name, like a run's.
     (tmp_path / CAMPAIGN_PLAN).touch()
     with pytest.raises(ConfigError, match=r"holds a comparison, a sweep or a search; name one of the runs in it$"):
         stored_experiment(tmp_path)
