@@ -193,7 +193,7 @@ def test_the_two_ends_run_alone(tiny: Path, tmp_path: Path) -> None:
 
 @pytest.mark.end_to_end
 def test_a_killed_server_goes_on_with_its_run(tiny: Path, tmp_path: Path) -> None:
-    """A restarted container runs the same command again. The clients, slot 0 of 3, wait for the server meanwhile."""
+    """A restarted container runs the same command again. Its three clients, one slot, wait for it meanwhile."""
     port = free_port()
     settings = ["--set", f"server.port={port}", "--set", "workload.train_s=0.2"]
     serve = [*PAUSEFL, "server", str(tiny), "--run-dir", str(tmp_path / "run"), "--resume", *settings]

@@ -1,4 +1,4 @@
-"""Every latency law: moments and quantiles against scipy, compositions, laws that change, and laws of one's own."""
+"""Every latency law: moments and quantiles against scipy, compositions, laws that change, and users' own laws."""
 
 import math
 import re
@@ -94,7 +94,7 @@ def test_draws_have_the_mean_and_the_quantiles_of_the_law(name: str) -> None:
         # A quantile's standard error is sqrt(q(1-q)/n) / density.
         error_s = math.sqrt(level * (1 - level) / N) / truth.pdf(truth.ppf(level))
         assert np.quantile(sample, level) == pytest.approx(truth.ppf(level), abs=5 * error_s)
-        points_error_s = error_s * math.sqrt(N / 20_000)  # some points are a sample
+        points_error_s = error_s * math.sqrt(N / 20_000)  # laws without a closed form return a sample
         assert np.quantile(law.points(), level) == pytest.approx(truth.ppf(level), abs=5 * points_error_s)
 
 
@@ -209,7 +209,7 @@ DRIFTS = DelayDrift(Constant(-1.0), (1, 11), (1.0, 2.0)), DelayDrift(Normal(0.1,
 
 @pytest.mark.parametrize("law", [*VARYING.values(), DayCycle(Constant(-1.0), 24, 0.5), *DRIFTS])
 def test_a_draw_depends_on_generator_and_round_alone_and_is_not_below_the_stated_minimum(law: Delay) -> None:
-    """Every kind is under this contract, also laws that have draws below 0, as within a floor."""
+    """Every kind keeps this contract, also laws whose base law draws below 0."""
     assert set(VARYING) == set(DELAYS)
     assert draws(law, 2_000).min() >= law.minimum_s
     for t in (1, 4, 9):
@@ -223,9 +223,9 @@ def test_a_draw_depends_on_generator_and_round_alone_and_is_not_below_the_stated
         (STEPS, 5, [0.2, 0.3]),
         (Recorded((0.1, 0.2, 0.3)), 1, [0.1, 0.2, 0.3, 0.1]),
         (Recorded((0.1, 0.2, 0.3)), 5, [0.2, 0.3, 0.1]),
-        # in straight lines, and stays
+        # linear between the given rounds, constant after the last
         (DelayDrift(Constant(0.1), (1, 5, 7), (1.0, 3.0, 1.0)), 1, [0.1, 0.15, 0.2, 0.25, 0.3, 0.2, 0.1, 0.1, 0.1]),
-        # a busy and a calm half
+        # a busy half, then a calm half
         (DayCycle(Constant(1.0), 4, 0.5), 1, [1.0, 1.5, 1.0, 0.5] * 2),
         (DayCycle(Constant(1.0), 4, 0.5, phase_rounds=1.0), 1, [1.5]),
         (Outage(Constant(0.1), ((2, 3), (5, 5)), 2.0), 1, [0.1, 2.1, 2.1, 0.1, 2.1, 0.1]),
@@ -254,7 +254,7 @@ def test_the_state_of_a_round_is_that_of_the_chain_step_by_step(to_bad: float, t
     for x in u[1:]:
         bad.append(x < 1 - to_good if bad[-1] else x < to_bad)
     assert law.is_bad(60).tolist() == bad
-    # A later round asked alone is the same round.
+    # The states do not depend on which rounds are asked for: single rounds give the same.
     assert [bool(draws(law, 1, t)[0]) for t in (1, 17, 60)] == [bad[0], bad[16], bad[59]]
 
 
@@ -279,7 +279,7 @@ def test_impossible_parameters_are_refused_by_name(make: Callable[[], Delay], me
 
 
 class BadDraws(SampledDelay):
-    """Draws as many as are `sound`; else what `returned` makes of n."""
+    """Returns valid draws when asked for `sound` of them, and otherwise what `returned` makes of n."""
 
     def __init__(self, returned: Callable[[int], object], sound: int) -> None:
         self.returned, self.sound = returned, sound
@@ -338,7 +338,7 @@ def test_a_law_without_the_base_is_told_what_it_lacks(table: str, key: str, monk
 
 @pytest.mark.parametrize("case", ["negative", "nan", "too many", "scalar", "file"])
 def test_bad_draws_end_a_simulation_and_a_run(case: str) -> None:
-    """Those that are bad only then: a link draws one at a time, a simulation as many as it has rounds."""
+    """Some laws fail only then: a link asks for one draw, a simulation for one per round."""
     returned, message = BAD_DRAWS[case]
     law = BadDraws(returned, sound=16)
     with pytest.raises(ConfigError, match=message):
@@ -350,7 +350,7 @@ def test_bad_draws_end_a_simulation_and_a_run(case: str) -> None:
 
 @dataclass(frozen=True)
 class Drifting:
-    """A law of drifts of one's own that draws what it is told to."""
+    """A user's law of drifts whose draws are `drawn`, whatever they are."""
 
     drawn: Any
     mean: float = 0.5

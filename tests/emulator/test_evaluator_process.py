@@ -1,4 +1,4 @@
-"""The evaluator: its model and results, and as a process of its own that is started, lost, and found again."""
+"""The evaluator: its model and results, and its process, which is started, lost, and found again."""
 
 import asyncio
 import dataclasses
@@ -39,7 +39,7 @@ from rigs.authority import Authority
 from rigs.refusals import refused
 from rigs.waiting import free_port
 
-# `pausefl`, which says at its end whether it came to need torch.
+# `pausefl`, which at its end reports whether torch was imported.
 SCRIPT = """
 import json, sys
 from pausefl.cli import main
@@ -62,7 +62,7 @@ evaluation = { every = 20, subset = 100 }
 
 
 class Process:
-    """A `pausefl` command, and the events it prints."""
+    """A running `pausefl` command and the events it prints."""
 
     def __init__(self, folder: Path, *arguments: object) -> None:
         command = [*PAUSEFL, *map(str, arguments)]
@@ -78,7 +78,7 @@ class Process:
         raise AssertionError(f"it ended without {kind} {containing!r}")
 
     def left(self) -> list[dict[str, Any]]:
-        """All events to come, until it has ended."""
+        """All remaining events, until the process ends."""
         return list(iter(lambda: self._events.get(timeout=60), None))
 
     def _read(self) -> None:
@@ -91,7 +91,7 @@ class Process:
 
 @pytest.fixture
 def start(tmp_path: Path, authority: Authority) -> Iterator[Callable[..., Process]]:
-    """Starts `pausefl COMMAND learning.toml ...` with a certificate; everything started is gone afterwards."""
+    """Starts `pausefl COMMAND learning.toml ...` with a certificate. After the test, all are killed."""
     (tmp_path / "learning.toml").write_text(LEARNING)
     started: list[Process] = []
 
@@ -122,7 +122,7 @@ def serve(experiment: Experiment) -> None:
     ],
 )
 def test_what_keeps_an_evaluator_from_serving(override: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "nice", lambda _: 0)  # this process has tests to run
+    monkeypatch.setattr(os, "nice", lambda _: 0)  # keeps this process's priority: it has more tests to run
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -150,7 +150,7 @@ async def test_the_servers_own_evaluator_is_started_again() -> None:
 
 @asynccontextmanager
 async def stopped_evaluator(answer_s: float) -> AsyncIterator[tuple[Any, Vector, Any]]:
-    """A server's own evaluator, θ_0, and the evaluator's process, which is there and does nothing."""
+    """A server's own evaluator, θ_0, and the evaluator's process, which is suspended (SIGSTOP)."""
     plan = evaluator_plan(parse_experiment(LEARNING, {"evaluation.answer_timeout_s": answer_s}))
     async with asyncio.timeout(60), find_evaluator(plan, print) as evaluator:
         theta_0 = (await evaluator.initial()).theta_0
@@ -162,7 +162,7 @@ async def stopped_evaluator(answer_s: float) -> AsyncIterator[tuple[Any, Vector,
 @pytest.mark.slow
 @pytest.mark.end_to_end
 async def test_the_servers_own_evaluator_is_ended_where_it_does_not_answer() -> None:
-    """It may be stuck; the next evaluation starts another."""
+    """It may be stuck, so its process is ended, and the next evaluation starts another."""
     async with stopped_evaluator(answer_s=4.0) as (evaluator, theta_0, _):
         with pytest.raises(EvaluatorStuck, match=r"evaluation\.answer_timeout_s = 4: the evaluator took longer"):
             await evaluator.evaluate(theta_0, subset=True, patient=True)
@@ -173,7 +173,7 @@ async def test_the_servers_own_evaluator_is_ended_where_it_does_not_answer() -> 
 @pytest.mark.slow
 @pytest.mark.end_to_end
 async def test_the_servers_own_evaluator_is_started_again_for_the_last_model() -> None:
-    """It is killed while it evaluates, and the model is not lost with it."""
+    """The process is killed while it evaluates. The model is evaluated all the same."""
     async with stopped_evaluator(answer_s=20.0) as (evaluator, theta_0, process):
         asked = asyncio.ensure_future(evaluator.evaluate(theta_0, subset=True, patient=True))
         done, _ = await asyncio.wait([asked], timeout=0.2)
@@ -185,7 +185,7 @@ async def test_the_servers_own_evaluator_is_started_again_for_the_last_model() -
 @pytest.mark.end_to_end
 @pytest.mark.slow
 def test_a_run_outlives_its_evaluator(start: Callable[..., Process], tmp_path: Path) -> None:
-    """The server is there first; the evaluator comes, is killed by kill -9, and comes again. All with mutual TLS."""
+    """The evaluator starts after the server, is killed with kill -9, and comes back. All use mutual TLS."""
     port, metrics_port = free_port(), free_port()
     options = ["--set", f"evaluation.address=localhost:{port}", "--set", f"metrics.port={metrics_port}"]
     server = start("server", "--run-dir", "run", *options)
@@ -234,7 +234,7 @@ def evaluator() -> Evaluator:
 
 
 def always(label: int, evaluator: Evaluator) -> np.ndarray:
-    """θ of a model that gives `label` a logit of 5 and every other 0, whatever it sees."""
+    """θ of a model that gives `label` a logit of 5 and every other label 0, for any input."""
     theta = np.zeros_like(evaluator.initial.theta_0)
     evaluator.initial.manifest.split(theta)[evaluator.initial.manifest.tensors[-1].name][label] = 5.0
     return theta
@@ -251,7 +251,7 @@ def test_accuracy_and_loss_over_all_of_a_split(evaluator: Evaluator, split: Spli
 
 
 def share_of(label: int, evaluator: Evaluator) -> float:
-    """That of a label in the test set's subset."""
+    """The share of a label in the test set's subset."""
     return evaluator.evaluate(always(label, evaluator), ["test"], subset=True).evaluations[0].accuracy
 
 
@@ -268,7 +268,7 @@ def test_the_subset_is_fixed_and_a_part(evaluator: Evaluator) -> None:
 
 
 def test_a_new_thread_evaluates_as_one_that_has_computed_before() -> None:
-    torch.set_num_threads(1)  # of this thread, as an evaluator has it
+    torch.set_num_threads(1)  # in this thread, as in an evaluator
     evaluator = Evaluator("digits", "mlp", seed=1, subset_examples=10)
     theta = np.random.default_rng(1).normal(0, 1, 2778).astype(np.float32)
     here = evaluator.evaluate(theta, ["test"], subset=True).evaluations[0]

@@ -1,4 +1,4 @@
-"""The evaluator as a service: θ_0 and evaluations over real gRPC, and what happens when it is not there."""
+"""The evaluator as a service: θ_0 and evaluations over real gRPC, and what happens when it does not answer."""
 
 import asyncio
 import shutil
@@ -30,7 +30,7 @@ from rigs.authority import Authority
 from rigs.waiting import free_port
 
 WORKLOAD = '{"seed": 1}'
-BIG = MAX_FRAME_BYTES // 4 * 5 // 2  # two frames and a half
+BIG = MAX_FRAME_BYTES // 4 * 5 // 2  # two and a half frames
 REST = ModelRest(
     (StoredTensor("mask", "BOOL", (2, 1), b"\1\0"), StoredTensor("table", "I64", (BIG // 2,), bytes(BIG * 4))),
     {"again": "a"},
@@ -52,7 +52,7 @@ class Summing:
 
 
 class Stuck(Summing):
-    """One that begins an evaluation and does not end it before it is `freed`."""
+    """An evaluator that begins an evaluation and does not finish it before `freed` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Stuck(Summing):
 async def serving(
     port: int = 0, size: int = 3, tls: Tls | None = None, evaluator: Summing | None = None
 ) -> AsyncIterator[str]:
-    """An evaluator's address."""
+    """Yields the address of a running evaluator."""
     server = EvaluatorServer(evaluator or Summing(size), WORKLOAD, tls)
     try:
         yield f"127.0.0.1:{await server.start('127.0.0.1', port)}"
@@ -77,7 +77,7 @@ async def serving(
 
 
 class Said(list[str]):
-    """What a person was told."""
+    """The messages shown to the user."""
 
     def __init__(self) -> None:
         self.anything = asyncio.Event()
@@ -104,7 +104,7 @@ async def asking(
         await remote.close()
 
 
-# -- the line
+# -- the connection
 
 
 @pytest.mark.parametrize("size", [3, BIG])
@@ -167,7 +167,7 @@ async def test_the_line_speaks_tls(authority: Authority, stranger: Authority) ->
 
 
 async def test_a_server_takes_renewed_certificates(authority: Authority, stranger: Authority, tmp_path: Path) -> None:
-    """It showed those that it began with, and its accuracy was missing for good once the evaluator had others."""
+    """Once the server kept its first certificates: when the evaluator's were renewed, no accuracy came any more."""
     mine = Tls(*(str(tmp_path / name) for name in ("tls.crt", "tls.key", "ca.crt")))
     theta = np.ones(3, np.float32)
 
@@ -189,7 +189,7 @@ async def test_a_server_takes_renewed_certificates(authority: Authority, strange
 
 
 async def test_a_certificate_for_clients_alone_evaluates_nothing(tmp_path: Path) -> None:
-    """Of the hundreds who hold one, none is to learn what models do, nor to keep the evaluator busy."""
+    """Hundreds hold such certificates. None of them may learn what models do, or keep the evaluator busy."""
     make_certificates(tmp_path, ["127.0.0.1"], ["client-000"])
     server, client = (
         Tls(f"{tmp_path}/{name}.pem", f"{tmp_path}/{name}.key", f"{tmp_path}/ca.pem")
@@ -206,7 +206,7 @@ async def test_a_certificate_for_clients_alone_evaluates_nothing(tmp_path: Path)
 
 
 async def test_only_so_many_models_wait_for_an_evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is held in memory meanwhile."""
+    """Each waiting model takes memory."""
     monkeypatch.setattr(transport, "_MOST_CALLS", 1)
     monkeypatch.setattr(transport, "_ASK_AGAIN_S", 0.01)
     theta, stuck, said = np.zeros(3, np.float32), Stuck(), Said()
@@ -222,9 +222,9 @@ async def test_only_so_many_models_wait_for_an_evaluator(monkeypatch: pytest.Mon
         assert [len(await evaluated) for evaluated in (first, last)] == [2, 2]
 
 
-@pytest.mark.realtime  # its last answer has 0.5 s, too
+@pytest.mark.realtime  # the timeout of 0.5 s holds for the last answer, too
 async def test_an_evaluator_that_does_not_answer_is_given_up_without_a_model_behind_until_it_does() -> None:
-    """Keepalive finds nothing wrong with it."""
+    """The connection is alive, so keepalive finds nothing wrong."""
     theta, stuck = np.zeros(3, np.float32), Stuck()
     server = EvaluatorServer(stuck, WORKLOAD, None)
     try:
@@ -240,7 +240,7 @@ async def test_an_evaluator_that_does_not_answer_is_given_up_without_a_model_beh
         await server.stop()
 
 
-# -- when nobody is there
+# -- when no evaluator answers
 
 
 async def test_an_evaluator_that_comes_up_late_is_waited_for() -> None:
@@ -284,7 +284,7 @@ async def test_only_the_patient_wait_for_an_evaluator_that_is_lost() -> None:
 async def evaluating(
     folder: Path, evaluate: EvaluateModel, told: RunObserver | None = None
 ) -> AsyncIterator[tuple[EvaluatorActor, Store]]:
-    """An actor that has models evaluated by this function, and the store that it keeps evaluations in."""
+    """An actor that evaluates models by `evaluate`, and the store that keeps its evaluations."""
     with closing(Store(folder / "run.db")) as store, closing(Checkpoint(folder / "checkpoints")) as checkpoint:
         keeper = StoreActor(store, checkpoint)
         evaluator = EvaluatorActor(evaluate, keeper, told or RunObserver())
@@ -297,7 +297,7 @@ async def evaluating(
 
 
 async def test_models_that_wait_for_a_stuck_evaluator_are_not_evaluated(tmp_path: Path) -> None:
-    """Each would take as long, and the run's end would wait for them all; who asks has an answer."""
+    """Each would take the whole timeout, and the run's end would wait for all. Their callers get an answer."""
     asked, is_stuck = list[float](), asyncio.Event()
 
     async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:

@@ -1,4 +1,4 @@
-"""An experiment's file: every mistake is one line that names the key and what is allowed; what is right comes back."""
+"""An experiment's file: each mistake is one line with the key and the allowed values; what is valid is kept."""
 
 import inspect
 import json
@@ -49,7 +49,7 @@ from rigs.experiments import small
 
 
 def parse(*overrides: str, text: str = "") -> Experiment:
-    """An experiment whose policies and method have been looked at too, as every command does it."""
+    """An experiment whose policy and training method are checked too, as every command does."""
     experiment = parse_experiment(text, overrides)
     check_policies(experiment)
     method_of(experiment.workload)
@@ -57,12 +57,12 @@ def parse(*overrides: str, text: str = "") -> Experiment:
 
 
 NETEM = "latency.delay.kind=none\nclients.per_process=1\nlatency.injection=netem\n"
-# (overrides, what the message must begin with, what it must say is allowed)
+# (overrides, how the message begins, which allowed values it must name)
 MISTAKES = [
-    # steps without rounds
+    # the asynchronous mode
     ("asynchronous.staleness={kind='hinge', slope=0.0}", "asynchronous.staleness.slope = 0.0", "above 0"),
     ("asynchronous.staleness=linear", 'asynchronous.staleness = "linear"', "polynomial, constant, hinge"),
-    # unknown keys, with a hint where one is close
+    # unknown keys; a close name is suggested
     ("clint.count=4", "clint: unknown key", "did you mean clients?"),
     ("a.b=4", "a: unknown key", "clients, evaluation, experiment, host, latency, metrics, privacy, selection"),
     ("experiment.roundz=3", "experiment.roundz: unknown key", "did you mean rounds?"),
@@ -94,7 +94,7 @@ MISTAKES = [
     ("selection.pause.reward=r1", "selection.pause.reward = 'r1'", "'R1' or 'R2'"),
     ("selection.sa-pause.phi_g=3", "selection.sa-pause.phi_g = 3", "valid string"),
     ("tls.ca=3", "tls.ca = 3", "valid string"),
-    # what goes together
+    # keys that depend on each other
     ("evaluation.address=evaluator", 'evaluation.address = "evaluator"', "HOST:PORT"),
     ("evaluation.address=:50052", 'evaluation.address = ":50052"', "HOST:PORT"),
     ("tls.key=a.key", 'tls.key = "a.key"', "needs tls.certificate as well"),
@@ -138,7 +138,7 @@ MISTAKES = [
     ("selection.package.mine:Policy.alpha=2", "selection.package: must be one of ", "a name with dots must be quoted"),
     ("selection.policy=oort", 'selection.policy = "oort"', 'to disclose their loss: add privacy.disclose = ["loss'),
     ("selection.policy=pause-brute\nselection.m=15", 'selection.policy = "pause-brute"', "155,117,520 sets of 15 of"),
-    # also where nothing is learned
+    # checked even if nothing is learned
     ("workload.dataset=mnst\nworkload.model=synthetic", 'workload.dataset = "mnst"', "did you mean mnist"),
     ("workload.partition=sorted", 'workload.partition = "sorted"', "must be one of iid, dominant-label"),
     ("workload.partition=dirichlet", 'workload.partition = "dirichlet"', 'is ambiguous; "dominant-label"'),
@@ -158,7 +158,7 @@ MISTAKES = [
     ("aggregation.rule=mode", 'aggregation.rule = "mode"', "must be one of fedavg, median"),
     ("aggregation.optimizer=lion", 'aggregation.optimizer.kind = "lion"', "must be one of sgd, fedavgm"),
     ("aggregation.optimizer.tau=nan", "aggregation.optimizer.tau = nan", "must be above 0"),
-    # one half of a method
+    # methods of two keys, of which one is missing
     ('workload.training={kind="feddyn", alpha=0.1}', "workload.training", 'with aggregation.optimizer = "feddyn"'),
     ("aggregation.optimizer=feddyn", "aggregation.optimizer", '"feddyn": goes with workload.training = "feddyn"'),
     ('aggregation.optimizer={kind="feddyn", tau=0.1}', "aggregation.optimizer.tau", "unknown key"),
@@ -166,10 +166,10 @@ MISTAKES = [
     ("selection.policy=pns\nserver.late=buffer", 'server.late = "buffer"', "pns judges updates"),
     ("selection.policy=chr\nserver.late=buffer", 'server.late = "buffer"', "chr judges updates"),
     (NETEM + "metrics.client_port=0", "metrics.client_port = 0", "clients in network namespaces"),
-    # what would take all memory
+    # more than memory can hold
     ("clients.count=1_000_001", "clients.count = 1000001", "must be at most 1000000"),
     ("workload.model_bytes=4294967300", "workload.model_bytes = 4294967300", "must be at most"),
-    # what is not an override at all
+    # no override at all
     ("experiment=3", "--set experiment=3", "must be table.key=value"),
     ("experiment.rounds", "--set experiment.rounds", "must be table.key=value"),
     ("=3", "--set =3", "must be table.key=value"),
@@ -214,7 +214,7 @@ def test_a_mistake_of_a_file_is_told_with_its_name(text: str, message: str, tmp_
 
 
 def test_brute_force_is_bounded_by_how_many_clients_there_are_at_once() -> None:
-    """Thirty in all, but ten in the first rounds, and twenty others after them."""
+    """Thirty clients in all, but ten of them leave before twenty others join."""
     groups = "[clients.groups.early]\ncount = 10\nleave_round = 5\n[clients.groups.late]\ncount = 20\njoin_round = {}\n"
     chosen = "selection.policy=pause-brute", "selection.m=10"
     assert selected_policy(parse(*chosen, text=groups.format(5)).selection).m == 10
@@ -256,10 +256,10 @@ def test_fedat_is_a_policy_and_a_rule_of_steps(of_steps: tuple[str, ...]) -> Non
 
 
 def test_overrides_come_after_the_file_and_the_last_one_wins(tmp_path: Path) -> None:
-    """A file may begin with a byte order mark."""
+    """The file may begin with a byte order mark."""
     (tmp_path / "mine.toml").write_text("[experiment]\nrounds = 3\n", encoding="utf-8-sig")
     assert load_experiment(str(tmp_path / "mine.toml")).experiment.rounds == 3
-    with pytest.raises(ConfigError, match=r"^--set rounds: must be table\.key=value"):  # which is none of the file
+    with pytest.raises(ConfigError, match=r"^--set rounds: must be table\.key=value"):  # no key of the file
         load_experiment(str(tmp_path / "mine.toml"), ["rounds"])
     text = "[experiment]\nrounds = 3\nseed = 9\n[selection.pause]\nalpha = 2.0"
     experiment = parse("experiment.rounds=4", "experiment.rounds=5", "selection.pause.gamma=7.0", text=text)
@@ -299,7 +299,7 @@ def test_an_override_is_a_toml_value_or_plain_text(override: str, value: Any) ->
     ],
 )
 def test_a_part_of_a_key_may_be_quoted(key: str, policy: str) -> None:
-    """As a name with dots in it must be."""
+    """A name with dots must be quoted."""
     of_texts, of_values = parse_experiment("", [f"{key}=2"]), parse_experiment("", {key: 2})
     assert of_texts.selection.parameters(policy) == of_values.selection.parameters(policy) == {"alpha": 2}
 
@@ -314,19 +314,19 @@ def test_a_key_that_names_no_key_of_a_table_is_refused(key: str, of: Callable[[s
 # -- presets and files
 
 
-# What a kind must be given, by name.
+# Values of parameters without a default, by parameter name.
 GIVEN: dict[str, Any] = {
     "of": {"kind": "exponential", "mean_s": 0.1}, "good": {"kind": "none"}, "bad": {"kind": "none"},
     "rounds": [1], "factors": [2.0], "windows": [[2, 3]], "values_s": [0.1], "weights": [1.0], "milestones": [2],
 }  # fmt: skip
 LISTED = {"sum", "mixture", "schedule"}  # kinds whose `of` is a list
 OF_A_FILE = {"empirical", "trace"}
-# The learning rate is a key of its own, a schedule's last epoch the run's; the others only say how to compute.
+# `lr` and `last_epoch` follow from other keys (learning rate, length of the run); the rest say how to compute.
 NOT_IN_FORCE = {"lr", "last_epoch", "foreach", "maximize", "capturable", "differentiable", "fused", "_rows"}
 
 
 def defaults_of(kind: str, code: Callable[..., Any] | None) -> dict[str, Any]:
-    """What a kind takes unless said, as its code has it; without what versions of torch refuse that may be there."""
+    """A kind's parameters and defaults, as its code has them, without those that some versions of torch refuse."""
     parameters = inspect.signature(code).parameters.values() if code else ()
     refused = {"decoupled_weight_decay"} if kind == "adam" else set[str]()
     found = {p.name: p.default for p in parameters if p.default not in (p.empty, None)}
@@ -334,7 +334,7 @@ def defaults_of(kind: str, code: Callable[..., Any] | None) -> dict[str, Any]:
 
 
 def documents() -> Iterator[Any]:
-    """A document for each kind that an experiment can name, with what must be given of it alone."""
+    """A document for each kind that an experiment can name, with its required parameters only."""
     places: list[tuple[Mapping[str, Any], Callable[[Any], dict[str, Any]]]] = [
         (EXCHANGE_DELAYS, lambda table: {"latency": {"delay": table}}),
         (DELAYS, lambda table: {"workload": {"training_time": table}}),
@@ -394,7 +394,7 @@ def test_a_preset_survives_being_written_down_with_all_its_defaults(name: str, t
 
 
 def assert_config_is_in_force(experiment: Experiment) -> None:
-    """Resolved again, the config of a run gives the same records, and names the same values."""
+    """Check that the config of a run, parsed again, gives the same records and the same values."""
     text = config_toml(experiment)
     again = parse_experiment(text)
     assert config_toml(again) == text
@@ -440,7 +440,7 @@ def test_what_is_no_file_and_no_preset_or_cannot_be_read_is_named(name: str, mes
         load_experiment(name.format(folder=tmp_path))
 
 
-# -- what it means
+# -- the meaning of values
 
 
 @pytest.mark.parametrize(("count", "last"), [(1, "client-000"), (1000, "client-999"), (1001, "client-1000")])
@@ -486,7 +486,7 @@ def test_a_policys_record_is_built_from_its_table() -> None:
 def test_ledgers_and_data_lie_beside_the_file_wherever_it_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found from the working directory, ledgers would begin anew, with another budget, in every folder."""
+    """If they were sought in the working directory, each folder would get new ledgers, with a new budget."""
     (tmp_path / "mine/images").mkdir(parents=True)
     text = '[privacy]\nledger_dir = "holders"\n[workload]\ndataset = "hf:images?label=kind"\n'
     (tmp_path / "mine/mine.toml").write_text(text)
@@ -503,7 +503,7 @@ def test_ledgers_and_data_lie_beside_the_file_wherever_it_is_run(
 
 
 def test_a_summary_is_json_whatever_a_policy_takes(tmp_path: Path) -> None:
-    """JSON has no infinity: `jq`, browsers and other languages refused the summary of every run under sa-pause."""
+    """JSON has no infinity: `jq`, browsers and other languages once refused the summary of every run with sa-pause."""
     play_virtually(plan_of(small({"selection.policy": "sa-pause"}), "run"), tmp_path, lambda _: None)
 
     def refuse(constant: str) -> None:

@@ -1,4 +1,4 @@
-"""Rounds without an answer, trainings without numbers, models that diverge, and what clients state, bounded."""
+"""Rounds without an answer, trainings that give no numbers, models that diverge, and bounds on clients' statements."""
 
 import asyncio
 import dataclasses
@@ -37,7 +37,7 @@ from rigs.policies import FirstTwice, Play, context_of, every_policy, policy_of
 from rigs.settings import server_settings
 
 RANDOM: dict[str, Any] = {"rounds": 1, "minimum_clients": 3, "rounds_without_update_max": 5}
-"""One round of one of three clients."""
+"""One round, in which one of three clients is asked."""
 
 
 async def next_asked(r: CoordinatorRig) -> FakePeer:
@@ -45,7 +45,7 @@ async def next_asked(r: CoordinatorRig) -> FakePeer:
 
 
 async def refuse(r: CoordinatorRig, peer: FakePeer) -> int:
-    """Answer the next job without an update; returns its attempt."""
+    """Answer the next job without an update; returns the job's attempt."""
     job = await peer.next_job()
     await r.coordinator.tell(Refusal(peer.client_id, job.round, job.attempt, "refused", "out of memory"))
     return job.attempt
@@ -79,7 +79,7 @@ async def test_a_round_without_an_answer_is_tried_again_with_other_clients_and_s
 async def test_the_wait_of_a_failed_attempt_is_part_of_the_total(rig: MakeRig) -> None:
     async with rig(All(1), rounds=1, minimum_clients=1, round_timeout_s=0.25).running() as r:
         a = await r.join("a", manual=True)
-        await a.next_job()  # and no answer
+        await a.next_job()  # and never answers
         await a.answer(1, attempt=(await a.next_job()).attempt)
         await r.played()
         (played,) = r.store.rounds()
@@ -125,7 +125,7 @@ async def test_an_answer_to_an_earlier_attempt_is_not_taken_for_one_to_this(rig:
 
 
 async def test_a_run_killed_between_two_attempts_goes_on_with_the_next(tmp_path: Path, rig: MakeRig) -> None:
-    """The log is that of an uninterrupted run but for the clients' comings."""
+    """Except for the clients' joins and leaves, the log equals that of an uninterrupted run."""
     async with rig(Random(1), **RANDOM).running() as r:
         await r.join_all("abc", manual=True)
         first = await next_asked(r)
@@ -160,7 +160,7 @@ def test_going_back_over_failed_attempts_keeps_their_number_and_what_was_spent(t
         assert spent in store.late_events()
         store.save_failed_attempt(replace(failed, attempt=3))
         assert store.attempts() == {2: 4}
-    Store(tmp_path / "run.db").close()  # which verifies what is sealed
+    Store(tmp_path / "run.db").close()  # this verifies the seals
 
 
 def test_what_clients_said_of_failed_jobs_is_told_and_no_other_reason() -> None:
@@ -311,7 +311,7 @@ async def test_a_client_states_label_counts_and_none_of_the_policys_statistics(r
 
 
 def test_stated_label_counts_and_losses_count_up_to_a_bound_and_no_count_below_0() -> None:
-    """A count below 0 would take the others' labels away."""
+    """A count below 0 would reduce the counts of other labels."""
     table = table_of({"a": 100})
     stated = observation("a", loss=-1e12, statistics={"label_0": -5.0, "label_1": 1e12, "label_2": 7.0})
     table.apply_round(record(1, stated))

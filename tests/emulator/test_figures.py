@@ -1,4 +1,4 @@
-"""Figures beside a run: what they say of newcomers, and that one that fails is missing, with its reason."""
+"""Figures in reports: the newcomers' figures, and that a figure that fails is missing, with a reason."""
 
 import csv
 import importlib
@@ -80,7 +80,7 @@ HAND = [
     round_with(4, ("poisoned-001",), relevant_000=2.0, poisoned_000=2.0),
     round_with(5, relevant_001=1.0, poisoned_001=7.0),
 ]
-"""Centroids 2 and 9; a single newcomer's drift; all on one side, so 2 and 9 again; centroids 1 and 7."""
+"""Rounds 2 to 5. Centroids 2 and 9; one drift only; all on one side, so again 2 and 9; centroids 1 and 7."""
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def figures(by_hand: RunData) -> Mapping[str, Figure]:
 
 @pytest.mark.parametrize("drift", [{}, {"drift": 0.0}])
 def test_newcomers_without_drifts_can_be_reported_on(by_hand: RunData, drift: Mapping[str, float]) -> None:
-    """Nobody answered, or every update was the same: a logarithmic axis has nothing to show."""
+    """No client answered, or all updates were equal: a logarithmic axis then has no point to show."""
     records = [replace(r, observations=tuple(replace(o, statistics=drift) for o in r.observations)) for r in HAND]
     figures = draw_all(replace(by_hand, records=records))
     assert "threshold" not in figures
@@ -243,7 +243,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def summarised(run_dir: Path) -> dict[str, Any]:
-    """The summary of the run, from its log once more."""
+    """The summary of the run, computed again from its log."""
     experiment = parse_experiment(NEWCOMERS)
     policy = selected_policy(experiment.selection)
     with closing(Store(run_dir / "run.db", verify=False)) as store:
@@ -255,12 +255,12 @@ def summarised(run_dir: Path) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def quickly_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rendering takes most of the time."""
+    """Rendering would take most of the time."""
     monkeypatch.setattr("pausefl.results.report.style.rendered", lambda *_: b"<svg ></svg>")
 
 
 class Played:
-    """Does something twice or more: each time another figure raises, and all others are those of the first time."""
+    """Runs `what` repeatedly. In each run one figure raises; the others are taken from the first run."""
 
     def __init__(self, what: Callable[[], object]) -> None:
         self._what = what
@@ -268,7 +268,7 @@ class Played:
         self._compute = Figures.compute
         self.do(None)
         self.figures = tuple(self._found)
-        """The name of each figure, and which of its name it is: it may be drawn, then written, then embedded."""
+        """(name, n) of each figure: its n-th use. A figure may be drawn, then written, then embedded."""
 
     def do(self, failing: tuple[str, int] | None) -> None:
         times: Counter[str] = Counter()
@@ -332,7 +332,7 @@ def test_each_figure_of_reports_and_comparisons_fails_alone(run_dir: Path, tmp_p
 
 
 def drawing_functions() -> list[tuple[str, Callable[..., Any]]]:
-    """Every function of the product that returns a picture, by its name."""
+    """Every function of the product that returns a figure, with its name."""
     modules = [
         importlib.import_module(m.name)
         for m in pkgutil.walk_packages(pausefl.__path__, "pausefl.")
@@ -348,7 +348,7 @@ def drawing_functions() -> list[tuple[str, Callable[..., Any]]]:
 
 
 def test_no_picture_costs_what_it_stands_beside(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever draws raises, wherever it is called from; the tables are there all the same."""
+    """Every drawing function raises, wherever it is called; the tables are written all the same."""
     functions = dict(drawing_functions())
     assert len(functions) > 20
     for module in [module for name, module in sys.modules.items() if name.startswith("pausefl.")]:
@@ -372,7 +372,7 @@ def test_no_picture_costs_what_it_stands_beside(run_dir: Path, tmp_path: Path, m
 
 
 def test_a_run_ends_with_its_summary_where_its_report_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Releases that cannot be composed have the plain sum: of ε_1 = 784, e^784 is no float64."""
+    """Here ε cannot be composed: e^ε_1 = e^784 exceeds float64. The summary then has the plain sum."""
     monkeypatch.setattr("pausefl.results.report.write_report", fails)
     experiment = small({"privacy.unit": "vector", "privacy.clip": 10.0, "privacy.epsilon_budget": 20_000.0})
     summary = pausefl.run(experiment, tmp_path / "run", progress=False).summary

@@ -1,4 +1,4 @@
-"""Measured latencies: laws fitted to them, and files as others publish them, each played."""
+"""Latency laws fitted to measurements, and the published file formats, each read and played."""
 
 import gzip
 import json
@@ -58,7 +58,7 @@ LAWS = st.one_of(
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(LAWS, st.integers(0, 1000))
 def test_a_law_drawn_from_a_family_is_found_again(law: Delay, seed: int) -> None:
-    """The law fitted to 2000 draws is nowhere further from the true one than 0.05, and its mean within 10 %."""
+    """The distance to the true law (Kolmogorov–Smirnov) is below 0.05, and the mean within 10 %, with 2000 draws."""
     fitted = fit_law(drawn(law, seed=seed)).law
     assert greatest_distance(law.points(), np.sort(fitted.points())) < 0.05
     assert fitted.mean_s == pytest.approx(law.mean_s, rel=0.1)
@@ -80,7 +80,7 @@ def test_few_values_are_their_own_law_and_independent_latencies_get_no_memory() 
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_link_with_two_states_keeps_them(every: int) -> None:
-    """Also where only some rounds were observed."""
+    """With `every` = 3, only every third round, on average, was observed."""
     whole = drawn(MarkovDelay(LogNormal(0.1, 0.02), LogNormal(0.6, 0.15), 0.05, 0.15, path=3), 4000)
     kept = np.random.default_rng(1).random(4000) < 1 / every
     fitted = fit_law(ClientLatencies(whole.seconds[kept], whole.round[kept])).law
@@ -91,7 +91,7 @@ def test_a_link_with_two_states_keeps_them(every: int) -> None:
 
 
 def cut(law: Delay, others: Delay, n: int) -> ClientLatencies:
-    """Latencies of rounds that end when another client answers."""
+    """Latencies of rounds that end when another client answers, which censors slower answers."""
     rng = np.random.default_rng(6)
     seconds, ends_s = law.sample(rng, n), others.sample(rng, n)
     came = seconds <= ends_s
@@ -110,7 +110,7 @@ def cut(law: Delay, others: Delay, n: int) -> ClientLatencies:
     ],
 )
 def test_a_family_is_found_also_of_a_slow_client_that_is_seldom_waited_for(law: Delay, kind: str) -> None:
-    """Two fifths of its answers and more are not waited for, the slow ones rather than the fast ones."""
+    """At least two fifths of its answers are censored, and the slow ones more than the fast ones."""
     assert fit_law(drawn(law)).table["kind"] == kind
     latencies = cut(law, LogNormal(0.45, 0.25), N)
     assert len(latencies.bounds_s) > 0.4 * N
@@ -161,7 +161,7 @@ def test_a_run_gives_the_bounds_of_those_it_did_not_wait_for(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("signal", "timeout_s"), [("round_trip", 5.0), ("communication", 0.5)])
 def test_a_deadline_stays_as_long_as_it_was_beside_the_latencies(signal: str, timeout_s: float, tmp_path: Path) -> None:
-    """It is in real seconds, and whole round trips are fitted at another time scale than they were played at."""
+    """Deadlines are in real seconds. Whole round trips are fitted at another time scale than the run's."""
     changes = {"experiment.rounds": 6, "experiment.clock": "virtual", "clients.count": 3, "selection.policy": "all"}
     scaled = {"latency.time_scale": 0.1, "latency.signal": signal, "server.round_timeout_s": 0.5}
     law = {"latency.delay": {"kind": "lognormal", "mean_s": 2.0, "sd_s": 0.2}, "workload.model": "synthetic"}
@@ -223,7 +223,7 @@ def test_ping_needs_no_times_and_of_a_small_fleet_half_is_chosen(tmp_path: Path)
 
 
 def test_values_lie_where_they_were_measured(tmp_path: Path) -> None:
-    """A law that is the data themselves does not lie beside them for its digits."""
+    """The law is the data itself: rounding of digits must not show as a distance between the two."""
     path, long = tmp_path / "fleet.csv", "https://edge.example.net/health"
     path.write_text(f"client,time,seconds\na,1,0.08707592589\na,2,0.09073598673\n{long},1,0.30000025933526\n")
     figure = draw_fit(pausefl.fit_latency(path))
@@ -242,7 +242,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
 
 
 SAMPLES = {path.stem: path.read_bytes() for path in (TESTS / "emulator/published").iterdir()}
-"""A file in each format as its program writes it; german.csv is of a spreadsheet there."""
+"""A file in each format, as its program writes it; german.csv is from a spreadsheet with German settings."""
 CAPACITY = {1: {"computation": 52.5, "communication": 5647.6}, 2: {"computation": 116.0, "communication": 2647.6}}
 BEHAVIOUR = {
     1: {"duration": 99342, "inactive": [65881, 133574], "active": [0, 100044], "model": "CPH1801"},
@@ -254,7 +254,7 @@ LOCUST_TOTAL = re.sub(rb"\d+,1,(GET|POST),.*\n", b"", SAMPLES["locust"])
 
 @dataclass(frozen=True)
 class Published:
-    """A file, the options it is read with, and the milliseconds it has of each client, in their order."""
+    """A file, the options to read it with, and the expected latencies of each client in milliseconds, in order."""
 
     written: bytes
     latencies_ms: dict[str, list[float]]
@@ -262,7 +262,7 @@ class Published:
     """How many probes of each client were lost."""
 
     def has(self, seconds: float, client: str) -> bool:
-        """Whether the file says so of a latency of this client, or that a probe was lost."""
+        """Whether the file has this latency of the client, or lost probes."""
         possible = [ms / 1000 for ms in self.latencies_ms[client]] + [2.0] * bool(self.lost)
         return any(seconds == pytest.approx(each) for each in possible)
 
@@ -332,7 +332,7 @@ def test_a_published_file_can_be_the_delays_of_an_experiment(name: str, tmp_path
 
 
 def test_fedscales_devices_come_and_go_by_their_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A round stands for 20,000 s: the first device is there in rounds 1 to 3 and 6, the other from round 4."""
+    """A round stands for 20,000 s. Device 1 is available in rounds 1 to 3 and 6, device 2 from round 4."""
     (tmp_path / "client_device_capacity").write_bytes(pickle.dumps(CAPACITY))
     (tmp_path / "client_behave_trace").write_bytes(pickle.dumps(BEHAVIOUR))
     options = ("--format", "fedscale", "--figure", str(tmp_path / "fit.png"))

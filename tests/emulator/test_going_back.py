@@ -1,4 +1,4 @@
-"""Which model and accuracies a resumed run goes on with: the last, those before, or those kept. Nothing is silent."""
+"""Which model and accuracies a resumed run goes on with: the last, earlier or kept ones. It reports what is missing."""
 
 import shutil
 import signal
@@ -37,7 +37,7 @@ ADAM = ServerOptimizer("fedadam", learning_rate=0.1)
 
 
 async def play(folder: Path, rounds: int, **changes: Any) -> tuple[RunResult, list[str]]:
-    """Begin or go on with the run in `folder` until it has so many rounds; its result, and what it said."""
+    """Begin or resume the run in `folder` up to round `rounds`; returns its result and its notices."""
     privacy = {c: private(folder / "ledgers", c) for c in "ab"}
     settings = {"privacy": PRIVATE, "optimizer": ADAM, "checkpoint_every": 2, "minimum_clients": 2} | changes
     try:
@@ -51,7 +51,7 @@ async def play(folder: Path, rounds: int, **changes: Any) -> tuple[RunResult, li
 
 
 def notices(run: Federation) -> list[str]:
-    """What a run that is over has said."""
+    """The notices of a finished run."""
     said = [run.events.get_nowait() for _ in range(run.events.qsize())]
     return [event["message"] for event in said if event["kind"] == "notice"]
 
@@ -103,7 +103,7 @@ async def test_going_back_says_its_cost_and_keeps_what_was_spent(tmp_path: Path)
 
 @pytest.mark.parametrize("back_to", [0, 2])
 def test_what_clients_came_with_is_known_once_hellos_are_taken_back(store: Store, tmp_path: Path, back_to: int) -> None:
-    """They come again with what this run has spent, which no earlier one has; going back twice changes nothing."""
+    """Clients join again with this run's releases: these count as no earlier run's. Going back twice changes nothing."""
     write_rounds(store, 4, spent_before=3)
     for _ in range(2):
         store.go_back_to(back_to)
@@ -119,7 +119,7 @@ def test_what_clients_came_with_is_known_once_hellos_are_taken_back(store: Store
 
 
 def test_the_cost_of_going_back_counts_what_answered_nothing(store: Store) -> None:
-    """b's late release, and what it came with."""
+    """It counts b's late release, and what b had spent when it joined."""
     write_rounds(store, 4, spent_before=3)
     store.save_late_events(5, [LogEvent("reconciled", "b", "late", epsilon_spent=BUDGET.spent(8), released=8)])
     spent = [BUDGET.spent(4) - BUDGET.spent(2), BUDGET.spent(8) - BUDGET.spent(5)]
@@ -136,7 +136,7 @@ def test_the_cost_of_going_back_counts_what_answered_nothing(store: Store) -> No
 
 
 def test_a_release_that_is_told_of_late_makes_going_back_no_dearer(store: Store) -> None:
-    """a's first release comes after the answer with its second one."""
+    """a's first release is reported late, after the answer with its second one."""
     write_rounds(store, 2, spent_before=0)
     late = LogEvent("reconciled", "a", "late", epsilon_spent=BUDGET.spent(1), released=1)
     answer = observation("a", participation=3, epsilon=BUDGET.epsilon(3), epsilon_spent=BUDGET.spent(3))
@@ -159,7 +159,7 @@ def test_going_back_keeps_comings_and_goings_in_order_and_what_first_hellos_said
 
 
 async def test_what_a_client_came_with_is_known_after_a_restart_before_its_first_round(tmp_path: Path) -> None:
-    """It comes again with a release of this run, which no earlier one has made."""
+    """a joins again with a release of this run, which does not count as an earlier run's."""
     with closing(Store(tmp_path / "run.db")) as store:
         store.save_late_events(1, [came("a", 0), came("b", 3)])
     privacy = private(tmp_path / "ledgers", "a")
@@ -173,7 +173,7 @@ async def test_what_a_client_came_with_is_known_after_a_restart_before_its_first
 
 @pytest.mark.parametrize("rounds", [2, 20])
 def test_going_back_seals_the_table_of_facts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
-    """It has a fact for each round taken back: sealed after each of them, a long run would take an hour."""
+    """It holds a fact per round taken back. Sealed after each of them, a long run would need an hour."""
     sealed: list[str] = []
 
     def digested(database: sqlite3.Connection, table: str) -> str:
@@ -182,7 +182,7 @@ def test_going_back_seals_the_table_of_facts_once(tmp_path: Path, monkeypatch: p
 
     store = Store(tmp_path / "run.db")
     write_rounds(store, rounds, spent_before=0)
-    for t in (1, 2):  # what the optimizer learnt since is forgotten
+    for t in (1, 2):  # their optimizer state is forgotten
         store.commit_round(record(rounds + t), optimizer_state=theta(t))
     store.go_back_to(rounds + 1)
     np.testing.assert_equal(store.optimizer_state(rounds + 1), theta(1))
@@ -191,12 +191,12 @@ def test_going_back_seals_the_table_of_facts_once(tmp_path: Path, monkeypatch: p
     store.go_back_to(0)
     store.close()
     assert sealed.count("meta") == 2, "of what clients came with first, and of the attempts that come next"
-    Store(tmp_path / "run.db").close()  # which verifies what is sealed
+    Store(tmp_path / "run.db").close()  # this verifies the seals
 
 
 @pytest.mark.parametrize("is_private", [True, False])
 def test_going_back_tells_in_order_what_its_rounds_did_and_may_have_cost(store: Store, is_private: bool) -> None:
-    """A failed attempt at round 2, the round itself, which b did not answer, and what came after it."""
+    """A failed attempt at round 2, then round 2, which b did not answer, then what came after it."""
     store.commit_round(record(1, events=(came("a", 0), came("b", 0))))
     missed = {"chosen": ("b",), "misses": (Miss("b", "timeout", 1.0, 1.0),)}
     store.save_failed_attempt(record(2, events=(LogEvent("left", "a"),), **missed))
@@ -214,7 +214,7 @@ def came(client_id: str, released: int) -> LogEvent:
 
 
 def write_rounds(store: Store, rounds: int, spent_before: int) -> None:
-    """Rounds that a and b answer, of whom b comes with some releases."""
+    """Commit rounds that a and b answer; b had made `spent_before` releases when it joined."""
     for t in range(1, rounds + 1):
         events = (came("a", 0), came("b", spent_before)) if t == 1 else ()
         answers = [
@@ -225,14 +225,14 @@ def write_rounds(store: Store, rounds: int, spent_before: int) -> None:
 
 
 async def model_of_one(folder: Path, rounds: int = 5, **settings: Any) -> Vector:
-    """The model that a run of one client without privacy comes to."""
+    """The final model of a run of one client without privacy."""
     async with federation(folder, All(1), rounds=rounds, minimum_clients=1, **settings) as run, clients() as some:
         some.start("a", await run.port)
         return (await run.finished()).theta
 
 
 async def test_a_run_goes_back_with_its_optimizer(tmp_path: Path) -> None:
-    """Without noise, rounds that are played again are the same but for their attempt."""
+    """Without noise, rounds that are played again give the same model; only their attempt differs."""
     whole = await model_of_one(tmp_path / "one", optimizer=ADAM)
     await model_of_one(tmp_path / "two", optimizer=ADAM, checkpoint_every=2)
     again = await model_of_one(tmp_path / "two", optimizer=ADAM, checkpoint_every=2, back_to=2)
@@ -241,7 +241,7 @@ async def test_a_run_goes_back_with_its_optimizer(tmp_path: Path) -> None:
 
 
 class OneLongStep(Optimizer):
-    """Changes its state in place, and has none after round 2."""
+    """An optimizer that changes its state in place, and that has no state after round 2."""
 
     def start(self, model_size: int) -> Vector:
         return np.ones(model_size, np.float32)
@@ -255,7 +255,7 @@ class OneLongStep(Optimizer):
 
 @pytest.mark.parametrize("stopped", [1, 3])
 async def test_a_resumed_run_has_the_state_that_its_optimizer_left(tmp_path: Path, stopped: int) -> None:
-    """Also where that is none any more."""
+    """This includes a state that has become empty."""
     played = (("whole", 5), ("resumed", stopped), ("resumed", 5))
     whole, _, resumed = [await model_of_one(tmp_path / name, n, optimizer=OneLongStep()) for name, n in played]
     assert whole.tobytes() == resumed.tobytes()
@@ -318,7 +318,7 @@ def test_the_oldest_kept_models_make_room_and_the_last_two_stay_however_great_th
 
 
 async def test_a_client_that_came_later_is_a_newcomer_again_and_stays_charged(tmp_path: Path) -> None:
-    """Until it comes, its row is not there; what it has spent waits, and counts."""
+    """Until it joins, its row is missing, but what it has spent still counts."""
     async with CoordinatorRig(tmp_path, rounds=4, minimum_clients=1, policy=All(1)).running() as r:
         a = await r.join("a", manual=True)
         for t in range(1, 5):
@@ -346,13 +346,13 @@ async def test_a_client_that_came_later_is_a_newcomer_again_and_stays_charged(tm
         assert table.released.tolist() == [7, 8]
 
 
-# -- accuracies: the best model is kept in its file, and evaluations that are missing are made up
+# -- accuracies: the best model stays in its file, and missing evaluations are made later
 
 MANIFEST = Manifest((TensorSpec("synthetic", (SIZE,)),))
 
 
 class Evaluator:
-    """Gives each model it is asked about the next accuracy; None: it cannot be reached."""
+    """Rates each model with the next of `accuracies`; None: the evaluator cannot be reached."""
 
     def __init__(self, *accuracies: float | None) -> None:
         self._accuracies = list(accuracies)
@@ -367,7 +367,7 @@ class Evaluator:
 
 
 async def evaluate(folder: Path, rounds: int, *accuracies: float | None, **changes: Any) -> tuple[RunResult, list[str]]:
-    """Begin or go on with the run until it has so many rounds, all evaluated; its result and what it said."""
+    """Begin or resume the run up to round `rounds`, with an evaluation per round; returns its result and notices."""
     files = ModelFiles(folder, MANIFEST)
     settings: dict[str, Any] = {"evaluation_every": 1, "minimum_clients": 1, "checkpoint_every": 0} | changes
     settings |= {"evaluate": Evaluator(*accuracies), "best_model": files}
@@ -382,13 +382,13 @@ def evaluated(folder: Path) -> list[tuple[int, float]]:
 
 
 def best_of(result: RunResult) -> tuple[int, float, bytes]:
-    """The round, accuracy and values of the best model."""
+    """The round, validation accuracy and values of the best model."""
     assert result.best is not None
     return result.best.round, result.best.validation_accuracy, result.best.theta.tobytes()
 
 
 def kept_in(folder: Path) -> tuple[int, bytes]:
-    """The round and values of the best model as its file has it."""
+    """The round and values of the best model in its file."""
     kept = ModelFiles(folder, MANIFEST).load()
     assert kept is not None
     return kept[0], kept[1].tobytes()
@@ -405,7 +405,7 @@ async def test_the_best_model_outlives_a_restart(tmp_path: Path) -> None:
 
 
 async def test_an_interruption_rates_no_model_that_a_whole_run_would_not(tmp_path: Path) -> None:
-    """The last model so far is evaluated for the summary; the resumed run has the series of one left alone."""
+    """The last model is rated for the summary only: a resumed run has the same series as an uninterrupted one."""
     settings = {"rounds": 1_000_000, "evaluation_every": 1_000_000, "minimum_clients": 1}
     async with federation(tmp_path, All(1), evaluate=Evaluator(), **settings) as run, clients() as some:
         some.start("a", await run.port)
@@ -440,7 +440,7 @@ async def test_evaluations_that_are_missing_are_made_up_or_named_also_where_no_r
 
 
 async def test_a_crash_between_the_best_model_and_its_row_is_made_up_for(tmp_path: Path) -> None:
-    """The file is of a round that the log does not know to be evaluated: it is evaluated again from there."""
+    """The file is of round 2, and the log has no evaluation of round 2: it is evaluated again."""
     second, _ = await evaluate(tmp_path / "twin", 2, 0.25, 0.5)
     await evaluate(tmp_path, 4, 0.25, None, 0.5, 0.375)
     ModelFiles(tmp_path, MANIFEST).save(2, second.theta)
@@ -451,7 +451,7 @@ async def test_a_crash_between_the_best_model_and_its_row_is_made_up_for(tmp_pat
 
 
 async def test_a_best_model_of_another_timeline_is_not_the_rounds(tmp_path: Path) -> None:
-    """As after --back-to: the file holds a model of round 2, and the log names another one."""
+    """As after --back-to: the file has another model of round 2 than the log names."""
     await evaluate(tmp_path, 4, 0.25, None, 0.5, 0.375)
     files = ModelFiles(tmp_path, MANIFEST)
     kept = files.load()

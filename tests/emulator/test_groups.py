@@ -1,4 +1,4 @@
-"""Groups of clients: what an experiment says about them, who is there when, and how their clients behave."""
+"""Groups of clients: their keys in an experiment, when their clients are present, and how they behave."""
 
 import dataclasses
 import pickle
@@ -71,7 +71,7 @@ def test_trainers_behave_as_their_group_does() -> None:
     assert [flipped[f"label_{(c + 1) % 10}"] for c in range(10)] == [counts[f"label_{c}"] for c in range(10)]
     theta = np.zeros(plain["client-004"].manifest.size, np.float32)
     noise, update = (t.train(theta, round=1).update for t in (trainers["noisy-000"], plain["client-004"]))
-    assert np.linalg.norm(noise) > 2 * np.linalg.norm(update)  # three epochs take it further than one
+    assert np.linalg.norm(noise) > 2 * np.linalg.norm(update)  # three epochs move it further than one
     assert abs(np.corrcoef(noise, update)[0, 1]) < 0.1
     synthetic = three('[workload]\nmodel = "synthetic"\nmodel_bytes = 4000')
     trainers = make_trainers(client_plan(synthetic).training, ["plain-000", "noisy-000"])
@@ -109,7 +109,7 @@ def test_trainers_behave_as_their_group_does() -> None:
     ],
 )
 def test_bad_groups_are_one_line(override: str, message: str) -> None:
-    """An override of one group's own keys is of plain's."""
+    """Overrides that begin with one key, without dots, are of the group `plain`."""
     is_of_one = override.partition("=")[0].isidentifier()
     with refused(f"clients.groups.plain{message}" if is_of_one and message.startswith(".") else message):
         three("", f"clients.groups.plain.{override}" if is_of_one else override)
@@ -142,14 +142,14 @@ def test_clients_are_there_when_their_availability_says(tmp_path: Path) -> None:
     assert on(MarkovAvailability(1.0, 1.0), 5) == [1, 0, 1, 0, 1]
     (tmp_path / "trace.csv").write_text("client_id,round,on\na,5,1\na,3,0\nb,1,0\n")
     trace = Trace(str(tmp_path / "trace.csv"))
-    (tmp_path / "trace.csv").unlink()  # read for each of a thousand clients, it took minutes before round 1
+    (tmp_path / "trace.csv").unlink()  # once read again for each of 1,000 clients, which took minutes
     assert trace.named == {"a", "b"}
     assert on(trace, 6) == [1, 1, 0, 0, 1, 1]
     assert [on(trace, 3, client_id) for client_id in "bc"] == [[0, 0, 0], [1, 1, 1]]
 
 
 class Returning:
-    """An availability of one's own that returns the same object for every client."""
+    """A user's availability that returns the same object for every client."""
 
     def __init__(self, on: object) -> None:
         self.returned = on
@@ -180,7 +180,7 @@ def test_traces_of_seconds_and_of_fedscale_say_the_same_and_a_kept_array_stays(t
 
 
 def test_a_markov_chain_is_on_as_long_as_its_probabilities_say() -> None:
-    """Share p/(p + q) with p = 0.2 the way back and q = 0.1 the way out; clients differ, a client repeats."""
+    """Its share is p/(p + q), with p = 0.2 to return and q = 0.1 to leave. Clients differ; the same client repeats."""
     chain = MarkovAvailability(0.1, 0.2)
     assert np.mean(on(chain, 20_000)) == pytest.approx(2 / 3, abs=0.03)
     assert on(chain, 50) == on(chain, 50)
@@ -194,7 +194,7 @@ def test_a_trace_that_says_nothing_of_its_group_is_refused(tmp_path: Path) -> No
 
 
 def test_measured_data_are_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that goes on elsewhere reads what it began with."""
+    """A run that is resumed in another folder reads the same files."""
     (tmp_path / "trace.csv").write_text("client_id,round,on\nplain-001,2,0\n")
     (tmp_path / "rtt.csv").write_text("rtt_s\n0.1\n")
     monkeypatch.chdir(tmp_path)
@@ -232,7 +232,7 @@ EXAMPLES = Examples(np.arange(3000, dtype=np.float32).reshape(3000, 1), np.arang
 
 
 class Honest(SyntheticTrainer):
-    """Answers with an update that tells the model and the round it was asked for."""
+    """A trainer whose update, θ + t, shows the model and the round it was given."""
 
     n_examples = 7
     label_counts: ClassVar[dict[str, float]] = {"label_0": 7.0}
@@ -249,7 +249,7 @@ def chain(*behaviours: Behaviour, client_id: str = "c1", seed: int = 1) -> Behav
 
 
 def updates(*behaviours: Behaviour, rounds: int = 4, **options: Any) -> list[Vector]:
-    """Of rounds 1, 2, ..., the model being all 10·round."""
+    """The updates of rounds 1, 2, ...; in round t every value of the model is 10·t."""
     trainer = chain(*behaviours, **options).trainer(Honest())
     return [trainer.train(np.full(SIZE, 10.0 * t, np.float32), round=t).update for t in range(1, rounds + 1)]
 
@@ -284,7 +284,7 @@ def test_data_are_drawn_by_seed_and_client(behaviour: Behaviour) -> None:
 
 @dataclass(frozen=True)
 class Nothing(Behaviour):
-    """Forgets to return anything."""
+    """A behaviour whose methods return None."""
 
     examples = settings = trainer = lambda *_: None  # type: ignore[assignment]  # what the test is about
 
@@ -308,7 +308,7 @@ def test_flipped_labels_are_the_next_ones_and_a_share_of_others_is_noise() -> No
     assert flipped.labels[:11].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
     assert np.array_equal(flipped.inputs, EXAMPLES.inputs)
     noisy = chain(LabelNoise(0.5)).examples(EXAMPLES, 10)
-    assert 0.4 < (noisy.labels != EXAMPLES.labels).mean() < 0.5  # a tenth of the noise hits the right label
+    assert 0.4 < (noisy.labels != EXAMPLES.labels).mean() < 0.5  # a tenth of the noisy labels are right by chance
     assert set(noisy.labels.tolist()) == set(range(10))
     assert np.array_equal(chain(LabelNoise(0.0)).examples(EXAMPLES, 10).labels, EXAMPLES.labels)
 
@@ -331,7 +331,7 @@ def test_all_examples_of_the_most_frequent_label_are_kept() -> None:
         counts = np.bincount(chain(LabelSkew(concentration)).examples(EXAMPLES, 10).labels, minlength=10)
         assert counts.max() == 300
     assert counts.min() > 280, "labels of equal shares are all kept"
-    few = EXAMPLES.take(np.array([3]))  # of one example none is left out, whatever the draw
+    few = EXAMPLES.take(np.array([3]))  # one example is never left out
     assert {len(chain(LabelSkew(0.01), client_id=f"c{k}").examples(few, 10)) for k in range(20)} == {1}
 
 
@@ -363,7 +363,7 @@ def test_updates_are_scaled_and_turned_round_and_a_stale_model_is_that_of_an_ear
     for factor in (3.0, 0.0, float("nan")):
         with pytest.raises(ValueError, match=r"factor = .*: must be a finite number, below 0"):
             SignFlip(factor)
-    # The update is θ + t: θ is 10 for the first three rounds, then that of two rounds ago.
+    # An update is θ + t. θ is 10 in rounds 1 to 3, then the θ of two rounds before.
     assert [float(update[0]) for update in updates(StaleModel(2), rounds=5)] == [11.0, 12.0, 13.0, 24.0, 35.0]
 
 
@@ -385,7 +385,7 @@ def test_dropping_out_happens_after_training_with_its_probability() -> None:
 
 
 def test_a_share_of_a_group_is_slow() -> None:
-    """A device is slow for good: the draw is the client's own, and the same however often it is asked."""
+    """A device is slow for good: each client is drawn once, and the draw is the same whenever it is repeated."""
 
     def is_slow(k: int) -> bool:
         return not isinstance(chain(SlowDevice(share=0.2), client_id=f"c{k}").trainer(Honest()), Honest)
@@ -401,4 +401,4 @@ def test_a_chain_applies_one_after_the_other() -> None:
     assert np.array_equal(updates(ScaledUpdate(3.0), SignFlip())[0], -3 * HONEST[0])
     assert chain(LabelFlip(), LabelFlip()).examples(EXAMPLES, 10).labels[:3].tolist() == [2, 3, 4]
     first, second = updates(GaussianUpdate(), GaussianUpdate())[0], updates(GaussianUpdate())[0]
-    assert not np.array_equal(first, second)  # each place in the chain has draws of its own
+    assert not np.array_equal(first, second)  # each position in the chain has draws of its own
