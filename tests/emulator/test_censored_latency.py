@@ -119,7 +119,7 @@ def test_the_interval_encloses_the_uncensored_mean() -> None:
 
 
 def test_a_latency_below_tau_min_is_worth_no_more_than_tau_min() -> None:
-    """c's latency is τ_min = 0.05 s, but rounded, as a long-running clock measures it. It does not count as below τ_min."""
+    """c's latency is τ_min = 0.05 s, less a long-running clock's rounding error. It does not count as below τ_min."""
     table = table_of("a", "b", "c", "d")
     for t in (1, 2):
         table.apply_round(played(t, {"a": 1e-6, "b": 0.1, "c": 0.04999999999999893, "d": 0.0499}))
