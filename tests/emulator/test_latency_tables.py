@@ -1,4 +1,4 @@
-"""The [latency] table: laws from TOML, groups, two ways, parameters drawn per client, and what is refused."""
+"""The [latency] table: laws from TOML, groups, two directions, parameters drawn per client, and what is refused."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def test_a_number_may_be_drawn_once_per_client() -> None:
 
 
 def test_halves_are_planned_one_by_one_also_in_another_law_and_chains_of_clients_walk_apart() -> None:
-    """By the published halves, unless said; planning all of them anew for each would take half an hour."""
+    """The default law is the published halves. Planning all of them anew for each client once took half an hour."""
     slow = '[latency.delay]\nkind = "scale"\nfactor = 10\nof = {kind = "halves"}\n'
     means_s = [law.mean_s for law in delays_of(experiment(slow)).values()]
     assert means_s == [10 * half.mean_s for half in published_halves(4)]
@@ -223,7 +223,7 @@ def test_each_client_has_the_delays_measured_with_it_as_recorded_and_in_the_unit
 
 
 def test_a_file_that_names_clients_is_read_by_name_and_one_that_was_corrected_again(tmp_path: Path) -> None:
-    """A notebook that loaded its experiment anew went on with the first delays."""
+    """Once a notebook that loaded its experiment again kept the delays of the old file."""
     text = "client,s\nclient-001,0.3\nclient-000,0.1\n"
     columns = 'column = "s", client_column = "client"'
     assert [law.mean_s for law in delays_of(with_delays(tmp_path, text, columns)).values()] == [0.1, 0.3]

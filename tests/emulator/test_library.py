@@ -76,7 +76,7 @@ def test_an_experiment_is_loaded_from_tables_and_from_another_and_is_not_changed
 
 def test_a_run_goes_on_from_python(tmp_path: Path) -> None:
     experiment = small()
-    pausefl.run(experiment, tmp_path / "run", progress=False, resume=True)  # begins, where there is none
+    pausefl.run(experiment, tmp_path / "run", progress=False, resume=True)  # begins the run, as there is none
     go_on = re.escape(f"go on with it: pausefl.run(run_dir={str(tmp_path / 'run')!r}, resume=True)")
     with pytest.raises(ConfigError, match=go_on):
         pausefl.run(experiment, tmp_path / "run", progress=False)
@@ -164,7 +164,7 @@ except pausefl.ConfigError as error:
 
 
 def test_results_are_found_from_elsewhere(run: pausefl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run whose folder was moved does not pass for one that goes on."""
+    """A run whose folder was moved must not count as a run that is still going on."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run.path, "copy")
     opened, simulation = pausefl.open("copy"), pausefl.simulate(pausefl.load("demo", SIX), 20, "simulated")
@@ -256,7 +256,7 @@ def test_what_a_cell_defined_goes_by_its_own_name_unless_two_have_it() -> None:
 
 
 def test_regrets_of_one_objective_are_shown_without_a_word_and_no_saving_where_all_are_asked(tmp_path: Path) -> None:
-    """A genie explores nothing: ζ does not change what it weighs."""
+    """A genie does not explore, so ζ does not change its objective."""
     everybody = pausefl.load("demo", {**SIX, "selection.m": SIX["clients.count"]})
     found = pausefl.simulate(everybody, 5, tmp_path / "all", policies=["pause", "random"])
     assert "each round asks all 6 clients, so no policy can choose" in found.summary["warning"]

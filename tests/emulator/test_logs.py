@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: logs for people or machines, each start with its command, where it is scraped."""
+"""What a run reports while it plays: logs for people or machines, each start's command, and addresses to scrape."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ from rigs.waiting import wait_for
 
 @pytest.fixture
 def root_logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The root logger is afterwards what it was."""
+    """Restores the root logger after the test."""
     monkeypatch.setenv(VARIABLE, "")
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
@@ -40,7 +40,7 @@ def root_logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def logged(capsys: pytest.CaptureFixture[str]) -> str:
-    """What one line about a round of a client, and one with a traceback, look like."""
+    """The log lines of a client's round and of a traceback."""
     set_up_log()
     log = logging.getLogger("pausefl.test")
     log.info("joined", extra={"round": 3, "client_id": "client-007"})
@@ -93,7 +93,7 @@ def test_every_line_of_a_run_s_logs_is_json_if_asked_for(tmp_path: Path) -> None
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("wish", [(), ("--verbose",)])
 def test_on_the_virtual_clock_exchanges_are_logged_if_asked_for(tmp_path: Path, wish: tuple[str, ...]) -> None:
-    """One process plays all clients, and its log would be mostly theirs."""
+    """One process plays all clients: lines of exchanges would fill most of its log."""
     played("run", synthetic(tmp_path), "--virtual", "--run-dir", tmp_path / "run", *wish)
     exchanges = [line for line in (tmp_path / "run/server.log").read_text().splitlines() if ": ok after" in line]
     assert len(exchanges) == (20 if wish else 0)  # two clients in each of ten rounds
@@ -108,7 +108,7 @@ def test_a_client_logs_one_line_a_round(tmp_path: Path, background: Callable[...
     who = ("--server", f"127.0.0.1:{port}", "--client-id", "client-000", "--ledger-dir", tmp_path / "ledgers")
     client = run("client", config, *who)
     assert process.wait(30) == 0
-    *rounds, _ = client.stderr.splitlines()  # and why it left
+    *rounds, _ = client.stderr.splitlines()  # the last line says why it left
     assert len(rounds) == 10
     assert all(f"client-000: round {t}: ok" in line for t, line in enumerate(rounds, 1))
 
@@ -132,10 +132,10 @@ def test_failures_are_found_in_a_log_that_was_rotated(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write("a: round 2 failed: at the end\n")
     path.replace(tmp_path / "clients.log.1")
-    assert list(log.news()) == []  # the new one is not there yet
+    assert list(log.news()) == []  # the new file does not exist yet
     path.write_text("a: round 3 failed: after\n")
     assert list(log.news()) == ["client a failed at round 2: at the end", "client a failed at round 3: after"]
-    path.write_text("a: round 4 failed: x\n")  # cut, whatever did it
+    path.write_text("a: round 4 failed: x\n")  # the file has become shorter
     assert list(log.news()) == ["client a failed at round 4: x"]
 
 
@@ -160,7 +160,7 @@ def test_each_start_is_noted_in_the_log(tmp_path: Path, monkeypatch: pytest.Monk
         for arguments in (["/usr/bin/pausefl", "run", "demo"], ["src/pausefl/__main__.py", "run", "--resume", "a run"]):
             monkeypatch.setattr("sys.argv", arguments)
             provenance.note_start(tmp_path / "run")
-    with closing(Store(tmp_path / "run" / "run.db")) as store:  # the log is whole
+    with closing(Store(tmp_path / "run" / "run.db")) as store:  # the log is complete
         starts = provenance.starts_of(store)
     assert [start["command"] for start in starts] == ["pausefl run demo", "pausefl run --resume 'a run'"]
     assert all(start["started"].endswith("+00:00") and start["host"] and start["version"] for start in starts)
@@ -177,7 +177,7 @@ def test_a_run_that_failed_is_not_blamed_for_what_cannot_be_noted(tmp_path: Path
 
 
 def test_an_installed_package_has_no_commit_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment often lies in a checkout, of another project; an image says what it was made of."""
+    """An environment often lies in the checkout of another project. An image states its commit by PAUSEFL_COMMIT."""
     installed = tmp_path / ".venv/lib/site-packages/pausefl/runtime/provenance.py"
     installed.parent.mkdir(parents=True)
     git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b")
@@ -201,7 +201,7 @@ metrics.client_port = 0
 
 
 class Scraper:
-    """Looks into targets.json after each round: keeps what is there last, and scrapes all once there are three."""
+    """Reads targets.json after each round and keeps the last content; scrapes all targets once there are three."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = run_dir / "targets.json"

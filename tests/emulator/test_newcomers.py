@@ -1,4 +1,4 @@
-"""Newcomers' policies against drawn drifts: the regret on training intervals, by hand and as `simulate` shows it."""
+"""Newcomers' policies on drawn drifts: the regret on training intervals, by hand and in `simulate`."""
 
 import csv
 import json
@@ -38,7 +38,7 @@ JOIN, LEAVE = 5, 40
 
 
 def play(policy: NewcomerPolicy, rounds: int, stay: int = 6, /, *, seed: int = 1, **laws: DriftLaw) -> NewcomerResult:
-    """Originals from round 1, of whom so many stay; all newcomers from round 5; laws by the beginning of the ids."""
+    """Simulate originals from round 1, of which `stay` remain, and newcomers from round 5; `laws` by prefix of the id."""
     there = np.ones((rounds, len(IDS)), np.bool_)
     there[: JOIN - 1, 6:] = there[JOIN - 1 :, stay:6] = False
     of_client = {client_id: laws.get(client_id.split("-")[0], BernoulliDrift(0.85)) for client_id in IDS}
@@ -74,7 +74,7 @@ def insertion(chosen: Any, small: tuple[float, ...] = (0.9, 0.7, 0.4, 0.1)) -> I
 
 
 def test_an_irrelevant_newcomer_costs_its_gap_to_the_critical_one() -> None:
-    """The critical one is first chosen in round 2, then in 4, where I(1) ends, and in 5, where I(2) does."""
+    """The critical newcomer is chosen first in round 2, then in 4 and 5. So I(1) ends in round 4, and I(2) in 5."""
     it = insertion([[1, 0, 0, 1], [1, 1, 1, 0], [1, 0, 1, 1], [0, 1, 0, 0], [1, 1, 0, 1], [0, 0, 1, 1]])
     assert it.critical == 1
     assert it.gaps == pytest.approx([0, 0, 0.3, 0.6])
@@ -146,7 +146,7 @@ def test_draws_are_the_same_for_every_policy_and_length() -> None:
 
 
 def test_only_harmful_newcomers_are_let_in_by_half_unless_guarded() -> None:
-    """Two-means rates a newcomer by those chosen beside it, so its chance varies; the guard asks the originals."""
+    """Two-means compares a newcomer with those chosen beside it, so its chance varies. The guard asks the originals."""
     laws: dict[str, DriftLaw] = dict.fromkeys(("relevant", "harmful"), LogNormalDrift(5.0, 0.5))
     for guarded, least, most in ((False, 0.35, 0.65), (True, 0.0, 0.0)):
         policy = FedTs(3, newcomer_share=1.0, guard="leave-one-out" if guarded else "none")
@@ -157,7 +157,7 @@ def test_only_harmful_newcomers_are_let_in_by_half_unless_guarded() -> None:
 
 @pytest.mark.parametrize(("less", "more"), [("relevant", "harmful"), ("harmful", "relevant")])
 def test_laws_under_which_the_chances_contradict_the_means_are_refused(less: str, more: str) -> None:
-    """Skewed drifts of a great mean are mostly small: the regret of choosing them would be below 0."""
+    """Skewed drifts with a great mean are mostly small. The regret of choosing such clients would be below 0."""
     skewed: dict[str, DriftLaw] = {less: LogNormalDrift(1.4, 1.4), more: LogNormalDrift(2.0, 20.0)}
     refusal = r"^clients\.groups: these drift laws do not tell relevant from irrelevant newcomers: .*"
     chances = rf" {more}-0 .* small with a chance of 0\.\d+, {less}-0 of 0\.\d+$"
@@ -166,7 +166,7 @@ def test_laws_under_which_the_chances_contradict_the_means_are_refused(less: str
 
 
 def test_an_original_that_is_alone_leaves_newcomers_unrated() -> None:
-    """As in a run: the guard has nothing to compare with when the other originals have left."""
+    """As in a run, the guard has nothing to compare with when the other originals have left."""
     laws = dict.fromkeys(("original", "relevant"), LogNormalDrift(1.0, 0.1)) | {"harmful": LogNormalDrift(9.0, 0.5)}
     for guarded, rated in ((False, 6 * 46), (True, 0)):
         policy = FedTs(2, newcomer_share=1.0, guard="leave-one-out" if guarded else "none")
@@ -269,14 +269,14 @@ def test_every_preset_with_newcomers_can_be_simulated(name: str, tmp_path: Path)
 
 @dataclass(frozen=True)
 class Greedy(FedTs):
-    """Chooses one more than there are."""
+    """A policy that chooses a row that does not exist."""
 
     def select(self, _: Any, context: Context) -> Selection:
         return Selection(np.append(context.eligible, len(context.table)))
 
 
 class Curious(FedTs):
-    """Wants to know the losses."""
+    """A policy that needs the clients' losses."""
 
     needs_loss: ClassVar[bool] = True
 
@@ -306,7 +306,7 @@ def test_pause_is_simulated_with_those_who_are_there() -> None:
 
 
 def test_latencies_are_those_of_the_client_whatever_its_row() -> None:
-    """A newcomer whose id comes first stands in the last row."""
+    """A newcomer's row is the last one, even if its id comes first."""
     groups = "[clients.groups.b]\ncount = 1\n[clients.groups.a]\ncount = 1\njoin_round = 2\n"
     rest = '[selection]\npolicy = "all"\nm = 1\n[latency]\ntau_min_s = 0.01\n'
     experiment = parse_experiment(groups + rest)
@@ -337,12 +337,12 @@ fair = { count = 1, join_round = 4, drift = { kind = "bernoulli", small = 0.8 } 
 poor = { count = 1, join_round = 4, drift = { kind = "bernoulli", small = 0.3 } }
 worst = { count = 1, join_round = 4, drift = { kind = "bernoulli", small = 0.1 } }
 """
-"""Newcomers of several kinds: each figure is of the newcomers that it names."""
+"""Newcomers of several kinds, so that each figure must pick the right ones."""
 ROUNDS = 60
 
 
 def test_small_drifts_are_shares_of_those_seen_and_the_warm_up_is_of_the_newcomer_nearest(tmp_path: Path) -> None:
-    """The prior of each posterior, Beta(1, 1), is no drift."""
+    """The prior of each posterior, Beta(1, 1), counts as no drift."""
     experiment = parse_experiment(KINDS)
     result = simulate_newcomers(FedTs(3), drift_setting(experiment, ROUNDS), ROUNDS)
     assert isinstance(result.state, Posteriors)

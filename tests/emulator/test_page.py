@@ -1,4 +1,4 @@
-"""The live page: its frames, over real HTTP, and as a real browser shows it."""
+"""The live page: its frames, over real HTTP, and in a real browser."""
 
 import http.client
 import json
@@ -38,7 +38,7 @@ INFO = RunInfo("run-1", "pause", "digits", "mlp")
 
 
 def record(t: int, names: list[str], **changes: Any) -> RoundRecord:
-    """Everybody answers; number k takes k + 1 seconds, and who comes first in the alphabet has released most."""
+    """A round in which all clients answer: number k after k + 1 seconds, and the first name has released most ε."""
     epsilon, next_epsilon = BUDGET.epsilon(t), BUDGET.epsilon(t + 1)
     seen = []
     for k, name in enumerate(names):
@@ -155,7 +155,7 @@ def get(address: str, path: str) -> http.client.HTTPResponse:
 
 
 def next_frame(stream: http.client.HTTPResponse) -> dict[str, Any] | None:
-    """The next frame of the stream, None at its end."""
+    """The next frame of the stream; None at its end."""
     while line := stream.readline():
         if line.startswith(b"data: "):
             found: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
@@ -204,7 +204,7 @@ def test_whoever_comes_late_or_back_is_shown_the_whole_run(make_telemetry: MakeT
 
 
 def test_a_reader_that_takes_nothing_holds_nobody_up(make_telemetry: MakeTelemetry) -> None:
-    """Frames of a large fleet fill its socket; others read on, rounds are told, and the server closes in time."""
+    """A large fleet's frames fill its socket. Other readers get theirs, rounds go on, and the server closes in time."""
     telemetry, names = make_telemetry(PRIVATE), [f"c{k:04}" for k in range(400)]
     with served(telemetry) as (_, address):
         asleep, awake = get(address, "/events"), get(address, "/events")
@@ -260,7 +260,7 @@ class Browser:
         its_commands, commands = os.pipe()
         answers, its_answers = os.pipe()
         self._commands, self._answers = os.fdopen(commands, "wb"), os.fdopen(answers, "rb")
-        # It looks for its ends of the pipes at descriptors 3 and 4.
+        # Chromium reads commands from descriptor 3 and writes answers to 4.
         command = ["bash", "-c", f'exec "$@" 3<&{its_commands} 4>&{its_answers}', "browser", executable]
         self._process = subprocess.Popen(
             [*command, *FLAGS, f"--user-data-dir={profile}"],
@@ -279,7 +279,7 @@ class Browser:
             self.do(f"{domain}.enable")
 
     def do(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Carry out a command of the protocol."""
+        """Run a command of the protocol; returns its result."""
         number = next(self._numbers)
         session = {"sessionId": self._session} if self._session else {}
         message = {"id": number, "method": method, "params": parameters, **session}
@@ -292,14 +292,14 @@ class Browser:
         return found
 
     def open(self, url: str) -> None:
-        """Go to a page, until it is loaded."""
+        """Open a page and wait until it is loaded."""
         self.events.clear()
         self.do("Page.navigate", url=url)
         while all(event["method"] != "Page.loadEventFired" for event in self.events):
             self.events.append(self._read())
 
     def complaints(self) -> list[str]:
-        """Exceptions nobody caught, and what the page's policy forbade."""
+        """Uncaught exceptions, and what the page's content security policy blocked."""
         return [
             json.dumps(event["params"])
             for event in self.events
@@ -308,13 +308,13 @@ class Browser:
         ]
 
     def ask(self, expression: str) -> Any:
-        """The value of a JavaScript expression, or what its promise comes to."""
+        """The value of a JavaScript expression; for a promise, the value that it resolves to."""
         found = self.do("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def wait_for(self, condition: str) -> None:
-        """Return when a condition on the document holds, looked at again whenever it changes."""
+        """Wait until a condition on the document holds; it is checked at every change of the document."""
         self.ask(
             f"new Promise((resolve) => {{ const look = () => {{ if ({condition}) resolve(true); }};"
             " new MutationObserver(look).observe(document,"
@@ -322,19 +322,19 @@ class Browser:
         )
 
     def look_like(self, screen: Mapping[str, Any], scheme: str) -> None:
-        """A screen, and a colour scheme that its user prefers."""
+        """Set the screen and the colour scheme that the user prefers."""
         self.do("Emulation.setDeviceMetricsOverride", **screen)
         self.do("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.ask("new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)))")
 
     def press(self, key: str, code: int) -> None:
-        """One key, down and up."""
+        """Press and release a key."""
         for kind in ("keyDown", "keyUp"):
             text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
             self.do("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
     def close(self) -> None:
-        """End it, with all its processes."""
+        """End the browser and all its processes."""
         self._session = ""
         self.do("Browser.close")
         try:
@@ -375,7 +375,7 @@ def test_a_browser_shows_a_real_run(browser: Browser, tmp_path: Path) -> None:
     browser.look_like(DESK, "light")
 
     def visit(event: ProgressEvent) -> None:
-        """Before any client is started, which the fleet does only when this returns."""
+        """Open the page before any client is started: the fleet starts them only after this returns."""
         if isinstance(event, MetricsServed):
             browser.open(event.page or "")
             browser.wait_for("document.querySelector('#state').textContent === 'waiting for clients: 0 of 4'")

@@ -1,4 +1,4 @@
-"""How examples are dealt out to clients."""
+"""Partitions of examples among clients."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_every_example_goes_to_one_client(kind: str, data: st.DataObject, n: int
     concentration = data.draw(st.floats(0.01, 50))
     partitioners: dict[str, Partitioner] = {
         "iid": Iid(),
-        "dominant-label": DominantLabel(concentration, 1 / classes),  # nothing dominates, so that any labels will do
+        "dominant-label": DominantLabel(concentration, 1 / classes),  # no label dominates, so any labels will do
         "label-dirichlet": LabelDirichlet(concentration),
         "shards": Shards(data.draw(st.integers(1, n // clients))),
     }
@@ -60,7 +60,7 @@ def test_dominant_labels_leave_every_example_with_one_client(seed: int, clients:
     try:
         parts = deal(DominantLabel(9.0, dominant_share), clients, seed)
     except ConfigError:
-        # A very large client's dominant label may not exist; that takes a large share and few clients.
+        # A very large client's dominant label may have too few examples; that takes a large share and few clients.
         assert dominant_share > 0.3
         assert clients < 30
     else:
@@ -76,7 +76,7 @@ def test_iid_sizes_differ_by_one_at_most_and_a_dominant_label_is_about_a_quarter
 
 @pytest.mark.parametrize("concentration", [2.0, 20.0])
 def test_label_proportions_are_spread_as_dirichlet_shares_are(concentration: float) -> None:
-    """Var q_c = p(1 − p)/(α + 1) for q ~ Dirichlet(α p), beside a sample's own spread; the last have what is left."""
+    """Var q_c = p(1 − p)/(α + 1) for q ~ Dirichlet(α p), plus sampling error. The last clients get what is left."""
     clients, labels = 200, np.tile(LABELS, 20)
     parts = deal(LabelDirichlet(concentration), clients, labels=labels)
     size = labels.size // clients
@@ -114,7 +114,7 @@ def test_by_client_gives_each_the_examples_of_one_owner_or_its_own() -> None:
 
 
 class _Returning:
-    """Returns this in place of the rows."""
+    """A partitioner that returns this in place of the rows."""
 
     def __init__(self, returned: object) -> None:
         self.returned = returned
@@ -150,7 +150,7 @@ def test_sizes_and_labels_are_spread_as_concentrations_say_from_the_least_to_the
         assert {part.size for part in deal(partitioner, 10)} == {LABELS.size // 10}
     parts = deal(DominantLabel(), 300, labels=np.tile(LABELS, 10))
     relative = np.array([part.size for part in parts]) / (10 * LABELS.size / 300)
-    # A share of Dirichlet(3, …, 3) is about Gamma(3)/3: standard deviation 1/√3 of its mean.
+    # A client's share of Dirichlet(3, …, 3) is about Gamma(3)/3: its standard deviation is 1/√3 of its mean.
     assert relative.std() == pytest.approx(3**-0.5, abs=0.06)
 
 

@@ -1,4 +1,4 @@
-"""Policies of one's own: what they may return, how they are named, and the documented examples."""
+"""Users' policies: what they may return, how they are named, and the documented examples."""
 
 import math
 import re
@@ -58,7 +58,7 @@ def test_what_a_policy_chooses_can_be_played(case: str) -> None:
 
 
 def test_rows_come_in_any_order_and_a_policy_cannot_change_which_are_eligible() -> None:
-    """A choice is compared with them."""
+    """The choice is checked against the eligible rows, which must stay as they were."""
     context = context_of(Play(Pause(M)).table, 1)
     for selection in (selection_of([5, 0, 12]), selection_of([3, 0, 3], [0.25, 0.5, 0.25]), selection_of([7], size=2)):
         assert checked(selection, context) is selection
@@ -144,7 +144,7 @@ def test_what_a_policy_finds_in_updates_is_checked(inspection: Any, message: str
     ],
 )
 def test_a_module_that_cannot_be_imported_is_one_clear_line(source: str, message: str, own_module: OwnModule) -> None:
-    """Whatever it raises, and whether it was to hold a policy or a Φ."""
+    """Whatever error it raises, and whether it should hold a policy or a Φ."""
     own_module("mine_alone", source)
     for name, ask in (("selection.policy", policy_class), ("phi_g", lambda name: SaPause(M, phi_g=name))):
         said = f"{name} = ['\"]mine_alone:Mine['\"]: .*{message}"
@@ -243,7 +243,7 @@ def test_policies_say_what_clients_must_disclose_and_ask_for_an_oracle() -> None
 
 
 def example(name: str) -> str:
-    """The Python block that starts with this file name."""
+    """The Python block of docs/selection.md that starts with this file name."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/selection.md").read_text("utf-8"), re.DOTALL)
     (block,) = [block for block in blocks if block.startswith(f'"""{name}.py:')]
     return str(block)
@@ -266,7 +266,7 @@ def test_the_documented_policy_and_phi_of_ones_own_work(own_module: OwnModule) -
     assert min(spreads(phi)) > 1.2 * np.mean(spreads(Pause(M)))
 
 
-# --- derived from one of ours: simulated and reported as its parent is
+# --- subclasses of built-in policies: simulated and reported as their parents are
 
 SUBCLASSES = '''
 from dataclasses import dataclass
@@ -297,7 +297,7 @@ class MyFedTs(FedTs):
 
 
 def test_a_subclass_of_pause_is_simulated_as_pause(tmp_path: Path, own_module: OwnModule) -> None:
-    """Compiled rounds stand in for one that chooses as PAUSE does."""
+    """The compiled rounds are used if the subclass chooses as PAUSE does."""
     own_module("policies_of_mine", SUBCLASSES)
     found = []
     for name, compiled in (("policies_of_mine:MyPause", True), ("pause", True), ("policies_of_mine:Hasty", False)):

@@ -1,4 +1,4 @@
-"""What would fail a run is said before it, in one line: by `pausefl validate`, and of wrong files that users bring."""
+"""Faults that would fail a run are found before it and named in one line, also those in users' files."""
 
 import gzip
 import json
@@ -139,7 +139,7 @@ def here(tmp_path: Path, own_module: Callable[[str, str], Path], monkeypatch: py
 
 
 def found(*settings: str) -> str:
-    """What is wrong with the default experiment once it has these settings."""
+    """The fault found in the default experiment with these settings."""
     with pytest.raises(PauseflError) as caught:
         try_out(parse_experiment("", settings), pytest.fail)
     return str(caught.value)
@@ -195,7 +195,7 @@ def test_what_a_run_would_fail_at_is_said_in_one_line(setting: str, message: str
     ],
 )
 def test_what_no_step_can_be_trained_with_is_bad_input(here: Path, key: str, value: object, message: str) -> None:
-    """A search refuses that setting and goes on; a sweep promises no way on, as the experiment stays what it is."""
+    """It is bad input, so a search goes on with other settings, and a sweep offers no resuming: it would fail again."""
     settings = {"experiment.clock": "virtual", f"workload.{key}": value, "workload.step_s": 0.01}
     with pytest.raises(ConfigError, match=message):
         pausefl.run(pausefl.load("demo", settings), here / "run", progress=False)
@@ -212,7 +212,7 @@ def test_what_no_step_can_be_trained_with_is_bad_input(here: Path, key: str, val
     ],
 )
 def test_a_place_is_named_only_where_the_code_that_failed_is_known(settings: list[str], place: str, here: Path) -> None:
-    """No frame of it is left where a function takes other arguments, or where torch's own layers find others."""
+    """The traceback has no frame of the user's code if its arguments are wrong, or if torch's own layers fail."""
     lines = PLUGINS.splitlines()
     number = next((i for i, line in enumerate(lines, start=1) if place and line.startswith(f"{place}(")), 0)
     said = found(*settings)
@@ -234,9 +234,9 @@ def test_noise_that_swamps_a_model_is_told_and_what_was_not_tried(monkeypatch: p
     (line,) = try_out(
         parse_experiment("", [*settings, "server.mode=asynchronous", "asynchronous.buffer=6"]), pytest.fail
     )
-    assert "in release 150, its" in line  # of six clients a step
+    assert "in release 150, its" in line  # each step asks six clients
     (line,) = try_out(parse_experiment("", [*settings, "privacy.epsilon_budget=2"]), pytest.fail)
-    assert f"equally often; {NOISE_REMEDY}" in line  # it does not pass 5 times later: it begins above
+    assert f"equally often; {NOISE_REMEDY}" in line  # the noise exceeds the bound from the start
     (line,) = try_out(parse_experiment("", [*settings, "privacy.epsilon_floor=1.0"]), pytest.fail)
     assert NOISE_REMEDY not in line
     monkeypatch.setattr(preflight, "is_installed", lambda extra: extra != "client")
@@ -277,7 +277,7 @@ model = "synthetic"
 
 
 def complaint(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> str:
-    """The one line that a command says of a file, after the file's name."""
+    """The only line that a command prints about a file, without the file's name; the command must leave no files."""
     before = sorted(folder.rglob("*"))
     with pytest.raises(SystemExit) as ended:
         main([*arguments])
@@ -294,7 +294,7 @@ def written(path: Path, content: str | bytes) -> Path:
 
 
 def refused_run(experiment: str | bytes, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that `pausefl run` says of an experiment in mine.toml."""
+    """The only line that `pausefl run` prints about an experiment in mine.toml."""
     mine = written(folder / "mine.toml", experiment)
     return complaint(capsys, folder, "run", str(mine), "--run-dir", str(folder / "run"))
 

@@ -24,7 +24,7 @@ from pausefl_proto.privacy_unit import PrivacyUnit, vector_epsilon
 
 UNITS: tuple[PrivacyUnit, ...] = ("coordinate", "vector")
 N = 100_000
-"""More than one chunk of noise."""
+"""More values than one chunk of noise has."""
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 updates = hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_nan=True, allow_infinity=True))
@@ -32,7 +32,7 @@ clips = st.floats(1e-6, 1e6)
 
 
 def distance(unit: PrivacyUnit, one: np.ndarray, other: np.ndarray) -> float:
-    """L1 distance between two values of the unit; the greatest over the coordinates if a coordinate is the unit."""
+    """The L1 distance between two updates; for the unit "coordinate", the greatest distance of a coordinate."""
     gaps = np.abs(one.astype(np.float64) - other)
     return float(gaps.sum() if unit == "vector" else gaps.max())
 
@@ -72,7 +72,7 @@ def test_an_update_within_the_bound_is_left_as_it_is(unit: PrivacyUnit) -> None:
 
 @pytest.mark.parametrize(("unit", "scale"), [("coordinate", 0.3 / 2.0), ("vector", 2 * 0.3 / 2.0)])
 def test_noise_is_laplace_at_the_stated_scale(unit: PrivacyUnit, scale: float) -> None:
-    # With this seed the test always says the same; over seeds it would raise a false alarm once in a thousand.
+    # The seed is fixed, so the result never changes. Over random seeds, one test in a thousand would fail.
     mechanism, source = Mechanism(unit, 0.3), NumpyLaplace(np.random.default_rng(7))
     update = np.zeros(N, np.float32)
     update[::2] = 1e-7
@@ -83,7 +83,7 @@ def test_noise_is_laplace_at_the_stated_scale(unit: PrivacyUnit, scale: float) -
 
 
 def test_the_exact_sampler_is_laplace_at_the_same_scale() -> None:
-    # Its entropy is the operating system's: a false alarm once in a million runs.
+    # The entropy is the operating system's: one run in a million fails by chance.
     mechanism, update = Mechanism("coordinate", 0.3), np.full(4000, 7.0, np.float32)
     noise = mechanism.privatise(update, 2.0, ExactLaplace()).astype(np.float64) - mechanism.clip_update(update)
     assert stats.kstest(noise, stats.laplace(scale=mechanism.scale(2.0)).cdf).pvalue > 1e-6
@@ -91,13 +91,13 @@ def test_the_exact_sampler_is_laplace_at_the_same_scale() -> None:
 
 
 def torch_generator(device: str, seed: int) -> torch.Generator:
-    """Secret where it may be, else of a fixed seed."""
+    """A secret generator, if the device allows it, else one with a fixed seed."""
     return secret_generator(torch.device(device)) if device == "cuda" else torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 def test_noise_of_a_device_is_laplace_at_the_same_scale(device: str) -> None:
-    # On a GPU its entropy is the operating system's: a false alarm once in a million runs.
+    # On a GPU the entropy is the operating system's: one run in a million fails by chance.
     mechanism, update = Mechanism("coordinate", 0.3), np.full(N, 7.0, np.float32)
     sources = [DeviceLaplace(torch_generator(device, seed)) for seed in (1, 2)]
     clipped = mechanism.clip_update(update)
@@ -131,7 +131,7 @@ def test_noise_is_drawn_where_training_runs(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_noise_does_not_follow_from_anything_public(seed: int) -> None:
-    """Same experiment, client, round and attempt: whoever knows them, and the seed, knows nothing of the noise."""
+    """Draws for the same experiment, client, round and attempt differ. Even with the seed, they cannot be predicted."""
     key = ReleaseKey("run", 1, 1, "model")
     plan = privacy_plan(parse_experiment("", ["clients.count=2", "selection.m=1", f"experiment.seed={seed}"]))
     one, other = (noise_for(plan, "client-000", key).laplace(np.zeros(8), 1.0) for _ in range(2))
@@ -143,7 +143,7 @@ def test_noise_does_not_follow_from_anything_public(seed: int) -> None:
 def test_noise_is_fresh_for_every_coordinate_and_release() -> None:
     mechanism, source = Mechanism("coordinate", 1.0), NumpyLaplace(np.random.default_rng(7))
     everything = np.concatenate([mechanism.privatise(np.zeros(N, np.float32), 1.0, source) for _ in range(2)])
-    # Rounded to float32, a few hundred of 200,000 draws may coincide; a reused chunk would repeat 34,000.
+    # Rounded to float32, a few hundred of the 200,000 draws may be equal; a reused chunk would repeat 34,000.
     assert np.unique(everything).size > 0.97 * everything.size
     for lag in (1, 1 << 16, N):
         assert abs(np.corrcoef(everything[:-lag], everything[lag:])[0, 1]) < 0.02
@@ -161,7 +161,7 @@ def test_a_release_is_float32_finite_and_leaves_the_update_alone(unit: PrivacyUn
 
 
 def draws(monkeypatch: pytest.MonkeyPatch, entropy: bytes, draw: Callable[[], object]) -> object:
-    """What is drawn when the operating system gives this entropy; it must be asked for all of it, once."""
+    """The draw that follows from this entropy of the operating system, which must be read at once and completely."""
     left = [entropy]
 
     def urandom(size: int) -> bytes:
@@ -181,16 +181,16 @@ def draws(monkeypatch: pytest.MonkeyPatch, entropy: bytes, draw: Callable[[], ob
     ids=["numpy", "cuda"],
 )
 def test_each_bit_of_entropy_is_used(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], object], bits: int) -> None:
-    """128 bits are asked for at every release, and as many draws differ as there are bits to turn."""
+    """Each release reads 128 bits. Flipping any one of `bits` of them gives another draw."""
     entropy = bytes(range(16))
     turned = [(int.from_bytes(entropy) ^ 1 << bit).to_bytes(16) for bit in range(128)]
     assert len({draws(monkeypatch, given, draw) for given in (entropy, *turned)}) == 1 + bits
 
 
 def test_torch_is_not_trusted_with_a_seed_of_32_bits_and_philox_begins_where_it_can_count_from() -> None:
-    """It draws four numbers at a time, and 2^62 places are left to it."""
+    """Philox draws four numbers at a time and must have 2^62 positions left."""
     low, high = (torch.rand(4, generator=torch.Generator().manual_seed(s)) for s in (5, 5 + (1 << 40)))
-    assert torch.equal(low, high)  # the reason
+    assert torch.equal(low, high)  # why torch's CPU generator is refused
     with pytest.raises(ValueError, match="32 bits"):
         secret_generator(torch.device("cpu"))
     places = [int(philox_state().numpy().view("<u8")[1]) for _ in range(20)]

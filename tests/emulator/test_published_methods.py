@@ -1,4 +1,4 @@
-"""SCAFFOLD, FedDyn, FedBN, MOON and normalised gradients against a few lines of plain numpy, and their states."""
+"""SCAFFOLD, FedDyn, FedBN, MOON and normalised gradients against plain numpy, and their states."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,25 +34,25 @@ from rigs.command import played, run, summary_of
 
 Floats = npt.NDArray[np.float64]
 
-torch.set_num_threads(1)  # as clients have it
+torch.set_num_threads(1)  # as in clients
 N, ETA, STEPS = 12, 0.05, 3
-CLIENTS = 4  # of which two train in every round
+CLIENTS = 4  # of which two train in each round
 
 
 class Client:
-    """A linear regression of its own: inputs, (N, 3), and targets, (N,)."""
+    """A client's linear regression: inputs, (N, 3), and targets, (N,)."""
 
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
         self.x, self.y = rng.standard_normal((N, 3)), rng.standard_normal(N)
 
     def gradient(self, w: Floats) -> Floats:
-        """Of the mean squared error."""
+        """The gradient of the mean squared error."""
         gradient: Floats = 2 / N * self.x.T @ (self.x @ w - self.y)
         return gradient
 
     def trainer(self, method: TrainingMethod, model: Callable[[], nn.Module] | None = None) -> TorchTrainer:
-        """STEPS steps of plain SGD a round on all examples."""
+        """A trainer that takes STEPS steps of plain SGD per round on all examples."""
         return TorchTrainer(
             (model or linear)(),
             LocalData(Examples(self.x.astype(np.float32), self.y.astype(np.float32)), task=Regression(1.0)),
@@ -155,7 +155,7 @@ def test_fedbn_trains_with_a_normalisation_of_its_own_and_sends_none() -> None:
 
 
 def moon_loss(client: Client, w: Floats, references: list[Floats], mu: float, temperature: float) -> float:
-    """Of two linear layers; the first one's outputs are the features."""
+    """MOON's loss of two linear layers; the first layer's outputs are the features."""
 
     def features(v: Floats) -> Floats:
         z: Floats = client.x @ v[:6].reshape(2, 3).T
@@ -176,7 +176,7 @@ def test_moon_descends_the_papers_loss() -> None:
     plain = client.trainer(TrainingMethod(), two_layers)
     theta, later = (np.random.default_rng(k).standard_normal(8).astype(np.float32) for k in (4, 5))
     first = trainer.train(theta, round=1).update
-    assert first.tobytes() == plain.train(theta, round=1).update.tobytes()  # there is no last model yet
+    assert first.tobytes() == plain.train(theta, round=1).update.tobytes()  # there is no previous model yet
     last, server = (theta + first).astype(np.float64), later.astype(np.float64)
 
     def loss(at: Floats) -> float:
@@ -254,7 +254,7 @@ def test_every_method_runs_and_goes_on_over_the_network(training: str, changes: 
     assert summary["model_size"] == size * (2 if has_control else 1)
     if changes.get("private"):
         assert summary["vector_epsilon_max"] == summary["max_epsilon_spent"] > 0
-    if changes.get("policy") == "all":  # with all of both ends' state, round 3 gives the same model once more
+    if changes.get("policy") == "all":  # all states are restored, so round 3 gives the same model again
         again = run("run", "--resume", tmp_path / "run", "--back-to", "2")
         assert again.returncode == 0, again.stderr
         for name, tensor in load_file(tmp_path / "run/model.safetensors").items():
