@@ -1,4 +1,4 @@
-"""Rounds that end once enough clients have answered, and updates that come after their round."""
+"""Rounds that end once enough clients have answered, and updates that arrive after their round."""
 
 import asyncio
 import math
@@ -60,7 +60,7 @@ def test_without_enough_clients_to_spare_all_are_waited_for_and_over_selection_a
 
 
 async def ask(r: CoordinatorRig, ids: str) -> dict[str, FakePeer]:
-    """Clients that answer when they are told to, with the job of round 1."""
+    """Join clients that answer only when told to; returns them with the job of round 1."""
     peers = dict(zip(ids, await r.join_all(ids, manual=True), strict=True))
     for peer in peers.values():
         await peer.next_job()
@@ -68,13 +68,13 @@ async def ask(r: CoordinatorRig, ids: str) -> dict[str, FakePeer]:
 
 
 async def handled(r: CoordinatorRig) -> None:
-    """Wait until all that was told so far is handled and in the log."""
+    """Wait until all messages so far are handled and in the log."""
     await r.coordinator.ask(Pinged("a", 0.1))
     await r.written()
 
 
 async def end(r: CoordinatorRig, peers: dict[str, FakePeer], round: int) -> None:
-    """Let all of them answer the next round."""
+    """Let all of these clients answer this round."""
     for peer in peers.values():
         while (await peer.next_job()).round < round:
             pass
@@ -112,7 +112,7 @@ async def test_the_first_m_of_more_clients_are_waited_for(rig: MakeRig) -> None:
 
 
 async def keep_b(r: CoordinatorRig) -> dict[str, FakePeer]:
-    """Begin rounds of a and b with a quorum of one: b's update of round 1 comes in round 2."""
+    """Play rounds of a and b with a quorum of one until b's update of round 1 has arrived in round 2."""
     peers = await ask(r, "ab")
     await peers["a"].answer(1)
     await peers["a"].next_job()
@@ -122,7 +122,7 @@ async def keep_b(r: CoordinatorRig) -> dict[str, FakePeer]:
 
 
 async def play_with_late_b(r: CoordinatorRig) -> None:
-    """Two rounds of which b answers the first too late."""
+    """Play two rounds; b answers the first one too late and the second one not at all."""
     await (await keep_b(r))["a"].answer(2)
     await r.played()
 
@@ -153,7 +153,7 @@ async def test_a_kept_late_update_is_damped_in_the_next_model(rig: MakeRig) -> N
 
 
 def test_late_updates_are_damped_as_fedbuff_damps_them() -> None:
-    """Σ s(τ)Δ / K where all hold equally much: a fresh update of 1 and one of 10, 9 rounds late; then two late ones."""
+    """Σ s(τ)Δ / K with equal weights: a fresh update of 1 and one of 10 that is 9 rounds late; then two late ones."""
     model = GlobalModel.start(np.zeros(1, np.float32), ServerOptimizer())
     late = discounted(WeightedUpdate("b", np.full(1, 10, np.float32), 66.0, staleness=9), Asynchronous(), model)
     both = weighted_mean([np.ones(1, np.float32), late.vector], np.array([66.0, late.weight]))
@@ -183,7 +183,7 @@ async def test_a_kept_late_update_of_a_client_drawn_twice_counts_twice(rig: Make
         await peers["b"].answer(1)
         await peers["b"].next_job()  # round 2
         before = r.coordinator.theta
-        await peers["a"].answer(1)  # late
+        await peers["a"].answer(1)  # too late
         await peers["b"].answer(2)
         await r.played()
         mean = (2 * update_of("a", 1) / math.sqrt(2) + update_of("b", 2)) / (2 + 1)
@@ -192,7 +192,7 @@ async def test_a_kept_late_update_of_a_client_drawn_twice_counts_twice(rig: Make
 
 @pytest.mark.parametrize("rounds", [(1, 2), (2, 1)])
 async def test_one_release_does_not_enter_a_model_twice(rig: MakeRig, rounds: tuple[int, int]) -> None:
-    """Neither as a late update and then as an answer, nor the other way round."""
+    """An answer with the same release as a late update is not used, and a late update not after such an answer."""
     changes = {"minimum_clients": 3, "quorum": 0.6, "keeps_late_updates": True}
     async with rig(All(3), rounds=2, **changes).running() as r:
         peers = await ask(r, "abc")
@@ -227,7 +227,7 @@ def test_an_update_is_taken_64_rounds_after_its_own_at_most() -> None:
 
 
 async def test_budgets_end_a_run_only_when_fewer_than_m_can_release(rig: MakeRig) -> None:
-    """The clients asked besides are no need of a round's."""
+    """The spare clients asked for a round are not needed to play it."""
     budget = replace(BUDGET, epsilon_floor=BUDGET.epsilon(1))  # one release each
     privacy = PrivacySettings(budget, "coordinate", "agreed")
     async with rig(All(3), rounds=1, minimum_clients=3, spare=1, privacy=privacy).running() as r:
@@ -244,9 +244,9 @@ async def test_a_kept_late_update_that_is_an_outlier_is_logged_as_dropped(rig: M
         await peers["a"].answer(1)
         await peers["b"].answer(1)
         for peer in peers.values():
-            await peer.next_job()  # round 2
+            await peer.next_job()  # round 2; c is late with round 1
         model = r.coordinator.theta
-        await peers["c"].answer(1, vector=1000 * update_of("c", 1))  # late
+        await peers["c"].answer(1, vector=1000 * update_of("c", 1))  # too late
         r.coordinator.offer(peers["c"].update(2, peers["c"].release()))
         r.coordinator.offer(peers["a"].update(2, peers["a"].release()))
         await r.played()
@@ -258,9 +258,9 @@ async def test_a_kept_late_update_that_is_an_outlier_is_logged_as_dropped(rig: M
 
 
 async def test_a_kept_update_that_a_kill_loses_is_logged_as_dropped_and_stays_paid_for(rig: MakeRig) -> None:
-    """The buffer is the server's memory. What it cost is in the log at once, be its client ever seen again or not."""
+    """Kept updates are in memory only. Their cost is logged at once, whether or not the client comes back."""
     async with rig(All(2), rounds=2, **KEEPS).running() as r:
-        await keep_b(r)  # until the server is killed, in the midst of round 2
+        await keep_b(r)  # the server is killed here, within round 2
         model = r.coordinator.theta
     async with rig(All(2), rounds=2, **KEEPS, minimum_clients=1).running() as r:
         np.testing.assert_array_equal(r.coordinator.theta, model)
@@ -269,7 +269,7 @@ async def test_a_kept_update_that_a_kill_loses_is_logged_as_dropped_and_stays_pa
         np.testing.assert_allclose(r.coordinator.theta, model + update_of("a", 2), rtol=1e-5)
         assert r.spent("b") == (1, BUDGET.spent(1))
         kinds = [kind for kind, client_id in r.events() if client_id == "b"]
-        assert kinds == ["late", "reconciled", "left", "unsettled", "dropped"]  # it had the job of round 2, too
+        assert kinds == ["late", "reconciled", "left", "unsettled", "dropped"]  # b had the job of round 2, too
 
 
 @pytest.mark.parametrize(("fate", "is_lost"), [(None, True), ("merged", False), ("dropped", False)])
@@ -305,7 +305,7 @@ async def test_a_kill_with_a_late_update_does_not_hide_who_came_for_the_round(ri
         peers = await ask(r, "ab")
         c = await r.join("c", manual=True)
         await peers["a"].answer(1)
-        await c.next_job()  # of round 2, which it may charge
+        await c.next_job()  # the job of round 2, which c may charge
         await peers["b"].answer(1)
         await handled(r)
     r = rig(All(2), rounds=2, **KEEPS)
@@ -318,7 +318,7 @@ async def test_a_kill_after_a_commit_does_not_hide_whose_update_the_model_took(r
     async with rig(All(2), rounds=3, **KEEPS).running() as r:
         peers = await keep_b(r)
         await peers["a"].answer(2)
-        await peers["a"].next_job()  # of round 3, in the midst of which the server is killed
+        await peers["a"].next_job()  # the job of round 3; the server is killed within it
     async with rig(All(2), rounds=3, **KEEPS, minimum_clients=1).running() as r:
         await (await r.join("a", manual=True, released=2)).play(3)
         await r.played()

@@ -1,4 +1,4 @@
-"""What experiments and commands name: built in, of the user's own modules, and of packages that may be missing."""
+"""Names in experiments and commands: built-in, of users' modules, and of packages that may be missing."""
 
 import re
 import subprocess
@@ -68,7 +68,7 @@ def install(site: Path, name: str, version: str, entry_points: str) -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which a distribution is installed that adds names."""
+    """A folder with an installed distribution that adds names."""
     install(tmp_path / "site", "more-pausefl", "1.2", ENTRY_POINTS)
     (tmp_path / "site/more_pausefl.py").write_text(ADDED)
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -98,7 +98,7 @@ def test_an_installed_package_adds_names_but_replaces_none(package: Path) -> Non
 
 def test_a_name_that_two_packages_add_is_refused_in_one_line_with_both(package: Path) -> None:
     install(package, "other-pausefl", "0.3", "[pausefl.things]\ncounter = other_pausefl:Counter\n")
-    sys.path.append(str(package / "anew"))  # as where a package was installed since
+    sys.path.append(str(package / "anew"))  # as after another installation
     both = "more_pausefl:Counter (package more-pausefl 1.2) and other_pausefl:Counter (package other-pausefl 0.3)"
     message = f'some.thing = "counter": stands for {both}: must be one of these, as "package.module:name"'
     for look in (THINGS.find, THINGS.check_name):
@@ -144,7 +144,7 @@ def test_the_folders_are_named_in_which_a_module_was_not_found(tmp_path: Path, m
 
 @pytest.mark.parametrize("registry", REGISTRIES[:-1], ids=lambda registry: registry.kind)
 def test_everything_built_in_is_fit(registry: Registry) -> None:
-    """But observers, the last, whose packages may be missing."""
+    """Except observers, the last registry: their packages may be missing."""
     for name in registry:
         assert callable(registry.find(name, "key"))
 
@@ -181,7 +181,7 @@ def test_the_packages_of_an_extra_are_those_of_the_project(extra: str) -> None:
     ],
 )
 def test_a_command_says_what_to_install(arguments: list[str], package: str, extra: str, tmp_path: Path) -> None:
-    """The package is hidden from the interpreter, as if it had never been installed."""
+    """The interpreter cannot find the package, as if it had never been installed."""
     code = f"import sys; sys.modules[{package!r}] = None; from pausefl.cli import main; main({arguments!r})"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

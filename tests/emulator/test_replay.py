@@ -1,4 +1,4 @@
-"""A log folded through a policy: its own chooses the same, another's rounds are estimated; no ε without its unit."""
+"""A log replayed through a policy: its own policy chooses the same, another's rounds are estimated."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ ORACLE = Oracle({c: 0.1 + 0.1 * k for k, c in enumerate(NAMES)}, {c: 10 / (1 + k
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case != "fedat"])  # it needs steps, which replay refuses
 async def test_every_policy_chooses_again_what_it_chose_over_the_network(case: str, tmp_path: Path) -> None:
-    """Private runs over gRPC; two clients join when the others have played."""
+    """Private runs over gRPC; two clients join after the first rounds."""
     changes: dict[str, Any] = {"rounds": 8, "minimum_clients": 4, "privacy": PRIVATE, "tau_min_s": None}
     ledgers = {name: private(tmp_path / "ledgers", name) for name in NAMES}
     async with federation(tmp_path, policy_of(case, m=2), oracle=ORACLE, **changes) as server, clients() as some:
@@ -86,7 +86,7 @@ def test_the_logs_own_policy_needs_no_extrapolation_and_waits_what_was_waited(po
 
 @pytest.mark.slow
 def test_intervals_hold_what_the_other_policy_really_waits() -> None:
-    """Of ten logs, 95 % intervals hold the truth nine times on average; seven times or more with 99.9 %."""
+    """A 95 % interval holds the truth in nine of ten logs on average; it does so in seven or more with 99.9 %."""
     held = 0
     for seed in range(1, 11):
         estimate = play_on_log(experiment_of("random", seed=seed), played("ucb", 40, seed), draws=40)
@@ -97,7 +97,7 @@ def test_intervals_hold_what_the_other_policy_really_waits() -> None:
 
 
 def cut_short(log: RecordedLog, m: int) -> RecordedLog:
-    """The log of rounds that end with their first m answers."""
+    """The log as if each round had ended with its first m answers."""
     records = []
     for record in log.records:
         ordered = sorted(record.observations, key=lambda o: o.latency_s)
@@ -110,7 +110,7 @@ def cut_short(log: RecordedLog, m: int) -> RecordedLog:
 
 @pytest.mark.parametrize(("asked", "waited_for", "error"), [(6, 5, 0.03), (7, 5, 0.1)])
 def test_a_client_that_the_log_did_not_wait_for_answers_later(asked: int, waited_for: int, error: float) -> None:
-    """Rounds that end early tell what waiting for all would cost; too little only by the answers at their bounds."""
+    """Rounds that end early show what waiting for all would cost. Only answers at their bounds are taken too low."""
     play = Play(policy_of("random", m=asked)).rounds(120)
     log = cut_short(RecordedLog(play.records, ()), waited_for)
     estimate = play_on_log(experiment_of("random", m=5), log, draws=5)
@@ -141,7 +141,7 @@ def test_misses_stay_misses_and_a_client_that_the_log_never_asked_is_told_apart(
 
 
 def test_a_round_without_an_update_is_tried_again_as_often_as_a_server_does() -> None:
-    """Only one client ever answers; each of the others is waited for until the deadline."""
+    """Only one client ever answers; the others are waited for until the deadline."""
     log = played("all", 6, silent=IDS[1:])
     estimate = play_on_log(experiment_of("random", "[server]\nrounds_without_update_max = 2", m=1), log, draws=3)
     assert estimate.without_update.any()
@@ -155,7 +155,7 @@ def test_a_round_without_an_update_is_tried_again_as_often_as_a_server_does() ->
 
 
 def test_budgets_end_an_estimate_where_they_end_a_run() -> None:
-    """Once fewer clients may release than a round takes, not when the last of them has retired."""
+    """The run ends once fewer than m clients may release, not when the last one has retired."""
     five_releases = "[privacy]\nepsilon_budget = 100.0\neta = 0.5\nepsilon_floor = 5.0"
     estimate = play_on_log(experiment_of("random", five_releases), played("random", 20), draws=3)
     for asked, end in zip(estimate.asked, estimate.asked.argmin(axis=1), strict=True):
@@ -164,7 +164,7 @@ def test_budgets_end_an_estimate_where_they_end_a_run() -> None:
 
 
 def test_a_round_that_spends_the_budgets_in_failed_attempts_had_no_update() -> None:
-    """The budgets are spent before the attempts that a server makes: a run would have ended in this round."""
+    """The budgets are spent after fewer attempts than a server makes, so the run would have ended in this round."""
     few_releases = "[privacy]\nepsilon_budget = 100.0\neta = 0.5\nepsilon_floor = 5.0"
     server = "[server]\nrounds_without_update_max = 1000\nrest_rounds_max = 0"
     estimate = play_on_log(experiment_of("all", f"{few_releases}\n{server}"), played("all", 3, silent=IDS), draws=1)
@@ -223,7 +223,7 @@ def test_a_run_is_replayed_by_the_library_and_a_damaged_log_names_its_round(run_
 
 
 def test_the_failed_attempts_that_ended_a_run_are_waits_too(run_dir: Path, tmp_path: Path) -> None:
-    """They stand in the log at the round after the last one."""
+    """The log has these attempts at the round after the last one."""
     ended, whole = tmp_path / "ended", pausefl.replay(run_dir)
     shutil.copytree(run_dir, ended)
     with changing_log(ended) as database:
@@ -243,7 +243,7 @@ def test_the_failed_attempts_that_ended_a_run_are_waits_too(run_dir: Path, tmp_p
 
 
 def test_dropouts_cost_what_they_cost_in_the_run(tmp_path: Path) -> None:
-    """A client that drops out has spent nothing, and a round in which all do is tried again: so the log has it."""
+    """A client that drops out spends nothing. A round in which all drop out is tried again, as the log says."""
     experiment = parse_experiment("""
 experiment = { rounds = 12, clock = "virtual" }
 clients.groups.shaky = { count = 8, behaviours = [{ kind = "dropout", probability = 0.5 }] }
@@ -263,7 +263,7 @@ workload.model = "synthetic"
 
 
 def test_an_estimate_says_that_budgets_end_before_the_log_does(tmp_path: Path) -> None:
-    """Its total is then of fewer rounds than the recorded one; both are those of a run of that policy."""
+    """The estimated total then covers fewer rounds than the recorded one. Both equal those of a run of the policy."""
     one = {"experiment.rounds": 12, "selection.policy": "random", "selection.m": 1, "privacy.epsilon_floor": 3.0}
     pausefl.run(parse_experiment("", {**SMALL, **one}), tmp_path / "one", progress=False)
     three = {**SMALL, **one, "selection.m": 3}
@@ -272,7 +272,7 @@ def test_an_estimate_says_that_budgets_end_before_the_log_does(tmp_path: Path) -
     found = pausefl.replay(tmp_path / "one", overrides={"selection.m": 3}, draws=2).summary
     assert found["rounds_beyond_budgets"] == pytest.approx(1 - ran["rounds"] / 12)
     assert found["max_epsilon_spent"]["mean"] == pytest.approx(ran["max_epsilon_spent"])
-    assert found["extrapolated"]["rounds"] == 1.0  # of the rounds played: one of three clients is in the log's
+    assert found["extrapolated"]["rounds"] == 1.0  # in all rounds played, since the log has one of three clients
     (line,) = [line for line in in_words(found) if "budget" in line]
     assert line.startswith(f"{found['rounds_beyond_budgets']:.1%} of rounds were not played")
 

@@ -1,4 +1,4 @@
-"""The report of a run: what is read from run.db, drawn, and written down for a person."""
+"""The report of a run: its tables read from run.db, its figures, and its texts."""
 
 import csv
 import re
@@ -52,12 +52,12 @@ def run(reported: Path) -> RunData:
 
 
 def page_of(run_dir: Path, **summary: object) -> str:
-    """The page of a run whose summary says so."""
+    """The report page of a run with this summary."""
     return write_report(write_run(run_dir, **summary)).read_text(encoding="utf-8")
 
 
 def test_columns_and_curves_are_those_of_the_views(run: RunData) -> None:
-    """Clients that were never chosen are listed, unseen releases counted; a curve starts before the first round."""
+    """Clients never chosen are listed, and releases without an update counted. Curves start before round 1."""
     np.testing.assert_allclose(run.round_latency["total_latency_s"], [0.5, 0.8, 1.5])
     np.testing.assert_allclose(run.greatest_leakage["max_epsilon_spent"], [1.0, 1.0, 1.5])
     np.testing.assert_allclose(run.breakdown["propagation_s"], 0.015)
@@ -92,9 +92,9 @@ def test_the_breakdown_stacks_up_to_the_mean_round_trip_and_the_waterfall_is_of_
 
 
 def test_the_waterfall_names_those_whom_the_committed_attempt_gave_up(tmp_path: Path) -> None:
-    """Not those of an earlier attempt, of whom one was asked again and answered."""
+    """Misses of an earlier attempt are left out: here one such client was asked again and answered."""
     run_dir, last = write_run(tmp_path / "run", rounds=7), records()[0]
-    for t in range(4, 8):  # so many that they hold the median
+    for t in range(4, 8):  # enough rounds to hold the median
         attempt = replace(last, round=t, chosen=("<script>", "b"), events=(), suspect=())
         missed = tuple(Miss(client_id, "timeout", 0.25, 0.25) for client_id in attempt.chosen)
         late = (Miss("b", "timeout", 0.5, 0.5),)
@@ -126,7 +126,7 @@ def test_page_stands_alone_and_escapes_what_users_named(page: str) -> None:
 
 
 def test_page_gives_both_epsilons_and_labels_them(page: str, tmp_path: Path) -> None:
-    """One of the whole vector is not multiplied."""
+    """The ε of a whole vector is not multiplied by the number of coordinates."""
     of_vector = page_of(tmp_path / "run", privacy_unit="vector", vector_epsilon_max=1.5)
     assert "<td>1.5</td><td>1.5</td>" in of_vector
     assert "ε of the whole upload vector" in of_vector
@@ -148,7 +148,7 @@ def test_rounds_are_listed_in_ranges_and_idle_pings_stand_beside_what_was_measur
 
 
 def test_a_figure_of_many_exchanges_shows_some_of_every_client(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every n-th would be the same clients in each round, where n divides how many are chosen."""
+    """Every n-th exchange would show the same clients in each round if n divides the number chosen."""
     clients, rounds = 50, 200
     ids = np.array([f"c{k:02}" for k in range(clients)])
     many = {
@@ -166,7 +166,7 @@ def test_a_figure_of_many_exchanges_shows_some_of_every_client(run: RunData, mon
 
 @pytest.mark.parametrize("what", ["a round more", "a job that is out", "an end without a summary"])
 def test_a_summary_from_before_the_run_was_resumed_is_not_read(tmp_path: Path, what: str) -> None:
-    """A kill left the summary of an earlier end: its ε would be too low."""
+    """A kill may leave the summary of an earlier end, whose ε is too low."""
     run_dir = write_run(tmp_path / "run")
     with closing(Store(run_dir / "run.db")) as log:
         if what == "a round more":
@@ -252,7 +252,7 @@ CHANGED = "UPDATE meta SET value = '99' WHERE key = 'schema_version'", "DELETE F
 
 @pytest.mark.parametrize("statement", CHANGED)
 def test_a_log_that_was_changed_or_is_of_another_version_makes_no_report(tmp_path: Path, statement: str) -> None:
-    """Else its figures would be others than summary.json's."""
+    """Otherwise its figures would differ from summary.json's."""
     run_dir, is_older = write_run(tmp_path / "run"), statement == CHANGED[0]
     with closing(sqlite3.connect(run_dir / "run.db")) as database, database:
         database.execute(statement)
@@ -305,7 +305,7 @@ EXCHANGES = 30
 
 
 def many(run: RunData, n: int, suspect: int) -> RunData:
-    """So many exchanges of one client, a round each, of which the first rounds are suspect."""
+    """n exchanges of one client, one per round, of which the first `suspect` rounds are suspect."""
     rounds, seconds = np.arange(1, n + 1), np.linspace(0.1, 1.0, n)
     breakdown: Any = {
         "client_id": np.full(n, "c"), "round": rounds, "drawn_s": seconds, "communication_s": seconds,
@@ -322,7 +322,7 @@ def dots(axes: Axes) -> int:
 def test_as_many_exchanges_are_shown_as_is_said(
     run: RunData, monkeypatch: pytest.MonkeyPatch, most: int, shown: int, said: str
 ) -> None:
-    """Suspect and other rounds together: of each kind as many were shown as the figure said there were in all."""
+    """Once the limit and the number in all were counted apart for suspect and other rounds."""
     monkeypatch.setattr(plots, "MOST_DOTS", most)
     axes = plots.latency(many(run, EXCHANGES, suspect=15)).axes[1]
     assert dots(axes) == shown
@@ -330,7 +330,7 @@ def test_as_many_exchanges_are_shown_as_is_said(
 
 
 def test_totals_are_compared_with_round_trips(run: RunData) -> None:
-    """What is drawn is a whole round trip then: the device's own time parted it from the communication time."""
+    """A drawn total includes the device's time, so it is compared with the round trip, not the communication time."""
     run = replace(run, config='[latency]\nmode = "total"\n')
     figure = plots.latency(many(run, EXCHANGES, suspect=0))
     axes = figure.axes[1]
@@ -364,7 +364,7 @@ def test_each_is_told_of_once_and_what_was_spent_before_the_run_is_none(store: S
 
 
 def test_one_that_came_while_its_client_answered_the_next_round_is_late(store: Store, tmp_path: Path) -> None:
-    """What came meanwhile stands before the round after: the answer, with the later release, stands before it."""
+    """The late release is logged before the next round, so after the answer that holds the client's later release."""
     store.commit_round(record(1, answer("b", 1), events=(told("joined", "a", 0), told("joined", "b", 0))))
     store.commit_round(record(2, answer("a", 2)))
     store.commit_round(record(3, answer("a", 3), events=(told("reconciled", "a", 1),)))

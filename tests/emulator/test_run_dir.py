@@ -67,7 +67,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run directory whose run was killed after some rounds."""
+    """The directory of a run that was killed after some rounds."""
     folder = tmp_path_factory.mktemp("killed")
     with subprocess.Popen(
         [*PAUSEFL, "run", config_in(folder, rounds=100_000), "--run-dir", folder / "run"],
@@ -102,7 +102,7 @@ def test_a_run_goes_on_with_no_other_configuration(
 
 @pytest.fixture
 def served(tmp_path: Path, background: Start) -> Path:
-    """The directory of a run that `pausefl server` began, and that waits for clients on other machines."""
+    """The directory of a run that `pausefl server` began and that waits for clients on other machines."""
     run_dir = tmp_path / "run"
     server = background("server", config_in(tmp_path), "--run-dir", run_dir)
     wait_for(lambda: b'"ready"' in (tmp_path / "output").read_bytes(), "the server", running=server)
@@ -112,7 +112,7 @@ def served(tmp_path: Path, background: Start) -> Path:
 
 
 def test_a_run_of_clients_elsewhere_does_not_go_on_here(served: Path, tmp_path: Path, refused: Refused) -> None:
-    """They would take the ids of those that are away, and spend again what these have spent."""
+    """Local clients would take the ids of absent remote ones and spend their ε a second time."""
     go_on = f"pausefl server CONFIG --resume --run-dir {served}"
     line = refused("run", "--resume", served, "--rounds", 9)
     assert line.startswith(f"{served}: was served to clients elsewhere")
@@ -124,7 +124,7 @@ def test_a_run_of_clients_elsewhere_does_not_go_on_here(served: Path, tmp_path: 
 
 
 def test_a_server_that_cannot_start_leaves_a_run_where_it_was(killed: Path, tmp_path: Path, refused: Refused) -> None:
-    """It goes on with the command that began it."""
+    """The run can be resumed with the command that began it."""
     line = refused("server", config_in(tmp_path), "--run-dir", killed)
     assert line.endswith(f"or go on with it: pausefl run --resume {killed}")
     run_dir, config = shutil.copytree(killed, tmp_path / "run"), config_in(tmp_path, rounds=100_000)
@@ -160,7 +160,7 @@ def test_the_server_keeps_the_lock_once_its_parent_is_gone(tmp_path: Path, backg
 
 
 def test_a_stopped_run_names_every_epsilon_spent(tmp_path: Path, background: Start) -> None:
-    """Clients are at work when SIGTERM comes; what they charge stands in the log and counts in the summary."""
+    """SIGTERM comes while clients train; what they charge is in the log and counts in the summary."""
     process = background("run", config_in(tmp_path, rounds=100_000, train_s=0.2), "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run"), "a round", running=process)
     process.send_signal(signal.SIGTERM)
@@ -171,7 +171,7 @@ def test_a_stopped_run_names_every_epsilon_spent(tmp_path: Path, background: Sta
 
 
 def held_in(folder: Path) -> dict[Path, tuple[bytes, int]]:
-    """Bytes and time of every file but SQLite's own of a database that a reader left open."""
+    """Bytes and modification time of each file, without the files (-wal, -shm) that a reader of a database leaves."""
     files = (p for p in folder.rglob("*") if p.is_file() and not p.name.endswith(("-wal", "-shm")))
     return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
 
@@ -245,7 +245,7 @@ connect_timeout_s = 5.0
 
 
 def test_a_run_goes_on_elsewhere(tmp_path: Path) -> None:
-    """At another address, under renewed certificates, with other patience: none of it changes what is played."""
+    """Another address, renewed certificates and other timeouts do not change what is played."""
     began = experiment()
     begin(tmp_path / "run", began)
     elsewhere = parse_experiment(SYNTHETIC.replace("metrics.enabled = false", ELSEWHERE), PLAYED)
@@ -268,7 +268,7 @@ def test_a_command_that_is_refused_leaves_no_default_folder(tmp_path: Path) -> N
 
 
 def test_input_that_is_refused_takes_nothing_away_that_was_not_made_for_it(tmp_path: Path) -> None:
-    """Also what was put there while the run was tried."""
+    """Files put there while the run was tried stay as well."""
     with pytest.raises(ConfigError, match="bad input"), made_run_dir(experiment(), tmp_path / "run"):
         (tmp_path / "run/notes.txt").write_text("keep me")
         raise ConfigError("bad input")
@@ -276,7 +276,7 @@ def test_input_that_is_refused_takes_nothing_away_that_was_not_made_for_it(tmp_p
 
 
 def test_a_second_run_leaves_the_first_ones_directory_alone(tmp_path: Path, background: Start) -> None:
-    """Both begin at once, so neither sees a log of the other when it looks for one."""
+    """Both begin at once, so neither finds the other's log."""
     config = config_in(tmp_path, rounds=5)
     both = [background("run", config, "--run-dir", tmp_path / "run") for _ in range(2)]
     assert sorted(process.wait(120) for process in both) == [0, 2]

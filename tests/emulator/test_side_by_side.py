@@ -1,4 +1,4 @@
-"""Runs of a campaign as jobs of an executor: as if played alone, repeated where they are lost, ended together."""
+"""A campaign's runs as jobs of an executor: results as if played alone, repeats of lost runs, and their common end."""
 
 import os
 import re
@@ -75,7 +75,7 @@ def test_runs_of_any_executor_are_those_played_alone(opened: Callable[[], Any], 
 def test_each_run_is_told_with_how_many_are_left(tmp_path: Path) -> None:
     said: list[str] = []
     run_sweep(experiment().to_toml(), GRID, 1, tmp_path, side_by_side(2, said.append))
-    first, second, _ = said  # then figures are drawn
+    first, second, _ = said  # the third message is about the figures
     assert sorted(line.partition(":")[0] for line in (first, second)) == ["m=1-seed1", "m=2-seed1"]
     assert re.search(r"\(1 of 2, about \d+ (s|min) left\)$", first)
     assert second.endswith("(2 of 2)")
@@ -131,7 +131,7 @@ def test_what_cannot_be_played_so_is_one_line_and_leaves_nothing(
 
 
 class Elsewhere(Executor):
-    """Another machine, as far as the player knows; its job is changed on the way."""
+    """Stands for another machine: the player cannot tell. `changes` are set on the job on its way."""
 
     def __init__(self, **changes: object) -> None:
         self._changes = changes
@@ -196,7 +196,7 @@ def test_a_second_interrupt_at_the_bringing_back_loses_nothing(tmp_path: Path, m
         return renamed
 
     monkeypatch.setattr("pausefl.studies.job.run_experiment", interrupted)
-    (tmp_path / "run").mkdir()  # brought back before
+    (tmp_path / "run").mkdir()  # an earlier job has brought it back
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", impatient)
         outcome = Job(experiment().to_toml(), tmp_path, "run", is_elsewhere=True)()
@@ -208,18 +208,18 @@ def test_a_second_interrupt_at_the_bringing_back_loses_nothing(tmp_path: Path, m
 def test_an_interrupt_ends_all_and_says_how_to_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     words = ["compare", "demo", "--policies", "random,fastest", "--jobs", "2", "--run-dir", str(folder)]
-    # Rounds without end: no run can finish before the signal.
+    # So many rounds that no run can finish before the signal.
     words += ["--virtual", "--set", "experiment.rounds=1000000", "--set", "workload.model=synthetic"]
     pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*PAUSEFL, *words], start_new_session=True, **pipes) as process:
         run_dirs = [folder / f"{policy}-seed1" for policy in ("random", "fastest")]
         wait_for(lambda: all(rounds_in(run_dir) for run_dir in run_dirs), "both runs", running=process)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process
+        os.killpg(process.pid, signal.SIGINT)  # a terminal signals every process
         _, err = process.communicate(timeout=150)
     assert process.returncode == 130
     assert f"interrupted after 0 of 2 runs were finished; go on with: pausefl compare --resume {folder} --jobs 2" in err
     assert not any(is_finished(run_dir) for run_dir in run_dirs)
-    assert all((run_dir / "summary.json").exists() for run_dir in run_dirs)  # each ended in order
+    assert all((run_dir / "summary.json").exists() for run_dir in run_dirs)  # each run ended in order
 
 
 def test_after_an_interrupt_no_other_run_is_begun(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_no_job_is_lost_while_slurm_is_silent_or_unreadable(tmp_path: Path, monk
         (0, 5, 0, ""),
         (2, 0, 0, ""),
         (2, 5, 0, ", about 50 min left"),
-        (1, 15, 7, ", about 51 min left"),  # the first of eight at a time: the others are about to end
+        (1, 15, 7, ", about 51 min left"),  # the first of eight at a time, so the other seven will end soon
         (8, 8, 8, ", about 7 min left"),
     ],
 )

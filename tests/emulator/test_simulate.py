@@ -1,4 +1,4 @@
-"""Policies against latency laws alone: what is counted, that it is right, what it leaves, and steps without rounds."""
+"""Policies on latency laws alone: the figures of rounds and of asynchronous steps, their correctness, and the files."""
 
 import csv
 import dataclasses
@@ -100,7 +100,7 @@ def test_latencies_of_0_count_as_equally_fast_as_tau_min(play: Any) -> None:
 
 
 def test_other_policies_are_not_compiled_and_compiled_rounds_change_with_the_sweep() -> None:
-    """Else numba would go on with the old ones from its cache: put the new digest there."""
+    """If it fails: numba would use old rounds from its cache. Put the new digest into `kernel.SWEEP_SHA256`."""
     for policy in (Pause(4, reward="R2"), Pause(4, window=5), Genie(4), Pause(11)):
         with pytest.raises(ValueError, match="is compiled"):
             simulate_pause(policy, published(10), 10)
@@ -129,7 +129,7 @@ def test_regret_in_the_genies_own_objective_never_falls(name: str) -> None:
 
 
 def test_all_has_no_regret_but_a_latency_and_a_leakage() -> None:
-    """Sets of another size than m cannot be compared with the genie's. Every policy meets the same latencies."""
+    """Sets of other sizes than m cannot be compared with the genie's. Every policy gets the same latencies."""
     four = (simulate(policy_class(name)(m=4), published(4), 20).total_latency_s for name in ("all", "random"))
     assert len({tuple(total_s) for total_s in four}) == 1
     result = simulate(policy_class("all")(m=4), published(10), 30)
@@ -179,7 +179,7 @@ def test_a_policy_that_lives_on_what_clients_disclose_is_not_simulated(policy: P
 
 
 def test_with_a_phi_of_ones_own_there_is_no_regret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The genie's means are not what such a policy strives for."""
+    """Such a policy does not maximise what the genie knows the means of."""
 
     def spread(_: Context, rows: Any) -> Any:
         return lambda positions: float(np.ptp(rows[positions]))
@@ -198,7 +198,7 @@ def test_with_a_phi_of_ones_own_there_is_no_regret(monkeypatch: pytest.MonkeyPat
     ("time_scale", "timeout_s", "deadline_s"), [(0.1, 0.5, 5.0), (4.0, 2.0, 0.5), (0.1, "auto", 600.0)]
 )
 def test_deadlines_are_in_real_time(policy: str, time_scale: float, timeout_s: float | str, deadline_s: float) -> None:
-    """All answer just below the deadline and miss just above it; "auto" waits 60 real seconds for unknown clients."""
+    """All latencies lie just below or just above the deadline; "auto" waits 60 real seconds for unknown clients."""
     for delay_s, missed in ((0.9 * deadline_s, 0), (1.1 * deadline_s, 3 * 30)):
         text = CONFIG.format(policy=policy, partition="iid").replace("[experiment]", "[experiment]\nrounds = 30")
         text += f"[server]\nrest_rounds_max = 0\nround_timeout_s = {json.dumps(timeout_s)}\n"
@@ -210,7 +210,7 @@ def test_deadlines_are_in_real_time(policy: str, time_scale: float, timeout_s: f
 
 
 def test_clients_count_for_their_own_share_of_the_data_and_for_no_more_than_in_a_run() -> None:
-    """PAUSE's g weighs clients by their share of the data, `aggregation.weight_share_max` at most."""
+    """PAUSE's g weighs clients by their share of the data, at most `aggregation.weight_share_max`."""
     of = {kind: setting_of(parse_experiment(CONFIG.format(policy="pause", partition=kind))).examples for kind in KINDS}
     assert sum(of["dominant-label"].values()) == 800
     assert len(set(of["dominant-label"].values())) > 4
@@ -227,7 +227,7 @@ def test_clients_count_for_their_own_share_of_the_data_and_for_no_more_than_in_a
 
 @dataclass(frozen=True)
 class Fixed(Policy):
-    """Always the same rows, whatever they are."""
+    """A policy that always chooses `rows`, valid or not."""
 
     rows: tuple[int, ...] = (0,)
 
@@ -242,7 +242,7 @@ def test_what_cannot_be_played_is_not_simulated() -> None:
 
 
 def test_pause_learns_who_is_slow() -> None:
-    """With latency alone to weigh, the fast half is chosen far more often, and regret bends."""
+    """With latency alone in the objective, the fast half is chosen far more often, and regret grows like ln n."""
     result = simulate_pause(Pause(2, alpha=0.0, gamma=0.0), published(8), 40_000)
     assert result.chosen[:4].sum() > 4 * result.chosen[4:].sum()
     fits = growth_fits(result.round, result.genie_regret)
@@ -321,14 +321,14 @@ def test_the_benchmark_times_usual_and_hard_states() -> None:
 
 
 def drawn(figure: Figure, title: str) -> dict[str, np.ndarray]:
-    """The curves of the axes of this title by label."""
+    """The curves, by label, of the axes with this title."""
     (axes,) = [axes for axes in figure.axes if axes.get_title(loc="left") == title]
     return {str(line.get_label()): np.asarray(line.get_ydata(), np.float64) for line in axes.lines}
 
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Those that are saved, as PNG and as PDF."""
+    """Collects the figures that are saved, as PNG and as PDF."""
     saved: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
     return saved
@@ -350,7 +350,7 @@ def test_the_bound_is_drawn_however_far_it_lies(changes: dict[str, Any], tmp_pat
 
 
 def test_where_two_means_are_equal_there_is_no_bound(tmp_path: Path, figures: list[Figure]) -> None:
-    """And no warning of a division by zero; the figure says why it has no such panel."""
+    """No warning of a division by zero either; the figure says why that panel is missing."""
     text = CONFIG.format(policy="pause", partition="iid") + '[latency.delay]\nkind = "constant"\nvalue_s = 0.2\n'
     summary = run_simulation(parse_experiment(text), 20, tmp_path / "out")
     assert summary["bound_17"] == {}
@@ -366,7 +366,7 @@ IDS = tuple(f"client-{k:02}" for k in range(12))
 
 
 def steps_setting(concurrency: int, buffer: int, seed: int = 1, budget: Budget | None = None, **steps: Any) -> Setting:
-    """Published latencies of 12 clients."""
+    """A setting of 12 clients with the published latencies."""
     asynchronous = Asynchronous(concurrency, buffer, **steps)
     server = server_of(0.05, budget, seed, is_asynchronous=True, asynchronous=asynchronous)
     return Setting(dict(zip(IDS, published_halves(12), strict=True)), dict.fromkeys(IDS, 100), server)
@@ -374,7 +374,7 @@ def steps_setting(concurrency: int, buffer: int, seed: int = 1, budget: Budget |
 
 @dataclasses.dataclass(frozen=True)
 class Noting(Random):
-    """Random, which notes what it is told; of one run at a time."""
+    """Random, which records what it is given; for one run at a time."""
 
     told: list[PolicyRound] = dataclasses.field(default_factory=list)
     asked: list[tuple[int, int]] = dataclasses.field(default_factory=list)
@@ -393,7 +393,7 @@ class Noting(Random):
 def test_with_equal_delays_elapsed_time_is_that_of_a_queue_with_c_servers(
     concurrency: int, data: st.DataObject, steps: int, delay_s: float, seed: int
 ) -> None:
-    """The n-th job of a D/D/C queue that always has work ends at d⌈n/C⌉, so step s at d⌈sK/C⌉."""
+    """Job n of a D/D/C queue that is always busy ends at d⌈n/C⌉, so step s ends at d⌈sK/C⌉."""
     buffer = data.draw(st.integers(1, concurrency))
     setting = steps_setting(concurrency, buffer, seed)
     setting = dataclasses.replace(setting, laws=dict.fromkeys(IDS, Constant(delay_s)))
@@ -445,7 +445,7 @@ def test_paced_steps_bound_staleness(bound: int, within: float) -> None:
 
 
 def test_a_tier_ends_a_step_with_its_slowest_client_and_plays_on_at_its_own_pace() -> None:
-    """Six clients take about 0.1 s and six 0.35 s; once that is known, each tier's rounds take what its own do."""
+    """Six clients take about 0.1 s and six 0.35 s. Once this is known, a tier's rounds take as long as its clients."""
     laws = {i: Constant((0.1 if k % 2 else 0.35) - 0.001 * (k < 2)) for k, i in enumerate(IDS)}
     told: list[PolicyRound] = []
 

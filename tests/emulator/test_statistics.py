@@ -1,4 +1,4 @@
-"""Intervals over seeds: they hold the mean, pairs are antisymmetric, and censored seeds only ever add time."""
+"""Intervals over seeds: they hold the mean, pairs are antisymmetric, and censored seeds can only take longer."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from pausefl_reproduce.waits import (
 )
 from pausefl_tune.front import relative_difference
 
-few = settings(max_examples=40, deadline=None)  # the machine may be busy
+few = settings(max_examples=40, deadline=None)  # no deadline: the machine may be busy
 NUMBERS = st.floats(-1e3, 1e3)
 SECONDS = st.floats(0.1, 1e3)
 PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=FEWEST_SEEDS, max_size=12)
@@ -58,7 +58,7 @@ def test_few_seeds_have_no_interval(n_seeds: int) -> None:
 
 
 def test_an_interval_is_scipys_and_covers_the_truth_about_as_often_as_it_says() -> None:
-    """With ten seeds a percentile interval of the mean is known to be somewhat narrow: about 90 % instead of 95 %."""
+    """With ten seeds, a percentile interval of the mean is known to be narrow: it covers about 90 % instead of 95 %."""
     found = [bounds(mean_interval(values)) for values in np.random.default_rng(3).normal(0.0, 1.0, (300, 10))]
     assert 0.85 < np.mean([low <= 0 <= high for low, high in found]) < 0.97
     drawn = np.random.default_rng(1).normal(5.0, 2.0, 12)
@@ -70,12 +70,12 @@ ACCURACIES = [
     *(83.8, 85.3, 86.9, 83.6, 87.4, 84.1, 88.2, 86.7, 86.3, 82.4, 61.3, 68.5),
     *(86.5, 87.6, 70.0, 73.5, 83.0, 85.8, 82.8, 86.8, 86.6, 84.6, 87.1, 85.9),
 ]
-"""Test accuracies in % of `small_mnist` without privacy after 200 rounds, whose seeds fall in two modes."""
+"""Test accuracies in % of `small_mnist` without privacy after 200 rounds. The seeds form two groups (modes)."""
 
 
 @pytest.mark.parametrize(("n_seeds", "stated"), [(10, 0.83), (5, 0.60)])
 def test_an_interval_of_skewed_accuracies_covers_less_often_as_stated(n_seeds: int, stated: float) -> None:
-    """The shares that docs/results.md states."""
+    """docs/results.md states these shares."""
     found = [bounds(mean_interval(values)) for values in np.random.default_rng(1).choice(ACCURACIES, (2000, n_seeds))]
     assert np.mean([low <= np.mean(ACCURACIES) <= high for low, high in found]) == pytest.approx(stated, abs=0.02)
 
@@ -140,13 +140,13 @@ def test_a_difference_of_waits_is_antisymmetric(one: list[tuple[float, bool]], o
 
 
 def test_a_censored_pair_is_no_win_unless_it_is_known_to_be_later() -> None:
-    """Means compare as far as all with censored seeds were followed."""
+    """Means are compared up to the time until which all censored seeds were observed."""
     long, short = waits([(10.0, False), (20.0, True)]), waits([(5.0, False), (8.0, True)])
     assert common_horizon_s([long, short, waits([(1.0, True)])]) == 8.0
     first = waits([(10.0, True)] * 5)
     second = waits([(20.0, False), (5.0, False), (8.0, True), (10.0, True), (30, True)])
     assert restricted_difference(first, second, np.inf).win_rate == pytest.approx((1 + 0.5 + 0 + 0.5 + 1) / 5)
-    sooner, later = waits([(9.0, True)] * 5), waits([(10.0, True)] * 5)  # no pair is won after the horizon
+    sooner, later = waits([(9.0, True)] * 5), waits([(10.0, True)] * 5)  # wins count only before the horizon
     assert [restricted_difference(sooner, later, horizon_s).win_rate for horizon_s in (8.0, 9.5)] == [0.5, 1.0]
 
 
@@ -188,7 +188,7 @@ def test_a_relative_difference_spreads_as_its_pairs_do_and_has_no_interval_where
     assert share_of([8.0], [10.0]).low is None
     found = share_of([1.0] * 5, [0.0, 0.0, 0.0, 0.0, 5.0])
     assert (found.mean, found.low, found.high) == (0.0, None, None)
-    for second in ([0.0] * 6, [1e-17, 0.0, 3e-17, 0.0, 0.0, 0.0]):  # nothing is compared with a mean of 0
+    for second in ([0.0] * 6, [1e-17, 0.0, 3e-17, 0.0, 0.0, 0.0]):  # a mean of 0 gives no ratio
         assert relative_difference([1.0] * 6, second) is relative_difference([0.0] * 6, second) is None
 
 

@@ -1,4 +1,4 @@
-"""What is counted from a run's log, and its tables: times and doubts, how often groups were chosen, CSV files."""
+"""Figures and tables from a run's log: times, doubts, choices per group, CSV files."""
 
 import csv
 import dataclasses
@@ -33,7 +33,7 @@ LATE = Timing(1.32, download_s=0.1, train_s=1.2, upload_s=0.01)
 
 
 def test_an_overrun_is_an_update_ready_after_it_was_due_and_a_total_is_held_against_the_round_trip() -> None:
-    """Delays never held do not hide behind a sign: with it, both quantiles were those of the other clients."""
+    """Errors are absolute values. With a sign, delays that were not held hid behind the other clients' quantiles."""
     assert RunTally([timed(IN_TIME, LATE, drawn_s=1.0), timed(LATE, drawn_s=1.0)]).overruns == 2
     assert RunTally([timed(IN_TIME, LATE, drawn_s=2.0)]).overruns == 0
     rounds = [timed(IN_TIME, drawn_s=1.0)]
@@ -47,7 +47,7 @@ def test_an_overrun_is_an_update_ready_after_it_was_due_and_a_total_is_held_agai
 
 
 def test_a_client_that_makes_rounds_suspect_is_named() -> None:
-    """What a client says of its host cannot be checked: one that says ill of it in each round is known by that."""
+    """A client's report of its host cannot be checked, but the table shows who reports trouble in every round."""
     limits, busy = HostLimits(steal_share=0.2), HostReport(steal_share=0.3)
     played = timed(IN_TIME, IN_TIME, IN_TIME, drawn_s=0.5)
     rounds = []
@@ -78,7 +78,7 @@ GROUPS = {
 
 
 def log(*rounds: tuple[Sequence[LogEvent], Sequence[str]]) -> list[RoundRecord]:
-    """Rounds as (what happened before, who was chosen)."""
+    """The records of rounds, each given as (events before it, clients chosen)."""
     return [record(t, chosen=tuple(chosen), events=tuple(events)) for t, (events, chosen) in enumerate(rounds, 1)]
 
 
@@ -118,7 +118,7 @@ def test_a_group_that_never_came_has_no_share_and_clients_of_failed_attempts_are
 
 def test_the_ratio_is_of_newcomers_per_client_and_round() -> None:
     rounds = [
-        (joined("relevant-000"), ("relevant-000",)),  # an original, whatever its group is called
+        (joined("relevant-000"), ("relevant-000",)),  # an original, despite its group's name
         (joined("relevant1-000", "poisoned-000", "poisoned-001"), ("relevant1-000", "poisoned-000")),
         ([], ("relevant1-000",)),
     ]
@@ -149,7 +149,7 @@ def test_a_groups_role_is_what_its_table_says_whatever_the_group_is_called() -> 
 
 
 def test_a_table_is_read_back_as_it_was_but_no_text_is_a_formula_to_a_spreadsheet(tmp_path: Path) -> None:
-    """Texts of clients stand in tables, and one of them may be `=HYPERLINK(...)`; numbers stay numbers."""
+    """Clients' texts go into tables, and one of them may be `=HYPERLINK(...)`. Numbers stay numbers."""
     formulas = ["=1+1", "+1", "-1", "@a"]
     rows: list[list[Any]] = [['comma, quote"', 0.1], ["ε", None], ["a=1", -0.5], *[[text, ""] for text in formulas]]
     write_csv(tmp_path / "a.csv", ["name", "value"], rows)

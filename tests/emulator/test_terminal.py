@@ -1,4 +1,4 @@
-"""The live view: what it makes of the server's events, on a terminal and in a log."""
+"""The live view of the server's events, on a terminal and in a log."""
 
 import io
 import re
@@ -32,7 +32,7 @@ from rigs.telemetry import evaluation, round_event
 
 
 def plain(*events: ProgressEvent | float) -> list[str]:
-    """The plain lines that events make; a number lets as many seconds pass."""
+    """The plain lines printed for events; a number advances the clock by that many seconds."""
     out, clock = io.StringIO(), Clock()
     with PlainView(Console(file=out, width=40), "demo", clock) as show:
         for event in events:
@@ -92,7 +92,7 @@ def test_progress_is_a_fold_that_names_who_is_waited_for_and_keeps_the_last_roun
 @pytest.mark.parametrize("run_clock_s", [0.0, 1e6])
 def test_the_time_left_is_real_time_whatever_clock_the_run_has(run_clock_s: float) -> None:
     progress = fold(RunProgress(), round_event(41, wall_clock_s=run_clock_s), now_s=500.0)
-    assert progress.time_left_s is None  # how long a resumed run's first round took is not known
+    assert progress.time_left_s is None  # the duration of a resumed run's first round is unknown
     progress = fold(progress, round_event(43, wall_clock_s=2 * run_clock_s), now_s=506.0)
     assert progress.time_left_s == pytest.approx(3.0 * 57)
 
@@ -122,13 +122,13 @@ def test_a_terminal_is_shown_something_before_anything_is_known_and_a_pipe_gets_
     assert "demo" in out.getvalue()
 
 
-# -- a terminal of 60 columns, on which nothing is cut that a wide one shows
+# -- a terminal of 60 columns shows all that a wide one does
 
 COLUMNS = 60
 
 
 def words(text: str) -> set[str]:
-    """What is said, without the lines of tables."""
+    """The words shown, without the lines of tables."""
     return set(re.findall(r"[^\s\u2500-\u257f]+", text))
 
 

@@ -1,4 +1,4 @@
-"""Local training: what a round computes, what a trainer remembers over restarts, and what a forked process costs."""
+"""Local training: a round's result, the trainer's state over restarts, and the memory of a forked process."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -87,7 +87,7 @@ def test_how_many_batches_are_gathered_at_a_time_changes_nothing(monkeypatch: py
 
 
 def test_images_with_channels_last_train_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for rounding, here a thousandth of the largest change."""
+    """Up to rounding: here a thousandth of the largest change."""
     monkeypatch.setattr(torch_trainer, "gathered_bytes", lambda _: 1)
     model = build_model("fedts_cifar", (3, 32, 32), 10, 1)
     theta, examples = ModelVector(model).values(), random_images(1, "test", 40, (3, 32, 32))
@@ -120,8 +120,8 @@ def test_an_update_depends_on_seed_client_and_round_alone_and_leaves_nothing_beh
 
 
 def test_a_new_thread_trains_as_one_that_has_computed_before() -> None:
-    """In a new one MKL shared the first products, of batches of 10, among all cores, and summed in another order."""
-    torch.set_num_threads(1)  # of this thread, as clients have it
+    """In a new thread, MKL once split the first products (batches of 10) among all cores and changed the sums."""
+    torch.set_num_threads(1)  # in this thread, as in clients
     theta, examples = generator(1, "theta").normal(0, 0.2, THETA.size).astype(np.float32), EXAMPLES.take(np.arange(10))
     here = make_trainer(SGD, examples=examples).train(theta, round=1)
     with ThreadPoolExecutor(1) as pool:
@@ -130,12 +130,12 @@ def test_a_new_thread_trains_as_one_that_has_computed_before() -> None:
 
 
 def test_fedprox_adds_the_gradient_of_the_distance_to_the_rounds_model() -> None:
-    """Two steps over all examples by hand: the first is at the anchor, the second is pulled back by μ(w − θ)."""
+    """Two steps over all examples, by hand: the first is at the anchor, the second is pulled back by μ(w − θ)."""
     mu, plain = 3.0, TrainingSettings("sgd", 0.1, len(EXAMPLES), 2, None)
     first = make_trainer(TrainingSettings("sgd", 0.1, len(EXAMPLES), 1, None)).train(THETA, round=1).update
     expected = make_trainer(plain).train(THETA, round=1).update - np.float32(0.1 * mu) * first
     trainer = make_trainer(plain, method=FedProx(mu))
-    trainer.train(THETA + 1, round=1)  # the anchor is this round's model, not an earlier one's
+    trainer.train(THETA + 1, round=1)  # this earlier model must not be the next round's anchor
     np.testing.assert_allclose(trainer.train(THETA, round=1).update, expected, atol=1e-6)
 
 
@@ -245,11 +245,11 @@ def test_a_forked_client_trains_cheaply() -> None:
     assert float(own_mb) < 50
 
 
-# -- what is remembered: with Adam, the updates are those of a client never interrupted
+# -- the trainer's state: with Adam, updates equal those of a client that is never interrupted
 
 
 class Client:
-    """A client's trainer and its states, which may be killed and started again at any time."""
+    """A client's trainer and its states, which can be killed and restarted at any time."""
 
     def __init__(self, folder: Path, behaviour: Behaviour = Behaviour()) -> None:  # noqa: B008 - it cannot change
         self._path = folder / "client-000"
@@ -272,13 +272,13 @@ class Client:
 
 @pytest.fixture
 def whole(tmp_path: Path) -> dict[int, bytes]:
-    """The updates of a client that is never interrupted, by round; it is not chosen in round 3."""
+    """By round, the updates of a client that is never interrupted; it is not chosen in round 3."""
     client = Client(tmp_path / "whole")
     return {round_: client.train(round_) for round_ in (1, 2, 4, 5, 6)}
 
 
 def test_a_round_trained_again_gives_the_same_update(tmp_path: Path, whole: dict[int, bytes]) -> None:
-    """After a crash before its state was written, after one behind that, any round, and in a client that lives on."""
+    """After a crash before or after the state was written, and without a crash."""
     client = Client(tmp_path / "parts")
     for round_, update in whole.items():
         assert client.train(round_, is_killed=True) == update
@@ -300,7 +300,7 @@ def test_a_client_whose_models_are_stale_keeps_them(participations: int, tmp_pat
 
 @pytest.mark.parametrize("error", [PauseflError("dropped out"), ValueError("a bug")])
 async def test_a_training_that_fails_leaves_the_trainer_as_it_was(error: Exception, tmp_path: Path) -> None:
-    """As after a restart, which knows nothing of it."""
+    """A restarted client, too, knows nothing of the failed training."""
     rig = SessionRig()
     rig.keep_states(tmp_path / "client-007")
     rig.trainer.fails_in = {1: error, 3: error}
@@ -324,7 +324,7 @@ def test_a_torn_state_is_not_taken_for_a_whole_one(tmp_path: Path, whole: dict[i
 
 
 def test_another_run_begins_with_a_fresh_optimizer(tmp_path: Path, whole: dict[int, bytes]) -> None:
-    """Whether the client lives on or not: ledgers may outlive a run, and lie in the same folder."""
+    """This holds for living and restarted clients: ledgers of several runs may lie in one folder."""
     client = Client(tmp_path)
     for is_restarted in (False, True):
         for round_ in (1, 2):
@@ -338,7 +338,7 @@ def test_another_run_begins_with_a_fresh_optimizer(tmp_path: Path, whole: dict[i
 def test_a_trainer_that_goes_back_past_its_states_starts_fresh(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, round_: int, is_said: bool
 ) -> None:
-    """No state of rounds that were taken back is taken for one before them, nor later. In round 1, fresh is exact."""
+    """States of rounds taken back are never used for earlier or later rounds. In round 1 a fresh start is right."""
     back, fresh = Client(tmp_path / "back"), Client(tmp_path / "fresh")
     for played in (7, 8, 9):
         back.train(played)
@@ -350,7 +350,7 @@ def test_a_trainer_that_goes_back_past_its_states_starts_fresh(
 
 
 def test_a_rounds_state_is_gone_once_the_round_is_played_again(tmp_path: Path, whole: dict[int, bytes]) -> None:
-    """Its client may not be chosen for it this time: then it goes on from the state before."""
+    """The client may not be chosen again for that round. It then goes on from the state before it."""
     client = Client(tmp_path / "again")
     for round_ in (1, 2, 3):
         client.train(round_)
@@ -384,7 +384,7 @@ def test_a_first_training_that_is_broken_off_leaves_nothing_of_another_run(tmp_p
 
 
 def test_only_its_owner_may_read_what_a_trainer_remembers(tmp_path: Path, whole: dict[int, bytes]) -> None:
-    """It is computed from the data, and no noise was added to it. Nothing is written where nothing is remembered."""
+    """The state comes from the data, without noise. A trainer without a state writes no file."""
     TrainerStates(make_trainer(SGD), tmp_path / "folder/a").keep(ReleaseKey("run", 1, 1, "model"))
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
     assert len(files := list((tmp_path / "whole").iterdir())) == 2

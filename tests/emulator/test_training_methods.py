@@ -1,4 +1,4 @@
-"""Ways to train: any optimizer and schedule of torch, tasks besides classification, and methods with a memory."""
+"""Ways to train: any torch optimizer and schedule, tasks besides classification, and methods with a state."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -28,12 +28,12 @@ from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 
 CPU = torch.device("cpu")
-torch.set_num_threads(1)  # as clients have it
+torch.set_num_threads(1)  # as in clients
 EXAMPLES = load_dataset("digits", seed=1).train.take(np.arange(90))
 
 
 def network() -> nn.Module:
-    """With normalisation, which FedBN needs."""
+    """A network with normalisation, which FedBN needs."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 10))
 
@@ -43,7 +43,7 @@ def trainer_of(settings: TrainingSettings, method: TrainingMethod | None = None)
 
 
 def theta_of(trainer: TorchTrainer) -> Vector:
-    """The network's values, and zeros for a control variate."""
+    """The network's values, followed by zeros if the trainer has a control variate."""
     theta = ModelVector(network()).values()
     return np.pad(theta, (0, trainer.manifest.size - theta.size))
 
@@ -133,7 +133,7 @@ def test_a_schedule_is_that_of_torch_and_a_learning_rate_that_no_round_can_have_
 
 
 class Named(FedProx):
-    """A method of one's own, named by its module; SCAFFOLD and FedDyn are those with a memory."""
+    """A user's method, named by its module. Of the others, SCAFFOLD and FedDyn keep a state."""
 
 
 METHODS: Mapping[str, dict[str, Any]] = {name: {} for name in TRAINING_METHODS} | {
@@ -199,7 +199,7 @@ def test_a_method_of_ones_own_replaces_loss_optimizer_and_loop() -> None:
 
 
 class Returning(TrainingMethod):
-    """Returns these in place of what it should."""
+    """A method that returns these in place of valid values."""
 
     def __init__(self, **returned: object) -> None:
         for name, value in returned.items():

@@ -1,4 +1,4 @@
-"""Jobs that a client may have charged although it never says so: the bound on its releases counts them."""
+"""Jobs that a client may have charged without saying so: the bound on its releases counts them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from rigs.log import observation, record
 
 
 async def both_at_work(rig: CoordinatorRig, released: int = 10) -> tuple[FakePeer, FakePeer]:
-    """a and b with the job of round 1; b has made so many releases before."""
+    """Join a and b and hand them the job of round 1; b has made `released` releases before."""
     a, b = await rig.join("a", manual=True), await rig.join("b", manual=True, released=released)
     for peer in (a, b):
         await peer.next_job()
@@ -34,7 +34,7 @@ async def both_at_work(rig: CoordinatorRig, released: int = 10) -> tuple[FakePee
 
 
 async def back_at_work(rig: CoordinatorRig, b: FakePeer) -> FakePeer:
-    """b on a new stream with the job that it had, after the one before has broken."""
+    """Break b's stream, and join b again with the same job on a new stream."""
     await rig.lose(b)
     back = await rig.join("b", manual=True, released=10)
     await back.next_job()
@@ -42,7 +42,7 @@ async def back_at_work(rig: CoordinatorRig, b: FakePeer) -> FakePeer:
 
 
 async def play_two_rounds(rig: CoordinatorRig, answer: type[Update | Refusal | JobWithdrawn] | None) -> FakePeer:
-    """b loses its stream in round 1, in which it answers or not, and comes back, unchanged, in round 2."""
+    """b loses its stream in round 1, with or without an answer, and joins again in round 2 with the same ledger."""
     a, b = await both_at_work(rig, released=4)
     if answer is Update:
         await b.answer(1)
@@ -70,7 +70,7 @@ def most_releases(rig: CoordinatorRig) -> int:
 
 
 async def test_a_client_that_returns_may_still_charge_the_job_it_had(rig: MakeRig) -> None:
-    """Its hello does not count the release that its thread is about to charge, and no answer will tell of it."""
+    """Its hello does not yet count the release that its thread is about to charge, and no answer will report it."""
     async with rig(All(1), rounds=2).running() as r:
         assert (await play_two_rounds(r, answer=None)).withdrawn == [(1, 1)]
         assert (r.spent("b")[0], most_releases(r)) == (4, 5)
@@ -92,7 +92,7 @@ async def test_without_privacy_no_job_is_charged(rig: MakeRig) -> None:
 
 
 def test_a_kill_leaves_the_job_owed_that_was_out(rig: MakeRig) -> None:
-    """That of the attempt after the one that failed."""
+    """After a failed attempt, the job that was out is that of the next attempt."""
     r = rig(All(1), rounds=2)
     failed = record(1, events=(LogEvent("joined", "b", n_examples=10),), chosen=("b",))
     r.store.save_late_events(1, failed.events)
@@ -102,11 +102,11 @@ def test_a_kill_leaves_the_job_owed_that_was_out(rig: MakeRig) -> None:
     assert owed == ["may have released for attempt 2 at round 1"]
 
 
-# --- what a client says of one job does not settle another
+# --- a client's message on one job does not settle another
 
 
 async def test_a_late_update_settles_its_own_job_alone(rig: MakeRig) -> None:
-    """It comes while the next job is out, which its client charges as well."""
+    """The late update arrives while the next job is out, which its client charges as well."""
     async with rig(All(2), rounds=3, quorum=0.5).running() as r:
         a, b = await both_at_work(r)
         await a.answer(1)
@@ -225,7 +225,7 @@ async def test_a_client_may_have_charged_its_job_when_the_server_was_killed(tmp_
         for peer in (a, b):
             await peer.next_job()
         b.release()
-    for _ in range(2):  # and nothing more, however often the run is begun again
+    for _ in range(2):  # restarting the run again adds nothing
         async with CoordinatorRig(tmp_path, All(1), rounds=2, minimum_clients=1).running() as r:
             if r.coordinator.state.round < 2:
                 again = await r.join_and_work("a", released=a.released)
@@ -238,7 +238,7 @@ async def test_a_client_may_have_charged_its_job_when_the_server_was_killed(tmp_
 
 
 async def test_a_client_may_have_charged_its_first_job_when_the_server_was_killed_in_round_1(tmp_path: Path) -> None:
-    """It never comes back: the log alone knows that it was there."""
+    """b never comes back: only the log knows that it had joined."""
     async with CoordinatorRig(tmp_path).running() as killed:
         _, b = await both_at_work(killed)
         b.release()
@@ -249,7 +249,7 @@ async def test_a_client_may_have_charged_its_first_job_when_the_server_was_kille
 
 
 async def test_a_client_that_returned_may_have_charged_its_job_when_the_server_was_killed(tmp_path: Path) -> None:
-    """It had left before the last commit: the log is to know of its return before it is given a job."""
+    """It had left before the last commit. So its return must be logged before it gets a job."""
     async with CoordinatorRig(tmp_path, rounds=3, rejoin_timeout_s=0.0).running() as killed:
         a, b = await both_at_work(killed)
         await b.answer(1)
@@ -295,7 +295,7 @@ async def test_a_run_that_ended_in_order_owes_nothing_when_it_is_begun_again(tmp
 
 
 async def test_only_who_is_new_is_logged_before_the_job(rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes a write to the disk, while a round waits."""
+    """Logging takes a disk write, for which a round waits."""
     saved, save = list[tuple[int, bool]](), Store.save_late_events
 
     def counted(store: Store, round: int, events: Sequence[LogEvent], *, is_end: bool) -> None:
@@ -348,7 +348,7 @@ def test_rounds_taken_back_keep_what_their_misses_may_have_cost(store: Store) ->
         assert most() == 13
 
 
-# --- repeated events are merged without changing what a fold makes of them
+# --- repeated events are merged without changing the result of a fold
 
 
 EVENTS = st.builds(
@@ -369,7 +369,7 @@ def test_merged_events_mean_the_same_and_are_few(kinds: list[LogEvent]) -> None:
     ]
     pending = PendingEvents(events)
     kept = pending.take()
-    # A client has one retirement for each that was given; of all else a few.
+    # Each retirement is kept; of all other events, a few per client.
     assert len(kept) <= 2 * 6 + sum(event.kind == "retired" for event in events)
     plain, merged = folded(events), folded(kept)
     assert plain.ids == merged.ids

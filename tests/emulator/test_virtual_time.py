@@ -1,4 +1,4 @@
-"""Virtual time: a loop that jumps to what is due, and threads that work in its time."""
+"""Virtual time: an event loop that jumps to the next timer, and threads that work in its time."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ HOUR_S = 3600.0
 
 
 def run(main: Callable[[Workers], Coroutine[Any, Any, Any]], cores: int = 2) -> Any:
-    """What `main` returns on a virtual loop."""
+    """The value that `main` returns on a virtual loop."""
     workers = Workers(cores)
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(workers)) as runner, workers:
         return runner.run(main(workers))
@@ -70,7 +70,7 @@ def test_a_hold_ends_when_it_is_due_whatever_rounding_does(start_s: float, due_s
 
 
 def test_time_waits_for_work_and_the_work_takes_what_was_said() -> None:
-    """The work is still under way when another timer would be due, and ends before the one after its own end."""
+    """A timer that is due during the work fires then; a timer due after the work's end fires after it."""
 
     async def main(workers: Workers) -> list[tuple[str, float]]:
         clock, seen = asyncio.get_running_loop().time, list[tuple[str, float]]()
@@ -82,7 +82,7 @@ def test_time_waits_for_work_and_the_work_takes_what_was_said() -> None:
         async def timer(after_s: float) -> None:
             await asyncio.sleep(after_s)
             seen.append(("timer", clock()))
-            may_end.set()  # the work may take as long as it wants before its time is over
+            may_end.set()  # the work may really take any time before that
 
         async def working() -> None:
             seen.append((await asyncio.wrap_future(workers.submit(work)), clock()))
@@ -188,7 +188,7 @@ def test_the_same_jobs_do_the_same_in_the_same_order_however_long_they_really_ta
 
 
 def test_a_job_that_computes_while_all_ends_does_not_wait_for_ever() -> None:
-    """Its wait comes after the end, when no loop passes time any more."""
+    """Its wait begins after the end, when no loop advances time any more."""
     workers, begun, may_end, ended = Workers(1), threading.Event(), threading.Event(), threading.Event()
 
     def compute() -> None:
@@ -208,7 +208,7 @@ def test_a_job_that_computes_while_all_ends_does_not_wait_for_ever() -> None:
 
 
 def test_time_goes_on_after_a_job_that_stood_still_was_let_go() -> None:
-    """A server's time goes on when its clients are gone, as while its metrics stay up."""
+    """A server's time goes on without clients, for example while its metrics stay up."""
 
     def job() -> str:
         pace().wait(2.0)
