@@ -1,7 +1,7 @@
-"""What `make up`, `down`, `logs`, `images` and `results` do with deploy/compose.yaml.
+"""Carries out `make up`, `down`, `logs`, `images` and `results` with deploy/compose.yaml.
 
-Everything is set by variables of the environment, which deploy/README.md lists. Needs nothing but Python's standard
-library, a Docker engine, one of the two composes, and the openssl command when there are no certificates yet.
+All settings are environment variables, which deploy/README.md lists. It needs only Python's standard library, a Docker
+engine, either version of compose, and the openssl command if there are no certificates yet.
 """
 
 import json
@@ -29,7 +29,7 @@ from compose_settings import (
 
 
 def main(arguments: list[str]) -> None:
-    """Carry out one command; exit status 2 with one line where it cannot be."""
+    """Carry out one command. If it cannot be carried out, prints one line and exits with status 2."""
     commands = {"up": up, "down": down, "logs": logs, "images": images, "results": results}
     if len(arguments) != 1 or arguments[0] not in commands:
         sys.exit(f"usage: compose.py {'|'.join(commands)}")
@@ -39,14 +39,14 @@ def main(arguments: list[str]) -> None:
     except Refusal as refusal:
         print(f"make {arguments[0]}: {refusal}", file=sys.stderr)
         sys.exit(2)
-    except subprocess.CalledProcessError as error:  # it has said why itself
+    except subprocess.CalledProcessError as error:  # the failed command has printed the reason
         sys.exit(error.returncode)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 def up(environment: Mapping[str, str]) -> None:
-    """Build the images, make certificates where there are none, and start everything."""
+    """Build the images, make certificates if there are none, and start the services."""
     services = services_of(environment)
     compose, engine = _compose(environment), _engine()
     running = _running(compose, environment)
@@ -64,7 +64,7 @@ def up(environment: Mapping[str, str]) -> None:
     subprocess.run([*compose, "build", *services], env=environment, check=True)
     if "server" in services:
         check_experiment(environment)
-    # Without dependencies: who is to be started is said, and the synthetic model needs no evaluator.
+    # --no-deps: the services are named here, and the synthetic model needs no evaluator.
     subprocess.run([*compose, "up", "--detach", "--no-deps", *services], env=environment, check=True)
     print(f"run {environment['RUN']}: make logs shows it, make down ends it, make results fetches what it leaves")
     for variable, default, service, what in PORTS:
@@ -73,14 +73,14 @@ def up(environment: Mapping[str, str]) -> None:
 
 
 def down(environment: Mapping[str, str]) -> None:
-    """End the containers, keep what they printed, and remove them; the volumes stay."""
+    """Stop the containers, store their output, and remove them. The volumes stay."""
     _call(environment, "stop")
     keep_logs(environment)
     _call(environment, "down", "--remove-orphans")
 
 
 def keep_logs(environment: Mapping[str, str]) -> None:
-    """Write what server and clients have printed to server.log and clients.log of their run, among the results."""
+    """Write the output of server and clients to server.log and clients.log of their run, among the results."""
     folder = Path(environment.get("RESULTS") or "runs")
     if (run := _run_of_containers(environment)) is None:
         return
@@ -96,9 +96,9 @@ def keep_logs(environment: Mapping[str, str]) -> None:
 
 
 def _run_of_containers(environment: Mapping[str, str]) -> str | None:
-    """The run of the server's container, which is there until `make down`; None where there is none."""
+    """The name of the run in the server's container, which exists until `make down`. None without that container."""
     listed = [*_compose(environment), "ps", "--all", "--quiet", "server"]
-    if Path(listed[0]).name == "docker-compose":  # which lists all of a service's anyway
+    if Path(listed[0]).name == "docker-compose":  # it lists all containers without --all
         listed.remove("--all")
     ids = subprocess.run(listed, env=environment, capture_output=True, text=True, check=False).stdout.split()
     command = ["docker", "inspect", "--format", "{{json .Config.Cmd}}", *ids[:1]]
@@ -108,21 +108,21 @@ def _run_of_containers(environment: Mapping[str, str]) -> str | None:
 
 
 def logs(environment: Mapping[str, str]) -> None:
-    """Follow what everybody says."""
+    """Follow the output of all services."""
     _call(environment, "logs", "--follow", "--tail=100")
 
 
 def images(environment: Mapping[str, str]) -> None:
-    """Build the images alone."""
+    """Build the images, and start nothing."""
     _call(environment, "build")
 
 
 def results(environment: Mapping[str, str]) -> None:
-    """Copy the run directories out of their volume, into runs/."""
+    """Copy the run directories from their volume to the folder RESULTS (default: runs)."""
     _engine()
     folder = Path(environment.get("RESULTS") or "runs")
     volume, image = _runs_volume(environment), _server_image(environment)
-    # The engine would make the one, and look for the other in a registry.
+    # Checked here, since the engine would create a missing volume, and look for a missing image in a registry.
     if not _has("volume", volume):
         raise Refusal(f"no volume {volume} here: nothing was run under this COMPOSE_PROJECT_NAME")
     if not _has("image", image):
@@ -147,13 +147,13 @@ def results(environment: Mapping[str, str]) -> None:
 
 
 def _copy_out(volume: str, image: str, copy: Path, folder: Path) -> None:
-    """Copy what a volume holds into a folder; the other folder is where it is to go."""
+    """Copy a volume's files to the folder `copy`. `folder`, their final place, is only named in messages."""
     read = ["docker", "run", "--rm", "--read-only", f"--volume={volume}:/runs:ro", "--entrypoint=python", image]
     read += ["-c", (DEPLOY / "read_runs.py").read_text("utf-8"), "/runs"]
     with subprocess.Popen(read, stdout=subprocess.PIPE) as reader:
-        # -o: what is copied belongs to whoever copies it.
+        # -o: the copied files belong to the user who runs the command.
         writer = subprocess.run(["tar", "-x", "-o", "-f", "-", "-C", copy], stdin=reader.stdout, check=False)
-    # One that ends early ends the other.
+    # If one of them ends early, the other ends too.
     if reader.returncode or writer.returncode:
         raise Refusal(f"the volume {volume} cannot be copied into {folder}, see above")
 
@@ -164,10 +164,10 @@ def _has(kind: str, name: str) -> bool:
 
 
 def _move_into(folder: Path, copy: Path) -> None:
-    """Move what was copied over earlier copies of the same runs.
+    """Move the copied files over earlier copies of the same runs.
 
-    What lies beside the databases of those goes first: SQLite would write the log of a run that was played then over
-    the newer database.
+    The files beside the earlier databases are removed first. Otherwise SQLite would write their old write-ahead logs
+    into the newer databases.
     """
     for run_dir in copy.iterdir():
         for stale in (folder / run_dir.name).glob("**/*.db-*"):
@@ -181,7 +181,7 @@ def _move_into(folder: Path, copy: Path) -> None:
 
 
 def make_certificates(folder: Path) -> None:
-    """What server, evaluator and clients show each other, unless it is there."""
+    """Make the certificates with which server, evaluator and clients prove who they are, unless they exist."""
     if (folder / "client.pem").exists():
         return
     if shutil.which("openssl") is None:
@@ -193,10 +193,10 @@ def make_certificates(folder: Path) -> None:
 
 
 def check_experiment(environment: Mapping[str, str]) -> None:
-    """Refusal where no container would play the experiment, with so many clients and under this RUN."""
+    """Refusal if the containers could not play the experiment with this CLIENTS and this RUN."""
     folder, name, run = (environment[variable] for variable in ("EXPERIMENT_FOLDER", "EXPERIMENT_NAME", "RUN"))
     volume, mounts, stored = _runs_volume(environment), [f"--volume={folder}:/experiment:ro"], list[str]()
-    if _has("volume", volume):  # which the engine would make
+    if _has("volume", volume):  # otherwise the engine would create it
         mounts, stored = [*mounts, f"--volume={volume}:/runs:ro"], [f"--run-dir=/runs/{run}"]
     command = ["docker", "run", "--rm", "--read-only", "--tmpfs=/tmp", "--network=none", *mounts]
     command += [_server_image(environment), "validate", f"/experiment/{name}"]
@@ -222,7 +222,7 @@ def _call(environment: Mapping[str, str], *arguments: str) -> None:
 
 
 def _compose(environment: Mapping[str, str]) -> list[str]:
-    """The command of whichever compose there is, for this project's files."""
+    """The command line of the installed compose, for this project's files. Refusal if none is installed."""
     if shutil.which("docker") is None:
         raise Refusal("no docker command here; install Docker")
     if not subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
@@ -236,13 +236,13 @@ def _compose(environment: Mapping[str, str]) -> list[str]:
 
 
 def _running(compose: list[str], environment: Mapping[str, str]) -> list[str]:
-    """The services of which a container runs."""
+    """The services that have a running container."""
     command = [*compose, "ps", "--services", "--filter", "status=running"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout.split()
 
 
 def _engine() -> dict[str, Any]:
-    """What the engine says of itself and its machine; Refusal where none answers."""
+    """The Docker engine's information about itself and its machine. Refusal if no engine answers."""
     command = ["docker", "info", "--format", "{{json .}}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     engine: dict[str, Any] = json.loads(done.stdout) if done.stdout.startswith("{") else {}

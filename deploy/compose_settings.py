@@ -1,4 +1,4 @@
-"""The settings of compose.yaml that follow from variables of the environment, and what they are refused for."""
+"""Computes the settings of compose.yaml from environment variables, and refuses invalid ones."""
 
 import errno
 import re
@@ -12,23 +12,23 @@ from pathlib import Path
 DEPLOY = Path(__file__).resolve().parent
 PRESETS = DEPLOY.parent / "emulator/pausefl/experiment/presets"
 SERVICES = ("server", "evaluator", "client", "prometheus", "grafana")
-# The ports that are published, on the loopback address: variable, default, service, what is there.
+# The ports that are published on the loopback address: variable, default, service, and what answers there.
 PORTS = (
     ("PAGE_PORT", "9464", "server", "the run's page and metrics"),
     ("PROMETHEUS_PORT", "9090", "prometheus", "Prometheus"),
     ("GRAFANA_PORT", "3000", "grafana", "Grafana"),
 )
-# How long certificates must last at least, for a run that is begun now.
+# The least remaining lifetime of certificates for a run that begins now.
 CERTIFICATES_LAST_S = 24 * 60 * 60
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class Refusal(Exception):
-    """Why a command cannot be carried out, in one line."""
+    """The reason, in one line, why a command cannot be carried out."""
 
 
 def settings(given: Mapping[str, str]) -> dict[str, str]:
-    """The variables of compose.yaml that follow from those given, or are checked here."""
+    """The variables of compose.yaml that are computed from the given ones or checked here. Refusal for invalid ones."""
     clients, per_container = _count(given, "CLIENTS", 10), _count(given, "PER_CONTAINER", 1)
     experiment = _experiment_file(given.get("EXPERIMENT") or "demo")
     run = given.get("RUN") or f"{experiment.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -47,14 +47,14 @@ def settings(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def standing_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Those of them that do not depend on what is played: it can be ended where its files are gone."""
+    """The variables that do not depend on the experiment. So a run can be ended even if its files are gone."""
     project = given.get("COMPOSE_PROJECT_NAME") or "pausefl"
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", project):
         raise Refusal(f"COMPOSE_PROJECT_NAME={project}: must be small letters, digits, - and _")
     return {
         "VERSION": last_release(),
         "REVISION": _revision(),
-        # Absolute: compose takes relative ones from its file's folder, and a bare name for a volume's.
+        # Absolute: for compose, relative paths begin at its file's folder, and a bare name is a volume.
         "CERTIFICATES": _mountable("CERTIFICATES", given.get("CERTIFICATES") or str(DEPLOY / "certs")),
         "PAUSEFL_DATA": "",
         "COMPOSE_PROJECT_NAME": project,
@@ -62,7 +62,7 @@ def standing_settings(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def services_of(given: Mapping[str, str]) -> list[str]:
-    """The services to be started; Refusal where one is none of compose.yaml's."""
+    """The services to start. Refusal if one of them is not in compose.yaml."""
     services = given.get("SERVICES", "").split() or list(SERVICES)
     if unknown := [name for name in services if name not in SERVICES]:
         raise Refusal(f"SERVICES={given['SERVICES']}: {unknown[0]} is none of {', '.join(SERVICES)}")
@@ -70,7 +70,7 @@ def services_of(given: Mapping[str, str]) -> list[str]:
 
 
 def check_memory(environment: Mapping[str, str], memory_bytes: int) -> None:
-    """Refusal where the containers' limits add up to more memory than the engine's machine has."""
+    """Refusal if the memory limits of the containers add up to more than the engine's machine has."""
     replicas = int(environment["REPLICAS"])
     defaults = {
         "CLIENT_MEMORY": "4G" if environment.get("GPU") else "384M",
@@ -88,14 +88,14 @@ def check_memory(environment: Mapping[str, str], memory_bytes: int) -> None:
 
 
 def check_processors(environment: Mapping[str, str], processors: int) -> None:
-    """Refusal where a client container is to have more processors than the engine's machine has."""
+    """Refusal if a client container would have more processors than the engine's machine."""
     value = environment.get("CLIENT_CPUS") or "1.5"
     if not re.fullmatch(r"\d+(\.\d+)?", value) or not 0.01 <= float(value) <= processors:
         raise Refusal(f"CLIENT_CPUS={value}: must be from 0.01 to {processors}, what the engine's machine has")
 
 
 def check_port(variable: str, value: str) -> None:
-    """Refusal where the port is none, or somebody listens there."""
+    """Refusal if the value is not a port, or the port is in use."""
     if not value.isdecimal() or not 0 < int(value) < 1 << 16:
         raise Refusal(f"{variable}={value}: must be a port, from 1 to 65535")
     with socket.socket() as probe:
@@ -109,9 +109,9 @@ def check_port(variable: str, value: str) -> None:
 
 
 def check_certificates(folder: Path) -> None:
-    """Refusal where a file is missing, or containers could not read it, or a certificate ends within a day.
+    """Refusal if a file is missing, containers could not read it, or a certificate expires within a day.
 
-    The last is told only with openssl.
+    Expiry is checked only if the openssl command is installed.
     """
     pairs = [f"{name}.{kind}" for name in ("server", "evaluator", "client") for kind in ("pem", "key")]
     for path in (folder / name for name in ("ca.pem", *pairs)):
@@ -131,7 +131,7 @@ def check_certificates(folder: Path) -> None:
 
 
 def _experiment_file(name: str) -> Path:
-    """A preset's file, or one of the user's, in a folder that the containers can read."""
+    """The file of a preset or of the user. Refusal if it does not exist, or containers could not read it."""
     presets = {path.stem: path for path in sorted(PRESETS.glob("*.toml"))}
     if name in presets:
         return presets[name]
@@ -150,14 +150,14 @@ def _check_readable(variable: str, path: Path, mode: int) -> None:
 
 
 def _data_folder(name: str) -> str:
-    """The folder's path; empty, for which compose.yaml has a volume, where none is named."""
+    """The folder's absolute path. Empty if no folder is named: compose.yaml then uses a volume."""
     if name and not Path(name).is_dir():
         raise Refusal(f"PAUSEFL_DATA={name}: is no folder")
     return name and _mountable("PAUSEFL_DATA", name)
 
 
 def _mountable(variable: str, name: str) -> str:
-    """The absolute path; Refusal where the engine would read it as two."""
+    """The absolute path. Refusal if it has a colon, at which the engine would split it."""
     path = str(Path(name).resolve())
     if ":" in path:
         raise Refusal(f"{variable}: {path} cannot be mounted, its name must be without a colon")
@@ -180,14 +180,14 @@ def _bytes(given: Mapping[str, str], variable: str, default: str) -> int:
 
 
 def last_release() -> str:
-    """The release that CITATION.cff states; images that are built here bear its name."""
+    """The release that CITATION.cff states. It is the tag of images that are built here."""
     cited = (DEPLOY.parent / "CITATION.cff").read_text("utf-8")
     (version,) = re.findall(r"^version: (\S+)$", cited, re.MULTILINE)
     return str(version)
 
 
 def _revision() -> str:
-    """The commit the images are made of, for their labels; empty outside a checkout."""
+    """The commit from which the images are built, for their labels. Empty outside a git checkout."""
     try:
         command = ["git", "-C", str(DEPLOY), "rev-parse", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

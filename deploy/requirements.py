@@ -1,6 +1,6 @@
-"""Print what the named extras of a pyproject.toml need, so that images have it in a layer of its own.
+"""Print the requirements of a pyproject.toml and of its named extras, so that images install them in a separate layer.
 
-python requirements.py pyproject.toml EXTRA...; the extra "build" is what building the project's wheel needs.
+python requirements.py pyproject.toml EXTRA...; the extra "build" means what building the project's wheel requires.
 """
 
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main(path: str, *extras: str) -> None:
-    """One requirement a line."""
+    """Print one requirement per line."""
     declared = tomllib.loads(Path(path).read_text("utf-8"))
     project, of_extra = declared["project"], {"build": declared["build-system"]["requires"]}
     of_extra |= project["optional-dependencies"]

@@ -1,6 +1,6 @@
-"""Draws docs/architecture.md and its pictures from the imports: `python docs/draw_architecture.py`.
+"""Writes docs/architecture.md and its pictures from the code's imports: `python docs/draw_architecture.py`.
 
-A test draws them again and compares. An arrow is an import; lazy ones count.
+A test writes them again and compares. An arrow is an import, including lazy imports.
 """
 
 import ast
@@ -15,10 +15,10 @@ FOLDER = Path(__file__).parent
 PACKAGES = ("pausefl", "pausefl_server", "pausefl_client", "pausefl_process", "pausefl_proto")
 
 _LEFT_OUT = {"pausefl_proto.v1", "pausefl.__main__"}
-"""Generated code, and a module of one line."""
+"""Modules that are left out: generated code, and a module of one line."""
 
 _WIDTH, _STEP = 132, 38
-"""Of a box, and of the diagonal's steps to the right: pixels."""
+"""The width of a box, and the shift to the right from one box to the next, in pixels."""
 
 _STYLE = """<style>
 text { font: 13px monospace; text-anchor: middle; fill: #222; }
@@ -64,7 +64,7 @@ message after the other (`pausefl_server.actor`).
 
 
 def drawn() -> dict[str, str]:
-    """The page and its pictures as the code is now, by the names of their files."""
+    """The page and its pictures for the current code, by file name."""
     graph = grimp.build_graph(*PACKAGES)
     inside = {package: set(_packages_of(graph, package)) for package in PACKAGES}
     pictures = {
@@ -82,7 +82,7 @@ def drawn() -> dict[str, str]:
 
 
 def _contents(graph: grimp.ImportGraph, package: str) -> Iterator[str]:
-    """The picture and the table of one package's own packages, and the table of the modules beside them."""
+    """Yields the picture and the table of a package's subpackages, then the table of its other modules."""
     packages = _packages_of(graph, package)
     if packages:
         yield f"\n## Packages of `{package}`\n"
@@ -101,7 +101,7 @@ def _inside(graph: grimp.ImportGraph, package: str) -> set[str]:
 
 
 def _arrows(graph: grimp.ImportGraph, packages: set[str]) -> set[tuple[str, str]]:
-    """Who imports whom among these packages."""
+    """The imports between these packages, as pairs (importer, imported)."""
     found = set()
     for module in graph.modules:
         for imported in graph.find_modules_directly_imported_by(module):
@@ -116,7 +116,7 @@ def _package_of(module: str, packages: set[str]) -> str:
 
 
 def _picture(arrows: set[tuple[str, str]]) -> str:
-    """An SVG: boxes on a diagonal, each below all that import it. Lines go right from a box and down into another."""
+    """An SVG of boxes on a diagonal, each below all its importers. Lines go right from a box and down into another."""
     sorter = TopologicalSorter[str]()
     for importer, imported in sorted(arrows):
         sorter.add(importer, imported)
@@ -137,7 +137,7 @@ def _picture(arrows: set[tuple[str, str]]) -> str:
 
 
 def _purposes(names: Iterable[str], kind: str = "package") -> Iterator[str]:
-    """A row for each package or module, with the first paragraph of its docstring."""
+    """Yields a table with a row for each package or module, with the first paragraph of its docstring."""
     yield f"| {kind} | what is in it |\n|---|---|"
     yield from (f"| `{name}` | {_first_paragraph(name)} |" for name in names)
 

@@ -1,4 +1,4 @@
-"""Draws the figures of network.md from what the benchmarks print: `benchmarks.own NAME --json > NAME.json`, then this.
+"""Draws the figures of network.md from benchmarks' output: first `benchmarks.own NAME --json > NAME.json`, then this.
 
 python docs/draw_network.py access_points.json shaping.json
 """
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 def draw_access_points(cases: list[dict[str, object]]) -> Figure:
-    """Median round by rule, and by how many of the round's clients shared one access point."""
+    """A figure of the median round latency, by selection rule and by the most clients behind one access point."""
     figure = Figure(figsize=(7, 2.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     names = [str(case["case"]).partition(",")[0] for case in cases]
@@ -31,7 +31,7 @@ def draw_access_points(cases: list[dict[str, object]]) -> Figure:
 
 
 def draw_shaping(cases: list[dict[str, float]]) -> Figure:
-    """Median exchange through either bucket over the model's size."""
+    """A figure of the median communication time over the model's size, for both kinds of bucket."""
     figure = Figure(figsize=(4.5, 2.8), layout="constrained")
     axes = figure.subplots()
     sizes = [case["payload_bytes"] / 1e6 for case in cases]

@@ -1,6 +1,6 @@
-"""Draws asynchronous.png, who was at work when in two runs: python docs/draw_timeline.py ROUNDS_DIR ASYNCHRONOUS_DIR.
+"""Draws asynchronous.png, the jobs of clients in two runs: python docs/draw_timeline.py ROUNDS_DIR ASYNCHRONOUS_DIR.
 
-docs/asynchronous.md says what they play.
+docs/asynchronous.md says how the two runs are played.
 """
 
 import sqlite3
@@ -18,7 +18,7 @@ _SHOWN_S = 8.0
 
 
 def draw_timeline(runs: Mapping[str, Path]) -> Figure:
-    """A panel a run: a bar for each job, coloured by its client's turn, and a line for each commit."""
+    """A figure with a panel for each run. A bar is a job, in its client's row, and a dotted line is a commit."""
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (title, run_dir) in zip(panels, runs.items(), strict=True):

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 
 def draw_twin(cases: list[dict[str, list[float]]]) -> Figure:
-    """Left: each exchange's real round trip over its virtual one; right: how often a residual occurs."""
+    """A figure: each exchange's real round trip over its virtual one, and the distribution of the residuals."""
     figure = Figure(figsize=(7, 2.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     for case, colour, marker in zip(cases, SERIES, "osv", strict=False):

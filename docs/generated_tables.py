@@ -14,10 +14,10 @@ python -m benchmarks.own twin --json > docs/results/twin.jsonl
 make fuzz                                           # writes docs/results/fuzz.json
 python tests/stops                                  # writes docs/results/stops.jsonl
 make gpu                                            # writes docs/results/gpu.json, on a machine with a GPU
-python docs/generated_tables.py                     # every table anew
+python docs/generated_tables.py                     # writes every table
 python docs/generated_tables.py exactness DIR...    # after the searches and runs of benchmarks/pause.md
-python docs/generated_tables.py spread DIR...       # after the sweeps of benchmarks/pause.md: first what they found
-python docs/generated_tables.py tuning DIR...       # after pausefl tune ... --run-dir DIR: first their fronts
+python docs/generated_tables.py spread DIR...       # after the sweeps of benchmarks/pause.md: stores them first
+python docs/generated_tables.py tuning DIR...       # after pausefl tune ... --run-dir DIR: stores them first
 """
 
 import json
@@ -79,11 +79,11 @@ TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
         for name in names
     ),
 )
-"""Name, document, file under docs/results, and what makes the table of it."""
+"""Each table: its name, its document, its file under docs/results, and the function that makes it from the file."""
 
 
 def with_table(text: str, name: str, table: str) -> str:
-    """The document with this table between the two comments that name it; ValueError if they are not there."""
+    """The document's text with this table between the two comments that mark it. ValueError if they are missing."""
     begin, end = f"<!-- generated: {name} -->", "<!-- end of generated table -->"
     changed, count = re.subn(
         f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{table}\n{end}", text, count=1, flags=re.DOTALL
@@ -94,12 +94,12 @@ def with_table(text: str, name: str, table: str) -> str:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file with one JSON object a line."""
+    """The objects in a file that has one JSON object per line."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Collect summaries if asked to, then write every table."""
+    """Store the summaries of the given folders, if any, under docs/results. Then write every table."""
     if arguments[:1] == ["exactness"]:
         cases = exactness.exactness_cases([Path(folder) for folder in arguments[1:]])
         text = "".join(f"{json.dumps(case, ensure_ascii=False)}\n" for case in cases)

@@ -1,4 +1,4 @@
-"""The tables of an experiment's file, and its keys' types and units in words, for the pages of docs/reference."""
+"""Lists the tables of an experiment's file, and words types and units of keys, for the pages of docs/reference."""
 
 import json
 from collections.abc import Iterator
@@ -44,12 +44,12 @@ class Table:
     """One table of an experiment's file."""
 
     header: str
-    """As a file has it: "[latency.bandwidth]", or "[[latency.groups]]" for each of a list."""
+    """The header in the file: "[latency.bandwidth]", or "[[latency.groups]]" for each table of a list."""
     record: type[Any]
 
 
 def tables() -> Iterator[Table]:
-    """Every table of an experiment, parents first."""
+    """Yields every table of an experiment, parents first."""
     for name, record in fields_of(Experiment).items():
         yield from _with_subtables(name, record, is_list=False)
 
@@ -71,7 +71,7 @@ def unit_of(key: str) -> str:
 
 
 def type_in_words(annotation: Any) -> str:
-    """The values that an annotation allows; a key that may be left out is not said to be null."""
+    """The values that an annotation allows, in words. None is not mentioned: it means that the key is left out."""
     if annotation is Delay:
         return "law"
     if annotation == tuple[Delay, ...]:

@@ -1,7 +1,7 @@
-"""Copies every page to a folder for mkdocs, with the files that pages link to: `python docs/stage_site.py FOLDER`.
+"""Copies every page, and the files that pages link to, to a folder for mkdocs: `python docs/stage_site.py FOLDER`.
 
-The folder mirrors the repository, so that links between pages hold there too. One page is made only for the site:
-the modules that extensions use, which mkdocstrings writes from their docstrings.
+The folder has the repository's structure, so that links between pages work there too. One page is only for the site:
+it lists the modules that extensions use, and mkdocstrings fills it from their docstrings.
 """
 
 import re
@@ -32,7 +32,7 @@ What policies, delay laws, data sets and trainers of your own build on, from the
 
 
 def stage(folder: Path) -> None:
-    """Copy pages and linked files to a folder, which is emptied first."""
+    """Copy pages and linked files to a folder. The folder is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     pages = [page for pattern in PAGES for page in ROOT.glob(pattern)]
     for file in {*pages, *(ROOT / name for name in ASSETS), *(file for page in pages for file in linked(page))}:
@@ -46,7 +46,7 @@ def stage(folder: Path) -> None:
 
 
 def linked(page: Path) -> Iterator[Path]:
-    """The files of the repository that a page links to or shows."""
+    """Yields the files of the repository to which a page links or that it shows."""
     for target in re.findall(r"\]\(([^()\s#]+)", page.read_text("utf-8")):
         file = (page.parent / target).resolve()
         if file.is_file() and file.is_relative_to(ROOT):

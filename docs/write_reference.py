@@ -113,7 +113,7 @@ This page is written from the docstrings. [A policy of your own](../selection.md
 in use. `pausefl_server.selection` has all of them but `ClientTable` (`pausefl_server.clients`) and `Miss`
 (`pausefl_server.records`). ε is in the unit that `privacy.unit` names, and latencies are at the emulated scale.
 """
-# The methods of the others change them, which is no policy's to do.
+# The methods of the other classes change them, which policies must not do.
 _WITH_METHODS = (Policy,)
 _RECORDS_OF_POLICIES = (
     *_WITH_METHODS, Context, ClientTable, PolicyRound, PolicyObservation, Miss, Selection, Inspection, Oracle,
@@ -121,7 +121,7 @@ _RECORDS_OF_POLICIES = (
 
 
 def pages() -> dict[str, str]:
-    """The pages by file name, as the code is now."""
+    """The pages for the current code, by file name."""
     return {
         "configuration.md": configuration(),
         "commands.md": commands(),
@@ -133,7 +133,7 @@ def pages() -> dict[str, str]:
 
 
 def of_policies() -> str:
-    """The page of what a policy's methods get and return."""
+    """The page of the arguments and results of a policy's methods."""
     parts = (_record(record, methods=record in _WITH_METHODS) for record in _RECORDS_OF_POLICIES)
     return "\n".join((_OF_POLICIES, *(line for part in parts for line in part)))
 
@@ -152,7 +152,7 @@ def summary() -> str:
 
 
 def _json_type(annotation: Any) -> str:
-    """A type as JSON calls it."""
+    """The JSON name of a type."""
     may_be_null = " or null" if type(None) in get_args(annotation) else ""
     return type_in_words(annotation).replace("table", "object") + may_be_null
 
@@ -199,7 +199,7 @@ def _attributes(members: Iterable[str]) -> Iterator[str]:
 
 
 def _signature(name: str, function: Callable[..., Any]) -> str:
-    """A function as its source has it, a parameter a line."""
+    """A function's signature as in its source, with one parameter per line."""
     signature = inspect.signature(function)
     parameters = "".join(f"    {p},\n" for p in _parameters(signature))
     return f"{name}(\n{parameters}) -> {_annotation(signature.return_annotation)}"
@@ -216,13 +216,13 @@ def _parameters(signature: inspect.Signature) -> Iterator[str]:
 
 
 def _annotation(annotation: Any) -> str:
-    """A type without the modules it comes from."""
+    """A type's name without its module."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return re.sub(r"\b(?:[a-z_]+\.)+", "", text)
 
 
 def _members(record: Any, *, methods: bool = True) -> Iterator[str]:
-    """A row for each public field, property and, with `methods`, method of a record's own, with its docstring."""
+    """Yields a row with the docstring of each public field, property and, with `methods`, method of a record itself."""
     fields = attribute_docstrings(record)
     for name, value in {**dict.fromkeys(inspect.get_annotations(record)), **vars(record)}.items():
         said = fields.get(name) or (value and inspect.getdoc(value)) or ""
@@ -248,7 +248,7 @@ def _command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _argument(action: argparse.Action) -> str:
-    """An argument as a command line has it."""
+    """An argument as it is written on a command line."""
     value = action.metavar if action.nargs != 0 else None
     words = [*action.option_strings[-1:], *([str(value)] if value else [])]
     return _cell(" ".join(words) + (" ..." if action.nargs == "+" else ""))
@@ -314,7 +314,7 @@ def _cell(text: str) -> str:
 
 
 def _outside_code(text: str) -> str:
-    """A text whose angle brackets are shown as they are."""
+    """The text with `<` escaped outside code, so that Markdown shows it unchanged."""
     return "`".join(part if place % 2 else part.replace("<", "&lt;") for place, part in enumerate(text.split("`")))
 
 

@@ -1,7 +1,7 @@
-"""Writes results.md and its pictures from the summaries under results/reproduce: nothing on the page is typed.
+"""Writes results.md and its pictures from the summaries under results/reproduce. No number on the page is typed.
 
-python docs/write_results.py           # the page anew
-python docs/write_results.py DIR...    # first keep the summary of each `pausefl reproduce NAME --out DIR`
+python docs/write_results.py           # write the page again
+python docs/write_results.py DIR...    # store the summary of each `pausefl reproduce NAME --out DIR` first
 """
 
 import json
@@ -54,13 +54,13 @@ what one `pausefl reproduce NAME` left behind. `pausefl reproduce --list` shows 
 
 
 def keep(folder: Path, docs: Path = _DOCS) -> None:
-    """Copy a finished reproduction's summary among the documents."""
+    """Copy the summary of a finished reproduction to the documents."""
     name = json.loads((folder / REPRODUCTION).read_text("utf-8"))["name"]
     shutil.copyfile(folder / REPRODUCTION, docs / _KEPT / f"{name}.json")
 
 
 def write_page(docs: Path = _DOCS) -> str:
-    """Write results.md and its pictures from the summaries kept there; returns the page."""
+    """Write results.md and its pictures from the stored summaries. Returns the page."""
     summaries = kept_summaries(docs)
     for summary in summaries:
         (docs / _KEPT / f"{summary['name']}.png").write_bytes(rendered(draw_reproduction(summary), "png"))
@@ -70,19 +70,19 @@ def write_page(docs: Path = _DOCS) -> str:
 
 
 def kept_summaries(docs: Path = _DOCS) -> list[dict[str, Any]]:
-    """The summaries kept among the documents, in the papers' order."""
+    """The summaries stored in the documents, in the order of the papers."""
     files = (docs / _KEPT / f"{each.name}.json" for each in reproductions())
     return [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
 
 
 def results_page(summaries: Sequence[StoredSummary]) -> str:
-    """The whole page, as Markdown; the summaries in the order given."""
+    """The whole page as Markdown, with the summaries in the given order."""
     sections = (line for summary in summaries for line in _section(summary))
     return "\n".join([_HEAD, *_overview(summaries), "", *sections]) + "\n"
 
 
 def _overview(summaries: Sequence[StoredSummary]) -> Iterator[str]:
-    """All figures: how each compares with the published one, and what of it is not played yet."""
+    """Yields the table of all figures: the comparison with the published one, and what is not played yet."""
     kept = {summary["name"]: summary for summary in summaries}
     yield "| figure | beside the published one | seeds | still open |"
     yield "|---|---|---|---|"
@@ -150,7 +150,7 @@ def _conditions(summary: StoredSummary) -> Iterator[str]:
 
 
 def _played_otherwise(summary: StoredSummary) -> Iterator[str]:
-    """The series whose policy had other parameters than it has today."""
+    """Yields a line for each set of series whose policy was played with parameters that are not today's defaults."""
     figure, of = in_full(find_reproduction(summary["name"])), dict[str, list[str]]()
     for name, played in summary.get("policies", {}).items():
         today = json.loads(json.dumps(policy_parameters(selected_policy(figure.experiment(name).selection))))
@@ -196,12 +196,12 @@ def _time_meant(summary: StoredSummary) -> str:
 
 
 def _has_latency(summary: StoredSummary) -> bool:
-    """Whether links had delays: without any, a run on the virtual clock waits for failed attempts at most."""
+    """Whether links had delays. Without delays, a run on the virtual clock waits only for failed attempts."""
     return any(_latency_s(series) >= 1 for series in summary["series"].values())
 
 
 def _latency_s(series: Mapping[str, Any]) -> float:
-    """The mean total latency; of a series without one, how far its curve goes."""
+    """The mean total latency in seconds. For a series without one, the latency at the end of its curve."""
     if (total := series["total_latency_s"]) is not None:
         return float(total["mean"])
     curve = series["accuracy_by_latency"]
@@ -209,18 +209,18 @@ def _latency_s(series: Mapping[str, Any]) -> float:
 
 
 def _ends(series: Mapping[str, Any]) -> list[int]:
-    """After how many rounds each run ended that ended early."""
+    """The number of rounds after which each run that ended early has ended."""
     return [*series.get("diverged_after", ()), *series.get("budgets_spent_after", ())]
 
 
 def _rounds_played(series: Mapping[str, Any]) -> list[int]:
-    """How many rounds each run played."""
+    """The number of rounds that each run played."""
     ends = _ends(series)
     return ends + [series["rounds"]] * (len(series["seeds"]) - len(ends))
 
 
 def _rounds_in_words(summary: StoredSummary) -> str:
-    """How many rounds were played, and where that differs, how many were planned."""
+    """The number of rounds played, in words, and the planned number if it differs."""
     planned, of_series = summary["settings"]["rounds"], summary["series"].values()
     if not any(_ends(series) for series in of_series):
         return f"{planned} rounds"
@@ -229,7 +229,7 @@ def _rounds_in_words(summary: StoredSummary) -> str:
 
 
 def _is_as_long(summary: StoredSummary, name: str) -> bool:
-    """Whether all runs of a series played as many rounds as the published one: the figure's, or those it states."""
+    """Whether all runs of a series have the published number of rounds: the stated one, or else the figure's."""
     stated = summary["published"][name].get("rounds")
     published = stated or in_full(find_reproduction(summary["name"])).experiment(name).experiment.rounds
     return set(_rounds_played(summary["series"][name])) == {published}
@@ -249,7 +249,7 @@ def _time(series: Mapping[str, Any], level: str) -> str:
 
 
 def _chosen(summary: StoredSummary) -> Iterator[str]:
-    """How often a newcomer of each role was chosen, where a series did not choose all alike."""
+    """Yields how often a newcomer of each role was chosen, for series in which roles differ."""
     for name, series in summary["series"].items():
         by_role: dict[str, list[float]] = {}
         for newcomer in (series["newcomers"] or {"selections": {}})["selections"].values():
@@ -261,7 +261,7 @@ def _chosen(summary: StoredSummary) -> Iterator[str]:
 
 
 def _retired(summary: StoredSummary) -> Iterator[str]:
-    """How many clients of each fifth, by speed, have used up their budgets."""
+    """Yields the number of clients in each fifth, by speed, that have used up their budgets, for each series."""
     for name, series in summary["series"].items():
         if any(fifths := series.get("retired_by_fifth", ())):
             told = " / ".join(_digits(retired) for retired in fifths)
@@ -270,7 +270,7 @@ def _retired(summary: StoredSummary) -> Iterator[str]:
 
 
 def _ended_early(summary: StoredSummary) -> Iterator[str]:
-    """The series with runs that did not last, and why."""
+    """Yields a line for each series with runs that ended early, with the reason."""
     reasons = {"diverged_after": "the model diverged", "budgets_spent_after": "privacy budgets ended the run"}
     for name, series in summary["series"].items():
         for key, reason in reasons.items():
@@ -280,7 +280,7 @@ def _ended_early(summary: StoredSummary) -> Iterator[str]:
 
 
 def _differences(summary: StoredSummary) -> Iterator[str]:
-    """Each series less the baseline, seed by seed."""
+    """Yields the difference of each series from the baseline, paired by seed."""
     base = summary["baseline"]
     for name, series in summary["series"].items():
         if series["against_baseline"] and _has_latency(summary):
@@ -290,7 +290,7 @@ def _differences(summary: StoredSummary) -> Iterator[str]:
 
 
 def _difference(series: Mapping[str, Any], key: str, found: Mapping[str, Any]) -> str:
-    """One figure's difference in words; "" for the time to an accuracy that the series never reached."""
+    """The difference of one figure in words. "" for the time to an accuracy that the series never reached."""
     said = f"{_cell(found['difference'], 1)} s, win rate {100 * found['win_rate']:.0f} %"
     if key == "total_latency_s":
         return f"total latency {said}"
@@ -307,7 +307,7 @@ def _cell(
     word: str = "",
     by_seed: Sequence[float] = (),
 ) -> str:
-    """A mean with its interval, the median of the values by seed, and what was published."""
+    """A table cell: a mean with its interval, the median of the values by seed, and the published value."""
     if interval is None:
         return "–"
     text = _digits(unit * interval["mean"])

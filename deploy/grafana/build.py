@@ -1,4 +1,4 @@
-"""Writes the dashboards as Grafana reads them: `python deploy/grafana/build.py [FOLDER]`, dashboards/ unless said."""
+"""Writes the dashboards as JSON for Grafana: `python deploy/grafana/build.py [FOLDER]` (default: dashboards/)."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from overview import overview
 from privacy import privacy
 
 GRAFANA = "11.6.0"
-"""The version whose dashboards the SDK writes."""
+"""The Grafana version for which the SDK writes dashboards."""
 
 EVENTS = (
     ("begun or resumed", "green", 'process_start_time_seconds{run=~"$run",job="pausefl-server"} * 1000', True),
@@ -20,25 +20,25 @@ EVENTS = (
     ("evaluator lost", "red", 'pausefl_evaluator_connected{run=~"$run"} == 0', False),
     ("suspect rounds", "orange", 'max by (run) (increase(pausefl_suspect_rounds_total{run=~"$run"}[15s])) > 0', False),
 )
-"""What is marked in every panel: title, colour, query, and whether its value is when it happened, in milliseconds."""
+"""The events marked in every panel: title, colour, query, and whether the query's value is the event's time in ms."""
 
 
 def annotation(name: str, colour: str, expr: str, is_time: bool) -> dict[str, object]:
-    """An event as a dashboard has it; the SDK knows no queries of annotations."""
+    """An event as an annotation in a dashboard's JSON. The SDK cannot write annotations with queries."""
     source = {"type": "prometheus", "uid": "${source}"}
     shown = {"name": name, "iconColor": colour, "enable": True, "expr": expr, "titleFormat": f"{{{{run}}}}: {name}"}
     return {**shown, "datasource": source, "step": "5s", "useValueForTime": "on" if is_time else False}
 
 
 def main() -> None:
-    """Write them all."""
+    """Write all dashboards."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "dashboards"
     for make in (overview, latency, privacy):
         dashboard = make().build()
         for place, panel in enumerate(dashboard.panels or [], start=1):
             assert isinstance(panel, Panel | RowPanel)
             panel.id_val = place
-            if isinstance(panel, Panel):  # without a version Grafana takes it for an old one, and migrates it
+            if isinstance(panel, Panel):  # without a version, Grafana migrates it as an old panel
                 panel.plugin_version = GRAFANA
         document = json.loads(json.dumps(dashboard, cls=JSONEncoder))
         document["annotations"] = {"list": [annotation(*about) for about in EVENTS]}

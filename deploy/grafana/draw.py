@@ -1,7 +1,7 @@
-"""Draws the dashboards from a Prometheus' answers, for a look without Grafana: `draw.py URL FOLDER RUNS [MINUTES]`.
+"""Draws the dashboards from a Prometheus server, without Grafana: `draw.py URL FOLDER RUNS [MINUTES]`.
 
-RUNS is what the variable `run` is to hold, such as "a|b". Each panel has its own unit, legend and thresholds; its
-transformations are carried out as far as they change what is drawn.
+RUNS is the value of the variable `run`, such as "a|b". Panels have their units, legends and thresholds. Of their
+transformations, only those that change the picture are carried out.
 """
 
 import json
@@ -23,7 +23,7 @@ from matplotlib.ticker import EngFormatter, PercentFormatter
 HERE = Path(__file__).parent
 UNITS = {"s": "s", "percentunit": "", "Bps": "B/s", "bytes": "B", "decbytes": "B", "none": "", "prefix:ε ": ""}
 LEGEND_MAX = 8
-"""Names below a panel; Grafana scrolls."""
+"""The most names in a legend. Grafana has a scroll bar instead."""
 COLOURS = {"green": "#2a9d5c", "orange": "#e8912d", "red": "#c0392b", "text": "#1c2228"}
 
 Series = dict[str, Any]
@@ -39,7 +39,7 @@ def main(url: str, folder: str, runs: str, minutes: str = "10") -> None:
 
 
 class Asked:
-    """A Prometheus, asked as Grafana does it for the runs and the time chosen."""
+    """Queries a Prometheus server as Grafana does, for the chosen runs and time range."""
 
     def __init__(self, url: str, runs: str, range_s: float, board: dict[str, Any]) -> None:
         self._url, self._range_s, self._now_s = url, range_s, time.time()
@@ -58,7 +58,7 @@ class Asked:
                 self._values[variable["name"]] = ".*" if variable.get("multi") else (found or [""])[0]
 
     def series(self, target: dict[str, Any]) -> list[Series]:
-        """What a query finds, named by its legend, as arrays of times and values."""
+        """The series that a query finds, each with its name from the legend and arrays of times and values."""
         query = self._filled(target["expr"])
         if target.get("instant"):
             found = self._get("query", query=query, time=str(self._now_s))["result"]
@@ -93,7 +93,7 @@ class Asked:
 
 
 def draw(board: dict[str, Any], asked: Asked) -> Figure:
-    """All panels where the dashboard has them."""
+    """A figure with all panels at their places in the dashboard."""
     height = max(p["gridPos"]["y"] + p["gridPos"]["h"] for p in board["panels"])
     figure = Figure(figsize=(20, 0.42 * height))
     for panel in board["panels"]:
@@ -116,7 +116,7 @@ def draw(board: dict[str, Any], asked: Asked) -> Figure:
 
 
 def lines(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
-    """Values over time, stacked where they are, with dashed thresholds of a limit."""
+    """Draw values over time, stacked if the panel stacks them. A limit gets dashed thresholds."""
     shown = [series for series in found if series["ref"] != "budget"]
     if panel["fieldConfig"]["defaults"]["custom"].get("stacking", {}).get("mode") == "normal":
         ends = [(s["t"][0] - 1e-3, s["t"][-1] + 1e-3) for s in shown]
@@ -146,7 +146,7 @@ def lines(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
 
 
 def numbers(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
-    """Large values, one below the other, coloured by their thresholds and mappings."""
+    """Draw large values one below the other, coloured by the panel's thresholds and mappings."""
     axes.set_axis_off()
     for i, series in enumerate(found):
         value = series["y"][-1]
@@ -159,7 +159,7 @@ def numbers(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
 
 
 def bars(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
-    """A bar for each series up to its last value."""
+    """Draw a bar for each series, as long as its last value."""
     shown = [series for series in found if series["ref"] != "budget"]
     axes.barh([s["name"] for s in shown], [s["y"][-1] for s in shown], color=COLOURS["green"])
     axes.set_xlim(0, max(s["y"][-1] for s in found))
@@ -168,7 +168,7 @@ def bars(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
 
 
 def curves(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
-    """A line for each run: what query B found against what query A found at the same time."""
+    """Draw a line for each run: the values of query B over those of query A at the same times."""
     for x in (s for s in found if s["ref"] == "A"):
         for y in (s for s in found if s["ref"] == "B" and s["labels"].get("run") == x["labels"].get("run")):
             _, of_x, of_y = np.intersect1d(x["t"], y["t"], return_indices=True)
@@ -179,7 +179,7 @@ def curves(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
 
 
 def heat(axes: Axes, _: dict[str, Any], found: list[Series]) -> None:
-    """Buckets over time: each series less the one below it."""
+    """Draw histogram buckets over time. A bucket is its series minus the series of the bound below."""
     by_bound = sorted((float(s["labels"]["le"]), s) for s in found if s["labels"]["le"] != "+Inf")
     times = np.unique(np.concatenate([s["t"] for s in found]))
     counts = np.array([np.interp(times, s["t"], s["y"], left=0, right=0) for _, s in by_bound])
@@ -190,7 +190,7 @@ def heat(axes: Axes, _: dict[str, Any], found: list[Series]) -> None:
 
 
 def table(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
-    """A row for each value of the joining label, or for each series where only labels are shown."""
+    """Draw a table with a row for each value of the joining label, or for each series if only labels are shown."""
     axes.set_axis_off()
     keys = [t["options"]["byField"] for t in panel["transformations"] if t["id"] == "joinByField"]
     if keys:
@@ -220,7 +220,7 @@ def unit_of(panel: dict[str, Any]) -> str:
 
 
 def shown_as(value: float, unit: str) -> str:
-    """A value as a tile has it."""
+    """A value with its unit, as Grafana's tiles show it."""
     if unit == "percentunit":
         return f"{100 * value:.3g} %"
     if UNITS[unit].startswith("B"):
@@ -229,7 +229,7 @@ def shown_as(value: float, unit: str) -> str:
 
 
 def scale(axis: Axis, unit: str) -> None:
-    """Label an axis by the unit of its values."""
+    """Label an axis with the unit of its values."""
     if unit == "percentunit":
         axis.set_major_formatter(PercentFormatter(1.0))
     elif UNITS[unit].startswith("B"):

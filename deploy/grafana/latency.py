@@ -1,4 +1,4 @@
-"""Where the time goes: round trips, their parts, who is slow, and whether the clocks can be trusted."""
+"""The latency dashboard: round trips, their parts, slow clients, and whether the clocks can be trusted."""
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
@@ -20,8 +20,8 @@ from pieces import (
     rows,
 )
 
-# Nothing is divided by nothing, where Grafana's lines would end: if rounds take longer than rates reach back, lines go
-# from one to the next.
+# "> 0" drops the times without exchanges, at which 0 / 0 would end Grafana's lines. So if rounds take longer than the
+# interval of the rates, lines still connect them.
 _EXCHANGES = '(sum by (run) (rate(pausefl_round_trip_seconds_count{run=~"$run"}[$__rate_interval])) > 0)'
 
 
@@ -41,7 +41,7 @@ def _per_client(metric: str) -> str:
     return f'max by (client) ({metric}{{run=~"$run",client=~"$client"}})'
 
 
-# Of the elapsed time, in which a client had no job: where it was least idle, if runs are several.
+# The share of the elapsed time in which a client had no job. Of several runs, the one in which it was least idle.
 _IDLE = (
     'clamp_min(1 - max by (client) (pausefl_client_at_work_seconds_total{run=~"$run",client=~"$client"}'
     ' / on (run) group_left () (max by (run) (pausefl_elapsed_seconds{run=~"$run"}) > 0)), 0)'
@@ -49,7 +49,7 @@ _IDLE = (
 
 
 def latency() -> Dashboard:
-    """Latency."""
+    """Returns the latency dashboard."""
     made = board("latency", "Latency", "Where a run's time goes, who is slow, and whether the clocks can be trusted.")
     half, third = WIDTH // 2, WIDTH // 3
     panels = (

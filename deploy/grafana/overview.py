@@ -1,4 +1,4 @@
-"""The first dashboard to look at: how far the run is, how good its model, what it cost in latency and in leakage."""
+"""The overview dashboard, to look at first: a run's progress, the model's accuracy, latency, and privacy leakage."""
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
@@ -30,7 +30,7 @@ _AT_WORK = (
 
 
 def overview() -> Dashboard:
-    """Overview."""
+    """Returns the overview dashboard."""
     made = board("overview", "Overview", "A run at a glance: progress, accuracy, latency, leakage, clients.")
     sixth, quarter, third, half = WIDTH // 6, WIDTH // 4, WIDTH // 3, WIDTH // 2
     panels = (

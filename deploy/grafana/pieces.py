@@ -1,6 +1,6 @@
-"""What the dashboards are made of. Every panel has a title, a description, a unit, and a line to show without data.
+"""The building blocks of dashboards. Every panel has a title, a description, a unit, and a text to show without data.
 
-Numbers and tables show the last value in the range chosen, so that a run that is over can be read; what is not known is
+Numbers and tables show the last value in the chosen time range, so that finished runs can be read. Unknown values are
 not shown as 0.
 """
 
@@ -34,13 +34,13 @@ IN_ROUNDS = "In rounds no update is stale"
 NO_HOSTS = "Client hosts are not being scraped (metrics.client_port), or the run is over"
 
 WIDTH = 24
-"""Of a dashboard, in the units of `span`."""
+"""The width of a dashboard, in the units of `span`."""
 
 _SOURCE = shapes.DataSourceRef(type_val="prometheus", uid="${source}")
-# Shares of the range up to the maximum at which a colour changes.
+# The shares of the maximum at which a colour changes.
 _WARN, _ALARM = 0.7, 0.9
-# Grafana takes rates over four steps of the query: a round each ten seconds then leaves no gaps. The step of a panel is
-# not asked for that.
+# Grafana computes rates over four steps of the query, so with this step, rounds of ten seconds leave no gaps. A panel's
+# own step does not matter for this.
 _RATE_STEP = "5s"
 _LEGEND = common.VizLegendOptions().show_legend(True).placement(models.LegendPlacement.BOTTOM)
 
@@ -49,7 +49,7 @@ AnyPanel = TypeVar("AnyPanel", timeseries.Panel, stat.Panel, bargauge.Panel, tab
 
 @dataclass(frozen=True)
 class About:
-    """What every panel says of itself."""
+    """The texts, unit and size that every panel has."""
 
     title: str
     description: str
@@ -61,16 +61,16 @@ class About:
 
 @dataclass(frozen=True)
 class Query:
-    """A PromQL expression and what its series are called."""
+    """A PromQL expression and the name of its series."""
 
     expr: str
     legend: str = ""
     ref: str = ""
-    """How transformations call it; a letter by position unless said otherwise."""
+    """The name by which transformations refer to it. Empty: a letter by its position."""
 
 
 def per_minute(metric: str, legend: str, by: str = "") -> Query:
-    """How often a minute a counter of each run went up, by more labels where they are named."""
+    """The increase per minute of each run's counter, by run and by the further labels in `by`."""
     labels = f"run, {by}" if by else "run"
     rate = f'rate({metric}{{run=~"$run"}}[$__rate_interval])'
     return Query(f"60 * sum by ({labels}) ({rate})", f"{{{{run}}}} {legend}")
@@ -80,7 +80,7 @@ BUDGET = Query('max(pausefl_epsilon_budget{run=~"$run",unit="$unit"})', "budget"
 
 
 def lines(about: About, *queries: Query, stacked: bool = False, limit: Query | None = None) -> timeseries.Panel:
-    """Values over time; with `limit` the axis ends there, and dashed lines mark 70 % and 90 % of it."""
+    """A panel of values over time. With `limit` the axis ends there, and dashed lines mark 70 % and 90 % of it."""
     panel = _describe(timeseries.Panel(), about)
     panel.span_nulls(True).show_points(models.VisibilityMode.NEVER).fill_opacity(30 if stacked else 0)
     panel.legend(_LEGEND).tooltip(common.VizTooltipOptions().mode(models.TooltipDisplayMode.MULTI))
@@ -97,9 +97,9 @@ def lines(about: About, *queries: Query, stacked: bool = False, limit: Query | N
 def number(
     about: About, *queries: Query, share: bool = False, yes_no: bool = False, is_of_now: bool = False, by: str = "run"
 ) -> stat.Panel:
-    """The last value of each run (`by`), large. A `share` changes colour near 1; of `yes_no`, 0 is red.
+    """A panel of large numbers: the last value per run (`by`). A `share` changes colour near 1; of `yes_no`, 0 is red.
 
-    What compares series of one moment can only be asked of now (`is_of_now`).
+    A query that compares series at one moment can only be asked for the present (`is_of_now`).
     """
     panel = _describe(stat.Panel(), about).reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     if not is_of_now:
@@ -115,7 +115,7 @@ def number(
 
 
 def bars(about: About, query: Query, limit: Query) -> bargauge.Panel:
-    """The last value of each series as a bar that ends at a limit."""
+    """A panel with the last value of each series as a bar, on a scale that ends at a limit."""
     panel = _describe(bargauge.Panel(), about).orientation(models.VizOrientation.HORIZONTAL)
     panel.display_mode(models.BarGaugeDisplayMode.BASIC)
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
@@ -126,7 +126,7 @@ def bars(about: About, query: Query, limit: Query) -> bargauge.Panel:
 
 
 def heat(about: About, query: Query) -> heatmap.Panel:
-    """Histogram buckets over time."""
+    """A panel of histogram buckets over time."""
     panel = _describe(heatmap.Panel(), about).calculate(False)
     panel.color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges").steps(64))
     panel.y_axis(heatmap.YAxisConfig().unit(about.unit)).cell_values(heatmap.CellValues().unit(NONE))
@@ -136,7 +136,7 @@ def heat(about: About, query: Query) -> heatmap.Panel:
 
 
 def curve(about: About, x: Query, y: Query) -> xychart.Panel:
-    """A value against another one, a line for each run: both queries have the label run alone."""
+    """A panel of one value over another, with a line for each run. Both queries' series have only the label run."""
     panel = _describe(xychart.Panel(), about).show(XYShowMode.POINTS_AND_LINES).axis_label(x.legend)
     panel.point_size(xychart.XychartFieldConfigPointSize().fixed(4)).legend(_LEGEND)
     for target in _targets([x, y], PromQueryFormat.TABLE):
@@ -153,7 +153,7 @@ def curve(about: About, x: Query, y: Query) -> xychart.Panel:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: a query with a single label, and how its values are shown."""
+    """One column of a table: a query with a single label, and the unit and style of its values."""
 
     title: str
     expr: str
@@ -162,7 +162,7 @@ class Column:
 
 
 def rows(about: About, key: str, columns: Sequence[Column], *, sort: str, link: str) -> table.Panel:
-    """A table with a row per value of the label `key`, each a link to `link`, the greatest of column `sort` first."""
+    """A table with a row per value of label `key`, which links to `link`. The greatest in column `sort` is first."""
     panel = _describe(table.Panel(), about)
     for target in _targets([Query(last(c.expr)) for c in columns], PromQueryFormat.TABLE):
         panel.with_target(target.instant())
@@ -178,7 +178,7 @@ def rows(about: About, key: str, columns: Sequence[Column], *, sort: str, link: 
 
 
 def labels(about: About, query: Query, names: Sequence[str], *, page: str = "") -> table.Panel:
-    """The labels of a query's series in the range as a table; `page` names the one that is an address to be visited."""
+    """A table of the labels of a query's series in the time range. The label `page` is an address, shown as a link."""
     panel = _describe(table.Panel(), about)
     if page:
         panel.override_by_name(page, [_property("links", [{"title": "Live page", "url": "http://${__value.text}/"}])])
@@ -190,12 +190,12 @@ def labels(about: About, query: Query, names: Sequence[str], *, page: str = "") 
 
 
 def last(expr: str) -> str:
-    """The same of the last sample that each plain selector has in the range chosen."""
+    """The expression with each plain selector replaced by its last sample in the chosen time range."""
     return re.sub(r"\b(pausefl_\w+|ALERTS)(\{[^{}]*\})?(?![\w\[{])", r"last_over_time(\g<0>[$__range])", expr)
 
 
 def board(name: str, title: str, description: str, *, of_several: bool = True) -> dashboard.Dashboard:
-    """A dashboard without panels; its variables are where the data lies, runs or one, the client and the unit of ε."""
+    """A dashboard without panels. Its variables are the data source, the run or runs, the client and the unit of ε."""
     made = dashboard.Dashboard(f"pausefl · {title}").uid(f"pausefl-{name}").description(description).tags(["pausefl"])
     made.refresh("5s").time("now-15m", "now").timezone("browser").tooltip(shapes.DashboardCursorSync.CROSSHAIR)
     made.with_variable(dashboard.DatasourceVariable("source").label("Data source").type("prometheus"))
@@ -211,7 +211,7 @@ _ALL = shapes.VariableOption(text="All", value="$__all", selected=True)
 
 
 def link_to(name: str, **variables: str) -> str:
-    """The address of another dashboard for the same run, time and whatever else is said."""
+    """The address of another dashboard, for the same run and time range and with these variables."""
     chosen = "".join(f"&var-{variable}={value}" for variable, value in variables.items())
     return f"/d/pausefl-{name}?${{run:queryparam}}&${{__url_time_range}}{chosen}"
 
@@ -223,7 +223,7 @@ def _choice(label: str, title: str, series: str) -> dashboard.QueryVariable:
 
 
 def fill(made: dashboard.Dashboard, panels: Sequence[Builder[shapes.Panel]], rows: Mapping[int, str]) -> None:
-    """Put panels into a dashboard; `rows` names the place at which a row of them begins, and its title."""
+    """Add panels to a dashboard. `rows` has the title of each row, by the index of the row's first panel."""
     for place, panel in enumerate(panels):
         if place in rows:
             made.with_row(dashboard.Row(rows[place]))
@@ -254,7 +254,7 @@ LimitedPanel = TypeVar("LimitedPanel", timeseries.Panel, bargauge.Panel)
 
 
 def _limit(panel: LimitedPanel, limit: Query) -> LimitedPanel:
-    """Let the range end at what a query says: Grafana takes a colour's threshold as a percentage of the range."""
+    """Let the panel's range end at a query's value. Grafana reads thresholds as percentages of that range."""
     for target in _targets([limit], PromQueryFormat.TIME_SERIES):
         panel.with_target(target.range())
     mapping = {"fieldName": limit.legend, "handlerKey": "max", "reducerId": "lastNotNull"}

@@ -1,4 +1,4 @@
-"""Who has leaked how much, what is left, and how long it lasts. Every ε is per unit of the variable `unit`."""
+"""The privacy dashboard: each client's leakage, remaining budget and how long it lasts. ε is in the unit `unit`."""
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
@@ -32,7 +32,7 @@ def _per_client(metric: str) -> str:
 
 
 def privacy() -> Dashboard:
-    """Privacy."""
+    """Returns the privacy dashboard."""
     made = board(
         "privacy", "Privacy", "What clients have leaked, what they have left, and how long it lasts.", of_several=False
     )

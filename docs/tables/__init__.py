@@ -1,1 +1,1 @@
-"""What makes the tables of measured figures, by what was measured; `docs/generated_tables.py` writes them."""
+"""Makes the tables of measured figures, in a module for each subject. `docs/generated_tables.py` writes them."""

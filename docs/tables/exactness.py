@@ -1,4 +1,4 @@
-"""The tables of docs/pause.md that hold exact PAUSE against SA-PAUSE: fronts of simulations, and runs with training."""
+"""Makes the tables that compare exact PAUSE with SA-PAUSE: fronts of simulations, and runs with training."""
 
 import json
 import statistics
@@ -17,7 +17,7 @@ _FIGURES = (
 
 
 def exactness_cases(folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """What the tables need: the fronts of `pausefl tune` folders, and the runs of other campaigns by series."""
+    """Yields the tables' data: the fronts of `pausefl tune` folders, and the runs of other campaigns by series."""
     for folder in folders:
         if (folder / "tuning.json").exists():
             found = json.loads((folder / "tuning.json").read_text("utf-8"))
@@ -32,7 +32,7 @@ def exactness_cases(folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
 
 
 def front_table(cases: Sequence[Case]) -> str:
-    """Of each front a row for every tenth of the range of latencies: the least leakage there, and what it takes."""
+    """A table of both fronts' sizes and dominated settings, and a table of settings along each front by latency."""
     fronts = {case["front"]: case["points"] for case in cases if "front" in case}
     names = [objective["name"] for objective in next(case["objectives"] for case in cases if "front" in case)]
     lines = ["| policy | settings on the front | dominated by a setting of the other front |", "|---|---|---|"]
@@ -47,7 +47,7 @@ def front_table(cases: Sequence[Case]) -> str:
 
 
 def runs_table(cases: Sequence[Case]) -> str:
-    """Means over seeds of whole runs with training, with the least and the greatest."""
+    """The table of whole runs with training: the mean over seeds, the least and the greatest, by series."""
     lines = ["| series | seeds | total latency | greatest ε | accuracy of the last model |", "|---|---|---|---|---|"]
     for case in cases:
         if "series" in case:
@@ -62,7 +62,7 @@ def _dominates(one: Case, other: Case, names: Sequence[str]) -> bool:
 
 
 def _spread_out(points: Sequence[Case]) -> list[Case]:
-    """The published setting, and one in five of the front by latency, both ends among them."""
+    """The published setting, then settings of the front in order of latency, at even steps, with both ends."""
     front = sorted(points[:-1], key=lambda point: float(point["figures"]["total_latency_s"]))
     step = max(1, len(front) // 5)
     return [points[-1], *front[:-1:step], front[-1]]

@@ -1,4 +1,4 @@
-"""The tables of docs/reliability.md, and the README's of what struck whole runs."""
+"""Makes the tables of benchmarks/reliability.md, and the README's table of the faults in whole runs."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ Case = Mapping[str, Any]
 
 
 def chaos_table(plays: Sequence[Case]) -> str:
-    """How often each fault struck, and how often each invariant was found to hold."""
+    """The tables of how often each fault struck, and how often each invariant was checked and held."""
     faults, held = _totals(plays, "faults"), _totals(plays, "held")
     rounds, seconds = (sum(play[name] for play in plays) for name in ("rounds", "seconds"))
     runs = Counter(play["scenario"] for play in plays)
@@ -39,7 +39,7 @@ _FAULTS = {
 
 
 def reliability_table(plays: Sequence[Case]) -> str:
-    """What struck whole runs, by kind, and what was lost."""
+    """The table of faults in whole runs, by kind, and of runs that lost something. ValueError for an unknown fault."""
     faults, lost = _totals(plays, "faults"), sum("violated" in play for play in plays)
     kinds = {
         kind: sum(count for fault, count in faults.items() if fault.startswith(starts))
@@ -54,7 +54,7 @@ def reliability_table(plays: Sequence[Case]) -> str:
 
 
 def stops_table(lines: Sequence[Case]) -> str:
-    """How many measurements stops and sleeps touched, by whose they were, and how many are marked."""
+    """The table of stops and sleeps, by process and kind: the measurements that they touched, and those not marked."""
     struck, totals = ([line for line in lines if (name in line)] for name in ("who", "observations"))
     kinds = dict.fromkeys((line["who"], line["how"]) for line in sorted(struck, key=lambda line: line["how"]))
     rows = ["| of | what | times | seconds | measurements touched | not marked |", "|---|---|---|---|---|---|"]
@@ -80,7 +80,7 @@ def _totals(plays: Sequence[Case], name: str) -> Counter[str]:
 
 
 def fuzz_table(runs: Sequence[Case]) -> str:
-    """How many malformed messages each layer was sent, and what the two ends held meanwhile."""
+    """The tables of malformed messages sent to each layer, and of the state of server and clients meanwhile."""
     server, client = (runs[0][half] for half in ("server", "client"))
     lines = ["| malformed messages | to | count |", "|---|---|---|"]
     for half, found in (("the server", server), ("a process of clients", client)):
@@ -107,7 +107,7 @@ def fuzz_table(runs: Sequence[Case]) -> str:
 
 
 def overload_table(cases: Sequence[Case]) -> str:
-    """How late the server's event loop was, and how rounds went on, by load."""
+    """The table of the server's event-loop lag and the pace of rounds, by load."""
     lines = ["| load | loop lag, p50 / p99 / worst | rounds a second | run.db and log |", "|---|---|---|---|"]
     for case in cases:
         lags = " / ".join(f"{case[f'lag_p{q}_ms']:.1f}" for q in (50, 99, 100))

@@ -1,4 +1,4 @@
-"""The tables of docs/selection.md and docs/fed-ts.md."""
+"""Makes the table of annealing in benchmarks/README.md and the tables of newcomers in docs/fed-ts.md."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -22,7 +22,7 @@ _DEFAULTS = (10.0, 3000)
 
 
 def annealing_table(cases: Sequence[Case]) -> str:
-    """Share of optimal sets and mean energy gap, each with its interval, by way of annealing and by size."""
+    """The table of the share of optimal sets and the mean energy gap, with intervals, by way of annealing and size."""
     runs = {case["runs"] for case in cases}
     columns = " | ".join(f"{reward} {clients} / {m}" for clients, m, reward in _COLUMNS)
     lines = [f"| neighbourhood, C, start ({runs.pop()} runs) | {columns} |"]
@@ -56,7 +56,7 @@ def _gap_cell(case: Case) -> str:
 
 
 def newcomers_table(lines: Sequence[Case]) -> str:
-    """How often a newcomer of each role was chosen on average, seed by seed, and the median of the last accuracies."""
+    """The table of how often an average newcomer of each role was chosen, by seed, and of the last accuracies."""
     runs: dict[str, list[Case]] = {}
     for line in sorted(lines, key=lambda line: line["run"]["seed"]):
         runs.setdefault(line["series"], []).append(line["run"])
@@ -71,6 +71,6 @@ def newcomers_table(lines: Sequence[Case]) -> str:
 
 
 def _chosen(runs: Sequence[Case], role: str) -> str:
-    """The mean over the seeds, then that of each seed."""
+    """The mean number of selections of a newcomer of this role: over all seeds, then for each seed."""
     chosen = [fmean(n["chosen"] for n in run["newcomers"].values() if n["role"] == role) for run in runs]
     return f"**{fmean(chosen):.1f}**: {', '.join(f'{each:.1f}' for each in chosen)}"

@@ -1,4 +1,4 @@
-"""The tables of what was timed: in docs/speed.md, benchmarks/README.md and docs/network.md."""
+"""Makes the tables of timings in docs/speed.md, benchmarks/README.md and docs/network.md."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ SPEED_BENCHMARKS = {
     "speed.md": ("rounds", "training", "fidelity", "startup"),
     "../benchmarks/README.md": ("machine", "twin", "overload", "scraping", "selection", "privacy"),
 }
-"""Those of the whole set, by the document that has their tables."""
+"""The benchmarks of the whole set, by the document that has their tables."""
 
 
 def twin_table(cases: Sequence[Case]) -> str:
-    """How far the real clock is from the virtual one, by experiment."""
+    """The table of differences between the real clock and the virtual one, by experiment."""
     columns = [
         "experiment",
         "same sets",
@@ -43,7 +43,7 @@ def twin_table(cases: Sequence[Case]) -> str:
 
 
 def twin_steps_table(cases: Sequence[Case]) -> str:
-    """Elapsed time and staleness of asynchronous steps under both clocks."""
+    """The table of the elapsed time and staleness of asynchronous steps under both clocks."""
     lines = ["| steps | elapsed: real / virtual | ratio | staleness: real / virtual |", "|---|---|---|---|"]
     for case in (each for each in cases if "steps" in each):
         elapsed, staleness = (
@@ -55,7 +55,7 @@ def twin_steps_table(cases: Sequence[Case]) -> str:
 
 
 def scale_table(cases: Sequence[Case]) -> str:
-    """Connecting, rounds, the server's processor time and memory, by how many clients there are."""
+    """The table of connecting time, rounds, and the server's processor time and memory, by number of clients."""
     titles = (
         "clients",
         "connected",
@@ -74,7 +74,7 @@ def scale_table(cases: Sequence[Case]) -> str:
 
 
 def steps_table(cases: Sequence[Case]) -> str:
-    """Asynchronous steps a second, and the server's processor time a step."""
+    """The table of asynchronous steps a second, and of the server's processor time per step."""
     lines = ["| case | steps a second | step, p50 / p99 | server's processor time a step |", "|---|---|---|---|"]
     for case in cases:
         spread = " / ".join(f"{1e3 * case[f'{name}_s']:.1f}" for name in ("median", "p99"))
@@ -84,7 +84,7 @@ def steps_table(cases: Sequence[Case]) -> str:
 
 
 def encodings_table(cases: Sequence[Case]) -> str:
-    """Bytes of an update, latency of a round and accuracy, by how updates travel."""
+    """The table of the bytes of an update, the latency of a round and the accuracy, by encoding."""
     titles = ("`wire.dtype`", "`wire.top_share`", "bytes of an update", "latency of a round", "accuracy at the end")
     lines = [f"| {' | '.join(titles)} |", "|---|---|---|---|---|"]
     for case in cases:
@@ -103,7 +103,7 @@ def _with_interval(mean: float, ends: Sequence[float], form: str) -> str:
 
 
 def gpu_training_table(measured: Sequence[Case]) -> str:
-    """A round's training on one core of a processor and, in four ways, on a GPU; and how these compare."""
+    """The table of a round's training time on one processor core and, in four ways, on a GPU, with their ratios."""
     (found,) = measured
     values = [part["values"] for part in found["parts"] if part["values"]]
     shares = {case["preset"]: case["busy_share"] for case in values if "busy_share" in case}
@@ -130,7 +130,7 @@ def gpu_training_table(measured: Sequence[Case]) -> str:
 
 
 def gpu_parts_table(measured: Sequence[Case]) -> str:
-    """The other parts of `make gpu`: how they ended, and how long they took."""
+    """The table of the other parts of `make gpu`: their results and durations."""
     (found,) = measured
     lines = [f"| part, on {found['device']} with torch {found['torch']} | took | found |", "|---|---|---|"]
     for part in found["parts"]:
@@ -151,7 +151,7 @@ def _ms(seconds: float) -> str:
 
 
 def speed_origin(runs: Sequence[Case]) -> str:
-    """Where, when and with what the figures of speed.md were measured."""
+    """A paragraph on where, when and with which versions the figures of speed.md were measured."""
     (run,) = runs
     machine, versions = run["machine"], run["versions"]
     memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
@@ -166,7 +166,7 @@ def speed_origin(runs: Sequence[Case]) -> str:
 
 
 def speed_table(benchmark: str, runs: Sequence[Case]) -> str:
-    """The figures of one benchmark of the whole set: their median over the repetitions, least and greatest."""
+    """The table of one benchmark of the whole set: each figure's median over the repetitions, least and greatest."""
     figures = [figure for run in runs for figure in run["figures"] if figure["benchmark"] == benchmark]
     names = list(dict.fromkeys(figure["figure"] for figure in figures))
     lines = ["| case | " + " | ".join(f"`{name}`" for name in names) + " |", "|---" * (1 + len(names)) + "|"]

@@ -1,4 +1,4 @@
-"""The table of docs/pause.md that says where the spread between runs comes from."""
+"""Makes the table of benchmarks/pause.md that shows the sources of the spread between runs."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ _ACCURACY_WITHIN = 0.02
 
 
 def spread_sweep(folder: Path) -> dict[str, Any]:
-    """What the table needs of a sweep over one seed, or over seeds alone: each run's figures, by what varied."""
+    """The table's data of one sweep, over one kind of seed or all seeds: what varied, and the figures of each run."""
     plan = json.loads((folder / "campaign.json").read_text("utf-8"))
     (varied,) = [key for key, values in plan["arguments"]["grid"].items() if len(values) > 1] or [""]
     with (folder / "sweep.csv").open(encoding="utf-8", newline="") as file:
@@ -40,7 +40,7 @@ def spread_sweep(folder: Path) -> dict[str, Any]:
 
 
 def spread_table(sweeps: Sequence[Case]) -> str:
-    """The standard deviation between runs of which one thing varies, its share of the variances, and what follows."""
+    """The table of standard deviations between runs by what varies, with shares of variance, and the seeds needed."""
     titles = [f"{label}: sd, share" for label, _, _ in _FIGURES.values()]
     lines = [f"| what varies | runs | {' | '.join(titles)} |", "|---" * (2 + len(titles)) + "|"]
     alone = [sweep for sweep in sweeps if sweep["varied"] != _TOGETHER]

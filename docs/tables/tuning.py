@@ -1,4 +1,4 @@
-"""The tables of docs/tuning.md."""
+"""Makes the tables of docs/tuning.md."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ Case = Mapping[str, Any]
 
 
 def tuning_tables(searches: Sequence[Case]) -> str:
-    """For each search its front on fresh seeds, and what the real clock says of the recommended setting."""
+    """The tables of each search: its best settings on fresh seeds, and their figures on the real clock."""
     return "\n\n".join(_tuning_table(search) for search in searches)
 
 
 def tuning_search(run_dir: Path) -> dict[str, Any]:
-    """What the tables need of a search: its summary and the command that repeats it."""
+    """The tables' data of one search: its summary, its sizes, and the recommended and the published setting."""
     summary = json.loads((run_dir / "tuning.json").read_text("utf-8"))
     front = [{**point, "point": _short_keys(point["point"])} for point in summary["front"]]
     shown = [point for point in front if point["name"] in {"recommended", "published"}]
