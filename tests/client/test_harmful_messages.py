@@ -146,7 +146,7 @@ async def test_a_damaged_hello_is_not_refused_for_good(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "bit"), [("ack", 4), ("withdraw", 3), ("job", 5)])
 async def test_no_flipped_bit_makes_a_message_a_dismissal(name: str, bit: int) -> None:
-    """In each of these messages, a single flipped bit makes a final goodbye."""
+    """A single flipped bit turns each of these messages into a final goodbye."""
     assert pb.ServerMessage.FromString(flipped(MESSAGES[name].SerializeToString(), bit)).goodbye.final
     async with welcomed() as (rig, stream):
         stream.give(flipped(encode(MESSAGES[name]), bit))

@@ -330,7 +330,7 @@ def test_a_release_that_is_durable_is_not_said_to_have_failed(tmp_path: Path) ->
     assert verified_spend(path) == (1, BUDGET.spent(1))
 
 
-# The process is killed when SQLite is about to report the mark in the file. Its files exist by then.
+# The process is killed when SQLite is about to report whether the file is marked. The opened files exist by then.
 KILLED = f"""
 import os, signal, sqlite3
 def killed(db, connect=sqlite3.connect):

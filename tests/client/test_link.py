@@ -166,7 +166,7 @@ def test_clients_behind_one_access_point_share_its_bucket_evenly(n: int) -> None
 
 @pytest.mark.parametrize(("rate", "burst"), [(1_000_000, 1), (600_000, 1), (4_000_000, 100_000), (400_000, 1000)])
 def test_a_bucket_of_ones_own_changes_no_share_of_an_access_point_but_by_its_rate(rate: int, burst: int) -> None:
-    """A client gets a fair share of the access point, or its own rate if that is lower. The others share the rest."""
+    """A client gets a fair share of the access point, or its own rate if that is lower. The other gets the rest."""
     shared, size = TokenBucket(1_000_000, 1000), 1_000_000
 
     async def story(clock: Callable[[], float]) -> tuple[float, float]:

@@ -52,7 +52,7 @@ async def probed(monitor: HostMonitor, count: int) -> None:
 async def test_a_blocked_event_loop_is_seen_as_lag() -> None:
     with closing(HostMonitor()) as monitor, monitor.watching():
         began_s = time.monotonic()
-        time.sleep(STALL_S)  # noqa: ASYNC251 - blocking is the case
+        time.sleep(STALL_S)  # noqa: ASYNC251 - the test blocks the loop
         report = monitor.report(began_s, STALL_S / 2)
         assert STALL_S - TOLERANCE_S < report.loop_lag_s < STALL_S + TOLERANCE_S, "not answered yet"
         assert 0 < report.compute_share <= 0.5
@@ -76,7 +76,7 @@ async def test_a_free_event_loop_lags_little() -> None:
 
 @pytest.mark.realtime
 def test_a_stop_is_on_record_from_the_moment_it_is_over() -> None:
-    """Even if the event loop runs before the monitor's thread. A window that begins after the stop reports none."""
+    """Even if the event loop runs before the monitor's thread does. Windows that begin after the stop report none."""
     program = """
 import asyncio, json, time
 from contextlib import closing

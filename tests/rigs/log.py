@@ -19,7 +19,7 @@ ROUNDS = 10
 
 @contextmanager
 def changing_log(run_dir: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a run's database to change. The changed rows are sealed as the server seals them."""
+    """Yield a connection that may change a run's log. Afterwards the log is sealed again as the server seals it."""
     with closing(sqlite3.connect(run_dir / "run.db")) as database, database:
         yield database
         subjects = {subject for (subject,) in database.execute("SELECT subject FROM seals")}

@@ -146,7 +146,7 @@ async def test_a_sequence_of_one_client_is_plain_descent(rig: MakeRig) -> None:
 async def test_a_stale_update_enters_as_printed_and_rules_differ_by_the_models_way(rig: MakeRig, rule: str) -> None:
     """Without staleness, FedAsync's α is FedBuff's η_g. With it, they differ by α s(τ) (θ downloaded − θ)."""
     alpha, s = np.float32(0.5), np.float32(1 / math.sqrt(2))
-    steps = Asynchronous(concurrency=2, buffer=1, rule=rule, alpha=0.5)  # type: ignore[arg-type]  # one of its names
+    steps = Asynchronous(concurrency=2, buffer=1, rule=rule, alpha=0.5)  # type: ignore[arg-type]  # a valid name
     optimizer = ServerOptimizer(learning_rate=1.0 if rule == "fedasync" else 0.5)
     async with playing(rig, "ab", steps, optimizer=optimizer) as play:
         assert await play.handed_out(2) == ["a", "b"]
@@ -165,7 +165,7 @@ async def test_a_stale_update_enters_as_printed_and_rules_differ_by_the_models_w
 
 @pytest.mark.parametrize(("normaliser", "factor"), [("plain", 1 / math.sqrt(2)), ("discounted", 1.0)])
 async def test_equal_staleness_damps_with_the_plain_normaliser(rig: MakeRig, normaliser: str, factor: float) -> None:
-    steps = Asynchronous(concurrency=4, buffer=2, normaliser=normaliser)  # type: ignore[arg-type]  # one of its names
+    steps = Asynchronous(concurrency=4, buffer=2, normaliser=normaliser)  # type: ignore[arg-type]  # a valid name
     async with playing(rig, "abcd", steps) as play:
         await play.handed_out(4)
         for client_id in "dacb":

@@ -123,7 +123,7 @@ def test_oort_draws_in_proportion_to_utility_among_those_within_the_cutoff() -> 
 
 @pytest.mark.parametrize("known_speeds", [True, False])
 def test_oort_explores_by_size_and_speed(known_speeds: bool) -> None:
-    """Unseen clients' shares are size × min(1, (T/duration)²), where T is the median of the mean latencies."""
+    """Unseen clients are drawn in proportion to size × min(1, (T/duration)²). T is the median of the mean latencies."""
     policy = Oort(1, exploration=1.0, known_speeds=known_speeds)
     table = Play(policy).table
     table.n_examples[:] = 100

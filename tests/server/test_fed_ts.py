@@ -61,7 +61,7 @@ def test_two_means_ends_at_means_of_what_is_nearest(values: list[float], start: 
 
 
 def test_two_means_starts_where_it_is_told() -> None:
-    """There are three groups of values. The start decides which two of the possible results is found."""
+    """With three groups of values, the result depends on the start."""
     values = [0.0, 0.0, 10.0, 10.0, 20.0, 20.0]
     assert two_means(values, (0.0, 20.0)) == (5.0, 20.0)  # 10 lies between: a tie goes to the low one
     assert two_means(values, (0.0, 11.0)) == (0.0, 15.0)

@@ -272,7 +272,7 @@ def test_a_host_tells_what_is_spent_as_soon_as_it_is_spent(tmp_path: Path) -> No
 
 
 def scrape(registry: CollectorRegistry) -> str:
-    """The metrics as served over HTTP. Compressed answers must have the same metrics of ours."""
+    """The metrics as served over HTTP. The compressed answer must name the same `pausefl_` metrics."""
     told, routes = [], {"/metrics": exposition(lambda: registry, lambda: "runs")}
     with closing(WebServer("127.0.0.1", 0, routes, key="metrics.port")) as server:
         for encoding in ("identity", "gzip"):

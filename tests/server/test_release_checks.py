@@ -224,7 +224,7 @@ def test_whoever_is_chosen_more_is_used_up_sooner() -> None:
     """Two fast clients play every round and last 20 rounds. Then a single client has budget left, too few for m = 2."""
     assert rounds_left(np.array([20, 20, 10]), np.array([99, 99, 0]), m=2) == 20
     assert rounds_left(np.array([20, 20, 20]), np.array([10, 10, 10]), m=1) == 60
-    # Chosen 4 and 0 times, so 5 to 1 is expected: one is used up after 2 rounds of each of its own, after 10 the other.
+    # Chosen 4 and 0 times, so 5 to 1 from now on. After 2 such turns one has no release left, after 10 the other.
     assert rounds_left(np.array([10, 10]), np.array([4, 0]), m=2) == 6
     assert rounds_left(np.array([10, 10]), np.array([4, 0]), m=1) == 20
 
@@ -269,7 +269,7 @@ def test_a_step_whose_updates_end_the_budgets_hands_out_as_the_last_one_does() -
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_the_forecast_never_promises_more_than_any_policy_could_play(left: list[int], m: int, random: object) -> None:
-    chosen = np.array([random.randint(0, 30) for _ in left])  # type: ignore[attr-defined]  # of this type here
+    chosen = np.array([random.randint(0, 30) for _ in left])  # type: ignore[attr-defined]  # it is a Random
     forecast = rounds_left(np.array(left), chosen, m)
     # The best possible policy chooses the clients with most releases left.
     remaining, played = sorted(left, reverse=True), 0

@@ -112,7 +112,7 @@ def hard(k: int, m: int, seed: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_two_clustered_searches_agree_on_large_problems(seed: int) -> None:
-    """They share no loop. Eq. (22) is the convex penalty (0, λ, λ, ...). Without it, both are the plain search."""
+    """They share no inner loop. Eq. (22) is the convex penalty (0, λ, λ, ...). Without it both are the plain search."""
     problem = hard(3000, 200, seed)
     ucb, value, m, cluster, forced = (problem[key] for key in ("ucb", "value", "m", "cluster", "forced"))
     marginal = [0.0, problem["penalty"], problem["penalty"]]

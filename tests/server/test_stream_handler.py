@@ -54,7 +54,7 @@ class BreakingContext:
 @pytest.mark.parametrize(("given", "breaks_at"), [(b"", "read"), (b"\xff", "write"), (hello("client"), "write")])
 async def test_a_stream_that_breaks_ends_its_coroutine_in_silence(given: bytes, breaks_at: str) -> None:
     async with stream_handler() as handler:
-        stream = GrpcStreamToClient(BreakingContext(given, breaks_at))  # type: ignore[arg-type]  # it plays the part
+        stream = GrpcStreamToClient(BreakingContext(given, breaks_at))  # type: ignore[arg-type]  # a stand-in
         await handler.handle(stream, PeerIdentity("peer"))
 
 
@@ -63,7 +63,7 @@ async def stream_handler(coordinator: OneJob | None = None) -> AsyncIterator[Cli
     """A handler for a coordinator that gives every client a job."""
     coordinator = coordinator or OneJob(SIZE)
     running = asyncio.ensure_future(coordinator.run())
-    yield ClientStreamHandler(coordinator, AnswerLimits(SIZE))  # type: ignore[arg-type]  # it plays the part
+    yield ClientStreamHandler(coordinator, AnswerLimits(SIZE))  # type: ignore[arg-type]  # a stand-in
     coordinator.stop()
     await running
 
@@ -92,7 +92,7 @@ class SilentStream:
 
 
 async def test_nothing_is_read_from_a_peer_that_can_be_none_of_the_run() -> None:
-    handler = ClientStreamHandler(OneJob(SIZE), AnswerLimits(SIZE), Admission(tokens={"a": b""}))  # type: ignore[arg-type]  # it plays the part
+    handler = ClientStreamHandler(OneJob(SIZE), AnswerLimits(SIZE), Admission(tokens={"a": b""}))  # type: ignore[arg-type]  # a stand-in
     stream = SilentStream(takes=9)
     async with asyncio.timeout(5):  # shorter than the wait for a hello
         await handler.handle(stream, PeerIdentity("peer", token="a guess"))
