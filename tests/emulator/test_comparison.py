@@ -301,6 +301,8 @@ def test_groups_of_which_none_joins_later_are_compared(runs: Runs, tmp_path: Pat
     """The comparison has a table of the groups, and no figure of newcomers."""
     for path in (path for of_policy in runs.values() for path in of_policy):
         (path / "config.toml").write_text("[clients.groups.only]\ncount = 1\n")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/groups.png").write_bytes(b"an older comparison's")
     page = write_comparison(compare(runs), tmp_path / "out")
     assert "<td>only</td>" in page.read_text("utf-8")
     assert not (page.parent / "groups.png").exists()

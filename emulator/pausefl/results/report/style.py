@@ -145,7 +145,7 @@ def write_picture(
 ) -> bytes | None:
     """Draw a figure, write it to PATH.KIND for each kind and return the bytes of the first kind.
 
-    None if `draw` returns None or fails. Older files of other kinds are deleted; if `draw` fails, those of all kinds.
+    None if `draw` returns None or fails. Older files of other kinds are deleted, and all of them if nothing is drawn.
     """
     figures = figures or Figures()
 
@@ -158,7 +158,7 @@ def write_picture(
         return found
 
     found = figures.compute(path.name, written)
-    for kind in KINDS if path.name in figures.missing else KINDS.keys() - kinds:
+    for kind in KINDS.keys() - kinds if found else KINDS:
         path.with_name(f"{path.name}.{kind}").unlink(missing_ok=True)
     return found[0] if found else None
 
