@@ -1,4 +1,4 @@
-"""Who is let in over real gRPC, what unknown peers may cost, and who is locked out while a run goes on or later."""
+"""Admission over real gRPC: accepted clients, the cost of unknown peers, and clients locked out of a run."""
 
 import asyncio
 import hashlib
@@ -43,7 +43,7 @@ PATIENT = ConnectionBounds(hello_timeout_s=60.0)
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `pausefl certs` makes for two clients."""
+    """The files that `pausefl certs` makes for two clients."""
     folder = tmp_path_factory.mktemp("certs")
     make_certificates(folder, ["127.0.0.1", "localhost"], ["a", "b"])
     make_certificates(folder, ["127.0.0.1"], ["group-*"])
@@ -51,7 +51,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_token(files: Path) -> tuple[Admission, str]:
-    """Clients that show tokens, and that of a."""
+    """An admission of clients by token, and a's token."""
     return Admission(tokens=read_token_digests(str(files / "tokens.txt"))), read_token(str(files / "clients/a.token"))
 
 
@@ -60,8 +60,8 @@ def tls_of(files: Path, name: str) -> Tls:
 
 
 async def answer_to(client_id: str, port: int, tls: Tls | None = None, token: str = "") -> str:
-    """Say hello; "welcome", or why not."""
-    # It may be sent away before it has spoken; gRPC may then break the stream before the goodbye is read.
+    """Send a hello; returns "welcome", or the reason of the refusal."""
+    # The server may refuse the stream before the hello; gRPC may then break the stream before the goodbye is read.
     for _ in range(10):
         with suppress(OSError):
             async with connect(f"127.0.0.1:{port}", tls, token=token) as stream:
@@ -94,7 +94,7 @@ def test_an_id_has_at_most_128_printable_characters() -> None:
 
 @pytest.mark.parametrize(("file", "own", "other"), [("clients/a", "a", "b"), ("clients/group-*", "group-007", "a")])
 async def test_a_client_is_whom_its_certificate_names(files: Path, file: str, own: str, other: str) -> None:
-    """Which may be of a group."""
+    """A certificate may be a group's."""
     shown, why = tls_of(files, file), f"neither certificate nor token shows that this client is '{other}'"
     async with listening(tls_of(files, "server"), admission=Admission(by_certificate=True)) as port:
         assert await answer_to(own, port, shown) == "welcome"
@@ -119,7 +119,7 @@ async def test_the_experiment_is_shown_to_those_who_may_say_hello(files: Path) -
 
 
 async def test_the_server_tells_why_it_refuses_clients_and_counts_them(files: Path, tmp_path: Path) -> None:
-    """It said only that too few clients had come, and counted no rejection."""
+    """Once the server reported only that too few clients had come, and counted no rejections."""
     admission = Admission(frozenset("ab"), tokens=read_token_digests(str(files / "tokens.txt")))
     token = read_token(str(files / "clients/a.token"))
     async with federation(tmp_path, admission=admission, minimum_clients=1, rounds=1) as run, clients() as started:
@@ -140,7 +140,7 @@ async def test_the_server_tells_why_it_refuses_clients_and_counts_them(files: Pa
 async def test_a_request_for_the_experiment_that_does_not_come_holds_no_stream(files: Path, *, is_known: bool) -> None:
     admission, own = by_token(files)
     token = own if is_known else "a guess"
-    bounds = ConnectionBounds(hello_timeout_s=0.2 if is_known else 60.0)  # a stranger is not waited for
+    bounds = ConnectionBounds(hello_timeout_s=0.2 if is_known else 60.0)  # for a stranger the server does not wait
     async with (
         listening(admission=admission, bounds=bounds, offer="{}") as port,
         raw_stream(port, token, "Offer") as call,
@@ -172,7 +172,7 @@ async def test_a_stream_without_a_hello_is_closed_in_time() -> None:
         await call.wait_for_connection()
         goodbye = (await answer_of(call)).goodbye
         assert "said no hello within 0.2 s" in goodbye.reason
-        assert not goodbye.final  # it may have been damaged on the way
+        assert not goodbye.final  # the hello may have been damaged on the way
         assert await call.read() is grpc.aio.EOF
 
 
@@ -247,7 +247,7 @@ async def test_few_hellos_of_a_connection_are_read_at_once_and_none_holds_up_ano
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    for _ in range(2 * MOST_WAITING):  # each gives its place back
+    for _ in range(2 * MOST_WAITING):  # each reader has left its place
         async with limiter.slot("x"):
             pass
 
@@ -271,7 +271,7 @@ async def test_silent_connections_are_closed_in_time() -> None:
 
 @asynccontextmanager
 async def silent_connections(port: int, count: int) -> AsyncIterator[list["asyncio.Task[None]"]]:
-    """Connections that send nothing: a task for each, which is done when the server has closed it."""
+    """Open connections that send nothing; yields a task for each, which ends once the server has closed it."""
     with ExitStack() as closing:
         ends = []
         for _ in range(count):
@@ -288,7 +288,7 @@ async def silent_connections(port: int, count: int) -> AsyncIterator[list["async
 
 
 async def end_of(connection: socket.socket) -> None:
-    """Read what the server says, until it closes the connection."""
+    """Read and drop all data until the server closes the connection."""
     with suppress(OSError):
         while await asyncio.get_running_loop().sock_recv(connection, 1 << 16):
             pass
@@ -316,7 +316,7 @@ def test_a_server_that_others_can_reach_needs_tls_and_admission(files: Path, mor
         plan_of(experiment, "run")
 
 
-ELSEWHERE = "192.0.2.2:50051"  # a documentation address, which nobody has
+ELSEWHERE = "192.0.2.2:50051"  # a documentation address, which no machine has
 
 
 def test_a_client_shows_its_token_to_other_machines_over_tls_alone(files: Path) -> None:
@@ -364,7 +364,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 
 def test_who_may_join_is_of_the_place(tmp_path: Path) -> None:
-    """With certificates, a client could be locked out by a new authority and new certificates for all others only."""
+    """Once a client could be locked out only by a new authority and new certificates for all other clients."""
     text = '[clients]\ncount = 3\n[selection]\nm = 2\n[workload]\nmodel = "synthetic"\n'
     with made_run_dir(parse_experiment(text), tmp_path / "run"):
         pass
@@ -376,7 +376,7 @@ def test_who_may_join_is_of_the_place(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_recipe_locks_a_client_out_of_a_run(tmp_path: Path) -> None:
-    """As docs/machines.md has it, with real processes, certificates, and a resume."""
+    """The steps of docs/machines.md, with real processes, certificates, and a resume."""
     make_certificates(tmp_path / "certs", ["localhost"], [f"client-00{i}" for i in range(3)])
     config, run_dir, port = synthetic(tmp_path, rounds=10**6, clients=3, m=2), tmp_path / "run", free_port()
     admitted = tmp_path / "admitted.txt"

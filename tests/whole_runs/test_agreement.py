@@ -1,4 +1,4 @@
-"""Server and clients agree on the experiment: differences are refused by name; what a client takes from a server."""
+"""Server and clients agree on the experiment: differences are refused by key; a client takes only some keys."""
 
 import asyncio
 import json
@@ -63,7 +63,7 @@ def test_a_kind_alone_is_the_table_of_that_kind(key: str) -> None:
 
 
 def refusal(theirs: dict[str, str], run_has: dict[str, str]) -> str:
-    """What a client is told whose agreement is not the run's."""
+    """The message to a client whose agreement differs from the run's."""
     hello = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id="a", n_examples=1, agreement=theirs)
     with pytest.raises(WireError) as refused:
         check_hello(hello, server_settings(SIZE, agreement=run_has), ClientTable(1), ())
@@ -117,7 +117,7 @@ async def test_a_client_without_a_file_takes_the_experiment_from_its_server(tmp_
     "privacy", [{"epsilon_budget": 1e6}, {"enabled": False}, {"clip": 5.0}, {"reproducible_noise": True}, {"eta": 0.5}]
 )
 def test_no_server_weakens_a_clients_privacy(privacy: dict[str, Any]) -> None:
-    """A client that states nothing has the defaults; the run's other privacy is named, with what would agree to it."""
+    """A client that sets no privacy has the defaults. The error names the differing key and what would agree."""
     ((key, value),) = privacy.items()
     offer = offer_of(parse_experiment(TWO, {"privacy.enabled": True, f"privacy.{key}": value}))
     with pytest.raises(ConfigError, match=rf"privacy\.{key} is .* to agree: --set privacy\.{key}={json.dumps(value)}"):
@@ -185,7 +185,7 @@ def test_what_a_client_decides_is_read_from_file_and_options(tmp_path: Path) -> 
 
 
 def test_privacy_is_compared_before_what_takes_time_by_the_number_of_clients() -> None:
-    """An offer of a million clients kept the client busy for minutes, and then differed in privacy."""
+    """Once an offer of a million clients kept the client busy for minutes before its privacy was refused."""
     offer = json.dumps({"clients": {"count": 10**6, "unknown": 1}, "privacy": {"epsilon_budget": 7.0}})
     with pytest.raises(ConfigError, match="privacy is the client's to decide"):
         accepted(offer, {})

@@ -1,4 +1,4 @@
-"""Whole runs on the virtual clock whose clients train together: the same rounds as with clients that train alone."""
+"""Runs on the virtual clock whose clients train together: the same rounds as if each trained alone."""
 
 import json
 from collections.abc import Mapping
@@ -37,12 +37,12 @@ RUN = {
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many clients have trained in each call."""
+    """The number of clients trained in each batched call."""
     return trained_at_once(monkeypatch)
 
 
 class Told:
-    """What a run reports."""
+    """Collects the notices and evaluations of a run."""
 
     def __init__(self) -> None:
         self.notices: list[str] = []
@@ -61,7 +61,7 @@ def noticed(batched: str, what: str) -> list[str]:
 
 
 def play(folder: Path, overrides: Mapping[str, Any]) -> tuple[list[RoundRecord], Told]:
-    """The log, and what was told meanwhile."""
+    """Play a run; returns its log and its events."""
     experiment, told = pausefl.load("demo", {**RUN, **overrides}), Told()
     folder.mkdir(exist_ok=True)
     play_virtually(plan_of(experiment, folder.name), folder, told.hear)
@@ -86,13 +86,13 @@ GROUPS = {
     ],
 )
 def test_a_run_together_is_the_run_alone(overrides: dict[str, Any], tmp_path: Path, together: list[int]) -> None:
-    """The same clients at the same times; losses differ by roundings."""
+    """The same clients at the same times; losses differ by rounding only."""
     alone, told_alone = play(tmp_path / "alone", overrides)
     assert not together
     batched, told = play(tmp_path / "batched", {**overrides, "clients.batched": "on"})
     assert told.notices == noticed("on", "the clients of a round train together")
     asked = overrides.get("selection.m", RUN["selection.m"])
-    # A client whose model is stale finds its outcome of no use, and trains again.
+    # A client with a stale model cannot use its batched outcome, and trains again alone.
     assert together == [asked] * len(batched)
     for one, other in zip(alone, batched, strict=True):
         assert (one.chosen, one.wall_clock_s) == (other.chosen, other.wall_clock_s)
@@ -141,7 +141,7 @@ def test_auto_trains_one_by_one_what_cannot_be_stacked(tmp_path: Path, monkeypat
 
 
 def test_clients_whose_steps_are_captured_can_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where their trainers are wrapped."""
+    """On a GPU, trainers are wrapped in this way."""
     steps = CapturedSteps()
 
     def admitted(*arguments: Any) -> dict[str, Trainer]:

@@ -1,4 +1,4 @@
-"""Both ends over real gRPC on loopback: what breaks, a peer that is stopped, and what an interrupt leaves."""
+"""Both ends over real gRPC on loopback: broken streams, a suspended peer, and the state after an interrupt."""
 
 import asyncio
 import os
@@ -63,7 +63,7 @@ async def line_to(port: int) -> AsyncIterator[Line]:
 
 
 class RecordingStream:
-    """A client's stream that notes what it uploads, and calls `on_frame` before every frame after the first."""
+    """A client's stream that records its uploads, and calls `on_frame` before every frame but the first."""
 
     def __init__(self, stream: StreamToServer, uploads: list[tuple[int, str]], on_frame: Callable[[], None]) -> None:
         self._stream = stream
@@ -114,7 +114,7 @@ async def test_an_upload_cut_off_is_sent_again_byte_by_byte_and_charged_once(tmp
 
 
 class CutWhileTraining(SyntheticTrainer):
-    """Has its connection cut whenever it begins to train, and goes on."""
+    """A trainer that cuts its client's connection when it begins to train, and trains on."""
 
     def __init__(self, cut: Callable[[], None], train_s: float) -> None:
         super().__init__(SIZE, seed=1, client_id="b", train_s=train_s)
@@ -141,7 +141,7 @@ async def test_a_stream_lost_while_a_client_trains_does_not_make_it_look_faster(
 
 
 class SlowCoordinator(Actor[Any]):
-    """Takes its time with a hello."""
+    """A coordinator that answers a hello only once `may_answer` is set."""
 
     def __init__(self) -> None:
         super().__init__("coordinator")
@@ -159,7 +159,7 @@ class SlowCoordinator(Actor[Any]):
 
 
 async def test_a_client_that_vanishes_between_hello_and_welcome_is_lost_like_any_other() -> None:
-    """Or its name would stay taken for ever."""
+    """Otherwise its id would stay taken for ever."""
     coordinator = SlowCoordinator()
     async with listening(coordinator=coordinator) as port:
         async with raw_stream(port) as call:
@@ -170,7 +170,7 @@ async def test_a_client_that_vanishes_between_hello_and_welcome_is_lost_like_any
 
 
 class GatedTrainer(SyntheticTrainer):
-    """Trains when it is let."""
+    """A trainer that waits for its `gate` to open."""
 
     def __init__(self, client_id: str) -> None:
         super().__init__(SIZE, seed=1, client_id=client_id)
@@ -214,7 +214,7 @@ async def test_an_evaluator_that_is_lost_is_waited_for_at_the_end_of_a_whole_run
 
 
 async def test_a_second_kind_of_signal_does_not_break_off_the_last_evaluation(tmp_path: Path) -> None:
-    """One Ctrl-C: SIGINT from the terminal, SIGTERM from whoever started the server."""
+    """One Ctrl-C gives two signals: SIGINT from the terminal, and SIGTERM from the server's parent."""
 
     async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
         if not subset:
@@ -230,7 +230,7 @@ async def test_a_second_kind_of_signal_does_not_break_off_the_last_evaluation(tm
 
 
 async def test_a_signal_at_a_coordinators_end_breaks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has not stopped when the signal comes, and has when it would hear of it."""
+    """The signal comes before the coordinator has stopped, and its message after that."""
 
     async def stop_first(coordinator: Coordinator, message: Shutdown) -> None:
         await Actor.tell(coordinator, message)
@@ -245,7 +245,7 @@ async def test_a_signal_at_a_coordinators_end_breaks_nothing(tmp_path: Path, mon
 
 
 async def test_an_answer_to_a_server_just_ended_hurts_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The client does not read its goodbye before it has answered."""
+    """The client answers before it has read the goodbye."""
     async with federation(tmp_path, minimum_clients=1) as run, raw_stream(await run.port) as call:
         await take_a_job(call)
         signal.raise_signal(signal.SIGINT)
@@ -288,7 +288,7 @@ async def test_a_stream_that_is_over_says_so_to_whoever_reads_or_writes() -> Non
 
 
 async def test_a_client_that_comes_and_goes_does_not_hold_rounds_up(tmp_path: Path) -> None:
-    """Its stream breaks at each upload, and it is back at once; each round ends at its deadline."""
+    """Its stream breaks at each upload and it reconnects at once. Rounds still end at their deadlines."""
     timeout_s = 0.5
     settings = {"rounds": 3, "round_timeout_s": timeout_s, "rejoin_timeout_s": 5.0, "rest_rounds_max": 0}
     async with (
@@ -306,7 +306,7 @@ async def test_a_client_that_comes_and_goes_does_not_hold_rounds_up(tmp_path: Pa
 
 
 DEAD_AFTER_S = 3.0
-# A loaded machine schedules a timer late; without the fix a peer stays undiscovered for 60 s.
+# A loaded machine runs a timer late. Without the fix, a suspended peer stays undetected for 60 s.
 TOLERANCE_S = 2.0
 
 CLIENT = """
@@ -341,7 +341,7 @@ asyncio.run(main())
 
 @asynccontextmanager
 async def python(program: str, *arguments: object) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process that runs this program with the tests' rigs; killed with the block."""
+    """A process that runs this program with the tests' rigs; it is killed when the block ends."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", program, *map(str, arguments)),
         stdout=asyncio.subprocess.PIPE,

@@ -1,7 +1,7 @@
 """kill -9 of either side at any instant never under-counts: both ledgers against the bytes that really left.
 
-Twenty kills here; `make test-crash` (PAUSEFL_KILLS=200) does more of the same. A kill does not test fsync: that the
-disk was asked, before the first byte left, is tested in test_ledger.py and test_release.py.
+Twenty kills here; `make test-crash` plays 200 (PAUSEFL_KILLS=200). A kill does not test fsync: test_ledger.py and
+test_release.py check that fsync is called before the first byte leaves.
 """
 
 import multiprocessing
@@ -58,7 +58,7 @@ SERVER = "server"
 
 
 class ProcessFederation:
-    """A server and three clients, a process each, with a tap between them. Whoever is killed is started again."""
+    """A server and three clients, a process each, with a tap between them. Each process that is killed is restarted."""
 
     def __init__(self, experiment: Experiment, folder: Path, wiretap: Wiretap) -> None:
         self.experiment = experiment
@@ -70,7 +70,7 @@ class ProcessFederation:
         self._listening = threading.Event()
 
     def start(self, name: str) -> None:
-        """Start a client, or the server, which goes on with the run it finds; returns when the server listens."""
+        """Start a client, or the server, which resumes the run; returns when the server listens."""
         if name == SERVER:
             self._listening.clear()
             ours, theirs = self._context.Pipe()
@@ -84,12 +84,12 @@ class ProcessFederation:
             self._start(name, run_client_process, client_plan(self.experiment), [name], address, self._folder)
 
     def kill(self, name: str) -> None:
-        """kill -9."""
+        """Kill a process by SIGKILL, and wait for its end."""
         self._processes[name].kill()
         self._processes[name].join()
 
     def finish(self, rounds: int) -> None:
-        """Start the server to play on until there are so many rounds, and wait until everybody has left in peace."""
+        """Start the server to play up to this round, and wait until all processes have ended with status 0."""
         of_rounds = self.experiment.experiment.model_copy(update={"rounds": rounds})
         self.experiment = self.experiment.model_copy(update={"experiment": of_rounds})
         self.start(SERVER)
@@ -108,7 +108,7 @@ class ProcessFederation:
         self._processes[name].start()
 
     def _listen(self, events: "Connection[Any, Any]") -> None:
-        """Take the server's events, or it would wait for somebody to do so."""
+        """Read the server's events: it would block if the pipe were full."""
         try:
             while True:
                 event = events.recv()
@@ -138,10 +138,10 @@ def test_no_kill_at_any_instant_under_counts(federation: ProcessFederation, tmp_
     for _ in range(KILLS // 2):
         victim = rng.choice(everybody)
         wiretap.wait_for(rng.randint(1, 12))
-        time.sleep(rng.uniform(0.0, 0.003))  # not a wait: anywhere between two messages
+        time.sleep(rng.uniform(0.0, 0.003))  # so that the kill can strike anywhere between two messages
         federation.kill(victim)
         federation.start(victim)
-    # In peace: what is on its way is reconciled.
+    # A last part without kills, in which all releases on their way are reconciled.
     run_db = tmp_path / "run/run.db"
     wiretap.wait_for(20)
     federation.kill(SERVER)
@@ -164,7 +164,7 @@ def test_no_kill_at_any_instant_under_counts(federation: ProcessFederation, tmp_
 
 @pytest.mark.parametrize("federation", SIZES, indirect=True)
 def test_a_torn_model_costs_another_attempt(federation: ProcessFederation, tmp_path: Path, wiretap: Wiretap) -> None:
-    """Its clients have answered the first attempt, and forgotten the bytes: they release afresh, and are charged."""
+    """The clients have answered the first attempt and dropped its bytes: they release anew, and are charged again."""
     run_db = tmp_path / "run/run.db"
     for name in (SERVER, *federation.experiment.client_ids):
         federation.start(name)

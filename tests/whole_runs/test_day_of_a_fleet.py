@@ -1,7 +1,7 @@
-"""A day of a standing fleet in ten minutes (`make test-fleet`): three runs, everything that goes wrong, nothing lost.
+"""A day of a standing fleet in ten minutes (`make test-fleet`): three runs with all kinds of faults; no ε is lost.
 
-Clients are hosts of their own for root with `ip`: containers where an engine has the client's image, else network
-namespaces. For others they are processes of this machine.
+For root with `ip`, each client has a host of its own: a container where an engine has the client's image, else a
+network namespace. For other users, clients are processes of this machine.
 """
 
 import json
@@ -43,7 +43,7 @@ EXPERIMENT = {
 
 
 class Day:
-    """The fleet, its server, and what was seen of them."""
+    """The fleet, its server and its evaluator, with their files and processes."""
 
     def __init__(self, folder: Path, hosts: Hosts) -> None:
         self.folder, self.hosts, self.port = folder, hosts, free_port()
@@ -82,7 +82,7 @@ class Day:
         self.evaluator = self.start("evaluator", [*PAUSEFL, "evaluator", str(self.config), *where, *self.tls("server")])
 
     def play(self, *arguments: str) -> None:
-        """Begin a campaign, or go on with one."""
+        """Begin or resume a campaign."""
         at = f"{self.hosts.server_address}:{self.port}"
         self.campaign = self.start("campaign", [*PAUSEFL, *arguments, "--fleet", at])
 
@@ -95,7 +95,7 @@ class Day:
         ]
 
     def kill_campaign(self, run_dir: Path) -> list[tuple[object, ...]]:
-        """kill -9 of the server and what began it; returns the rounds that were committed before."""
+        """Kill the server and its parent by SIGKILL; returns the rounds that were committed before."""
         assert self.campaign is not None
         committed = query(run_dir, "SELECT round, chosen, model_digest FROM rounds")
         kill_group(self.campaign)
@@ -126,7 +126,7 @@ def day_of(folder: Path) -> Iterator[Day]:
 
 
 def begun(folder: Path) -> list[Path]:
-    """The run directories of a campaign, in the order in which they were begun."""
+    """The run directories of a campaign, in order of their start."""
     found = sorted(folder.glob("*/config.toml"), key=lambda path: path.stat().st_mtime_ns)
     return [path.parent for path in found]
 
@@ -216,7 +216,7 @@ def check_books(day: Day, runs: list[Path], kept: dict[Path, list[tuple[object, 
         logged = [greatest_told(run_dir, client_id) for run_dir in runs]
         unheard = released - sum(count for count, _ in logged)
         assert unheard == 0 or (unheard == 1 and client_id == day.ids[-1]), f"{client_id}: {released}, logs: {logged}"
-        if not unheard:  # one that was locked out may have released once more than it could tell
+        if not unheard:  # a client that was locked out may have released once without reporting it
             assert epsilon == pytest.approx(sum(spent for _, spent in logged))
         assert epsilon <= LIFETIME
         told = [json.loads(line) for line in day.log_of(client_id).splitlines() if '"kind": "spent"' in line]

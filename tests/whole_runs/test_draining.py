@@ -1,4 +1,4 @@
-"""SIGTERM ends every process of a run in order, and within a bound; the status says that a signal ended it."""
+"""SIGTERM ends every process of a run in order and within a bound; the exit status says that a signal ended it."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ from rigs.waiting import wait_for
 
 
 async def test_a_slow_evaluator_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds have left it more to do than it can before the run must end."""
+    """More evaluations are waiting than can be done before the run must end."""
     monkeypatch.setattr(service, "_LAST_EVALUATIONS_S", 0.1)
     begun = asyncio.Event()
 
@@ -73,7 +73,7 @@ with posted_output() if "posted" in sys.argv else nullcontext(), ending.sigterm_
 
 
 def stuck(*arguments: str) -> "subprocess.Popen[str]":
-    """A process that does not end when it is asked to, and was just asked."""
+    """A process that ignores requests to end, and that has just got one."""
     command = [sys.executable, "-c", STUCK, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -84,7 +84,7 @@ def stuck(*arguments: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.parametrize("arguments", [(), ("posted",)])
 def test_what_does_not_end_in_time_is_ended(arguments: tuple[str, ...]) -> None:
-    """It says so, also where others write its output out for it, which end with it."""
+    """It says so, even if its output is written by threads that end with it."""
     with stuck(*arguments) as process:
         said, complaint = process.communicate(timeout=30)
     assert (process.returncode, said) == (INTERRUPTED, "asked\n")
@@ -123,7 +123,7 @@ def test_a_client_that_looks_for_its_server_can_be_ended(tmp_path: Path, backgro
 def test_a_run_whose_server_is_ended_before_it_listens_was_interrupted(
     tmp_path: Path, background: Background, number: signal.Signals
 ) -> None:
-    """Ctrl-C goes to every process at once: one press is one line, in the midst of the server's imports as well."""
+    """Ctrl-C goes to every process. One Ctrl-C prints one line, even while the server imports its modules."""
     process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
 
     def server_imports() -> bool:
@@ -146,7 +146,7 @@ def test_a_run_whose_server_is_ended_before_it_listens_was_interrupted(
 def test_a_run_that_is_ended_while_it_starts_its_server_was_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
-    """The process is there, but the object that stands for it does not know it yet."""
+    """The process has started, but its `Popen` object does not have its process id yet."""
     launch: Callable[..., None] = vars(Popen)["_launch"]
 
     def launch_and_be_ended(self: Popen, process: object) -> None:
@@ -176,7 +176,7 @@ async def test_an_evaluator_that_was_not_started_needs_no_end(monkeypatch: pytes
 def test_a_run_whose_server_is_stopped_ends_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A stopped process takes no signal but SIGKILL."""
+    """A process that is stopped reacts to no signal but SIGKILL."""
     monkeypatch.setattr(fleet, "DRAIN_S", 0.0)
     run_dir = tmp_path / "run"
 

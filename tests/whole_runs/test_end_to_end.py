@@ -1,4 +1,4 @@
-"""The whole path with real processes: `pausefl run` on digits, rounds that wait for few, and what may go wrong."""
+"""The whole path with real processes: `pausefl run` on digits, rounds with a quorum, and faults."""
 
 import json
 import os
@@ -61,16 +61,16 @@ def test_digits_are_learnt_over_the_network(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_client_is_measured_and_its_round_is_suspect(tmp_path: Path, background: Background) -> None:
-    """No delay is drawn; a client stopped for half a second takes at least that long, and tells of it itself."""
+    """Delays are 0. A client stopped for half a second takes at least that long, and reports the stop itself."""
     run_dir, keys = tmp_path / "run", {"selection.policy": "all", "host.timer_overshoot_s": 0.25}
     process = background("run", synthetic(tmp_path, 100_000, 2, train_s=0.1, more=keys), "--run-dir", run_dir)
     wait_for(lambda: rounds_in(run_dir) >= 5, "five rounds", running=process)
     family = psutil.Process(process.pid).children(recursive=True)
-    # A forked client is a child of the fork server, which shares its command line.
+    # A forked client is a child of the fork server and has the same command line.
     victim = next(p for p in family if "forkserver" in command_line(p) and p.ppid() != process.pid)
     victim.suspend()
     wait_for(lambda: victim.status() == psutil.STATUS_STOPPED, "the client to stop")
-    time.sleep(0.5)  # the half second that must be seen
+    time.sleep(0.5)  # the half second that must be measured
     victim.resume()
     before = rounds_in(run_dir)
     wait_for(lambda: rounds_in(run_dir) > before + 2, "further rounds", running=process)
@@ -101,7 +101,7 @@ GROUPS = {
 
 @pytest.mark.slow
 def test_groups_join_and_leave_when_they_should(tmp_path: Path, background: Background) -> None:
-    """Who is chosen by `all` is who is there; killed in the middle and resumed as well."""
+    """The policy `all` chooses every client that is present. A run killed half-way and resumed has the same choices."""
     from pausefl.experiment.groups import presence_of
     from pausefl.experiment.loading import parse_experiment
 
@@ -142,7 +142,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, arguments: lis
 
 @pytest.mark.slow
 def test_what_was_refused_leaves_only_what_was_there(tmp_path: Path) -> None:
-    """Nor does it stand in the way of the next try."""
+    """Nor does it hinder the next try."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("keep me")
     config = synthetic(tmp_path)
@@ -168,7 +168,7 @@ def constant(seconds: float) -> dict[str, object]:
 
 
 def experiment(folder: Path, rounds: int, fast_up_s: float = 0.1, slow_up_s: float = 0.35, **server: object) -> Path:
-    """Two fast clients and a slow one, which trains and pays at once; its update is held back."""
+    """Two fast clients and a slow one. The slow client trains and is charged at once, but its update is delayed."""
     keys = {
         "clients.groups": {"fast": {"count": 2}, "slow": {"count": 1}},
         "selection.policy": "all",
@@ -183,7 +183,7 @@ def experiment(folder: Path, rounds: int, fast_up_s: float = 0.1, slow_up_s: flo
 
 
 def charged_and_told(run_dir: Path, client_id: str) -> tuple[int, int]:
-    """Releases in a client's own ledger, and in the server's log."""
+    """The number of releases in a client's own ledger, and in the server's log."""
     released = log.query(run_dir / f"ledgers/{client_id}.db", "SELECT count(*) FROM releases")[0][0]
     return int(released), greatest_told(run_dir, client_id)[0]
 
@@ -199,7 +199,7 @@ def test_a_quorum_ends_rounds_and_late_updates_are_counted(tmp_path: Path, late:
     assert (summary["merged_updates"] >= 1) == (late == "buffer")
     assert "not waited for" in done.stdout
     assert "not waited for" in (tmp_path / "run/report.html").read_text("utf-8")
-    # Each job of the slow client was paid for and came late, or was dropped unpaid; the last may be under way.
+    # Each job of the slow client was charged and late, or withdrawn uncharged. The last one may still be open.
     charged, told = charged_and_told(tmp_path / "run", "slow-000")
     assert told <= charged <= min(told + 1, 19)
     for client_id in ("fast-000", "fast-001"):
@@ -230,7 +230,7 @@ def test_a_killed_run_keeps_its_buffered_updates_epsilon(tmp_path: Path, backgro
 
 @pytest.mark.slow
 def test_a_client_that_answers_after_30_s_costs_the_timeout_of_2_s_each_round(tmp_path: Path) -> None:
-    """Their sum is the time on the clock, but for what the server adds between rounds."""
+    """The sum of the rounds is the wall-clock time, except for what the server adds between rounds."""
     config, run_dir = experiment(tmp_path, rounds=2, slow_up_s=30.0, round_timeout_s=2.0), tmp_path / "run"
     done = played("run", config, "--run-dir", run_dir, "--set", "privacy.enabled=false")
     summary = summary_of(run_dir)

@@ -1,4 +1,4 @@
-"""Clients that come from outside and stay: one life, many runs; campaigns on them; the tasks of an allocation."""
+"""Clients that are started separately and stay for many runs: their lifetime budget, campaigns, allocations' tasks."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ OWN: dict[str, Any] = {"privacy": {"epsilon_budget": 10.0, "eta": 0.5, "unit": "
 
 
 def served(experiment: Experiment, rounds: int) -> dict[str, Any]:
-    """What a federation is given so that it plays this experiment."""
+    """The settings of a federation that plays this experiment."""
     plan = client_plan(experiment)
     privacy = PrivacySettings(BUDGET, "vector", plan.schedule)
     agreed = {"agreement": plan.agreement, "offer": offer_of(experiment)}
@@ -80,7 +80,7 @@ def get(address: str, path: str) -> str:
 async def test_a_client_plays_runs_until_its_life_is_spent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three runs at one address. The client refuses the second, whose privacy is not its own."""
+    """Three runs at one address. The client refuses the second, whose privacy differs from its own."""
     monkeypatch.setattr(staying_module, "_LONGEST_AFTER_REFUSAL_S", 0.2)
     port, ledger = free_port(), tmp_path / "ledgers/client-000.db"
     events: asyncio.Queue[ProgressEvent] = asyncio.Queue()
@@ -97,13 +97,13 @@ async def test_a_client_plays_runs_until_its_life_is_spent(
             await run.finished()
             first = await events.get()
         async with federation(tmp_path / "other", port=port, connect_timeout_s=8.0, **served(other, 3)) as run:
-            with pytest.raises(ExceptionGroup):  # nobody came
+            with pytest.raises(ExceptionGroup):  # no client came
                 await run.finished()
         locked = {**served(ours, 3), "connect_timeout_s": 3.0, "admission": Admission(ids=frozenset())}
         async with federation(tmp_path / "locked", port=port, **locked) as run:
             with pytest.raises(ExceptionGroup):
                 await run.finished()
-            locked_out = await events.get()  # once, however often it is refused
+            locked_out = await events.get()  # once, however often the client is refused
         async with federation(tmp_path / "last", port=port, rejoin_timeout_s=0.5, **served(ours, 10)) as run:
             result = await run.finished()
             assert (result.state.round, result.outcome) == (2, "budgets_spent")
@@ -120,7 +120,7 @@ async def test_a_client_plays_runs_until_its_life_is_spent(
     assert last.epsilon == pytest.approx(in_the_logs) == pytest.approx(verified_spend(ledger).epsilon)
     told = re.sub(r',run="[^"]*"', "", metrics)
     assert f'pausefl_host_epsilon_all_runs{{client="client-000",unit="vector"}} {last.epsilon}' in told
-    refused, _ = (message for message in caplog.messages if "takes no part" in message)  # each told once
+    refused, _ = (message for message in caplog.messages if "takes no part" in message)  # each is logged once
     assert "privacy.eta is 0.5 here, 0.1 there; to agree: --set privacy.eta=0.1" in refused
 
 
@@ -228,7 +228,7 @@ def test_a_run_goes_on_with_the_clients_that_hold_its_ledgers(tmp_path: Path) ->
 
 @contextmanager
 def tasks_of(config: Path, shared: Path, rounds: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The tasks of an allocation of three; the last of them serves."""
+    """The three tasks of an allocation; rank 0 is started last and serves."""
     options = f"--shared={shared}", f"--set=experiment.rounds={rounds}", "--ranks=3"
     words = [*PAUSEFL, "allocation", str(config), *options]
     with ExitStack() as running:
@@ -239,18 +239,18 @@ def tasks_of(config: Path, shared: Path, rounds: int) -> Iterator[list[subproces
 
 
 def play_allocation(config: Path, shared: Path, rounds: int) -> None:
-    """An allocation of three tasks, to its end."""
+    """Play an allocation of three tasks to its end."""
     with tasks_of(config, shared, rounds) as tasks:
         assert [task.wait() for task in tasks] == [0, 0, 0]
 
 
 @pytest.mark.end_to_end
 def test_the_tasks_of_an_allocation_are_one_fleet_which_another_goes_on_with(tmp_path: Path) -> None:
-    """Over TLS, with tokens: clients whose plan has `tls.ca` speak no other way."""
+    """It works over TLS, with tokens: a client with `tls.ca` accepts nothing less."""
     config, shared = synthetic(tmp_path, clients=5, m=2), tmp_path / "shared"
     for rounds in (4, 6):
         shared.mkdir(exist_ok=True)
-        (shared / "server-0-0-0").write_text("localhost:1", "utf-8")  # of one that was killed
+        (shared / "server-0-0-0").write_text("localhost:1", "utf-8")  # left by a server that was killed
         play_allocation(config, shared, rounds)
         summary = json.loads((shared / "run/summary.json").read_text("utf-8"))
         assert (summary["rounds"], summary["outcome"]) == (rounds, "completed")

@@ -1,4 +1,4 @@
-"""Real runs that are interrupted, killed or not read, or a client process of theirs: what is left, how they go on."""
+"""Real runs that are interrupted or killed, or whose output is not read: what they leave and how they are resumed."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def test_an_interrupt_saves_all(tmp_path: Path, background: Background, number: 
 
 
 def test_a_server_that_has_ended_is_asked_in_vain() -> None:
-    """A signal may come while the fleet ends what is left."""
+    """A signal may come while the fleet ends its last processes."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     ask_to_end(ended.pid, signal.SIGINT)
@@ -55,10 +55,10 @@ def test_the_second_interrupt_ends_it_at_once(tmp_path: Path, background: Backgr
     wait_for(lambda: not any(is_alive(child) for child in group), "every process to end", 10)
 
 
-@pytest.mark.timeout(400)  # it starts four fleets
+@pytest.mark.timeout(400)  # four fleets are started
 @pytest.mark.slow
 def test_an_interrupted_comparison_keeps_what_is_finished(tmp_path: Path, background: Background) -> None:
-    """Ctrl-C goes to every process. No further run begins, the table has what is finished, --resume repeats none."""
+    """Ctrl-C goes to every process. No further run begins, the table has the finished runs, --resume repeats none."""
     config, folder = synthetic(tmp_path, rounds=30, clients=2, m=1, train_s=0.05), tmp_path / "compared"
     process = background("compare", config, "--policies", "random,all,ucb", "--run-dir", folder)
     wait_for(lambda: rounds_in(folder / "all-seed1") >= 2, "the second run", 120, running=process)
@@ -77,7 +77,7 @@ def test_an_interrupted_comparison_keeps_what_is_finished(tmp_path: Path, backgr
 
 
 def test_one_interrupt_ends_the_lingering_after_a_run(tmp_path: Path, background: Background) -> None:
-    """From the terminal it goes to every process, and the server hears of it from its parent as well."""
+    """The terminal sends it to every process, so the server gets it twice: also from its parent."""
     config, linger = synthetic(tmp_path), ["--set", "metrics.linger_s=3600"]
     process = background("run", config, "--run-dir", tmp_path / "run", *linger)
     wait_for((tmp_path / "run/summary.json").exists, "the results")
@@ -104,7 +104,7 @@ BARE = {"privacy.enabled": False, "selection.m": 3, **YOGI}
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [{}, BARE], ids=["private", "bare"])
 def test_a_killed_run_is_resumed_as_it_was(tmp_path: Path, background: Background, keys: dict[str, object]) -> None:
-    """As of a run left alone; without noise bit by bit, the optimizer's momentum included."""
+    """Choices equal those of an uninterrupted run. Without noise, so does the model, bit by bit (with momentum)."""
     config = synthetic(tmp_path, rounds=200, more={"selection.policy": "random", **keys})
     process = background("run", config, "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run") >= 20, "twenty rounds")
@@ -118,14 +118,14 @@ def test_a_killed_run_is_resumed_as_it_was(tmp_path: Path, background: Backgroun
     assert (models[0] == models[1]) == bool(keys)
     spent = "SELECT client_id, max(participation) FROM leakage GROUP BY 1"
     ours, theirs = dict(query(tmp_path / "run", spent)), dict(query(tmp_path / "whole", spent))
-    # A release that was under way when everything died is charged, and never handed back.
+    # A release that was under way at the kill is charged, and never refunded.
     assert len(theirs) == (0 if keys else 4)
     assert all(theirs[c] <= ours[c] <= theirs[c] + 2 for c in theirs)
 
 
 @pytest.mark.slow
 def test_a_run_killed_while_it_plays_rounds_again_has_not_ended(tmp_path: Path, background: Background) -> None:
-    """Its summary was of the rounds that were taken back."""
+    """Once its summary was that of the rounds taken back."""
     folder = tmp_path / "run"
     assert run("run", synthetic(tmp_path, rounds=2, clients=2, m=1, train_s=1.0), "--run-dir", folder).returncode == 0
     process = background("run", "--resume", folder, "--back-to", 1)
@@ -177,7 +177,7 @@ def test_a_killed_client_process_is_back_soon(tmp_path: Path, background: Backgr
     wait_for(is_back, "the client to take part again", 20.0, running=process)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(30) in (0, 130)
-    # Of messages that come together the terminal shows some: the log has all.
+    # The terminal shows only some of several messages that come at once; the log has all.
     assert "pausefl-victim-000 ended (exit code -9)" in (run_dir / "clients.log").read_text()
 
 
@@ -226,13 +226,13 @@ def test_what_the_encoding_of_the_output_lacks_is_escaped(tmp_path: Path) -> Non
 
 
 def in_shell(how: str, *command: object) -> list[str]:
-    """A command as a shell starts it, with what stands after or before it."""
+    """A command that a shell runs by the script `how`, in which it is `"$@"`."""
     return ["sh", "-c", how, "sh", *map(str, command)]
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_run_that_is_started_without_output_is_played(tmp_path: Path, closed: str) -> None:
-    """Its processes failed, and said no more than that their log was empty."""
+    """Once its processes failed, and the message said only that their log was empty."""
     command = in_shell(f'"$@" {closed}', *PAUSEFL, "run", synthetic(tmp_path, rounds=3), "--run-dir", tmp_path / "run")
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] == 3
@@ -241,7 +241,7 @@ def test_a_run_that_is_started_without_output_is_played(tmp_path: Path, closed: 
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["a reader that goes", "closed from the start"])
 def test_a_server_and_its_clients_go_on_without_readers(tmp_path: Path, is_open: bool) -> None:
-    """A server ended with a traceback of 90 lines, and left no summary."""
+    """Once a server ended with a traceback of 90 lines, and left no summary."""
     config, run_dir = synthetic(tmp_path, rounds=100, clients=2), tmp_path / "run"
     how, port = '"$@"' if is_open else '"$@" >&-', free_port()
     serve = in_shell(how, *PAUSEFL, "server", config, "--run-dir", run_dir, "--set", f"server.port={port}")
@@ -280,13 +280,13 @@ def test_an_evaluator_goes_on_without_a_reader(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_ignored", [False, True], ids=["hangup", "nohup"])
 def test_a_closed_terminal_ends_a_run_in_order_unless_nohup(tmp_path: Path, is_ignored: bool) -> None:
-    """It was a kill: no summary, not a word."""
+    """Once it was like a kill: no summary and no message."""
     config, run_dir = synthetic(tmp_path, rounds=100_000), tmp_path / "run"
     nohup = 'trap "" HUP; ' if is_ignored else ""
     command = in_shell(f'{nohup}exec "$@"', *PAUSEFL, "run", config, "--run-dir", run_dir)
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         wait_for(lambda: rounds_in(run_dir) >= 5, "five rounds", running=process)
-        os.killpg(process.pid, signal.SIGHUP)  # as a terminal does: to all processes at once
+        os.killpg(process.pid, signal.SIGHUP)  # a terminal signals all processes at once
         if is_ignored:
             played = rounds_in(run_dir)
             wait_for(lambda: rounds_in(run_dir) > played + 5, "further rounds", running=process)

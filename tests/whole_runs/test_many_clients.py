@@ -1,4 +1,4 @@
-"""Many clients in a process, or in many: how they are shared out, who computes when, and which slot is whose."""
+"""Many clients in one process or in many: their shares, the number that compute at once, and slots."""
 
 import json
 import signal
@@ -48,7 +48,7 @@ def test_a_crowd_queues_for_its_trainer_and_says_so(tmp_path: Path) -> None:
     rows = query(tmp_path / "run", queues)
     assert [n for *_, n in rows] == [40] * 5
     for queue_s, train_s, _ in rows:
-        # The last of the 20 that share a trainer waits for the 19 before it.
+        # The last of the 20 clients that share a trainer waits for the other 19.
         assert queue_s > 19 * 0.01 * 0.9
         assert train_s < queue_s / 4
     finished = next(line for line in (tmp_path / "run/server.log").read_text().splitlines() if "finished" in line)
@@ -92,7 +92,7 @@ HOUR_S = 3600.0
 
 
 def begin_hour(pool: Executor) -> tuple[Withdrawal, "Future[None]"]:
-    """A job that trains for an hour, of which it computes nothing; with what ends it."""
+    """Submit a job that waits for an hour of training without computing; returns its withdrawal and its future."""
     withdrawal = Withdrawal()
 
     def train() -> None:
@@ -125,7 +125,7 @@ async def test_clients_that_share_a_process_wait_for_their_stated_times_side_by_
 
 @pytest.mark.parametrize("trainers", [1, 3])
 def test_no_more_compute_at_once_than_there_are_trainers(trainers: int) -> None:
-    """Waits that are over, or take no time, change nothing of that."""
+    """Waits that are over, or of no length, do not change this."""
     computing, most, lock = 0, 0, threading.Lock()
     all_there = threading.Barrier(trainers, timeout=20)
 
@@ -193,7 +193,7 @@ with claimed_clients([f"client-{k:03}" for k in range(5)], None, 1, Path(sys.arg
 
 @contextmanager
 def holder(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that holds the first free slot, and the client it is."""
+    """A process that claims the first free slot, and the client that it gets."""
     command = [sys.executable, "-c", HOLD, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -213,7 +213,7 @@ def test_processes_hold_different_slots_and_a_killed_one_s_is_free_again(tmp_pat
 
 
 def test_many_claims_at_once_are_never_the_same(tmp_path: Path) -> None:
-    """A lock belongs to an open file, so threads race for the folder as processes do."""
+    """A file lock belongs to an open file, so threads compete for the folder as processes do."""
     everybody = [f"client-{k:03}" for k in range(50)]
     everybody_holds = threading.Barrier(len(everybody))
 
@@ -254,7 +254,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_clients_that_go_by_slot_play_and_go_on_with_their_ledgers(tmp_path: Path) -> None:
-    """Two runs on one ledger folder, as containers on one volume: two processes, each a client of its own."""
+    """Two runs with one ledger folder, as containers share a volume. Two processes have a client each."""
     for run, rounds in enumerate((3, 2)):
         play(synthetic(tmp_path, rounds, clients=2), tmp_path / f"run-{run}", tmp_path / "ledgers")
     count = "SELECT count(*) FROM releases"

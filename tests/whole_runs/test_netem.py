@@ -1,4 +1,4 @@
-"""Links made by the kernel: what is asked of it, what is refused, and the real thing where this machine can."""
+"""Links made by the kernel: the commands to the kernel, refused settings, and real links where the machine allows."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ RUN = {
 
 
 def lacking(*kinds: str) -> str:
-    """Why this machine cannot shape with these qdiscs, empty if it can."""
+    """The reason why this machine cannot use these qdiscs; empty if it can."""
     try:
         probe(set(kinds))
     except ConfigError as error:
@@ -46,7 +46,7 @@ def test_a_law_becomes_a_delay_and_a_jitter_of_its_mean_and_spread() -> None:
     assert (down.delay_s, up.delay_s) == pytest.approx((0.05, 0.15), rel=1e-3)
     assert (down.jitter_s, up.jitter_s) == pytest.approx((3**0.5 * 0.0025, 3**0.5 * 0.0075), rel=1e-2)
     (netem,) = up.qdiscs()
-    assert (netem["kind"], netem["delay"]) == ("netem", 150_000)  # microseconds
+    assert (netem["kind"], netem["delay"]) == ("netem", 150_000)  # in microseconds
     assert netem["jitter"] == pytest.approx(12_990, rel=0.01)
 
 
@@ -65,13 +65,13 @@ def test_a_law_becomes_a_delay_and_a_jitter_of_its_mean_and_spread() -> None:
     ],
 )
 def test_a_law_that_netem_cannot_spread_is_refused(law: str, message: str) -> None:
-    """Before, an exponential law of mean 0.1 s was given a spread of 0.058 s without a word."""
+    """Once an exponential law of mean 0.1 s silently got a spread of 0.058 s."""
     with pytest.raises(ConfigError, match=f'^latency.injection = "netem": [^\n]*{message}[^\n]*$'):
         parse_experiment(NETEM + law)
 
 
 def test_the_widest_law_that_netem_keeps_passes() -> None:
-    """Uniform on (0, 2 mean): its spread is mean/√3."""
+    """netem draws uniformly on (0, 2 mean): its spread is mean/√3."""
     _, up = ways('[latency.up]\nkind = "lognormal"\nmean_s = 0.2\nsd_s = 0.115\n')
     assert up.jitter_s == pytest.approx(up.delay_s, rel=0.01)
     assert up.jitter_s <= up.delay_s
@@ -134,7 +134,7 @@ else:
 
 @pytest.mark.parametrize("qdisc", ["", "tbf", "netem"])
 def test_what_was_killed_can_be_started_again(tmp_path: Path, qdisc: str) -> None:
-    """A client process finds its namespace as the one before left it; a run, what the run before left."""
+    """A client process finds its namespace as the one before left it; a new run removes what the killed run left."""
     if reason := lacking(*([qdisc] if qdisc else [])):
         pytest.skip(reason)
     toml = """
@@ -157,7 +157,7 @@ def test_what_was_killed_can_be_started_again(tmp_path: Path, qdisc: str) -> Non
     status, server = live("build and be killed")
     assert status == -signal.SIGKILL
     assert [live("enter", server)[0], live("enter", server)[0]] == [0, 0]
-    status, others = live("build", run="another")  # beside it
+    status, others = live("build", run="another")  # another run beside it has namespaces of its own
     assert (status, others == server) == (0, False)
     assert live("build and be killed")[0] == -signal.SIGKILL
     assert live("build") == (0, server)
@@ -167,7 +167,7 @@ def test_what_was_killed_can_be_started_again(tmp_path: Path, qdisc: str) -> Non
 @pytest.mark.end_to_end
 @pytest.mark.realtime
 def test_the_kernels_bucket_agrees_with_the_clients(tmp_path: Path) -> None:
-    """tbf counts the headers too, 4.5 % of a full packet: 3 to 15 % above the computed time. Nothing stays behind."""
+    """tbf counts headers too, 4.5 % of a full packet, so times are 3 to 15 % longer. No namespace is left behind."""
     if reason := lacking("tbf"):
         pytest.skip(reason)
     played("run", synthetic(tmp_path, rounds=8, more=RUN), "--netem", "--run-dir", tmp_path / "run", timeout_s=150)

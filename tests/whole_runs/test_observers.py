@@ -1,4 +1,4 @@
-"""Observers are told of a run's progress; those that fail, or take their time, cost the run nothing."""
+"""Observers get a run's events; an observer that fails or is slow does not disturb the run."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ def a_round(number: int) -> RoundCommitted:
 
 
 class Recorder(Observer):
-    """Keeps what it is told."""
+    """An observer that keeps all it gets."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
@@ -60,7 +60,7 @@ class Recorder(Observer):
 
 
 class Stuck(Recorder):
-    """Takes for ever over its first event."""
+    """An observer that never returns from its first event."""
 
     def on_event(self, event: ProgressEvent) -> None:
         del event
@@ -68,7 +68,7 @@ class Stuck(Recorder):
 
 
 class Failing(Recorder):
-    """Fails at the second event."""
+    """An observer that fails at its second event."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -109,8 +109,8 @@ def test_every_observer_is_told_everything_in_order(tmp_path: Path) -> None:
     ("error", "said"),
     [
         (ValueError("no second\nround"), "ValueError: no second round"),
-        (SystemExit(2), "SystemExit: 2"),  # it would end its process
-        (asyncio.CancelledError(), "CancelledError"),  # in an event loop of its own
+        (SystemExit(2), "SystemExit: 2"),  # raised freely, it would end the process
+        (asyncio.CancelledError(), "CancelledError"),  # in an event loop, it would cancel the task
     ],
 )
 def test_one_that_fails_is_told_no_more_and_complained_of_once(error: BaseException, said: str, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_tensorboard_gets_a_scalar_a_figure(tmp_path: Path) -> None:
 
 def test_mlflow_gets_parameters_metrics_and_the_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # its databases need more packages
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow's databases need more packages
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
     with Observed(lambda _: None, load_observers(["mlflow"]), tmp_path, SETTINGS) as seen:
         seen.show(a_round(1))
@@ -187,14 +187,14 @@ def test_mlflow_gets_parameters_metrics_and_the_outcome(tmp_path: Path, monkeypa
     assert found.data.params == {"experiment.rounds": "3"}
     history = client.get_metric_history(found.info.run_id, "total_latency_s")
     assert [(metric.step, metric.value) for metric in history] == [(1, 0.5), (2, 1.0)]
-    assert found.info.status == "FAILED"  # it never said how it ended
+    assert found.info.status == "FAILED"  # no event of the run's end was sent
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_trackers_get_settings_and_figures_offline(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "TRACKIO_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(key, value)
-    pytest.importorskip(name)  # trackio reads its variable once
+    pytest.importorskip(name)  # trackio reads its variable only at import
     shown: list[ProgressEvent] = []
     with Observed(shown.append, load_observers([name]), tmp_path, SETTINGS) as seen:
         seen.show(a_round(1))
@@ -213,7 +213,7 @@ def test_a_run_has_the_observers_named_and_prints_its_events(tmp_path: Path, mon
     done = played("run", synthetic(tmp_path), "--run-dir", tmp_path / "run", "--json", "--set", observers)
     events = [from_line(line) for line in done.stdout.splitlines()]
     shown = [event.kind for event in events if not isinstance(event, Notice)]
-    assert shown.pop() == "preparing"  # the report, once the run and its observers have ended
+    assert shown.pop() == "preparing"  # the report is drawn after the run and its observers have ended
     assert [kind for kind in (tmp_path / "run/noted.txt").read_text().split() if kind != "notice"] == shown
     assert {"metrics", "waiting", "round", "finished"} <= set(shown)
     complaints = [e.message for e in events if isinstance(e, Notice) and "observer" in e.message]
@@ -225,7 +225,7 @@ def test_a_run_has_the_observers_named_and_prints_its_events(tmp_path: Path, mon
 
 @pytest.mark.end_to_end
 def test_the_log_of_a_run_that_shows_nothing_tells_of_an_observer_that_failed(tmp_path: Path) -> None:
-    """It was told to the display alone, and several runs at a time have none."""
+    """Once only the display showed it, and runs that are played several at a time have none."""
     experiment = pausefl.load(synthetic(tmp_path, rounds=3), {"experiment.clock": "virtual"})
     pausefl.run(experiment, tmp_path / "run", progress=False, observers=[Homeless()])
     log = (tmp_path / "run/server.log").read_text("utf-8")

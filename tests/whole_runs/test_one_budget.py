@@ -1,4 +1,4 @@
-"""Budgets as a run's user sees them: one data set, one budget; how they end a run, and where they can be read off."""
+"""Budgets as a user sees them: one budget for one data set; how budgets end a run, and where they are reported."""
 
 import itertools
 import os
@@ -47,13 +47,13 @@ RENAMED = "[clients.groups.phones]\ncount = 2\n[selection]\nm = 1\n[workload]\ne
 
 
 def twins(seed: int) -> Dataset:
-    """A data set whose examples are all the same."""
+    """A data set whose examples are all equal."""
     same = EXAMPLES.take(np.zeros(8, np.int64))
     return Dataset("twins", same, same, same, classes=10)
 
 
 def release(text: str, folder: Path, *overrides: str, own: Path | None = None) -> dict[str, int]:
-    """Open the clients' ledgers as their process does, release once each; how many releases each now counts."""
+    """Open the clients' ledgers as their process does, release once each; returns the ledgers' counts of releases."""
     shared = [] if own else [f"privacy.ledger_dir={folder}"]
     plan, released = client_plan(parse_experiment(text, [*shared, *overrides])), {}
     with ExitStack() as closing:
@@ -80,7 +80,7 @@ def test_equal_examples_have_one_digest_whatever_their_order() -> None:
     "other",
     [
         EXAMPLES.take(np.arange(49)),
-        EXAMPLES.take(np.arange(50) % 49),  # one twice, one not at all
+        EXAMPLES.take(np.arange(50) % 49),  # one example twice, another missing
         Examples(EXAMPLES.inputs, (EXAMPLES.labels + 1) % 10),
         Examples(EXAMPLES.inputs ^ (np.arange(50 * 64).reshape(EXAMPLES.inputs.shape) == 0), EXAMPLES.labels),
         Examples(EXAMPLES.inputs.reshape(50, 1, 4, 16), EXAMPLES.labels),
@@ -146,14 +146,14 @@ def test_two_clients_that_hold_the_same_examples_are_not_given_two_budgets(tmp_p
         release(text, tmp_path)
     plan = client_plan(parse_experiment(text, [f"privacy.ledger_dir={tmp_path}"]))
     trainers = trainers_of(plan)
-    with ExitStack() as closing:  # as in two processes
+    with ExitStack() as closing:  # as if in two processes
         open_privacies(plan.privacy, {"client-000": trainers["client-000"]}, tmp_path, closing)
         with pytest.raises(ConfigError, match="is open in another process"):
             open_privacies(plan.privacy, {"client-001": trainers["client-001"]}, tmp_path, closing)
 
 
 def test_the_same_rows_of_another_split_begin_no_ledger(tmp_path: Path) -> None:
-    """One client holds all rows; which examples these are is drawn by the seed, and two seeds have most in common."""
+    """One client holds all rows. The seed draws which examples these are, and two seeds share most of them."""
     all_rows = "[clients]\ncount = 1\n[selection]\nm = 1\n"
     release(all_rows, tmp_path)
     with pytest.raises(ConfigError, match=r"dealt out otherwise \(by another seed, data set,"):
@@ -162,14 +162,14 @@ def test_the_same_rows_of_another_split_begin_no_ledger(tmp_path: Path) -> None:
 
 
 def test_of_two_dealings_at_once_the_second_finds_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is started where the first has seen an empty folder, and has not begun its ledgers."""
+    """The second begins when the first has found an empty folder and has not yet begun its ledgers."""
     with ThreadPoolExecutor(1) as executor:
         started: list[Future[dict[str, int]]] = []
 
         def begun(*arguments: Any, **identity: Any) -> Ledger:
             if not started:
                 started.append(executor.submit(release, TWO, tmp_path, "experiment.seed=2"))
-                wait(started, timeout=2.0)  # which it uses up where the second waits for the first, as it should
+                wait(started, timeout=2.0)  # the second must wait for the first, so this times out
             return Ledger(*arguments, **identity)
 
         monkeypatch.setattr("pausefl.runtime.client.privacy.Ledger", begun)
@@ -195,7 +195,7 @@ def test_bare_updates_of_examples_with_a_budget_are_refused(tmp_path: Path, comm
 
 
 def test_the_folder_of_a_ledger_is_on_disk_before_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that a power cut takes away takes its ledgers along, and with them what was spent."""
+    """If a power cut removed the folder, its ledgers and their record of spent ε would be gone, too."""
     synced, fsync = list[Path](), os.fsync
 
     def record(descriptor: int) -> None:
@@ -211,7 +211,7 @@ def test_the_folder_of_a_ledger_is_on_disk_before_the_ledger(tmp_path: Path, mon
 
 
 def test_a_release_costs_no_more_after_many_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ledger outlives runs. Counted in steps of SQLite's machine: a scan of all releases takes some 20 for each."""
+    """A ledger outlives runs. The unit is a step of SQLite's machine: a scan of releases takes about 20 for each."""
     opened, taken = opened_connections(monkeypatch), itertools.count()
     with closing(Ledger(tmp_path / "a.db", Budget(10.0, 0.0001), unit="vector", examples="a", noise="fresh")) as ledger:
         opened[-1].set_progress_handler(lambda: next(taken) < 0, 1)  # false: go on
@@ -235,7 +235,7 @@ BUDGETS = {
 
 
 def play(tmp_path: Path, name: str, *changes: str) -> dict[str, Any]:
-    """Run the synthetic experiment; its summary."""
+    """Run the synthetic experiment; returns its summary."""
     config = synthetic(tmp_path, rounds=100, clients=6, more=BUDGETS)
     played("run", config, "--run-dir", tmp_path / name, *sets(*changes))
     return summary_of(tmp_path / name)
@@ -244,7 +244,7 @@ def play(tmp_path: Path, name: str, *changes: str) -> dict[str, Any]:
 @pytest.mark.parametrize("floor", [f"privacy.epsilon_floor={BUDGET.epsilon(5)!r}", "privacy.noise_to_clip_max=6.1"])
 @pytest.mark.slow
 def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: str) -> None:
-    """Six clients with five releases each, two a round: with one left over, 13 to 15 rounds."""
+    """Six clients with five releases each, two per round: 13 to 15 rounds, as one client may be left over."""
     assert 2 / BUDGET.epsilon(5) < 6.1 < 2 / BUDGET.epsilon(6)
     summary = play(tmp_path, "run", floor)
     assert 13 <= summary["rounds"] <= 15
@@ -266,7 +266,7 @@ def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: s
 
 @pytest.mark.slow
 def test_ledgers_that_come_from_elsewhere_are_found_in_the_log(tmp_path: Path) -> None:
-    """Where a client keeps its ledger is its own choice, and the server's configuration knows nothing of it."""
+    """A client decides where its ledger is; the server's configuration does not know."""
     changes = ("experiment.rounds=2", "selection.policy=all", "selection.m=6")
     assert play(tmp_path, "one", *changes)["budget_per"] == "run"
     (tmp_path / "two/ledgers").mkdir(parents=True)
@@ -281,7 +281,7 @@ def test_ledgers_that_come_from_elsewhere_are_found_in_the_log(tmp_path: Path) -
 
 
 def take_part(tmp_path: Path, *changes: str) -> subprocess.CompletedProcess[str]:
-    """Be a client of a server that is not there: its ledger is opened before it looks for one."""
+    """Run a client whose server does not exist. It opens its ledger before it tries to connect."""
     config = synthetic(tmp_path, rounds=100, clients=6, more=BUDGETS)
     address = ("--server", "127.0.0.1:9", "--client-id", "client-000", "--ledger-dir", tmp_path / "ledgers")
     return run("client", config, *address, *sets("clients.connect_timeout_s=0.01", *changes))
@@ -338,7 +338,7 @@ def test_ledgers_that_cannot_be_written_are_bad_input(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("releases", [0, 1])
 def test_refused_input_takes_no_ledger_away_that_has_released(tmp_path: Path, releases: int) -> None:
-    """Some clients may have released in round 1 when another one's input turns out to be bad."""
+    """Some clients may have released in round 1 before another client's input is refused."""
 
     def refuse() -> None:
         with closing(Ledger(tmp_path / "run/ledgers/a.db", BUDGET, unit="vector")) as ledger:
@@ -367,7 +367,7 @@ def records() -> list[RoundRecord]:
 
 
 def test_the_summary_counts_jobs_that_were_never_answered(tmp_path: Path) -> None:
-    """b's last job was given up, c has missed two, and a was heard of after what it missed."""
+    """b's last job was given up, c missed two, and a answered again after its misses."""
     missed = [replace(record(t), misses=tuple(Miss(c, "timeout", 1.0, 1.0, "") for c in "ac")) for t in (3, 4)]
     played = [*records(), *missed, record(5, released("a", 5))]
     table = replay(Random(1), 1, played).table

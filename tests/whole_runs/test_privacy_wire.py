@@ -1,4 +1,4 @@
-"""What crosses between clients and server in a private run, read off the wire."""
+"""The bytes between clients and server in a private run, read off the wire."""
 
 import json
 import subprocess
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.end_to_end
 
 ROUNDS, CLIENTS, D = 6, 3, 5000
 CLIP = 3e-5
-"""A thirtieth of what updates hold: what is not clipped stands out."""
-# Every field of every message that may leave a client: the noised update, and what the report lists as disclosed.
+"""A thirtieth of an update's values, so an update that is not clipped is conspicuous."""
+# Every field of every message that may leave a client: the noised update, and the fields that the report discloses.
 ALLOWED = {
     *("hello.protocol_version", "hello.client_id", "hello.n_examples", "hello.agreement"),
     *("hello.manifest.tensors.name", "hello.manifest.tensors.shape", "hello.manifest.tensors.dtype"),
@@ -42,7 +42,7 @@ ALLOWED = {
 
 
 def play(tmp_path: Path, wiretap: Wiretap, unit: str, **privacy: object) -> Any:
-    """A run with the tap between its server and clients that are forked as in any run; returns the tap."""
+    """Play a run with the tap between its server and its clients, forked as in any run; returns the tap."""
     keys = {
         "experiment.seed": 1,
         "selection.policy": "all",
@@ -75,12 +75,12 @@ def play(tmp_path: Path, wiretap: Wiretap, unit: str, **privacy: object) -> Any:
 
 
 def bare(client_id: str, round_: int) -> Vector:
-    """The update that a client releases in a round, before it is clipped."""
+    """The update of a client in a round, before it is clipped."""
     return SyntheticTrainer(D, seed=1, client_id=client_id).train(np.zeros(D, np.float32), round=round_).update
 
 
 def clipped(update: Vector, unit: str) -> npt.NDArray[np.float64]:
-    """Where the clip has to put an update: computed here, and not by what is tested."""
+    """The clipped update, computed here independently of the code under test."""
     values: npt.NDArray[np.float64] = update.astype(np.float64)
     if unit == "coordinate":
         return np.asarray(np.minimum(np.maximum(values, -CLIP / 2), CLIP / 2))
@@ -88,7 +88,7 @@ def clipped(update: Vector, unit: str) -> npt.NDArray[np.float64]:
 
 
 def scale(unit: str, epsilon: float) -> float:
-    """Of the noise on every coordinate."""
+    """The scale of the noise on every coordinate."""
     return {"coordinate": CLIP, "vector": 2 * CLIP}[unit] / epsilon
 
 
@@ -120,18 +120,18 @@ def test_every_value_that_crosses_is_clipped_and_noised_at_the_charged_epsilon(
         update = bare(client_id, result.round)
         expected = clipped(update, unit)
         assert vector.shape == (D,)
-        # A Laplace draw rounds away in float32 once in some ten million here: three of one upload never do.
+        # In float32, about one Laplace draw in ten million rounds to nothing, so three in one upload never do.
         assert np.count_nonzero(vector == expected.astype(np.float32)) <= 2
         raw.append(update.tobytes())
         noise.append((vector.astype(np.float64) - expected) / scale(unit, result.release.epsilon))
-    # Eighteen releases of 5,000 coordinates; a right mechanism fails this one time in 10,000.
+    # Eighteen releases of 5,000 coordinates; a right mechanism fails here once in 10,000 runs.
     assert stats.kstest(np.concatenate(noise), stats.laplace.cdf).pvalue > 1e-4
-    # Sums of n absolute values of Laplace(1) follow Gamma(n): it sees an ε that is 4 % off.
+    # A sum of n absolute values of Laplace(1) follows Gamma(n): this detects an ε that is 4 % off.
     sizes = np.abs(np.concatenate(noise))
     assert sizes.max() < np.log(sizes.size / 1e-6)
     assert stats.gamma.ppf(5e-5, sizes.size) < sizes.sum() < stats.gamma.isf(5e-5, sizes.size)
     assert np.unique([n[0] for n in noise]).size == len(noise)
-    # Neither a whole update nor any 16 of its bytes in a row stand anywhere in what clients sent.
+    # No update, and none of the 16-byte samples of it, appears in what clients sent.
     sent = b"".join(m.SerializeToString() + data for stream in wiretap.streams for m, data in stream.up)
     assert not any(update[i : i + 16] in sent for update in raw for i in range(0, len(update), 1600))
 
@@ -146,7 +146,7 @@ def test_nothing_but_what_is_listed_leaves_a_client(tmp_path: Path, wiretap: Wir
 
 
 def test_a_reproducible_run_can_be_undone_and_says_so(tmp_path: Path, wiretap: Wiretap) -> None:
-    """Whoever knows the seed subtracts the noise: that is why such a run is marked not private."""
+    """The seed is enough to subtract the noise, so such a run is marked as not private."""
     client_id, result, vector = updates(play(tmp_path, wiretap, "coordinate", reproducible_noise=True))[0]
     source = NumpyLaplace(generator(1, "noise", client_id, result.round, result.attempt))
     noise = source.laplace(np.zeros(D), scale("coordinate", result.release.epsilon))

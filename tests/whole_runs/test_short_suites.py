@@ -1,4 +1,4 @@
-"""`make chaos`, `make fuzz`, `make mutants` and the play of stops in short, and the messages that once did harm."""
+"""`make chaos`, `make fuzz`, `make mutants` and the play of stops in short, and messages that once did harm."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ MESSAGES = 3_000
 
 
 def corpus(folder: str) -> pytest.MarkDecorator:
-    """Each message kept there, by name."""
+    """A parameter for each message in this folder of the corpus, named after its file."""
     files = sorted((TESTS / "fuzz/corpus" / folder).glob("*.bin"))
     assert files
     return pytest.mark.parametrize("data", [pytest.param(file.read_bytes(), id=file.stem) for file in files])
@@ -112,7 +112,7 @@ async def test_clients_survive_malformed_messages_and_count_right(tmp_path: Path
 
 @pytest.mark.end_to_end
 async def test_unfinished_hellos_of_strangers_take_bounded_memory(tmp_path: Path) -> None:
-    """About 1.1 MB for each of the streams that may wait, of which gRPC has two copies for a moment."""
+    """About 1.1 MB for each stream that may wait. gRPC holds two copies of it for a moment."""
     with ServerRun(tmp_path, hostile=500) as run:
         base_bytes = run.footprint().rss_bytes
         async with HalfMessages(run.port, connections=1, streams=400, message_bytes=1_100_000) as strangers:
@@ -136,7 +136,7 @@ def test_a_summary_that_breaks_its_bounds_is_told() -> None:
 @pytest.mark.realtime
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler to make a machine seem to sleep")
 async def test_what_a_stop_or_a_sleep_touched_is_marked_and_nothing_else(tmp_path: Path) -> None:
-    """One of each of the server, of a client and of both at once; `python tests/stops` plays a hundred."""
+    """One stop of each kind, of the server, of a client and of both at once; `python tests/stops` plays a hundred."""
     *struck, total = await play(stops(6, seed=1, shortest_s=0.4, longest_s=2.0), 1, tmp_path, is_patient=True)
     assert sum(stop["touched"] for stop in struck) >= 3
     assert [stop for stop in struck if stop["missed"]] == []
@@ -152,7 +152,7 @@ def test_a_stop_leaves_no_mark_on_the_virtual_clock(tmp_path: Path) -> None:
     for rounds in (0, 100):
         wait_for(lambda: rounds_in(run_dir) > rounds, "a round", running=run)  # noqa: B023 - called at once
         run.send_signal(signal.SIGSTOP)
-        time.sleep(0.5)  # how long it is stopped
+        time.sleep(0.5)  # the length of the stop
         run.send_signal(signal.SIGCONT)
     _, errors = run.communicate(timeout=120)
     assert run.returncode == 0, errors
@@ -161,7 +161,7 @@ def test_a_stop_leaves_no_mark_on_the_virtual_clock(tmp_path: Path) -> None:
         assert query(run_dir, f"SELECT * FROM {view}") == []
 
 
-# All of them: `make mutants`.
+# `make mutants` plays all of them.
 SHORT = ("the schedule spends more than ε̄", "the bare update is sent", "an altered ledger is believed")
 
 
@@ -273,12 +273,12 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 def fault(kind: str, size: float = 0.5) -> Fault:
-    """One that may strike the first words of a connection, as every eighth may."""
+    """A fault that may strike the first words of a connection, as one in eight may."""
     return Fault(8, 0.0, kind, "0", "down", size)
 
 
 async def test_faults_on_a_line_strike_and_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in HINDRANCES:  # none is over before a slow machine has come to what it hinders
+    for kind in HINDRANCES:  # lasting long enough for a slow machine
         monkeypatch.setitem(HINDRANCES, kind, 600.0)
     bit: Counter[str] = Counter()
     line, server = Line(bit), await asyncio.start_server(echo, "127.0.0.1", 0)
@@ -286,7 +286,7 @@ async def test_faults_on_a_line_strike_and_are_counted(monkeypatch: pytest.Monke
     line.upstream = server.sockets[0].getsockname()[1]
 
     async def talk(struck: Fault | None, patience_s: float = 20.0) -> bytes:
-        """What comes back of the second of two sentences, all of it or what comes before the end."""
+        """The echo of the second of two messages: all of it, or the part before the connection's end."""
         reader, writer = await asyncio.open_connection("127.0.0.1", line.port)
         try:
             writer.write(b"hello")
@@ -302,7 +302,7 @@ async def test_faults_on_a_line_strike_and_are_counted(monkeypatch: pytest.Monke
             writer.close()
 
     async def held_back_s(kind: str) -> float:
-        """How long the whole of a sentence takes under a fault that only slows it."""
+        """The time until a whole message is back under a fault that only slows it down."""
         started_s = asyncio.get_running_loop().time()
         assert await talk(fault(kind, 1.0)) == DATA
         line.heal()
@@ -314,8 +314,8 @@ async def test_faults_on_a_line_strike_and_are_counted(monkeypatch: pytest.Monke
     with pytest.raises(ConnectionResetError):
         await talk(fault("reset mid-frame"))
     with pytest.raises(TimeoutError):
-        await talk(fault("half-open"), patience_s=0.2)  # for ever: no machine is so slow that this is too short
-    assert await held_back_s("latency") > 0.9  # 0.5 s each way
+        await talk(fault("half-open"), patience_s=0.2)  # never answered, so no machine is too slow for this
+    assert await held_back_s("latency") > 0.9  # 0.5 s in each direction
     assert await held_back_s("1 kB/s") > 0.9
     line.strike(fault("refuse"))
     with pytest.raises(ConnectionResetError):

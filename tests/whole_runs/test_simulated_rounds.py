@@ -1,4 +1,4 @@
-"""When a simulated round ends, and what it takes, as a run's do; and simulations that budgets end early."""
+"""Simulated rounds end when a run's do, and take as long; also simulations that budgets end early."""
 
 import csv
 import dataclasses
@@ -37,7 +37,7 @@ from rigs.federation import log_of
 from rigs.tuning import SMALL
 
 ROUNDS = 6
-# Every client takes as long in every round, in a run and in a simulation: only when rounds end is compared.
+# Each client takes the same time in every round, in runs and simulations, so only the ends of rounds are compared.
 STEADY = {
     "experiment.rounds": ROUNDS,
     "experiment.clock": "virtual",
@@ -80,7 +80,7 @@ def test_a_simulated_round_ends_as_a_runs(changes: Mapping[str, Any], tmp_path: 
 
 @pytest.mark.parametrize("over_selection", [0.0, 0.25])
 def test_budgets_end_a_simulation_in_the_round_in_which_they_end_a_run(over_selection: float, tmp_path: Path) -> None:
-    """Once fewer clients may release than a round takes, not when the last of them has retired."""
+    """They end once fewer than m clients may release, not when the last one has retired."""
     budgets = {
         "experiment.rounds": 40,
         "privacy.eta": 0.5,
@@ -98,7 +98,7 @@ def test_budgets_end_a_simulation_in_the_round_in_which_they_end_a_run(over_sele
 
 
 def test_stated_steps_take_their_time(tmp_path: Path) -> None:
-    """However many a client's examples need, `workload.max_steps` at most."""
+    """As many steps as a client's examples need, at most `workload.max_steps`."""
     steps = {"workload.model": "mlp", "workload.examples": 600, "workload.epochs": 1, "workload.step_s": 0.1}
     setting, most = (setting_of(pausefl.load("demo", {**STEADY, **steps, "workload.max_steps": n})) for n in (100, 3))
     assert {c: law.mean_s for c, law in setting.training.items()} == pytest.approx(
@@ -126,7 +126,7 @@ def test_clients_that_are_not_needed_are_charged_and_neither_rest_nor_miss() -> 
 
 @pytest.mark.parametrize("deadline_s", [2.5, 3.0])
 def test_after_the_deadline_nobody_is_unneeded(deadline_s: float) -> None:
-    """An answer that comes just then is too late, as on the server."""
+    """An answer exactly at the deadline is too late, as on the server."""
     result = simulate(All(4), steady(quorum=0.75, round_timeout_s=deadline_s, rest_rounds_max=0), 10)
     assert result.total_latency_s[-1] == pytest.approx(10 * deadline_s)
     np.testing.assert_array_equal(result.missed, [0, 0, 10, 10])
@@ -148,7 +148,7 @@ def test_training_is_timed_by_its_delays(changes: dict[str, Any], came_s: list[f
 
 
 def test_a_derived_deadline_is_one_of_real_seconds() -> None:
-    """Three times the 5 s that the slow client took in round 1: 30 s of delays that pass in half the time."""
+    """The deadline is three times the slow client's 5 real seconds in round 1: 15 real seconds, 30 s of delays."""
     setting = steady(round_timeout_s=None, time_scale=0.5)
     laws = {**setting.laws, "client-3": Schedule((1, 2), (Constant(10.0), Constant(45.0)))}
     result = simulate(All(4), dataclasses.replace(setting, laws=laws), 2, with_regret=False)
@@ -158,7 +158,7 @@ def test_a_derived_deadline_is_one_of_real_seconds() -> None:
 
 
 def test_a_policy_learns_from_those_in_time_alone() -> None:
-    """One that needs three of five waits less, though all five are as before."""
+    """A round that waits for three of its five clients is shorter, although the clients' laws stay the same."""
     ids = [f"client-{k:02}" for k in range(10)]
     laws, examples = dict(zip(ids, published_halves(10), strict=True)), dict.fromkeys(ids, 100)
     settings = [Setting(laws, examples, server_of(0.05, spare=n)) for n in (0, 2)]
@@ -176,11 +176,11 @@ def test_rounds_that_end_early_or_train_are_not_compiled(changes: dict[str, Any]
 
 FLOORED = SMALL + "[privacy]\neta = 0.5\nepsilon_floor = {floor}\n"
 FIVE, TEN = FLOORED.format(floor=5.0), FLOORED.format(floor=0.3)
-"""Experiments in which a client may release so many times."""
+"""Experiments in which a client may release five and ten times."""
 
 
 def test_a_simulation_that_ends_early_tells_all_of_its_own_end() -> None:
-    """However many rounds were asked for, and so however few of those played are recorded."""
+    """The result does not depend on the rounds asked for, although these decide which rounds are recorded."""
     changes = {"selection.policy": "random", "privacy.eta": 0.04, "clients.count": 12}
     experiment = parse_experiment(FLOORED.format(floor=0.5), changes)
     policy, setting = selected_policy(experiment.selection), setting_of(experiment)
@@ -224,7 +224,7 @@ def measured(asked: TuningPlan, folder: Path) -> Measure:
 
 
 def test_a_setting_that_spends_its_budgets_sooner_does_not_win(tmp_path: Path) -> None:
-    """With m = 2 of 8 clients, 30 rounds take 60 releases of the 80 that there are; m = 8 ends after 10 rounds."""
+    """With m = 2 of 8 clients, 30 rounds take 60 of the 80 releases; with m = 8 the run ends after 10 rounds."""
     asked = plan(source=TEN, search=["selection.m=2,8"])
     measure = measured(asked, tmp_path)
     assert measure({"selection.m": 2}, 1)["rounds"] == 30
@@ -255,7 +255,7 @@ def test_rounds_that_are_searched_may_be_few(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", [None, 0.6])
 def test_runs_that_end_sooner_do_not_win(target: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless its latency is that to a target, which an early end does not shorten. m = 2 is the published setting."""
+    """They may win on latency to a target, which an early end does not shorten. m = 2 is the published setting."""
     rounds, played = {1: 12.0, 2: 20.0, 3: 30.0}, dict[Path, int]()
 
     def play(_: OneByOne, runs: Sequence[Planned], folder: Path) -> Missing:

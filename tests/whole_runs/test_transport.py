@@ -1,4 +1,4 @@
-"""Both ends over real gRPC on loopback: whole runs, who is let in, and TLS, whose certificates may be renewed."""
+"""Both ends over real gRPC on loopback: whole runs, accepted clients, and TLS with renewed certificates."""
 
 import asyncio
 import contextlib
@@ -72,7 +72,7 @@ async def test_a_second_client_of_the_same_name_is_refused_and_the_first_goes_on
             await call.write(hello("a"))
             goodbye = (await answer_of(call)).goodbye
             assert "'a' is connected already" in goodbye.reason
-            assert not goodbye.final  # its stream may be dead, and this its return
+            assert not goodbye.final  # the first stream may be dead, and the client coming back
         some.start("b", await run.port)
         result = await run.finished()
         assert await first == "all rounds done"
@@ -98,7 +98,7 @@ async def test_whoever_does_not_say_hello_properly_is_told_and_left(
         async with raw_stream(await run.port) as call:
             await call.write(first)
             goodbye = (await answer_of(call)).goodbye
-            assert goodbye.final == (reason != "no message")  # a hello that was damaged may come again
+            assert goodbye.final == (reason != "no message")  # a damaged hello may be sent again
             assert reason in goodbye.reason
             assert await call.read() is grpc.aio.EOF
         some.start_all("ab", await run.port)
@@ -175,7 +175,7 @@ def test_a_certificate_in_a_form_that_others_read_is_refused_in_one_line(tmp_pat
 
 
 async def greet(address: str, tls: Tls | None) -> str:
-    """Say hello; the kind of the answer."""
+    """Send a hello; returns the kind of the answer."""
     async with connect(address, tls) as stream:
         await stream.write(hello("a"))
         return str(pb.ServerMessage.FromString(await stream.read() or b"").WhichOneof("kind"))
@@ -223,7 +223,7 @@ async def test_one_side_alone_with_tls(authority: Authority) -> None:
 
 
 async def test_renewed_certificates_are_taken_up(authority: Authority, stranger: Authority, tmp_path: Path) -> None:
-    """Files replaced one after the other: until they go together, those before hold."""
+    """Files are replaced one by one. Until certificate and key match, the server keeps the old ones."""
     mine = Tls(*(str(tmp_path / name) for name in ("tls.crt", "tls.key")))
     before, after = authority.certify("server"), stranger.certify("server")
     shutil.copy(before.certificate, mine.certificate)
@@ -288,7 +288,7 @@ async def test_a_client_says_whom_it_does_not_trust(authority: Authority, strang
 def test_a_peer_that_speaks_no_tls_leaves_no_line(
     authority: Authority, tmp_path: Path, background: Background, command: str
 ) -> None:
-    """Anybody may try as often as the network allows: a line each would fill the disk."""
+    """Any peer may try as often as the network allows: a line per try would fill the disk."""
     tls, output = authority.certify("server"), tmp_path / "output"
     files = [f"--set=tls.{name}={getattr(tls, name)}" for name in ("certificate", "key", "ca")]
     config = synthetic(tmp_path, rounds=2, clients=2) if command == "server" else "demo"
@@ -308,7 +308,7 @@ def test_a_peer_that_speaks_no_tls_leaves_no_line(
 
 @pytest.mark.parametrize("name", ["no", "{client_id}"])
 def test_a_file_that_is_missing_is_bad_input(authority: Authority, tmp_path: Path, name: str) -> None:
-    """A server is no client: it told of "clients/.pem" where "clients/{client_id}.pem" was set."""
+    """Once a server, which has no client id, reported "clients/.pem" instead of "clients/{client_id}.pem"."""
     done = pausefl("run", tmp_path, Tls(f"{name}.pem", f"{name}.key", authority.ca), "--run-dir", "run")
     assert refusal(done) == f'tls.certificate = "{name}.pem": cannot be read (No such file or directory)'
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""A run that trains nothing is not finished: real processes and models that fail, and how each command ends."""
+"""Runs that train nothing do not count as finished: models that fail, and how each command ends."""
 
 import json
 import os
@@ -73,7 +73,7 @@ class Homesick(nn.Linear):
 def homesick(shape, classes):
     return Homesick(math.prod(shape), classes)
 """
-# 165 examples in batches of 20: the last batches of some clients hold a single example.
+# 165 examples in batches of 20: some clients' last batches hold a single example.
 PARTIAL = {
     "clients.count": 8,
     "selection.m": 4,
@@ -88,7 +88,7 @@ PARTIAL = {
 
 @pytest.fixture
 def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Demo:
-    """(model, overrides) -> the finished `pausefl run demo` with that model of `MODELS`; it ran in tmp_path/run."""
+    """(model, overrides) -> the finished `pausefl run demo` with that model of `MODELS`, played in tmp_path/run."""
     (tmp_path / "failing_models.py").write_text(MODELS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
@@ -146,7 +146,7 @@ def test_failed_jobs_are_counted_and_shown_with_the_errors_own_line(demo: Demo, 
     told = "it failed at the job; its own log says why" if private == "true" else said
     assert summary["failures"] == [{"reason": told, "jobs": failed}]
     server = (tmp_path / "run/server.log").read_text() + report + (tmp_path / "run/summary.json").read_text()
-    assert (said in server) is (private == "false")  # of a private run the server learns no text
+    assert (said in server) is (private == "false")  # the server of a private run gets no text of errors
 
 
 @pytest.mark.slow
@@ -216,14 +216,14 @@ async def test_a_short_run_without_any_update_has_failed_as_well(rig: MakeRig) -
 
 
 def documented() -> list[tuple[int, str]]:
-    """(status, outcome) of every row of docs/events.md."""
+    """(status, outcome) of each row of docs/events.md."""
     text = (ROOT / "docs/events.md").read_text("utf-8")
     rows = re.findall(r"^\| (\d+) \| (\w*) ?\|", text.partition("## Exit statuses")[2], re.MULTILINE)
     return [(int(status), outcome) for status, outcome in rows]
 
 
 def expect(outcome: str, status: int, run_dir: Path) -> None:
-    """The status is the documented one of the outcome that summary.json names."""
+    """Check that summary.json names this outcome, and that docs/events.md gives its status."""
     assert (status, outcome) in documented()
     assert json.loads((run_dir / "summary.json").read_text())["outcome"] == outcome
 
@@ -238,7 +238,7 @@ async def test_a_run_whose_clients_are_lost_has_failed(rig: MakeRig) -> None:
 
 @pytest.mark.parametrize("rounds", [1, 2])
 async def test_a_run_whose_last_clients_with_budget_are_lost_has_failed(rig: MakeRig, rounds: int) -> None:
-    """Whether the log knows already who has spent its budget, or is to be told with the next round."""
+    """The log may know already that a has spent its budget, or may get this with the next round."""
     async with rig(All(1), rounds=100, minimum_clients=2, connect_timeout_s=0.05).playing() as r:
         a, b = await r.join_all("ab", manual=True)
         await refuse(r, a, 1, "spent", exhausted=True)

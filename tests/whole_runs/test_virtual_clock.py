@@ -1,4 +1,4 @@
-"""Whole runs on the virtual clock: exact, repeatable, and as they would be on the real one."""
+"""Whole runs on the virtual clock: exact, repeatable, and with the same rounds as on the real clock."""
 
 import itertools
 import json
@@ -56,7 +56,7 @@ TIERS |= {"selection.policy": "fedat", "selection.fedat.tiers": 2}
 
 
 def play(folder: Path, overrides: Mapping[str, Any]) -> list[RoundRecord]:
-    """The log of the demo, played on the virtual clock in this process."""
+    """Play the demo on the virtual clock in this process; returns its log."""
     experiment = pausefl.load("demo", {"experiment.clock": "virtual", "metrics.enabled": False, **overrides})
     folder.mkdir(exist_ok=True)
     play_virtually(plan_of(experiment, folder.name), folder, lambda _: None)
@@ -64,7 +64,7 @@ def play(folder: Path, overrides: Mapping[str, Any]) -> list[RoundRecord]:
 
 
 def tables(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """All of a run's log but what names this very run."""
+    """All tables of a run's log except `meta` and `seals`, which name the run."""
     with closing(sqlite3.connect(folder / "run.db")) as database:
         names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {n: database.execute(f"SELECT * FROM {n}").fetchall() for n in names if n not in ("meta", "seals")}
@@ -91,7 +91,7 @@ def test_the_same_seed_gives_the_same_log_twice(overrides: dict[str, Any], tmp_p
 
 @pytest.mark.parametrize("scale", [1.0, 0.1])
 def test_a_run_that_goes_on_is_to_the_last_digit_the_one_that_was_not_interrupted(scale: float, tmp_path: Path) -> None:
-    """Its clock began at 0 again, where differences of times are rounded otherwise."""
+    """Once the resumed run's clock began at 0 again, and differences of times were rounded otherwise."""
     overrides = {**SYNTHETIC, "latency.time_scale": scale}
     for rounds in (5, 12):
         play(tmp_path / "twice", {**overrides, "experiment.rounds": rounds})
@@ -101,7 +101,7 @@ def test_a_run_that_goes_on_is_to_the_last_digit_the_one_that_was_not_interrupte
 
 @pytest.mark.slow
 def test_an_interrupted_private_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    """The jobs of an open round were charged, so that the policy chose others when the round was played again."""
+    """Once an open round's jobs stayed charged, so the policy chose other clients when the round was played again."""
     experiment = pausefl.load("demo", {"experiment.clock": "virtual", **SYNTHETIC, "experiment.rounds": 60})
     for name, ends in (("whole", ()), ("cut", (5, 17))):
         for end in (*ends, 60):
@@ -118,13 +118,13 @@ def test_an_interrupted_private_run_goes_on_as_if_it_had_not_been(tmp_path: Path
 
 @pytest.mark.end_to_end
 def test_a_scheduler_that_ends_all_processes_is_heard_once(background: Background, tmp_path: Path) -> None:
-    """The process that plays was asked by its parent as well, and took that for a second signal, which ends at once."""
+    """Once the playing process got a second signal from its parent, which ended it at once."""
     words = sets("experiment.rounds=1000000", "workload.model=synthetic")
     process = background("run", "demo", "--virtual", *words, "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run"), "rounds", running=process)
     others = psutil.Process(process.pid).children(recursive=True)
     for one in others:
-        one.send_signal(signal.SIGUSR2)  # as Slurm does before a job's time is over
+        one.send_signal(signal.SIGUSR2)  # Slurm sends it before a job's time is over
     for one in (psutil.Process(process.pid), *others):
         one.terminate()
     process.wait(60)
@@ -143,7 +143,7 @@ def test_an_exchange_takes_what_was_drawn_and_stated_and_nothing_else(tmp_path: 
 
 
 def test_with_equal_delays_steps_are_taken_when_a_queue_of_c_servers_is_done(tmp_path: Path) -> None:
-    """C jobs begin at once and each takes d; the n-th arrival is at d ceil(n/C), and every K-th makes a step."""
+    """C jobs begin at once and each takes d. Arrival n is at d ceil(n/C), and each K-th arrival makes a step."""
     delay = {"kind": "constant", "value_s": 0.25}
     overrides = {"latency.delay": delay, "latency.tau_min_s": 0.1, "privacy.enabled": False, **ASYNCHRONOUS}
     steps = play(tmp_path / "run", {**SYNTHETIC, **overrides, "selection.policy": "random"})
@@ -166,13 +166,13 @@ def test_a_slow_device_is_slow_in_virtual_time_too(tmp_path: Path) -> None:
 
 
 def one_slow(factor: float) -> dict[str, Any]:
-    """Two clients train for 0.1 s, a third one `factor` times as long."""
+    """Two clients that train for 0.1 s, and a third that takes `factor` times as long."""
     groups = {"late": {"count": 1, "behaviours": [{"kind": "slow-device", "factor": factor}]}, "quick": {"count": 2}}
     return {**SYNTHETIC, "clients.count": 3, "clients.groups": groups, "workload.train_s": 0.1}
 
 
 def test_a_round_ends_at_its_deadline(tmp_path: Path) -> None:
-    """One client trains for an hour; the others' rounds last as long as the deadline, exactly."""
+    """One client trains for an hour, so rounds last exactly as long as the deadline."""
     ends = {"selection.policy": "all", "server.round_timeout_s": 20.0, "server.rest_rounds_max": 0}
     rounds = play(tmp_path / "run", {**one_slow(36_000.0), "experiment.rounds": 2, **ends})
     assert [[miss.client_id for miss in record.misses] for record in rounds] == [["late-000"], ["late-000"]]
@@ -181,7 +181,7 @@ def test_a_round_ends_at_its_deadline(tmp_path: Path) -> None:
 
 
 def test_a_job_withdrawn_while_it_trains_is_not_charged(tmp_path: Path) -> None:
-    """Over-selection: the slowest of three is not needed, and is told so long before its training ends."""
+    """Over-selection: the slowest of three is not needed. Its job is withdrawn long before its training ends."""
     chosen = {"selection.policy": "random", "selection.m": 2, "selection.over_selection": 0.5}
     rounds = play(tmp_path / "run", {**one_slow(1000.0), "experiment.rounds": 4, **chosen})
     assert {len(record.observations) for record in rounds} == {2}
@@ -199,7 +199,7 @@ def test_clients_come_and_go_with_the_rounds(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_client_that_is_away_when_the_run_ends_does_not_make_it_fail(tmp_path: Path) -> None:
-    """Its last updates were rejected so often that it rests; when it comes back no server listens."""
+    """Its last updates were all rejected, so it rests; when it comes back, the server has ended."""
     groups = {"clients.groups.honest.count": 2, "clients.groups.loud.count": 1}
     loud = {"clients.groups.loud.behaviours": [{"kind": "scaled-update", "factor": 3e38}]}
     open_run = {"clients.count": 3, "privacy.enabled": False, "latency.delay.kind": "none", "experiment.rounds": 9}
@@ -219,7 +219,7 @@ def test_a_run_in_a_process_of_its_own_is_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_real_clock_plays_the_same_rounds(tmp_path: Path) -> None:
-    """Joins, departures, a job that misses its deadline, over-selection: the same clients, the same misses."""
+    """With joins, departures, a missed deadline and over-selection, the same clients are chosen and missed."""
     groups = {
         "here": {"count": 3},
         "later": {"count": 1, "join_round": 3},
@@ -310,13 +310,13 @@ CHANGED_STEPS: dict[str, dict[str, Any]] = {
 
 
 def unstated(changes: dict[str, Any]) -> TrainingPlan:
-    """The plan of an experiment that does not say what a step takes."""
+    """The training plan of an experiment that does not state the duration of a step."""
     return client_plan(pausefl.load("demo", {"experiment.clock": "virtual", **UNSTATED, **changes})).training
 
 
 @pytest.fixture
 def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A campaign's folder, in which steps are measured one after the other as 1 s, 2 s and so on."""
+    """A campaign's folder, in which the first step measured takes 1 s, the second 2 s, and so on."""
     measured = itertools.count(1.0)
     monkeypatch.setattr(steps, "_measured_step_s", lambda _: next(measured))
     begin(tmp_path, Plan("compare", "", {}))
@@ -324,7 +324,7 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_runs_of_a_campaign_that_train_alike_have_the_same_step(campaign: Path) -> None:
-    """Also where their folders lie one deeper."""
+    """Even if a run's folder lies one level deeper."""
     found = {}
     for name, changes in {"one": {}, "runs/other": {"experiment.seed": 2}, **CHANGED_STEPS}.items():
         (campaign / name).mkdir(parents=True)
@@ -333,7 +333,7 @@ def test_the_runs_of_a_campaign_that_train_alike_have_the_same_step(campaign: Pa
 
 
 def test_a_shared_step_survives_a_disk_that_takes_no_other(campaign: Path) -> None:
-    """The file was written over: torn, it ended every later run of the campaign."""
+    """Once the file was overwritten in place: a torn file ended every later run of the campaign."""
     for name in ("one", "large"):
         (campaign / name).mkdir()
     assert steps.with_step_time(unstated({}), campaign / "one").workload.step_s == 1
@@ -353,7 +353,7 @@ def test_a_shared_step_survives_a_disk_that_takes_no_other(campaign: Path) -> No
     ],
 )
 def test_a_step_is_that_of_an_honest_device(behaviour: dict[str, Any], tmp_path: Path) -> None:
-    """The first client's behaviours change its own rounds, not the step that all devices have."""
+    """The first client's behaviours change its own rounds, but not the step measured for all devices."""
     groups = {"first": {"count": 1, "behaviours": [behaviour]}, "plain": {"count": 4}}
     steps_s = []
     for name, changes in (("with", {"clients.groups": groups}), ("without", {})):
