@@ -1,10 +1,10 @@
 """`make up` for real: images, one server, its evaluator and ten client containers that stay, over TLS, for two runs.
 
-The first is played to its end. Its policy and training method are an experiment's own: they lie in its folder, and no
-image holds them. During the second, containers are killed, paused and cut off, and the engine is started again.
+The first run is played to its end. Its policy and training method are in the experiment's folder, and in no image.
+During the second run, containers are killed, paused and disconnected, and the engine is restarted.
 
-Runs by `make test-containers`, on an engine that answers or on one of its own; without a registry, on a base made by
-debootstrap and on wheels that were fetched beforehand.
+`make test-containers` runs it, on an engine that answers or on one of its own. Without a registry, it uses a base image
+made by debootstrap and wheels fetched beforehand.
 """
 
 import json
@@ -42,7 +42,7 @@ IMAGES = {name: f"pausefl-{name}:{RELEASE}" for name in ("server", "evaluator", 
 CLIENTS = 10
 PATIENCE_S = 1800.0
 ROUNDS = 20
-# Beside the experiment: what the server imports, which has no torch, and what clients and evaluator import.
+# Modules beside the experiment: one for the server, which has no torch, and one for clients and evaluator.
 OWN = ("examples/policy/moving_average.py", "examples/training_method/decay.py")
 OF_BOTH = """
 privacy = { epsilon_budget = 40.0, eta = 0.01, clip = 0.02 }
@@ -59,7 +59,7 @@ selection.m = 4
 selection."moving_average:MovingAverage".exploration = 0.5
 latency = {{ signal = "communication", tau_min_s = 0.5 }}
 {OF_BOTH}"""
-# Everybody takes part in each round, so a pause of anybody touches one.
+# All clients take part in each round, so each pause of a client touches a round.
 ROUGH = f"""
 experiment.rounds = 100_000
 selection = {{ policy = "pause", m = {CLIENTS} }}
@@ -67,9 +67,9 @@ clients.minimum = {CLIENTS - 1}
 latency = {{ signal = "round_trip", delay = {{ kind = "constant", value_s = 0.4 }} }}
 server = {{ dead_after_s = 6.0, rejoin_timeout_s = 30.0, round_timeout_s = 60.0 }}
 {OF_BOTH}"""
-# Who is paused together, and for how long.
+# The services that are paused together, and for how many seconds.
 PAUSES = ((("client",), 2.0), (("client",), 10.0), (("server",), 1.0), (("server",), 30.0), (("server", "client"), 3.0))
-# How far somebody gets who trusts the evaluator: to the first byte of HTTP/2, or not. Its argument: a certificate.
+# Connects to the evaluator with a certificate (the argument) or none, and prints the first byte of HTTP/2 received.
 SHAKE_HANDS = """
 import pathlib, socket, ssl, sys
 context = ssl.create_default_context(cafile="/run/secrets/ca")
@@ -88,35 +88,35 @@ class Docker:
     def __init__(self, **environment: str) -> None:
         self.environment = {**os.environ, **environment}
         self.restart_engine: Callable[[], None] | None = None
-        """Of an engine of our own: it is asked to end, and started again."""
+        """Ends and restarts the engine; None if it is not this test's own engine."""
 
     def __call__(self, *arguments: str) -> str:
-        """What a command says, on standard output and then on standard error; it must succeed."""
+        """Run a command that must succeed; returns its standard output followed by its standard error."""
         done = self.try_to(*arguments)
         assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stderr}"
         return (done.stdout + done.stderr).strip()
 
     def try_to(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A command that may fail."""
+        """Run a command that may fail."""
         command = ["docker", *arguments]
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
 
     def has_image(self, name: str) -> bool:
-        """Whether an image is there, or can be had."""
+        """Whether an image is present or can be pulled."""
         return not (self.try_to("image", "inspect", name).returncode and self.try_to("pull", name).returncode)
 
 
 class Stack:
-    """What `make up` has started."""
+    """The containers that `make up` has started."""
 
     def __init__(self, docker: Docker, environment: dict[str, str]) -> None:
         self.docker = docker
         self.environment = environment
         self.page = ""
-        """What the server's page was while the run went on."""
+        """The server's page, read during the run."""
 
     def make(self, command: str) -> str:
-        """What `make COMMAND` prints."""
+        """The output of `make COMMAND`."""
         environment = {**self.docker.environment, **self.environment}
         script = [sys.executable, str(DEPLOY / "compose.py"), command]
         done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
@@ -129,7 +129,7 @@ class Stack:
         return [Path(line.partition(" (")[0]) for line in lines if not line.endswith(".log")]
 
     def containers(self, service: str) -> list[dict[str, Any]]:
-        """What the engine knows of a service's containers, ended ones included."""
+        """The engine's records of a service's containers, including ended ones."""
         labels = {"project": PROJECT, "service": service}
         filters = [f"--filter=label=com.docker.compose.{name}={value}" for name, value in labels.items()]
         ids = self.docker("ps", "--all", "--quiet", *filters).split()
@@ -140,43 +140,43 @@ class Stack:
         return str(self.containers(service)[0]["Id"])
 
     def are_running(self, service: str) -> bool:
-        """Whether any of them is."""
+        """Whether any container of the service is running."""
         return any(container["State"]["Running"] for container in self.containers(service))
 
     def client_in(self, container: str) -> str:
-        """Who a client container is, by what it has said last; empty for one without a slot."""
+        """The client id that a container printed last; empty for a container without a slot."""
         return next(reversed(re.findall(r"slot \d+: ([\w-]+)", self.docker("logs", container))), "")
 
     def clients(self) -> list[str]:
-        """Who the client containers are."""
+        """The client ids of all client containers."""
         return sorted(filter(None, (self.client_in(container["Id"]) for container in self.containers("client"))))
 
     def rounds(self) -> list[dict[str, Any]]:
-        """What the server's container has said of rounds."""
+        """The events of rounds that the server's containers have printed."""
         lines = [
             line for server in self.containers("server") for line in self.docker("logs", server["Id"]).splitlines()
         ]
         return [json.loads(line) for line in lines if '"kind": "round"' in line]
 
     def wait_for_rounds(self, more: int) -> None:
-        """Return when so many more rounds were played."""
+        """Wait until `more` further rounds were played."""
         before = len(self.rounds())
         took(f"{more} more rounds", lambda: wait_until(lambda: len(self.rounds()) >= before + more, "rounds"))
 
     def kill_from_outside(self, container: str) -> None:
-        """kill -9 of a container's process, as the kernel does where memory is short."""
+        """Kill a container's process by SIGKILL, as the kernel does when memory is short."""
         pid = self.docker("inspect", "--format={{.State.Pid}}", container)
         kill = ("--entrypoint=python", IMAGES["server"], "-c", f"import os; os.kill({pid}, 9)")
         self.docker("run", "--rm", "--pid=host", "--user=0", *kill)
 
     def freeze(self, container: str) -> None:
-        """Pause a container. The engine gives up one whose processes do not stand still soon, as on a busy machine."""
+        """Pause a container. The engine gives up if the processes do not stop soon (busy machine): it is asked again."""
         wait_until(lambda: not self.docker.try_to("pause", container).returncode, f"{container} to be frozen")
 
 
 @pytest.fixture(scope="module")
 def docker() -> Iterator[Docker]:
-    """An engine that answers already, or one of our own, whose images stay in build/ for the next time."""
+    """An engine that answers already, or one of this test's own, whose images stay in build/ for the next time."""
     if "PAUSEFL_CONTAINERS" not in os.environ:
         pytest.skip("takes many minutes: make test-containers")
     if shutil.which("docker") is None:
@@ -187,7 +187,7 @@ def docker() -> Iterator[Docker]:
     if os.geteuid() or shutil.which("dockerd") is None:
         pytest.skip("no Docker engine answers, and here none can be started (by root, with dockerd)")
     KEPT.mkdir(parents=True, exist_ok=True)
-    # Not in build/: the names of sockets are short.
+    # Not in build/: the path of a socket must be short.
     with tempfile.TemporaryDirectory(prefix="pausefl-") as folder, (KEPT / "dockerd.log").open("w") as log:
         docker = Docker(DOCKER_HOST=f"unix://{folder}/socket")
         where = [f"--data-root={KEPT}/engine", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
@@ -216,7 +216,7 @@ def docker() -> Iterator[Docker]:
 
 @pytest.fixture(scope="module")
 def building(docker: Docker) -> dict[str, str]:
-    """What images are built of here: the public base and package index, or a base and wheels of our own."""
+    """The settings to build images: the public base and package index, or a base and wheels made here."""
     if base := os.environ.get("BASE"):
         return {"BASE": base}
     if docker.has_image(PUBLIC_BASE):
@@ -224,7 +224,7 @@ def building(docker: Docker) -> dict[str, str]:
     if docker.try_to("image", "inspect", OWN_BASE).returncode:
         make_base(docker)
     if not list((DEPLOY / "wheelhouse/cpu").glob("torch-*.whl")):
-        # An index that cannot be reached is given up at once.
+        # If the index cannot be reached, pip gives up at once.
         environment = {**os.environ, "PIP_RETRIES": "0"}
         subprocess.run(["make", "wheelhouse", f"PYTHON={sys.executable}"], cwd=ROOT, env=environment, check=True)
     return {"BASE": OWN_BASE, "PIP_NO_INDEX": "1"}
@@ -242,7 +242,7 @@ def make_base(docker: Docker) -> None:
 
 @pytest.fixture(scope="module")
 def prometheus(docker: Docker, building: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Prometheus's image, or one of this machine's own Prometheus; empty where there is neither."""
+    """The name of Prometheus's image, or of one made from this machine's Prometheus; empty if there is neither."""
     image = str(yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["prometheus"]["image"])
     public = image.removeprefix("${PROMETHEUS_IMAGE:-").removesuffix("}")
     if docker.has_image(public):
@@ -269,7 +269,7 @@ def prometheus(docker: Docker, building: dict[str, str], tmp_path_factory: pytes
 def stack(
     docker: Docker, building: dict[str, str], prometheus: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:
-    """A run of ten client containers that was played to its end, and they stay; one was interrupted and came back."""
+    """A run of ten client containers, played to its end; the clients stay. One client was interrupted and came back."""
     folder = tmp_path_factory.mktemp("stack")
     experiment = folder / "experiment/experiment.toml"
     experiment.parent.mkdir()
@@ -360,7 +360,7 @@ def test_they_speak_tls_with_those_who_show_a_certificate(stack: Stack) -> None:
     (evaluator,) = stack.containers("evaluator")
     shake_hands = ("exec", evaluator["Id"], "python", "-c", SHAKE_HANDS)
     assert stack.docker(*shake_hands) == "TLSv1.3 b''", "closed"
-    # The server is a client of the evaluator.
+    # The server connects to the evaluator as a client.
     shown = "".join((Path(stack.environment["CERTIFICATES"]) / f"server.{kind}").read_text() for kind in ("pem", "key"))
     assert stack.docker(*shake_hands, shown) == r"TLSv1.3 b'\x00'"
 
@@ -386,7 +386,7 @@ def test_prometheus_scraped_them(stack: Stack) -> None:
 
 
 def test_a_server_container_compiles_nothing(stack: Stack) -> None:
-    """Its read-only image brings the searches, for whatever processor of its architecture."""
+    """The read-only image contains the compiled searches, for any processor of its architecture."""
     alone = ("server", "demo", "--set=selection.policy=sa-pause", "--set=workload.model=synthetic", "--run-dir=/tmp/x")
     little = ("--read-only", "--tmpfs=/tmp", "--env=NUMBA_DEBUG_CACHE=1")
     done = stack.docker.try_to("run", "--rm", *little, IMAGES["server"], *alone, "--set=clients.connect_timeout_s=10")
@@ -410,7 +410,7 @@ def test_nothing_is_lost_by_kills_pauses_cuts_and_a_new_engine(stack: Stack, tmp
 
 
 def kill(stack: Stack) -> None:
-    """Killed from outside they come back; killed by `docker kill` they are left, and `make up` goes on with the run."""
+    """Containers killed from outside restart. After `docker kill` they stay down, and `make up` resumes the run."""
     everybody = [stack.first(service) for service in ("client", "evaluator", "server")]
     began = {container: started_at(stack, container) for container in everybody}
     for container in everybody:
@@ -428,7 +428,7 @@ def started_at(stack: Stack, container: str) -> str:
 
 
 def pause(stack: Stack, who: Sequence[str], seconds: float) -> tuple[int, int, str]:
-    """Pause them while everybody takes part; between which rounds that was, and which client is among them."""
+    """Pause services while all clients take part; returns the rounds before and after, and the first client's id."""
     wait_until(lambda: len(stack.rounds()[-1]["chosen"]) == CLIENTS, "everybody to take part")
     containers = [stack.first(service) for service in who]
     before = stack.rounds()[-1]["round"]
@@ -441,7 +441,7 @@ def pause(stack: Stack, who: Sequence[str], seconds: float) -> tuple[int, int, s
 
 
 def cut_off(stack: Stack) -> None:
-    """Take a client from the network until the server has noticed."""
+    """Disconnect a client from the network until the server has noticed."""
     container, network = stack.first("client"), f"{PROJECT}_default"
     about = f'"client": "{stack.client_in(container)}"'
 
@@ -460,7 +460,7 @@ def cut_off(stack: Stack) -> None:
 def check_books(
     stack: Stack, paused: Sequence[tuple[Sequence[str], float, tuple[int, int, str]]], folder: Path
 ) -> None:
-    """Ledgers are the log's of both runs, rounds told stand in it, and what pauses touched is marked, nothing else."""
+    """Ledgers equal the logs of both runs; all printed rounds are logged; exactly what a pause touched is marked."""
     stack.docker("stop", stack.first("server"), *(container["Id"] for container in stack.containers("client")))
     told = {event["round"]: event["chosen"] for event in stack.rounds()}
     runs = stack.results()
@@ -469,7 +469,7 @@ def check_books(
     assert told.items() <= logged.items()
     assert sorted(logged) == list(range(1, len(logged) + 1))
     assert query(rough, "SELECT * FROM events WHERE kind = 'rejected'") == []
-    # A disk or memory that was slow may hold a process up for a moment, too.
+    # A slow disk or slow memory may also stop a process for a moment.
     stood_still = "max(observations.stopped_s, rounds.stopped_s)"
     marks = query(
         rough,
@@ -482,7 +482,7 @@ def check_books(
         ours = [mark for mark in marks if after < mark[0] <= until and (client == mark[1] or "server" in who)]
         during = f"round BETWEEN {after + 1} AND {until} AND round_trip_s >= {seconds}"
         touched = query(rough, f"SELECT round, client_id FROM observations WHERE {during}")
-        assert ours or not touched, f"a pause of {who} is not marked"  # the server's may fall between two rounds
+        assert ours or not touched, f"a pause of {who} is not marked"  # the server's pause may fall between two rounds
         of_pause += ours
     assert sorted(of_pause) == sorted(marks), "something that no pause touched is marked"
     assert not any(teaches for *_, teaches in marks)
@@ -491,27 +491,27 @@ def check_books(
         ledger = folder / f"ledgers/{client}.db"
         heard = [greatest_told(run, client) for run in runs]
         told_of, spent = sum(count for count, _ in heard), sum(spent for _, spent in heard)
-        # A client may have released within the round that the server's end broke off.
+        # A client may have released in the round that the server's end interrupted.
         assert verified_spend(ledger).released - told_of in (0, 1), client
         charged = log.query(ledger, f"SELECT epsilon_spent FROM releases WHERE participation = {told_of}")
         assert charged == [(pytest.approx(spent),)], client
 
 
 def ask(stack: Stack, query: str) -> float:
-    """The one value of a PromQL query."""
+    """The only value of a PromQL query."""
     answer = read(stack, "PROMETHEUS_PORT", f"/api/v1/query?query={urllib.parse.quote(query)}")
     (sample,) = json.loads(answer)["data"]["result"]
     return float(sample["value"][1])
 
 
 def read(stack: Stack, port: str, path: str) -> str:
-    """What a published port serves."""
+    """The content at a path of a published port."""
     with urllib.request.urlopen(f"http://127.0.0.1:{stack.environment[port]}{path}") as answer:
         return str(answer.read().decode())
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Return when it holds. To ask takes some docker commands, which would keep a core from those that are asked."""
+    """Wait until it holds. Each check runs docker commands, so frequent checks would slow the containers."""
     wait_for(condition, what, PATIENCE_S, every_s=0.5)
 
 

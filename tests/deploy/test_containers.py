@@ -1,4 +1,4 @@
-"""Images, compose file and `make up`, as far as they can be told without an engine (test_container_run has one)."""
+"""Images, compose file and `make up`, as far as they can be tested without an engine (see test_container_run)."""
 
 import importlib.metadata
 import os
@@ -30,22 +30,22 @@ from rigs.waiting import wait_for
 DEPLOY = ROOT / "deploy"
 SERVICES = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"]
 BASE_BYTES = 130_010_000
-"""On disk, of python:3.11-slim-bookworm for amd64, as stated in docker-library/repo-info on 2026-08-13."""
+"""Size on disk of python:3.11-slim-bookworm for amd64, as stated in docker-library/repo-info on 2026-08-13."""
 PROJECT_BYTES = 6_000_000
-"""Of the wheel, installed."""
+"""Size of the installed wheel."""
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 
 
 @pytest.fixture(scope="module")
 def compose_py() -> Iterator[ModuleType]:
-    """deploy/compose.py, which finds its neighbour as a script does."""
+    """deploy/compose.py, with its folder on the path, as for a script."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(DEPLOY)
         yield script(DEPLOY / "compose.py")
 
 
 def refusal(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line with which `make up` is refused."""
+    """The only line printed when `make up` is refused."""
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("make up: ")
@@ -71,7 +71,7 @@ def test_every_image_is_a_stage_of_the_dockerfile_and_those_of_others_are_named_
 
 
 def test_containers_can_neither_write_nor_become_more_and_nobody_can_log_in_to_grafana() -> None:
-    """It shows its dashboards to everybody, and its administrator's first password is known to all."""
+    """Grafana shows its dashboards to every visitor, and its administrator's default password is public."""
     for name in ("server", "evaluator", "client"):
         assert SERVICES[name]["read_only"]
     for service in SERVICES.values():
@@ -123,7 +123,7 @@ def test_an_experiment_that_nobody_can_play_is_said_before_anything_starts(
 def test_a_run_of_this_name_that_cannot_go_on_is_said(
     engine: dict[str, str], tmp_path: Path, clients: int, rounds: int, message: str
 ) -> None:
-    """What the server itself is told decides: what the volume holds was begun with all options of compose.yaml."""
+    """The server's own settings decide: the run in the volume was begun with all options of compose.yaml."""
     options = SERVICES["server"]["command"]
     for name, file in {"ca": "ca.pem", "server-certificate": "server.pem", "server-key": "server.key"}.items():
         options = [word.replace(f"/run/secrets/{name}", f"{tmp_path}/certs/{file}") for word in options]
@@ -148,7 +148,7 @@ def test_a_run_of_this_name_that_cannot_go_on_is_said(
 
 @needs_openssl
 def test_modules_beside_the_experiment_are_found_in_containers(engine: dict[str, str]) -> None:
-    """The image's own check imports the policy that the experiment names."""
+    """The check that runs in the image imports the policy that the experiment names."""
     experiment = ROOT / "examples/policy/experiment.toml"
     done = make("up", **engine, EXPERIMENT=str(experiment))
     assert done.returncode == 0, done.stderr
@@ -184,13 +184,13 @@ def test_a_folder_that_containers_could_not_read_is_said(compose_py: ModuleType,
 
 
 def needs(*extras: str) -> set[str]:
-    """What a stage of the Dockerfile asks pip for."""
+    """The requirements that a stage of the Dockerfile gives to pip."""
     script = [sys.executable, str(DEPLOY / "requirements.py"), str(ROOT / "pyproject.toml"), *extras]
     return set(subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines())
 
 
 def test_the_servers_image_is_below_450_mb_and_lacks_nothing(tmp_path: Path) -> None:
-    """What its stage installs, as links to the environment's own, less what it takes away; others have torch."""
+    """The stage's packages, as links to this environment's, without the files it removes. Other images have torch."""
     for extra in ("evaluator", "client"):
         assert {"torch", "grpcio"} <= {Requirement(need).name for need in needs(extra)}
     missing, installed = needs("server"), set[str]()
@@ -328,7 +328,7 @@ def test_certificates_that_containers_could_not_read_are_said(compose_py: Module
 
 
 def shake_hands(folder: Path, server: str, client: str, name: str) -> str:
-    """Mutual TLS in memory; the common name the client sees."""
+    """Mutual TLS in memory; returns the common name that the client sees."""
 
     def context(side: int, whose: str) -> ssl.SSLContext:
         made = ssl.SSLContext(side)
@@ -349,19 +349,19 @@ def shake_hands(folder: Path, server: str, client: str, name: str) -> str:
     return next(str(value) for part in certificate["subject"] for key, value in part if key == "commonName")
 
 
-# -- `make results`: run directories out of their volume
+# -- `make results` copies run directories out of their volume
 
 ROWS = 2_000
 
 
 @pytest.fixture
 def volumes(engine: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """With the places of a volume and of results besides."""
+    """The engine's environment with the paths of a volume and of results."""
     return engine | {"VOLUME": str(tmp_path / "volume"), "RESULTS": str(tmp_path / "results")}
 
 
 def test_runs_that_are_copied_are_named_and_no_others(volumes: dict[str, str], tmp_path: Path) -> None:
-    """A run that goes on has no summary yet; the folder may hold runs of this machine."""
+    """A run in progress has no summary yet. The folder may also hold runs of this machine, which are not named."""
     (tmp_path / "volume/second").mkdir(parents=True)
     (tmp_path / "results/of-this-machine").mkdir(parents=True)
     (tmp_path / "results/of-this-machine/summary.json").touch()
@@ -385,7 +385,7 @@ def test_results_that_are_missing_are_said(volumes: dict[str, str], tmp_path: Pa
 
 @pytest.mark.parametrize(("in_the_way", "status"), [("first/kept", "0"), ("second", "2")])
 def test_results_not_copied_are_said(volumes: dict[str, str], tmp_path: Path, in_the_way: str, status: str) -> None:
-    """They cannot be written, or could not all be read."""
+    """Results that cannot be written, and results that could not all be read."""
     (tmp_path / "volume").mkdir()
     (tmp_path / "volume/first").touch()
     (tmp_path / "results" / in_the_way).mkdir(parents=True)
@@ -414,7 +414,7 @@ def test_a_run_that_was_copied_while_it_was_played_is_copied_anew(volumes: dict[
 
 
 def test_results_are_whole_while_the_run_goes_on(volumes: dict[str, str], tmp_path: Path) -> None:
-    """The log is written, and taken into its database, all the time it is read."""
+    """The log is written and checkpointed all the time while it is copied."""
     (tmp_path / "volume/first").mkdir(parents=True)
     with written_all_the_time(tmp_path / "volume/first/run.db"):
         for _ in range(3):
@@ -427,7 +427,7 @@ def test_results_are_whole_while_the_run_goes_on(volumes: dict[str, str], tmp_pa
 
 @contextmanager
 def written_all_the_time(path: Path) -> Iterator[None]:
-    """A database of 8 MB, in which each commit lets one row gain what another loses."""
+    """Writes to a database of 8 MB until the block ends: each commit adds 1 to one row and takes 1 from another."""
     stop, draws = threading.Event(), random.Random(1)
 
     def write() -> None:

@@ -19,7 +19,7 @@ STAGES: dict[str, str] = dict(re.findall(r"(?ms)^FROM \S+ AS (\S+)\n(.*?)(?=^FRO
 
 
 def options(service: str) -> dict[str, str]:
-    """What a service's command line sets: of `--set=key=value` and of `--option=value`."""
+    """The values on a service's command line, by key of `--set=key=value` and by name of `--option=value`."""
     words = [word.removeprefix("--set=").removeprefix("--") for word in SERVICES[service]["command"]]
     return dict(word.split("=", 1) for word in words if "=" in word)
 
@@ -30,7 +30,7 @@ def listens(service: str) -> set[int]:
 
 
 def mounts(service: str) -> dict[str, str]:
-    """What is mounted where; variables of a source stand as they are."""
+    """The source of each mount by its target; variables in sources are not replaced."""
     pairs = (re.fullmatch(r"(.+?):(/[^:]*)(?::ro)?", volume) for volume in SERVICES[service]["volumes"])
     return {pair[2]: pair[1] for pair in pairs if pair}
 
@@ -78,7 +78,7 @@ def test_parts_call_each_other_where_they_listen_and_published_ports_are_listene
 
 
 def test_secrets_are_given_to_those_who_read_them_and_get_into_no_commit() -> None:
-    """Documents and `make up` have them made in these folders."""
+    """Documents and `make up` make secrets in these folders."""
     assert {"/certs/", "/deploy/certs/"} <= set((ROOT / ".gitignore").read_text("utf-8").splitlines())
     secrets = COMPOSE["secrets"].items()
     files = {name: secret["file"].removeprefix("${CERTIFICATES:-./certs}/") for name, secret in secrets}

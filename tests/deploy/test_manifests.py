@@ -1,4 +1,4 @@
-"""deploy/kubernetes: its parts fit each other and the command line, and its pods' scripts do what they say."""
+"""deploy/kubernetes: its parts agree with each other and the command line, and its pods' scripts work."""
 
 import functools
 import json
@@ -34,7 +34,7 @@ Thing = dict[str, Any]
 
 
 def render(folder: Path) -> list[Thing]:
-    """What `kubectl apply -k` would apply."""
+    """The objects that `kubectl apply -k` would apply."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     rendered = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True)
@@ -47,12 +47,12 @@ def rendered(overlay: str) -> list[Thing]:
 
 
 def of_kind(things: list[Thing], *kinds: str) -> dict[str, Thing]:
-    """Things of these kinds, by their name without the project's."""
+    """Objects of these kinds by name, without the project's prefix."""
     return {t["metadata"]["name"].removeprefix("pausefl-"): t for t in things if t["kind"] in kinds}
 
 
 def pods(things: list[Thing]) -> dict[str, Thing]:
-    """Pod templates, by who they are of."""
+    """Pod templates by the name of their service."""
     return {name: t["spec"]["template"] for name, t in of_kind(things, "StatefulSet", "Deployment").items()}
 
 
@@ -66,14 +66,14 @@ def ports(pod: Thing) -> dict[str, int]:
 
 
 def selected(things: list[Thing], selector: Thing) -> list[Thing]:
-    """The pods that a selector means."""
+    """The pods that a selector matches."""
     wanted = selector.get("matchLabels", selector).items()
     return [pod for pod in pods(things).values() if wanted <= pod["metadata"]["labels"].items()]
 
 
 @functools.cache
 def experiment(overlay: str, part: str) -> Experiment:
-    """As a pod of this part reads it."""
+    """The experiment as a pod of this part reads it."""
     things = rendered(overlay)
     (config,) = [t for t in things if t["kind"] == "ConfigMap" and "experiment.toml" in t["data"]]
     overrides = [a.removeprefix("--set=") for a in container(pods(things)[part])["args"] if a.startswith("--set=")]
@@ -175,7 +175,7 @@ def test_no_pod_may_more_than_it_needs(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_must_outlive_a_pod_lies_on_a_claim_that_is_kept(overlay: str) -> None:
-    """`kubectl delete -k` deletes what is rendered, and with a namespace all that is in it."""
+    """`kubectl delete -k` deletes all rendered objects, and with a namespace everything in it."""
     assert not of_kind(rendered(overlay), "Namespace", "PersistentVolumeClaim", "Secret")
     for name, mount in (("server", "/runs"), ("clients", "/ledgers")):
         stateful = of_kind(rendered(overlay), "StatefulSet")[name]["spec"]
@@ -195,7 +195,7 @@ def test_the_documented_namespace_is_the_one_of_the_overlays() -> None:
 
 
 def test_a_server_with_a_node_to_itself_gets_one() -> None:
-    """Clients may have come to every node first; only a pod of higher priority takes their place."""
+    """Clients may already be on every node; only a pod of higher priority replaces them."""
     things = rendered("cluster")
     specs = {name: pod["spec"] for name, pod in pods(things).items()}
     (term,) = specs["clients"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -263,7 +263,7 @@ def test_the_operators_monitors_can_be_added_and_mean_the_same(tmp_path: Path) -
 
 
 def documented_overlay(folder: Path) -> str:
-    """As a user's own folder has it."""
+    """The documented kustomization, with paths for a user's folder."""
     (example,) = re.findall(r"^```yaml\n(.*?)^```", documented(), re.MULTILINE | re.DOTALL)
     return str(example).replace("../..", os.path.relpath(KUBERNETES, folder))
 
@@ -295,7 +295,7 @@ def test_modules_beside_the_experiment_are_found_in_every_pod(tmp_path: Path) ->
 
 
 def command(part: str, changes: dict[str, str]) -> list[str]:
-    """A pod's command with what is changed, for a model that needs no evaluator."""
+    """A pod's command with these replacements, for a model that needs no evaluator."""
     pod = container(pods(rendered("laptop"))[part])
     words = [*pod["command"], *pod["args"], "--set=workload.model=synthetic", "--set=experiment.rounds=20"]
     for old, new in changes.items():
@@ -306,7 +306,7 @@ def command(part: str, changes: dict[str, str]) -> list[str]:
 
 @pytest.mark.slow
 def test_the_pods_commands_make_a_run(tmp_path: Path, authority: Authority) -> None:
-    """A server and two pods of five clients, over TLS, as processes of this machine."""
+    """A server and two pods of five clients over TLS, played as processes of this machine."""
     config = next(t["data"] for t in rendered("laptop") if "experiment.toml" in t.get("data", {}))
     (tmp_path / "experiment.toml").write_text(config["experiment.toml"], "utf-8")
     started: list[subprocess.Popen[str]] = []
@@ -362,7 +362,7 @@ def test_a_sweeps_job_has_a_pod_for_each_line_of_its_runs() -> None:
 
 @pytest.mark.slow
 def test_runs_of_a_sweeps_pods_are_those_of_pausefl_sweep(tmp_path: Path) -> None:
-    """Also one whose first pod was asked to end."""
+    """Even if a run's first pod was asked to end."""
     config, kept, shim = synthetic(tmp_path, rounds=1000, clients=6), tmp_path / "kept", tmp_path / "bin/pausefl"
     runs = "".join(f"m={m}-seed1 --set=selection.m={m} --set=experiment.seed=1\n" for m in (2, 5))
     (tmp_path / "runs.txt").write_text(runs, "utf-8")
@@ -401,27 +401,27 @@ PART = ["sh", str(BASE / "part.sh")]
 
 @pytest.fixture
 def pod(tmp_path: Path) -> dict[str, str]:
-    """The environment of a container, with a temporary folder of its own."""
+    """The environment of a container with its own temporary folder."""
     return {**os.environ, "TMPDIR": str(tmp_path)}
 
 
 def test_a_part_that_is_over_is_waited_upon_and_not_played_again(tmp_path: Path, pod: dict[str, str]) -> None:
-    """One that fails ends its container."""
+    """A part that fails ends its container."""
     assert subprocess.run([*PART, "sh", "-c", "exit 3"], env=pod, check=False).returncode == 3
     assert not (tmp_path / "over").exists()
     note = ["sh", "-c", 'echo played >> "$TMPDIR/notes"']
-    for _ in range(2):  # Kubernetes starts the container again
+    for _ in range(2):  # Kubernetes restarts the container
         with subprocess.Popen([*PART, *note], env=pod) as waiting:
             wait_for((tmp_path / "over").exists, "the end", running=waiting)
             waiting.terminate()
-            # The second time it may come before the trap is set.
+            # In the second pass, the signal may come before the trap is set.
             assert waiting.wait(10) in (128 + signal.SIGTERM, -signal.SIGTERM)
     assert (tmp_path / "notes").read_text("utf-8") == "played\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_part_is_killed_with_its_pod(tmp_path: Path, pod: dict[str, str], number: signal.Signals) -> None:
-    """It is not asked to end: a server would take that for the end of its run."""
+    """The part is not asked to end: a server would end its run."""
     play = 'trap "echo asked > \\"$TMPDIR/asked\\"" TERM; mkfifo "$TMPDIR/playing"; read -r _ < "$TMPDIR/playing"'
     with subprocess.Popen([*PART, "sh", "-c", play], env=pod) as playing:
         wait_for((tmp_path / "playing").exists, "the beginning", running=playing)

@@ -1,4 +1,4 @@
-"""Prometheus and Grafana: configuration, rules and dashboards are sound, and every query finds data in a real run."""
+"""Prometheus and Grafana: configuration, rules and dashboards are valid, and each query finds data in a real run."""
 
 import functools
 import json
@@ -53,14 +53,14 @@ def test_rules_say_what_their_unit_tests_expect(name: str) -> None:
 @pytest.mark.parametrize("name", ["prometheus.yml", "files.yml", "kubernetes.yml"])
 def test_a_configuration_is_valid_with_its_rules(name: str) -> None:
     checked = promtool("check", "config", FOLDER / name)
-    if "kubernetes_sd_configs not found" in checked.stderr:  # Debian leaves it out of its build
+    if "kubernetes_sd_configs not found" in checked.stderr:  # Debian's build leaves it out
         pytest.skip("this build of promtool knows no Kubernetes discovery")
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @functools.cache
 def unit_tests() -> dict[str, list[dict[str, Any]]]:
-    """The expressions each alert's unit tests evaluate."""
+    """The expressions in each alert's unit tests, by the alert's name."""
     found: dict[str, list[dict[str, Any]]] = {}
     for test in (test for name in ("alerts.yml", "limit.yml") for test in load(f"tests/{name}")["tests"]):
         found.setdefault(test["name"].split(",")[0], []).extend(test["promql_expr_test"])
@@ -88,7 +88,7 @@ def test_the_rules_ask_for_metrics_that_there_are() -> None:
 
 
 def pod(**labels: str) -> dict[str, str]:
-    """A pod of ours as Kubernetes discovery describes it, unless said otherwise."""
+    """A pod of this project as Kubernetes discovery describes it; `labels` replaces some of its labels."""
     app = {"name": "pausefl", "instance": "digits", "component": "clients"}
     described = {f"pod_label_app_kubernetes_io_{name}": value for name, value in app.items()}
     described |= {"pod_annotation_prometheus_io_scrape": "true", "pod_annotation_prometheus_io_port": "9465"}
@@ -97,7 +97,7 @@ def pod(**labels: str) -> dict[str, str]:
 
 
 def test_in_kubernetes_our_annotated_ports_are_scraped_and_named(tmp_path: Path) -> None:
-    """The relabelling is the real one; pods are discovered from a file."""
+    """The relabelling is the real one; only the pods are discovered from a file."""
     pods = {
         "10.0.0.1:9465": pod(),
         "10.0.0.2:8080": pod(pod_container_port_number="8080"),
@@ -142,9 +142,9 @@ metrics.client_port = 0
 asynchronous = { concurrency = 2, buffer = 1 }
 """
 
-# What compares series of one moment is not known once a run is over, nor is how many clients should be there.
+# After a run's end these are unknown: comparisons of current series, and the number of clients that should be there.
 OF_NOW = {"privacy: Ledgers apart: A", "privacy: Time until budgets end: A", "overview: Clients: B"}
-# Where nothing is the matter, they say so.
+# These are empty if there is nothing to report, and their panels say so.
 MAY_BE_EMPTY = {"overview: Alerts: A", "overview: Suspect rounds by reason: A"}
 
 
@@ -155,12 +155,12 @@ def dashboard(name: str) -> dict[str, Any]:
 
 
 def panels_of(name: str) -> list[dict[str, Any]]:
-    """The panels of a dashboard, without the titles of its rows."""
+    """The panels of a dashboard, without its row titles."""
     return [panel for panel in dashboard(name)["panels"] if panel["type"] != "row"]
 
 
 def expressions(*, instant: bool) -> dict[str, str]:
-    """Every query of every panel that is asked for one moment, or over a range."""
+    """All panels' queries by place: those evaluated at one moment, or those over a range."""
     return {
         f"{name}: {panel['title']}: {target['refId']}": target["expr"]
         for name in NAMES
@@ -171,7 +171,7 @@ def expressions(*, instant: bool) -> dict[str, str]:
 
 
 def recorded() -> dict[str, str]:
-    """Every recorded rule but the limit on ε, which is none as it comes."""
+    """All recorded rules except the limit on ε, which has no value by default."""
     groups = yaml.safe_load((DEPLOY / "prometheus/recording.yml").read_text("utf-8"))["groups"]
     names = {rule["record"] for group in groups for rule in group["rules"]} - {"unit:pausefl_epsilon_limit:constant"}
     return {name: name for name in names}
@@ -215,7 +215,7 @@ def test_panels_do_not_overlap_and_dashboards_share_their_variables_and_link_to_
 
 
 def test_numbers_and_tables_are_of_the_range_chosen_and_never_made_up() -> None:
-    """A run that is over can be read, and what is not known is not 0."""
+    """Results of a finished run can be read, and an unknown number is not shown as 0."""
     instant = expressions(instant=True)
     assert len(instant) > 25
     for place, expr in instant.items():
@@ -224,7 +224,7 @@ def test_numbers_and_tables_are_of_the_range_chosen_and_never_made_up() -> None:
 
 
 def rates() -> list[Any]:
-    """Every query of a rate, with the time Grafana takes it over: four of the query's steps, or of the scrapes'."""
+    """All queries of rates, over the interval that Grafana uses: four times the query's step or the scrape interval."""
     text = (DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text("utf-8")
     (source,) = yaml.safe_load(text)["datasources"]
     found = []
@@ -241,14 +241,14 @@ def rates() -> list[Any]:
 @pytest.mark.parametrize(("period_s", "always"), [(10, True), (45, False)])
 @pytest.mark.parametrize("expr", rates())
 def test_slow_rounds_leave_no_gaps(expr: str, period_s: int, always: bool, tmp_path: Path) -> None:
-    """Even where rounds take longer than rates reach back, none is a NaN, in which a line would end."""
+    """No value is NaN, which would break a line, even if rounds take longer than the interval of a rate."""
     least = 120 if always else 1
     expected: dict[str, list[dict[str, Any]]] = {
         f"min(count_over_time(({expr})[2m:1s])) >= bool {least}": [{"labels": "{}", "value": 1}],
         f"count_over_time((({expr}) != ({expr}))[2m:1s])": [],
     }
     checks = [{"eval_time": "4m", "expr": asked, "exp_samples": found} for asked, found in expected.items()]
-    values = " ".join(str(at_s // period_s) for at_s in range(300))  # each counts up by one so often
+    values = " ".join(str(at_s // period_s) for at_s in range(300))  # each counts up by one every `period_s`
     names = set(re.findall(r"(?:pausefl|process)_\w+", expr))
     labels = ['le="0.1",', 'le="+Inf",', 'part="download",', 'part="injected_up",', 'direction="up",']
     series = [{"series": f'{name}{{{label}run="a"}}', "values": values} for name in names for label in labels]
@@ -259,7 +259,7 @@ def test_slow_rounds_leave_no_gaps(expr: str, period_s: int, always: bool, tmp_p
 
 
 class Prometheus:
-    """A real one, that scrapes a real run."""
+    """A real Prometheus that scrapes a real run."""
 
     def __init__(self, folder: Path, targets: Path) -> None:
         found = {"files": [str(targets)], "refresh_interval": "1s"}
@@ -276,7 +276,7 @@ class Prometheus:
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """The data of the API's answer; its error is raised."""
+        """The data of the API's answer; an error of the API is raised."""
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url, timeout=10) as answer:
@@ -285,7 +285,7 @@ class Prometheus:
             raise AssertionError(error.read().decode()) from error
 
     def is_ready(self) -> bool:
-        """Whether it answers queries yet."""
+        """Whether it answers queries."""
         try:
             urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=10).close()
         except urllib.error.URLError:
@@ -293,7 +293,7 @@ class Prometheus:
         return True
 
     def values(self, expr: str) -> list[float]:
-        """What an instant query finds."""
+        """The values of an instant query."""
         return [float(found["value"][1]) for found in self.ask("query", query=expr)["result"]]
 
     def close(self) -> None:
@@ -304,7 +304,7 @@ class Prometheus:
 
 @contextmanager
 def playing(folder: Path, name: str, *settings: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A run, clients and all, that goes on for as long as the block does; Prometheus is told where it is."""
+    """A run with its clients that plays until the block ends, and whose targets Prometheus knows."""
     (folder / "tiny.toml").write_text(EXPERIMENT, "utf-8")
     command = ["run", str(folder / "tiny.toml"), "--run-dir", str(folder / name), *settings]
     with (
@@ -333,7 +333,7 @@ def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
 
 
 def choose(prometheus: Prometheus, runs: str) -> dict[str, str]:
-    """A value for each variable, found as Grafana finds it, and what Grafana knows of by itself."""
+    """A value for each variable, found as Grafana does it, and the values that Grafana sets itself."""
     chosen = {"__rate_interval": "5s", "__range": "600s", "run": runs}
     for name, query in variables_of("overview").items():
         series, label = re.fullmatch(r"label_values\((.*), (\w+)\)", query).groups()  # type: ignore[union-attr]  # None would fail
@@ -345,7 +345,7 @@ def choose(prometheus: Prometheus, runs: str) -> dict[str, str]:
 
 
 def without_data(prometheus: Prometheus, chosen: dict[str, str], *, is_played: bool) -> list[str]:
-    """Which queries find no number: of tiles and tables now, of curves in the last ten minutes."""
+    """The queries without a number: of tiles and tables now, and of curves in the last ten minutes."""
     instant = {**expressions(instant=True), **(recorded() if is_played else {})}
     found = {place: prometheus.values(asked(expr, chosen)) for place, expr in instant.items()}
     empty = [place for place, values in found.items() if not any(map(math.isfinite, values))]
@@ -360,12 +360,12 @@ def without_data(prometheus: Prometheus, chosen: dict[str, str], *, is_played: b
 
 
 def asked(expr: str, chosen: dict[str, str]) -> str:
-    """The query as Grafana sends it; a dashboard of one run has the first of those chosen."""
+    """The query as Grafana sends it; a dashboard of one run gets the first chosen run."""
     return substituted(expr.replace('run="$run"', f'run="{chosen["run"].partition("|")[0]}"'), chosen)
 
 
 def wait_until_all_is_shown(prometheus: Prometheus, chosen: dict[str, str]) -> None:
-    """Rates want a few scrapes to go by, accuracies a model that was evaluated."""
+    """Rates need a few scrapes, and accuracies an evaluated model."""
     until = time.monotonic() + 60
     while (empty := without_data(prometheus, chosen, is_played=True)) and time.monotonic() < until:
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Documents: links lead somewhere, snippets and commands are what the code takes, and the pages build."""
+"""Documents: links lead somewhere, the code accepts snippets and commands, and the pages build."""
 
 import argparse
 import os
@@ -36,7 +36,7 @@ SMALLER = {
     '"experiment.rounds": 20': '"experiment.rounds": 2, "clients.count": 3, "selection.m": 2',
     "ROUNDS = 10_000_000": "ROUNDS = 1000",
 }
-"""What snippets show, and what the test runs in its place."""
+"""Text shown in snippets -> the text that the test runs in its place."""
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 
 
@@ -74,7 +74,7 @@ def broken(path: Path, target: str) -> str:
 
 
 def snippets(language: str) -> list[tuple[str, str]]:
-    """The fenced blocks in a language, with the document each is from."""
+    """(document, text) of each fenced block in a language."""
     return [
         (name, re.sub(rf"^{indent}", "", body, flags=re.MULTILINE))
         for name, path in zip(NAMES, DOCUMENTS, strict=True)
@@ -84,18 +84,18 @@ def snippets(language: str) -> list[tuple[str, str]]:
 
 
 def longest(found: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Without the snippets that another one begins with or repeats in part."""
+    """All snippets except those whose lines are all part of another snippet."""
     lines = [set(text.splitlines()) for _, text in found]
     return [case for case, own in zip(found, lines, strict=True) if not any(own < other for other in lines)]
 
 
 STORIES = {"docs/own-fleet.md", "docs/own-policy.md"}
-"""Typed from start to end by test_stories."""
+"""Pages that test_stories types from start to end."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A reader's folder, with the files that snippets name: modules shown in a document, and measured delays."""
+    """A reader's folder, with the files that snippets name: modules shown in documents, and measured delays."""
     for _, text in snippets("python"):
         if named := re.match(r'"""(\w+\.py): ', text):
             (tmp_path / named[1]).write_text(text, "utf-8")
@@ -112,7 +112,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_broken_links_are_found(tmp_path: Path) -> None:
-    """Or the test above could not fail."""
+    """Otherwise the test above could not fail."""
     readme = ROOT / "README.md"
     assert len(list(links(readme))) > 10
     assert broken(readme, "docs/none.md") == "docs/none.md: no such file"
@@ -173,7 +173,7 @@ ASSIGNMENT = re.compile(r"[A-Z_]+=")
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
-    """The words of every `pausefl` and `make` in fenced blocks, without what a shell does with them."""
+    """The words of each `pausefl` and `make` command in fenced blocks, without the shell's own syntax."""
     for _, language, block in FENCE.findall(text):
         if language not in {"", "sh", "bash", "console"}:
             continue
@@ -187,25 +187,25 @@ def command_lines(text: str) -> Iterator[list[str]]:
 
 
 def shown(path: Path, program: str) -> list[str]:
-    """The lines of a document's blocks that call a program, each once."""
+    """The commands of a program in a document's blocks, each once."""
     return sorted({shlex.join(words) for words in command_lines(path.read_text("utf-8")) if words[0] == program})
 
 
 def named(path: Path, program: str) -> list[str]:
-    """The calls of a program that a document's sentences name, each once; words in capitals a user replaces."""
+    """The commands of a program in a document's sentences, each once. Words in capitals are placeholders."""
     codes = re.findall(r"`([^`]+)`", FENCE.sub("", path.read_text("utf-8")))
     calls = [[word for word in code.split() if not ASSIGNMENT.match(word)] for code in codes]
     return sorted({" ".join(words) for words in calls if len(words) > 1 and words[0] == program})
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise ConfigError or AssertionError where a preset, key, policy or benchmark named does not exist."""
+    """Raise ConfigError or AssertionError if a preset, key, policy or benchmark does not exist."""
     config = getattr(options, "config", None)
     if config is not None and not config.endswith(".toml") and "/" not in config:
         assert config in {*preset_names(), *FIGURES}
         check_policies(load_experiment(config, getattr(options, "overrides", [])))
     for name in (getattr(options, "policies", None) or "").split(","):
-        if name and ":" not in name:  # a reader's own lies beside the reader's experiment
+        if name and ":" not in name:  # a reader's own policy lies beside the experiment
             policy_class(name)
     if getattr(options, "series", None) or getattr(options, "scale", None):
         find_reproduction(options.name)
@@ -226,7 +226,7 @@ def test_documented_commands_are_those_that_pausefl_takes(path: Path, capsys: py
 
 
 def check_mention(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """AssertionError where the command, one of its options, or the benchmark or preset it names does not exist."""
+    """Raise AssertionError if the command, an option, or the benchmark or preset named does not exist."""
     command, *arguments = line.split()[1:]
     if command.startswith("-"):
         return
@@ -258,20 +258,20 @@ def test_documented_targets_are_those_that_make_knows(path: Path) -> None:
     "line", ["pausefl run demo --unknown 1", "pausefl run no-such-preset", "pausefl run demo --set server.prot=1"]
 )
 def test_a_wrong_command_is_found(line: str) -> None:
-    """Or the tests above could not fail."""
+    """Otherwise the tests above could not fail."""
     with pytest.raises((SystemExit, AssertionError, ConfigError)):
         check(cli.parser().parse_args(shlex.split(line)[1:]))
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A Python command, from the top of the repository."""
+    """Run Python with these arguments in the repository's root."""
     command, environment = [sys.executable, *arguments], {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
 
 
 @pytest.fixture
 def staged(tmp_path: Path) -> Path:
-    """A folder with the pages in docs-source, and mkdocs.yml, by which they are built into docs."""
+    """A folder with the pages in docs-source, and a mkdocs.yml that builds them into docs."""
     pytest.importorskip("mkdocs")
     config = (ROOT / "mkdocs.yml").read_text("utf-8")
     for built in ("docs-source", "docs"):
@@ -285,7 +285,7 @@ def staged(tmp_path: Path) -> Path:
 
 
 def build(staged: Path) -> subprocess.CompletedProcess[str]:
-    """What `make docs` does with the pages, with its own options."""
+    """Build the pages as `make docs` does, with its options."""
     (options,) = re.findall(r"mkdocs build(.*)", (ROOT / "Makefile").read_text("utf-8"))
     return run("-m", "mkdocs", "build", *options.split(), "--config-file", str(staged / "mkdocs.yml"))
 

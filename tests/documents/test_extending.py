@@ -1,4 +1,4 @@
-"""Code of one's own: documented examples, where modules are found, how errors are told, objects, a contribution."""
+"""Users' code: documented examples, where modules are found, how errors are reported, objects, a contribution."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the documented modules, and the experiment that names them."""
+    """A folder with the documented modules and the experiment that names them."""
     own = tmp_path / "own"
     own.mkdir()
     for block in blocks("python"):
@@ -136,7 +136,7 @@ def test_what_a_rule_returns_may_lie_in_memory_as_it_likes() -> None:
 
 @dataclass(frozen=True)
 class Stateful(Optimizer):
-    """Returns what it is made with."""
+    """An optimizer whose methods return what it was made with."""
 
     first: Any
     returned: Any
@@ -149,7 +149,7 @@ class Stateful(Optimizer):
 
 
 class InPlace(Optimizer):
-    """Writes where it should make something new."""
+    """An optimizer that changes θ in place instead of returning a new one."""
 
     def step(self, theta: np.ndarray, change: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         theta += change
@@ -157,7 +157,7 @@ class InPlace(Optimizer):
 
 
 def test_a_step_cannot_change_the_model_before_it() -> None:
-    """Clients and the evaluator may still ask for that one."""
+    """Clients and the evaluator may still ask for the old model."""
     before = GlobalModel.start(np.ones(5, np.float32), InPlace())
     with pytest.raises(ValueError, match="read-only"):
         before.updated(UPDATES, WEIGHTS, Aggregation(), InPlace())
@@ -178,7 +178,7 @@ THETA, NONE = np.ones(5, np.float32), np.empty(0, np.float32)
     ],
 )
 def test_an_optimizers_state_that_no_file_would_give_back_is_refused(state: object, returned: str) -> None:
-    """A resumed run would otherwise be another one, or none."""
+    """A resumed run would otherwise differ, or fail."""
     message = f"aggregation.optimizer: its state must be a float32 array of one dimension, .*; returned {returned}$"
     with pytest.raises(PauseflError, match=message):
         GlobalModel.start(THETA, Stateful(state, None))
@@ -279,7 +279,7 @@ def test_python_path_is_relative_to_the_file(folder: Path) -> None:
     gone = folder.parent / "gone"
     with pytest.raises(pausefl.ConfigError, match=f'^experiment.python_path: "{gone}" is no folder$'):
         pausefl.load(path)
-    path.write_text(f"[experiment]\npython_path = ['{gone}']")  # as a run of another machine has it
+    path.write_text(f"[experiment]\npython_path = ['{gone}']")  # as in the config of a run of another machine
     assert pausefl.load(path).experiment.python_path == (str(gone),)
 
 
@@ -334,6 +334,6 @@ def test_a_policy_that_is_named_alone_comes_under_contract_and_into_the_referenc
 
 
 def printed_in(checkout: Path, *arguments: str) -> str:
-    """What a Python command prints that uses the packages of that checkout."""
+    """The output of a Python command that uses the packages of that checkout."""
     packages = [str(checkout / package) for package in ("proto", "process", "server", "client", "emulator")]
     return python(*arguments, cwd=checkout, PYTHONPATH=os.pathsep.join(packages))

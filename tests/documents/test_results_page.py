@@ -1,4 +1,4 @@
-"""Generated pages: what the code and the imports say, and what the summaries of reproductions say."""
+"""Generated pages agree with the code, the imports, and the summaries of reproductions."""
 
 import pkgutil
 import re
@@ -64,7 +64,7 @@ bandwidth = { up_bytes_per_s = 1000000.0 }
 
 
 def keys() -> Iterator[tuple[str, Key]]:
-    """Every key of every table, with the table's name."""
+    """Each key of each table, as (table and key, key)."""
     for name, make in RECORDS:
         yield from ((f"{name}.{key.name}", key) for key in keys_of(make) if key.name != "m" or name == "[selection]")
 
@@ -94,7 +94,7 @@ def test_a_listing_reads_as_the_same_experiment(name: str) -> None:
     text = listing(experiment)
     again = parse_experiment(text)
     assert listing(again) == text
-    selection = ("selection", "latency", "clients")  # these hold tables whose own defaults the listing fills in
+    selection = ("selection", "latency", "clients")  # the listing fills in the defaults of their tables
     assert again.model_dump(exclude=set(selection)) == experiment.model_dump(exclude=set(selection))
     assert selected_policy(again.selection) == selected_policy(experiment.selection)
     assert (links_of(again), again.ids_by_group) == (links_of(experiment), experiment.ids_by_group)
@@ -141,7 +141,7 @@ def test_the_drawings_of_the_architecture_are_what_the_imports_say() -> None:
 
 
 def stored(drawing: str) -> dict[str, Any]:
-    """A summary as reproduction.json holds it, of six seeds."""
+    """A summary of six seeds, as in reproduction.json."""
     interval = {"mean": 0.7, "low": 0.6, "high": 0.8, "n_seeds": 6}
     long = {"mean": 150.0, "low": 140.0, "high": 160.0, "n_seeds": 6}
     curve = {"x": [0.0, 50.0, 100.0], "mean": [0.1, 0.5, 0.8], "low": [0.0, 0.4, 0.7], "high": [0.2, 0.6, 0.9]}
@@ -203,13 +203,13 @@ def test_a_section_shows_intervals_censored_seeds_and_published_values() -> None
 
 
 def cells(summary: dict[str, Any], name: str) -> list[str]:
-    """The series' last accuracy and total latency as the page has them."""
+    """The series' last accuracy and total latency, as shown on the page."""
     (row,) = re.findall(rf"^\| `{name}` .*", results_page([summary]), re.MULTILINE)
     return [cell.strip() for cell in row.split("|")[3:5]]
 
 
 def test_published_totals_stand_beside_runs_of_as_many_rounds() -> None:
-    """Those without a number of rounds are of the figure's, 300; a figure may be repeated with fewer."""
+    """Published totals without a number of rounds are of the figure's 300 rounds; it may be repeated with fewer."""
     summary = stored("latency")
     series = summary["series"]["pause"]
     summary["published"]["pause"] = {"final": 80.0, "total_s": 152, "rounds": None}

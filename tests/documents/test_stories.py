@@ -1,4 +1,4 @@
-"""What a reader types: the pages that tell a task from start to end, and each example as its README says."""
+"""What a reader types: pages that explain a task from start to end, and each example as its README says."""
 
 import ast
 import json
@@ -31,7 +31,7 @@ PARTS = re.compile(r"(?ms)^```(?P<language>\w*)\n(?P<block>.*?)^```|(?P<printed>
 
 
 class Reader:
-    """Does what a page says, in a folder; `smaller` names what is typed in the place of what is shown."""
+    """Follows a page's instructions in a folder; `smaller` maps texts of shown commands to what is typed instead."""
 
     def __init__(self, folder: Path, smaller: Mapping[str, str]) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class Reader:
         shutil.copytree(ROOT / "examples", folder / "examples")
 
     def follow(self, text: str) -> None:
-        """Type each command, make each edit, and find each line that the page says is printed."""
+        """Type each command, make each edit, and check that each line shown as output appears."""
         file, end = Path(), 0
         for part in PARTS.finditer(text):
             named = re.findall(r"`([\w/]+\.(?:py|toml))`", text[end : part.start()])
@@ -50,7 +50,7 @@ class Reader:
                 case None, _ if self.seen:
                     self._find(part["printed"])
                 case None, _:
-                    pass  # nothing was typed yet
+                    pass  # no command was typed yet
                 case "toml", keys:
                     _change_keys(file, keys)
                 case "python", code if "def " in code:
@@ -79,7 +79,7 @@ class Reader:
         return {"cwd": self.folder, "shell": True, "start_new_session": True, "env": environment}
 
     def _find(self, printed: str) -> None:
-        """AssertionError where words shown were neither printed nor written to a file, whatever the figures are."""
+        """Raise AssertionError if a shown line was neither printed nor written to a file; its numbers may differ."""
         files = "".join(file.read_text("utf-8") for file in self.folder.glob("*.toml"))
         there = {_without_figures(line) for line in (self.seen + files).splitlines()}
         shown = [line for line in printed.splitlines() if "…" not in line and re.search("[a-z]", line)]
@@ -92,7 +92,7 @@ class Reader:
 
 
 def _without_figures(line: str) -> str:
-    """The words of a line: fewer seeds give other figures, and others in brackets."""
+    """A line without its numbers and without the text in brackets, which vary with the number of seeds."""
     return " ".join(re.sub(r"-?\d+(\.\d+)?", "0", re.sub(r"\([^)]*\)", "()", line)).split())
 
 
@@ -129,7 +129,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def played(example: str, folder: Path, *small: str) -> pausefl.Run:
-    """A finished run of an example, and nothing failed in it."""
+    """A finished run of an example, in which no job failed."""
     all_of_them = ("latency.time_scale=0.05", "evaluation.every=2", "clients.per_process=4", *small)
     settings = [f"--set={setting}" for setting in all_of_them]
     play("run", EXAMPLES / example / "experiment.toml", "--run-dir", folder / "run", *settings)
@@ -139,7 +139,7 @@ def played(example: str, folder: Path, *small: str) -> pausefl.Run:
 
 
 def executed(code: str, folder: Path) -> str:
-    """What a program prints, run in a folder with the environment of the tests."""
+    """The output of a program that is run in a folder."""
     return python("-W", "error", "-c", code, cwd=folder, MPLBACKEND="agg")
 
 
@@ -161,7 +161,7 @@ def test_the_index_names_every_example_and_how_it_is_run() -> None:
 
 @pytest.mark.slow
 def test_a_policy_with_a_memory_comes_to_prefer_fast_clients(tmp_path: Path) -> None:
-    """By then each of six clients was chosen: what comes after rests on the memory alone."""
+    """By round 2, each of six clients was chosen once. Later choices follow from the policy's memory alone."""
     small = ("experiment.rounds=8", "clients.count=6", "workload.model=synthetic", "latency.time_scale=0.02")
     found = played("policy", tmp_path, *small, "selection.moving_average:MovingAverage.exploration=0.0")
     assert found.summary["policy"] == "moving_average:MovingAverage"

@@ -1,4 +1,4 @@
-"""The benchmarks: what is played and measured, of pausefl and of other systems, and which figures changed."""
+"""Benchmarks of pausefl and of other systems: what they play and measure, and which figures changed."""
 
 import json
 import math
@@ -59,15 +59,15 @@ def test_a_play_is_measured_and_leaves_no_process_behind(name: str, buffer: int)
     assert [p for p in psutil.Process().children(recursive=True) if "benchmarks.systems" in command_line(p)] == []
 
 
-NOISE = "benchmarks.own.training:noise_of_cifar", 1e-3  # of Adam's first steps, of ±0.01 a value
+NOISE = "benchmarks.own.training:noise_of_cifar", 1e-3  # rounding of Adam's first steps, ±0.01 a value
 
 
 @pytest.mark.parametrize(("preset", "dataset", "atol"), [("small_mnist", "digits", 1e-6), ("small_cifar", *NOISE)])
 def test_the_training_beside_pausefl_steps_the_same(preset: str, dataset: str, atol: float, tmp_path: Path) -> None:
-    """With one batch a round nothing is left to chance: the same net, data, optimizer and its state."""
+    """With one batch per round, no random order is left: the network, data, optimizer and its state are the same."""
     sizes = ["workload.examples=300", "clients.count=10", "workload.batch_size=100"]
     write_data(tmp_path, [f"workload.dataset={dataset}", *sizes], preset)
-    task = Task(10, 5, 0, data=str(tmp_path), seed=7)  # split and first model stay the preset's
+    task = Task(10, 5, 0, data=str(tmp_path), seed=7)  # the preset's seeds set the split and the first model
     plan = client_plan(experiment_of(task)).training
     (ours,) = make_torch_trainers(plan, plan.client_ids[:1]).values()
     theirs, theta = LocalTraining(task, 0), first_model(task)
@@ -134,7 +134,7 @@ def test_ratios_compare_plays_of_the_same_repetition() -> None:
 
 @pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 28, 28)), ("cnn3", (3, 32, 32))])
 def test_the_lean_loop_computes_what_a_trainer_does(name: str, shape: tuple[int, ...]) -> None:
-    """But for rounding, of which Adam's first steps, of ±0.01 a value, make up to a thousandth of a step."""
+    """Equal up to rounding. Adam's first steps are ±0.01 per value; rounding is up to a thousandth of that."""
     torch.set_num_threads(1)
     examples, settings = random_images(1, "test", 50, shape), TrainingSettings()
     first, second = (build_model(name, shape, 10, 1) for _ in range(2))
@@ -143,7 +143,7 @@ def test_the_lean_loop_computes_what_a_trainer_does(name: str, shape: tuple[int,
     lean = LeanLoop(second, examples, settings)
     for t in (1, 2):
         rng = generator(1, "batches", "c", t)
-        rng.integers(2**63)  # seeds dropout
+        rng.integers(2**63)  # the draw that seeds dropout
         update = lean.train(theta, rng.permutation(50))
         np.testing.assert_allclose(trainer.train(theta, round=t).update, update, atol=1e-5)
 
@@ -247,7 +247,7 @@ def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.C
 
 
 def test_an_infinite_figure_is_no_number(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """JSON has no infinity, of which a law with a dead client, or a figure that nobody saw, made one."""
+    """JSON has no infinity. A law with a dead client, or a figure that was never observed, once gave one."""
     module = types.ModuleType("endless")
     module.cases = lambda: iter([{"name": "endless", "a": math.inf, "b": math.nan, "c": 1.5}])  # type: ignore[attr-defined]  # mypy does not see it
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -259,7 +259,7 @@ def test_an_infinite_figure_is_no_number(monkeypatch: pytest.MonkeyPatch, capsys
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("begun", [1, 2])
 def test_an_interrupted_baseline_ends_its_processes(begun: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its server waits for clients, and they wait for it: Python's end would wait for both."""
+    """Its server and its clients wait for each other, so Python's exit would wait for all of them."""
     started = list[Any]()
 
     def interrupted(process: Any) -> None:

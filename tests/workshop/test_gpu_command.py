@@ -1,4 +1,4 @@
-"""`make gpu`: on a machine without a GPU it says so; its parts work on a processor too, which stands for one."""
+"""`make gpu`: it says if a machine has no GPU. Its parts also run on a processor, which is used here instead."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def test_training_is_measured_for_every_workload_and_drawn() -> None:
     axes = gpu.draw({"device": "a processor", "parts": [*parts, {"values": None}]}).axes[0]
     assert len(axes.patches) == 2 * 2 * len(PRESETS)
     assert all("busy" in label.get_text() for label in axes.get_xticklabels()[1::2])
-    assert {"1", "10"} & {label.get_text() for label in axes.get_yticklabels()}  # and not as mathematics
+    assert {"1", "10"} & {label.get_text() for label in axes.get_yticklabels()}  # as plain text, not as mathematics
 
 
 @pytest.mark.end_to_end
@@ -73,7 +73,7 @@ def test_a_device_is_busy_while_it_computes() -> None:
 
 
 def test_a_command_is_told_by_its_end_and_one_that_hangs_is_ended(tmp_path: Path) -> None:
-    for name, at_s in (("earlier", 1.0), ("run", time.time() + 60)):  # the clock of files may be behind
+    for name, at_s in (("earlier", 1.0), ("run", time.time() + 60)):  # file systems' clocks may be behind
         (tmp_path / name).mkdir()
         (tmp_path / name / "server.log").write_text(f"it was the server of {name}\n")
         os.utime(tmp_path / name / "server.log", (at_s, at_s))
@@ -100,7 +100,7 @@ def test_a_command_is_told_by_its_end_and_one_that_hangs_is_ended(tmp_path: Path
     ],
 )
 def test_what_a_part_measures_may_fail_it(values: dict[str, Any], failures: list[str]) -> None:
-    """Also where something else is said after it."""
+    """The values are found even if other output follows them."""
     script = "import sys; print(sys.argv[1]); print('bye', file=sys.stderr)"
     part = gpu.played([sys.executable, "-c", script, json.dumps(values)])
     assert part["values"] == values

@@ -1,4 +1,4 @@
-"""The wheel and a package that adds a policy, installed outside the repository, and private names of libraries."""
+"""The wheel and a package with a policy, installed outside the repository, and uses of libraries' private names."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from rigs.waiting import wait_for
 
 PACKAGES = ("pausefl", "pausefl_client", "pausefl_process", "pausefl_proto", "pausefl_server")
 PLUGINS = ("examples/plugin/", *(f"plugins/pausefl-{name}/" for name in ("tune", "reproduce", "audit", "hf")))
-# With what is in the environment already: nothing is fetched.
+# Only packages of the environment are used: nothing is downloaded.
 OFFLINE = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet")
 
 
@@ -34,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel, and beside it a package that adds a policy and the plug-ins."""
+    """A folder with the installed wheel, a package that adds a policy, and the plug-ins."""
     folder = tmp_path_factory.mktemp("installed")
     sources = tmp_path_factory.mktemp("plugins")
     plugins = [copied_sources(sources, each) for each in PLUGINS]
@@ -44,7 +44,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(installed: Path, cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """`pausefl` as installed there, with the libraries of the tests' own environment."""
+    """Run `pausefl` as installed there, with the libraries of the tests' environment."""
     words, environment = [sys.executable, "-m", "pausefl", *map(str, arguments)], with_packages(installed)
     return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
@@ -87,7 +87,7 @@ def test_a_search_that_was_killed_goes_on_by_the_installed_package(
 ) -> None:
     experiment, few = synthetic(tmp_path, rounds=6, clients=4, m=2), ("--trials", "20", "--seeds", "1")
     words = ("-m", "pausefl", "tune", experiment, *few, "--fresh-seeds", "2", "--run-dir", "found")
-    # Compiling the kernels for this folder takes a quarter of a minute; `make test-package` does.
+    # Compiling the kernels for this folder takes 15 s, which only `make test-package` does.
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
     command_line, environment = [sys.executable, *map(str, words)], with_packages(installed)
     with subprocess.Popen(command_line, cwd=tmp_path, env=environment) as search:
@@ -100,7 +100,7 @@ def test_a_search_that_was_killed_goes_on_by_the_installed_package(
 
 
 def n_tried(study: Path) -> int:
-    """How many trials of a study have ended."""
+    """The number of trials of a study that have ended."""
     with suppress(sqlite3.OperationalError), closing(sqlite3.connect(f"file:{study}?mode=ro", uri=True)) as database:
         return int(database.execute("SELECT count(*) FROM trials WHERE state IN ('COMPLETE', 'PRUNED')").fetchone()[0])
     return 0

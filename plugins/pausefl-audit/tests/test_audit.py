@@ -1,4 +1,4 @@
-"""The audit: silent about the right mechanism, loud about broken ones."""
+"""The audit reports nothing for the right mechanism, and finds broken ones."""
 
 import shutil
 import signal
@@ -47,7 +47,7 @@ def half_the_noise(mechanism: Mechanism, rng: np.random.Generator) -> Callable[[
 
 
 def the_same_noise_again(mechanism: Mechanism, rng: np.random.Generator) -> Callable[[Vector, float], Vector]:
-    """Drawn once, as from a generator seeded anew before every release."""
+    """The same noise in each release, as from a generator seeded anew before it."""
     return lambda update, epsilon: mechanism.privatise(update, epsilon, np.random.default_rng(1))
 
 
@@ -69,7 +69,7 @@ def no_noise_on_one_coordinate(mechanism: Mechanism, rng: np.random.Generator) -
 
 
 def gaussian_noise(mechanism: Mechanism, rng: np.random.Generator) -> Callable[[Vector, float], Vector]:
-    """Of the same standard deviation."""
+    """Gaussian noise of the same standard deviation."""
 
     def privatise(update: Vector, epsilon: float) -> Vector:
         clipped = mechanism.clip_update(update)
@@ -79,7 +79,7 @@ def gaussian_noise(mechanism: Mechanism, rng: np.random.Generator) -> Callable[[
 
 
 def clipping(clip: Callable[[Vector, Mechanism], Vector]) -> Make:
-    """The right noise on an update that is clipped in another way."""
+    """A mechanism with the right noise but another clip."""
 
     def make(mechanism: Mechanism, rng: np.random.Generator) -> Callable[[Vector, float], Vector]:
         return lambda update, e: rng.laplace(clip(update, mechanism), mechanism.scale(e)).astype(np.float32)
@@ -112,7 +112,7 @@ CLIPS: dict[str, Callable[[Vector, Mechanism], Vector]] = {
 
 
 def attacks(make: Make, unit: PrivacyUnit, epsilon: float = 1.0, scores: int = 8_000) -> dict[str, float]:
-    """The lower bound on ε by attack. Fixed seeds: the test always says the same."""
+    """The lower bound on ε by attack. Seeds are fixed, so the results never change."""
     mechanism = Mechanism(unit, CLIP)
     privatise, rng = make(mechanism, np.random.default_rng(7)), np.random.default_rng(8)
     found = attack(privatise, Claim(unit, CLIP), epsilon, MANIFEST, scores, rng)
@@ -120,7 +120,7 @@ def attacks(make: Make, unit: PrivacyUnit, epsilon: float = 1.0, scores: int = 8
 
 
 def releases(make: Make, unit: PrivacyUnit, epsilon: float = 1.0) -> list[NoiseSample]:
-    """Of two runs of two clients that each live twice."""
+    """Releases of two runs of two clients, each of which is restarted once."""
     mechanism, claim = Mechanism(unit, CLIP), Claim(unit, CLIP)
     privatise, rng, found = make(mechanism, np.random.default_rng(7)), np.random.default_rng(8), []
     for place in range(48):
@@ -191,7 +191,7 @@ def test_noise_that_is_not_what_was_charged_is_caught(unit: PrivacyUnit, broken:
 
 
 def shared(same: Callable[[NoiseSample, NoiseSample], bool]) -> set[str]:
-    """What is found where, of a pair for which `same` holds, one has half of the other's noise, at another place."""
+    """The checks that fail if one of two releases for which `same` holds gets half of the other's noise, shifted."""
     of_right = releases(right, "coordinate")
     one, other = next((a, b) for k, a in enumerate(of_right) for b in of_right[k + 1 :] if same(a, b))
     other.noise[D // 2 :] = one.noise[: D - D // 2]
@@ -262,7 +262,7 @@ def test_the_lower_bound_is_below_the_truth_as_often_as_it_says() -> None:
 
 
 def test_checks_of_a_right_mechanism_fail_as_rarely_as_they_say() -> None:
-    """Each at its own probability of 5 %: of 60 lots of releases, no check fails more than chance would have it."""
+    """Each check may fail with probability 5 %. In 60 lots of releases, none fails more often than chance allows."""
     failed: dict[str, int] = {}
     mechanism, claim, rng = Mechanism("coordinate", CLIP), Claim("coordinate", CLIP), np.random.default_rng(11)
     for _ in range(60):
@@ -334,7 +334,7 @@ def test_a_model_of_ones_own_that_fails_is_one_line_with_its_place(tmp_path: Pat
 
 
 def test_a_run_of_an_audit_that_is_to_end_first_finishes_what_it_starts() -> None:
-    """Its fork server heard half a request otherwise, and printed a traceback beside the error's line."""
+    """Otherwise its fork server got half a request, and printed a traceback beside the error's line."""
     script = """
 import os, signal
 from pausefl_audit.runs import terminated_later

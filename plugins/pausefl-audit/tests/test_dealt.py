@@ -1,4 +1,4 @@
-"""A run that is dealt canaries: right releases stay below their claims, and those with too little noise do not."""
+"""A run with canaries: right releases stay below their claimed ε, and releases with too little noise do not."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -51,7 +51,7 @@ class Unclipped(Behaviour):
 
 
 def counted(canaries: int, epsilons: Iterable[float], times: float, rng: np.random.Generator) -> list[Guesses]:
-    """Guesses about releases with Laplace noise that leak `times` what they claim."""
+    """Guesses about releases with Laplace noise that leak `times` the claimed ε."""
     found = []
     for e in epsilons:
         seen = rng.laplace(0.5, 1 / (times * e), canaries)
@@ -77,7 +77,7 @@ def test_the_bound_by_trade_off_is_above_the_truth_as_rarely_as_it_says(epsilon:
 
 @pytest.mark.parametrize("epsilon", [0.2, 1.57, 3.92, 7.84])
 def test_the_trade_off_is_that_of_laplace_noise_and_guesses_keep_to_it(epsilon: float) -> None:
-    """The curve against Laplace's law, then the paper's inequality for the right guesses of independent canaries."""
+    """The curve against Laplace's law, then the paper's inequality for right guesses of independent canaries."""
     for threshold in np.linspace(-3, 3, 25):
         here, there = (stats.laplace.sf(threshold, at, 1 / epsilon) for at in (0.5, -0.5))
         assert laplace_least(here, epsilon) == pytest.approx(there, abs=1e-12)
@@ -118,7 +118,7 @@ def test_no_guesses_and_wrong_ones_bound_nothing() -> None:
 
 
 def found_in(folder: Path, settings: Mapping[str, Any], broken: str = "") -> list[Guesses]:
-    """Play a run whose mechanism is broken in this way: on the real clock over gRPC, one process a client."""
+    """Play a run with this broken mechanism: over gRPC, with a process per client, unless `settings` differ."""
     (folder / "broken.py").write_text(BROKEN)
     experiment = pausefl.load("demo", {**settings, "experiment.python_path": [str(folder)]})
     group = {"count": 4, "behaviours": [{"kind": f"broken:{broken}"}] if broken else []}

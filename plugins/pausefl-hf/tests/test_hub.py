@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub, from local folders as it keeps them, played with natural owners."""
+"""Data sets of the Hugging Face Hub, from local folders in the Hub's format, played with natural owners."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ datasets = pytest.importorskip("datasets", reason='pip install "pausefl[hf]"')
 pytest.importorskip("flwr_datasets", reason='pip install "pausefl[hf]"')
 from pausefl_hf import Flower  # noqa: E402 - after the look for what it needs
 
-# The library leaves files of its own open.
+# The library does not close some of its files.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -32,7 +32,7 @@ def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def femnist() -> Any:
-    """Columns and types of flwrlabs/femnist: the pixels tell the writer, the brightest one the character."""
+    """Data with flwrlabs/femnist's columns and types. Pixels show the writer, the brightest one the character."""
     n = len(WRITERS) * PER_WRITER
     images = np.zeros((n, 28, 28), np.uint8)
     images[:, 0, 0] = np.arange(n) // PER_WRITER

@@ -1,4 +1,4 @@
-"""What reproductions find of their runs: best accuracies, times to an accuracy, and differences seed by seed."""
+"""The figures of a reproduction's runs: best accuracies, times to an accuracy, and differences seed by seed."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -27,7 +27,7 @@ def test_where_clients_join_later_the_best_is_of_the_evaluations_since_then() ->
 
 
 def test_a_series_of_short_runs_cuts_no_other_series_times() -> None:
-    """The fastest clients' runs end after 40 s, with seeds that never reached the accuracy."""
+    """The runs of the fastest clients end after 40 s; some seeds never reach the accuracy."""
     slow = Waits(np.array([100.0, 120.0, 150.0]), np.array([True, True, False]))
     base = Waits(np.array([200.0, 210.0, 220.0]), np.array([True, True, True]))
     short = Waits(np.array([10.0, 40.0, 41.0]), np.array([True, False, False]))

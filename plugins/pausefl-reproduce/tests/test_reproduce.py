@@ -57,7 +57,7 @@ def request(name: str, folder: Path, scale: ReproductionScale = "full", override
 def test_every_series_of_every_figure_is_an_experiment(name: str, scale: ReproductionScale, tmp_path: Path) -> None:
     asked = request(name, tmp_path, scale)
     settings = [asked.experiment(series).to_toml() for series in asked.series]
-    assert len(set(settings)) == len(settings)  # no two series are the same
+    assert len(set(settings)) == len(settings)  # all series differ
     assert set(find_reproduction(name).published) <= set(find_reproduction(name).series)
 
 
@@ -188,13 +188,13 @@ def test_a_reproduction_that_was_begun_before_a_key_existed_goes_on(tmp_path: Pa
         reproduce(asked, OneByOne(InterruptedAt(1)), resume=True)
 
     with pytest.raises(CampaignInterrupted):
-        go_on_without("reproducible_noise = false")  # the default
+        go_on_without("reproducible_noise = false")  # its default
     with pytest.raises(ConfigError, match="other settings"):
         go_on_without("m = 2")
 
 
 def test_a_resumed_reproduction_keeps_all_that_it_began_with(tmp_path: Path) -> None:
-    """`pausefl report` names no more than the folder."""
+    """`pausefl report` gets only the folder, so its message must name all settings."""
     asked = Request(find_reproduction("small_mnist"), ("pause", "random"), 2, "full", SMALL, tmp_path)
     with pytest.raises(CampaignInterrupted):
         reproduce(asked, OneByOne(InterruptedAt(1)), resume=False)
@@ -205,7 +205,7 @@ def test_a_resumed_reproduction_keeps_all_that_it_began_with(tmp_path: Path) -> 
 
 
 def interrupt(*_: object) -> None:
-    """Ctrl-C, where a summary would be written."""
+    """Stands for Ctrl-C when a summary is written."""
     raise KeyboardInterrupt
 
 
@@ -282,7 +282,7 @@ def test_each_seed_is_a_thin_line_on_demand(tmp_path: Path) -> None:
 
 @pytest.mark.end_to_end
 def test_elapsed_time_and_budgets_by_speed_are_those_of_the_log(tmp_path: Path) -> None:
-    """A floor of two releases a client: the fastest have none left before the slowest ones do."""
+    """The budget's floor allows two releases per client: the fastest clients have none left before the slowest."""
     overrides = (*SMALL[:-3], "experiment.rounds=12", "experiment.clock=virtual", "evaluation.every=1")
     steps = ("asynchronous.concurrency=2", "asynchronous.buffer=1", "privacy.epsilon_floor=7.6")
     whole = find_reproduction("async")
@@ -303,7 +303,7 @@ def test_the_page_of_results_is_written_from_the_stored_summaries() -> None:
     text = (DOCS / "results.md").read_text("utf-8")
     assert text == results_page(kept_summaries(DOCS)), "run python docs/write_results.py"
     kept = {path.stem for path in (DOCS / "results/reproduce").glob("*.json")}
-    assert kept == {summary["name"] for summary in kept_summaries(DOCS)}  # none is left over
+    assert kept == {summary["name"] for summary in kept_summaries(DOCS)}  # no summary is left over
 
 
 @pytest.mark.end_to_end
@@ -362,7 +362,7 @@ def test_a_model_that_diverges_is_a_figure_and_no_failure(tmp_path: Path) -> Non
         "experiment.clock=virtual",
         "experiment.rounds=12",
         "clients.groups.poisoned.join_round=3",
-        # The last model's loss is still finite, but no update of its clients is.
+        # The last model's loss is still finite, but its clients' updates are not.
         'clients.groups.poisoned.behaviours=[{kind="gaussian-update",scale=1e14}]',
     )
     asked = Request(find_reproduction("fedts-table2-poisoning"), ("fedavg", "fedprox"), 1, "full", poisoned, tmp_path)

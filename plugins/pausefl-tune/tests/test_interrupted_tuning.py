@@ -1,4 +1,4 @@
-"""Searches of parameters that were killed or interrupted at awkward moments, and go on."""
+"""Searches of parameters that are killed or interrupted at awkward moments, and resumed."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def test_real_seeds_that_were_asked_for_later_are_played_by_the_next_resume_as_w
 
 
 def test_a_trial_that_a_full_disk_ended_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a setting was refused for good, also once there was room on the disk."""
+    """Once such a setting was refused for good, even when the disk had room again."""
     wanted: list[Point] = []
 
     def full(_: TuningPlan, point: Point, *more: object) -> None:

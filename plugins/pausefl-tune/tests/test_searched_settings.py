@@ -1,4 +1,4 @@
-"""Settings that a search tries: the published one is played once, and the seed is none."""
+"""Settings that a search tries: the published one is played once, and the seed is no setting."""
 
 import io
 import re
@@ -34,12 +34,12 @@ concurrency = 4
 buffer = 2
 """
 SEARCH = ["selection.pause.alpha=log:1..1000", "selection.m=1,2,3"]
-OWN = {"selection.pause.alpha": 100, "selection.m": 2}  # as Optuna draws it of whole numbers; the default is 100.0
+OWN = {"selection.pause.alpha": 100, "selection.m": 2}  # Optuna draws whole numbers; the default is 100.0
 
 
 @pytest.fixture
 def folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """What was played, once each; every further run has other figures, as fresh noise makes them."""
+    """The folders played, each once. Each further run has other figures, as with fresh noise."""
     played: list[Path] = []
 
     def play(_: OneByOne, runs: Sequence[Planned], folder: Path) -> Missing:
@@ -74,7 +74,7 @@ def test_a_setting_that_is_the_published_one_is_played_once_and_differs_in_nothi
 
 
 def test_of_settings_that_are_nowhere_worse_the_best_on_the_whole_is_recommended() -> None:
-    """Not the one whose least gain is the greatest."""
+    """It is not the setting whose least gain is the greatest."""
     found = {None: (10.0, 10.0, 1.0), 1.0: (5.0, 9.0, 0.8), 2.0: (8.0, 8.0, 0.8)}
 
     def measure(point: Point, seed: int) -> Figures:
@@ -109,7 +109,7 @@ def test_a_key_that_changes_what_is_measured_is_refused(search: str, why: str) -
 def test_choices_may_be_tables_and_nothing_warns_of_them(tmp_path: Path) -> None:
     laws = 'latency.delay={kind="exponential",mean_s=0.1},{kind="exponential",mean_s=0.2}'
     plan = TuningPlan(SMALL, [laws], trials=2, seeds=1, fresh_seeds=2)
-    for _ in range(2):  # the second time goes on with the first one's journal
+    for _ in range(2):  # the second call resumes from the first one's journal
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             tuning = tune_experiment(plan, tmp_path, Console(quiet=True))
@@ -119,7 +119,7 @@ def test_choices_may_be_tables_and_nothing_warns_of_them(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("policy", ["pause", "ucb", "random"])
 def test_a_setting_is_simulated_under_latencies_that_change_with_the_round(policy: str) -> None:
-    """No regret is measured, so no expectation is needed."""
+    """Regret is not measured here, so no expected latency is needed."""
     delay = {"kind": "drift", "of": {"kind": "constant", "value_s": 0.5}, "rounds": [1, 3], "factors": [1.0, 2.0]}
     changes = {"selection.policy": policy, "experiment.rounds": 4, "latency.delay": delay, "latency.tau_min_s": 0.05}
     figures = simulated(parse_experiment("", changes))
@@ -127,7 +127,7 @@ def test_a_setting_is_simulated_under_latencies_that_change_with_the_round(polic
 
 
 def test_a_setting_without_rounds_is_simulated_by_its_steps() -> None:
-    """It was simulated in rounds of selection.m clients. Here two places give an update each in half a second."""
+    """Once it was simulated in rounds of selection.m clients. Here two clients at work give an update each in 0.5 s."""
     steps = {"server.mode": "asynchronous", "asynchronous.concurrency": 2, "asynchronous.buffer": 1}
     changes = {"experiment.rounds": 4, "latency.delay": {"kind": "constant", "value_s": 0.5}, "workload.step_s": 1e-9}
     assert simulated(parse_experiment("", steps | changes))["total_latency_s"] == pytest.approx(2 * 0.5)
@@ -142,9 +142,9 @@ def test_the_imbalance_is_half_the_sum_of_what_choices_and_data_differ_by() -> N
 
 
 def test_a_setting_is_tried_once_and_a_search_ends_when_all_were(tmp_path: Path) -> None:
-    """Of four settings in thirty trials, the sampler tried one nine times and another never."""
+    """Of four settings in thirty trials, the sampler once tried one nine times and another never."""
     plan = TuningPlan(SMALL, ["selection.m=1..2", "selection.pause.gamma=1,5,5.0"], trials=30, seeds=1, fresh_seeds=2)
-    for _ in range(2):  # the second time goes on with the first one's journal
+    for _ in range(2):  # the second call resumes from the first one's journal
         said = io.StringIO()
         found = tune_experiment(plan, tmp_path, Console(file=said)).tried
         assert "the search ended after 4 of 30 trials: its space holds no other setting" in said.getvalue()

@@ -1,4 +1,4 @@
-"""Searches of parameters: what may be searched, what is pruned, and that an interrupted search goes on."""
+"""Searches of parameters: which keys may be searched, which trials are pruned, and resuming a search."""
 
 import csv
 import io
@@ -177,7 +177,7 @@ def test_a_search_that_another_process_plays_is_refused(tmp_path: Path) -> None:
 
 
 def test_short_rounds_that_teach_nothing_do_not_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """m = 2 is the published setting. A miss costs twice its total, or the run's own where that is greater."""
+    """m = 2 is the published setting. A miss of the target costs twice the greater total: its own or m = 2's."""
     totals_s, played = {1: 42.0, 2: 152.0, 3: 300.0}, dict[Path, int]()
 
     def play(_: OneByOne, runs: Sequence[Planned], folder: Path) -> Missing:
@@ -260,7 +260,7 @@ TRIED = SearchResult(
 
 
 def held(asked: TuningPlan, found: SearchResult, measure: MeasureSetting, say: Say) -> list[FrontPoint]:
-    """The front of a search against the published setting."""
+    """The front of a search, compared with the published setting."""
     return compared([each.point for each in found.front], asked.unseen_seeds, asked.objectives, measure, say)
 
 
@@ -286,7 +286,7 @@ def test_a_recommended_setting_that_fails_on_the_real_clock_is_left_out() -> Non
 
 
 def imbalanced(**by_alpha: float) -> MeasureSetting:
-    """Measures latency as alpha, 9 where published, and imbalance as said for "alpha_1" and so on, else 0."""
+    """A measure: latency is alpha (published: 9); imbalance is the value of "alpha_1" and so on, else 0."""
 
     def measure(point: Point, seed: int) -> Figures:
         alpha = point.get("selection.pause.alpha", 9.0)
