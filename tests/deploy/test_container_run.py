@@ -170,7 +170,7 @@ class Stack:
         self.docker("run", "--rm", "--pid=host", "--user=0", *kill)
 
     def freeze(self, container: str) -> None:
-        """Pause a container. The engine gives up if the processes do not stop soon (busy machine): it is asked again."""
+        """Pause a container. On a busy machine, the engine may give up; it is then asked again."""
         wait_until(lambda: not self.docker.try_to("pause", container).returncode, f"{container} to be frozen")
 
 
