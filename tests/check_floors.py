@@ -1,7 +1,7 @@
-"""Check the oldest versions that pyproject.toml allows: a run, a comparison and a report on all of them, extras too.
+"""Check the oldest versions that pyproject.toml allows: a run, a comparison and a report on all of them, with extras.
 
-python check_floors.py ENVIRONMENT: makes a virtual environment there, or goes on with it. Each requirement is installed
-at its lower bound. Before torch 2.5, PyPI has no build without CUDA for Linux: that takes 6 GB.
+python check_floors.py ENVIRONMENT: makes a virtual environment there, or uses the existing one. Each requirement is
+installed at its lower bound. Before torch 2.5, PyPI has no build without CUDA for Linux: that takes 6 GB.
 """
 
 import os
@@ -45,7 +45,7 @@ COMMANDS = (
 
 
 def main(environment: Path) -> None:
-    """Install and play; the first command that fails ends it."""
+    """Install and run all commands; the first that fails ends the check."""
     if not environment.exists():
         venv.create(environment, with_pip=True)
     python = environment / "bin/python"

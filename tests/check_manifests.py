@@ -1,4 +1,4 @@
-"""Fails when a Kubernetes overlay does not render, or not to what Kubernetes takes (part of `make lint`)."""
+"""Fails if a Kubernetes overlay does not render, or renders to invalid objects (part of `make lint`)."""
 
 import shutil
 import subprocess
@@ -10,19 +10,19 @@ import yaml
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
-# What is applied by itself, and deleted with no overlay.
+# Files that are applied separately, and that are deleted with no overlay.
 ALONE = (
     "kubernetes/namespace.yaml",
     "kubernetes/components/data/claim.yaml",
     "kubernetes/sweep/claim.yaml",
     "prometheus/kubernetes-rbac.yaml",
 )
-# The oldest that the manifests are made for, and the newest whose schemas are at hand.
+# The oldest version that the manifests support, and the newest whose schemas are installed.
 VERSIONS = ("1.31", kubernetes_validate.latest_version())
 
 
 def main() -> None:
-    """Render all overlays, and hold every object against the published schemas, where nothing unknown is let by."""
+    """Render all overlays, and validate each object strictly: fields unknown to the schemas are errors."""
     for name in ALONE:
         check(DEPLOY / name, (DEPLOY / name).read_text("utf-8"))
     commands = {"kubectl": ["kubectl", "kustomize"], "kustomize": ["kustomize", "build"]}
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def check(source: Path, text: str) -> None:
-    """Exit with a line where an object of the source is none that Kubernetes takes."""
+    """Exit with a line that names the error if an object of the source is invalid."""
     for thing in yaml.safe_load_all(text):
         for version in VERSIONS:
             try:

@@ -1,8 +1,8 @@
 """Wheel and sdist in fresh environments outside the repository: `check_package.py PYTHON...` (`make test-package`).
 
-Under the first and the last of these Pythons: the wheel with the exact versions of constraints.txt, and the sdist with
-the newest versions. Each is installed alone first, where every command must work or say in one line which extra is
-missing, and then with its extras, where every command must work. TORCH_INDEX_URL names an index of CPU builds of torch.
+The first and the last of these Pythons install the wheel with the exact versions of constraints.txt, and the sdist with
+the newest versions. Each is first installed without extras: every command must work, or name the missing extra in one
+line. Then it is installed with extras: every command must work. TORCH_INDEX_URL names an index of torch's CPU builds.
 """
 
 import os
@@ -39,32 +39,32 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("client", "demo", "--server", "127.0.0.1:1", "--client-id", "client-000", *ALONE),
 )
 MISSING = re.compile(r'pausefl: .*not installed; pip install "pausefl\[[a-z,]+\]"\n')
-# Alone they find nobody; they must say so in one line.
+# Alone, these reach no peer. They must say so in one line.
 LONELY = {"server", "client"}
 NOT_IN_ALL = {"audit", "completion", "reproduce"}
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A fresh virtual environment, and a folder to work in."""
+    """A fresh virtual environment, and a working folder."""
 
     folder: Path
     pins: Path | None
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """The environment's interpreter."""
         return self.folder / "venv/bin/python"
 
     def install(self, archive: Path, extras: str) -> None:
-        """Install an archive with extras, "[all]"."""
+        """Install an archive with extras, such as "[all]" or none."""
         pinned = () if self.pins is None else ("--constraint", self.pins)
         index = os.environ.get("TORCH_INDEX_URL")
         more = ("--extra-index-url", index) if index else ()
         pip(self.python, "install", "--quiet", *pinned, *more, f"{archive}{extras}")
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """One command, which is asked to end after its first line if it would go on for ever."""
+        """Run a command. The evaluator, which would never end, is asked to end after its first line."""
         work = self.folder / "work"
         work.mkdir(exist_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -82,7 +82,7 @@ class Environment:
 
 
 def wrong(done: subprocess.CompletedProcess[str], name: str, extras: str) -> str:
-    """What is wrong with how a command ended; empty if nothing is."""
+    """The fault in how a command ended; empty if there is none."""
     for sign in ("Traceback", "nanobind"):
         if sign in done.stdout + done.stderr:
             return f"{sign} in what it prints"
@@ -94,11 +94,11 @@ def wrong(done: subprocess.CompletedProcess[str], name: str, extras: str) -> str
 
 
 def check(environment: Environment, extras: str) -> list[str]:
-    """Run every command; a line for each that went wrong."""
+    """Run every command; returns a line for each that failed."""
     found = []
     for arguments in COMMANDS:
         if arguments[0] == "report" and not (environment.folder / "work/played").exists():
-            continue  # nothing was played without the extras
+            continue  # without the extras there is no run to report on
         done = environment.run(*arguments)
         fault = wrong(done, arguments[0], extras)
         print(f"    pausefl {' '.join(arguments[:2])}: {fault or 'as it should'}", flush=True)
@@ -119,7 +119,7 @@ def build(python: str, folder: Path) -> tuple[Path, Path]:
 
 
 def main(pythons: list[str]) -> None:
-    """Exit status 1, with what went wrong, unless every command did as it should everywhere."""
+    """Check all installations; exit with status 1 and the faults if there are any."""
     if not pythons:
         sys.exit("no Python was named")
     found = []

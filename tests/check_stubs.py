@@ -10,7 +10,7 @@ NAMES = ("federation", "evaluation")
 
 
 def main() -> None:
-    """Generate into a temporary folder and compare."""
+    """Generate the stubs into a temporary folder and compare."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,

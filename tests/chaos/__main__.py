@@ -1,4 +1,4 @@
-"""`make chaos`: play whole runs while faults strike them, until there were enough; writes docs/results/chaos.jsonl.
+"""`make chaos`: play whole runs under faults until enough have struck; writes docs/results/chaos.jsonl.
 
 python tests/chaos [--faults 10000] [--seed 1]        all scenarios in turn; each play is written down at once
 python tests/chaos --go-on                            after an interruption: what was played is not played again
@@ -29,10 +29,10 @@ _LAST = 10
 
 
 def main() -> int:
-    """0 if every invariant held."""
+    """Play until enough faults have struck; returns 0 if every invariant held."""
     options = _options()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does: no process is left behind
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job would ignore
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that no process is left behind
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it by default
     if options.scenario:
         return int("violated" in _play(options.scenario, options.seed))
     text = _RESULTS.read_text("utf-8") if options.go_on and _RESULTS.exists() else ""
@@ -61,7 +61,7 @@ def _options() -> argparse.Namespace:
 
 
 def _play(scenario: str, seed: int) -> dict[str, Any]:
-    """One play, as a line of the results. `violated` says what did not hold, which is told with the schedule."""
+    """Play once; returns a line of the results. `violated` names a broken invariant, printed with the schedule."""
     (_ROOT / "build").mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{scenario}-{seed}-", dir=_ROOT / "build"))
     play, began_s = SCENARIOS[scenario](seed, folder), time.monotonic()

@@ -1,4 +1,4 @@
-"""What must hold of a run whatever happened: rounds go on, nothing committed is lost, and all books say the same."""
+"""Invariants of every run: rounds go on, nothing committed is lost, and log, ledgers and summary agree."""
 
 import asyncio
 import json
@@ -15,14 +15,14 @@ from pausefl_client.privacy.ledger import verified_spend
 from pausefl_server.storage.store import Store
 from rigs.command import query
 
-# Logs add ε up in another order than ledgers.
+# Logs add up ε in another order than ledgers.
 _RELATIVE_TOLERANCE = 1e-8
 _TROUBLE = ("Traceback", "never retrieved", "never awaited", "Segmentation", "leaked")
 _GRPC_DECODES = "grpc_string.pyx"
 
 
 class Violation(Exception):
-    """Something that must hold does not."""
+    """An invariant does not hold."""
 
 
 def require(holds: object, what: str) -> None:
@@ -42,15 +42,15 @@ def committed(run_dir: Path) -> dict[int, str]:
 
 
 def check_nothing_lost(before: Mapping[int, str], run_dir: Path) -> None:
-    """Every round that was committed then is there now, row by row the same."""
+    """Check that every round committed before is still there, row by row the same."""
     now = committed(run_dir)
     lost = [number for number, digest in before.items() if now.get(number) != digest]
     require(not lost, f"committed rounds were lost or changed: {lost}")
 
 
 def check_books(run_dir: Path) -> int:
-    """The log holds together, and ledgers, log and summary count the same releases and ε. Returns the rounds."""
-    with closing(Store(run_dir / "run.db")):  # reads all of it against its seals
+    """Check the log's seals, and that ledgers, log and summary have the same releases and ε; returns the rounds."""
+    with closing(Store(run_dir / "run.db")):  # verifies the whole log against its seals
         pass
     summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text("utf-8"))
     rounds = [row[0] for row in query(run_dir, "SELECT round FROM rounds ORDER BY round")]
@@ -67,7 +67,7 @@ def check_books(run_dir: Path) -> int:
 
 
 def check_logs(folder: Path) -> None:
-    """No process has left a traceback, or a task whose failure nobody saw."""
+    """Check that no process has left a traceback, or a task whose failure was never retrieved."""
     for path in sorted({*folder.rglob("*.err"), *folder.rglob("*.log")}):
         lines = [*path.read_text("utf-8", "replace").splitlines(), ""]
         for line, after in pairwise(lines):
@@ -77,7 +77,7 @@ def check_logs(folder: Path) -> None:
 
 
 def _check_ledgers(run_dir: Path) -> float:
-    """Every ledger against what the log says of its client; the greatest ε spent."""
+    """Check every ledger against the log of its client; returns the greatest ε spent."""
     logged, unheard, greatest = _logged(run_dir), _unheard(run_dir), 0.0
     for path in sorted((run_dir / "ledgers").glob("*.db")):
         released, spent = verified_spend(path)
@@ -91,7 +91,7 @@ def _check_ledgers(run_dir: Path) -> float:
 
 
 def _logged(run_dir: Path) -> dict[str, tuple[int, float]]:
-    """By client, the releases and ε that the log knows of."""
+    """By client, the releases and the ε in the log."""
     known = (
         "SELECT client_id, max(i), max(spent) FROM"
         " (SELECT client_id, participation AS i, epsilon_spent AS spent FROM observations"
@@ -101,15 +101,14 @@ def _logged(run_dir: Path) -> dict[str, tuple[int, float]]:
 
 
 def _unheard(run_dir: Path) -> dict[str, int]:
-    """By client, its jobs without an answer since it last told the log what it released: each may be a release."""
+    """By client, the unanswered jobs since its last report of its releases to the log: each may be a release."""
     missed = (
         "SELECT client_id, count(*) FROM misses WHERE round >= (SELECT coalesce(max(round), 0) FROM"
         " (SELECT round, client_id FROM observations"
         " UNION ALL SELECT round, client_id FROM events WHERE kind IN ('joined', 'reconciled')) AS heard"
         " WHERE heard.client_id = misses.client_id) GROUP BY client_id"
     )
-    # A client that came back within a round, and was lost after that, said hello before its miss though it is logged
-    # after it.
+    # A client that came back within a round and was lost again said hello before its miss, but is logged after it.
     unsettled = (
         "SELECT client_id, count(*) FROM events AS owed WHERE kind = 'unsettled'"
         " AND NOT EXISTS (SELECT 1 FROM observations WHERE client_id = owed.client_id AND round >= owed.round)"
@@ -126,17 +125,17 @@ _LOOK_EVERY_S = 0.2
 
 
 class Progress:
-    """The committed rounds of a run, which have to grow in number."""
+    """Watches that the number of committed rounds grows."""
 
     def __init__(self, run_dir: Path, patience_s: float) -> None:
-        """No further round in `patience_s` is a violation."""
+        """If no further round is committed for `patience_s`, `rounds` and `until` raise Violation."""
         self._run_dir = run_dir
         self._patience_s = patience_s
         self._rounds = 0
         self._grown_s = self._looked_s = time.monotonic()
 
     def rounds(self) -> int:
-        """How many there are; Violation when there was no further one for too long."""
+        """The number of committed rounds. Raises Violation if it has not grown for too long."""
         now_s = time.monotonic()
         if now_s - self._looked_s > _LOOK_EVERY_S:
             self._looked_s = now_s
@@ -148,7 +147,7 @@ class Progress:
         return self._rounds
 
     async def until(self, holds: Callable[[], object]) -> None:
-        """Return when it holds; Violation when no round is committed for too long meanwhile."""
+        """Wait until `holds` returns true. Raises Violation if no round is committed for too long meanwhile."""
         while not holds():
             self.rounds()
             await asyncio.sleep(_LOOK_EVERY_S)

@@ -1,4 +1,4 @@
-"""A server and client processes, each behind a line of its own, played to the last round while faults strike."""
+"""A server and client processes, each behind a TCP line of its own, played to the last round under faults."""
 
 import asyncio
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from chaos.processes import Child, Processes
 from chaos.schedule import Choice, Fault, Played, schedule
 from rigs.command import toml_of
 
-# Some damaged bytes make gRPC's own code abort the process that reads them; no code of this project has a say in it.
+# Some damaged bytes make gRPC's own code abort the process that reads them. This project cannot prevent it.
 _GRPC_ABORTS = "UNREACHABLE CODE"
-# No round in so long, faults or none, is a violation.
+# Without a further round for so long, with or without faults, an invariant is violated.
 _PATIENCE_S = 90.0
-# A client that is away while the last rounds are played finds no server any more. A last try may take 30 s.
+# A client that is away during the last rounds finds no server any more. Its last try may take 30 s more.
 _GIVE_UP_AFTER_S = 40.0
 _LONGEST_PAUSE_S = 6.0
 _LONGEST_JUMP_S = 10**8
@@ -25,32 +25,32 @@ _LONGEST_JUMP_S = 10**8
 
 @dataclass(frozen=True)
 class Shape:
-    """How great a federation is, and what strikes it how often."""
+    """The size of a federation, and the kinds and frequency of its faults."""
 
     rounds: int
     faults: int
-    """At most; the others of the rounds are played in peace."""
+    """The greatest number of faults; rounds after them have no faults."""
     hosts: int
-    """Client processes."""
+    """The number of client processes."""
     clients_each: int
     m: int
     pause_s: float
-    """Mean time between two faults."""
+    """The mean time between two faults in seconds."""
     policy: str = "random"
     mode: str = "rounds"
-    """`server.mode`; asynchronous steps have half as many updates as clients are at work."""
+    """`server.mode`; an asynchronous step takes half as many updates as clients are at work."""
     rule: str = "fedbuff"
-    """`asynchronous.rule`; "fedat" has its own policy, of two tiers."""
+    """`asynchronous.rule`; "fedat" needs the policy `fedat`, with two tiers."""
     delay_s: float = 0.1
     model_bytes: int = 20_000
     line_weight: float = 1.0
-    """How often each kind of fault on a line comes, relative to the others."""
+    """The weight of each kind of fault on a line, relative to the other weights."""
     clients_weight: float = 0.1
-    """The same of kills and stops of client processes."""
+    """The weight of kills and of stops of client processes."""
     server_weight: float = 0.03
-    """The same of kills and stops of the server."""
+    """The weight of kills and of stops of the server."""
     peaceful_rounds: int = 40
-    """The last ones."""
+    """The number of last rounds without faults."""
 
 
 def _experiment(shape: Shape) -> dict[str, object]:
@@ -71,7 +71,7 @@ def _experiment(shape: Shape) -> dict[str, object]:
 
 
 class Federation:
-    """One play. `play` returns what came of it; Violation as soon as something that must hold does not."""
+    """One play. `play` returns its counts, and raises Violation as soon as an invariant does not hold."""
 
     def __init__(self, seed: int, shape: Shape, folder: Path) -> None:
         self.played = Played()
@@ -86,13 +86,13 @@ class Federation:
         self._hosts: dict[int, Child] = {}
         self._server: Child | None = None
         self._busy: set[str] = set()
-        """Targets that are being killed or are stopped."""
+        """Targets that are being killed or stopped."""
         self._progress = Progress(self._run_dir, _PATIENCE_S)
         if self._clock.missing:
             self.played.skipped["clock jump"] = self._clock.missing
 
     async def play(self) -> Played:
-        """Play all rounds; the last ones in peace."""
+        """Play all rounds; the last ones without faults."""
         self._config.write_text(toml_of(_experiment(self._shape)), "utf-8")
         try:
             for line in self._lines:
@@ -110,7 +110,7 @@ class Federation:
         return self.played
 
     async def _strike(self) -> None:
-        """Let faults come as they are scheduled, until there are enough or the last rounds have come."""
+        """Let scheduled faults strike until there were enough, or until the last rounds begin."""
         async with asyncio.TaskGroup() as group:
             for fault in islice(schedule(self._seed, list(self._menu()), self._shape.pause_s), self._shape.faults):
                 await asyncio.sleep(fault.after_s)
@@ -163,7 +163,7 @@ class Federation:
         self.played.checks["no committed round lost"] += 1
 
     async def _revive_server(self) -> None:
-        """It has ended by itself: it must have said why, and goes on when told to."""
+        """Restart a server that has ended by itself. It must have given a reason."""
         self._busy.add("server")
         try:
             assert self._server is not None
@@ -194,7 +194,7 @@ class Federation:
         )
 
     def _revive_hosts(self, group: asyncio.TaskGroup) -> None:
-        """Start client processes again that have ended by themselves."""
+        """Restart client processes that have ended by themselves."""
         for number, host in self._hosts.items():
             if host.status is not None and not host.is_doomed and str(number) not in self._busy:
                 self._check_reason(number, host.status)
@@ -202,7 +202,7 @@ class Federation:
                 group.create_task(self._start_host(number))
 
     def _check_reason(self, number: int, status: int) -> None:
-        """A client process that failed must have said why; one that gRPC aborted is counted apart."""
+        """Check that a failed client process gave a reason; aborts by gRPC are counted apart."""
         last_line = (self._folder / f"clients-{number}.err").read_text("utf-8").splitlines()[-1]
         reason = f"clients-{number} ended with status {status}: {last_line}"
         is_told = status > 0 and last_line.startswith("pausefl: ")
@@ -211,13 +211,13 @@ class Federation:
         self.played.reasons.append(reason)
 
     async def _make_peace(self) -> None:
-        """Take all faults back and let every client say its ledger anew."""
+        """Remove all faults, and cut all connections so that every client reports its ledger again."""
         for line in self._lines:
             line.heal()
             line.cut()
 
     async def _end(self) -> None:
-        """Let the last rounds be played, and look at what is left."""
+        """Play the last rounds, and check that nothing is left over."""
         server = self._server
         assert server is not None
         await self._progress.until(lambda: server.status is not None)

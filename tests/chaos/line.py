@@ -1,4 +1,4 @@
-"""A TCP line between clients and their server on which faults can be put, in either direction."""
+"""A TCP line between clients and their server, on which faults can be put in either direction."""
 
 import asyncio
 import socket
@@ -18,7 +18,7 @@ _FIRST_CHUNKS = 12
 _EARLY_EVERY = 8
 
 Damage = Callable[[bytes, float], list[bytes]]
-"""(bytes that pass, size of the fault) -> what passes instead, in order."""
+"""(bytes to relay, size of the fault) -> the bytes relayed instead, in order."""
 
 
 def _dropped(data: bytes, size: float) -> list[bytes]:
@@ -46,20 +46,20 @@ DAMAGES: dict[str, Damage] = {
 }
 CUTS = ("reset mid-frame", "close", "half-open")
 HINDRANCES = {"latency": 1.0, "1 kB/s": 2.0, "refuse": 1.0}
-"""Faults that last, and how many seconds."""
+"""Faults that last for a while -> their length in seconds."""
 KINDS = (*DAMAGES, *CUTS, *HINDRANCES)
 
 
 class Line:
-    """Listens for a client process and relays to the server, wherever that listens now. Counts the faults that bit."""
+    """Listens for a client process and relays to the server's present port. Counts the faults that took effect."""
 
     def __init__(self, bit: "Counter[str]") -> None:
-        """`bit` counts, by kind, the faults that changed what passed."""
+        """`bit` counts, by kind, the faults that changed relayed bytes."""
         self.port = 0
         self.upstream: int | None = None
-        """The server's port; None: it is not there."""
+        """The server's port; None if there is no server."""
         self.connected = 0
-        """How many connections there have been."""
+        """The number of connections so far."""
         self._bit = bit
         self._armed: dict[Side, deque[Fault]] = {"up": deque(), "down": deque()}
         self._hindrances: dict[str, _Hindrance] = {}
@@ -80,18 +80,18 @@ class Line:
         await asyncio.gather(*self._relaying)
 
     def strike(self, fault: Fault) -> None:
-        """Put a fault on the line. It counts once it has changed what passes, which may be never."""
+        """Put a fault on the line. It counts once it has changed relayed bytes, which may never happen."""
         if fault.kind in HINDRANCES:
             self._hindrances[fault.kind] = _Hindrance(_now_s() + HINDRANCES[fault.kind], fault.size)
         elif fault.kind == "half-open":
             for connection in [c for c in self._connections if not c.is_muted]:
                 connection.is_muted = True
                 self._bit[fault.kind] += 1
-        elif not self._armed[fault.side]:  # else the one before waits for something to pass
+        elif not self._armed[fault.side]:  # otherwise an earlier fault still waits for bytes
             self._armed[fault.side].append(fault)
 
     def heal(self) -> None:
-        """Take back every fault that has not come to pass."""
+        """Remove every fault that waits or lasts; half-open connections stay."""
         for armed in self._armed.values():
             armed.clear()
         self._hindrances.clear()
@@ -129,7 +129,7 @@ class Line:
     async def _pump(
         self, connection: "_Connection", side: Side, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Relay one direction until it ends. The end of either is the end of both, but of a half-open connection."""
+        """Relay one direction until it ends. That ends the other direction, too, unless the connection is half-open."""
         with suppress(OSError):
             while data := await reader.read(_CHUNK_BYTES):
                 for part in self._changed(connection, side, data):
@@ -138,7 +138,7 @@ class Line:
             connection.reset()
 
     def _changed(self, connection: "_Connection", side: Side, data: bytes) -> Iterator[bytes]:
-        """What passes of some bytes, after the next fault on this side."""
+        """The bytes relayed instead of `data`, after the next fault on this side."""
         connection.chunks += 1
         if not self._armed[side] or connection.is_muted or not _may_strike(self._armed[side][0], connection):
             yield data
@@ -166,7 +166,7 @@ class Line:
             await writer.drain()
 
     def _hindered_by(self, kind: str) -> "_Hindrance | None":
-        """What hinders now; the first time, it has bitten."""
+        """The active hindrance of this kind, if any. Its first use counts it."""
         found = self._hindrances.get(kind)
         if found is None or _now_s() > found.until_s:
             return None
@@ -189,24 +189,24 @@ class _Connection:
 
     def __init__(self, *ends: asyncio.StreamWriter) -> None:
         self.is_muted = False
-        """Half-open: neither end hears anything of the other again, not even its end."""
+        """Half-open: neither end receives anything more, not even the other's end."""
         self.chunks = 0
-        """That came from either end."""
+        """The number of chunks from both ends."""
         self._ends = ends
 
     def reset(self) -> None:
-        """End both with RST."""
+        """End both ends with RST."""
         for end in self._ends:
             _reset(end)
 
     def close(self) -> None:
-        """End both with FIN, after what was written."""
+        """End both ends with FIN, after all written bytes."""
         for end in self._ends:
             end.close()
 
 
 def _may_strike(fault: Fault, connection: _Connection) -> bool:
-    """Most faults spare the first words of a connection, or clients would never come to say hello."""
+    """Whether a fault may strike now. Most spare a connection's first chunks, or no client could say hello."""
     return fault.number % _EARLY_EVERY == 0 or connection.chunks > _FIRST_CHUNKS
 
 
@@ -215,7 +215,7 @@ def _now_s() -> float:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """End a connection at once, as a router that has lost its state does: RST instead of FIN."""
+    """End a connection with RST instead of FIN, as a router does that has lost its state."""
     found = writer.get_extra_info("socket")
     if found is not None and not writer.transport.is_closing():
         with suppress(OSError):

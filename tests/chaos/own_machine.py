@@ -1,4 +1,4 @@
-"""What a play has of its own of a machine: a wall clock that can be made to jump, and a small disk to be filled."""
+"""Parts of a machine for one play alone: a wall clock that can jump, and a small disk that can be filled."""
 
 import shutil
 import subprocess
@@ -10,22 +10,22 @@ _SOURCE = Path(__file__).with_name("wall_clock.c")
 
 
 class WallClock:
-    """What processes see as the time of day, which is off by as much as `jump` said last."""
+    """The time of day as processes see it: the true time plus the offset of the last `jump`."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "clock"
         self._library = folder / "wall_clock.so"
         self._file.write_bytes(bytes(8))
         self.missing = self._build()
-        """Why there is none; empty where there is."""
+        """Why there is no such clock; empty if there is one."""
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What a process needs to be started with."""
+        """Environment variables that give a process this clock."""
         return {} if self.missing else {"LD_PRELOAD": str(self._library), "PAUSEFL_CHAOS_CLOCK": str(self._file)}
 
     def jump(self, offset_s: int) -> None:
-        """Set the clocks of all running processes to the true time and this much."""
+        """Set the clocks of all running processes to the true time plus `offset_s`."""
         with self._file.open("r+b") as file:
             file.write(offset_s.to_bytes(8, "little", signed=True))
 
@@ -40,7 +40,7 @@ class WallClock:
 
 @contextmanager
 def mounted_disk(folder: Path, size_bytes: int) -> Iterator[str]:
-    """A disk of this size at `folder` until the end of the block; yields why there is none, empty where there is."""
+    """Mount a disk of this size at `folder` for the block; yields why there is none, or an empty string."""
     folder.mkdir()
     command = ("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", folder)
     try:
@@ -59,7 +59,7 @@ def mounted_disk(folder: Path, size_bytes: int) -> Iterator[str]:
 
 @contextmanager
 def filled(folder: Path) -> Iterator[None]:
-    """Leave no byte free on the disk of `folder` until the end of the block."""
+    """Leave no free byte on the disk of `folder` until the block ends."""
     ballast = folder / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while True:

@@ -1,4 +1,4 @@
-"""The processes of a play: started, killed and stopped one by one, and found again wherever they are."""
+"""The processes of a play: started, killed and stopped one by one, and found even after their parent has ended."""
 
 import asyncio
 import os
@@ -19,13 +19,13 @@ _LOOK_EVERY_S = 0.2
 
 
 class Child:
-    """One process of the `pausefl` command. What it prints as events is kept."""
+    """A process of the `pausefl` command, with the port and end from its printed events."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.port: int | None = None
         self.finished: Finished | None = None
         self.is_doomed = False
-        """It was killed, or told to end."""
+        """Whether it was killed or asked to end."""
         self._process = process
         self._ready = asyncio.Event()
         self._listening = asyncio.ensure_future(self._listen())
@@ -36,27 +36,27 @@ class Child:
 
     @property
     def status(self) -> int | None:
-        """Its exit status, None while it runs."""
+        """The exit status; None while the process runs."""
         return self._process.returncode
 
     async def ready(self) -> None:
-        """Return when it listens, or has ended."""
+        """Wait until the process listens or has ended."""
         await self._ready.wait()
 
     async def ended(self) -> int:
-        """Wait for its end; its exit status."""
-        await asyncio.shield(self._listening)  # whoever waits may have enough of it
+        """Wait for the process's end; returns its exit status."""
+        await asyncio.shield(self._listening)  # a caller that is cancelled must not stop the reading
         return await self._process.wait()
 
     async def kill(self) -> None:
-        """kill -9, and wait for its end."""
+        """Kill the process by SIGKILL, and wait for its end."""
         self.is_doomed = True
         with suppress(ProcessLookupError):
             self._process.kill()
         await self.ended()
 
     async def pause(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after a while."""
+        """Stop the process for `seconds`: SIGSTOP, then SIGCONT."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(seconds)
@@ -79,10 +79,10 @@ class Child:
 
 
 class Processes:
-    """Starts the processes of one play, all of which carry a mark that their children inherit."""
+    """Starts the processes of one play. All have a mark in their environment, which their children inherit."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
-        """`folder` takes what they say on standard error, a file for each name."""
+        """The processes' standard error is appended to `folder`/NAME.err."""
         self._folder = folder
         self._children: list[Child] = []
         self._mark = uuid.uuid4().hex
@@ -105,11 +105,11 @@ class Processes:
         return child
 
     def alive(self) -> list[psutil.Process]:
-        """All that carry the mark and have not ended."""
+        """All processes with the mark that have not ended."""
         return [process for process in psutil.process_iter() if self._is_ours(process)]
 
     async def orphans(self) -> list[str]:
-        """Those that outlive the play, after a while in which all may end: what is known of each."""
+        """Descriptions of the processes that are alive 15 s after the play's end."""
         for _ in range(int(_GONE_WITHIN_S / _LOOK_EVERY_S)):
             if not self.alive():
                 return []
@@ -117,14 +117,14 @@ class Processes:
         return [repr(process) for process in self.alive()]
 
     async def tell_waits(self) -> None:
-        """Let all that run write what their tasks wait for."""
+        """Make all running processes log what their tasks wait for."""
         for process in self.alive():
             with suppress(psutil.Error):
                 process.send_signal(signal.SIGUSR1)
         await asyncio.sleep(_LOOK_EVERY_S)
 
     async def end_all(self) -> None:
-        """Kill what is left."""
+        """Kill all remaining processes."""
         for process in self.alive():
             with suppress(psutil.Error):
                 process.kill()

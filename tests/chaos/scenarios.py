@@ -1,4 +1,4 @@
-"""What is played, by name, and in which order."""
+"""The scenarios by name, and the order in which they are played."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -41,10 +41,10 @@ SCENARIOS: Mapping[str, Callable[[int, Path], Play]] = {
     "learning": lambda seed, folder: WholeRun(seed, _LEARNING, folder),
     "disk": lambda seed, folder: WholeRun(seed, _DISK, folder),
 }
-"""Name -> (seed, folder) -> what is played."""
+"""Name -> (seed, folder) -> the play."""
 
 
 def in_turn(first_seed: int) -> Iterator[tuple[str, int]]:
-    """Scenarios and seeds without end: each of the others once, between federations, in which most faults strike."""
+    """Scenarios and seeds without end. Each other scenario comes once, after a "federation", which has most faults."""
     others = (name for other in SCENARIOS if other != "federation" for name in ("federation", other))
     return zip(chain(others, repeat("federation")), count(first_seed), strict=False)

@@ -1,4 +1,4 @@
-"""What happens when: an endless list of faults that the seed alone decides, and what came of those that were played."""
+"""The schedule of faults, endless and determined by the seed alone, and the counts of a play."""
 
 import random
 from collections import Counter
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Side = Literal["up", "down"]
-"""Which way bytes go: from clients to the server, or back."""
+"""The direction of bytes: up from clients to the server, or down."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A kind of fault, how often it comes relative to the others, and whom it may strike."""
+    """A kind of fault, its weight relative to others, and its possible targets."""
 
     kind: str
     weight: float
@@ -25,19 +25,19 @@ class Fault:
 
     number: int
     after_s: float
-    """Since the fault before."""
+    """The time since the previous fault in seconds."""
     kind: str
     target: str
     side: Side
     size: float
-    """In [0, 1): how much or how long, as the kind says."""
+    """In [0, 1): how strong or how long, depending on the kind."""
 
     def __str__(self) -> str:
         return f"{self.number} +{self.after_s:.3f} s {self.kind} {self.target} {self.side} {self.size:.3f}"
 
 
 def schedule(seed: int, menu: Sequence[Choice], pause_s: float) -> Iterator[Fault]:
-    """Faults without end, `pause_s` apart on average."""
+    """Faults without end, `pause_s` seconds apart on average."""
     rng = random.Random(seed)
     weights = [choice.weight for choice in menu]
     number = 0
@@ -60,12 +60,12 @@ class Played:
 
     rounds: int = 0
     faults: "Counter[str]" = field(default_factory=Counter)
-    """Those that struck, by kind."""
+    """The faults that struck, by kind."""
     checks: "Counter[str]" = field(default_factory=Counter)
-    """How often each invariant was found to hold."""
+    """By invariant, how often it was checked and held."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Kinds of faults that cannot be had here, and why."""
+    """Kinds of faults that are impossible on this machine, and why."""
     struck: list[Fault] = field(default_factory=list)
-    """The schedule so far, also those that found nothing to strike."""
+    """The schedule so far, including faults that found no target."""
     reasons: list[str] = field(default_factory=list)
     """Why client processes ended by themselves."""

@@ -1,4 +1,4 @@
-"""`pausefl run`, any process of which is killed or stopped, or whose disk is full: resumed until it is done."""
+"""`pausefl run` whose processes are killed or stopped, or whose disk is full, and which is resumed until it is done."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -23,19 +23,19 @@ _ROLES = ("parent", "server", "fork server", "clients", "evaluator")
 
 @dataclass(frozen=True)
 class RunShape:
-    """What is run, and what strikes it."""
+    """The run, and the number and frequency of its faults."""
 
     rounds: int
     faults: int
-    """At most."""
+    """The greatest number of faults."""
     pause_s: float
-    """Mean time between two faults."""
+    """The mean time between two faults in seconds."""
     is_learning: bool
-    """With torch, and an evaluator that may be struck."""
+    """Whether the run uses torch, and an evaluator that faults may strike."""
     disk_bytes: int = 0
-    """The run lies on a disk of this size, which is filled; 0: on a disk that has room."""
+    """The size of the run's own disk, which is filled; 0: the run is on a disk with room."""
     peaceful_rounds: int = 5
-    """The last ones."""
+    """The number of last rounds without faults."""
 
 
 def _experiment(shape: RunShape) -> dict[str, object]:
@@ -53,7 +53,7 @@ def _experiment(shape: RunShape) -> dict[str, object]:
 
 
 class WholeRun:
-    """One play of `pausefl run`. `play` returns what came of it; Violation when something that must hold does not."""
+    """One play of `pausefl run`. `play` returns its counts, and raises Violation if an invariant does not hold."""
 
     def __init__(self, seed: int, shape: RunShape, folder: Path) -> None:
         self.played = Played()
@@ -67,7 +67,7 @@ class WholeRun:
         self._progress = Progress(self._run_dir, _PATIENCE_S)
 
     async def play(self) -> Played:
-        """Play all rounds; the last ones in peace."""
+        """Play all rounds; the last ones without faults."""
         disk = mounted_disk(self._disk, self._shape.disk_bytes) if self._shape.disk_bytes else nullcontext("")
         with disk as missing:
             if missing:
@@ -124,7 +124,7 @@ class WholeRun:
             self.played.faults[f"{fault.kind} {fault.target}"] += 1
 
     def _by_role(self) -> dict[str, list[psutil.Process]]:
-        """The run's processes, by what they do."""
+        """The run's processes by role."""
         assert self._run is not None
         found: dict[str, list[psutil.Process]] = {role: [] for role in _ROLES}
         with suppress(psutil.NoSuchProcess):
@@ -142,7 +142,7 @@ class WholeRun:
         return found
 
     async def _go_on(self, before: Mapping[int, str]) -> None:
-        """If the run has ended, see that all of it has, that it said why and lost nothing, and resume it."""
+        """If the run has ended, check that no process is left, a reason given and no round lost; then resume it."""
         assert self._run is not None
         await self._wait_for_end(1.0)
         if (status := self._run.status) is None or status == 0:

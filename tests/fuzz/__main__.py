@@ -20,16 +20,16 @@ from fuzz.summary import Fuzz, failures  # noqa: E402 - after the path is set
 
 
 def main() -> int:
-    """0 if everything held."""
+    """Play the fuzz; returns 0 if every bound held."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000, help="to the server")
     parser.add_argument("--client-messages", type=int, default=100_000, help="to the clients")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=HERE.parents[1] / "docs/results/fuzz.json")
     options = parser.parse_args()
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every connection that the server closes
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each connection that the server closes
     os.environ["GRPC_VERBOSITY"] = "NONE"
-    os.nice(19)  # the fuzz must not take from the server what it measures
+    os.nice(19)  # the fuzz must not take processor time from the server
     began_s = time.monotonic()
 
     def say(text: str) -> None:

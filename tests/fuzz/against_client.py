@@ -1,4 +1,4 @@
-"""Malformed messages against a real client process, and sound jobs in between, to be answered and charged right."""
+"""Malformed messages against a real client process, with sound jobs in between, which it must answer and charge."""
 
 import asyncio
 import random
@@ -40,7 +40,7 @@ _EXPERIMENT = {
 
 
 class ClientFuzz:
-    """A hostile server and the clients of one process; `summary` says at any time what was found so far."""
+    """A hostile server and the clients of one process; `summary` gives the findings so far."""
 
     def __init__(self, messages: int, seed: int, say: Callable[[str], None]) -> None:
         self._seed = seed
@@ -51,15 +51,15 @@ class ClientFuzz:
         self._schedule = ""
         self._streams = self._jobs = self._answered = 0
         self._warm: set[str] = set()
-        """Clients that have trained; the first nonsense waits for all of them, for memory is counted from there."""
+        """Clients that have trained. Malformed messages start once all have, when the memory's base is measured."""
         self._base_is_taken = asyncio.Event()
         self._released: dict[str, dict[int, str]] = {}
-        """Digest of what left, by participation, by client."""
+        """By client and participation, the digest of the released update."""
         self._wrong: list[str] = []
         self._summary: dict[str, Any] = {}
 
     def summary(self) -> dict[str, Any]:
-        """What was found so far."""
+        """The findings so far."""
         return {
             "messages": self._tally.total,
             "seed": self._seed,
@@ -120,7 +120,7 @@ class ClientFuzz:
             await server.stop(0)
 
     async def _join(self, _: Any, context: Context) -> None:
-        """One stream: a welcome, nonsense that a client may overlook, a sound job, and nonsense that ends it."""
+        """Serve a stream: a welcome, malformed messages that clients ignore, a sound job, one that ends the stream."""
         self._streams += 1
         rng = random.Random(f"{self._seed}/{self._streams}")
         hello = pb.ClientMessage.FromString(await _read(context)).hello
@@ -140,7 +140,7 @@ class ClientFuzz:
                     self._tally.add(HELD, name)
                 if rng.random() < 0.3:
                     await self._give_job(context, hello.client_id)
-                if rng.random() < 0.5:  # a client waits ever longer where every stream ends in damage
+                if rng.random() < 0.5:  # if every stream ended in damage, clients would wait ever longer
                     await self._send_malformed(context, self._hostile_job(rng), rng)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(rng.uniform(0, 0.2)):
@@ -150,7 +150,7 @@ class ClientFuzz:
         payload = self._model.tobytes() if message.HasField("job") or message.HasField("frame") else b""
         name, data = malformed(message, payload, rng)
         if _dismisses(data):
-            return  # a final goodbye ends a client as it should
+            return  # a final goodbye would rightly end a client
         await context.write(data)
         self._tally.add(ENDED, name)
 
@@ -165,7 +165,7 @@ class ClientFuzz:
         return rng.choice((*[pb.ServerMessage(job=job)] * 2, *others))
 
     async def _give_job(self, context: Context, client_id: str) -> None:
-        """A job as an honest server gives it, with a model of its own; wait for its answer."""
+        """Give a sound job with a model of its own, and wait for its answer."""
         self._jobs += 1
         round_ = 1_000 + self._jobs
         (data,) = pack_job(round_, 1, self._model, digest(self._model), self._schedule)
@@ -174,7 +174,7 @@ class ClientFuzz:
         self._answered += 1
 
     async def _listen(self, context: Context, client_id: str, until_round: int | None = None) -> None:
-        """Note every release that leaves, until that of a round."""
+        """Record every release that leaves, until the one of `until_round`."""
         while True:
             said = pb.ClientMessage.FromString(unpack(await _read(context))[0])
             if not said.HasField("result"):
@@ -189,7 +189,7 @@ class ClientFuzz:
                 return
 
     def _check_ledgers(self, folder: Path, experiment: Experiment) -> None:
-        """Each holds together, and counts every release that left, at its price."""
+        """Check that each ledger is consistent and has every release that left, at its price."""
         budget = budget_of(experiment.privacy)
         assert budget is not None
         for client_id, left in self._released.items():
@@ -198,7 +198,7 @@ class ClientFuzz:
                 charged = dict(db.execute("SELECT participation, update_digest FROM releases").fetchall())
                 of_holder = "SELECT key, value FROM meta WHERE key NOT IN ('schedule', 'unit')"
                 holder = dict(db.execute(of_holder).fetchall())
-            ledger = Ledger(path, budget, unit=experiment.privacy.unit, **holder)  # walks the chain of all rows
+            ledger = Ledger(path, budget, unit=experiment.privacy.unit, **holder)  # verifies the chain of all rows
             if abs(ledger.epsilon_spent - budget.spent(ledger.released)) > 1e-9:
                 self._wrong.append(f"{client_id}: {ledger.epsilon_spent} spent on {ledger.released} releases")
             ledger.close()
@@ -211,7 +211,7 @@ _WELCOME = pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="fuzz")
 
 
 def _overlooked(rng: random.Random) -> tuple[str, bytes]:
-    """A message that no client waits for, and that is no reason to leave the stream."""
+    """A malformed message that a client ignores: it expects none of the kind, and the stream goes on."""
     number = rng.choice((0, 1, 2**31, 2**32 - 1))
     kinds: tuple[dict[str, Any], ...] = (
         {"ack": pb.Ack(round=number, attempt=number)},
@@ -235,7 +235,7 @@ def _dismisses(data: bytes) -> bool:
 
 
 async def _read(context: Context) -> bytes:
-    """The next message; ConnectionError at the end."""
+    """The next message. Raises ConnectionError at the end of the stream."""
     data: Any = await context.read()
     if data is grpc.aio.EOF:
         raise ConnectionError

@@ -21,7 +21,7 @@ _SETTLE_S = 0.5
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is sent, by how many, and in what turns."""
+    """The number of messages and of hostile clients, and the lengths of turns."""
 
     messages: int
     seed: int = 1
@@ -34,7 +34,7 @@ class Plan:
 
 @dataclass
 class _Pace:
-    """Rounds and time of one kind of turn."""
+    """Rounds and seconds of all turns of one kind."""
 
     rounds: int = 0
     seconds: float = 0.0
@@ -51,7 +51,7 @@ class _Pace:
 
 
 class ServerFuzz:
-    """One run of the fuzz; `summary` says at any time what was found so far."""
+    """One run of the fuzz; `summary` gives the findings so far."""
 
     def __init__(self, plan: Plan, say: Say) -> None:
         self._plan = plan
@@ -61,7 +61,7 @@ class ServerFuzz:
         self._summary: dict[str, Any] = {}
 
     def summary(self) -> dict[str, Any]:
-        """What was found so far."""
+        """The findings so far."""
         quiet, fuzz = (self._paces[kind].per_s for kind in ("quiet", "fuzz"))
         return {
             "messages": self._tally.total,
@@ -76,7 +76,7 @@ class ServerFuzz:
         }
 
     async def run(self, folder: Path) -> None:
-        """Play to the end; AssertionError says what does not hold."""
+        """Play to the end. Raises AssertionError if the server ends."""
         with ServerRun(folder, self._plan.insiders, self._plan.mode) as run:
             await self._until_round(run, 3)
             await asyncio.sleep(self._plan.warm_up_s)
@@ -90,7 +90,7 @@ class ServerFuzz:
                     await self._turn(run, "fuzz", self._plan.fuzz_s)
                     self._tally.pause()
                     self._note(run)
-                self._tally.start()  # so that all senders see that it is over
+                self._tally.start()  # wakes all senders, which then see the end
             await self._turn(run, "quiet", self._plan.quiet_s)
             self._note(run)
             await self._until_round(run, run.rounds() + 3)
@@ -98,7 +98,7 @@ class ServerFuzz:
             self._summary |= {"tracebacks": len(complaints), "complaints": complaints[:5], "exit_status": run.end()}
 
     async def _turn(self, run: ServerRun, kind: str, at_most_s: float) -> None:
-        """Count the rounds of some seconds."""
+        """Play a turn of at most `at_most_s` seconds, and count its rounds."""
         await asyncio.sleep(_SETTLE_S)
         rounds, began_s = run.rounds(), time.monotonic()
         while time.monotonic() - began_s < at_most_s and not (kind == "fuzz" and self._tally.is_done):
@@ -108,7 +108,7 @@ class ServerFuzz:
             self._paces[kind].add(run.rounds() - rounds, seconds)
 
     def _note(self, run: ServerRun) -> None:
-        """Write down what the server holds, and say how far the fuzz is."""
+        """Record the server's memory, disk and rounds, and report progress."""
         now = run.footprint()
         self._summary |= {
             "rss_bytes": now.rss_bytes,

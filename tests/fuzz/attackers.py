@@ -1,4 +1,4 @@
-"""Hostile peers of a server: strangers of each layer, and clients that were let in and then send nonsense."""
+"""Hostile peers of a server: strangers at each layer, and admitted clients that send malformed messages."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ _MOST_IN_A_BURST = 24
 
 
 class Target:
-    """A server, and what a client must say to be let in."""
+    """A server, and the messages that admit a client to it."""
 
     def __init__(self, port: int, model_bytes: int, experiment: Experiment, seed: int) -> None:
         self.port = port
@@ -35,7 +35,7 @@ class Target:
         self._agreement = agreement_of(experiment)
 
     def hello(self, client_id: str) -> pb.ClientMessage:
-        """A hello that is right."""
+        """A valid hello."""
         manifest = Manifest((TensorSpec("synthetic", (self.vector.size,)),)).to_message()
         greeting = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id=client_id, n_examples=1, manifest=manifest)
         greeting.ledger.schedule = self._schedule
@@ -43,7 +43,7 @@ class Target:
         return pb.ClientMessage(hello=greeting)
 
     def result(self, round: int, attempt: int) -> pb.ClientMessage:
-        """An answer that would be right but for its release, which no budget allows."""
+        """A valid answer except for its release, which exceeds every budget."""
         update = pb.Vector(size_bytes=self.vector.nbytes, frames=1, digest=digest(self.vector))
         result = pb.Result(round=round, attempt=attempt, status=pb.STATUS_OK, update=update)
         result.timing.train_s = 0.001
@@ -54,7 +54,7 @@ class Target:
 
 
 class Channels:
-    """Connections to the server, each for some streams."""
+    """Connections to the server, each for up to 40 streams."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -63,7 +63,7 @@ class Channels:
 
     @asynccontextmanager
     async def stream(self) -> AsyncIterator["grpc.aio.StreamStreamCall[bytes, bytes]"]:
-        """A fresh stream."""
+        """A new stream."""
         if self._streams % _STREAMS_OF_A_CHANNEL == 0:
             options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
             self._channels.append(grpc.aio.insecure_channel(f"127.0.0.1:{self._target.port}", options=options))
@@ -77,13 +77,13 @@ class Channels:
             call.cancel()
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for channel in self._channels:
             await channel.close()
 
 
 async def send_raw(number: int, target: Target, tally: Tally) -> None:
-    """Break the rules of HTTP/2, connection after connection."""
+    """Break the rules of HTTP/2 on one connection after another."""
     rng = random.Random(f"{target.seed}/raw/{number}")
     while await tally.turn():
         name = rng.choice(list(ATTACKS))
@@ -94,7 +94,7 @@ async def send_raw(number: int, target: Target, tally: Tally) -> None:
                 async with asyncio.timeout(0.5):
                     for piece in pieces:
                         writer.write(piece)
-                        await writer.drain()  # fails once the server has hung up
+                        await writer.drain()  # fails once the server has closed the connection
                         tally.add(RAW, name)
                     while await reader.read(1 << 16):
                         pass
@@ -103,7 +103,7 @@ async def send_raw(number: int, target: Target, tally: Tally) -> None:
 
 
 async def send_bad_hellos(number: int, target: Target, tally: Tally, channels: Channels) -> None:
-    """Say something else than a hello, stream after stream."""
+    """Send a malformed hello, or another message, on one stream after another."""
     rng = random.Random(f"{target.seed}/hello/{number}")
     while await tally.turn():
         name, data = malformed(target.hello(f"hostile-{rng.randrange(1000):03d}"), b"", rng)
@@ -117,7 +117,7 @@ async def send_bad_hellos(number: int, target: Target, tally: Tally, channels: C
 
 
 class Insider:
-    """A client that the server lets in, and that answers with nonsense; it comes back whenever it may."""
+    """An admitted client that sends malformed messages, and that reconnects as soon as it may."""
 
     def __init__(self, client_id: str, target: Target, tally: Tally, channels: Channels) -> None:
         self._client_id = client_id
@@ -128,7 +128,7 @@ class Insider:
         self._job = 0, 0
 
     async def run(self) -> None:
-        """Come and go until enough was sent."""
+        """Connect again and again until enough messages were sent."""
         while await self._tally.turn():
             rest_s = 0.05
             with suppress(grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError):
@@ -167,7 +167,7 @@ class Insider:
         self._tally.add(ADMITTED, name)
 
     async def _refuse(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
-        """Give up the job, so that its round waits no longer."""
+        """Refuse the job, so that its round need not wait for it."""
         reason = self._rng.choice(("", "out of memory", "\x1b[2J" * 99, "x" * 900_000))
         result = pb.Result(round=self._job[0], attempt=self._job[1], status=pb.STATUS_FAILED, reason=reason)
         await call.write(pb.ClientMessage(result=result).SerializeToString())
@@ -194,7 +194,7 @@ class Insider:
 
 
 def _note(tally: Tally, data: object) -> str:
-    """Count the answer; returns its reason."""
+    """Count the server's answer; returns its reason or its kind."""
     if not isinstance(data, bytes):
         answer = "the stream ends"
     else:
@@ -205,6 +205,6 @@ def _note(tally: Tally, data: object) -> str:
 
 
 def _first_words(text: str) -> str:
-    """What is the same in all answers of a kind."""
+    """A text without quoted words and numbers, shortened: the same for all answers of a kind."""
     words = re.sub(r"'[^']*'|\"[^\"]*\"|[-+]?\d[\d.,e+-]*", "…", text.partition(":")[0])
     return " ".join(words.split()[:12])

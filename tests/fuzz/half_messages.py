@@ -1,4 +1,4 @@
-"""Streams whose first message never ends: what a stranger can make a server hold before it says who it is."""
+"""Streams whose first message never ends: they measure the memory that a stranger can make a server use."""
 
 import asyncio
 import struct
@@ -9,13 +9,13 @@ from fuzz.http2 import DATA, SETTINGS, WINDOW, call, frame, opening
 
 _WINDOW_BYTES = 65_535
 _FRAME_BYTES = 16_384
-_INITIAL_WINDOW = 4  # the setting's number
+_INITIAL_WINDOW = 4  # number of the setting in HTTP/2
 
 
 class HalfMessages:
-    """Connections of some streams each; every stream sends as much of a message as the server's windows allow.
+    """Connections of several streams each. Each stream sends as much of a message as the server's windows allow.
 
-    A connection that the server ends is made again.
+    A connection that the server ends is opened again.
     """
 
     def __init__(self, port: int, connections: int, streams: int, message_bytes: int) -> None:
@@ -23,7 +23,7 @@ class HalfMessages:
         self._port = port
         self._connections = connections
         self._streams = streams
-        # A message's header stands before its bytes, of which the last never comes.
+        # A message's header and all its bytes except the last one, which is never sent.
         self._unfinished = memoryview(b"\0" + struct.pack(">I", message_bytes) + bytes(message_bytes - 1))
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -77,7 +77,7 @@ class HalfMessages:
         settings: "Counter[int]",
         numbers: range,
     ) -> None:
-        """Take one frame of the server."""
+        """Read one frame from the server, and answer it."""
         head = await reader.readexactly(9)
         payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
         kind, flags, number = head[3], head[4], int.from_bytes(head[5:], "big")
@@ -91,5 +91,5 @@ class HalfMessages:
                         windows[stream] += value - settings[name]
                 settings[name] = value
             writer.write(frame(SETTINGS, 1, 0))
-        elif kind == 6 and not flags & 1:  # a ping, by which the server measures bandwidth
+        elif kind == 6 and not flags & 1:  # a ping, with which the server measures bandwidth
             writer.write(frame(kind, 1, 0, payload))

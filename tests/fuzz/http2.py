@@ -1,4 +1,4 @@
-"""HTTP/2 by hand, and against its rules: what a peer without any of our code can say to a gRPC server."""
+"""Hand-made HTTP/2 that breaks the rules, as any peer without this project's code may send it to a gRPC server."""
 
 import random
 import struct
@@ -12,7 +12,7 @@ END_STREAM, END_HEADERS = 1, 4
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"", length: int | None = None) -> bytes:
-    """A frame; `length` is what it says it has, where that is not so."""
+    """A frame; `length` is the length it states, if that is a lie."""
     size = len(payload) if length is None else length
     return struct.pack(">I", size)[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
 
@@ -36,13 +36,13 @@ def call(stream: int, path: str = f"/{SERVICE}/Join") -> bytes:
 
 
 def message(stream: int, data: bytes, length: int | None = None, *, compressed: bool = False) -> bytes:
-    """A gRPC message in one DATA frame; `length` is what it says it has, where that is not so."""
+    """A gRPC message in one DATA frame; `length` is the length it states, if that is a lie."""
     size = len(data) if length is None else length
     return frame(DATA, 0, stream, bytes((compressed,)) + struct.pack(">I", size) + data)
 
 
 def opening(settings: bytes = b"") -> bytes:
-    """What a client sends first."""
+    """The first bytes of a client's connection."""
     return PREFACE + frame(SETTINGS, 0, 0, settings)
 
 
@@ -61,7 +61,7 @@ def _pings_and_settings(rng: random.Random) -> list[bytes]:
     return [opening(), *(rng.choice(flood) for _ in range(200))]
 
 
-# Calls that are taken back at once (CVE-2023-44487), and a header block that never ends (CVE-2024-27316).
+# Calls that are cancelled at once (CVE-2023-44487), and a header block that never ends (CVE-2024-27316).
 _RAPID_RESETS = [opening(), *(call(i) + frame(RESET, 0, i, bytes(4)) for i in range(1, 200, 2))]
 _MORE_HEADERS = frame(CONTINUATION, 0, 1, header("x" * 30, "y" * 90) * 20)
 _ENDLESS_HEADERS = [opening(), frame(HEADERS, 0, 1, header("a", "b")), *([_MORE_HEADERS] * 100)]
@@ -100,4 +100,4 @@ ATTACKS: dict[str, Callable[[random.Random], list[bytes]]] = {
     "other calls": _other_calls,
     "lying frames": _lying_frames,
 }
-"""By name: what one connection sends, piece by piece."""
+"""By name: the pieces that one connection sends."""

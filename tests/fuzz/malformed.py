@@ -1,4 +1,4 @@
-"""Malformed messages made of sound ones, by seed: the same random generator makes the same bytes."""
+"""Malformed messages made from sound ones; the same random generator gives the same bytes."""
 
 import math
 import random
@@ -27,13 +27,13 @@ _MOST_REPEATS = 300
 
 
 def malformed(message: Message, payload: bytes, rng: random.Random) -> tuple[str, bytes]:
-    """The name of a way to spoil messages, and what it makes of this one."""
+    """Damage a message in a random way; returns the way's name and the bytes."""
     name = rng.choice(list(WAYS))
     return name, WAYS[name](message, payload, rng)
 
 
 def _fields(message: Message) -> Iterator[tuple[Message, Any]]:
-    """Every field of the message and of the messages in it, set or not."""
+    """Every field of the message and of its nested messages, set or not."""
     for field in message.DESCRIPTOR.fields:
         yield message, field
         if field.message_type is not None and not field.is_repeated and message.HasField(field.name):
@@ -49,7 +49,7 @@ def _hostile_value(field: Any, rng: random.Random) -> object:
 
 
 def _spoil(parent: Message, field: Any, rng: random.Random) -> None:
-    """Give one field a value that no honest peer sends, or none at all."""
+    """Give one field a value that no honest peer sends, or clear it."""
     values = getattr(parent, field.name)
     if field.is_repeated and field.message_type is not None and field.message_type.GetOptions().map_entry:
         value = field.message_type.fields_by_name["value"]
@@ -96,19 +96,19 @@ def _wrong_size(message: Message, payload: bytes, rng: random.Random) -> bytes:
 
 
 def _wrong_values(message: Message, payload: bytes, rng: random.Random) -> bytes:
-    """Floats that no update or model has, under a checksum of others."""
+    """Floats that no update or model has, under another vector's checksum."""
     value = struct.pack("<f", rng.choice((math.nan, math.inf, -math.inf, 3e38)))
     return _packed(message, value * max(1, len(payload) // 4))
 
 
 def _lying_payload(message: Message, payload: bytes, rng: random.Random) -> bytes:
-    """A payload whose length is not its own."""
+    """A payload that states a wrong length."""
     length = rng.choice((b"\xff" * 4 + b"\x0f", b"\xff" * 9 + b"\x01", b"\x80\x80", b"\x05", b""))
     return b"\x7a" + length + rng.randbytes(rng.randrange(5)) + message.SerializeToString()
 
 
 def _unknown_fields(message: Message, payload: bytes, rng: random.Random) -> bytes:
-    """Groups in groups and fields of other protocols."""
+    """Nested groups, and fields of other protocols."""
     depth = rng.choice((1, 10, 99, 101, 5000))
     deep = b"\xa3\x06" * depth + b"\xa4\x06" * rng.choice((depth, depth - 1, 0))
     return rng.choice((deep, b"\xf8\xff\xff\xff\x0f\x01", b"\xc2\x3e\x03abc" * 50)) + _packed(message, payload)
@@ -125,4 +125,4 @@ WAYS: dict[str, Way] = {
     "lying payload": _lying_payload,
     "unknown fields": _unknown_fields,
 }
-"""By name. Messages of other rounds, attempts and kinds are what the callers choose to spoil."""
+"""By name. Callers choose the messages to damage, also of other rounds, attempts and kinds."""

@@ -1,4 +1,4 @@
-"""Chooses honest clients and one hostile one: rounds then tell how fast honest work goes on."""
+"""A policy that chooses honest clients and one hostile one, so that rounds measure the pace of honest work."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +10,13 @@ from pausefl_server.selection.base import Context, Policy, Selection
 
 @dataclass(frozen=True)
 class HonestAndOneMore(Policy):
-    """m of the clients whose ids begin with "honest" and one of the others, if there is one; all uniformly.
+    """m of the clients whose ids begin with "honest", and one of the others if there is one; drawn uniformly.
 
-    Without rounds, the places that are left when all honest clients are at work.
+    In the asynchronous mode, the others get the places that are free when all honest clients are at work.
     """
 
     def select(self, state: Any, context: Context) -> Selection:
-        """A draw of this round's generator."""
+        """Draw clients by the round's generator."""
         ids = context.table.ids
         rows = context.rng.permutation(context.eligible).tolist()
         honest = [row for row in rows if ids[row].startswith("honest")][: self.m]

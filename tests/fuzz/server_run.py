@@ -1,4 +1,4 @@
-"""A real server and real honest clients, each in a process of its own, and what they take while they play."""
+"""A real server and real honest clients, a process each, and the memory and disk that they use."""
 
 import json
 import os
@@ -20,13 +20,13 @@ from rigs.waiting import wait_for
 MODEL_BYTES = 4_000
 HONEST, M = 6, 3
 _PATIENCE_S = 60.0
-# The server finds the policy in here.
+# The server imports the policy `fuzz.policy` from here.
 _TESTS = str(Path(__file__).parents[1])
 _ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([_TESTS, os.environ.get("PYTHONPATH", "")])}
 
 
 def experiment_of(hostile: int, mode: str) -> dict[str, object]:
-    """Honest clients and so many hostile ones; without rounds, two places are left for the latter."""
+    """An experiment of honest and `hostile` clients; asynchronously, two places are left for hostile ones."""
     return {
         "experiment.rounds": 1_000_000,
         "clients.minimum": HONEST,
@@ -46,17 +46,17 @@ def experiment_of(hostile: int, mode: str) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What the server holds at one moment."""
+    """The server's memory and disk use at one moment."""
 
     rss_bytes: int
     peak_rss_bytes: int
-    """Since it started."""
+    """The peak since the server's start."""
     disk_bytes: int
-    """Its log of the run and its output."""
+    """The run's log and the server's output."""
 
 
 class ServerRun:
-    """A server and its honest clients; both are gone with the block."""
+    """A server and its honest clients; both are killed when the block ends."""
 
     def __init__(self, folder: Path, hostile: int, mode: str = "rounds") -> None:
         """`mode` is `server.mode`."""
@@ -83,15 +83,15 @@ class ServerRun:
             process.wait()
 
     def rounds(self) -> int:
-        """How many rounds are committed."""
+        """The number of committed rounds."""
         return rounds_in(self._run_dir)
 
     def experiment(self) -> Experiment:
-        """As clients of this run read it."""
+        """The experiment as clients of this run read it."""
         return load_experiment(str(self.folder / "fuzz.toml"))
 
     def footprint(self) -> Footprint:
-        """Memory of the server process, and disk."""
+        """The server process's memory, and its disk use."""
         pid = self.server.pid
         files = [*self._run_dir.glob("run.db*"), *self.folder.glob("server.*")]
         rss_bytes: int = psutil.Process(pid).memory_info().rss
@@ -109,7 +109,7 @@ class ServerRun:
         return [text for output in outputs for text in tracebacks(output.read_text("utf-8", "replace"))]
 
     def end(self) -> int:
-        """Stop the server as a user does; its exit status."""
+        """Stop the server by SIGTERM, as a user does; returns its exit status."""
         self.server.send_signal(signal.SIGTERM)
         return self.server.wait(_PATIENCE_S)
 
@@ -137,6 +137,6 @@ def tracebacks(output: str) -> list[str]:
 
 
 def peak_rss_bytes(pid: int) -> int:
-    """The most that a process has held in memory."""
+    """A process's peak resident memory in bytes."""
     status = Path(f"/proc/{pid}/status").read_text("utf-8")
     return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024

@@ -1,4 +1,4 @@
-"""How many malformed messages were sent, by the layer they were meant for and by how they were made."""
+"""Counts of malformed messages sent, by the layer they target and the way they were made."""
 
 import asyncio
 import time
@@ -6,13 +6,13 @@ from collections import Counter
 
 
 class Tally:
-    """Counts what is sent, and lets senders go on while the fuzz is on and not enough was sent."""
+    """Counts messages, and lets senders send while the fuzz is on and the limit is not reached."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.sent: Counter[tuple[str, str]] = Counter()
         self.answers: Counter[str] = Counter()
-        """What the other side said to it, in the first words."""
+        """Counts of the other side's answers, by their first words."""
         self.total = 0
         self._on = asyncio.Event()
         self.active_s = 0.0
@@ -20,7 +20,7 @@ class Tally:
 
     @property
     def is_done(self) -> bool:
-        """Whether enough was sent."""
+        """Whether enough messages were sent."""
         return self.total >= self.limit
 
     def add(self, layer: str, way: str, count: int = 1) -> None:
@@ -36,12 +36,12 @@ class Tally:
         return found
 
     def start(self) -> None:
-        """Let all senders go on."""
+        """Let all senders send."""
         self._since_s = time.monotonic()
         self._on.set()
 
     def pause(self) -> None:
-        """Let all senders wait after what they are at."""
+        """Let all senders wait after their present message."""
         self.active_s += time.monotonic() - self._since_s
         self._on.clear()
 
@@ -51,6 +51,6 @@ class Tally:
         return self._on.is_set()
 
     async def turn(self) -> bool:
-        """Wait until the fuzz is on; False when enough was sent."""
+        """Wait until the fuzz is on; returns False once enough was sent."""
         await self._on.wait()
         return not self.is_done

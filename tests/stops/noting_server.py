@@ -1,4 +1,4 @@
-"""`pausefl`, whose server writes down from when until when each exchange that it measures lasts, on its own clock.
+"""`pausefl` with a server that records the begin and end of each exchange it measures, on its own clock.
 
 python noting_server.py FILE server CONFIG ...
 """
@@ -14,7 +14,7 @@ from pausefl_server.rounds.messages import Update
 
 
 def note_exchanges(file: Path) -> None:
-    """Write a line for each observation, once it is made."""
+    """Write a line to `file` for each observation, once it is made."""
     observe = observations.observe
 
     def noting(update: Update, *arguments: Any, **options: Any) -> Any:

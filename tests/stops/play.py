@@ -1,8 +1,8 @@
 """A real federation whose processes are stopped, or whose machines seem to sleep, at random moments.
 
-A stop is SIGSTOP and SIGCONT. A sleep is the same, after which the process's CLOCK_MONOTONIC lacks the time that it was
-stopped (`awake_clock.c`). A pause is what `docker pause` does: the kernel freezes the process's cgroup. What each of
-them touched follows from when exchanges began and ended on the server's clock.
+A stop is SIGSTOP and SIGCONT. A sleep is a stop after which the process's CLOCK_MONOTONIC lacks the time of the stop
+(`awake_clock.c`). A pause is what `docker pause` does: the kernel freezes the process's cgroup. The begin and end of
+each exchange on the server's clock show which exchanges a stop, sleep or pause touched.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from rigs.command import rounds_in, toml_of
 HERE = Path(__file__).parent
 CLIENTS, M = 4, 3
 SEEN_S = 0.25
-"""A stop that overlaps an exchange by less need not be marked: load takes as long."""
+"""A stop that overlaps an exchange by less than this need not be marked: load may cause such delays, too."""
 WHO = ("server", "client", "both")
 FREEZER = Path("/sys/fs/cgroup/freezer")
 _MARKS = ("stopped_s", "suspended_s", "deadline_s")
@@ -43,13 +43,13 @@ _EXPERIMENT: dict[str, object] = {
     "workload.training_time": {"kind": "constant", "value_s": 0.4},
     "metrics.enabled": False,
 }
-# So patient that also a stop of 90 s ends in an observation; without it, long ones end in misses.
+# With these timeouts, even a stop of 90 s ends in an observation. With the defaults, long stops end in misses.
 _PATIENT = {"round_timeout_s": 300.0, "rejoin_timeout_s": 300.0, "dead_after_s": 300.0}
 
 
 @dataclass(frozen=True)
 class Stop:
-    """What is to happen, to whom and for how long."""
+    """A planned stop: the processes, the kind, and the length."""
 
     who: str
     how: str
@@ -59,7 +59,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Interval:
-    """When a process stood still, in true seconds of CLOCK_MONOTONIC."""
+    """The time for which a process stood still, in true seconds of CLOCK_MONOTONIC."""
 
     process: str
     how: str
@@ -70,7 +70,7 @@ class Interval:
 def stops(
     count: int, seed: int, shortest_s: float, longest_s: float, kinds_of_stop: Sequence[str] = ("stop", "sleep")
 ) -> list[Stop]:
-    """As many of each kind, with lengths spread evenly on a logarithmic scale, in random order."""
+    """`count` stops, equally many of each kind, in random order. Lengths are spread evenly on a logarithmic scale."""
     rng = random.Random(seed)
     kinds = [(who, how) for who in WHO for how in kinds_of_stop]
     lengths = [shortest_s * (longest_s / shortest_s) ** ((i + rng.random()) / count) for i in range(count)]
@@ -92,7 +92,7 @@ class Process:
             self.popen = subprocess.Popen([sys.executable, *map(str, command)], stdout=said, stderr=errors, env=env)
 
     async def stand_still(self, how: str, seconds: float) -> Interval:
-        """From when until when it stood still: for so many seconds, or a little more."""
+        """Stop the process for `seconds` or a little more; returns the true interval."""
         self._halt(how)
         while not self._is_halted(how):  # noqa: ASYNC110 - the kernel tells nobody
             await asyncio.sleep(0.002)
@@ -130,7 +130,7 @@ class Process:
         return FREEZER / f"pausefl-stops-{self.popen.pid}"
 
     def end(self) -> None:
-        """SIGTERM, and SIGKILL after a while."""
+        """Send SIGTERM and, if the process is alive 30 s later, SIGKILL."""
         self.popen.terminate()
         try:
             self.popen.wait(30)
@@ -142,7 +142,7 @@ class Process:
 
 
 async def play(planned: Sequence[Stop], seed: int, folder: Path, *, is_patient: bool) -> list[dict[str, Any]]:
-    """One federation's stops, and what was marked: a dict a stop, then one of all its observations."""
+    """Play the stops of a federation; returns a dict per stop, then one of all its observations."""
     library = _built(folder)
     config, notes = folder / "experiment.toml", folder / "notes.jsonl"
     config.write_text(toml_of({**_EXPERIMENT, "server": _PATIENT if is_patient else {}}), "utf-8")
@@ -178,7 +178,7 @@ def _built(folder: Path) -> Path:
 
 
 async def _port(folder: Path) -> int:
-    """Where the server listens, once it does."""
+    """The server's port, once it listens."""
     async with asyncio.timeout(_PATIENCE_S):
         while not (port := _port_said(folder / "server.out")):  # noqa: ASYNC110 - another process writes it
             await asyncio.sleep(0.1)
@@ -194,7 +194,7 @@ def _port_said(file: Path) -> int:
 
 
 async def _until_rounds(folder: Path, more: int) -> None:
-    """Return when so many more rounds are committed."""
+    """Wait until `more` further rounds are committed."""
     until = _rounds(folder) + more
     async with asyncio.timeout(_PATIENCE_S):
         while _rounds(folder) < until:  # noqa: ASYNC110 - another process writes it
@@ -206,7 +206,7 @@ def _rounds(folder: Path) -> int:
 
 
 def _judged(planned: Sequence[Stop], struck: Sequence[Sequence[Interval]], folder: Path) -> Iterator[dict[str, Any]]:
-    """What each stop touched and what of that is marked, then what is marked although nothing touched it."""
+    """For each stop, the exchanges it touched and those of them not marked; then the marks that no stop explains."""
     intervals = [interval for group in struck for interval in group]
     exchanges = [_true(json.loads(line), intervals) for line in (folder / "notes.jsonl").read_text().splitlines()]
     with closing(sqlite3.connect(f"file:{folder}/run/run.db?mode=ro", uri=True)) as database:
@@ -242,16 +242,16 @@ def _judged(planned: Sequence[Stop], struck: Sequence[Sequence[Interval]], folde
 
 
 def _marks(suspect: str) -> list[str]:
-    """The doubts that name a stop or a sleep."""
+    """The doubts in `suspect` that name a stop or a sleep."""
     return [doubt for doubt in json.loads(suspect) if doubt.endswith(_MARKS)]
 
 
 def _true(exchange: dict[str, Any], intervals: Sequence[Interval]) -> dict[str, Any]:
-    """The exchange with its times on the true clock: the server's lacks what its machine slept."""
+    """The exchange with its times on the true clock. The server's clock lacks the time its machine slept."""
     sleeps = [interval for interval in intervals if (interval.process, interval.how) == ("server", "sleep")]
 
     def true_s(at_s: float) -> float:
-        for sleep in sleeps:  # in order; those before are in `at_s` already
+        for sleep in sleeps:  # in order; `at_s` includes the earlier sleeps already
             at_s += (sleep.to_s - sleep.from_s) if at_s > sleep.from_s else 0.0
         return at_s
 
@@ -259,14 +259,14 @@ def _true(exchange: dict[str, Any], intervals: Sequence[Interval]) -> dict[str, 
 
 
 def _overlap_s(exchange: dict[str, Any], interval: Interval) -> float:
-    """For how long the process stood still during the exchange; not above 0 where it did not."""
+    """The time in seconds for which the process stood still during the exchange; 0 or below if it did not."""
     if interval.process not in ("server", exchange["client"]):
         return 0.0
     return float(min(interval.to_s, exchange["to_s"]) - max(interval.from_s, exchange["from_s"]))
 
 
 def _when(group: Sequence[Interval], exchanges: Sequence[dict[str, Any]]) -> str:
-    """In which part of an exchange it began, of those that it touched."""
+    """The part of the touched exchange in which the stop began."""
     for interval in group:
         for exchange in exchanges:
             if _overlap_s(exchange, interval) > 0:
