@@ -226,7 +226,7 @@ def test_a_log_that_was_killed_before_its_first_commit_is_begun_anew(tmp_path: P
 import os, sys
 from pathlib import Path
 from pausefl_server.storage.store import Store
-Store._seal_table = lambda *_: os.kill(os.getpid(), 9)
+Store._seal = lambda *_: os.kill(os.getpid(), 9)
 Store(Path(sys.argv[1]))
 """,
         tmp_path / "run.db",

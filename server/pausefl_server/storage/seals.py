@@ -4,6 +4,7 @@ import hashlib
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from pausefl_process.databases import open_read_only
 from pausefl_proto.errors import ConfigError
@@ -19,6 +20,7 @@ _SELECT_ROUND = (
     f"SELECT attempt, {', '.join(MISS_COLUMNS)} FROM misses WHERE round = ? ORDER BY attempt, client_id",
     f"SELECT attempt, {', '.join(EVENT_COLUMNS)} FROM events WHERE round = ? ORDER BY sequence",
 )
+_SELECT_EVALUATIONS = "SELECT * FROM evaluations WHERE round = ? ORDER BY split, subset"
 _SEALED_TABLES = ("meta", "optimizer_states")
 
 
@@ -47,11 +49,18 @@ def check_seals(path: Path, database: sqlite3.Connection) -> None:
 
 
 def seal_of(database: sqlite3.Connection, subject: str) -> str:
-    """The digest of a subject: "round 17", "evaluations 17" or a table's name."""
+    """The digest of a subject: "round 17" in all tables of the log, "evaluations 17", or the name of a sealed table."""
     kind, _, number = subject.partition(" ")
-    if number.isdecimal() and kind in _DIGESTS_BY_ROUND:
-        return _DIGESTS_BY_ROUND[kind](database, int(number))
-    return digest_of_table(database, subject)
+    rows: list[Any]
+    if kind == "round" and number.isdecimal():
+        rows = [database.execute(query, (int(number),)).fetchall() for query in _SELECT_ROUND]
+    elif kind == "evaluations" and number.isdecimal():  # they may be written long after the round's commit
+        rows = database.execute(_SELECT_EVALUATIONS, (int(number),)).fetchall()
+    elif subject in _SEALED_TABLES:
+        rows = database.execute(f"SELECT * FROM {subject} ORDER BY 1, 2").fetchall()
+    else:
+        return "of a table that is not sealed"
+    return hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
 def _is_readable(database: sqlite3.Connection) -> bool:
@@ -69,26 +78,3 @@ def unusable_log(path: Path, reason: object) -> ConfigError:
         f"{path}: cannot be used as a run's log ({reason}); restore it from a copy, and delete {name}-wal and"
         f" {name}-head unless they are the copy's"
     )
-
-
-def digest_of_round(database: sqlite3.Connection, round: int) -> str:
-    """The digest of a round's rows in all tables of the log."""
-    parts = (database.execute(query, (round,)).fetchall() for query in _SELECT_ROUND)
-    return hashlib.sha256(repr([*parts]).encode()).hexdigest()
-
-
-def digest_of_evaluations(database: sqlite3.Connection, round: int) -> str:
-    """The digest of a round's evaluations, which may be written long after the round's commit."""
-    rows = database.execute("SELECT * FROM evaluations WHERE round = ? ORDER BY split, subset", (round,))
-    return hashlib.sha256(repr(rows.fetchall()).encode()).hexdigest()
-
-
-def digest_of_table(database: sqlite3.Connection, table: str) -> str:
-    """The digest of a whole table."""
-    if table not in _SEALED_TABLES:
-        return "of a table that is not sealed"
-    rows = database.execute(f"SELECT * FROM {table} ORDER BY 1, 2")
-    return hashlib.sha256(repr(rows.fetchall()).encode()).hexdigest()
-
-
-_DIGESTS_BY_ROUND = {"round": digest_of_round, "evaluations": digest_of_evaluations}

@@ -29,14 +29,7 @@ from pausefl_server.storage.rows import (
     observation_row,
     round_row,
 )
-from pausefl_server.storage.seals import (
-    SCHEMA_VERSION,
-    digest_of_evaluations,
-    digest_of_round,
-    digest_of_table,
-    unusable_log,
-    verify_log,
-)
+from pausefl_server.storage.seals import SCHEMA_VERSION, seal_of, unusable_log, verify_log
 from pausefl_server.storage.server_phase import SERVER_PHASE, ServerPhase
 
 _FIRST_HELLOS = "first hellos"
@@ -116,10 +109,10 @@ class Store:
             self._db.executemany(_INSERT_OBSERVATION, rows)
             if optimizer_state is not None and optimizer_state.size:
                 self._save_optimizer_state(record.round, optimizer_state)
-            self._seal_round(record.round)
+            self._seal(f"round {record.round}")
             if later_events:
                 self._insert_events(record.round + 1, 0, later_events)
-                self._seal_round(record.round + 1)
+                self._seal(f"round {record.round + 1}")
             before_commit()
 
     def save_failed_attempt(
@@ -129,7 +122,7 @@ class Store:
         with self._transaction():
             self._write_attempt(_INSERT_FAILED, record, pings)
             self._insert_events(record.round, 0, later_events)
-            self._seal_round(record.round)
+            self._seal(f"round {record.round}")
 
     def optimizer_state(self, round: int) -> Vector | None:
         """The server optimizer's state after one of the last two rounds; None if there is none."""
@@ -144,7 +137,7 @@ class Store:
         """
         with self._transaction():
             self._replace_late_events(round, events)
-            self._seal_round(round)
+            self._seal(f"round {round}")
             self._set_meta(SERVER_PHASE, ServerPhase.ENDED if is_end else ServerPhase.AT_WORK)
 
     def note_summarised(self) -> None:
@@ -171,7 +164,7 @@ class Store:
         rows = [(round, e.split, int(e.subset), e.n_examples, e.accuracy, e.loss) for e in evaluations]
         with self._transaction():
             self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", rows)
-            self._seal_evaluations(round)
+            self._seal(f"evaluations {round}")
             for metric in {e.metric for e in evaluations} - {self.meta("metric")}:
                 self._set_meta("metric", metric)
 
@@ -216,11 +209,11 @@ class Store:
             for (taken_back,) in later.fetchall():
                 self._forget_round(taken_back, is_private=is_private)
             for handed_out in jobs:
-                self._seal_round(handed_out)
-            self._seal_table("meta")
+                self._seal(f"round {handed_out}")
+            self._seal("meta")
             self._forget_later_clients(round, may_owe=is_private and not self.has_ended)
             self._db.execute("DELETE FROM optimizer_states WHERE round > ?", (round,))
-            self._seal_table("optimizer_states")
+            self._seal("optimizer_states")
             if optimizer_state is not None and optimizer_state.size:
                 self._save_optimizer_state(round, optimizer_state)
 
@@ -261,8 +254,8 @@ class Store:
         self._insert_events(round, 0, [*told, *corrections])
         for table in ("observations", "misses", "evaluations", "failed_attempts", "rounds"):
             self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
-        self._seal_round(round)
-        self._seal_evaluations(round)
+        self._seal(f"round {round}")
+        self._seal(f"evaluations {round}")
 
     def _unsettle_jobs_after(self, round: int) -> set[int]:
         """Mark the jobs of later rounds as "unsettled": no answer to them will come. Returns the rounds it changed."""
@@ -281,7 +274,7 @@ class Store:
             clients = sorted({client_id for _, client_id in later})
             self._insert_events(last, 0, [LogEvent("unsettled", c, "may have released in the end") for c in clients])
         for changed in {last, *(changed for changed, _ in later)} if later else ():
-            self._seal_round(changed)
+            self._seal(f"round {changed}")
 
     def _told_in(self, round: int, last_attempt: int, *, is_private: bool) -> list[LogEvent]:
         """The events of a round's attempts to keep when it is taken back, in order, without its answers."""
@@ -295,7 +288,7 @@ class Store:
 
     def _set_meta(self, key: str, value: str) -> None:
         self._write_meta(key, value)
-        self._seal_table("meta")
+        self._seal("meta")
 
     def _write_meta(self, key: str, value: str) -> None:
         """Write a value without its seal. The caller seals the table once after several writes, to save time."""
@@ -304,19 +297,10 @@ class Store:
     def _save_optimizer_state(self, round: int, state: Vector) -> None:
         slot = (round % 2, round, state.astype("<f4").tobytes())
         self._db.execute("INSERT OR REPLACE INTO optimizer_states VALUES (?, ?, ?)", slot)
-        self._seal_table("optimizer_states")
+        self._seal("optimizer_states")
 
-    def _seal_round(self, round: int) -> None:
-        self._seal(f"round {round}", digest_of_round(self._db, round))
-
-    def _seal_evaluations(self, round: int) -> None:
-        self._seal(f"evaluations {round}", digest_of_evaluations(self._db, round))
-
-    def _seal_table(self, table: str) -> None:
-        self._seal(table, digest_of_table(self._db, table))
-
-    def _seal(self, subject: str, digest: str) -> None:
-        self._db.execute("INSERT OR REPLACE INTO seals VALUES (?, ?)", (subject, digest))
+    def _seal(self, subject: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO seals VALUES (?, ?)", (subject, seal_of(self._db, subject)))
 
     @contextmanager
     def _transaction(self, *, is_begun: bool = False) -> Iterator[None]:
@@ -353,7 +337,7 @@ class Store:
         self._db.execute("DELETE FROM events WHERE round >= ? AND attempt = 0", (round,))
         self._insert_events(round, 0, events)
         for (taken_back,) in later:
-            self._seal_round(taken_back)
+            self._seal(f"round {taken_back}")
 
     def _insert_events(self, round: int, attempt: int, events: Iterable[LogEvent]) -> None:
         self._db.executemany(_INSERT_EVENT, [(round, attempt, *event_values(event)) for event in events])
