@@ -62,9 +62,6 @@ def test_the_documented_examples_run_from_another_folder_and_go_on(folder: Path,
     assert run("run", "--resume", tmp_path / "run").returncode == 0
 
 
-# -- errors
-
-
 @pytest.mark.parametrize(
     ("module", "line", "change"),
     [
@@ -85,9 +82,6 @@ def test_an_error_is_told_with_file_and_line(folder: Path, tmp_path: Path, modul
     assert re.search(rf"KeyError: 'no \w+' \({re.escape(str(path))}:{number}\)", last), done.stderr
 
 
-# -- what the text says
-
-
 def test_the_documented_behaviour_changes_updates_by_draws_of_the_round(folder: Path) -> None:
     class Honest(WrappedTrainer):
         def __init__(self) -> None: ...
@@ -103,9 +97,6 @@ def test_the_documented_behaviour_changes_updates_by_draws_of_the_round(folder: 
     assert 0 < first[0] / 2 < 0.9
     assert 0 < second[0] / 3 < 0.9
     assert first[0] / 2 != pytest.approx(second[0] / 3)
-
-
-# -- contracts
 
 
 class Loose(AggregationRule):
@@ -237,9 +228,6 @@ def test_a_law_of_ones_own_needs_its_draws_alone() -> None:
     assert law.minimum_s == 0
     with pytest.raises(TypeError, match=r"abstract method.* .?sample"):
         SampledDelay()  # type: ignore[abstract]  # what the test is about
-
-
-# -- objects
 
 
 def test_objects_are_held_by_name_and_fields(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,9 +58,6 @@ def mean_of(table: ClientTable, recent: Recent | None = None) -> list[float]:
     return [float(value) for value in mean]
 
 
-# --- counting
-
-
 def test_a_miss_is_measured_and_bounds_the_reward_from_both_sides() -> None:
     table = table_of("a")
     table.apply_round(played(1, {"a": 0.1}))
@@ -113,9 +110,6 @@ def test_the_interval_encloses_the_uncensored_mean() -> None:
     assert 50 < table.missed[0] < 450
     assert lower < (0.05 / latency_s).mean() < lower + 0.05 * table.censored_inverse_sum[0] / 500
     assert mean_of(table) == pytest.approx([lower])
-
-
-# --- τ_min
 
 
 def test_a_latency_below_tau_min_is_worth_no_more_than_tau_min() -> None:
@@ -171,9 +165,6 @@ def test_a_constant_that_does_not_fit_the_links_is_said_once(latency_s: float, n
     replay(All(1), 1, records, ProgressReporter(server_settings(8), said.append).round_committed, tau_min_s=0.05)
     messages = [event.message for event in said if isinstance(event, Notice)]
     assert len([message for message in messages if message.startswith("latency.tau_min_s = 0.05: ")]) == notices
-
-
-# --- rests
 
 
 def test_rests_double_up_to_the_cap_and_end_with_an_answer() -> None:
@@ -246,9 +237,6 @@ def test_without_rests_a_dead_client_is_still_not_first_choice() -> None:
         answers = {i: 0.06 for i in chosen if i != "dead"}
         table.apply_round(played(t, answers, {"dead": 2.0} if "dead" in chosen else {}))
     assert table.chosen[table.row_of["dead"]] < 0.25 * t
-
-
-# --- heavy tails and deadlines, simulated
 
 
 @pytest.mark.parametrize("family", ["pareto", "lognormal"])

@@ -104,9 +104,6 @@ async def asking(
         await remote.close()
 
 
-# -- the connection
-
-
 @pytest.mark.parametrize("size", [3, BIG])
 async def test_the_first_model_and_evaluations_of_later_ones(size: int) -> None:
     async with serving(size=size) as address, asking(address) as remote:
@@ -238,9 +235,6 @@ async def test_an_evaluator_that_does_not_answer_is_given_up_without_a_model_beh
             assert len((await remote.evaluate(theta, subset=True, patient=False)).evaluations) == 2
     finally:
         await server.stop()
-
-
-# -- when no evaluator answers
 
 
 async def test_an_evaluator_that_comes_up_late_is_waited_for() -> None:

@@ -311,9 +311,6 @@ def test_a_key_that_names_no_key_of_a_table_is_refused(key: str, of: Callable[[s
         parse_experiment("", of(key))
 
 
-# -- presets and files
-
-
 # Values of parameters without a default, by parameter name.
 GIVEN: dict[str, Any] = {
     "of": {"kind": "exponential", "mean_s": 0.1}, "good": {"kind": "none"}, "bad": {"kind": "none"},
@@ -438,9 +435,6 @@ def test_what_is_no_file_and_no_preset_or_cannot_be_read_is_named(name: str, mes
     (tmp_path / "folder.toml").mkdir()
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_experiment(name.format(folder=tmp_path))
-
-
-# -- the meaning of values
 
 
 @pytest.mark.parametrize(("count", "last"), [(1, "client-000"), (1000, "client-999"), (1001, "client-1000")])

@@ -139,9 +139,6 @@ def test_policies_without_posteriors_and_runs_without_newcomers_have_nothing_lea
     assert learning(replace(by_hand, summary={**summary, "policy": "drift-ucb"})) is not None
 
 
-# --- what is drawn
-
-
 @pytest.fixture(scope="module")
 def figures(by_hand: RunData) -> Mapping[str, Figure]:
     return draw_all(by_hand)
@@ -164,9 +161,6 @@ def test_selections_are_counted_by_client_and_averaged_by_group(figures: Mapping
     assert means["relevant"].get_ydata().tolist() == [0, 1, 1.5, 2, 2.5]
     assert [label.get_text() for label in by_client.get_xticklabels()][2:4] == ["relevant-000", "relevant-001"]
     assert [bar.get_height() for bar in by_client.patches] == [2, 1, 3, 2, 2, 1]
-
-
-# --- a run with real processes
 
 
 def test_a_run_counts_its_selections_by_group(played: Path) -> None:

@@ -175,9 +175,6 @@ def test_a_deadline_stays_as_long_as_it_was_beside_the_latencies(signal: str, ti
     assert (played["rounds"], played["missed_jobs"]) == (again["rounds"], again["missed_jobs"]) == (6, {})
 
 
-# -- files
-
-
 def fleet(folder: Path, rows: int = 60) -> Path:
     rng = np.random.default_rng(0)
     lines = ["client,time,seconds"]

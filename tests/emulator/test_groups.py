@@ -128,9 +128,6 @@ def test_a_round_without_any_client_is_refused(command: str, tmp_path: Path) -> 
         client_plan(parse_experiment("[clients.groups.late]\ncount = 3\njoin_round = 2\n[selection]\nm = 2"))
 
 
-# -- presence
-
-
 def on(availability: Any, rounds: int = 12, client_id: str = "a") -> list[int]:
     return [int(is_on) for is_on in availability.on(client_id, rounds, generator(1, "availability", client_id))]
 

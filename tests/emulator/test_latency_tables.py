@@ -200,8 +200,6 @@ def test_what_has_no_mean_is_not_told_to_a_policy(kind: str) -> None:
         check_policies(parse_experiment(parsed.to_toml(), ["selection.policy=genie"]))
 
 
-# -- delays of a CSV file
-
 PINGS = "device,ms\nphone-1,100\nphone-2,300\nphone-1,120\nphone-2,280\nphone-1,140\n"
 
 

@@ -49,9 +49,6 @@ def times_chosen(result: NewcomerResult, kind: str) -> int:
     return sum(int(n) for i, n in zip(result.table.ids, result.table.chosen, strict=True) if i.startswith(kind))
 
 
-# -- the laws
-
-
 @pytest.mark.parametrize(
     "law", [BernoulliDrift(0.85), BernoulliDrift(0.0), LogNormalDrift(1.0, 0.25), LogNormalDrift(0.5, 1.0)]
 )
@@ -63,9 +60,6 @@ def test_a_law_draws_as_it_says(law: DriftLaw, threshold: float) -> None:
     assert drawn.mean() == pytest.approx(law.mean, abs=0.02)
     if isinstance(law, LogNormalDrift):
         assert drawn.std() == pytest.approx(law.sd, rel=0.1)
-
-
-# -- intervals by hand
 
 
 def insertion(chosen: Any, small: tuple[float, ...] = (0.9, 0.7, 0.4, 0.1)) -> Insertion:
@@ -102,9 +96,6 @@ def test_with_one_kind_alone_there_is_nothing_to_regret(small: tuple[float, ...]
     assert it.critical is None
     assert it.regret.tolist() == [0, 0, 0]
     assert [part.size for part in it.intervals()] == [0, 0]
-
-
-# -- simulated
 
 
 def test_taking_everybody_costs_every_gap_in_every_round_and_without_newcomers_the_originals_are_chosen() -> None:
@@ -172,9 +163,6 @@ def test_an_original_that_is_alone_leaves_newcomers_unrated() -> None:
         policy = FedTs(2, newcomer_share=1.0, guard="leave-one-out" if guarded else "none")
         state = play(policy, 50, 1, seed=1, **laws).state
         assert state.successes.sum() + state.failures.sum() == rated
-
-
-# -- experiments
 
 
 CONFIG = """
@@ -288,9 +276,6 @@ def test_a_policy_of_ones_own_is_held_to_what_can_be_simulated() -> None:
         play(Curious(3), 5)
 
 
-# -- groups under policies that weigh latency
-
-
 def test_pause_is_simulated_with_those_who_are_there() -> None:
     delay = '[latency]\ntau_min_s = 0.05\n[latency.delay]\nkind = "halves"\n'
     experiment = parse_experiment(CONFIG + delay, ["selection.policy=pause"])
@@ -315,9 +300,6 @@ def test_latencies_are_those_of_the_client_whatever_its_row() -> None:
     (latencies,) = setting.latencies_s(2)
     assert result.client_ids == ("b-000", "a-000")
     assert result.total_latency_s == pytest.approx([latencies[0, 1], latencies[0, 1] + latencies[1].max()])
-
-
-# -- growth
 
 
 @pytest.mark.parametrize("level", [0.0, 0.3, 8000.0])

@@ -134,9 +134,6 @@ def test_of_a_large_fleet_the_first_hundred_by_either_order_are_shown(make_telem
     assert shown["last"]["exchanges"][0]["client"] == names[-1]
 
 
-# -- over HTTP
-
-
 @contextmanager
 def served(telemetry: Telemetry, port: int = 0) -> Iterator[tuple[LivePage, str]]:
     page = LivePage(telemetry, Path("/runs/run-1"))

@@ -35,9 +35,6 @@ from rigs.refusals import complaint, refused
 OwnModule = Callable[[str, str], Path]
 
 
-# --- what is returned
-
-
 def selection_of(rows: Any, weights: Any = None, **details: Any) -> Selection:
     chosen = np.array(rows, np.int64) if isinstance(rows, list) else rows
     return Selection(chosen, np.array(weights) if isinstance(weights, list) else weights, details)
@@ -129,9 +126,6 @@ BOTH = np.ones(2, np.bool_)
 def test_what_a_policy_finds_in_updates_is_checked(inspection: Any, message: str) -> None:
     with pytest.raises(PauseflError, match=re.escape(f"selection.policy: in round 3 its inspect returned {message}")):
         checked_inspection(inspection, 2, 3)
-
-
-# --- names
 
 
 @pytest.mark.parametrize(

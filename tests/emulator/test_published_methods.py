@@ -83,9 +83,6 @@ def close(found: Any, expected: Any) -> None:
 START = np.array([0.3, -0.2, 0.1], np.float32)
 
 
-# -- equations
-
-
 def test_scaffold_is_algorithm_1_with_option_2() -> None:
     clients = [Client(1), Client(2)]
     trainers = [client.trainer(Scaffold()) for client in clients]
@@ -208,8 +205,6 @@ def test_poison_has_the_norm_of_each_part_of_an_honest_update() -> None:
     for part in (slice(3), slice(3, None)):
         assert np.linalg.norm(poison[part]) == pytest.approx(2 * np.linalg.norm(honest[part]), rel=1e-5)
 
-
-# -- real processes
 
 SMALL = """
 experiment.rounds = 3

@@ -34,8 +34,6 @@ from rigs.policies import FirstTwice
 
 KEEPS: dict[str, Any] = {"quorum": 0.5, "keeps_late_updates": True}
 
-# -- how many
-
 
 @given(st.integers(1, 60), st.integers(1, 40), st.integers(0, 20), st.floats(0.01, 1.0))
 def test_a_round_needs_some_and_at_most_all_of_the_clients_it_asked(asked: int, m: int, spare: int, q: float) -> None:
@@ -54,9 +52,6 @@ def test_without_enough_clients_to_spare_all_are_waited_for_and_over_selection_a
     assert answers_needed(asked=9, m=5, spare=2, quorum=1.0) == 7, "newcomers that a policy asks beyond m"
     assert answers_needed(asked=10, m=10, spare=0, quorum=0.7) == 7
     assert answers_needed(asked=25, m=25, spare=0, quorum=0.28) == 7, "0.28 · 25 is 7.000000000000001"
-
-
-# -- rounds
 
 
 async def ask(r: CoordinatorRig, ids: str) -> dict[str, FakePeer]:

@@ -199,9 +199,6 @@ def test_what_the_log_lacks_is_one_line(policy: str, line: str) -> None:
         play_on_log(experiment_of(policy, "[privacy]\nenabled = false"), RecordedLog(records, ()), draws=1)
 
 
-# -- the command and the library
-
-
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("replay") / "run"

@@ -53,9 +53,6 @@ def updates(trainer: TorchTrainer, rounds: int, first: int = 1) -> list[Vector]:
     return [trainer.train(theta, round=t).update for t in range(first, first + rounds)]
 
 
-# -- optimizers and schedules
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_trains_and_goes_on_after_a_restart(name: str) -> None:
     options = {} if name == "rprop" else {"weight_decay": 0.01}
@@ -127,9 +124,6 @@ def test_a_schedule_is_that_of_torch_and_a_learning_rate_that_no_round_can_have_
         with pytest.raises(ConfigError, match=r"learning rate of round 4 is -0\.06.*: must be finite and at least 0$"):
             rates.at(5)
     assert rates.at(1) == 0.1
-
-
-# -- methods
 
 
 class Named(FedProx):
@@ -235,9 +229,6 @@ def test_what_a_method_may_remember_is_read_back(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(trainer.method, "restore", kept.append)
     trainer.restore(trainer.state())
     assert str(kept[0]) == str(state)
-
-
-# -- tasks
 
 
 def test_tokens_are_classified_one_by_one_and_a_regression_is_scored_by_its_share_of_the_variance() -> None:

@@ -47,8 +47,6 @@ from rigs.one_job import OneJob, listening
 from rigs.places import TESTS
 from rigs.waiting import free_port
 
-# -- what breaks
-
 
 @asynccontextmanager
 async def line_to(port: int) -> AsyncIterator[Line]:

@@ -69,9 +69,6 @@ def trainers_of(plan: ClientPlan) -> dict[str, Trainer]:
     return make_trainers(plan.training, plan.training.client_ids)
 
 
-# -- what a client holds
-
-
 def test_equal_examples_have_one_digest_whatever_their_order() -> None:
     assert holding_of(EXAMPLES.take(np.random.default_rng(2).permutation(50)), "a") == holding_of(EXAMPLES, "a")
 
@@ -114,9 +111,6 @@ def test_the_holding_is_of_the_data_before_a_client_alters_them() -> None:
     one, other = (make_trainers(client_plan(e).training, ["client-000"])["client-000"] for e in (honest, flipping))
     assert one.holding == other.holding
     assert one.label_counts != other.label_counts
-
-
-# -- whose budget
 
 
 def test_a_renamed_group_goes_on_with_the_budget_of_its_examples(tmp_path: Path) -> None:

@@ -29,8 +29,6 @@ from rigs.federation import BIG, SIZE, answer_of, clients, errors_in, federation
 from rigs.one_job import listening
 from rigs.waiting import wait_for
 
-# -- whole runs
-
 
 @pytest.mark.parametrize("size", [1, SIZE, BIG])
 async def test_a_run_averages_what_clients_sent(tmp_path: Path, size: int, caplog: pytest.LogCaptureFixture) -> None:
@@ -58,9 +56,6 @@ async def test_times_and_bytes_are_those_of_the_network(tmp_path: Path) -> None:
             assert min(o.timing.download_s, o.timing.upload_s) > 0
             assert 4 * BIG < o.bytes_down < 4 * BIG + 1000
             assert 4 * BIG < o.bytes_up < 4 * BIG + 1000
-
-
-# -- who is let in
 
 
 async def test_a_second_client_of_the_same_name_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:

@@ -100,9 +100,6 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Demo:
     return play
 
 
-# -- before round 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "said", "place"),
@@ -124,9 +121,6 @@ def test_a_model_that_cannot_be_trained_ends_the_run_with_its_error_and_place(
     assert re.fullmatch(rf'pausefl: workload\.model = "failing_models:{model}" .* failed: {said} {where}', line), line
     assert not (tmp_path / "run/clients.log").exists()  # no client was started
     assert rounds_in(tmp_path / "run") == 0
-
-
-# -- during a run
 
 
 @pytest.mark.parametrize("private", ["false", "true"])
@@ -210,9 +204,6 @@ async def test_a_short_run_without_any_update_has_failed_as_well(rig: MakeRig) -
         for _ in range(r.settings.rounds_without_update_max):
             await refuse(r, a, 1, "out of memory")
     assert r.coordinator.outcome == "failed"
-
-
-# -- exit statuses
 
 
 def documented() -> list[tuple[int, str]]:
