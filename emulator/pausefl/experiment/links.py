@@ -121,7 +121,7 @@ class LinkPlan:
 
 def plan_links(latency: LatencyTable, client_ids: Sequence[str], seed: int) -> dict[str, LinkPlan]:
     """The link of every client, by client id. Raises ConfigError that names the key of the mistake."""
-    planner = _LinkPlanner.of(latency, client_ids, seed)
+    planner = _LinkPlanner(latency, client_ids, seed)
     return {client_id: planner.link(client_id) for client_id in client_ids}
 
 
@@ -131,7 +131,7 @@ def sampled_links(latency: LatencyTable, groups: Mapping[str, Sequence[str]], se
     `groups` are the client ids of each group of `[clients.groups]`. Raises ConfigError like `plan_links`.
     """
     client_ids = [client_id for ids in groups.values() for client_id in ids]
-    planner = _LinkPlanner.of(latency, client_ids, seed)
+    planner = _LinkPlanner(latency, client_ids, seed)
     _check_access_points(planner.access_points, groups)
     first = {planner.groups.get(client_id): client_id for client_id in reversed(client_ids)}
     last = {planner.groups.get(client_id): client_id for client_id in client_ids}
@@ -276,48 +276,35 @@ def _group_bandwidth(latency: LatencyTable, group: LinkGroup) -> BandwidthTable:
     return latency.bandwidth.model_copy(update=said)
 
 
-@dataclass(frozen=True)
 class _LinkPlanner:
     """Everything that an experiment's links have in common."""
 
-    latency: LatencyTable
-    seed: int
-    places: Mapping[str, int]
-    """The position of each client among all clients, by client id."""
-    everyone: frozenset[str]
-    groups: Mapping[str, int]
-    """The index into `latency.groups` of each client that belongs to a group, by client id."""
-    access_points: Mapping[str, int]
-    laws: Mapping[int | None, _Laws]
-    """Laws by index of the link group, and None for clients without a group."""
-    bandwidths: Mapping[int | None, BandwidthTable]
-    alike: dict[str, Any]
-    """See `LawReader.alike`."""
-
-    @classmethod
-    def of(cls, latency: LatencyTable, client_ids: Sequence[str], seed: int) -> "_LinkPlanner":
-        """The planner of an experiment. Raises ConfigError for a mistake that no single client's link shows."""
+    def __init__(self, latency: LatencyTable, client_ids: Sequence[str], seed: int) -> None:
+        """Raises ConfigError for a mistake that no single client's link shows."""
         _check_mode(latency)
-        places = {client_id: place for place, client_id in enumerate(client_ids)}
-        groups = _members([g.clients for g in latency.groups], client_ids, places, "latency.groups")
+        self._seed = seed
+        self._places = {client_id: place for place, client_id in enumerate(client_ids)}
+        self._everyone = frozenset(client_ids)
+        self.groups = _members([g.clients for g in latency.groups], client_ids, self._places, "latency.groups")
+        """The index into `latency.groups` of each client that belongs to a group, by client id."""
         selections = [a.clients for a in latency.access_points]
-        access_points = _members(selections, client_ids, places, "latency.access_points")
+        self.access_points = _members(selections, client_ids, self._places, "latency.access_points")
         for index, table in enumerate(latency.access_points):
             if table.down_bytes_per_s is None and table.up_bytes_per_s is None:
                 raise ConfigError(f"latency.access_points.{index}: needs down_bytes_per_s, up_bytes_per_s or both")
-        indices: list[int | None] = [None, *range(len(latency.groups))]
-        laws = {index: _laws(latency, index) for index in indices}
-        bandwidths = {
+        indices: list[int | None] = [None, *range(len(latency.groups))]  # None: clients without a group
+        self._laws = {index: _laws(latency, index) for index in indices}
+        self._bandwidths = {
             i: latency.bandwidth if i is None else _group_bandwidth(latency, latency.groups[i]) for i in indices
         }
-        return cls(latency, seed, places, frozenset(client_ids), groups, access_points, laws, bandwidths, {})
+        self._alike: dict[str, Any] = {}  # see `LawReader.alike`
 
     def link(self, client_id: str) -> LinkPlan:
         """The link of one client. Raises ConfigError for a bad law."""
         group, access_point = self.groups.get(client_id), self.access_points.get(client_id)
-        laws, bandwidth = self.laws[group], self.bandwidths[group]
-        place = ClientPlace(client_id, self.places[client_id], self.everyone)
-        reader = LawReader(place, partial(generator, self.seed, "delay-parameter", client_id), self.alike)
+        laws, bandwidth = self._laws[group], self._bandwidths[group]
+        place = ClientPlace(client_id, self._places[client_id], self._everyone)
+        reader = LawReader(place, partial(generator, self._seed, "delay-parameter", client_id), self._alike)
         if laws.delay is not None:
             return LinkPlan(_law(reader, laws.delay), NoDelay(), NoDelay(), bandwidth, access_point)
         return LinkPlan(None, _law(reader, laws.down), _law(reader, laws.up), bandwidth, access_point)
