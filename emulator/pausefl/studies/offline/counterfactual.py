@@ -10,7 +10,6 @@ Annals of Statistics, 1979). So the interval over the draws includes the uncerta
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
 
 import numpy as np
 
@@ -70,7 +69,7 @@ def play_on_log(experiment: Experiment, log: RecordedLog, draws: int) -> Counter
     records = tuple(log.records)  # kept in memory, as every draw goes through them
     outcomes = LoggedOutcomes.of(records)
     check_log_suffices(policy, experiment.selection.policy, outcomes)
-    played = [_ImaginedRun.of(policy, settings, oracle, outcomes, draw).play(records) for draw in range(draws)]
+    played = [_ImaginedRun(policy, settings, oracle, outcomes, draw).play(records) for draw in range(draws)]
     return _gathered(outcomes.client_ids, played)
 
 
@@ -95,24 +94,17 @@ class _PlayedDraw:
     max_epsilon_spent: float
 
 
-@dataclass(frozen=True)
 class _ImaginedRun:
     """One draw: the state of the policy's own rounds, and the pools that answers are drawn from."""
 
-    settings: ServerSettings
-    oracle: Oracle | None
-    outcomes: LoggedOutcomes
-    state: RunState
-    pools: Mapping[str, Sequence[LoggedAnswer]]
-    rng: np.random.Generator
-
-    @classmethod
-    def of(
-        cls, policy: Policy, settings: ServerSettings, oracle: Oracle | None, outcomes: LoggedOutcomes, draw: int
-    ) -> Self:
-        rng, seed = generator(settings.seed, "counterfactual", draw), settings.seed
-        state = RunState.start(policy, seed, tau_min_s=settings.tau_min_s, examples_max=settings.examples_max)
-        return cls(settings, oracle, outcomes, state, outcomes.resampled(rng), rng)
+    def __init__(
+        self, policy: Policy, settings: ServerSettings, oracle: Oracle | None, outcomes: LoggedOutcomes, draw: int
+    ) -> None:
+        self.settings, self.oracle, self.outcomes = settings, oracle, outcomes
+        self.rng = generator(settings.seed, "counterfactual", draw)
+        self.pools = outcomes.resampled(self.rng)
+        tau_min_s, examples_max = settings.tau_min_s, settings.examples_max
+        self.state = RunState.start(policy, settings.seed, tau_min_s=tau_min_s, examples_max=examples_max)
 
     @property
     def _needed(self) -> int:
