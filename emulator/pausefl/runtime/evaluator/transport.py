@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -137,14 +138,7 @@ class EvaluatorServer:
         evaluations, statistics = self._evaluator.evaluate(theta, splits, subset=subset)
         reply = pb.Evaluations(statistics=b"" if statistics is None else statistics.astype("<f4").tobytes())
         for e in evaluations:
-            reply.evaluations.add(
-                split=e.split,
-                subset=e.subset,
-                n_examples=e.n_examples,
-                accuracy=e.accuracy,
-                loss=e.loss,
-                metric=e.metric,
-            )
+            reply.evaluations.add(**asdict(e))
         return reply.SerializeToString()
 
     def _agree(self, subject: pb.Subject) -> None:
