@@ -103,7 +103,7 @@ async def test_going_back_says_its_cost_and_keeps_what_was_spent(tmp_path: Path)
 
 @pytest.mark.parametrize("back_to", [0, 2])
 def test_what_clients_came_with_is_known_once_hellos_are_taken_back(store: Store, tmp_path: Path, back_to: int) -> None:
-    """Clients join again with releases of this run, and none of an earlier one. Going back twice changes nothing."""
+    """Clients join again with releases of this run; the first hellos still count. Going back twice changes nothing."""
     write_rounds(store, 4, spent_before=3)
     for _ in range(2):
         store.go_back_to(back_to)

@@ -109,7 +109,7 @@ def test_trainers_behave_as_their_group_does() -> None:
     ],
 )
 def test_bad_groups_are_one_line(override: str, message: str) -> None:
-    """Overrides that begin with one key, without dots, are of the group `plain`."""
+    """An override whose key has no dots is applied to the group `plain`."""
     is_of_one = override.partition("=")[0].isidentifier()
     with refused(f"clients.groups.plain{message}" if is_of_one and message.startswith(".") else message):
         three("", f"clients.groups.plain.{override}" if is_of_one else override)

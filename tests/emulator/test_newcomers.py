@@ -38,7 +38,7 @@ JOIN, LEAVE = 5, 40
 
 
 def play(policy: NewcomerPolicy, rounds: int, stay: int = 6, /, *, seed: int = 1, **laws: DriftLaw) -> NewcomerResult:
-    """Plays originals from round 1, of which `stay` remain, and newcomers from round 5; `laws` by prefix of ids."""
+    """Simulate originals from round 1, of which `stay` remain, and newcomers from round 5; `laws` by id prefix."""
     there = np.ones((rounds, len(IDS)), np.bool_)
     there[: JOIN - 1, 6:] = there[JOIN - 1 :, stay:6] = False
     of_client = {client_id: laws.get(client_id.split("-")[0], BernoulliDrift(0.85)) for client_id in IDS}

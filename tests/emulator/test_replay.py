@@ -1,4 +1,4 @@
-"""A log replayed through a policy: its own policy chooses the same, another's rounds are estimated."""
+"""A log replayed through a policy: its own chooses the same, another's rounds are estimated. Each ε has its unit."""
 
 import dataclasses
 import json

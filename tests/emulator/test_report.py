@@ -322,7 +322,7 @@ def dots(axes: Axes) -> int:
 def test_as_many_exchanges_are_shown_as_is_said(
     run: RunData, monkeypatch: pytest.MonkeyPatch, most: int, shown: int, said: str
 ) -> None:
-    """Once the limit and the number in all were counted apart for suspect and other rounds."""
+    """The limit holds for suspect and other rounds together. Once each of the two kinds was given all of it."""
     monkeypatch.setattr(plots, "MOST_DOTS", most)
     axes = plots.latency(many(run, EXCHANGES, suspect=15)).axes[1]
     assert dots(axes) == shown

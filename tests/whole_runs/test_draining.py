@@ -146,7 +146,7 @@ def test_a_run_whose_server_is_ended_before_it_listens_was_interrupted(
 def test_a_run_that_is_ended_while_it_starts_its_server_was_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
-    """The process has started, but its `Popen` object does not have its process id yet."""
+    """The process has started, but its `Process` object does not know it yet."""
     launch: Callable[..., None] = vars(Popen)["_launch"]
 
     def launch_and_be_ended(self: Popen, process: object) -> None:

@@ -104,7 +104,7 @@ BARE = {"privacy.enabled": False, "selection.m": 3, **YOGI}
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [{}, BARE], ids=["private", "bare"])
 def test_a_killed_run_is_resumed_as_it_was(tmp_path: Path, background: Background, keys: dict[str, object]) -> None:
-    """Choices equal those of an uninterrupted run. Without noise, so does the model, bit by bit (with momentum)."""
+    """Choices equal those of an uninterrupted run. Without noise, models are equal bit by bit, momentum included."""
     config = synthetic(tmp_path, rounds=200, more={"selection.policy": "random", **keys})
     process = background("run", config, "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run") >= 20, "twenty rounds")

@@ -1,4 +1,4 @@
-"""The queue of `make figures`: what is missing is played once, kept as a line, and merged into a figure."""
+"""The queue of `make figures`: each missing run is played once, kept as a line, and merged into a figure."""
 
 import json
 from collections.abc import Sequence
