@@ -5,7 +5,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class Planned:
 
     name: str
     experiment: Experiment
+    point: Mapping[str, Any] = field(default_factory=dict)
+    """In a sweep: the run's values of the grid's keys."""
 
 
 Missing = Mapping[str, PauseflError]

@@ -96,7 +96,7 @@ def run_sweep(source: str, grid: Grid, seeds: int, folder: Path, player: Player)
     runs = _planned(source, grid, seeds)
     plan = Plan("sweep", source, {"grid": grid, "seeds": seeds})
     refuse_other(folder, plan)
-    refused = checked([planned for _, planned in runs], folder, player)
+    refused = checked(runs, folder, player)
     begin(folder, plan)
     return _play(runs, refused, grid, folder, player)
 
@@ -106,7 +106,7 @@ def resume_sweep(folder: Path, player: Player) -> Sweep:
     plan = read_plan(folder, "sweep")
     grid = plan.arguments["grid"]
     runs = _planned(plan.source, grid, plan.arguments["seeds"])
-    return _play(runs, checked([planned for _, planned in runs], folder, player), grid, folder, player)
+    return _play(runs, checked(runs, folder, player), grid, folder, player)
 
 
 def sweep_in(plan: Plan, folder: Path) -> Sweep:
@@ -114,7 +114,7 @@ def sweep_in(plan: Plan, folder: Path) -> Sweep:
     grid = plan.arguments["grid"]
     runs = _planned(plan.source, grid, plan.arguments["seeds"])
     go_on = resume_campaign_command("sweep", folder)
-    return _gather(runs, unfinished([planned for _, planned in runs], folder, go_on), grid, folder)
+    return _gather(runs, unfinished(runs, folder, go_on), grid, folder)
 
 
 def as_listed(key: str, values: object) -> list[Any]:
@@ -124,14 +124,10 @@ def as_listed(key: str, values: object) -> list[Any]:
     return [as_toml(value, key) for value in listed]
 
 
-_Runs = Sequence[tuple[Mapping[str, Any], Planned]]
-"""Each run with its point of the grid: the values of the grid's keys."""
-
-
-def _play(runs: _Runs, refused: Missing, grid: Grid, folder: Path, player: Player) -> Sweep:
+def _play(runs: Sequence[Planned], refused: Missing, grid: Grid, folder: Path, player: Player) -> Sweep:
     go_on = resume_campaign_command("sweep", folder, player.options)
     with told_how_to_go_on(folder, go_on):
-        missing = {**refused, **player.play([run for _, run in runs if run.name not in refused], folder)}
+        missing = {**refused, **player.play([run for run in runs if run.name not in refused], folder)}
         if len(missing) < len(runs):
             player.say(DRAWING)
             found = _gather(runs, missing, grid, folder)
@@ -139,14 +135,14 @@ def _play(runs: _Runs, refused: Missing, grid: Grid, folder: Path, player: Playe
     return found
 
 
-def _gather(runs: _Runs, missing: Missing, grid: Grid, folder: Path) -> Sweep:
+def _gather(runs: Sequence[Planned], missing: Missing, grid: Grid, folder: Path) -> Sweep:
     rows = []
-    for point, run in runs:
+    for run in runs:
         if error := missing.get(run.name):
             found = {"outcome": "missing", "stopped_because": str(error)}
         else:
             found = _figures(read_summary(folder / run.name))
-        rows.append({**point, "seed": run.experiment.experiment.seed, "run_dir": run.name, **found})
+        rows.append({**run.point, "seed": run.experiment.experiment.seed, "run_dir": run.name, **found})
     varied = [key for key, values in grid.items() if len(values) > 1]
     write_sweep(rows, varied, folder)
     return Sweep(folder, rows, missing)
@@ -159,8 +155,8 @@ def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "machine": "; ".join(machines_of(summary))}
 
 
-def _planned(source: str, grid: Grid, seeds: int) -> list[tuple[Mapping[str, Any], Planned]]:
-    """Each run with its point of the grid, seed by seed. ConfigError for an invalid grid or experiment."""
+def _planned(source: str, grid: Grid, seeds: int) -> list[Planned]:
+    """The runs to play, seed by seed. ConfigError for an invalid grid or experiment."""
     if not grid and seeds == 1:
         raise ConfigError("--set: nothing varies; name a key and its values, such as --set selection.m=2,4")
     settings = math.prod(map(len, grid.values()))
@@ -174,17 +170,15 @@ def _planned(source: str, grid: Grid, seeds: int) -> list[tuple[Mapping[str, Any
             raise ConfigError(
                 f"--set {key}: lists {len(values)} seeds beside --seeds {seeds}; leave one of the two out"
             )
-    points: list[Mapping[str, Any]] = [
-        dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
-    ]
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     experiments = [_at(source, point) for point in points]
     runs = []
     for i in range(seeds):
         for point, experiment in zip(points, experiments, strict=True):
             seed = experiment.experiment.seed + i
-            runs.append((point, Planned(_name(point, grid, seed), with_seed(experiment, seed))))
-    check_named_once([planned for _, planned in runs])
-    check_own_budgets([planned for _, planned in runs])
+            runs.append(Planned(_name(point, grid, seed), with_seed(experiment, seed), point))
+    check_named_once(runs)
+    check_own_budgets(runs)
     return runs
 
 
