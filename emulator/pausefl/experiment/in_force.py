@@ -5,11 +5,9 @@ has the defaults. So it says how the run was played, even after a default has ch
 the user's own optimizers, schedules and training methods stay as written: their defaults need torch.
 """
 
-import dataclasses
-import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import tomli_w
@@ -19,6 +17,7 @@ from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.population.availability import AVAILABILITIES
 from pausefl.experiment.population.behaviours import BEHAVIOURS
 from pausefl.experiment.population.simulated_drifts import DRIFTS
+from pausefl.experiment.reference.keys import parameter_defaults
 from pausefl.experiment.server_records import selected_policy
 from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.registries import OPTIMIZER_DEFAULTS, SCHEDULE_DEFAULTS, TRAINING_DEFAULTS
@@ -38,9 +37,7 @@ def in_force(experiment: Experiment) -> dict[str, Any]:
     document = experiment.model_dump(mode="json")
     selection, workload, aggregation = (document[name] for name in ("selection", "workload", "aggregation"))
     policy = selected_policy(experiment.selection)
-    selection[selection["policy"]] = {
-        f.name: _plain(getattr(policy, f.name)) for f in dataclasses.fields(policy) if f.name != "m"
-    }
+    selection[selection["policy"]] = {f.name: _plain(getattr(policy, f.name)) for f in fields(policy) if f.name != "m"}
     for link in (document["latency"], *document["latency"]["groups"]):
         for way in ("delay", "down", "up"):
             default = "halves" if (link is document["latency"] and way == "delay") else None
@@ -94,7 +91,8 @@ def _filled(kinds: Registry, said: Any, default: str | None = None) -> Any:
     except ConfigError:  # the user's own code is not on this machine
         return said
     within = {name: _within(kinds, value) for name, value in table.items()}
-    defaults = {name: value for name, value in _defaults(make) if value is not None}
+    plain = {name: _plain(value) for name, value in parameter_defaults(make).items()}
+    defaults = {name: value for name, value in plain.items() if value is not None}
     return {**within, **{name: value for name, value in defaults.items() if name not in table}} if defaults else said
 
 
@@ -103,18 +101,6 @@ def _within(kinds: Registry, value: Any) -> Any:
     if isinstance(value, list):
         return [_within(kinds, part) for part in value]
     return _filled(kinds, value) if isinstance(value, dict) and "kind" in value else value
-
-
-def _defaults(make: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    factories: dict[str, Any] = {}
-    if dataclasses.is_dataclass(make):
-        factories = {f.name: f.default_factory for f in dataclasses.fields(make) if f.init}
-    for name, parameter in inspect.signature(make.func if isinstance(make, partial) else make).parameters.items():
-        factory = factories.get(name, dataclasses.MISSING)
-        if factory is not dataclasses.MISSING:
-            yield name, _plain(factory())
-        elif parameter.default is not parameter.empty:
-            yield name, _plain(parameter.default)
 
 
 def _plain(value: Any) -> Any:

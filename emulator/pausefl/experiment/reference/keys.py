@@ -34,7 +34,7 @@ def keys_of(make: Callable[..., Any]) -> list[Key]:
     hints = get_type_hints(make.func if isinstance(make, partial) else make, include_extras=True)
     record = make if isinstance(make, type) else hints["return"]
     said = attribute_docstrings(record)
-    defaults = _model_defaults(record) if issubclass(record, BaseModel) else _parameter_defaults(make)
+    defaults = _model_defaults(record) if issubclass(record, BaseModel) else parameter_defaults(make)
     return [Key(n, hints[n], default, said.get(n) or _description(hints[n])) for n, default in defaults.items()]
 
 
@@ -51,7 +51,8 @@ def _model_defaults(model: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def _parameter_defaults(make: Callable[..., Any]) -> dict[str, Any]:
+def parameter_defaults(make: Callable[..., Any]) -> dict[str, Any]:
+    """The default of each parameter of a class or a function, by name; `MISSING` if it must be given."""
     found = {name: parameter.default for name, parameter in inspect.signature(make).parameters.items()}
     record = fields(make) if isinstance(make, type) and is_dataclass(make) else ()
     return found | {f.name: f.default_factory() for f in record if f.default_factory is not FACTORY_MISSING}
