@@ -3,13 +3,13 @@
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from typing_extensions import TypedDict
 
+from pausefl.experiment.kinds import adapter_of
 from pausefl.experiment.validation import explain
 from pausefl_process.events import Outcome
 from pausefl_process.files import reason
@@ -202,7 +202,7 @@ def read_summary(path: Path) -> Summary:
             f"{file}: lacks {', '.join(missing[:_MOST_NAMED])}{more}; an older version may have written it"
         )
     try:
-        _checker().validate_python(summary, strict=True)
+        adapter_of(Summary).validate_python(summary, strict=True)
     except ValidationError as error:
         raise ConfigError(f"{file}: {explain(error, None)}; {_MEND}") from None
     if summary["privacy_unit"] is not None:
@@ -210,12 +210,6 @@ def read_summary(path: Path) -> Summary:
             if summary[key] is None:
                 raise ConfigError(f"{file}: {key} = None: must be a number in a private run; {_MEND}")
     return cast(Summary, summary)
-
-
-@cache
-def _checker() -> TypeAdapter[Summary]:
-    """The type checker of `Summary`. It is cached: making it takes a hundred times as long as using it."""
-    return TypeAdapter(Summary)
 
 
 def check_is_last(summary: Mapping[str, Any], path: Path, database: sqlite3.Connection) -> None:
