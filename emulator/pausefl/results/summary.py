@@ -96,7 +96,7 @@ def summarise(
         "merged_updates": tally.events["merged"],
         "failed_attempts": tally.failed_attempts,
         "failures": tally.failures,
-        "tau_min_s": _finite(state.table.effective_tau_min_s),
+        "tau_min_s": finite(state.table.effective_tau_min_s),
         "clamped_latencies": int(state.table.clamped.sum()),
         "latency_signal": plan.latency.signal,
         "time_scale": plan.latency.time_scale,
@@ -146,10 +146,10 @@ def summarise(
 def policy_parameters(policy: Policy) -> dict[str, Any]:
     """A policy's parameters by name, for JSON. An infinite value becomes None."""
     values = {f.name: getattr(policy, f.name) for f in fields(policy)}
-    return {name: _finite(value) if isinstance(value, float) else value for name, value in values.items()}
+    return {name: finite(value) if isinstance(value, float) else value for name, value in values.items()}
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """The value, or None if it is not finite: JSON has no such numbers."""
     return float(value) if np.isfinite(value) else None
 
@@ -165,7 +165,7 @@ def _data(dataset: str, result: RunResult) -> str | None:
 
 
 def _noise_to_clip(budget: Budget, releases: int) -> NoiseToClip:
-    return {"first": budget.noise_to_clip(1), "last": _finite(budget.noise_to_clip(max(1, releases)))}
+    return {"first": budget.noise_to_clip(1), "last": finite(budget.noise_to_clip(max(1, releases)))}
 
 
 def _test_accuracy(evaluations: Sequence[Evaluation]) -> float | None:

@@ -16,6 +16,7 @@ from pausefl.experiment.experiment import Experiment, with_rounds
 from pausefl.experiment.server_records import policy_of
 from pausefl.results.csv_table import write_csv
 from pausefl.results.reading import EPSILON_LABELS
+from pausefl.results.summary import finite
 from pausefl.runtime.client.plan import TrainingPlan, client_plan
 from pausefl.runtime.server.plan import settings_of
 from pausefl.studies.simulation.curves import SimulationResult
@@ -226,16 +227,16 @@ def _summary(
         "max_epsilon_spent": setting.server.budget and float(result.max_epsilon_spent[-1]),
         "epsilon_budget": setting.server.budget and setting.server.budget.epsilon_budget,
         "privacy_unit": setting.server.budget and experiment.privacy.unit,
-        "reward": _finite(result.reward[-1]),
-        "regret": _finite(result.regret[-1]),
-        "genie_regret": _finite(result.genie_regret[-1]),
+        "reward": finite(result.reward[-1]),
+        "regret": finite(result.regret[-1]),
+        "genie_regret": finite(result.genie_regret[-1]),
         "regret_is": "sum of r(genie) - r(policy), PAUSE v2 eq. (15), the genie asked on the policy's own history",
         "genie": genie and _weights(genie),
         "growth_fits": {
             "regret": growth_fits(result.round, result.regret),
             "genie_regret": growth_fits(result.round, result.genie_regret),
         },
-        "bound_17": {reading: _finite(bound[-1]) for reading, bound in bounds.items()},
+        "bound_17": {reading: finite(bound[-1]) for reading, bound in bounds.items()},
     }
 
 
@@ -243,7 +244,3 @@ def _weights(genie: Genie) -> dict[str, Any]:
     """The genie's weights, which define reward and regret."""
     names = ("alpha", "gamma", "beta", "zeta", "reward", *(("rho", "clusters") if genie.reward == "R2" else ()))
     return {name: getattr(genie, name) for name in names}
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
