@@ -21,7 +21,7 @@ from pausefl_client.jobs import Work, result_of
 from pausefl_client.privacy.release import Released
 from pausefl_process.host_monitor import HostMonitor, HostReport, Peaks, StealMeter
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.reported_values import host_of, still_before_of
+from pausefl_server.connections.reported_values import host_of
 from pausefl_server.host_limits import ADVICE, HostLimits, advice
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.telemetry import Telemetry
@@ -237,7 +237,7 @@ def test_the_server_reads_what_a_clients_host_said() -> None:
     said = HostReport(0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
     work = Work(Released(np.zeros(1, np.float32), "digest", None), loss=None)
     result = result_of(pb.Job(round=1), work, pb.Timing(), pb.Vector(), pb.Host(**asdict(said), still_before_s=0.7))
-    assert (host_of(result), still_before_of(result)) == (said, 0.7)
+    assert (host_of(result), result.host.still_before_s) == (said, 0.7)
 
 
 def test_the_log_keeps_what_hosts_and_clocks_said(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """One client as the server sees it: an actor that owns its stream, times its exchanges and checks what it sends."""
 
-import asyncio
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -20,7 +19,6 @@ from pausefl_server.connections.reported_values import (
     loss_of,
     release_of,
     statistics_of,
-    still_before_of,
 )
 from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import (
@@ -35,6 +33,7 @@ from pausefl_server.rounds.messages import (
     Update,
     Withdraw,
 )
+from pausefl_server.rounds.preparation import off_loop
 
 # Checking this many bytes takes about 30 µs, handing them to a thread and back 100 µs.
 _INLINE_BYTES = 1 << 20
@@ -285,12 +284,13 @@ class ClientActor(Actor[_Order]):
             return
         self._receiving = None
         try:
-            release = self._possible(release_of(result))
+            release = release_of(result)
+            if release.participation > (most := self._most_released):
+                raise WireError(f"counts {release.participation} releases, at most {most} are possible since its hello")
             server_host = self._watch.report(exchange.first_s, compute_s=0.0)
             timing = exchange.timing(durations_of(result), arrived_s, server_host)
-            host, still_before_s = host_of(result), still_before_of(result)
-            statistics = statistics_of(result)
-            vector = await self._check(frames, release)
+            host, statistics = host_of(result), statistics_of(result)
+            vector = await off_loop(self._limits.size * 4 <= _INLINE_BYTES, self._checked, frames, release)
         except DamageError:
             raise
         except WireError as error:
@@ -314,28 +314,15 @@ class ClientActor(Actor[_Order]):
                 arrived_s=arrived_s,
                 host=host,
                 server_host=server_host,
-                still_before_s=still_before_s,
+                still_before_s=result.host.still_before_s,
             )
         )
         self._end(exchange.key)  # not earlier: if the stream breaks meanwhile, the round trip continues
-
-    async def _check(self, frames: Assembler, release: Release) -> Vector:
-        if self._limits.size * 4 <= _INLINE_BYTES:
-            return self._checked(frames, release)
-        return await asyncio.to_thread(self._checked, frames, release)
 
     def _checked(self, frames: Assembler, release: Release) -> Vector:
         vector = frames.finish(check_finite=True)
         self._limits.check(vector, release.epsilon)  # the coordinator compares ε with the schedule
         return vector
-
-    def _possible(self, release: Release) -> Release:
-        """The release as reported; WireError if the client cannot have made that many since its hello."""
-        if release.participation > self._most_released:
-            raise WireError(
-                f"counts {release.participation} releases, at most {self._most_released} are possible since its hello"
-            )
-        return release
 
     async def _reject(self, reason: str, job: tuple[int, int], release: Release, *, is_counted: bool = True) -> None:
         """Tell the coordinator that an answer to this job is rejected. AbuseError if that happens too often."""

@@ -59,11 +59,6 @@ def host_of(result: pb.Result) -> HostReport:
     return HostReport(*(getattr(reported, f.name) for f in fields(HostReport)))
 
 
-def still_before_of(result: pb.Result) -> float:
-    """How long the client stood still before this job came; `host_of` has checked it."""
-    return result.host.still_before_s
-
-
 def _check_range(message: pb.Timing | pb.Host, most: float) -> None:
     """Raise WireError unless all numbers are from 0 to `most`, so that their sums are finite and fit in reports."""
     for field, value in message.ListFields():
