@@ -99,16 +99,9 @@ class Curve:
         return Curve(points, stride, self.added + 1)
 
 
-def _no_counts() -> IntArray:
-    return np.empty(0, np.int64)
-
-
-def _no_times() -> FloatArray:
-    return np.empty(0)
-
-
-def _no_flags() -> BoolArray:
-    return np.empty(0, np.bool_)
+def _column(dtype: type[Any]) -> Any:
+    """A field that holds a column, which is empty at first."""
+    return field(default_factory=lambda: np.empty(0, dtype))
 
 
 _OF_THE_TABLE = ("chosen", "released", "epsilon_spent", "connected", "retired")
@@ -119,19 +112,19 @@ class Clients:
     """Columns with one entry per client, in the order of the client table, after the last round or attempt at one."""
 
     ids: tuple[str, ...] = ()
-    chosen: IntArray = field(default_factory=_no_counts)
-    released: IntArray = field(default_factory=_no_counts)
-    epsilon_spent: FloatArray = field(default_factory=_no_times)
-    connected: BoolArray = field(default_factory=_no_flags)
-    retired: BoolArray = field(default_factory=_no_flags)
-    bytes_down: IntArray = field(default_factory=_no_counts)
-    bytes_up: IntArray = field(default_factory=_no_counts)
-    at_work_s: FloatArray = field(default_factory=_no_times)
+    chosen: IntArray = _column(np.int64)
+    released: IntArray = _column(np.int64)
+    epsilon_spent: FloatArray = _column(np.float64)
+    connected: BoolArray = _column(np.bool_)
+    retired: BoolArray = _column(np.bool_)
+    bytes_down: IntArray = _column(np.int64)
+    bytes_up: IntArray = _column(np.int64)
+    at_work_s: FloatArray = _column(np.float64)
     """Elapsed time that the client had jobs, for jobs that have ended."""
-    round_trip_s: FloatArray = field(default_factory=_no_times)
+    round_trip_s: FloatArray = _column(np.float64)
     """The client's last measured round trip. As in the next two columns, NaN if nothing was measured."""
-    latency_s: FloatArray = field(default_factory=_no_times)
-    ping_s: FloatArray = field(default_factory=_no_times)
+    latency_s: FloatArray = _column(np.float64)
+    ping_s: FloatArray = _column(np.float64)
 
     def after_round(
         self, table: ClientTable, observations: tuple[Observation, ...] = (), misses: tuple[Miss, ...] = ()
