@@ -71,7 +71,8 @@ def kept_best(
     rated = {t: e.accuracy for t, e in evaluations if _is_rating(e)}
     ranked = sorted(rated, key=lambda t: (-rated[t], t))
     in_file = file.load()
-    found = _first_there(ranked, in_file, stored)
+    models = ((t, in_file[1] if in_file is not None and in_file[0] == t else stored(t)) for t in ranked)
+    found = next(((t, theta) for t, theta in models if theta is not None), None)
     is_to_be_rated = in_file is not None and in_file[0] not in rated and digest(in_file[1]) == digests.get(in_file[0])
     if not is_to_be_rated:
         if ranked and (found is None or found[0] != ranked[0]):
@@ -79,17 +80,6 @@ def kept_best(
         if found is not None and (in_file is None or in_file[0] != found[0]):
             file.save(*found)
     return None if found is None else Best(*found, rated[found[0]])
-
-
-def _first_there(
-    rounds: Iterable[int], in_file: tuple[int, Vector] | None, stored: Callable[[int], Vector | None]
-) -> tuple[int, Vector] | None:
-    """The first of these rounds whose model is still in the file or stored, and that model; None without one."""
-    for t in rounds:
-        theta = in_file[1] if in_file is not None and in_file[0] == t else stored(t)
-        if theta is not None:
-            return t, theta
-    return None
 
 
 class EvaluatorActor(Actor[Evaluate]):
