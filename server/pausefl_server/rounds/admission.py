@@ -99,8 +99,7 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
     if hello.client_id in connected:
         # It may be the same client, which came back before the server noticed that its old stream is dead.
         raise TryLaterError(f"client id {hello.client_id!r} is connected already")
-    row = table.row_of.get(hello.client_id)
-    proven = int(table.proven[row]) if row is not None else 0
+    proven, _ = table.known_releases(hello.client_id)
     check_ledger(hello.ledger.released, hello.ledger.epsilon_spent, privacy.budget if privacy else None, proven)
 
 
