@@ -26,7 +26,7 @@ from pausefl_server.storage import checkpoint as checkpoints
 from pausefl_server.storage import store as stores
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.restore import cost
-from pausefl_server.storage.seals import digest_of_table
+from pausefl_server.storage.seals import seal_of
 from pausefl_server.storage.store import Store
 from rigs.coordinator import CoordinatorRig
 from rigs.databases import opened_connections
@@ -176,9 +176,9 @@ def test_going_back_seals_the_table_of_facts_once(tmp_path: Path, monkeypatch: p
     """It holds a fact per round taken back. Sealed after each of them, a long run would need an hour."""
     sealed: list[str] = []
 
-    def digested(database: sqlite3.Connection, table: str) -> str:
-        sealed.append(table)
-        return digest_of_table(database, table)
+    def digested(database: sqlite3.Connection, subject: str) -> str:
+        sealed.append(subject)
+        return seal_of(database, subject)
 
     store = Store(tmp_path / "run.db")
     write_rounds(store, rounds, spent_before=0)
@@ -187,7 +187,7 @@ def test_going_back_seals_the_table_of_facts_once(tmp_path: Path, monkeypatch: p
     store.go_back_to(rounds + 1)
     np.testing.assert_equal(store.optimizer_state(rounds + 1), theta(1))
     assert store.optimizer_state(rounds + 2) is None
-    monkeypatch.setattr(stores, "digest_of_table", digested)
+    monkeypatch.setattr(stores, "seal_of", digested)
     store.go_back_to(0)
     store.close()
     assert sealed.count("meta") == 2, "of what clients came with first, and of the attempts that come next"

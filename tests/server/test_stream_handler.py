@@ -15,8 +15,8 @@ from fuzz.http2 import DATA, END_STREAM, HEADERS, PING, call, frame, message, op
 from pausefl_proto.errors import DamageError, TryLaterError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Assembler, Vector, pack, unpack
+from pausefl_server.connections import client_actor
 from pausefl_server.connections.answer_limits import AnswerLimits
-from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
@@ -213,12 +213,12 @@ async def test_the_round_trip_runs_on_while_an_answer_is_checked(monkeypatch: py
     """If the stream breaks meanwhile, the next stream takes over the job and the time of its first hand-over."""
     rig, begun, may_end = ClientActorRig(BIG), asyncio.Event(), asyncio.Event()
 
-    async def check_slowly(_: ClientActor, frames: Assembler, release: Release) -> Vector:
+    async def check_slowly(quick: bool, checked: object, frames: Assembler, release: Release) -> Vector:
         begun.set()
         await may_end.wait()
         return frames.finish(check_finite=True)
 
-    monkeypatch.setattr(ClientActor, "_check", check_slowly)
+    monkeypatch.setattr(client_actor, "off_loop", check_slowly)
     async with rig.running():
         handed_over_s = rig.clock()
         await rig.dispatch()
