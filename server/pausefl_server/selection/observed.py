@@ -1,7 +1,8 @@
 """A round as a policy sees it. These records have no field for drawn or injected delays or a client's own clock."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 from pausefl_server.records import Miss, RoundRecord
 
@@ -44,20 +45,10 @@ class PolicyRound:
     """The chosen clients without an accepted update. Their latencies are censored at `latency_s`."""
 
 
+_seen = attrgetter(*(each.name for each in fields(PolicyObservation)))  # of an `Observation`, which has them all
+
+
 def seen_by_policy(record: RoundRecord) -> PolicyRound:
     """The part of a round's record that a policy may know."""
-    observations = tuple(
-        PolicyObservation(
-            client_id=o.client_id,
-            latency_s=o.latency_s,
-            n_examples=o.n_examples,
-            epsilon=o.epsilon,
-            epsilon_spent=o.epsilon_spent,
-            loss=o.loss,
-            staleness=o.staleness,
-            teaches=o.teaches,
-            statistics=o.statistics,
-        )
-        for o in record.observations
-    )
+    observations = tuple(PolicyObservation(*_seen(o)) for o in record.observations)
     return PolicyRound(record.round, record.chosen, observations, record.misses)
