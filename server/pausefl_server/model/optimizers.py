@@ -35,13 +35,7 @@ class Optimizer(ABC):
     def step(self, theta: Vector, change: Vector, state: Vector) -> tuple[Vector, Vector]:
         """The next model and state, both new, from θ and Δ, the round's combined update, (d,) float32."""
 
-    def step_for_share(
-        self,
-        theta: Vector,
-        change: Vector,
-        state: Vector,
-        share: float,
-    ) -> tuple[Vector, Vector]:
+    def step_for_share(self, theta: Vector, change: Vector, state: Vector, share: float) -> tuple[Vector, Vector]:
         """The same as `step`, for optimizers that need the share, in (0, 1], of all clients whose updates made Δ."""
         return self.step(theta, change, state)
 

@@ -134,7 +134,6 @@ class ProgressReporter(RunObserver):
 
     def attempt_failed(self, record: RoundRecord, state: RunState) -> None:
         """Report why no client gave an update."""
-        del state
         self._announce_failures(record)
         self.noticed(
             f"no client gave an update in attempt {record.attempt} at round {record.round}, within"

@@ -37,18 +37,15 @@ class Telemetry(RunObserver):
 
     def arrived(self, client_id: str, connected: int, round: int) -> None:
         """Count the arrival."""
-        del client_id, round
         self.now = replace(self.now, connected=connected, arrivals=self.now.arrivals + 1)
         self._begin()
 
     def departed(self, client_id: str, reason: str, connected: int, round: int) -> None:
         """Count the departure."""
-        del client_id, reason, round
         self.now = replace(self.now, connected=connected, departures=self.now.departures + 1)
 
     def rejected(self, reason: str) -> None:
         """Count the rejection."""
-        del reason
         self.now = replace(self.now, rejected=self.now.rejected + 1)
 
     def pinged(self, row: int, ping_s: float) -> None:

@@ -45,10 +45,8 @@ class NewcomerPolicy(Policy):
             size = max(1, self._size(state, context.table, newcomers))
             chosen.append(newcomers[np.argsort(-promise, kind="stable")[:size]])
         everyone = np.sort(np.concatenate(chosen))
-        details = {
-            "originals": float(is_original(context.table, everyone).sum()),
-            "newcomers": float((~is_original(context.table, everyone)).sum()),
-        }
+        n_originals = float(is_original(context.table, everyone).sum())
+        details = {"originals": n_originals, "newcomers": len(everyone) - n_originals}
         return Selection(everyone, weights=np.full(len(everyone), 1 / len(everyone)), details=details)
 
     @abstractmethod
