@@ -1,4 +1,4 @@
-"""Names for types of numpy arrays, and read-only views."""
+"""Names for types of numpy arrays, read-only views, and the greatest values of an array."""
 
 from typing import Any, TypeVar
 
@@ -17,3 +17,14 @@ def read_only(values: _Array) -> _Array:
     view = values.view()
     view.flags.writeable = False
     return view
+
+
+def are_greatest(values: npt.NDArray[np.floating[Any]], k: int) -> BoolArray:
+    """(n,), whether each value is among the k greatest. Of equal values, the first are."""
+    if not 0 < k < values.size:
+        return np.full(values.size, k > 0)
+    least = np.partition(values, values.size - k)[values.size - k]
+    is_greatest: BoolArray = values > least
+    as_great = np.flatnonzero(values == least)
+    is_greatest[as_great[: k - np.count_nonzero(is_greatest)]] = True
+    return is_greatest

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from pausefl_proto.arrays import are_greatest
 from pausefl_proto.errors import WireError
 
 Values = npt.NDArray[np.float32]
@@ -155,7 +156,7 @@ class TopShare(Encoding):
     def encode(self, vector: Values) -> Bytes:
         k = self._kept(vector.size)
         # Values that are not finite count as the greatest, so that the receiver gets them and rejects the update.
-        is_kept = _are_greatest(np.nan_to_num(np.abs(vector), nan=np.inf, posinf=np.inf), k)
+        is_kept = are_greatest(np.nan_to_num(np.abs(vector), nan=np.inf, posinf=np.inf), k)
         places = np.flatnonzero(is_kept)
         where = places.astype("<u4").view(np.uint8) if _indices_are_shorter(k, vector.size) else np.packbits(is_kept)
         encoded: Bytes = np.concatenate((where, self._values.encode(vector[places]).view(np.uint8)))
@@ -180,17 +181,6 @@ class TopShare(Encoding):
 
 def _indices_are_shorter(k: int, n: int) -> bool:
     return 4 * k < -(-n // 8)
-
-
-def _are_greatest(sizes: Values, k: int) -> npt.NDArray[np.bool_]:
-    """(n,), whether each value is among the k greatest. Of equal values, the first are."""
-    if k == 0:
-        return np.zeros(sizes.size, bool)
-    least = np.partition(sizes, sizes.size - k)[sizes.size - k]
-    is_greatest: npt.NDArray[np.bool_] = sizes > least
-    as_great = np.flatnonzero(sizes == least)
-    is_greatest[as_great[: k - np.count_nonzero(is_greatest)]] = True
-    return is_greatest
 
 
 FLOAT32 = Encoding()

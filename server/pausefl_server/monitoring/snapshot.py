@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
+from pausefl_proto.arrays import BoolArray, FloatArray, IntArray, are_greatest
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import ACCURACY, Evaluation, EventKind, LogEvent, Miss, Observation, RoundRecord
 from pausefl_server.state import RunState
@@ -146,8 +146,7 @@ class Clients:
     def foremost(self, top: int) -> IntArray:
         """The rows of the `top` clients of greatest latency and of the `top` of greatest ε spent, ascending."""
         latency_s = np.where(np.isnan(self.latency_s), -np.inf, self.latency_s)
-        rows: IntArray = np.union1d(_greatest(latency_s, top), _greatest(self.epsilon_spent, top))
-        return rows
+        return np.flatnonzero(are_greatest(latency_s, top) | are_greatest(self.epsilon_spent, top))
 
     def pinged(self, row: int, ping_s: float) -> "Clients":
         """The columns after a client's answer to a ping."""
@@ -332,11 +331,6 @@ def _times_at(now: RunSnapshot, round: int) -> tuple[float, float]:
         return now.total_latency_s, now.elapsed_s
     rounds, total_s, elapsed_s = now.leakage.points[:, :3].T
     return float(np.interp(round, rounds, total_s)), float(np.interp(round, rounds, elapsed_s))
-
-
-def _greatest(values: FloatArray, n: int) -> IntArray:
-    rows: IntArray = np.argsort(-values, kind="stable")[:n]
-    return rows
 
 
 def _put(column: FloatArray, rows: IntArray, values: list[float]) -> FloatArray:

@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.arrays import FloatArray, IntArray, are_greatest
 from pausefl_server.search import sweep
 
 Rows = Sequence[int] | IntArray
@@ -172,23 +172,13 @@ class _Problem:
     def answer(self, threshold: float, adjusted: FloatArray) -> IntArray:
         """The forced rows, and of the free rows with ucb >= threshold the `places` of greatest adjusted value."""
         above = np.flatnonzero(self.ucb >= threshold)
-        return self.with_forced(above[_greatest(adjusted[above], self.places)])
+        return self.with_forced(above[are_greatest(adjusted[above], self.places)])
 
     def with_forced(self, positions: IntArray) -> IntArray:
         """The sorted rows of the table: the forced rows, and the free rows at these positions."""
         if self.free is None:
             return np.sort(positions)
         return np.sort(np.concatenate((self.forced, self.free[positions])))
-
-
-def _greatest(value: FloatArray, count: int) -> IntArray:
-    """The positions of the `count` greatest values. Of equal values, the first are taken."""
-    if count >= len(value):
-        return np.arange(len(value))
-    least = np.partition(value, len(value) - count)[len(value) - count]
-    above = np.flatnonzero(value > least)
-    equal = np.flatnonzero(value == least)[: count - len(above)]
-    return np.concatenate((above, equal))
 
 
 def _adjusted(
