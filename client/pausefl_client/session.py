@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -154,7 +153,7 @@ class ClientSession:
         # While the queue is full, the session reads no further messages. This bounds the number of models in memory.
         jobs: asyncio.Queue[Download] = asyncio.Queue(_MOST_WAITING)
         worker = asyncio.ensure_future(self._answer_jobs(stream, jobs))
-        reader = asyncio.ensure_future(self._read_jobs(stream, jobs))
+        reader = asyncio.ensure_future(self._read(stream, jobs))
         try:
             await asyncio.wait({worker, reader}, return_when=asyncio.FIRST_COMPLETED)
             error = worker.exception() if worker.done() else None
@@ -168,12 +167,8 @@ class ClientSession:
                 task.cancel()
             await asyncio.gather(worker, reader, return_exceptions=True)
 
-    async def _read_jobs(self, stream: StreamToServer, jobs: asyncio.Queue[Download]) -> None:
-        async for download in self._downloads(stream):
-            await jobs.put(download)
-
-    async def _downloads(self, stream: StreamToServer) -> AsyncIterator[Download]:
-        """Read and handle messages. Yield each job once its model is complete, or once the job is withdrawn."""
+    async def _read(self, stream: StreamToServer, jobs: asyncio.Queue[Download]) -> None:
+        """Read and handle messages. Queue each job once its model is complete, or once the job is withdrawn."""
         download: Download | None = None
         while (data := await stream.read()) is not None:
             arrived_s = self._host.clock()
@@ -202,7 +197,7 @@ class ClientSession:
                 case "goodbye":
                     raise OSError("asked to come back")
             if download is not None and (download.frames.complete or download.withdrawn.is_set()):
-                yield download
+                await jobs.put(download)
                 download = None
 
     async def _answer_jobs(self, stream: StreamToServer, jobs: asyncio.Queue[Download]) -> None:
