@@ -153,15 +153,14 @@ def prepare_dataset(name: str) -> None:
     """
     if name in PUBLISHED:
         cached_folder(name)
-    elif not DATASETS.code_of(name):
-        DATASETS.find(name, _KEY)
+    else:
+        DATASETS.check_name(name, _KEY)
 
 
 def check_is_here(name: str) -> None:
     """Raise ConfigError for an unknown data set, or for one whose files must be downloaded first."""
     if name not in PUBLISHED:
-        if not DATASETS.code_of(name):
-            DATASETS.find(name, _KEY)
+        DATASETS.check_name(name, _KEY)
     elif missing := missing_files(name):
         folder = data_folder() / PUBLISHED[name].folder
         raise ConfigError(f'{_KEY} = "{name}": {missing[0]} is not in {folder}; fetch it with: pausefl data {name}')
