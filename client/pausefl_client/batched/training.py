@@ -105,7 +105,7 @@ def _local_steps(
     # Batches are padded to full size: fewer shapes mean fewer recordings.
     least = batches.size if can_be_replayed and stack.replays.are_recorded else 0
     step_too = can_be_replayed and stack.steps_are_recorded and not changes_gradients
-    recorded_step = stack.step if step_too else _no_step
+    recorded_step = stack.step if step_too else lambda: None
     total = torch.zeros(len(learners), device=learners[0].device)
     for step in range(steps[0]):
         if steps[learning - 1] <= step:
@@ -127,10 +127,6 @@ def _local_steps(
             stack.step()
         total[:learning].add_(losses)
     return total / on_device(np.array(steps, np.float32), total.device)
-
-
-def _no_step() -> None:
-    """Leave the models unchanged."""
 
 
 def _pass(

@@ -28,14 +28,10 @@ class TrainingPace(Protocol):
         """Do the work, and return no earlier than `duration_s` after its start. Raises Withdrawn as `wait` does."""
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 class RealPace:
     """The pace of real time."""
 
-    def __init__(self, before_wait: Callable[[], None] = _nothing) -> None:
+    def __init__(self, before_wait: Callable[[], None] = lambda: None) -> None:
         """`before_wait` is called before each wait in which the thread does not compute."""
         self._before_wait = before_wait
 

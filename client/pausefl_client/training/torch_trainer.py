@@ -153,7 +153,8 @@ class TorchTrainer:
     def drawn(self, round: int) -> tuple[int, Iterator[torch.Tensor]]:
         """The seed of a round's dropout, and for each step the rows of its examples."""
         seed, orders = self.orders(round)
-        return seed, itertools.islice(self._rows(orders), self.steps)
+        epochs = (torch.split(on_device(order, self.device), self.settings.batch_size) for order in orders)
+        return seed, itertools.islice(itertools.chain.from_iterable(epochs), self.steps)
 
     def rate(self, round: int) -> float | None:
         """The scheduled learning rate of a round. None without a schedule: the settings' rate holds."""
@@ -203,11 +204,6 @@ class TorchTrainer:
             self._optimizer.state.update(zip(self._parameters, states, strict=True))
             self._remembered = {}
         return self._optimizer
-
-    def _rows(self, orders: Iterator[IntArray]) -> Iterator[torch.Tensor]:
-        """Yield the rows of each step's examples, epoch after epoch in the given orders."""
-        for order in orders:
-            yield from torch.split(on_device(order, self.device), self.settings.batch_size)
 
     def _batches(self, rows: Iterator[torch.Tensor]) -> Iterator[Batch]:
         """Yield the round's batches until its job is withdrawn. Several are gathered in one call, which is faster."""
