@@ -74,12 +74,14 @@ def _apart(x: torch.Tensor, k: int) -> torch.Tensor:
     return x.view(x.shape[0], k, x.shape[1] // k, *x.shape[2:]).transpose(0, 1)
 
 
-def _linear(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
-    """Map (k, n, ..., features) as nn.Linear does, row i with the parameters of model i."""
-    rows = x.flatten(1, -2)
+def affine(x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
+    """x Wᵀ + b, (k, n, outputs), of (k, n, features): row i with the parameters of model i."""
     weight, *bias = parameters
-    y = torch.baddbmm(bias[0][:, None], rows, weight.mT) if bias else torch.bmm(rows, weight.mT)
-    return y.view(*x.shape[:-1], layer.out_features)
+    return torch.baddbmm(bias[0][:, None], x, weight.mT) if bias else torch.bmm(x, weight.mT)
+
+
+def _linear(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
+    return affine(x.flatten(1, -2), parameters).view(*x.shape[:-1], layer.out_features)
 
 
 def _conv2d(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:

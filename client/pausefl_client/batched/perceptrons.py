@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from pausefl_client.batched.layers import StackedParameters, layers_of
+from pausefl_client.batched.layers import StackedParameters, affine, layers_of
 
 # The number of values in a matrix product. Below it, a batched product with a copy is faster than `out=`.
 _SMALL = 10_000
@@ -46,7 +46,7 @@ def differentiate(
     for count in layers:
         own = list(itertools.islice(left, count))
         passed.append((x, own))
-        x = _linear(x, [values for values, _ in own]) if own else torch.relu(x)
+        x = affine(x, [values for values, _ in own]) if own else torch.relu(x)
     losses, gradient = _cross_entropy(x, targets.flatten(1))
     for x, own in reversed(passed):
         if own:
@@ -59,11 +59,6 @@ def differentiate(
         else:
             gradient = torch.ops.aten.threshold_backward(gradient, x, 0)
     return losses
-
-
-def _linear(x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
-    weight, *bias = parameters
-    return torch.baddbmm(bias[0].unsqueeze(1), x, weight.mT) if bias else torch.bmm(x, weight.mT)
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor) -> None:
