@@ -38,8 +38,9 @@ def _options(dead_after_s: float) -> Options:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", int(dead_after_s * 1000 / 2)),
         ("grpc.keepalive_timeout_ms", answer_ms),
-        # gRPC also sends pings to measure bandwidth. This timeout holds for their answers, by default 60 s.
         ("grpc.http2.ping_timeout_ms", answer_ms),
+        # Answers to pings that measure bandwidth would wait behind the model that a slow link carries, and time out.
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.max_pings_without_data", 0),
     )
 
@@ -91,9 +92,8 @@ def failure(error: "grpc.aio.AioRpcError", address: str, tls: Tls | None) -> Exc
     """The reason why a call to HOST:PORT failed: an OSError, or a ConfigError if another try is useless."""
     details = shown(error.details() or str(error.code()))
     ca = tls.ca if tls else ""
-    _, distrusted, because = details.partition("CERTIFICATE_VERIFY_FAILED: ")
+    _, distrusted, because = details.removesuffix(": OK").partition("CERTIFICATE_VERIFY_FAILED: ")
     if distrusted:
-        because = because.removesuffix(": OK")
         return ConfigError(f'tls.ca = "{ca}": does not vouch for the certificate of {address} ({because})')
     if "Hostname Verification Check failed" in details:
         return ConfigError(f"tls.certificate of {address}: does not name this host")
@@ -105,7 +105,8 @@ def failure(error: "grpc.aio.AioRpcError", address: str, tls: Tls | None) -> Exc
         if tls and tls.certificate:
             what = f'does its tls.ca sign tls.certificate = "{tls.certificate}", and do the clocks of both agree?'
         return OSError(f"{address} hangs up at once, {what} ({details})")
-    return OSError(details)
+    slow = "; on a slow link, raise server.dead_after_s at both ends" if "ping timeout" in details else ""
+    return OSError(details + slow)
 
 
 def _server_credentials(tls: Tls) -> "grpc.ServerCredentials":
