@@ -281,6 +281,22 @@ def test_a_campaign_that_goes_on_takes_no_run_of_another(tmp_path: Path) -> None
             gather()
 
 
+def test_neither_a_run_nor_a_campaign_goes_on_with_other_measured_latencies(tmp_path: Path) -> None:
+    folder, file = tmp_path / "sweep", tmp_path / "delays.csv"
+    file.write_text("seconds\n0.1\n0.2\n")
+    measured = experiment().replace({"latency.delay": {"kind": "empirical", "file": str(file)}})
+    begun = pausefl.sweep(measured, {"selection.m": [1]}, folder=folder, progress=False)
+    file.write_text("seconds\n0.7\n0.9\n")
+    for go_on in (
+        lambda: resume_sweep(folder, ALONE),
+        lambda: pausefl.run(run_dir=folder / "seed1", resume=True, rounds=9, progress=False),
+    ):
+        with refused(f"{file}: was changed since the run in {folder / 'seed1'} began"):
+            go_on()
+    file.write_text("seconds\n0.1\n0.2\n")
+    assert resume_sweep(folder, ALONE).rows == begun.rows
+
+
 def test_the_report_of_an_unknown_campaign_names_its_command(tmp_path: Path) -> None:
     for name, words in ("reproduce", "small_mnist --resume --out"), ("tune", "--resume"):
         begin(folder := tmp_path / name, Plan(name, "", {"name": "small_mnist"}))

@@ -174,7 +174,8 @@ def _anchor_paths(document: dict[str, Any], folder: Path) -> None:
 
     A ledger that is not found would begin anew, with a new budget.
     """
-    _anchor_files(document, folder)
+    for table, name in measured_files(document):
+        table[name] = str((folder / table[name]).absolute())
     privacy, workload = document.get("privacy"), document.get("workload")
     if isinstance(privacy, dict) and privacy.get("ledger_dir") and isinstance(privacy["ledger_dir"], str):
         privacy["ledger_dir"] = str((folder / privacy["ledger_dir"]).absolute())
@@ -184,17 +185,14 @@ def _anchor_paths(document: dict[str, Any], folder: Path) -> None:
             workload["dataset"] = "?".join([f"hf:{path.absolute()}", *options])
 
 
-def _anchor_files(value: object, folder: Path) -> None:
-    """Make the paths of measured data absolute."""
-    if isinstance(value, list):
-        for part in value:
-            _anchor_files(part, folder)
+def measured_files(value: object) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields each table that names a file of measured data, and the key that names it."""
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from measured_files(part)
     if isinstance(value, dict):
         for kind, name in (("empirical", "file"), ("trace", "path")):
             if value.get("kind") == kind and isinstance(value.get(name), str):
-                value[name] = str((folder / value[name]).absolute())
-        for part in value.values():
-            _anchor_files(part, folder)
+                yield value, name
 
 
 def _anchor_code(document: dict[str, Any], file: str, overrides: Overrides) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from pausefl.experiment.experiment import Experiment, with_rounds
 from pausefl.experiment.in_force import config_toml, in_force
 from pausefl.experiment.loading import parse_experiment
-from pausefl.experiment.toml_source import bare_or_quoted
+from pausefl.experiment.toml_source import bare_or_quoted, measured_files
 from pausefl.results.stored_summary import read_summary
 from pausefl.runtime.provenance import fleet_of, is_served, meta_of
 from pausefl_process.databases import open_read_only
@@ -49,7 +49,7 @@ _MADE = (
 _LOGS = {"server.log", "clients.log"}
 # Errors that concern a whole disk. Such an OSError names no file.
 _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
-_CONFIG_DIGEST = "config_digest"
+_CONFIG_DIGEST, _FILE_DIGESTS = "config_digest", "file_digests"
 
 # Keys that may change when a run is resumed, by table: places of processes, admission, waiting times. So a run can
 # continue on other machines, or without a client that is no longer trusted. Empty: all keys of the table.
@@ -184,6 +184,7 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
     if (run_dir / "run.db").exists():
         if not resume:
             refuse_run_in(run_dir)
+        refuse_changed_files(experiment, run_dir)
         stored = stored_experiment(run_dir)
         if differences(stored, experiment):
             _check_extends(stored, experiment, run_dir)
@@ -195,6 +196,21 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
     with closing(Store(run_dir / "run.db")) as store:  # opening it finds damage before any process is started
         if store.meta(_CONFIG_DIGEST) is None:
             store.set_meta(_CONFIG_DIGEST, _digest(text))
+            store.set_meta(_FILE_DIGESTS, json.dumps(_file_digests(experiment)))
+
+
+def refuse_changed_files(experiment: Experiment, run_dir: Path) -> None:
+    """Raise ConfigError if a file of measured data was changed since the run in a directory began."""
+    begun_with = json.loads(meta_of(run_dir, _FILE_DIGESTS) or "{}")
+    for file, digest in _file_digests(experiment).items():
+        if begun_with.get(file, digest) != digest:
+            raise ConfigError(f"{file}: was changed since the run in {run_dir} began; restore it from a copy")
+
+
+def _file_digests(experiment: Experiment) -> dict[str, str]:
+    """The digest of each file of measured data that is on this machine, by its path."""
+    files = {Path(table[name]) for table, name in measured_files(experiment.model_dump(mode="json"))}
+    return {str(file): _digest(file.read_bytes()) for file in files if file.is_file()}
 
 
 def check_goes_on(experiment: Experiment, run_dir: Path) -> None:

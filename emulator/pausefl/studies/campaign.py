@@ -12,7 +12,7 @@ from typing import Any
 from pausefl.experiment.experiment import Experiment
 from pausefl.outcomes import RunInterrupted, with_resume_command
 from pausefl.results.stored_summary import read_summary
-from pausefl.runtime.run_dir import CAMPAIGN_PLAN, differences, refuse_run_in, stored_experiment
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN, differences, refuse_changed_files, refuse_run_in, stored_experiment
 from pausefl_process.files import reason, write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.excerpts import excerpt
@@ -150,6 +150,7 @@ def is_played(run: Planned, folder: Path) -> bool:
             f"{run_dir}: holds a finished run of another experiment; delete it to play the planned one, or choose"
             " another folder"
         )
+    refuse_changed_files(run.experiment, run_dir)
     return True
 
 
