@@ -1,5 +1,6 @@
 """When budgets end: which clients must not be asked again, and until which round a run can go on. Pure functions."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,11 +60,6 @@ def rounds_left(left: IntArray, chosen: IntArray, m: int) -> int:
 
 
 def _most_rounds(left: IntArray, m: int) -> int:
-    low, high = 0, int(left.sum()) // m
-    while low < high:
-        middle = (low + high + 1) // 2
-        if np.minimum(left, middle).sum() >= m * middle:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    """The greatest T with Σ min(left_k, T) ≥ m T. No smaller T fails, as the sum is concave in T."""
+    possible = range(1, int(left.sum()) // m + 1)
+    return bisect_left(possible, True, key=lambda rounds: bool(np.minimum(left, rounds).sum() < m * rounds))
