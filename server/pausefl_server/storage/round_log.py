@@ -65,7 +65,7 @@ def _attempts(database: sqlite3.Connection, which: str, *values: int) -> Iterato
 
 def _told(database: sqlite3.Connection, attempt: tuple[Any, ...]) -> tuple[list[LogEvent], list[Miss]]:
     """The events and misses of an attempt, given its row."""
-    events = database.execute(_SELECT_EVENTS, attempt[:2])
+    events = database.execute(SELECT_EVENTS, attempt[:2])
     misses = database.execute(_SELECT_MISSES, attempt[:2])
     return [LogEvent(*row) for row in events], [miss_of(row) for row in misses]
 
@@ -75,5 +75,5 @@ _ATTEMPT = ", ".join((*ROUND_COLUMNS, *HOST_COLUMNS))
 _SELECT_COMMITTED = f"SELECT {_ATTEMPT} FROM rounds WHERE round <= ? ORDER BY round"
 _SELECT_FAILED = f"SELECT {_ATTEMPT} FROM failed_attempts WHERE {{which}} ORDER BY round, attempt"
 _SELECT_OBSERVATIONS = f"SELECT {', '.join(OBSERVATION_COLUMNS)} FROM observations WHERE round = ? ORDER BY client_id"
-_SELECT_EVENTS = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE round = ? AND attempt = ? ORDER BY sequence"
+SELECT_EVENTS = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE round = ? AND attempt = ? ORDER BY sequence"
 _SELECT_MISSES = f"SELECT {', '.join(MISS_COLUMNS)} FROM misses WHERE round = ? AND attempt = ? ORDER BY client_id"

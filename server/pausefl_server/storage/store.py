@@ -17,7 +17,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.pings import Ping
 from pausefl_server.records import ACCURACY, STILL_AT_WORK, Evaluation, LogEvent, RoundRecord, unsettled
-from pausefl_server.storage.round_log import RoundLog, read_failed_attempts
+from pausefl_server.storage.round_log import SELECT_EVENTS, RoundLog, read_failed_attempts
 from pausefl_server.storage.rows import (
     EVENT_COLUMNS,
     HOST_COLUMNS,
@@ -280,7 +280,7 @@ class Store:
         """The events of a round's attempts to keep when it is taken back, in order, without its answers."""
         told = []
         for attempt in (*range(1, last_attempt + 1), 0):  # 0: events that no attempt knows of yet
-            events = self._db.execute(_SELECT_EVENTS_OF_ATTEMPT, (round, attempt))
+            events = self._db.execute(SELECT_EVENTS, (round, attempt))
             told += [LogEvent(*event) for event in events.fetchall()]
             missed = self._db.execute(_SELECT_STILL_AT_WORK, (round, attempt)).fetchall() if is_private else []
             told += [unsettled(client_id, round, attempt) for (client_id,) in missed]
@@ -366,9 +366,6 @@ _SELECT_LAST_ATTEMPT = (
     "SELECT max(attempt) FROM"
     " (SELECT round, attempt FROM rounds UNION ALL SELECT round, attempt FROM failed_attempts)"
     " WHERE round = ?"
-)
-_SELECT_EVENTS_OF_ATTEMPT = (
-    f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE round = ? AND attempt = ? ORDER BY sequence"
 )
 _OF_LATER_CLIENTS = (
     "FROM events WHERE attempt = 0 AND kind IN ('joined', 'left') AND client_id NOT IN"
