@@ -174,15 +174,15 @@ class ClientStreamHandler:
 
     async def _listen(self, actor: ClientActor, writer: "asyncio.Future[None]", peer: PeerIdentity) -> str:
         """Listen until the client leaves, must leave, or is no longer admitted; returns the reason."""
-        async with contextlib.AsyncExitStack() as leaving:
-            leaving.callback(self._served.pop, actor, None)
-            try:
-                async with asyncio.timeout(None) as limit:
-                    self._served[actor] = peer, limit
-                    return await _listen(actor, writer)
-            except TimeoutError:
-                actor.may_return = False
-                return await _send_off(actor, writer, "is admitted no longer")  # it gets the reason when it comes again
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._served[actor] = peer, limit
+                return await _listen(actor, writer)
+        except TimeoutError:
+            actor.may_return = False
+            return await _send_off(actor, writer, "is admitted no longer")  # it gets the reason when it comes again
+        finally:
+            self._served.pop(actor, None)
 
 
 def _goodbye(error: Exception) -> pb.ServerMessage:
