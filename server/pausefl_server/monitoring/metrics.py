@@ -25,7 +25,7 @@ from pausefl_server.host_limits import DOUBTS, HostLimits
 from pausefl_server.monitoring.snapshot import EXCHANGE, PARTS, SECONDS, Clients, RunSnapshot, greatest_and_median
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import MissKind
-from pausefl_server.settings import MetricsSettings, PrivacySettings, ServerSettings
+from pausefl_server.settings import MetricsSettings, ServerSettings
 
 _Samples = Iterable[tuple[Sequence[str], float]]
 """The samples of a metric: label values and the sample's value."""
@@ -59,7 +59,7 @@ class _RunCollector(Collector):
         yield from _hosts(now, settings.limits)
         yield from _each_client(now.clients, rows)
         yield from _all_clients(now.clients)
-        yield from _privacy(now, settings.privacy, _factors(settings), rows)
+        yield from _privacy(now, settings, rows)
 
 
 def _run(now: RunSnapshot, settings: ServerSettings) -> Iterator[Metric]:
@@ -197,18 +197,11 @@ def _all_clients(clients: Clients) -> Iterator[Metric]:
     yield _gauge("retired_clients", "Clients that release nothing more", (), [((), int(clients.retired.sum()))])
 
 
-def _factors(settings: ServerSettings) -> Mapping[str, float]:
-    """Unit -> the factor from an ε in the run's privacy unit to an ε in this unit. Empty without privacy."""
-    privacy = settings.privacy
-    return (
-        {privacy.unit: 1, "vector": vector_epsilon(privacy.unit, 1, settings.manifest.charged.size)} if privacy else {}
-    )
-
-
-def _privacy(
-    now: RunSnapshot, privacy: PrivacySettings | None, factors: Mapping[str, float], rows: IntArray
-) -> Iterator[Metric]:
-    clients, spent = now.clients, now.clients.epsilon_spent
+def _privacy(now: RunSnapshot, settings: ServerSettings, rows: IntArray) -> Iterator[Metric]:
+    clients, spent, privacy = now.clients, now.clients.epsilon_spent, settings.privacy
+    factors: dict[str, float] = {}  # unit -> the factor from an ε in the run's privacy unit to an ε in this unit
+    if privacy:
+        factors = {privacy.unit: 1, "vector": vector_epsilon(privacy.unit, 1, settings.manifest.charged.size)}
 
     def epsilon(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
         """A gauge with each sample once per unit of ε."""

@@ -17,6 +17,7 @@ import numpy as np
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray, are_greatest
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import ACCURACY, Evaluation, EventKind, LogEvent, Miss, Observation, RoundRecord
+from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 
 PARTS = (
@@ -226,15 +227,13 @@ class RunSnapshot:
     """A series for each time in EXCHANGE."""
 
 
-def after_round(
-    now: RunSnapshot, record: RoundRecord, state: RunState, *, total_delays: bool = False, time_scale: float = 1.0
-) -> RunSnapshot:
-    """The snapshot after a committed round, which `state` already includes. For both options, see ServerSettings."""
+def after_round(now: RunSnapshot, record: RoundRecord, state: RunState, settings: ServerSettings) -> RunSnapshot:
+    """The snapshot after a committed round, which `state` already includes."""
     clients = now.clients.after_round(state.table, record.observations, record.misses)
     at = record.round, state.total_latency_s, record.elapsed_s
     exchanges = now.exchanges
     if record.observations:
-        times_s = [_exchange(o, total_delays=total_delays) for o in record.observations]
+        times_s = [_exchange(o, total_delays=settings.total_delays) for o in record.observations]
         exchanges = exchanges.observe(np.array(times_s).T)
     return replace(
         now,
@@ -255,7 +254,7 @@ def after_round(
         suspect_rounds=state.suspect_rounds,
         suspect_observations=state.suspect_observations,
         doubts=Counter(now.doubts) + Counter(record.suspect),
-        latency=now.latency.add(*at, record.round_latency_s, *_slowest(record.observations, time_scale)),
+        latency=now.latency.add(*at, record.round_latency_s, *_slowest(record.observations, settings.time_scale)),
         leakage=now.leakage.add(*at, *greatest_and_median(clients.epsilon_spent)),
         rounds=now.rounds.observe(np.array([[record.round_latency_s], [record.selection_s]])),
         exchanges=exchanges,

@@ -100,5 +100,4 @@ class Telemetry(RunObserver):
             self.now = replace(self.now, status="running")
 
     def _fold(self, record: RoundRecord, state: RunState) -> None:
-        total_delays, time_scale = self.settings.total_delays, self.settings.time_scale
-        self.now = after_round(self.now, record, state, total_delays=total_delays, time_scale=time_scale)
+        self.now = after_round(self.now, record, state, self.settings)
