@@ -119,14 +119,14 @@ class ClientActor(Actor[_Order]):
     async def receive(self, message: _Order) -> None:
         """Write one message to the client."""
         match message:
-            case Dispatch() if (message.round, message.attempt) in self._withdrawn:
+            case Dispatch() if message.key in self._withdrawn:
                 pass
             case Dispatch():
-                if self._exchange is not None and self._exchange.key in self._withdrawn:
+                if self._exchange is not None and self._exchange.job.key in self._withdrawn:
                     self._keep_late(self._exchange)
                 self._exchange = Exchange(message, self._clock(), 0)
                 self._pinged_s = None  # its answer would come after the job, and measure that
-                self._last_job = message.round, message.attempt
+                self._last_job = message.key
                 self._most_released += 1
                 await self._send_job(self._exchange)
             case _AskAgain(exchange) if exchange is self._exchange:
@@ -153,7 +153,7 @@ class ClientActor(Actor[_Order]):
         exchange.bytes_down += sum(map(len, messages))
         self._allow(len(messages) + _SPARE_MESSAGES)
         for data in messages:
-            if exchange.key not in self._withdrawn:
+            if exchange.job.key not in self._withdrawn:
                 await self._stream.write(data)
 
     def _allow(self, messages: int) -> None:
@@ -234,7 +234,7 @@ class ClientActor(Actor[_Order]):
 
     def _end(self, job: tuple[int, int]) -> None:
         """Stop waiting for an answer to this job."""
-        if self._exchange is not None and self._exchange.key == job:
+        if self._exchange is not None and self._exchange.job.key == job:
             self._exchange = None
         self._late.pop(job, None)
         self._withdrawn.discard(job)
@@ -245,7 +245,7 @@ class ClientActor(Actor[_Order]):
         The job is never sent again, so its model is not kept.
         """
         exchange.job = replace(exchange.job, messages=())
-        self._late[exchange.key] = exchange
+        self._late[exchange.job.key] = exchange
         if len(self._late) > _MOST_LATE:
             del self._late[min(self._late)]
 
@@ -269,13 +269,13 @@ class ClientActor(Actor[_Order]):
         If the job is withdrawn, followed by another, or was sent too often, its answer is rejected instead.
         """
         result, exchange.result, exchange.frames = exchange.result, None, None
-        is_wanted = exchange.key == self._last_job and exchange.key not in self._withdrawn
+        is_wanted = exchange.job.key == self._last_job and exchange.job.key not in self._withdrawn
         if is_wanted and exchange.times_asked < _MOST_TIMES_ASKED and self.offer(_AskAgain(exchange)):
             exchange.times_asked += 1
             self._exchange = exchange
             return
-        self._end(exchange.key)
-        await self._reject(str(damage), exchange.key, release_of(result) if result else Release())
+        self._end(exchange.job.key)
+        await self._reject(str(damage), exchange.job.key, release_of(result) if result else Release())
 
     async def _finish_if_complete(self, exchange: Exchange, arrived_s: float) -> None:
         """Pass a complete update on, or reject it; DamageError if its bytes were damaged on the way."""
@@ -294,8 +294,8 @@ class ClientActor(Actor[_Order]):
         except DamageError:
             raise
         except WireError as error:
-            await self._reject(str(error), exchange.key, release_of(result))
-            self._end(exchange.key)
+            await self._reject(str(error), exchange.job.key, release_of(result))
+            self._end(exchange.job.key)
             return
         await self._coordinator.tell(
             Update(
@@ -317,7 +317,7 @@ class ClientActor(Actor[_Order]):
                 still_before_s=result.host.still_before_s,
             )
         )
-        self._end(exchange.key)  # not earlier: if the stream breaks meanwhile, the round trip continues
+        self._end(exchange.job.key)  # not earlier: if the stream breaks meanwhile, the round trip continues
 
     def _checked(self, frames: Assembler, release: Release) -> Vector:
         vector = frames.finish(check_finite=True)

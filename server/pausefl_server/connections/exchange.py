@@ -29,11 +29,6 @@ class Exchange:
     times_asked: int = 1
 
     @property
-    def key(self) -> tuple[int, int]:
-        """The job's round and attempt."""
-        return self.job.round, self.job.attempt
-
-    @property
     def first_s(self) -> float:
         """When the client was first handed the job, perhaps on an earlier stream."""
         return self.started_s if self.job.handed_over_s is None else self.job.handed_over_s

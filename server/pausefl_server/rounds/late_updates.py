@@ -47,7 +47,7 @@ class LateUpdates:
         self._weights = {key: w for key, w in self._weights.items() if key[1] > step.number - _REMEMBERED_ROUNDS}
         for client_id in missed:
             given = step.jobs[client_id]
-            self._weights[client_id, *given.key] = sum(step.weight(draw, table) for draw in given.draws)
+            self._weights[client_id, *given.job.key] = sum(step.weight(draw, table) for draw in given.draws)
 
     def take(self, update: Update) -> list[LogEvent]:
         """Drop or keep a late update; returns the events to log, its ε included. WireError if none is expected."""

@@ -116,7 +116,7 @@ class Membership:
         if self._settings.budget is None:
             return []
         silent = (c for c, miss in step.misses.items() if miss.kind in STILL_AT_WORK)
-        keys = ((c, step.jobs[c].key) for c in (*clients, *silent))
+        keys = ((c, step.jobs[c].job.key) for c in (*clients, *silent))
         return [unsettled(c, *key) for c, key in keys if self._last_jobs.get(c) == Withdraw(*key)]
 
     def withdraw_job(self, client_id: str) -> Withdraw | None:

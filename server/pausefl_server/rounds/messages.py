@@ -28,6 +28,11 @@ class Dispatch:
     theta: Vector | None = None
     """The job's model; None unless aggregation needs it (`ServerSettings.mixes_models`)."""
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """The job's round and attempt."""
+        return self.round, self.attempt
+
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:

@@ -59,11 +59,6 @@ class GivenJob:
     is_gone: bool = False
     """Whether the client's stream broke and it has not reconnected."""
 
-    @property
-    def key(self) -> tuple[int, int]:
-        """The job's round and attempt."""
-        return self.job.round, self.job.attempt
-
     def was_away(self, at_s: float) -> bool:
         """Whether, at `at_s`, more than twice the job's timeout has passed: the server itself stood still meanwhile."""
         return at_s - self.sent_s > 2 * self.timeout_s
@@ -131,7 +126,7 @@ class OpenStep:
     def lacks(self, answer: Update | Refusal | JobWithdrawn) -> bool:
         """Whether the step waits for this answer: its client owes one, and to this very job."""
         key = answer.round, answer.attempt
-        return answer.client_id in self.due and self.jobs[answer.client_id].key == key
+        return answer.client_id in self.due and self.jobs[answer.client_id].job.key == key
 
     @property
     def is_answered(self) -> bool:
@@ -140,8 +135,8 @@ class OpenStep:
 
     def whole(self, kept: Mapping[str, Update]) -> list[Update]:
         """The kept answers to the first job that all of its clients have answered; empty if there is no such job."""
-        owed = {self.jobs[client_id].key for client_id in self.due if client_id not in kept}
-        whole = [u for u in kept.values() if self.lacks(u) and self.jobs[u.client_id].key not in owed]
+        owed = {self.jobs[client_id].job.key for client_id in self.due if client_id not in kept}
+        whole = [u for u in kept.values() if self.lacks(u) and self.jobs[u.client_id].job.key not in owed]
         return [u for u in whole if (u.round, u.attempt) == (whole[0].round, whole[0].attempt)]
 
     def end(self, now_s: float) -> list[str]:
