@@ -133,7 +133,7 @@ def test_one_that_takes_for_ever_holds_up_nothing(tmp_path: Path, monkeypatch: p
         for number in range(1000):
             seen.show(RollCall(number))
         assert len(shown) == 1000
-        wait_for(lambda: other.told[-1] == RollCall(999), "the other observer to hear of all")
+        wait_for(lambda: other.told[-1:] == [RollCall(999)], "the other observer to hear of all")
     assert other.told[-1] == "end"
     assert shown[1000:] == [Notice("observer Stuck is not done 0.5 s after the end, and is left alone")]
 

@@ -25,7 +25,7 @@ def posted(report: Report, *, end_within_s: float | None = None) -> Iterator[Rep
     The block's end waits until all events are reported, at most for `end_within_s`. If very many events wait, rounds,
     evaluations and notices are left out.
     """
-    outbox = _Outbox(report, "events")
+    outbox = Outbox(report, "events")
 
     def post(event: ProgressEvent) -> None:
         outbox.raise_error()
@@ -69,7 +69,7 @@ class _PostedLines(io.TextIOBase):
         self._file = stream.fileno()
         self._begun = ""
         self._lock = threading.Lock()
-        self._outbox = _Outbox(self._write_out, "output")
+        self._outbox = Outbox(self._write_out, "output")
 
     def write(self, text: str) -> int:
         with self._lock:
@@ -100,8 +100,11 @@ class _PostedLines(io.TextIOBase):
             data = data[os.write(self._file, data) :]
 
 
-class _Outbox(Generic[Item]):
+class Outbox(Generic[Item]):
+    """A thread that passes on one item after another, until an item cannot be passed on."""
+
     def __init__(self, pass_on: Callable[[Item], object], name: str) -> None:
+        self.name = name
         self._pass_on = pass_on
         self._items: SimpleQueue[Item | None] = SimpleQueue()
         self._error: BaseException | None = None
@@ -112,16 +115,28 @@ class _Outbox(Generic[Item]):
         return self._items.qsize() < _WAITING_MAX
 
     def put(self, item: Item) -> None:
-        self._items.put(item)
+        if self._thread.is_alive():
+            self._items.put(item)
 
-    def close(self, within_s: float | None) -> None:
+    def end(self) -> None:
+        """End the thread once it has passed all items on."""
         self._items.put(None)
+
+    def close(self, within_s: float | None) -> bool:
+        """Wait at most `within_s` until all items are passed on, or one cannot be; returns whether that is so."""
+        self.end()
         self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def take_error(self) -> BaseException | None:
+        """The error, told once, of the item that could not be passed on."""
+        if (error := self._error) is not None:
+            self._error = None
+        return error
 
     def raise_error(self) -> None:
-        """Raise, once, the error of an item that could not be passed on: the reader may have gone."""
-        error, self._error = self._error, None
-        if error is not None:
+        """Raise the error of `take_error`: the reader may have gone."""
+        if (error := self.take_error()) is not None:
             raise error
 
     def _work(self) -> None:
