@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pausefl.runtime.processes.logs import is_json, is_quiet
+from pausefl.runtime.processes.logs import is_asked_for
 from pausefl.runtime.processes.outbox import is_file, posted
 from pausefl.terminal_table import FittingTable, plain_console
 from pausefl_process.events import (
@@ -45,7 +45,7 @@ _READ_WITHIN_S = 3.0
 
 def make_view(console: Console, title: str) -> AbstractContextManager[Report]:
     """A live display on a terminal, plain lines elsewhere, or only notices in quiet mode."""
-    if is_quiet():
+    if is_asked_for("quiet"):
         return nullcontext(print_notice)
     return TerminalView(console, title) if console.is_terminal else PlainView(console, title)
 
@@ -53,9 +53,9 @@ def make_view(console: Console, title: str) -> AbstractContextManager[Report]:
 def printed_events(title: str) -> AbstractContextManager[Report]:
     """Print a process's events to stdout: plain lines on a terminal; JSON elsewhere and with --log-json."""
     console = plain_console()
-    if is_quiet():
+    if is_asked_for("quiet"):
         return nullcontext(print_notice)
-    if is_json() or not console.is_terminal:
+    if is_asked_for("json") or not console.is_terminal:
         write = write_event if is_file(sys.stdout) else print_event
         return posted(_while_read(write), end_within_s=_READ_WITHIN_S)
     return PlainView(console, title)

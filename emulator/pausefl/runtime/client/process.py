@@ -24,7 +24,7 @@ from pausefl.runtime.client.plan import ClientPlan, TrainingPlan
 from pausefl.runtime.client.privacy import open_privacies
 from pausefl.runtime.processes.lifetime import die_with_parent, ignore_interrupts
 from pausefl.runtime.processes.log_file import write_output_to
-from pausefl.runtime.processes.logs import is_verbose, set_up_log
+from pausefl.runtime.processes.logs import is_asked_for, set_up_log
 from pausefl.runtime.processes.resources import allow_many_files, keep_freed_memory, own_device
 from pausefl.runtime.processes.waits import run_telling_waits
 from pausefl_client.answered_job import AnsweredJob, OnAnswered
@@ -62,7 +62,7 @@ def _ignore(_: object) -> None:
 
 def spare_exchanges() -> None:
     """Log single exchanges in verbose mode only: the run's server reports enough about them."""
-    if not is_verbose():
+    if not is_asked_for("verbose"):
         rounds_log.setLevel(logging.WARNING)
 
 

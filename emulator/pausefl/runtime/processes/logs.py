@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Literal
 
 from pausefl_process.events import RUN, envelope
 
@@ -40,19 +41,9 @@ def ask_for(*, json: bool = False, quiet: bool = False, verbose: bool = False) -
         os.environ[VARIABLE] = ",".join(word for word, is_asked in asked.items() if is_asked)
 
 
-def is_json() -> bool:
-    """Whether logs and progress are written as JSON, also on a terminal."""
-    return "json" in _words()
-
-
-def is_quiet() -> bool:
-    """Whether only warnings, errors and results are shown."""
-    return "quiet" in _words()
-
-
-def is_verbose() -> bool:
-    """Whether each exchange of each client is logged."""
-    return "verbose" in _words()
+def is_asked_for(word: Literal["json", "quiet", "verbose"]) -> bool:
+    """Whether this process, or the one that started it, was asked by `ask_for` to log in this way."""
+    return word in os.environ.get(VARIABLE, "").split(",")
 
 
 def set_up_log(run: str = "") -> None:
@@ -63,7 +54,9 @@ def set_up_log(run: str = "") -> None:
     handler.setFormatter(_formatter())
     # gRPC logs this traceback if a stream was gone before it was ended. It says nothing about the server.
     handler.addFilter(lambda record: not record.getMessage().startswith("ExecuteBatchError raised in core"))
-    logging.basicConfig(handlers=[handler], level=logging.WARNING if is_quiet() else logging.INFO, force=True)
+    logging.basicConfig(
+        handlers=[handler], level=logging.WARNING if is_asked_for("quiet") else logging.INFO, force=True
+    )
 
 
 def add_warning(path: Path, message: str) -> None:
@@ -74,8 +67,4 @@ def add_warning(path: Path, message: str) -> None:
 
 
 def _formatter() -> logging.Formatter:
-    return JsonFormatter() if is_json() else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-
-
-def _words() -> list[str]:
-    return os.environ.get(VARIABLE, "").split(",")
+    return JsonFormatter() if is_asked_for("json") else logging.Formatter("%(asctime)s %(levelname)s %(message)s")

@@ -21,7 +21,7 @@ from pausefl.runtime.evaluator.plan import EvaluatorPlan
 from pausefl.runtime.evaluator.process import find_evaluator
 from pausefl.runtime.processes.lifetime import die_with_parent
 from pausefl.runtime.processes.log_file import write_output_to
-from pausefl.runtime.processes.logs import is_json, set_up_log
+from pausefl.runtime.processes.logs import is_asked_for, set_up_log
 from pausefl.runtime.processes.outbox import posted
 from pausefl.runtime.processes.resources import allow_many_files, collect_seldom, keep_freed_memory
 from pausefl.runtime.processes.waits import run_telling_waits
@@ -248,7 +248,7 @@ def _logged(report: Report) -> Report:
         fields = to_json(event)
         of_round = {"round": fields["round"]} if "round" in fields else {}
         of_client = {"client_id": event.client} if isinstance(event, Notice) and event.client else {}
-        message = fields.get("message", event.kind) if is_json() else to_line(event)
+        message = fields.get("message", event.kind) if is_asked_for("json") else to_line(event)
         level = logging.getLevelName(level_of(event).upper())
         log.log(level, "%s", message, extra={**of_round, **of_client, "event": fields})
         report(event)
