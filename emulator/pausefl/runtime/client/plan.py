@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pausefl.experiment.client_records import budget_of, mechanism_of, with_statistics
+from pausefl.experiment.client_records import budget_of, mechanism_of, schedule_of, with_statistics
 from pausefl.experiment.delay_laws import Delay, sampled_delays
 from pausefl.experiment.delays.laws import plan_training_times
 from pausefl.experiment.experiment import Experiment
@@ -17,7 +17,6 @@ from pausefl.runtime.client.agreement import agreement_of
 from pausefl.runtime.processes.resources import own_device
 from pausefl_client.privacy.ledger import Life
 from pausefl_client.privacy.mechanism import Mechanism
-from pausefl_client.privacy.release import schedule_key
 from pausefl_client.training.paced import PacedTrainer, steps_of
 from pausefl_client.training.trainer import Trainer, TrainingSettings
 from pausefl_proto.budget import Budget
@@ -135,12 +134,11 @@ class ClientPlan:
 def client_plan(experiment: Experiment) -> ClientPlan:
     """The clients' part of an experiment. The server's part is derived from its links, presence and privacy."""
     client_ids = tuple(experiment.client_ids)
-    privacy = _privacy(experiment)
     latency_seed = experiment.experiment.seed_of("latency")
     return ClientPlan(
         training=_training(experiment, client_ids),
-        privacy=privacy,
-        schedule="" if privacy is None else schedule_key(privacy.budget, privacy.mechanism, privacy.noise),
+        privacy=_privacy(experiment),
+        schedule=schedule_of(experiment.privacy),
         agreement=agreement_of(experiment),
         disclosed=experiment.disclosed,
         encoding=encoding_of(experiment.wire.dtype, experiment.wire.top_share),
