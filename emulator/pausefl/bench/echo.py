@@ -6,6 +6,7 @@ It uses nothing but gRPC: no checks, no aggregation, no log. Payloads are sent i
 import asyncio
 import multiprocessing
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -31,11 +32,11 @@ def time_echo(clients: int, payload_bytes: int, rounds: int) -> list[float]:
             ending.callback(_end, process)
             start(process)
 
-        begin(spawn.Process(target=_server_process, args=(theirs, clients, payload_bytes, rounds)))
+        begin(spawn.Process(target=_run, args=(_serve, theirs, clients, payload_bytes, rounds)))
         theirs.close()
         port = ours.recv()
         for _ in range(clients):
-            begin(forked_client("echo", _client_process, port, needs_torch=False))
+            begin(forked_client("echo", _run, _echo, port, needs_torch=False))
         durations_s: list[float] = ours.recv()
     return durations_s
 
@@ -47,9 +48,9 @@ def _end(process: BaseProcess) -> None:
         process.join()
 
 
-def _server_process(results: "Connection[Any, Any]", clients: int, payload_bytes: int, rounds: int) -> None:
+def _run(work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
     die_with_parent()
-    asyncio.run(_serve(results, clients, payload_bytes, rounds))
+    asyncio.run(work(*arguments))
 
 
 async def _serve(results: "Connection[Any, Any]", clients: int, payload_bytes: int, rounds: int) -> None:
@@ -85,11 +86,6 @@ async def _exchange(stream: Any, messages: list[bytes]) -> None:
         await stream.write(message)
     for _ in messages:
         await stream.read()
-
-
-def _client_process(port: int) -> None:
-    die_with_parent()
-    asyncio.run(_echo(port))
 
 
 async def _echo(port: int) -> None:

@@ -17,7 +17,7 @@ from pausefl.results.labels import LabelCounts, clients_labels
 from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latency_unit, time_axis
 from pausefl.results.report import group_plots, learning_plots
 from pausefl.results.report.comparison.figure import ABOVE, draw_budget
-from pausefl.results.report.group_plots import ChoicesByGroup
+from pausefl.results.report.group_plots import ChoicesByGroup, accuracy_around_joins, joins
 from pausefl.results.report.learning import Learning, learning
 from pausefl.results.report.style import (
     DASHES,
@@ -61,7 +61,7 @@ def draw_all(run: RunData, figures: Figures | None = None) -> Mapping[str, Figur
         "accuracy": lambda: accuracy(run) if is_evaluated else None,
         "labels": lambda: labels(held) if (held := clients_labels(run)) else None,
         "selections": lambda: _selections(run, groups()),
-        "joins": lambda: _joins(run, groups()) if is_evaluated else None,
+        "joins": lambda: accuracy_around_joins(run, groups()) if is_evaluated and joins(groups()) else None,
         "threshold": lambda: _threshold(known, groups()) if (known := learnt()) else None,
         "posteriors": lambda: learning_plots.posteriors(known, groups()) if (known := learnt()) else None,
         "participation": lambda: learning_plots.participation(known) if (known := learnt()) else None,
@@ -80,10 +80,6 @@ def _selections(run: RunData, groups: ChoicesByGroup) -> Figure | None:
     if groups and len(run.records):
         return group_plots.selections(run, groups)
     return selections(run) if run.clients["client_id"].size else None
-
-
-def _joins(run: RunData, groups: ChoicesByGroup) -> Figure | None:
-    return group_plots.accuracy_around_joins(run, groups) if group_plots.joins(groups) else None
 
 
 def _threshold(learnt: Learning, groups: ChoicesByGroup) -> Figure | None:
@@ -224,7 +220,8 @@ def latency(run: RunData) -> Figure:
                 drawn_s[rows], measured_s[rows], s=7, alpha=0.5, color=colour.light,
                 linewidths=0.8, marker=marker, label=label, rasterized=len(rows) > 2000,
             )  # fmt: skip
-    _label(by_exchange, "Each exchange", *(_in_seconds(run, name) for name in names))
+    drawn, measured = (_in_seconds(run, name) for name in names)
+    by_exchange.set(title="Each exchange", xlabel=drawn, ylabel=measured)
     by_exchange.text(0.03, 0.97, _out_of(len(drawn_s)), transform=by_exchange.transAxes, va="top", **_NOTE)
     by_exchange.set(xlim=(0, limit_s), ylim=(0, limit_s), aspect="equal")
     by_exchange.locator_params(nbins=5)
@@ -249,7 +246,8 @@ def _latency_by_client(axes: Axes, run: RunData, drawn_s: FloatArray, measured_s
     if any(ping_s > 0 for ping_s in pings.values()):  # on the virtual clock pings take no time
         ping_s = [pings.get(client_id, np.nan) for client_id in ids[order]]
         axes.plot(ping_s, "_", markersize=size + 2, color=MUTED.light, label="ping, idle")
-    _label(axes, "Latency of each client", "client, by drawn delay", _in_seconds(run, "median and 10–90 %"))
+    seconds = _in_seconds(run, "median and 10–90 %")
+    axes.set(title="Latency of each client", xlabel="client, by drawn delay", ylabel=seconds)
     axes.set_ylim(bottom=0)
     name_clients(axes, ids[order])
 
@@ -323,10 +321,6 @@ def _in_seconds(run: RunData, what: str) -> str:
         return f"{what} (s)"
     clock = "real" if run.summary.get("clock", "real") == "real" else "virtual"
     return f"{what}\n{clock} seconds (time_scale {scale:g})"
-
-
-def _label(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set(title=title, xlabel=x, ylabel=y)
 
 
 def _legend_of_parts(figure: Figure, axes: Axes, reverse: bool) -> None:

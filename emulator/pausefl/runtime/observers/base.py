@@ -35,10 +35,6 @@ def figures(event: ProgressEvent) -> Mapping[str, tuple[int, float]]:
             return {name: (number, float(getattr(event, name))) for name in _OF_A_ROUND}
         case ModelEvaluated(number, split, accuracy, loss, metric, _):
             losses = {} if loss is None else {f"loss/{split}": (number, loss)}
-            return {f"{_plain(metric)}/{split}": (number, accuracy), **losses}
+            name = re.sub(r"[^\w .:-]", "_", metric)  # the characters that MLflow accepts
+            return {f"{name}/{split}": (number, accuracy), **losses}
     return {}
-
-
-def _plain(metric: str) -> str:
-    """The name of a task's score, with only the characters that MLflow accepts."""
-    return re.sub(r"[^\w .:-]", "_", metric)
