@@ -8,7 +8,6 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from importlib import import_module, metadata
 from typing import Any, NamedTuple
 
@@ -73,7 +72,7 @@ def measured(say: Callable[[str], None], parts: Sequence[Part] = PARTS, budget_s
         longest_s = max(longest_s, time.monotonic() - repetition_s)
     return {
         "name": "all",
-        **{key: value for key, value in asdict(start).items() if key != "host"},
+        **{key: value for key, value in start.items() if key != "host"},
         "machine": _machine(),
         "versions": {package: metadata.version(package) for package in _PACKAGES},
         "load_before": load,

@@ -185,9 +185,9 @@ def test_an_installed_package_has_no_commit_of_its_folder(tmp_path: Path, monkey
         subprocess.run([*git, *arguments], check=True)
     monkeypatch.setattr(provenance, "__file__", str(installed))
     monkeypatch.delenv("PAUSEFL_COMMIT", raising=False)
-    assert provenance.this_start().commit == ""
+    assert provenance.this_start()["commit"] == ""
     monkeypatch.setenv("PAUSEFL_COMMIT", "abc123")
-    assert provenance.this_start().commit == "abc123"
+    assert provenance.this_start()["commit"] == "abc123"
 
 
 CONFIG = """

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,22 +22,6 @@ from pausefl_server.storage.store import Store
 _STARTS = "starts"
 _SERVED = "served"
 _FLEET = "fleet"
-
-
-@dataclass(frozen=True)
-class Start:
-    """When, where, by which command and with which software a run was begun or resumed."""
-
-    started: str
-    """The time of the start: UTC, ISO 8601."""
-    command: str
-    version: str
-    commit: str
-    """The commit of the checkout, with "+" if files were changed, or of the container's image; empty if unknown."""
-    host: str
-    machine: str
-    """The host's processor, and how many cores were available."""
-    python: str
 
 
 def note_start(
@@ -54,7 +37,7 @@ def note_start(
             store.set_meta(_FLEET, fleet)
         if owners:
             store.set_meta("owners", json.dumps(owners, ensure_ascii=False))
-        starts = [*starts_of(store), asdict(this_start())]
+        starts = [*starts_of(store), this_start()]
         store.set_meta(_STARTS, json.dumps(starts, ensure_ascii=False))
 
 
@@ -92,24 +75,28 @@ def meta_of(run_dir: Path, key: str) -> str | None:
 
 
 def starts_of(store: Store) -> list[dict[str, str]]:
-    """The starts of a run, oldest first, with the fields of `Start`."""
+    """The starts of a run, oldest first, with the names of `this_start`."""
     starts: list[dict[str, str]] = json.loads(store.meta(_STARTS) or "[]")
     return starts
 
 
-def this_start() -> Start:
-    """The `Start` of this process."""
+def this_start() -> dict[str, str]:
+    """When, where, by which command and with which software this process began or resumes a run.
+
+    `started` is in UTC. `commit` is that of the checkout, with "+" if files were changed, or of the container's image;
+    empty if unknown. `machine` is the host's processor, and how many cores were available.
+    """
     path = Path(sys.argv[0])
     program = "pausefl" if path.parts[-2:] == ("pausefl", "__main__.py") else path.name  # python -m pausefl
-    return Start(
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=shlex.join([program, *sys.argv[1:]]),
-        version=__version__,
-        commit=_commit(),
-        host=socket.gethostname(),
-        machine=machine_in_words(),
-        python=platform.python_version(),
-    )
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([program, *sys.argv[1:]]),
+        "version": __version__,
+        "commit": _commit(),
+        "host": socket.gethostname(),
+        "machine": machine_in_words(),
+        "python": platform.python_version(),
+    }
 
 
 def _commit() -> str:
