@@ -19,6 +19,7 @@ from pausefl.experiment.tables import SelectionTable
 from pausefl.experiment.toml_source import bare_or_quoted
 from pausefl.experiment.validation import is_table
 from pausefl_client.data.partition import PARTITIONERS
+from pausefl_server.selection import Policy
 
 _COLUMNS = 80
 
@@ -45,14 +46,6 @@ class _Entry:
     sentence: str = ""
     kinds: Makers | None = None
     """The kinds that tables in the value may name. None if the value holds no such tables."""
-
-
-@dataclass(frozen=True)
-class _Parameters:
-    """A table of parameters: those of a policy, or of a kind."""
-
-    sentence: str
-    entries: tuple[_Entry, ...]
 
 
 def listing(experiment: Experiment) -> str:
@@ -95,18 +88,17 @@ def _tables(path: str, entry: _Entry) -> Iterator[str]:
 
 def _content(value: Any, kinds: Makers | None) -> tuple[str, list[_Entry]]:
     """The sentence of a table, and its entries."""
-    if is_table(type(value)) and not isinstance(value, _Parameters):
+    if is_table(type(value)):
         entries = [
             _Entry(key.name, _filled(key.name, getattr(value, key.name)), key.sentence, KINDS_OF_KEY.get(key.name))
             for key in keys_of(type(value))
+            if not (isinstance(value, Policy) and key.name == "m")  # all policies share selection.m
         ]
         if isinstance(value, SelectionTable):
             entries += _policies(value)
         elif isinstance(value, BaseModel):
             entries += [_Entry(name, part) for name, part in (value.__pydantic_extra__ or {}).items()]
         return sentence_of(type(value)), entries
-    if isinstance(value, _Parameters):
-        return value.sentence, list(value.entries)
     if kinds is not None and value.get("kind") in kinds:
         return _of_kind(value, kinds)
     return "", [_Entry(str(name), part) for name, part in value.items()]
@@ -120,13 +112,11 @@ def _filled(name: str, value: Any) -> Any:
 
 
 def _policies(selection: SelectionTable) -> Iterator[_Entry]:
-    """The parameters of the selected policy, and of other policies for which the file has tables."""
+    """The selected policy, and other policies for which the file has tables, as far as they have parameters."""
     for name in dict.fromkeys([selection.policy, *(selection.__pydantic_extra__ or {})]):
         policy = selected_policy(selection, name)
-        keys = [key for key in keys_of(type(policy)) if key.name != "m"]
-        entries = tuple(_Entry(key.name, getattr(policy, key.name), key.sentence) for key in keys)
-        if entries:
-            yield _Entry(name, _Parameters(sentence_of(type(policy)), entries))
+        if _content(policy, None)[1]:
+            yield _Entry(name, policy)
 
 
 def _of_kind(table: Mapping[str, Any], kinds: Makers) -> tuple[str, list[_Entry]]:
