@@ -16,6 +16,14 @@ from pausefl.experiment.toml_source import Overrides, document_of, import_from, 
 from pausefl.experiment.validation import as_json, check_address, check_finite, explain, unknown_key
 from pausefl_proto.errors import ConfigError
 
+_WITHOUT_A_NETWORK = {
+    "latency.injection": "link",
+    "metrics.client_port": -1,
+    **dict.fromkeys(("evaluation.address", "tls.certificate", "tls.ca"), ""),
+    **dict.fromkeys(("admission.tokens", "admission.clients_file", "admission.token"), ""),
+}
+"""The keys that the virtual clock needs at these values, as all others need a network."""
+
 
 def load_experiment(source: str, overrides: Overrides = ()) -> Experiment:
     """Read a TOML file or a preset by name, apply overrides, validate. ConfigError says what is wrong."""
@@ -106,26 +114,13 @@ def _check_clock(experiment: Experiment) -> None:
         raise ConfigError("workload.train_s: goes without workload.training_time, which states the same")
     plan_training_times(workload.training_time, experiment.client_ids, experiment.experiment.seed)
     if experiment.experiment.clock == "virtual":
-        for key, value, is_real in _needs_a_network(experiment):
-            if is_real:
-                raise ConfigError(f'experiment.clock = "virtual": goes without {key} = {value}, which needs a network')
+        for key, without in _WITHOUT_A_NETWORK.items():
+            table, _, name = key.partition(".")
+            if (value := getattr(getattr(experiment, table), name)) != without:
+                shown = f'"{value}"' if isinstance(value, str) else value
+                raise ConfigError(f'experiment.clock = "virtual": goes without {key} = {shown}, which needs a network')
     elif experiment.clients.batched == "on":
         raise ConfigError(
             'clients.batched = "on": goes with experiment.clock = "virtual"; on the real clock a client\'s training'
             " time is measured, and clients that are trained together have none of their own"
         )
-
-
-def _needs_a_network(experiment: Experiment) -> list[tuple[str, object, bool]]:
-    latency, metrics, evaluation = experiment.latency, experiment.metrics, experiment.evaluation
-    tls, admission = experiment.tls, experiment.admission
-    return [
-        ("latency.injection", f'"{latency.injection}"', latency.injection == "netem"),
-        ("metrics.client_port", metrics.client_port, metrics.client_port >= 0),
-        ("evaluation.address", f'"{evaluation.address}"', bool(evaluation.address)),
-        ("tls.certificate", f'"{tls.certificate}"', bool(tls.certificate)),
-        ("tls.ca", f'"{tls.ca}"', bool(tls.ca)),
-        ("admission.tokens", f'"{admission.tokens}"', bool(admission.tokens)),
-        ("admission.clients_file", f'"{admission.clients_file}"', bool(admission.clients_file)),
-        ("admission.token", f'"{admission.token}"', bool(admission.token)),
-    ]
