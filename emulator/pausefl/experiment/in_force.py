@@ -54,10 +54,10 @@ def in_force(experiment: Experiment) -> dict[str, Any]:
         **OPTIMIZER_DEFAULTS.get(workload["optimizer"], {}),
         **workload["optimizer_options"],
     }
-    if _is_own(RULES, aggregation["rule"]):
-        aggregation["rule"] = _filled(RULES, aggregation["rule"])
-    if _is_own(SERVER_OPTIMIZERS, aggregation["optimizer"]):
-        aggregation["optimizer"] = _filled(SERVER_OPTIMIZERS, aggregation["optimizer"])
+    for name, kinds in (("rule", RULES), ("optimizer", SERVER_OPTIMIZERS)):
+        said = aggregation[name]
+        if (said["kind"] if isinstance(said, dict) else said) not in kinds:  # the user's own
+            aggregation[name] = _filled(kinds, said)
     return document
 
 
@@ -66,10 +66,6 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_none(part) for name, part in value.items() if part is not None}
     return [_without_none(part) for part in value] if isinstance(value, list) else value
-
-
-def _is_own(kinds: Registry, table: Any) -> bool:
-    return (table["kind"] if isinstance(table, dict) else table) not in kinds
 
 
 def _with_defaults(defaults: Mapping[str, Mapping[str, Any]], said: Any) -> Any:

@@ -140,10 +140,9 @@ def cells_folder(by_value: Mapping[str, str]) -> str:
 
 def folders_of(value: Any) -> list[str]:
     """The folders from which this process imported the modules that `value`, as `as_toml` returns it, names."""
-    if isinstance(value, dict):
-        return [folder for inner in value.values() for folder in folders_of(inner)]
-    if isinstance(value, list):
-        return [folder for inner in value for folder in folders_of(inner)]
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return [folder for part in parts for folder in folders_of(part)]
     package = sys.modules.get(value.partition(":")[0].partition(".")[0]) if isinstance(value, str) else None
     file = getattr(package, "__file__", None)
     if package is None or file is None or is_library(package.__name__, file):

@@ -46,13 +46,11 @@ def label_counts(experiment: Experiment) -> LabelCounts | None:
     behaviours = behaviours_of(experiment.groups)
 
     def labels_of(client_id: str, rows: IntArray) -> IntArray:
-        if not behaviours[client_id]:
-            return train.labels[rows].astype(np.int64)
-        return (
-            BehaviourChain(behaviours[client_id], seed=seed, client_id=client_id)
-            .examples(train.take(rows), classes)
-            .labels.astype(np.int64)
-        )
+        labels = train.labels[rows]
+        if behaviours[client_id]:
+            chain = BehaviourChain(behaviours[client_id], seed=seed, client_id=client_id)
+            labels = chain.examples(train.take(rows), classes).labels
+        return labels.astype(np.int64)
 
     counts = [np.bincount(labels_of(c, rows), minlength=classes) for c, rows in zip(ids, parts, strict=True)]
     return LabelCounts(tuple(ids), np.array(counts))

@@ -17,10 +17,12 @@ client. rounds: accuracy by round. selections: of each newcomer. newcomers: chos
 PublishedPoint = tuple[float, float]
 
 
-class PublishedValues(BaseModel):
-    """Values of one series that a paper or its authors' archive states. Accuracies are in %."""
-
+class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PublishedValues(_Table):
+    """Values of one series that a paper or its authors' archive states. Accuracies are in %."""
 
     accuracy: tuple[PublishedPoint, ...] = ()
     """(total latency in seconds, test accuracy)."""
@@ -33,19 +35,15 @@ class PublishedValues(BaseModel):
     """(round, greatest ε that a client had spent)."""
 
 
-class _Series(BaseModel):
+class _Series(_Table):
     """One line of a figure: its changes to the experiment. A series without an entry is the policy of its name."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     preset: str = ""
     set: dict[str, Any] = Field(default={})
 
 
-class Quick(BaseModel):
+class Quick(_Table):
     """The reduced version of a figure, which takes less time."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     seeds: int = 1
     series: tuple[str, ...] = ()
@@ -53,10 +51,8 @@ class Quick(BaseModel):
     set: dict[str, Any] = Field(default={})
 
 
-class Reproduction(BaseModel):
+class Reproduction(_Table):
     """One experiment of a paper: a preset, what is changed in it, and the series that its figures show."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     figures: tuple[str, ...]
