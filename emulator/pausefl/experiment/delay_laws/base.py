@@ -77,7 +77,6 @@ class IndependentDelay(Bounded, ABC):
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         """(n,) independent draws."""
-        del first_round
         return self._draws(rng, n)
 
 

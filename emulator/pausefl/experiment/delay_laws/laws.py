@@ -24,7 +24,6 @@ class Constant(IndependentDelay):
     """The delay."""
 
     def _draws(self, rng: np.random.Generator, n: int) -> FloatArray:
-        del rng
         return np.full(n, self.value_s)
 
     def points(self) -> FloatArray:
@@ -246,5 +245,4 @@ class Recorded(Empirical):
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         """The values of rounds `first_round` to `first_round` + n − 1."""
-        del rng
         return np.array(self.values_s)[np.arange(first_round - 1, first_round - 1 + n) % len(self.values_s)]

@@ -33,7 +33,6 @@ class Always:
 
     def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
         """True for every round."""
-        del client_id, rng
         return np.ones(rounds, np.bool_)
 
 
@@ -48,7 +47,6 @@ class Cycle(Bounded):
 
     def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
         """(rounds,) the cycle, which is the same for every client."""
-        del client_id, rng
         on: BoolArray = np.arange(rounds) % (self.on_rounds + self.off_rounds) < self.on_rounds
         return on
 
@@ -64,7 +62,6 @@ class MarkovAvailability(Bounded):
 
     def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
         """(rounds,) the states of one client, which do not depend on other clients."""
-        del client_id
         on, u = np.ones(rounds, np.bool_), rng.random(rounds)
         for t in range(1, rounds):
             on[t] = u[t] >= self.leave_probability if on[t - 1] else u[t] < self.return_probability
@@ -87,7 +84,6 @@ class Trace(Bounded):
 
     def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
         """(rounds,) whether the client is on. It is on before its first row, and always if it is not in the file."""
-        del rng
         on = np.ones(rounds, np.bool_)
         for t, is_on in sorted(self._changes.get(client_id, {}).items()):
             on[t - 1 :] = is_on

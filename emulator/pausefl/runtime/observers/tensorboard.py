@@ -14,7 +14,6 @@ class TensorBoard(Observer):
     """Writes event files to the folder `tensorboard` of the run directory, with one scalar for each figure."""
 
     def begin(self, run_dir: Path, settings: Mapping[str, Mapping[str, Any]]) -> None:
-        del settings
         self._writer = SummaryWriter(str(run_dir / "tensorboard"))
 
     def on_event(self, event: ProgressEvent) -> None:

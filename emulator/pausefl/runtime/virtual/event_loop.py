@@ -27,12 +27,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Virtual seconds since the loop was made."""
         return self._workers.now_s
 
-    def run_in_executor(
-        self,
-        executor: Any,
-        func: Callable[[*_Ts], Result],
-        *args: *_Ts,
-    ) -> asyncio.Future[Result]:
+    def run_in_executor(self, executor: Any, func: Callable[[*_Ts], Result], *args: *_Ts) -> asyncio.Future[Result]:
         """Do the work now. It takes no virtual time, and is over before anything else happens."""
         future: asyncio.Future[Result] = self.create_future()
         try:

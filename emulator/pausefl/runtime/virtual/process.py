@@ -51,7 +51,6 @@ class _Rendezvous:
 
     def transport(self, handler: ClientStreamHandler, endpoints: Endpoints, most_clients: int) -> InProcessTransport:
         """See `Platform.transport`."""
-        del endpoints, most_clients
         self._transport = InProcessTransport(handler)
         return self._transport
 
@@ -149,5 +148,4 @@ class _LocalEvaluator:
         return self._evaluator.initial
 
     async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> Evaluated:
-        del patient
         return self._evaluator.evaluate(theta, SPLITS, subset=subset)
