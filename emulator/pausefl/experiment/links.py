@@ -231,13 +231,8 @@ def _members(
     return group_of
 
 
-@dataclass(frozen=True)
-class _Laws:
-    """The law tables of one client's link, each with its key."""
-
-    delay: tuple[str, dict[str, Any]] | None
-    down: tuple[str, dict[str, Any]] | None
-    up: tuple[str, dict[str, Any]] | None
+_Laws = Mapping[str, tuple[str, dict[str, Any]]]
+"""The law tables of one client's link, each with its key: "delay" alone, or "down", "up" or both."""
 
 
 def _laws(latency: LatencyTable, group: int | None) -> _Laws:
@@ -247,28 +242,26 @@ def _laws(latency: LatencyTable, group: int | None) -> _Laws:
         return common
     key = f"latency.groups.{group}"
     own = _said(latency.groups[group], key)
-    if own.delay is not None:
-        return own
-    if own.down is None and own.up is None:
+    if not own:
         return common
-    if (own.down is None or own.up is None) and common.delay is not None:
-        missing, given = ("down", "up") if own.down is None else ("up", "down")
+    if "delay" in own:
+        return own
+    if "delay" not in common:
+        return {**common, **own}
+    if len(own) == 1:
+        missing, given = ("up", "down") if "down" in own else ("down", "up")
         raise ConfigError(
             f"{key}.{missing}: is missing; [latency] has one law for a whole exchange, so a group with {given} needs"
             " both ways"
         )
-    return replace(own, down=own.down or common.down, up=own.up or common.up)
+    return own
 
 
 def _said(table: LatencyTable | LinkGroup, key: str) -> _Laws:
-    if table.delay is not None and (table.down is not None or table.up is not None):
+    said = {name: law for name in ("delay", "down", "up") if (law := getattr(table, name)) is not None}
+    if "delay" in said and len(said) > 1:
         raise ConfigError(f"{key}.delay: a whole exchange's delay goes without {key}.down and {key}.up")
-
-    def named(name: str) -> tuple[str, dict[str, Any]] | None:
-        law = getattr(table, name)
-        return None if law is None else (f"{key}.{name}", law)
-
-    return _Laws(named("delay"), named("down"), named("up"))
+    return {name: (f"{key}.{name}", law) for name, law in said.items()}
 
 
 def _group_bandwidth(latency: LatencyTable, group: LinkGroup) -> BandwidthTable:
@@ -305,14 +298,11 @@ class _LinkPlanner:
         laws, bandwidth = self._laws[group], self._bandwidths[group]
         place = ClientPlace(client_id, self._places[client_id], self._everyone)
         reader = LawReader(place, partial(generator, self._seed, "delay-parameter", client_id), self._alike)
-        if laws.delay is not None:
-            return LinkPlan(_law(reader, laws.delay), NoDelay(), NoDelay(), bandwidth, access_point)
-        return LinkPlan(None, _law(reader, laws.down), _law(reader, laws.up), bandwidth, access_point)
+        delay, down, up = (_law(reader, laws[name]) if name in laws else None for name in ("delay", "down", "up"))
+        return LinkPlan(delay, down or NoDelay(), up or NoDelay(), bandwidth, access_point)
 
 
-def _law(reader: LawReader, said: tuple[str, dict[str, Any]] | None) -> Delay:
-    if said is None:
-        return NoDelay()
+def _law(reader: LawReader, said: tuple[str, dict[str, Any]]) -> Delay:
     key, table = said
     if key != "latency.delay":
         return reader.read(table, key)
