@@ -30,7 +30,7 @@ from pausefl.runtime.forks import forked_client, forked_run
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.processes.lifetime import start
 from pausefl.runtime.processes.resources import own_device
-from pausefl.runtime.server.plan import EvaluatedModel, SyntheticModel
+from pausefl.runtime.server.plan import EvaluatedModel
 from pausefl.studies.simulation.outputs import setting_of
 from pausefl_client.registries import TRAINING_METHODS
 from pausefl_client.training.torch_trainer import LocalData
@@ -68,8 +68,7 @@ def test_plans_travel_and_hold_no_experiment(model: str) -> None:
 def test_the_server_is_told_what_its_experiment_says_and_agrees_with_the_evaluator() -> None:
     experiment = parse_experiment(EXPERIMENT, ["workload.model=synthetic", "workload.model_bytes=400"])
     plan = pickle.loads(pickle.dumps(plan_of(experiment, "run").server))
-    assert isinstance(plan.model, SyntheticModel)
-    assert plan.model.manifest.size == 100
+    assert plan.model.size == 100
     assert plan.settings.expected is not None
     assert plan.settings.expected(1) < plan.settings.expected(3) == set(experiment.client_ids)
     assert plan.oracle is not None

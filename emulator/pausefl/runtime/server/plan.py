@@ -23,13 +23,6 @@ _UNKNOWN_MODEL = Manifest(())
 
 
 @dataclass(frozen=True)
-class SyntheticModel:
-    """A vector that stands for a model, and learns nothing; θ_0 is all zeros."""
-
-    manifest: Manifest
-
-
-@dataclass(frozen=True)
 class EvaluatedModel:
     """A model that an evaluator makes and evaluates."""
 
@@ -48,7 +41,8 @@ class ServerPlan:
     oracle: Oracle | None
     """The true latency laws, for a policy that needs them; no other policy has access to a drawn value."""
     endpoints: Endpoints
-    model: SyntheticModel | EvaluatedModel
+    model: Manifest | EvaluatedModel
+    """A manifest alone: of a synthetic model, a vector of zeros that learns nothing."""
     summary: SummaryPlan
 
 
@@ -153,8 +147,8 @@ def _privacy(table: PrivacyTable, clients: ClientPlan) -> PrivacySettings | None
     return PrivacySettings(budget, mechanism.unit, clients.schedule, table.reproducible_noise, bound)
 
 
-def _model(experiment: Experiment) -> SyntheticModel | EvaluatedModel:
+def _model(experiment: Experiment) -> Manifest | EvaluatedModel:
     workload = experiment.workload
     if workload.model == "synthetic":
-        return SyntheticModel(Manifest((TensorSpec("synthetic", (workload.model_bytes // 4,)),)))
+        return Manifest((TensorSpec("synthetic", (workload.model_bytes // 4,)),))
     return EvaluatedModel(evaluator_plan(experiment), has_control(workload))

@@ -28,7 +28,7 @@ from pausefl.runtime.processes.waits import run_telling_waits
 from pausefl.runtime.provenance import starts_of
 from pausefl.runtime.run_dir import REPORT
 from pausefl.runtime.server.model_files import ModelFiles
-from pausefl.runtime.server.plan import EvaluatedModel, ServerPlan, SyntheticModel
+from pausefl.runtime.server.plan import EvaluatedModel, ServerPlan
 from pausefl_process.events import (
     Done,
     Failed,
@@ -46,7 +46,7 @@ from pausefl_process.health import health_routes
 from pausefl_process.http_server import WebServer
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, PauseflError, first_error
-from pausefl_proto.wire import Vector
+from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.monitoring.noise import NoiseAhead
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.evaluation import EvaluateModel
@@ -220,8 +220,8 @@ async def _initial_model(
 ) -> AsyncIterator[tuple[InitialModel, ModelEvaluator | None]]:
     """Yields the initial model and its evaluator (None for the synthetic model). Answers health probes meanwhile."""
     model, metrics = plan.model, plan.endpoints.metrics
-    if isinstance(model, SyntheticModel):
-        yield InitialModel(model.manifest, np.zeros(model.manifest.size, np.float32)), None
+    if isinstance(model, Manifest):
+        yield InitialModel(model, np.zeros(model.size, np.float32)), None
         return
 
     def say(text: str) -> None:
