@@ -50,10 +50,8 @@ def in_force(experiment: Experiment) -> dict[str, Any]:
     workload["partition"] = _filled(PARTITIONERS, workload["partition"])
     workload["training"] = _with_defaults(TRAINING_DEFAULTS, workload["training"])
     workload["schedule"] = _with_defaults(SCHEDULE_DEFAULTS, workload["schedule"])
-    workload["optimizer_options"] = {
-        **OPTIMIZER_DEFAULTS.get(workload["optimizer"], {}),
-        **workload["optimizer_options"],
-    }
+    of_optimizer = OPTIMIZER_DEFAULTS.get(workload["optimizer"], {})
+    workload["optimizer_options"] = {**of_optimizer, **workload["optimizer_options"]}
     for name, kinds in (("rule", RULES), ("optimizer", SERVER_OPTIMIZERS)):
         said = aggregation[name]
         if (said["kind"] if isinstance(said, dict) else said) not in kinds:  # the user's own

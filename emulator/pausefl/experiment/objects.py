@@ -46,12 +46,9 @@ def as_toml(value: Any, key: str) -> Any:
     if isinstance(value, type | FunctionType):
         return _name_of(value, key)
     if is_dataclass(value) and not isinstance(value, type):
-        given = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
-        table = {name: as_toml(inner, f"{key}.{name}") for name, inner in given.items()}
-        return {
-            "kind": _name_of(type(value), key),
-            **{name: inner for name, inner in table.items() if inner is not None},
-        }
+        table = {f.name: as_toml(getattr(value, f.name), f"{key}.{f.name}") for f in fields(value) if f.init}
+        given = {name: inner for name, inner in table.items() if inner is not None}
+        return {"kind": _name_of(type(value), key), **given}
     if isinstance(value, dict):
         return {name: as_toml(inner, f"{key}.{name}") for name, inner in value.items()}
     if isinstance(value, list | tuple):

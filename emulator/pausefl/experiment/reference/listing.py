@@ -75,15 +75,9 @@ def _table(
             )
     for entry in entries:
         if _has_tables(entry.value):
-            yield from _tables(f"{path}.{bare_or_quoted(entry.name)}", entry)
-
-
-def _tables(path: str, entry: _Entry) -> Iterator[str]:
-    if isinstance(entry.value, tuple | list):
-        for part in entry.value:
-            yield from _table(path, part, entry.sentence, entry.kinds, is_list=True)
-    else:
-        yield from _table(path, entry.value, entry.sentence, entry.kinds)
+            of_entry, is_several = f"{path}.{bare_or_quoted(entry.name)}", isinstance(entry.value, tuple | list)
+            for part in entry.value if is_several else (entry.value,):
+                yield from _table(of_entry, part, entry.sentence, entry.kinds, is_list=is_several)
 
 
 def _content(value: Any, kinds: Makers | None) -> tuple[str, list[_Entry]]:

@@ -95,9 +95,8 @@ class Setting:
 
     def latencies_s(self, rounds: int) -> Iterator[FloatArray]:
         """Blocks of drawn delays, (n, K), a row per round and a column per sorted client id; equal for all policies."""
-        return self._drawn(
-            self.laws, "simulate", self.server.seed if self.latency_seed is None else self.latency_seed, rounds
-        )
+        seed = self.server.seed if self.latency_seed is None else self.latency_seed
+        return self._drawn(self.laws, "simulate", seed, rounds)
 
     def answers_s(self, rounds: int) -> Iterator[tuple[FloatArray, FloatArray]]:
         """Pairs of blocks like those of `latencies_s`: when answers arrive, in the laws' seconds, and their latencies.
@@ -232,15 +231,13 @@ def arrivals(presence: Presence, t: int, examples: Mapping[str, int] | None = No
 
 def is_compiled(policy: Policy, setting: Setting) -> TypeGuard[Pause]:
     """Whether `simulate_pause` supports this policy and setting."""
-    if (
-        setting.presence
-        or (setting.server.budget and setting.server.budget.epsilon_floor)
-        or policy.m > len(setting.laws)
-    ):
+    server = setting.server
+    has_floor = server.budget is not None and server.budget.epsilon_floor > 0
+    if setting.presence or has_floor or policy.m > len(setting.laws):
         return False
-    if setting.training or setting.server.spare or setting.server.quorum < 1:
+    if setting.training or server.spare or server.quorum < 1:
         return False
-    return setting.server.aggregation.weight_share_max == 1 and isinstance(policy, Pause) and policy.is_plain
+    return server.aggregation.weight_share_max == 1 and isinstance(policy, Pause) and policy.is_plain
 
 
 def genie_of(policy: Policy) -> Genie | None:

@@ -78,10 +78,8 @@ def draw_fits(axes: Axes, rounds: IntArray, regret: FloatArray) -> None:
     shapes = {"ln n": (np.log, "ln n", "-."), "sqrt n": (np.sqrt, "√n", ":")}
     for name, (shape, text, dash) in shapes.items():
         if name in fits:
-            values, label = (
-                fits[name]["a"] + fits[name]["b"] * shape(late),
-                f"a + b {text}: R² {fits[name]['r_squared']:.3f}",
-            )
+            values = fits[name]["a"] + fits[name]["b"] * shape(late)
+            label = f"a + b {text}: R² {fits[name]['r_squared']:.3f}"
             axes.plot(late, values, color=MUTED.light, linestyle=dash, linewidth=1.4, label=label)
 
 
