@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,10 @@ from pausefl.studies.campaign import Planned
 from pausefl.studies.playing import _place_on_a_fleet
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_process.events import MetricsServed, ProgressEvent, SpentInAllRuns
+from pausefl_process.files import write_durably
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
+from pausefl_server.connections.admission_files import AdmissionFiles
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.settings import PrivacySettings
 from rigs.command import PAUSEFL, Background, greatest_told, kill_group, query, rounds_in, synthetic, toml_of
@@ -81,7 +84,7 @@ async def test_a_client_plays_runs_until_its_life_is_spent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three runs at one address. The client refuses the second, whose privacy differs from its own."""
-    monkeypatch.setattr(staying_module, "_LONGEST_AFTER_REFUSAL_S", 0.2)
+    monkeypatch.setattr(staying_module, "LONGEST_AFTER_REFUSAL_S", 0.2)
     port, ledger = free_port(), tmp_path / "ledgers/client-000.db"
     events: asyncio.Queue[ProgressEvent] = asyncio.Queue()
     lifetime = BUDGET.spent(3) + BUDGET.spent(2) + BUDGET.epsilon(3) / 2
@@ -122,6 +125,24 @@ async def test_a_client_plays_runs_until_its_life_is_spent(
     assert f'pausefl_host_epsilon_all_runs{{client="client-000",unit="vector"}} {last.epsilon}' in told
     refused, _ = (message for message in caplog.messages if "takes no part" in message)  # each is logged once
     assert "privacy.eta is 0.5 here, 0.1 there; to agree: --set privacy.eta=0.1" in refused
+
+
+async def test_one_of_several_clients_that_stay_returns_once_it_is_admitted_again(tmp_path: Path) -> None:
+    listed, port, both = tmp_path / "admitted.txt", free_port(), ["client-000", "client-001"]
+    write_durably(listed, "client-*\n")
+    files = AdmissionFiles(clients=str(listed))
+    two = {**served(parse_experiment(ONE, ["clients.count=2"]), 10**6), "minimum_clients": 2}
+    task = asyncio.create_task(stay(replace(staying(port, tmp_path), client_ids=both), show_nothing))
+    async with federation(
+        tmp_path / "run", port=port, admission=files.read(Admission()), admission_files=files, **two
+    ) as run:
+        await run.event("round")
+        write_durably(listed, "client-001\n")
+        await run.event("notice", "client id 'client-000' is none of this run's")
+        write_durably(listed, "client-*\n")
+        await run.event("notice", "client client-000 joined")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import sys
 import threading
@@ -30,6 +31,7 @@ from pausefl.runtime.processes.waits import run_telling_waits
 from pausefl_client.answered_job import AnsweredJob, OnAnswered
 from pausefl_client.link import SPIN_S
 from pausefl_client.privacy.release import Releaser
+from pausefl_client.reconnection import Reconnection
 from pausefl_client.session import ClientSession
 from pausefl_client.session_settings import ClientSettings, Connect, HostResources
 from pausefl_client.training.synthetic import SyntheticTrainer
@@ -52,6 +54,8 @@ _TRAINER_NICENESS = 10
 log = logging.getLogger("pausefl.client")
 rounds_log = logging.getLogger("pausefl.client.rounds")
 
+# The waits after refusals grow to this: a refusal is repeated until settings are changed.
+LONGEST_AFTER_REFUSAL_S = 30.0
 # How long a server may take to welcome a client, unless the configuration makes it shorter or longer.
 _WELCOME_WITHIN_S = 30.0
 
@@ -193,7 +197,7 @@ async def run_clients(
         async with asyncio.TaskGroup() as group:
             if rounds is None:
                 for client_id in sessions:
-                    group.create_task(_run_session(client_id, sessions, failures))
+                    group.create_task(_run_session(client_id, sessions, failures, returns=plan.run_id != ""))
             else:
                 await _run_present(plan.presence, sessions, failures, rounds)
         if failures:
@@ -257,14 +261,25 @@ def _logged(on_answered: OnAnswered) -> OnAnswered:
     return log_and_pass_on
 
 
-async def _run_session(client_id: str, sessions: Mapping[str, ClientSession], failures: list[PauseflError]) -> None:
-    """Run one client to its end. Its error is added to `failures`, so that the others go on."""
-    try:
-        log.info("%s: %s", client_id, await sessions[client_id].run(), extra={"client_id": client_id})
-    except PauseflError as error:
-        if len(sessions) > 1:
-            log.error("%s: %s", client_id, error, extra={"client_id": client_id})
-        failures.append(error)
+async def _run_session(
+    client_id: str, sessions: Mapping[str, ClientSession], failures: list[PauseflError], *, returns: bool = False
+) -> None:
+    """Run one client to its end. Its error is added to `failures`, so that the others go on.
+
+    With `returns`, it tries again while others are connected: the server may admit it again.
+    """
+    refusals, told = Reconnection(client_id, math.inf), ""
+    while True:
+        try:
+            log.info("%s: %s", client_id, await sessions[client_id].run(), extra={"client_id": client_id})
+            return
+        except PauseflError as error:
+            if len(sessions) > 1 and str(error) != told:
+                log.error("%s: %s", client_id, told := str(error), extra={"client_id": client_id})
+            if not (returns and any(session.is_connected for session in sessions.values())):
+                failures.append(error)
+                return
+        await refusals.wait(LONGEST_AFTER_REFUSAL_S)
 
 
 async def _run_present(

@@ -11,7 +11,7 @@ from pausefl.experiment.experiment import Experiment
 from pausefl.runtime.client.connecting import token_for
 from pausefl.runtime.client.host_page import host_page
 from pausefl.runtime.client.plan import ClientPlan, client_plan, connection_plan
-from pausefl.runtime.client.process import play_over_grpc
+from pausefl.runtime.client.process import LONGEST_AFTER_REFUSAL_S, play_over_grpc
 from pausefl_client.privacy.ledger import Life, verified_spend
 from pausefl_client.reconnection import Reconnection
 from pausefl_client.transport import fetch_offer
@@ -19,9 +19,6 @@ from pausefl_process.events import MetricsServed, Report, SpentInAllRuns
 from pausefl_proto.errors import ConfigError, LedgerError, PauseflError, first_error
 
 log = logging.getLogger("pausefl.client")
-
-# The waits after refusals grow to this: a refusal is repeated until settings are changed.
-_LONGEST_AFTER_REFUSAL_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ async def stay(clients: StayingClients, report: Report) -> None:
                 if str(error) != told:
                     told = str(error)
                     log.warning("%s: takes no part: %s; it waits for another run", first, error)
-            await refusals.wait(_LONGEST_AFTER_REFUSAL_S)
+            await refusals.wait(LONGEST_AFTER_REFUSAL_S)
 
 
 def in_run(plan: ClientPlan, run_id: str, clients: StayingClients) -> ClientPlan:
