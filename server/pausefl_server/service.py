@@ -22,7 +22,7 @@ from pausefl_proto.wire import Vector, digest
 from pausefl_server.actor import ActorStopped
 from pausefl_server.connections.admission_files import AdmissionFiles, follow
 from pausefl_server.connections.answer_limits import AnswerLimits
-from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S, ConnectionBounds
+from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.interruption import Interruption, interruptible
@@ -97,8 +97,15 @@ class Transport(Protocol):
 
 
 def _grpc_transport(handler: ClientStreamHandler, endpoints: Endpoints, most_clients: int) -> Transport:
-    bounds = ConnectionBounds(most_clients, endpoints.dead_after_s, endpoints.hello_timeout_s)
-    return FederationServer(handler, endpoints.tls, offer=endpoints.offer, run_id=endpoints.run_id, bounds=bounds)
+    return FederationServer(
+        handler,
+        endpoints.tls,
+        offer=endpoints.offer,
+        run_id=endpoints.run_id,
+        most_clients=most_clients,
+        dead_after_s=endpoints.dead_after_s,
+        hello_timeout_s=endpoints.hello_timeout_s,
+    )
 
 
 @dataclass(frozen=True)

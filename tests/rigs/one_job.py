@@ -12,7 +12,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, digest, pack_job
 from pausefl_server.actor import Actor
 from pausefl_server.connections.answer_limits import AnswerLimits
-from pausefl_server.connections.hello_limits import ConnectionBounds
+from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.rounds.admission import Admission
@@ -46,10 +46,11 @@ class OneJob(Actor[Any]):
 async def listening(
     tls: Tls | None = None,
     admission: Admission | None = None,
-    bounds: ConnectionBounds = ConnectionBounds(),  # noqa: B008 - it cannot change
     offer: str = "",
     coordinator: Actor[Any] | None = None,
     size: int = SIZE,
+    hello_timeout_s: float = HELLO_TIMEOUT_S,
+    **limits: Any,
 ) -> AsyncIterator[int]:
     """Yield the port of a server for this coordinator; by default one that gives every client a job."""
     coordinator = coordinator or OneJob(size)
@@ -57,9 +58,9 @@ async def listening(
     handler = ClientStreamHandler(
         coordinator,  # type: ignore[arg-type]  # an actor that accepts the same messages
         *(AnswerLimits(size), admission),
-        hello_timeout_s=bounds.hello_timeout_s,
+        hello_timeout_s=hello_timeout_s,
     )
-    server = FederationServer(handler, tls, offer=offer, bounds=bounds)
+    server = FederationServer(handler, tls, offer=offer, hello_timeout_s=hello_timeout_s, **limits)
     try:
         yield await server.start("127.0.0.1", 0)
     finally:

@@ -31,14 +31,14 @@ from pausefl_proto.errors import ConfigError, PauseflError, TryLaterError, WireE
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.admission_files import AdmissionFiles
-from pausefl_server.connections.hello_limits import MAX_HELLO_BYTES, MOST_WAITING, ConnectionBounds, HelloLimiter
+from pausefl_server.connections.hello_limits import MAX_HELLO_BYTES, MOST_WAITING, HelloLimiter
 from pausefl_server.rounds.admission import Admission
 from rigs.command import PAUSEFL, query, rounds_in, synthetic
 from rigs.federation import answer_of, clients, federation, hello, raw_stream
 from rigs.one_job import listening
 from rigs.waiting import free_port, wait_for
 
-PATIENT = ConnectionBounds(hello_timeout_s=60.0)
+PATIENT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +140,9 @@ async def test_the_server_tells_why_it_refuses_clients_and_counts_them(files: Pa
 async def test_a_request_for_the_experiment_that_does_not_come_holds_no_stream(files: Path, *, is_known: bool) -> None:
     admission, own = by_token(files)
     token = own if is_known else "a guess"
-    bounds = ConnectionBounds(hello_timeout_s=0.2 if is_known else 60.0)  # for a stranger the server does not wait
+    within_s = 0.2 if is_known else 60.0  # for a stranger the server does not wait
     async with (
-        listening(admission=admission, bounds=bounds, offer="{}") as port,
+        listening(admission=admission, hello_timeout_s=within_s, offer="{}") as port,
         raw_stream(port, token, "Offer") as call,
         asyncio.timeout(20),
     ):
@@ -168,7 +168,7 @@ async def test_an_id_is_one_of_the_run(ids: frozenset[str] | str, client_id: str
 
 
 async def test_a_stream_without_a_hello_is_closed_in_time() -> None:
-    async with listening(bounds=ConnectionBounds(hello_timeout_s=0.2)) as port, raw_stream(port) as call:
+    async with listening(hello_timeout_s=0.2) as port, raw_stream(port) as call:
         await call.wait_for_connection()
         goodbye = (await answer_of(call)).goodbye
         assert "said no hello within 0.2 s" in goodbye.reason
@@ -188,7 +188,7 @@ async def test_a_hello_may_not_be_as_great_as_a_model() -> None:
 
 async def test_an_owner_does_not_wait_behind_strangers(files: Path) -> None:
     admission, token = by_token(files)
-    async with listening(admission=admission, bounds=PATIENT) as port, AsyncExitStack() as closing:
+    async with listening(admission=admission, hello_timeout_s=PATIENT_S) as port, AsyncExitStack() as closing:
         for _ in range(70):
             stranger = await closing.enter_async_context(raw_stream(port))
             await stranger.wait_for_connection()
@@ -197,7 +197,7 @@ async def test_an_owner_does_not_wait_behind_strangers(files: Path) -> None:
 
 
 async def test_clients_beyond_those_that_may_wait_for_their_hello_are_told_to_come_back() -> None:
-    async with listening(bounds=ConnectionBounds(hello_timeout_s=60.0)) as port, AsyncExitStack() as closing:
+    async with listening(hello_timeout_s=60.0) as port, AsyncExitStack() as closing:
         calls = [await closing.enter_async_context(raw_stream(port)) for _ in range(MOST_WAITING + 3)]
         answers = [asyncio.ensure_future(answer_of(call)) for call in calls]
         refused = [await answer for answer in itertools.islice(asyncio.as_completed(answers), 3)]
@@ -254,16 +254,14 @@ async def test_few_hellos_of_a_connection_are_read_at_once_and_none_holds_up_ano
 
 async def test_connections_beyond_the_limit_are_closed_at_once() -> None:
     allowed, opened = 2 * 4 + 64, 200
-    bounds = ConnectionBounds(4, hello_timeout_s=60.0)
-    async with listening(bounds=bounds) as port, silent_connections(port, opened) as ends:
+    async with listening(most_clients=4, hello_timeout_s=60.0) as port, silent_connections(port, opened) as ends:
         async with asyncio.timeout(30):
             for end in itertools.islice(asyncio.as_completed(ends), opened - allowed):
                 await end
 
 
 async def test_silent_connections_are_closed_in_time() -> None:
-    bounds = ConnectionBounds(4, hello_timeout_s=0.5)
-    async with listening(bounds=bounds) as port, silent_connections(port, 200) as ends:
+    async with listening(most_clients=4, hello_timeout_s=0.5) as port, silent_connections(port, 200) as ends:
         async with asyncio.timeout(30):
             await asyncio.gather(*ends)
         assert await answer_to("a", port) == "welcome"

@@ -25,7 +25,6 @@ from pausefl_proto.errors import EvaluatorLost
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Vector, unpack
 from pausefl_server.actor import Actor, ActorStopped
-from pausefl_server.connections.hello_limits import ConnectionBounds
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.messages import Lost, Register, Shutdown
@@ -359,8 +358,9 @@ async def line_of(process: asyncio.subprocess.Process) -> str:
 
 
 async def test_a_client_that_is_stopped_in_a_round_is_found_dead() -> None:
-    coordinator, bounds = OneJob(BIG), ConnectionBounds(dead_after_s=DEAD_AFTER_S)
-    async with listening(bounds=bounds, coordinator=coordinator, size=BIG) as port, python(CLIENT, port) as client:
+    coordinator = OneJob(BIG)
+    server = listening(coordinator=coordinator, size=BIG, dead_after_s=DEAD_AFTER_S)
+    async with server as port, python(CLIENT, port) as client:
         assert await line_of(client) == "in a round"
         stopped_s = time.monotonic()
         client.send_signal(signal.SIGSTOP)
@@ -392,8 +392,7 @@ async def test_a_model_that_a_slow_link_carries_breaks_no_stream(monkeypatch: py
     """The answer to a ping waits behind it for longer than it may take."""
     for name, value in (("_SLOW_BYTES_PER_S", 1.2e6), ("_SLOW_PIECE_BYTES", 1 << 14), ("HINDRANCES", {"1 kB/s": 60.0})):
         monkeypatch.setattr(f"chaos.line.{name}", value)
-    bounds = ConnectionBounds(dead_after_s=DEAD_AFTER_S)
-    async with listening(bounds=bounds, size=BIG) as port, line_to(port) as line:
+    async with listening(dead_after_s=DEAD_AFTER_S, size=BIG) as port, line_to(port) as line:
         line.strike(Fault(1, 0.0, "1 kB/s", "", "down", 0.0))
         async with connect(f"127.0.0.1:{line.port}", dead_after_s=DEAD_AFTER_S) as stream:
             await stream.write(hello("a", BIG))

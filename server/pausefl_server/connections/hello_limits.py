@@ -4,24 +4,12 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from pausefl_proto.endpoint import DEAD_AFTER_S, HELLOS_AT_ONCE
+from pausefl_proto.endpoint import HELLOS_AT_ONCE
 from pausefl_proto.errors import TryLaterError
 
 HELLO_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True)
-class ConnectionBounds:
-    """The bounds of a server's connections: how many clients they serve, and how long a silent one lasts."""
-
-    most_clients: int = 1000
-    dead_after_s: float = DEAD_AFTER_S
-    hello_timeout_s: float = HELLO_TIMEOUT_S
-
-
 MAX_HELLO_BYTES = 256 << 10
 # How many hellos are read at once. gRPC accepts each up to the size of a frame, and buffers it while it arrives.
 _MOST_AT_ONCE = 64

@@ -4,12 +4,12 @@ from typing import Any
 
 import grpc
 
-from pausefl_proto.endpoint import listen, make_server
+from pausefl_proto.endpoint import DEAD_AFTER_S, listen, make_server
 from pausefl_proto.errors import TryLaterError, WireError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import SERVICE, encode
-from pausefl_server.connections.hello_limits import ConnectionBounds
+from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 
 # The errors that gRPC raises if a stream breaks during a read or a write. At other times, gRPC cancels the coroutine
@@ -47,14 +47,15 @@ class FederationServer:
         *,
         offer: str = "",
         run_id: str = "",
-        bounds: ConnectionBounds | None = None,
+        most_clients: int = 1000,
+        dead_after_s: float = DEAD_AFTER_S,
+        hello_timeout_s: float = HELLO_TIMEOUT_S,
     ) -> None:
         """`offer` is the experiment, for clients that have no file of it, or that outlive the run `run_id`."""
         self._tls = tls
         self._handler = handler
         self._offer = encode(pb.ExperimentOffer(experiment=offer, run_id=run_id))
-        bounds = bounds or ConnectionBounds()
-        self._server = make_server(bounds.dead_after_s, _limits(bounds.most_clients, bounds.hello_timeout_s))
+        self._server = make_server(dead_after_s, _limits(most_clients, hello_timeout_s))
         join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
         # This is a stream too: gRPC reads a unary call's request, without a time limit, before the handler can refuse.
         show: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._show_offer)
