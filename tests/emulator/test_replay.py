@@ -356,3 +356,8 @@ def test_simulations_without_privacy_have_no_epsilon(tmp_path: Path, drawn: list
     simulations.run_simulations(newcomers, ["fed-ts", "drift-ucb"], 1, 5, tmp_path / "newcomers")
     told = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in drawn]
     assert told == [["pause", "random"], ["fed-ts", "drift-ucb"]], "whichever panels there are"
+    ours = {"server.mode": "asynchronous", "asynchronous.concurrency": 2, "asynchronous.buffer": 1}
+    steps = small({"privacy.enabled": False, **ours})
+    several = simulations.run_simulations(steps, ["pause", "random"], 1, 5, tmp_path / "steps")
+    assert next(simulations.in_words(several)).startswith("pause: elapsed time (s) ")
+    assert [axes.get_ylabel() for axes in drawn[-1].axes] == ["elapsed time (s)"]

@@ -12,7 +12,7 @@ from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.objects import labels_of
 from pausefl.experiment.server_records import selected_policy
 from pausefl.results.csv_table import write_records
-from pausefl.results.reading import EPSILON_LABELS
+from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, time_axis
 from pausefl.results.report.bands import SimulatedCurves, draw_simulations
 from pausefl.results.report.style import write_picture
 from pausefl.results.statistics import Spread, saving_in_words
@@ -24,12 +24,13 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.newcomers import NewcomerPolicy
 
 _SUMMED = {
-    "total_latency_s": "total latency (s)",
+    "total_latency_s": "{time} (s)",
     "max_epsilon_spent": "greatest {epsilon}",
     "regret": "regret",
     "genie_regret": "regret in the genie's objective",
 }
-"""The labels of the figures that are summarised over seeds, by key. {epsilon} is replaced by the label of ε's unit."""
+"""The labels of the figures that are summarised over seeds, by key. {time} and {epsilon} stand for the
+names of the time that passed and of ε's unit."""
 
 
 def run_simulations(
@@ -57,6 +58,7 @@ def run_simulations(
     baseline = "random" if "random" in variants else next(iter(variants))
     summary = {
         "rounds": rounds,
+        "mode": experiment.server.mode,
         "privacy_unit": unit,
         "policies": {policy: _spreads(found) for policy, found in summaries.items()},
         "genies": {policy: first["genie"] for policy, (first, *_) in summaries.items() if first.get("genie")},
@@ -65,7 +67,7 @@ def run_simulations(
     }
     write_durably(folder / "simulations.json", json.dumps(summary, indent=2) + "\n")
     _write_table(folder / "simulations.csv", [each for found in summaries.values() for each in found])
-    write_picture(folder / "simulations", lambda: draw_simulations(curves, unit, _notes(summary)))
+    write_picture(folder / "simulations", lambda: draw_simulations(curves, unit, _time_of(summary), _notes(summary)))
     return summary
 
 
@@ -79,8 +81,9 @@ def refuse_results_in(folder: Path) -> None:
 def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
     """Lines of text: the results of each policy, then notes on them, such as why they cannot be compared."""
     policies, epsilon = summary["policies"], EPSILON_LABELS.get(summary["privacy_unit"], "ε")
+    labels = {name: text.format(epsilon=epsilon, time=_time_of(summary)) for name, text in _SUMMED.items()}
     for policy, found in policies.items():
-        told = (f"{_SUMMED[name].format(epsilon=epsilon)} {_spread_in_words(spread)}" for name, spread in found.items())
+        told = (f"{labels[name]} {_spread_in_words(spread)}" for name, spread in found.items())
         yield f"{policy}: {', '.join(told)}"
     if any(spread["least"] != spread["greatest"] for found in policies.values() for spread in found.values()):
         yield "a mean over the seeds each; in brackets the least and the greatest of them"
@@ -98,6 +101,10 @@ def _answers(summaries: Mapping[str, Sequence[Mapping[str, Any]]], baseline: str
         if saved := Spread.of([1 - own["total_latency_s"] / other["total_latency_s"] for own, other in totals]):
             yield saving_in_words(policy, baseline, saved)
     yield "this is of drawn latencies alone: no network, training or accuracy was measured (pausefl compare does)"
+
+
+def _time_of(summary: Mapping[str, Any]) -> str:
+    return TIME_LABELS[time_axis([summary])]
 
 
 def _notes(summary: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pausefl.results.reading import EPSILON_LABELS
 from pausefl.results.report.comparison.figure import ABOVE, draw_band, policy_looks, seeds_note
-from pausefl.results.report.style import RC
+from pausefl.results.report.style import RC, capitalised
 from pausefl_proto.privacy_unit import PrivacyUnit
 
 SimulatedCurves = Mapping[str, NDArray[np.float64]]
@@ -18,20 +18,20 @@ SimulatedCurves = Mapping[str, NDArray[np.float64]]
 _PANELS = {
     "genie_regret": ("Regret in the genie's objective", "Σ r(G) − r(S)"),
     "regret": ("Regret", "cumulative regret"),
-    "total_latency_s": ("Total latency", "total latency (s)"),
 }
-"""Title and axis label of each column's panel. Leakage is added when drawn: its label names the privacy unit."""
+"""Title and axis label of each column's panel. Those of time and leakage depend on the experiment."""
 
 
 def draw_simulations(
-    curves: Mapping[str, Sequence[SimulatedCurves]], unit: PrivacyUnit | None, notes: Sequence[str] = ()
+    curves: Mapping[str, Sequence[SimulatedCurves]], unit: PrivacyUnit | None, time: str, notes: Sequence[str] = ()
 ) -> Figure:
     """A figure with a panel for each column that some policy has values of; `curves` holds one per seed, by policy.
 
-    `unit` is the privacy unit; None without privacy: then no leakage is drawn. `notes` are lines below the panels.
+    `unit` is the privacy unit; None without privacy: then no leakage is drawn. `time` names the time that passed.
+    `notes` are lines below the panels.
     """
     leakage = {"max_epsilon_spent": ("Greatest leakage", EPSILON_LABELS[unit])} if unit else {}
-    panels = {**_PANELS, **leakage}
+    panels = {**_PANELS, "total_latency_s": (capitalised(time), f"{time} (s)"), **leakage}
     names = [name for name in panels if any(_is_known(of_policy, name) for of_policy in curves.values())]
     looks = policy_looks(curves)
     with mpl.rc_context(RC):

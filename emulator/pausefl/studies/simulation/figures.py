@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from pausefl.results.reading import EPSILON_LABELS
 from pausefl.results.report.comparison.figure import draw_budget
-from pausefl.results.report.style import MUTED, RC, SERIES, draw_times_chosen, powers_of_ten
+from pausefl.results.report.style import MUTED, RC, SERIES, capitalised, draw_times_chosen, powers_of_ten
 from pausefl.studies.simulation.curves import SimulationResult
 from pausefl.studies.simulation.growth import NO_REGRET, ROUNDING, growth_fits
 from pausefl_proto.arrays import FloatArray, IntArray
@@ -28,18 +28,19 @@ _GREEK = {"delta": "δ", "tau": "τ", "mu": "μ"}
 
 
 def draw_simulation(
-    result: SimulationResult, bounds: Mapping[str, FloatArray], unit: PrivacyUnit, budget: float | None
+    result: SimulationResult, bounds: Mapping[str, FloatArray], unit: PrivacyUnit, budget: float | None, time: str
 ) -> Figure:
     """A figure with a panel for each result of the simulation. A note below says why regret or a bound is missing.
 
     `bounds` is bound (17) by reading of δ. `budget` is each client's budget in `unit`; None without privacy.
+    `time` names the time that passed.
     """
     panels: list[Callable[[Axes], None]] = []
     if has_regret := bool(np.isfinite(result.genie_regret).any()):
         panels.append(partial(_draw_regret, result=result))
     if has_regret and bounds:
         panels.append(partial(_draw_bounds, result=result, bounds=bounds))
-    panels.append(partial(_draw_latency, result=result))
+    panels.append(partial(_draw_latency, result=result, time=time))
     if budget is not None:
         panels.append(partial(_draw_leakage, result=result, label=EPSILON_LABELS[unit], budget=budget))
     n, rows = len(panels), len(panels) // 2 + 1
@@ -106,9 +107,9 @@ def legend_below(axes: Axes) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.17), borderaxespad=0, handlelength=3.2)
 
 
-def _draw_latency(axes: Axes, result: SimulationResult) -> None:
+def _draw_latency(axes: Axes, result: SimulationResult, time: str) -> None:
     axes.plot(result.round, result.total_latency_s, color=SERIES[0].light)
-    axes.set(title="Total latency", xlabel="round", ylabel="total latency (s)", xlim=(0, None), ylim=(0, None))
+    axes.set(title=capitalised(time), xlabel="round", ylabel=f"{time} (s)", xlim=(0, None), ylim=(0, None))
 
 
 def _draw_leakage(axes: Axes, result: SimulationResult, label: str, budget: float) -> None:

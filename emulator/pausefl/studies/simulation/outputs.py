@@ -15,7 +15,7 @@ from pausefl.experiment.delay_laws import Constant, Delay, NoDelay
 from pausefl.experiment.experiment import Experiment, with_rounds
 from pausefl.experiment.server_records import policy_of
 from pausefl.results.csv_table import write_csv
-from pausefl.results.reading import EPSILON_LABELS
+from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, time_axis
 from pausefl.results.summary import finite
 from pausefl.runtime.client.plan import TrainingPlan, client_plan
 from pausefl.runtime.server.plan import settings_of
@@ -86,8 +86,7 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
         return
     if early := summary.get("ended_early"):
         yield early
-    what = "elapsed time" if summary["mode"] == "asynchronous" else "total latency"
-    yield f"{what} {summary['total_latency_s']:.1f} s{_leakage_in_words(summary)}"
+    yield f"{TIME_LABELS[time_axis([summary])]} {summary['total_latency_s']:.1f} s{_leakage_in_words(summary)}"
     if summary["regret"] is None:
         yield NO_REGRET
         return
@@ -133,8 +132,9 @@ def _findings(
         "selections": (("client_id", "chosen"), zip(result.client_ids, result.chosen.tolist(), strict=True)),
     }
     budget = setting.server.budget.epsilon_budget if setting.server.budget else None
-    draw = partial(draw_simulation, result, bounds, experiment.privacy.unit, budget)
-    return _summary(experiment, setting, result, rounds, genie, bounds), tables, draw
+    summary = _summary(experiment, setting, result, rounds, genie, bounds)
+    time = TIME_LABELS[time_axis([summary])]
+    return summary, tables, partial(draw_simulation, result, bounds, experiment.privacy.unit, budget, time)
 
 
 def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
