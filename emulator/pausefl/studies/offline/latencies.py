@@ -12,7 +12,6 @@ from pausefl.experiment.measured.reading import Measured, Reading
 from pausefl.results.reading import open_database
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
-from pausefl_server.records import Miss
 from pausefl_server.storage.round_log import RoundLog
 from pausefl_server.storage.seals import check_seals
 
@@ -34,12 +33,12 @@ class ClientLatencies:
     """How many other jobs had no answer. They tell nothing about a latency."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _MeasuredRows:
     when: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     bounds_s: list[float] = field(default_factory=list)
-    others: list[Miss] = field(default_factory=list)
+    missed: int = 0
 
 
 def latencies_of(source: Path, reading: Reading = _AS_SAID) -> Mapping[str, ClientLatencies]:
@@ -67,9 +66,9 @@ def _of_run(run_dir: Path) -> dict[str, ClientLatencies]:
             if miss.kind in _BOUNDING and miss.latency_s > 0:
                 of_client.bounds_s.append(miss.latency_s)
             else:
-                of_client.others.append(miss)
+                of_client.missed += 1
     return {
-        client_id: ClientLatencies(np.array(r.seconds), np.array(r.when, np.int64), np.array(r.bounds_s), len(r.others))
+        client_id: ClientLatencies(np.array(r.seconds), np.array(r.when, np.int64), np.array(r.bounds_s), r.missed)
         for client_id, r in sorted(rows.items())
         if r.seconds or r.bounds_s
     }
