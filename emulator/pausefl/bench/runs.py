@@ -74,16 +74,9 @@ def _case(clients: int, payload_bytes: int, blocks: int) -> dict[str, Any]:
 
 
 def _time_rounds(clients: int, payload_bytes: int, rounds: int) -> list[float]:
-    records = play(
-        [
-            f"clients.count={clients}",
-            f"selection.m={clients}",
-            "selection.policy=all",
-            f"experiment.rounds={rounds}",
-            f"workload.model_bytes={payload_bytes - payload_bytes % 4}",
-        ]
-    )
-    return durations_s(records)
+    all_at_once = [f"clients.count={clients}", f"selection.m={clients}", "selection.policy=all"]
+    model_bytes = payload_bytes - payload_bytes % 4
+    return durations_s(play([*all_at_once, f"experiment.rounds={rounds}", f"workload.model_bytes={model_bytes}"]))
 
 
 def durations_s(records: Sequence[RoundRecord]) -> list[float]:

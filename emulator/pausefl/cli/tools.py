@@ -66,7 +66,7 @@ def certs(options: argparse.Namespace) -> None:
         count = int(options.clients)
         client_ids = ClientGroup(count=count).client_ids("client") if count else []
     else:
-        client_ids = [client_id.strip() for client_id in options.clients.split(",") if client_id.strip()]
+        client_ids = listed_names(options.clients)
     for client_id in client_ids:
         if not client_id.isascii() or not client_id.isprintable() or "/" in client_id or client_id[0] == "-":
             raise ConfigError(f"--clients {client_id}: is no name for a file; letters, digits, - and _ make one")

@@ -71,12 +71,8 @@ def shapes(plan: LinkPlan, down_share: float, time_scale: float) -> tuple[Shape,
 
 def _shape(law: Delay, rate_bytes_per_s: float | None, burst_bytes: int, time_scale: float) -> Shape:
     mean_s, sd_s = law.mean_s, float(law.points().std())
-    return Shape(
-        mean_s * time_scale,
-        math.sqrt(3) * sd_s * time_scale,
-        rate_bytes_per_s and rate_bytes_per_s / time_scale,
-        burst_bytes,
-    )
+    rate = rate_bytes_per_s and rate_bytes_per_s / time_scale
+    return Shape(mean_s * time_scale, math.sqrt(3) * sd_s * time_scale, rate, burst_bytes)
 
 
 @contextmanager

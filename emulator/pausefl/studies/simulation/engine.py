@@ -192,6 +192,7 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
     share = policy.m * table.n_examples[order] / table.n_examples.sum()
     mu = setting.tau_min_s * np.array([oracle.mean_inverse_latency[table.ids[row]] for row in order])
     eta = setting.server.budget.eta if setting.server.budget else 0.0
+    weights = policy.alpha, policy.gamma, policy.beta, policy.zeta, eta
     chosen, inverse_s = np.zeros(len(table), np.int64), np.zeros(len(table))
     curves, t = Curves(rounds), 1
     for block in setting.latencies_s(rounds):
@@ -199,22 +200,8 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
             return simulate(policy, setting, rounds)
         for latency_s in curves.pieces(block, t):
             gained = np.empty((len(latency_s), 4))
-            kernel.play(
-                t,
-                np.ascontiguousarray(latency_s[:, order]),
-                share,
-                mu,
-                setting.tau_min_s,
-                policy.m,
-                policy.alpha,
-                policy.gamma,
-                policy.beta,
-                policy.zeta,
-                eta,
-                chosen,
-                inverse_s,
-                gained,
-            )
+            ordered_s = np.ascontiguousarray(latency_s[:, order])
+            kernel.play(t, ordered_s, share, mu, setting.tau_min_s, policy.m, *weights, chosen, inverse_s, gained)
             t += len(latency_s)
             spent = setting.server.budget.spent(int(chosen.max())) if setting.server.budget else 0.0
             curves.add(t - 1, gained, np.array([spent]))
