@@ -196,7 +196,6 @@ class HostMonitor(HostWatch, AbstractContextManager[None]):
         self._unwatched_since_s = self._read_s()
 
     def report(self, since_s: float, compute_s: float) -> HostReport:
-        """The greatest interference since `since_s` (by `clock`), and the share of `compute_s` in that time."""
         now_s = self.clock()
         if now_s - self._probed_s > STOP_S + self._probe_every_s:
             self._has_probed.clear()
@@ -216,7 +215,6 @@ class HostMonitor(HostWatch, AbstractContextManager[None]):
             )
 
     def stood_still_s(self, since_s: float, until_s: float) -> float:
-        """How long the process was stopped or its machine slept between these times."""
         with self._guard:
             return sum(what.stood_still_s for ended_s, what in self._still if since_s < ended_s <= until_s)
 

@@ -116,7 +116,6 @@ class NumpyLaplace:
     """A secret generator, new for every release: `entropy_rng` makes one."""
 
     def laplace(self, loc: npt.NDArray[Any], scale: float) -> npt.NDArray[np.float64]:
-        """`loc`, (n,), plus independent Laplace noise of this scale."""
         noised = self.rng.standard_exponential(len(loc))
         noised -= self.rng.standard_exponential(len(loc))
         noised *= scale
@@ -140,7 +139,6 @@ class ExactLaplace:
         self._opendp: Any = dp
 
     def laplace(self, loc: npt.NDArray[Any], scale: float) -> npt.NDArray[np.float64]:
-        """`loc`, (n,), plus independent Laplace noise of this scale."""
         dp = self._opendp
         space = dp.vector_domain(dp.atom_domain(T=float, nan=False)), dp.l1_distance(T=float)
         return np.array(dp.m.make_laplace(*space, scale=scale)(loc.tolist()), np.float64)
