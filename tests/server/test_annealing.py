@@ -10,7 +10,7 @@ import pytest
 
 from pausefl_server.search import annealing, brute_force
 from pausefl_server.search.annealing import Cooling, anneal, anneal_additive
-from pausefl_server.selection.set_values import Additive, LabelDiversity, followed
+from pausefl_server.selection.set_values import Additive, LabelDiversity, Recomputed
 from rigs.clock import Clock
 from rigs.policies import Play, context_of, policy_of
 
@@ -151,7 +151,7 @@ def test_where_everyone_is_in_the_set_there_is_nothing_to_anneal() -> None:
 def test_a_function_of_the_set_and_its_swap_methods_agree() -> None:
     """Label diversity updated swap by swap equals label diversity computed anew."""
     histograms = np.random.default_rng(0).integers(0, 50, (20, 10)).astype(np.float64)
-    fast, slow = LabelDiversity(histograms), followed(LabelDiversity(histograms).__call__)
+    fast, slow = LabelDiversity(histograms), Recomputed(LabelDiversity(histograms).__call__)
     current = np.arange(5)
     assert fast.reset(current) == pytest.approx(slow.reset(current))
     for out, incoming in [(0, 7), (3, 19), (7, 0), (1, 8)]:

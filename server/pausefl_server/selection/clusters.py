@@ -19,8 +19,3 @@ def cluster_of(table: ClientTable, rows: IntArray, clusters: int | Mapping[str, 
         return table.tie_key[rows] % clusters
     alone = -1 - rows
     return np.array([clusters.get(table.ids[row], own) for row, own in zip(rows, alone, strict=True)], np.int64)
-
-
-def crowding(cluster: IntArray) -> int:
-    """Σ_r max(0, |S ∩ C_r| − 1): the number of members of S that share a cluster with an earlier member."""
-    return len(cluster) - len(np.unique(cluster))

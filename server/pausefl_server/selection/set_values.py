@@ -52,15 +52,10 @@ def made(name: str, context: Context, rows: IntArray) -> SetValue:
     if not (callable(phi) or hasattr(phi, "swapped")):
         kind = type(phi).__name__
         raise PauseflError(f'selection.sa-pause: "{name}" returned a {kind}: must return a function of the set')
-    return followed(phi)
+    return cast(SetValue, phi) if hasattr(phi, "swapped") else Recomputed(phi)
 
 
-def followed(phi: Phi) -> SetValue:
-    """`phi` as a `SetValue`: `phi` itself if it has the methods, else a wrapper that computes every proposed set."""
-    return cast(SetValue, phi) if hasattr(phi, "swapped") else _Recomputed(phi)
-
-
-class _Recomputed:
+class Recomputed:
     """A `SetValue` from a plain function of the set, which is called for each proposed set."""
 
     def __init__(self, phi: Phi) -> None:

@@ -12,7 +12,7 @@ from pausefl_proto.number_types import Count, NonNegative, PositiveShare, Whole
 from pausefl_server.clients import ClientTable
 from pausefl_server.search import convex_pivot_and_fill, pivot_and_fill
 from pausefl_server.selection.base import Context, Policy, Selection
-from pausefl_server.selection.clusters import cluster_of, crowding
+from pausefl_server.selection.clusters import cluster_of
 from pausefl_server.selection.latency import Recent, mean_and_count, remember
 from pausefl_server.selection.observed import PolicyRound
 from pausefl_server.selection.terms import generalisation, privacy, rows_in_tie_order, upper_confidence
@@ -158,7 +158,8 @@ class Pause(Policy):
             rows = np.sort(choice.rows[positions])
         if self.reward == "R1":
             return Selection(rows, details=details)
-        shared = crowding(cluster_of(context.table, rows, self.clusters))
+        # The number of members that share a cluster with an earlier member.
+        shared = len(rows) - len(np.unique(cluster_of(context.table, rows, self.clusters)))
         details = {**details, "cluster_crowding": float(shared)}
         return Selection(rows, details=details, cluster_penalty_s=self.delta_tau_s * shared)
 
