@@ -30,11 +30,6 @@ DrawDelays = Callable[[int], Delays]
 """round -> delays. They depend on (seed, client, round) only."""
 
 
-def no_delays(_: int) -> Delays:
-    """Draw no delay: the link holds nothing back."""
-    return Delays()
-
-
 class TokenBucket:
     """A token bucket: it gains `rate_bytes_per_s` tokens a second and holds at most `burst_bytes` of them.
 
@@ -59,7 +54,7 @@ class TokenBucket:
 class Link:
     """One client's link, where its messages wait. The last bucket may be shared with links on the same event loop."""
 
-    draw: DrawDelays = no_delays
+    draw: DrawDelays = lambda _: Delays()
     mode: Mode = "additive"
     down: tuple[TokenBucket, ...] = ()
     up: tuple[TokenBucket, ...] = ()

@@ -25,9 +25,6 @@ class StreamToServer(Protocol):
         """Send one message."""
 
 
-# One shared object, since it is entered for every job.
-_NOTHING = contextlib.nullcontext()
-
 Connect = Callable[[], contextlib.AbstractAsyncContextManager[StreamToServer]]
 """Opens a new stream to the server. Raises OSError if the server does not answer."""
 
@@ -68,4 +65,4 @@ class HostResources:
     on_answered: OnAnswered = lambda _: None
     hello_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HELLOS_AT_ONCE))
     """Held from opening a stream to its welcome. A server turns clients away if too many say hello at once."""
-    expecting: Expecting = lambda *_: _NOTHING
+    expecting: Expecting = lambda *_: contextlib.nullcontext()

@@ -12,7 +12,7 @@ import numpy as np
 
 from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.data.holdings import synthetic_holding
-from pausefl_client.link import DrawDelays, Link, no_delays
+from pausefl_client.link import Delays, DrawDelays, Link
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
@@ -182,7 +182,7 @@ class SessionRig:
         train_s: float = 0.0,
         privacy: ReleasePrivacy | None = None,
         ledger_in: Path | None = None,
-        delays: DrawDelays = no_delays,
+        delays: DrawDelays = lambda _: Delays(),
         executor: Executor | None = None,
         clock: Clock | None = None,
         discloses_loss: bool = False,
