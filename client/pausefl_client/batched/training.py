@@ -48,7 +48,7 @@ def check_stackable(trainer: TorchTrainer) -> None:
     for part in _SHARED:
         if getattr(method, part) is not getattr(TrainingMethod, part):
             raise NotStackable(f"the training method {method.__name__} has its own `{part}`")
-    if not trainer.draws_nothing:  # all clients of a call would draw from one generator
+    if not trainer.random_layers.draw_nothing:  # all clients of a call would draw from one generator
         task = type(trainer.task).__name__
         raise NotStackable(f"the training method {method.__name__} or the task {task} may draw at random")
     if trainer.settings.optimizer not in OPTIMIZERS:

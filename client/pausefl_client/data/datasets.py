@@ -21,7 +21,6 @@ from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
 Inputs = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int32]
-Labels = npt.NDArray[np.int64]
 TargetArray = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 Owners = npt.NDArray[np.int64] | npt.NDArray[np.str_]

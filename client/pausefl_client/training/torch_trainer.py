@@ -85,7 +85,7 @@ class TorchTrainer:
         self._remembered: JoinedStates = {}
         """Optimizer states from batched training, not yet loaded into the optimizer. Empty if it is up to date."""
         self._state_writer = StateWriter()
-        self._random_layers = RandomLayers(self.model, self.method, self.task, device)
+        self.random_layers = RandomLayers(self.model, self.method, self.task, device)
         self._rates = LearningRates(settings) if settings.schedule else None
         self._seed = seed
         self._client_id = client_id
@@ -111,7 +111,7 @@ class TorchTrainer:
                 group["lr"] = rate
         if self.method.has_control:
             self.method.take_control(control)
-        with self._random_layers.seeded(seed):
+        with self.random_layers.seeded(seed):
             self.method.begin_round(self.model, round)
             losses = self.method.local_steps(self.model, optimizer, self._batches(rows), self.task)
             self.method.end_round(self.model)
@@ -144,11 +144,6 @@ class TorchTrainer:
         """The seed of a round's dropout, and for each epoch the order of all examples."""
         rng = generator(self._seed, "batches", self._client_id, round)
         return int(rng.integers(2**63)), (rng.permutation(self.n_examples) for _ in range(self.settings.epochs))
-
-    @property
-    def draws_nothing(self) -> bool:
-        """Whether model, method and task are known to draw no random numbers."""
-        return self._random_layers.draw_nothing
 
     def drawn(self, round: int) -> tuple[int, Iterator[torch.Tensor]]:
         """The seed of a round's dropout, and for each step the rows of its examples."""

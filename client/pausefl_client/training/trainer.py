@@ -92,11 +92,6 @@ class WrappedTrainer:
         self._trainer = trainer
 
     @property
-    def wrapped(self) -> Trainer:
-        """The trainer inside this one."""
-        return self._trainer
-
-    @property
     def n_examples(self) -> int:
         return self._trainer.n_examples
 
@@ -125,5 +120,5 @@ class WrappedTrainer:
 def innermost(trainer: Trainer) -> Trainer:
     """The trainer inside all wrappers."""
     while isinstance(trainer, WrappedTrainer):
-        trainer = trainer.wrapped
+        trainer = trainer._trainer
     return trainer
