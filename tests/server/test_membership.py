@@ -75,9 +75,7 @@ async def test_what_is_waited_for_is_what_round_1_waits_for(rig: MakeRig) -> Non
 async def test_a_run_without_enough_clients_says_so(rig: MakeRig) -> None:
     async with rig(minimum_clients=2, connect_timeout_s=0.05).running() as r:
         a = await r.join("a")
-        with pytest.raises(
-            PauseflError, match=r"only 1 of clients\.minimum = 2 clients connected within 0\.05"
-        ) as told:
+        with pytest.raises(PauseflError, match=r"^only 1 of clients\.minimum = 2 clients connected within ") as told:
             await r.played()
         await asyncio.wait_for(a.goodbye.wait(), 20)
     assert a.dismissed == Dismiss(str(told.value)), "it does not wait for a run that is over"

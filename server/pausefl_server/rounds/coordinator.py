@@ -417,7 +417,8 @@ class Coordinator(Actor[_Message]):
         self._observer.waiting(minimum)
         if not await self._wait_until(lambda: len(self._members) >= minimum, timeout_s):
             connected = f"only {len(self._members)} of clients.minimum = {minimum} clients connected"
-            self._members.dismiss_all(too_few := f"{connected} within {timeout_s:g} s")
+            too_few = f"{connected} within {timeout_s:g} s; one that takes no part logs why"
+            self._members.dismiss_all(too_few)
             raise PauseflError(too_few)
 
     async def _await_roll_call(self, round: int) -> None:
