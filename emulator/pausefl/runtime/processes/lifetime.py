@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerProcess
-from typing import Any
 
 from pausefl.runtime.processes.environment import added_to_environment
 from pausefl.runtime.processes.forking import ForkedProcess, begin_fork_server, forget_fork_server
@@ -38,25 +37,18 @@ def start(process: "multiprocessing.process.BaseProcess") -> None:
     From its first instant on, the process leaves signals that are sent to every process to the caller.
     A fork server that ends during the request is restarted. PauseflError if it ends every time.
     """
-    with _STARTING:
-        _start(process)
-
-
-def _start(process: "multiprocessing.process.BaseProcess") -> None:
     main = sys.modules["__main__"]
-    hidden: dict[str, Any] = {
-        name: main.__dict__.pop(name) for name in ("__spec__", "__file__") if name in main.__dict__
-    }
-    main.__spec__ = None
-    try:
-        with _interrupts_held_back():
+    with _STARTING, _interrupts_held_back():
+        hidden = {name: main.__dict__.pop(name) for name in ("__spec__", "__file__") if name in main.__dict__}
+        main.__spec__ = None
+        try:
             if isinstance(process, ForkServerProcess):
                 _fork(process)
             else:
                 with added_to_environment():
                     process.start()
-    finally:
-        main.__dict__.update(hidden)
+        finally:
+            main.__dict__.update(hidden)
 
 
 def begin_to_import(imports: Sequence[str]) -> None:
