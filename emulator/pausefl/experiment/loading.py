@@ -16,7 +16,7 @@ from pausefl.experiment.toml_source import Overrides, document_of, import_from, 
 from pausefl.experiment.validation import as_json, check_address, check_finite, explain, unknown_key
 from pausefl_proto.errors import ConfigError
 
-_WITHOUT_A_NETWORK = {
+_WITHOUT_A_NETWORK: Mapping[str, object] = {
     "latency.injection": "link",
     "metrics.client_port": -1,
     **dict.fromkeys(("evaluation.address", "tls.certificate", "tls.ca"), ""),

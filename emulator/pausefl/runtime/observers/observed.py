@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from pausefl.runtime.observers.base import Observer
 from pausefl.runtime.processes.logs import add_warning
@@ -18,7 +18,7 @@ _END_WITHIN_S = 10.0
 _Call = Callable[[Observer], None]
 
 
-class Observed:
+class Observed(AbstractContextManager["Observed"]):
     """A context manager that passes events to `report` and to observers, to each observer in its own thread."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Observed:
         """`settings` is the experiment by table and key. `log` keeps observers' errors, which a display may drop."""
         self._report = report
         self._log = log
-        self._told = [Outbox[_Call](partial(_tell, each), f"observer {type(each).__name__}") for each in observers]
+        self._told = [Outbox[_Call](partial(_make_call, each), f"observer {type(each).__name__}") for each in observers]
         self._tell(lambda observer: observer.begin(run_dir, settings))
 
     def show(self, event: ProgressEvent) -> None:
@@ -40,9 +40,6 @@ class Observed:
         self._report(event)
         self._complain()
         self._tell(lambda observer: observer.on_event(event))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._tell(lambda observer: observer.end())
@@ -70,5 +67,5 @@ class Observed:
         self._report(Notice(message))
 
 
-def _tell(observer: Observer, call: _Call) -> None:
+def _make_call(observer: Observer, call: _Call) -> None:
     call(observer)
