@@ -76,6 +76,15 @@ class Budget(Bounded):
         return i if self.affords(i) else i - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One private release: its number i, its ε_i, and the ε that its client has spent, this one included."""
+
+    participation: int = 0
+    epsilon: float = 0.0
+    epsilon_spent: float = 0.0
+
+
 def is_same_epsilon(reported: float, scheduled: float) -> bool:
     """Whether an ε, or a sum of several, equals the schedule's, except for another machine's rounding."""
     return math.isclose(reported, scheduled, rel_tol=_RELATIVE_TOLERANCE)

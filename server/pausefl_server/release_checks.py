@@ -1,18 +1,7 @@
 """Checks of the releases that clients report, against the schedule and the log."""
 
-from dataclasses import dataclass
-
-from pausefl_proto.budget import Budget, is_same_epsilon
+from pausefl_proto.budget import Budget, Release, is_same_epsilon
 from pausefl_proto.errors import WireError
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """One private release as its client reports it: its number i, its ε_i, and the ε spent with it included."""
-
-    participation: int = 0
-    epsilon: float = 0.0
-    epsilon_spent: float = 0.0
 
 
 def check_ledger(released: int, epsilon_spent: float, budget: Budget | None, proven: int) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.server_records import selected_policy
+from pausefl_proto.budget import Release
 from pausefl_proto.errors import WireError
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation, weighted_mean
@@ -19,7 +20,6 @@ from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.records import EventKind, LogEvent
-from pausefl_server.release_checks import Release
 from pausefl_server.rounds.aggregation import WeightedUpdate, discounted
 from pausefl_server.rounds.deadline import answers_needed
 from pausefl_server.rounds.elapsed import Elapsed

@@ -12,7 +12,7 @@ import numpy as np
 
 from pausefl_process.events import Notice, ProgressEvent, RollCall
 from pausefl_process.host_monitor import HostReport
-from pausefl_proto.budget import Budget
+from pausefl_proto.budget import Budget, Release
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, Vector
 from pausefl_server.actor import Actor
@@ -20,7 +20,6 @@ from pausefl_server.monitoring.observer import Observers
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import RoundRecord, Timing
-from pausefl_server.release_checks import Release
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.evaluation import EvaluateModel, EvaluatorActor
 from pausefl_server.rounds.messages import Acknowledge, Dismiss, Dispatch, Lost, Register, Update, Withdraw

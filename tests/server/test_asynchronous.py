@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.budget import Release
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.optimizers import ServerOptimizer
@@ -26,7 +27,6 @@ from pausefl_server.model.staleness import (
     StalenessRule,
 )
 from pausefl_server.records import RoundRecord
-from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import Refusal
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.policies.fedat import FedAt

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pausefl_proto.budget import Budget
+from pausefl_proto.budget import Budget, Release
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack_job, unpack
 from pausefl_server.model.norm_bound import NormBound
 from pausefl_server.pings import PingSchedule
-from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import Acknowledge, Dismiss, Pinged, Refusal, SendPing, Withdraw
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.command import played, query, sets

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.budget import Release
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.host_limits import HostLimits
@@ -19,7 +20,6 @@ from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.records import TIMING_TOLERANCE_S, LogEvent, Miss, Observation, Timing
-from pausefl_server.release_checks import Release
 from pausefl_server.rounds.aggregation import AggregatedRound, WeightedUpdate, aggregate
 from pausefl_server.rounds.elapsed import Elapsed
 from pausefl_server.rounds.messages import Dispatch

@@ -15,13 +15,13 @@ import pytest
 
 from pausefl_process.events import RoundCommitted, WaitingForClients
 from pausefl_proto.arrays import IntArray
+from pausefl_proto.budget import Release
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.records import LogEvent, Timing
-from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import Dismiss, Lost, Pinged, Refusal, Shutdown
 from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.selection.policies.everyone import All

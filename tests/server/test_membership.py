@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from pausefl_process.events import Notice, WaitingForClients
+from pausefl_proto.budget import Release
 from pausefl_proto.errors import PauseflError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, digest
-from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import Dismiss, Refusal
 from pausefl_server.selection.policies.uniform import Random
 from rigs.coordinator import BUDGET, SIZE, FakePeer, MakeRig, averaged

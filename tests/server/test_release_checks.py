@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace, entropy_rng
 from pausefl_process.events import Notice, ProgressEvent
-from pausefl_proto.budget import Budget
+from pausefl_proto.budget import Budget, Release
 from pausefl_proto.encoding import FLOAT32, Float16
 from pausefl_proto.errors import WireError
 from pausefl_proto.privacy_unit import PrivacyUnit
@@ -21,7 +21,7 @@ from pausefl_server.model.norm_bound import TAIL_PROBABILITY, NormBound
 from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
-from pausefl_server.release_checks import Release, check_ledger, check_release, is_plausible
+from pausefl_server.release_checks import check_ledger, check_release, is_plausible
 from pausefl_server.rounds.budget_exhaustion import budgets_end, rounds_left, too_few_left
 from pausefl_server.rounds.choosing import free_places
 from pausefl_server.rounds.messages import Lost, Pinged, Register

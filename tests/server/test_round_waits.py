@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pausefl_process.events import Notice, ProgressEvent, RoundCommitted
 from pausefl_process.host_monitor import HostReport
+from pausefl_proto.budget import Release
 from pausefl_proto.errors import EvaluatorLost
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack
@@ -23,7 +24,6 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
-from pausefl_server.release_checks import Release
 from pausefl_server.rounds.deadline import (
     FACTOR,
     GREATEST_S,

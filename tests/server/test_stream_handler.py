@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from fuzz.http2 import DATA, END_STREAM, HEADERS, PING, call, frame, message, opening
+from pausefl_proto.budget import Release
 from pausefl_proto.errors import DamageError, TryLaterError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Assembler, Vector, pack, unpack
@@ -20,7 +21,6 @@ from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
-from pausefl_server.release_checks import Release
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.messages import Lost, Withdraw
 from pausefl_server.selection.policies.everyone import All

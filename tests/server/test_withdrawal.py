@@ -16,9 +16,9 @@ from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.training.withdrawal import Withdrawn
+from pausefl_proto.budget import Release
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, digest, pack_job
-from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, SendPing, Withdraw
 from pausefl_server.selection.policies.everyone import All
 from rigs.client_actor import ClientActorRig, upload, vector

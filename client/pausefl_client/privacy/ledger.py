@@ -18,7 +18,7 @@ from typing import NamedTuple
 from pausefl_process.commit_count import CommitCount
 from pausefl_process.databases import is_locked, refuse_lost
 from pausefl_process.files import make_durable, sqlite_synchronous
-from pausefl_proto.budget import Budget, is_same_epsilon
+from pausefl_proto.budget import Budget, Release, is_same_epsilon
 from pausefl_proto.errors import BudgetError, LedgerError
 
 KEPT_BYTES_MAX = 1_000_000
@@ -68,15 +68,6 @@ class ReleaseKey:
     model_digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """The cost of the i-th release: ε_i, and the ε spent in sum after it."""
-
-    participation: int
-    epsilon: float
-    epsilon_spent: float
-
-
 class Spent(NamedTuple):
     """The number of charged releases and their ε in sum. One object, since another thread may charge between reads."""
 
@@ -98,7 +89,7 @@ class OpenRelease:
     """A release whose bytes the server may still ask for."""
 
     key: ReleaseKey
-    charge: Charge
+    charge: Release
     update_digest: str
     noised: bytes | None
     """The noised update's bytes. None if they were too many to keep on disk (`KEPT_BYTES_MAX`)."""
@@ -145,7 +136,7 @@ class Ledger:
         """The sum of ε over the charged releases."""
         return self.spent.epsilon
 
-    def next_charge(self) -> Charge:
+    def next_charge(self) -> Release:
         """The cost of the next release. BudgetError if the budget or its floor does not allow another release."""
         i = self.released + 1
         if not self._budget.affords(i):
@@ -154,7 +145,7 @@ class Ledger:
                 f" {self._budget.epsilon_floor:g}: {self.epsilon_spent:g} of the privacy budget of"
                 f" {self._budget.epsilon_budget:g} is spent"
             )
-        charge = Charge(i, self._budget.epsilon(i), self._budget.spent(i))
+        charge = Release(i, self._budget.epsilon(i), self._budget.spent(i))
         if self.life is not None and (in_all := self._in_all_after(charge)) > self.life.epsilon_max:
             raise BudgetError(
                 f"release {i} of this run would bring the epsilon of all runs to {in_all:g}, --epsilon-lifetime is"
@@ -162,11 +153,11 @@ class Ledger:
             )
         return charge
 
-    def _in_all_after(self, charge: Charge) -> float:
+    def _in_all_after(self, charge: Release) -> float:
         """The sum of ε over all releases in the file, including one more with this charge."""
         return charge.epsilon_spent if self.life is None else self.in_all.epsilon + charge.epsilon
 
-    def record(self, key: ReleaseKey, charge: Charge, update_digest: str, noised: memoryview) -> None:
+    def record(self, key: ReleaseKey, charge: Release, update_digest: str, noised: memoryview) -> None:
         """Record a release, and keep its bytes. When this returns, the release survives a crash.
 
         LedgerError, and nothing may leave, if it cannot be written, its file is gone, or `key` was answered before.
@@ -198,7 +189,7 @@ class Ledger:
         if row is None or not (self.life is None or row[1] == self.life.run_id):
             return None
         _, run_id, round_, attempt, model_digest, epsilon, _, _, update_digest, _, noised = row
-        charge = Charge(self.released, epsilon, self.spent.epsilon)
+        charge = Release(self.released, epsilon, self.spent.epsilon)
         return OpenRelease(ReleaseKey(run_id, round_, attempt, model_digest), charge, update_digest, noised)
 
     def has_answered(self, key: ReleaseKey) -> bool:

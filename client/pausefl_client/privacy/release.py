@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pausefl_client.privacy.ledger import Charge, Ledger, ReleaseKey
+from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import LaplaceSource, Mechanism
-from pausefl_proto.budget import Budget
+from pausefl_proto.budget import Budget, Release
 from pausefl_proto.encoding import FLOAT32, Encoding
 from pausefl_proto.errors import BudgetError, LedgerError, WrittenOff
 from pausefl_proto.wire import Vector, digest
@@ -33,7 +33,7 @@ class Released:
     vector: npt.NDArray[Any]
     """(d,) float32, or the bytes of another encoding."""
     digest: str
-    charge: Charge | None
+    charge: Release | None
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Releaser:
         if self._privacy is not None:
             self._privacy.ledger.settle()
 
-    def _encoded(self, vector: Vector, vector_digest: str, charge: Charge | None) -> Released:
+    def _encoded(self, vector: Vector, vector_digest: str, charge: Release | None) -> Released:
         """A vector encoded for sending. Equal vectors give equal bytes, so the ledger keeps only the vector."""
         encoded = self._encoding.encode(vector)
         return Released(encoded, vector_digest if encoded is vector else digest(encoded), charge)

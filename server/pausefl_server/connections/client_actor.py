@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pausefl_process.host_monitor import HostWatch
+from pausefl_proto.budget import Release
 from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -20,7 +21,6 @@ from pausefl_server.connections.reported_values import (
     release_of,
     statistics_of,
 )
-from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import (
     Acknowledge,
     Dismiss,

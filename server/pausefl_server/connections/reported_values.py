@@ -3,12 +3,12 @@
 from dataclasses import fields
 
 from pausefl_process.host_monitor import HostReport
+from pausefl_proto.budget import Release
 from pausefl_proto.errors import WireError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_STATISTICS
 from pausefl_server.clients import GREATEST_STATED
-from pausefl_server.release_checks import Release
 
 LONGEST_TEXT = 200
 """How many characters are kept of a text that a client wrote."""

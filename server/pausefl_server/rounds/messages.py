@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from pausefl_process.host_monitor import HostReport
+from pausefl_proto.budget import Release
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector
 from pausefl_server.records import Timing
-from pausefl_server.release_checks import Release
 
 
 @dataclass(frozen=True, slots=True)
