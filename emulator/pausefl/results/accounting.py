@@ -64,17 +64,14 @@ def tighter_epsilon(budget: Budget, unit: PrivacyUnit, participations: int, delt
     composed = [epsilon for epsilon in map(budget.epsilon, numbers) if 0 < epsilon <= _GREATEST_COMPOSED]
     if not composed:
         return spent
-    interval = sum(composed) / _POINTS
-    total = privacy_loss_distribution.identity(value_discretization_interval=interval)
+    rounding = {"value_discretization_interval": sum(composed) / _POINTS}
+    total = privacy_loss_distribution.identity(**rounding)
     for epsilon in composed:
         if unit == "coordinate":
-            release = privacy_loss_distribution.from_laplace_mechanism(
-                1 / epsilon, value_discretization_interval=interval
-            )
+            release = privacy_loss_distribution.from_laplace_mechanism(1 / epsilon, **rounding)
         else:
-            release = privacy_loss_distribution.from_privacy_parameters(
-                common.DifferentialPrivacyParameters(epsilon, 0.0), value_discretization_interval=interval
-            )
+            stated = common.DifferentialPrivacyParameters(epsilon, 0.0)
+            release = privacy_loss_distribution.from_privacy_parameters(stated, **rounding)
         total = total.compose(release)
     # Discretising rounds up, so the plain sum, which is a guarantee too, may be smaller.
     return min(float(total.get_epsilon_for_delta(delta)) + max(0.0, spent - sum(composed)), spent)
