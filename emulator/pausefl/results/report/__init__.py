@@ -18,8 +18,6 @@ from pausefl.results.report.plots import draw_all
 from pausefl.results.report.style import KINDS, write_picture
 from pausefl_process.files import write_durably
 
-__all__ = ["export_csv", "report_runs", "write_report"]
-
 
 def write_report(run_dir: Path) -> Path:
     """Draw the run's figures into plots/ and write report.html; return the path of report.html."""
