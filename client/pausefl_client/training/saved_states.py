@@ -58,9 +58,11 @@ def read_states(written: bytes, device: torch.device) -> tuple[dict[str, Any], d
     optimizer = saved.pop("optimizer")
     for name, places in saved.pop("tensors").items():
         dtype = _DTYPES[name]
-        end = start + dtype.itemsize * sum(math.prod(shape) for *_, shape in places)
+        sizes = [math.prod(shape) for *_, shape in places]
+        end = start + dtype.itemsize * sum(sizes)
         values = torch.from_numpy(np.asarray(bytearray(written[start:end]), np.uint8)).view(dtype)
-        _put_back(values, places, optimizer["state"])  # on the CPU: `load_state_dict` moves them to the device
+        for (key, state, shape), part in zip(places, torch.split(values, sizes), strict=True):
+            optimizer["state"][key][state] = part.view(shape)  # on the CPU: `load_state_dict` moves it to the device
         start = end
     return optimizer, saved
 
@@ -100,13 +102,6 @@ def _is_plain(value: object) -> bool:
         and not value.requires_grad
         and str(value.dtype) in _DTYPES
     )
-
-
-def _put_back(values: torch.Tensor, places: list[_Place], states: dict[Any, dict[str, Any]]) -> None:
-    """Split `values`, (n,), into tensors of the places' shapes, and put them into `states` at these places."""
-    parts = torch.split(values, [math.prod(shape) for *_, shape in places])
-    for (key, name, shape), part in zip(places, parts, strict=True):
-        states[key][name] = part.view(shape)
 
 
 def _comparable(described: Any) -> bytes | None:
