@@ -16,7 +16,6 @@ import grpc
 import pytest
 
 from chaos.line import Line
-from chaos.schedule import Fault
 from pausefl_client.session_settings import StreamToServer
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import TrainingOutcome
@@ -386,17 +385,3 @@ async def test_a_server_that_is_stopped_in_a_round_is_found_dead() -> None:
             while await asyncio.wait_for(stream.read(), 90) is not None:
                 pass
         assert time.monotonic() - stopped_s < DEAD_AFTER_S + TOLERANCE_S
-
-
-async def test_a_model_that_a_slow_link_carries_breaks_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer to a ping waits behind it for longer than it may take."""
-    for name, value in (("_SLOW_BYTES_PER_S", 1.2e6), ("_SLOW_PIECE_BYTES", 1 << 14), ("HINDRANCES", {"1 kB/s": 60.0})):
-        monkeypatch.setattr(f"chaos.line.{name}", value)
-    async with listening(dead_after_s=DEAD_AFTER_S, size=BIG) as port, line_to(port) as line:
-        line.strike(Fault(1, 0.0, "1 kB/s", "", "down", 0.0))
-        async with connect(f"127.0.0.1:{line.port}", dead_after_s=DEAD_AFTER_S) as stream:
-            await stream.write(hello("a", BIG))
-            kinds = [
-                pb.ServerMessage.FromString(unpack(await stream.read() or b"")[0]).WhichOneof("kind") for _ in range(4)
-            ]
-    assert kinds == ["welcome", "job", "frame", "frame"]
