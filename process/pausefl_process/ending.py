@@ -53,6 +53,8 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
     def interrupt(*_: object) -> None:
         timers.append(end_within(DRAIN_S))
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job of a script
+            raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `lifetime.start` may have blocked it
 

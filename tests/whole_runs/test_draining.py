@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.popen_spawn_posix import Popen
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from pausefl.experiment.loading import load_experiment
 from pausefl.runtime import fleet
 from pausefl.runtime.evaluator.plan import evaluator_plan
 from pausefl.runtime.evaluator.process import OwnEvaluator
-from pausefl_process.ending import DRAIN_S, INTERRUPTED
+from pausefl_process.ending import DRAIN_S, INTERRUPTED, signals_to
 from pausefl_proto.wire import Vector
 from pausefl_server import service
 from pausefl_server.records import Evaluation
@@ -109,9 +110,11 @@ def test_a_server_waiting_for_evaluation_ends(tmp_path: Path, background: Backgr
 
 
 @pytest.mark.end_to_end
-def test_a_client_that_looks_for_its_server_can_be_ended(tmp_path: Path, background: Background) -> None:
+@pytest.mark.parametrize("ctrl_c", [signal.default_int_handler, signal.SIG_IGN], ids=["heard", "ignored as by sh's &"])
+def test_a_client_that_looks_for_its_server_can_be_ended(tmp_path: Path, background: Background, ctrl_c: Any) -> None:
     who = (synthetic(tmp_path), "--server", "127.0.0.1:1", "--slot", "0", "--ledger-dir", tmp_path / "ledgers")
-    process = background("client", *who, "--set", "metrics.client_port=0")
+    with signals_to(ctrl_c, signal.SIGINT):  # which the process inherits
+        process = background("client", *who, "--set", "metrics.client_port=0")
     wait_for(lambda: b'"metrics"' in (tmp_path / "output").read_bytes(), "the client", running=process)
     process.terminate()
     assert process.wait(DRAIN_S) == INTERRUPTED
