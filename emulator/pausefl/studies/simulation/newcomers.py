@@ -7,27 +7,28 @@ other. The policy itself is called every round and classifies the drifts that it
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.population.simulated_drifts import DriftLaw
-from pausefl.studies.simulation.engine import BLOCK, arrivals, refuse_disclosures, server_of
+from pausefl.studies.simulation.engine import BLOCK, answer, arrivals, refuse_disclosures, server_of
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import Observation, RoundRecord, Timing
+from pausefl_server.records import RoundRecord
 from pausefl_server.rounds.attempt import attempt_record
 from pausefl_server.rounds.choosing import chosen_in, context_of
 from pausefl_server.selection.drift import two_means
 from pausefl_server.selection.newcomers import NewcomerPolicy, is_original
+from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 
-_NO_TIME = Timing(round_trip_s=1.0)
-"""A dummy timing: latency has no influence here, but a client table needs one above 0."""
+_DUMMY_S = 1.0
+"""A dummy latency: it has no influence here, but a client table needs one above 0."""
 
 
 @dataclass(frozen=True)
@@ -134,29 +135,20 @@ def simulate_newcomers(policy: NewcomerPolicy, setting: DriftSetting, rounds: in
         if context.eligible.size:
             rows = chosen_in(context, state).rows
             chosen[t - 1, columns[rows]] = True
-            state.after_round(_record(t, table, rows, drift[columns[rows]]))
+            state.after_round(_record(t, state, server, rows, drift[columns[rows]]))
     return _result(setting, table, state.policy_state, chosen[:, columns])
 
 
-def _record(t: int, table: ClientTable, rows: IntArray, drift: FloatArray) -> RoundRecord:
+def _record(t: int, state: RunState, server: ServerSettings, rows: IntArray, drift: FloatArray) -> RoundRecord:
     """The server's record of the round. A single original has no drift, as there is no other to compare it with."""
-    original = is_original(table, rows)
+    original = is_original(state.table, rows)
     measured = ~original | (original.sum() > 1)
     # The policy `chr` needs a cosine. It is 1 − drift, so that a small drift is a great cosine.
     observations = [
-        Observation(
-            client_id=table.ids[row],
-            timing=_NO_TIME,
-            latency_s=_NO_TIME.round_trip_s,
-            n_examples=1,
-            participation=0,
-            epsilon=0.0,
-            epsilon_spent=0.0,
-            statistics={"drift": d, "cosine": 1 - d} if m else {},
-        )
+        replace(answer(state, row, _DUMMY_S, _DUMMY_S, server), statistics={"drift": d, "cosine": 1 - d} if m else {})
         for row, d, m in zip(rows.tolist(), drift.tolist(), measured.tolist(), strict=True)
     ]
-    return attempt_record(t, 0, [table.ids[row] for row in rows.tolist()], observations)
+    return attempt_record(t, 0, [state.table.ids[row] for row in rows.tolist()], observations)
 
 
 def _result(setting: DriftSetting, table: ClientTable, state: Any, chosen: BoolArray) -> NewcomerResult:
