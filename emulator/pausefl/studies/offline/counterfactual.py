@@ -8,6 +8,7 @@ tried again, as a server does. Each draw first resamples every client's answers 
 Annals of Statistics, 1979). So the interval over the draws includes the uncertainty about the latency laws.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -69,8 +70,9 @@ def play_on_log(experiment: Experiment, log: RecordedLog, draws: int) -> Counter
     records = tuple(log.records)  # kept in memory, as every draw goes through them
     outcomes = LoggedOutcomes.of(records)
     check_log_suffices(policy, experiment.selection.policy, outcomes)
-    played = [_ImaginedRun(policy, settings, oracle, outcomes, draw).play(records) for draw in range(draws)]
-    return _gathered(outcomes.client_ids, played)
+    played = (_ImaginedRun(policy, settings, oracle, outcomes, draw).play(records) for draw in range(draws))
+    rounds, epsilon_spent = zip(*played, strict=True)
+    return _gathered(outcomes.client_ids, rounds, np.array(epsilon_spent))
 
 
 @dataclass
@@ -86,12 +88,6 @@ class _PlayedRound:
     never_observed: int = 0
     at_bounds: int = 0
     asked: int = 0
-
-
-@dataclass(frozen=True)
-class _PlayedDraw:
-    rounds: Sequence[_PlayedRound]
-    max_epsilon_spent: float
 
 
 class _ImaginedRun:
@@ -110,9 +106,10 @@ class _ImaginedRun:
     def _needed(self) -> int:
         return self.state.policy.m - self.settings.spare
 
-    def play(self, records: Sequence[RoundRecord]) -> _PlayedDraw:
+    def play(self, records: Sequence[RoundRecord]) -> tuple[list[_PlayedRound], float]:
+        """The rounds, and the greatest ε that any client has spent at their end."""
         rounds = [self._round(record) for record in records]
-        return _PlayedDraw(rounds, float(self.state.table.epsilon_spent.max(initial=0.0)))
+        return rounds, float(self.state.table.epsilon_spent.max(initial=0.0))
 
     def _round(self, record: RoundRecord) -> _PlayedRound:
         """Play a round as a server does: an attempt without an update is repeated, up to the settings' limit."""
@@ -196,18 +193,16 @@ def _observation(
     )
 
 
-def _gathered(client_ids: tuple[str, ...], draws: Sequence[_PlayedDraw]) -> Counterfactual:
-    place = {client_id: i for i, client_id in enumerate(client_ids)}
-    chosen = np.zeros((len(draws), len(client_ids)), np.int64)
-    for row, draw in zip(chosen, draws, strict=True):
-        np.add.at(row, [place[c] for of_round in draw.rounds for c in of_round.chosen], 1)
-
+def _gathered(
+    client_ids: tuple[str, ...], draws: Sequence[Sequence[_PlayedRound]], max_epsilon_spent: FloatArray
+) -> Counterfactual:
+    times = [Counter(c for of_round in rounds for c in of_round.chosen) for rounds in draws]
     counted = [each.name for each in fields(_PlayedRound) if each.name != "chosen"]
-    tables = {name: np.array([[getattr(r, name) for r in draw.rounds] for draw in draws]) for name in counted}
+    tables = {name: np.array([[getattr(r, name) for r in rounds] for rounds in draws]) for name in counted}
     return Counterfactual(
         client_ids=client_ids,
         **tables,
-        max_epsilon_spent=np.array([draw.max_epsilon_spent for draw in draws]),
-        chosen=chosen,
-        first=tuple(of_round.chosen for of_round in draws[0].rounds),
+        max_epsilon_spent=max_epsilon_spent,
+        chosen=np.array([[of_draw[client_id] for client_id in client_ids] for of_draw in times]),
+        first=tuple(of_round.chosen for of_round in draws[0]),
     )
