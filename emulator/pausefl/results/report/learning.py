@@ -14,7 +14,7 @@ from pausefl_server.records import RoundRecord
 from pausefl_server.selection import policy_class
 from pausefl_server.selection.newcomers import is_original
 from pausefl_server.selection.policies.fed_ts import FedTs, Posteriors
-from pausefl_server.state import RunState
+from pausefl_server.state import RunState, replay
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,19 @@ def learning(run: RunData) -> Learning | None:
     policy = _policy(run)
     if policy is None:
         return None
-    state = RunState.start(policy, run.summary["seed"])
-    posteriors: list[Posteriors] = []
+    posteriors: list[Posteriors] = [RunState.start(policy, run.summary["seed"]).policy_state]
     drifts: list[tuple[Any, ...]] = []
-    threshold = np.full(len(run.records), np.nan)
-    for t, record in enumerate(run.records):
-        before: Posteriors = state.policy_state
-        for failed in record.failed_attempts:
-            state.before_round(failed.round, failed.events)
-            state.after_failed_attempt(failed)
-        state.before_round(record.round, record.events)
-        state.after_round(record)
+    thresholds: list[float | None] = []
+
+    def note(record: RoundRecord, state: RunState) -> None:
         posteriors.append(state.policy_state)
-        classified = _classified(record, before, state)
-        drifts += classified
-        if sum(not original for *_, original, _ in classified) > 1:  # a single newcomer's drift is not compared
-            threshold[t] = np.nan if posteriors[-1].threshold is None else posteriors[-1].threshold
-    return _assemble(run, state, posteriors, drifts, threshold)
+        classified = _classified(record, posteriors[-2], state)
+        drifts.extend(classified)
+        is_compared = sum(not original for *_, original, _ in classified) > 1  # a single newcomer's drift is not
+        thresholds.append(state.policy_state.threshold if is_compared else None)
+
+    state = replay(policy, run.summary["seed"], run.records, note)
+    return _assemble(run, state, posteriors[1:], drifts, np.array(thresholds, np.float64))
 
 
 def _policy(run: RunData) -> FedTs | None:
