@@ -81,7 +81,7 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         with suppress(OSError):
             fresh.unlink()
-        if isinstance(error, OSError):  # with the caller's name of the file, not that of the temporary file
+        if isinstance(error, OSError) and error.errno:  # name the caller's file, not the temporary one
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     sync_folder(path.parent)
