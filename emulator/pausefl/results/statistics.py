@@ -52,12 +52,15 @@ def quartiles(values: Sequence[float] | FloatArray) -> tuple[float, float, float
     return lower, median, upper
 
 
-def mean_band(curves: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-    """The mean, low and high curve, (n_points,) each; `curves` is (n_seeds, n_points). None with too few seeds."""
-    if len(curves) < FEWEST_SEEDS:
-        return None
-    mean = curves.mean(axis=0)
-    low, high = np.quantile(resampled_shares(len(curves)) @ curves, _TAILS, axis=0)
+def mean_band(values: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The mean over the seeds, and the ends of its interval; with too few seeds, the least and the greatest value.
+
+    `values` has a number or a curve per seed.
+    """
+    mean = values.mean(axis=0)
+    if len(values) < FEWEST_SEEDS:
+        return mean, values.min(axis=0), values.max(axis=0)
+    low, high = np.quantile(resampled_shares(len(values)) @ values, _TAILS, axis=0)
     return mean, np.minimum(low, mean), np.maximum(high, mean)
 
 

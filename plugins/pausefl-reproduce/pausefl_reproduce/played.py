@@ -312,8 +312,7 @@ def _stored(curves: Sequence[tuple[Any, Any]], *, each_seed: bool = False) -> di
         return None
     grid = np.linspace(start, end, _POINTS)
     values = np.array([np.interp(grid, x, y) for x, y in curves])
-    band = mean_band(values) or (values.mean(axis=0), values.min(axis=0), values.max(axis=0))
-    rows = {"x": grid, **dict(zip(("mean", "low", "high"), band, strict=True))}
+    rows = {"x": grid, **dict(zip(("mean", "low", "high"), mean_band(values), strict=True))}
     stored: dict[str, Any] = {name: _rounded(row) for name, row in rows.items()}
     return {**stored, "seeds": [_rounded(row) for row in values]} if each_seed else stored
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from pausefl.results.csv_table import write_records
 from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, latency_unit, time_axis
-from pausefl.results.report.comparison.figure import ONE_SEED, ends, seeds_note
+from pausefl.results.report.comparison.figure import ONE_SEED, seeds_note
 from pausefl.results.report.style import INK, KINDS, RC, SERIES, write_picture
+from pausefl.results.statistics import mean_band
 from pausefl.results.stored_summary import unequal_machines
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_server.records import ACCURACY
@@ -105,7 +106,7 @@ def _draw_line(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, f
     axes.plot(at, means, color=SERIES[0].light, marker="o")
     for x, group in zip(at, groups, strict=True):
         if group.size > 1:
-            axes.plot([x, x], ends(group), color=SERIES[0].light, linewidth=1)
+            axes.plot([x, x], mean_band(group)[1:], color=SERIES[0].light, linewidth=1)
     axes.set_xticks(at, _shown(values))
     axes.set_xlabel(key)
 
@@ -117,7 +118,7 @@ def _draw_map(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, fa
         for j, column_value in enumerate(_levels(rows, across)):
             group = _of(rows, {down: row_value, across: column_value}, name) * factor
             table[i, j] = group.mean() if group.size else np.nan
-            text = f"{table[i, j]:.3g}" + ("\n[{:.3g}, {:.3g}]".format(*ends(group)) if group.size > 1 else "")
+            text = f"{table[i, j]:.3g}" + ("\n[{:.3g}, {:.3g}]".format(*mean_band(group)[1:]) if group.size > 1 else "")
             axes.text(j, i, text, ha="center", va="center", color=INK.light, backgroundcolor=(1, 1, 1, 0.7))
     axes.imshow(table, aspect="auto", cmap="cividis")
     axes.grid(visible=False)  # the grid would lie over the cells

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latency_unit, time_axis
 from pausefl.results.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, capitalised, percent_axis, whisker
-from pausefl.results.statistics import FEWEST_SEEDS, mean_band, mean_interval, three_digits
+from pausefl.results.statistics import FEWEST_SEEDS, mean_band, three_digits
 from pausefl_server.records import Split
 
 Runs = Mapping[str, Sequence[RunData]]
@@ -91,9 +91,9 @@ def draw_band(axes: Axes, curves: Sequence[PlottedCurve], look: Look, label: str
         return
     grid = np.linspace(start, end, 300)
     values = np.array([np.interp(grid, x, y) for x, y in curves])
-    _, low, high = mean_band(values) or (None, values.min(axis=0), values.max(axis=0))
+    mean, low, high = mean_band(values)
     axes.fill_between(grid, low, high, color=look.colour, alpha=0.18, linewidth=0)
-    axes.plot(grid, values.mean(axis=0), color=look.colour, linestyle=look.dash, label=label)
+    axes.plot(grid, mean, color=look.colour, linestyle=look.dash, label=label)
 
 
 def draw_budget(axes: Axes, budget: float, at: float = 0.0) -> None:
@@ -106,16 +106,8 @@ def draw_budget(axes: Axes, budget: float, at: float = 0.0) -> None:
     axes.set(xlim=(0, None), ylim=(0, 1.18 * axes.dataLim.y1))
 
 
-def ends(values: NDArray[np.float64]) -> tuple[float, float]:
-    """The ends of the interval that `band_note` names. `values` has one value per seed."""
-    found = mean_interval(values)
-    if found.low is None or found.high is None:
-        return float(values.min()), float(values.max())
-    return found.low, found.high
-
-
 def band_note(n_seeds: int) -> str:
-    """What the band around a mean over `n_seeds` seeds shows."""
+    """What the band (`mean_band`) around a mean over `n_seeds` seeds shows."""
     return "the 95 % bootstrap interval" if n_seeds >= FEWEST_SEEDS else "the range from the least to the greatest seed"
 
 
@@ -140,8 +132,7 @@ def _leakage(axes: Axes, runs: Runs, looks: Mapping[str, Look], privacy: Privacy
 def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
     axis = time_axis(run.summary for run in all_runs(runs))
     values = [np.array([run.summary[axis] for run in of_policy]) for of_policy in runs.values()]
-    mean_s = np.array([np.mean(v) for v in values])
-    low_s, high_s = np.array([ends(v) for v in values]).T
+    mean_s, low_s, high_s = np.array([mean_band(v) for v in values]).T
     rows = np.arange(len(runs))
     axes.barh(rows, mean_s, height=0.62, color=[look.colour for look in looks.values()])
     if any(len(v) > 1 for v in values):
