@@ -1,6 +1,7 @@
 """Reads latencies to fit laws to, from a run's log or from a file with a row per exchange."""
 
 import shlex
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,14 +34,6 @@ class ClientLatencies:
     """How many other jobs had no answer. They tell nothing about a latency."""
 
 
-@dataclass
-class _MeasuredRows:
-    when: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    bounds_s: list[float] = field(default_factory=list)
-    missed: int = 0
-
-
 def latencies_of(source: Path, reading: Reading = _AS_SAID) -> Mapping[str, ClientLatencies]:
     """The latencies in a run directory or a file, by client. ConfigError, with the file's line, for invalid input."""
     if source.is_dir() and reading != Reading():
@@ -53,24 +46,22 @@ def latencies_of(source: Path, reading: Reading = _AS_SAID) -> Mapping[str, Clie
 
 def _of_run(run_dir: Path) -> dict[str, ClientLatencies]:
     """The latencies in a run's log, by client: the signal of its policy (`latency.signal`), at the emulated scale."""
-    rows: dict[str, _MeasuredRows] = {}
+    seconds, bounds_s = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    rounds, missed = defaultdict[str, list[int]](list), Counter[str]()
     with open_database(run_dir) as database:
         check_seals(run_dir / "run.db", database)
     for record in RoundLog(partial(open_database, run_dir)):
         for o in (o for o in record.observations if o.teaches):
-            of_client = rows.setdefault(o.client_id, _MeasuredRows())
-            of_client.when.append(record.round)
-            of_client.seconds.append(o.latency_s)
+            rounds[o.client_id].append(record.round)
+            seconds[o.client_id].append(o.latency_s)
         for miss in (m for attempt in record.attempts for m in attempt.misses if m.teaches):
-            of_client = rows.setdefault(miss.client_id, _MeasuredRows())
             if miss.kind in _BOUNDING and miss.latency_s > 0:
-                of_client.bounds_s.append(miss.latency_s)
+                bounds_s[miss.client_id].append(miss.latency_s)
             else:
-                of_client.missed += 1
+                missed[miss.client_id] += 1
     return {
-        client_id: ClientLatencies(np.array(r.seconds), np.array(r.when, np.int64), np.array(r.bounds_s), r.missed)
-        for client_id, r in sorted(rows.items())
-        if r.seconds or r.bounds_s
+        c: ClientLatencies(np.array(seconds[c]), np.array(rounds[c], np.int64), np.array(bounds_s[c]), missed[c])
+        for c in sorted(seconds.keys() | bounds_s.keys())
     }
 
 
