@@ -249,7 +249,7 @@ def as_table(comparison: Comparison) -> Table:
 
 def as_group_table(comparison: Comparison) -> Table | None:
     """A table for a terminal: how often each group was chosen under each policy. None without groups."""
-    columns, lines = ["group", *(row.policy for row in comparison.rows)], _group_lines(comparison)
+    columns, lines = _group_cells(comparison)
     return _table(columns, lines, "times chosen per client, without failed attempts") if lines else None
 
 
@@ -265,15 +265,15 @@ def _table(columns: Sequence[str], lines: Sequence[Sequence[Any]], caption: str)
     return table
 
 
-def _group_lines(comparison: Comparison) -> list[list[Any]]:
-    """Lines of a group's name, then (mean, spread) of selections per client by policy; last, relevant : irrelevant."""
+def _group_cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
+    """The table of groups, as `_cells`: selections per client by policy; last, relevant : irrelevant."""
     rows = comparison.rows
     names = dict.fromkeys(name for row in rows for name in row.selections_by_group)
     groups = [(name, [row.selections_by_group.get(name) for row in rows]) for name in names]
     lines = [[name, *(_cell(g.selections_per_client if g else None, three_digits) for g in of)] for name, of in groups]
     if any(row.relevant_to_irrelevant for row in rows):
         lines.append(["relevant : irrelevant", *(_cell(row.relevant_to_irrelevant, three_digits) for row in rows)])
-    return lines
+    return ["group", *(row.policy for row in rows)], lines
 
 
 def _caption(comparison: Comparison) -> str:
@@ -298,7 +298,7 @@ def _page(comparison: Comparison, pictures: Mapping[str, Markup], folder: Path) 
         c=comparison,
         columns=columns,
         lines=lines,
-        group_lines=_group_lines(comparison),
+        groups=_group_cells(comparison),
         accuracy_note=_accuracy_note(comparison),
         is_evaluated=bool(evaluated_runs(comparison.runs, comparison.split)),
         band_note=band_note(len(comparison.seeds)),
