@@ -50,10 +50,7 @@ def chosen_share(runs: Runs, client_ids: Sequence[str]) -> Mapping[str, FloatArr
     shares = {}
     for policy, of_policy in runs.items():
         rounds = sum(len(run.round_latency["round"]) for run in of_policy)
-        chosen: Counter[str] = Counter()
-        for run in of_policy:
-            ids, times = np.unique(run.choices["client_id"], return_counts=True)
-            chosen.update(dict(zip(ids.tolist(), times.tolist(), strict=True)))
+        chosen = Counter(client_id for run in of_policy for client_id in run.choices["client_id"])
         shares[policy] = np.array([chosen[client_id] for client_id in client_ids]) / max(rounds, 1)
     return shares
 
