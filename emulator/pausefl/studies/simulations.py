@@ -1,6 +1,5 @@
 """Simulates an experiment under several policies and seeds, and draws them side by side."""
 
-import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -157,10 +156,8 @@ def _check_alike(variants: Mapping[str, Sequence[Experiment]]) -> None:
 
 def _read(path: Path) -> SimulatedCurves:
     """The columns of a simulation.csv by name, (recorded rounds,) each."""
-    with path.open(newline="", encoding="utf-8") as file:
-        columns, *rows = csv.reader(file)
-    values = np.array(rows, np.float64).reshape(len(rows), len(columns))
-    return dict(zip(columns, values.T, strict=True))
+    table = np.genfromtxt(path, delimiter=",", names=True, ndmin=1)
+    return {name: table[name] for name in table.dtype.names or ()}
 
 
 def _spreads(summaries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
