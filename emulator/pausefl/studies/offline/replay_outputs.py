@@ -12,7 +12,7 @@ from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import Overrides
-from pausefl.results.csv_table import write_csv
+from pausefl.results.csv_table import write_records
 from pausefl.results.frames import data_frame
 from pausefl.results.reading import EPSILON_LABELS
 from pausefl.runtime.run_dir import stored_experiment
@@ -30,7 +30,6 @@ CAVEAT = (
     "an estimate from another policy's log: it supposes that a client's latency does not depend on who else is chosen,"
     " and that its latencies in the log stand for those in the rounds where the log lacks it; accuracy cannot be told"
 )
-_COLUMNS = ("round", "recorded", "chosen", "recorded_s", "waited_s", "low_s", "high_s", "extrapolated")
 
 
 @dataclass(frozen=True)
@@ -124,8 +123,8 @@ def write_replay(replay: Replay, folder: Path) -> list[Path]:
     write_durably(folder / "replay.json", json.dumps(replay.summary, indent=2) + "\n")
     if not replay.rounds:
         return [folder / "replay.json"]
-    rounds = ({**row, **{name: " ".join(row[name]) for name in ("recorded", "chosen")}} for row in replay.rounds)
-    write_csv(folder / "replay.csv", _COLUMNS, ([row.get(name) for name in _COLUMNS] for row in rounds))
+    rounds = [{**row, **{name: " ".join(row[name]) for name in ("recorded", "chosen")}} for row in replay.rounds]
+    write_records(folder / "replay.csv", rounds)
     from pausefl.results.report.style import write_picture
     from pausefl.studies.offline.plots import draw_replay
 
