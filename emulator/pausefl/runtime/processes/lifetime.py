@@ -39,7 +39,9 @@ def start(process: "multiprocessing.process.BaseProcess") -> None:
     """
     main = sys.modules["__main__"]
     with _STARTING, _interrupts_held_back():
-        hidden = {name: main.__dict__.pop(name) for name in ("__spec__", "__file__") if name in main.__dict__}
+        hidden: dict[str, object] = {
+            name: main.__dict__.pop(name) for name in ("__spec__", "__file__") if name in main.__dict__
+        }
         main.__spec__ = None
         try:
             if isinstance(process, ForkServerProcess):
