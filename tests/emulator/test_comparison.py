@@ -219,7 +219,8 @@ def test_runs_without_rounds_are_compared_by_elapsed_time_beside_runs_in_rounds(
 
 
 def test_a_policy_without_privacy_has_no_epsilon(tmp_path: Path) -> None:
-    pause, random = write_run(tmp_path / "a", "pause", 1), write_run(tmp_path / "b", "random", 1, unit=None)
+    pause = write_run(tmp_path / "a", "pause", 1)
+    random = write_run(tmp_path / "b", "random", 1, unit=None, max_epsilon_spent=None)
     comparison = compare({"pause": [pause], "random": [random]})
     assert [row.max_epsilon_spent is None for row in comparison.rows] == [False, True]
     assert write_comparison(comparison, tmp_path / "out").exists()

@@ -390,7 +390,7 @@ def test_the_figure_has_a_ring_for_each_and_none_where_all_came_in_time(tmp_path
     ids, last = run.clients["client_id"], int(run.round_latency["round"].max())
     with closing(Store(run_dir / "run.db")) as log:
         log.save_late_events(last + 1, [told("reconciled", str(ids[1]), 1000)])
-    dots, rings = plots.releases(run, PrivacyFigures("coordinate", 1.0, 1.0, 1.0)).axes[0].collections
+    dots, rings = plots.releases(run, PrivacyFigures("coordinate", 1.0)).axes[0].collections
     assert len(np.asarray(dots.get_offsets())) == len(run.leakage["client_id"])
     assert np.asarray(rings.get_offsets()).tolist() == [[last, 1]]
     assert np.asarray(rings.get_facecolor()).size == 0

@@ -90,13 +90,10 @@ EPSILON_LABELS: Mapping[PrivacyUnit, str] = {"coordinate": "ε per coordinate", 
 
 @dataclass(frozen=True)
 class PrivacyFigures:
-    """The privacy budget of a private run and what it spent. Every ε is in `unit`, except `vector_epsilon_max`."""
+    """The privacy unit of a private run, and each client's budget in it."""
 
     unit: PrivacyUnit
     epsilon_budget: float
-    max_epsilon_spent: float
-    vector_epsilon_max: float
-    """The greatest ε that a client spent, for whole upload vectors."""
 
     @property
     def label(self) -> str:
@@ -191,15 +188,9 @@ class RunData:
 
     @property
     def privacy(self) -> PrivacyFigures | None:
-        """Budget and spending of the run; None in a run without privacy."""
-        if self.summary["privacy_unit"] is None:
-            return None
-        return PrivacyFigures(
-            unit=self.summary["privacy_unit"],
-            epsilon_budget=self.summary["epsilon_budget"] or 0.0,
-            max_epsilon_spent=self.summary["max_epsilon_spent"] or 0.0,
-            vector_epsilon_max=self.summary["vector_epsilon_max"] or 0.0,
-        )
+        """Unit and budget of the run; None in a run without privacy."""
+        unit = self.summary["privacy_unit"]
+        return None if unit is None else PrivacyFigures(unit, self.summary["epsilon_budget"] or 0.0)
 
     @property
     def has_failed(self) -> bool:

@@ -80,9 +80,7 @@ def row_of(
         time_to_common_s=spread("time_to_common_s", lambda: times_s),
         latency_saved=spread("latency_saved", lambda: saved),
         time_difference_s=figures.compute(f"{policy}: time_difference_s", lambda: _difference(times_s, baseline_s)),
-        max_epsilon_spent=spread(
-            "max_epsilon_spent", lambda: [run.privacy.max_epsilon_spent if run.privacy else None for run in runs]
-        ),
+        max_epsilon_spent=spread("max_epsilon_spent", lambda: [run.summary["max_epsilon_spent"] for run in runs]),
         epsilon_budget=common_budget(runs),
         suspect_rounds=spread("suspect_rounds", lambda: [run.summary["suspect_rounds"] for run in runs]),
         selections_by_group=figures.compute(f"{policy}: selections_by_group", groups) or {},
