@@ -11,7 +11,7 @@ import numpy as np
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.server_records import check_policies
-from pausefl.experiment.toml_source import Overrides
+from pausefl.experiment.toml_source import Overrides, override_values
 from pausefl.results.csv_table import write_records
 from pausefl.results.frames import data_frame
 from pausefl.results.reading import EPSILON_LABELS
@@ -136,8 +136,7 @@ def write_replay(replay: Replay, folder: Path) -> list[Path]:
 def _varied(recorded: Experiment, policy: str | None, overrides: Overrides) -> Experiment:
     """The run's experiment with another policy or other keys of `selection`. ConfigError for keys of other tables."""
     varied = parse_experiment(recorded.to_toml(), overrides)
-    keys = overrides if isinstance(overrides, Mapping) else [each.partition("=")[0].strip() for each in overrides]
-    for key in keys:
+    for key in override_values(overrides):
         if not key.startswith("selection."):
             raise ConfigError(f"--set {key}: a replay changes who is chosen, so it takes keys of selection alone")
     if policy is not None:
