@@ -136,7 +136,7 @@ def test_a_setting_without_rounds_is_simulated_by_its_steps() -> None:
 
 def test_the_imbalance_is_half_the_sum_of_what_choices_and_data_differ_by() -> None:
     none, chosen = np.zeros(1), np.array([3, 1])
-    result = SimulationResult(("a", "b"), np.array([4]), none, none, none, none, none, chosen)
+    result = SimulationResult(("a", "b"), np.array([4]), none, none, none, none, none, chosen, chosen)
     assert imbalance(result, {"a": 100, "b": 300}) == 0.5
     assert imbalance(result, {"a": 300, "b": 100}) == 0.0
 

@@ -27,10 +27,10 @@ class SimulationResult:
     """The greatest ε that any client has spent; 0 without privacy."""
     chosen: IntArray
     """(K,) how often each client was chosen, in the order of client_ids."""
+    missed: IntArray
+    """(K,) how often each client missed the deadline."""
     cluster_penalty_s: float = 0.0
     """The sum of R2's δ_τ terms; it is not part of total_latency_s."""
-    missed: IntArray | None = None
-    """(K,) how often each client missed the deadline; None if no deadline was missed."""
 
 
 def recorded_rounds(rounds: int) -> IntArray:
@@ -77,7 +77,7 @@ class Curves:
             max_epsilon_spent=spent,
             chosen=table.chosen.copy(),
             cluster_penalty_s=cluster_penalty_s,
-            missed=missed[: len(table)] if missed.any() else None,
+            missed=missed[: len(table)],
         )
 
     def _keep_last(self) -> None:

@@ -223,7 +223,7 @@ def _summary(
         "total_latency_s": float(result.total_latency_s[-1]),
         "cluster_penalty_s": result.cluster_penalty_s,
         "deadline_s": timeout_s and timeout_s / setting.server.time_scale,
-        "missed": 0 if result.missed is None else int(result.missed.sum()),
+        "missed": int(result.missed.sum()),
         "max_epsilon_spent": setting.server.budget and float(result.max_epsilon_spent[-1]),
         "epsilon_budget": setting.server.budget and setting.server.budget.epsilon_budget,
         "privacy_unit": setting.server.budget and experiment.privacy.unit,
