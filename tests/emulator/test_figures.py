@@ -244,7 +244,7 @@ def summarised(run_dir: Path) -> dict[str, Any]:
         state = replay(policy, 1, store.rounds(), tau_min_s=None, unfinished=store.failed_attempts())
         tally = RunTally(store.log(), store.failed_attempts(), store.late_events())
     result = RunResult(state, np.zeros(10, np.float32), None, (), (), "all rounds done", "completed", 0)
-    return {**summarise(experiment, plan_of(experiment, "run").server.settings.budget, policy, tally, result, 10)}
+    return {**summarise(plan_of(experiment, "run").server.summary, policy, tally, result, charged_size=10)}
 
 
 @pytest.fixture(autouse=True)
