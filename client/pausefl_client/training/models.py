@@ -109,7 +109,10 @@ def fedts_cifar(input_shape: tuple[int, ...], classes: int) -> nn.Module:
         *_pooled(),
         nn.Conv2d(6, 16, 5),
         *_pooled(),
-        *(nn.Flatten(), nn.Linear(16 * math.prod(sides), 120), nn.ReLU(), nn.Linear(120, classes)),
+        nn.Flatten(),
+        nn.Linear(16 * math.prod(sides), 120),
+        nn.ReLU(),
+        nn.Linear(120, classes),
     )
 
 

@@ -61,11 +61,16 @@ def tune(options: argparse.Namespace) -> None:
         refuse_beside(options, "--resume", "--real-seeds", "--jobs", "--on", "--on-option")
         tuning = resume_tuning(Path(options.resume), console, options.real_seeds, player)
     else:
-        names = ("search", "by", "trials", "seeds", "fresh_seeds", "target_accuracy", "real_seeds")
         plan = TuningPlan(
             source=load_experiment(options.config, options.overrides).to_toml(),
+            search=options.search,
+            by=options.by,
+            trials=options.trials,
+            seeds=options.seeds,
+            fresh_seeds=options.fresh_seeds,
+            target_accuracy=options.target_accuracy,
+            real_seeds=options.real_seeds,
             command=shlex.join(["pausefl", *sys.argv[1:]]),
-            **{name: getattr(options, name) for name in names},
         )
         folder = new_run_dir(f"tune-{config_name(options)}", options.run_dir)
         tuning = tune_experiment(plan, folder, console, player)
