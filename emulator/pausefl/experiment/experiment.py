@@ -4,11 +4,13 @@ Every mistake becomes one `ConfigError` line that names the key, with its table,
 """
 
 import fnmatch
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import tomli_w
+from pydantic import ValidationError
 
+from pausefl.experiment.checks import check_fit
 from pausefl.experiment.links import LatencyTable
 from pausefl.experiment.objects import labels_of
 from pausefl.experiment.tables import (
@@ -26,13 +28,12 @@ from pausefl.experiment.tables import (
     WireTable,
     Workload,
 )
-from pausefl.experiment.validation import TomlTable
+from pausefl.experiment.toml_source import Overrides, document_of, import_from
+from pausefl.experiment.validation import TomlTable, as_json, explain
 from pausefl_process.machine import available_cores
+from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 from pausefl_server.host_limits import HostLimits
-
-if TYPE_CHECKING:
-    from pausefl.experiment.toml_source import Overrides
 
 # Up to this many clients, each client has a process of its own, as a device would.
 _PROCESSES_OF_THEIR_OWN = 32
@@ -138,20 +139,29 @@ class Experiment(TomlTable):
         """The experiment with every default filled in."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
-    def replace(self, overrides: "Overrides") -> "Experiment":
+    def replace(self, overrides: Overrides) -> "Experiment":
         """A copy of the experiment with other values, such as `{"selection.m": 3}`. ConfigError says what is wrong."""
         document = self.model_dump(mode="json", exclude_unset=True, exclude_none=True)
         if self.clients.groups or any(str(override).startswith("clients.groups") for override in overrides):
             document.get("clients", {}).pop("count", None)  # it is summed again over the groups
-        loading: Any = import_module("pausefl.experiment.loading")  # `loading` imports this module
-        changed: Experiment = loading.parse_experiment(tomli_w.dumps(document), overrides)
-        return changed
+        return experiment_of(document_of(tomli_w.dumps(document), overrides))
 
     def __repr__(self) -> str:
         rounds, clients = self.experiment.rounds, self.clients.count
         return f"<Experiment: {self.title}, {rounds} rounds of {self.selection.m} of {clients} clients>"
 
     __str__ = __repr__
+
+
+def experiment_of(document: Mapping[str, Any]) -> Experiment:
+    """Validate an experiment given as tables. Raises ConfigError for the first mistake."""
+    try:
+        experiment = Experiment.model_validate_json(as_json(document))
+    except ValidationError as error:
+        raise ConfigError(explain(error, Experiment)) from None
+    import_from(experiment.experiment.python_path, experiment.experiment.by_value)
+    check_fit(experiment)
+    return experiment
 
 
 def with_rounds(experiment: Experiment, rounds: int) -> Experiment:

@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pausefl.experiment.client_records import schedule_of, with_statistics
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import experiment_of
+from pausefl.experiment.experiment import Experiment, experiment_of
 from pausefl.experiment.tables import PrivacyTable
 from pausefl.experiment.validation import as_json
 from pausefl_proto.errors import ConfigError

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import experiment_of
+from pausefl.experiment.experiment import Experiment, experiment_of
 from pausefl.runtime.client.agreement import accepted
 from pausefl.runtime.client.plan import ConnectionPlan, connection_plan
 from pausefl.runtime.processes.waits import run_telling_waits
