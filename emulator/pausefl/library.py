@@ -265,9 +265,8 @@ def reproduce(
     asked = Namespace(name=name, out=out, scale=scale, resume=resume, overrides=[], series=",".join(series) or None)
     asked.seeds, asked.each_seed = None if seeds is None else _count("seeds", seeds), each_seed
     request = requested(asked)
-    return Reproduction(
-        request.folder, reproduce(request, _player(progress, _count("jobs", jobs), executor), resume=resume)
-    )
+    player, out = _player(progress, _count("jobs", jobs), executor), request.folder.absolute()
+    return Reproduction(out, reproduce(request, player, resume=resume))
 
 
 @needs("server", "client", "report")
@@ -512,12 +511,12 @@ def _count(name: str, value: SupportsIndex, at_least: int = 1) -> int:
 
 
 def _path(name: str, path: str | Path) -> Path:
-    """The argument as a path. Raises ConfigError if it is none."""
+    """The argument as an absolute path, as the working folder may change. Raises ConfigError if it is no path."""
     try:
         check_places(str(found := Path(path)))
     except TypeError:
         raise ConfigError(f"{name} = {path!r:.80}: must be a path") from None
-    return found
+    return found.absolute()
 
 
 @contextmanager
@@ -525,7 +524,7 @@ def _folder(command: str, folder: str | Path | None, name: str = "folder") -> It
     """Yield the absolute path of `folder`. By default, it is a new folder, which is removed if it stays empty."""
     from pausefl.runtime.run_dir import default_folder, remove_unused
 
-    path = (_path(name, folder) if folder is not None else default_folder(command)).absolute()
+    path = _path(name, folder) if folder is not None else default_folder(command).absolute()
     try:
         yield path
     finally:

@@ -87,10 +87,11 @@ def test_a_run_goes_on_from_python(tmp_path: Path) -> None:
     assert again.columns("choices")["client_id"].tolist() == before
 
 
-def test_finished_campaigns_are_opened_and_are_frames(tmp_path: Path) -> None:
+def test_finished_campaigns_are_opened_and_are_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     experiment = small()
     compared = pausefl.compare(experiment, ["all"], folder=tmp_path / "compared", progress=False)
-    opened: Any = pausefl.open(tmp_path / "compared")
+    opened: Any = pausefl.open("compared")
     assert opened.to_frame()["total_latency_s.mean"].tolist() == compared.to_frame()["total_latency_s.mean"].tolist()
     assert repr(opened) == f"<Comparison of all over 1 seed: {tmp_path / 'compared'}>"
     swept = pausefl.sweep(experiment, {"selection.m": [2]}, folder=tmp_path / "swept", progress=False)
