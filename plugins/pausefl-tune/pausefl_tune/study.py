@@ -20,6 +20,8 @@ from pausefl_tune.plan import TABLES_WARNING, Objective, Point, TuningPlan
 STUDY = "study.db"
 _REFUSED = "refused"
 """The attribute of a pruned trial that says why its setting could not be played."""
+_AGAIN = "again"
+"""The attribute of a trial that tries the setting of an interrupted one."""
 _ENDED = TrialState.COMPLETE, TrialState.PRUNED
 MeasureSetting = Callable[[Point, int], Figures]
 Say = Callable[[str], object]
@@ -101,10 +103,11 @@ def _study(plan: TuningPlan, storage: optuna.storages.BaseStorage) -> optuna.Stu
     """The study. It first tries the published setting, if the space has it, and then trials that were interrupted."""
     directions = [StudyDirection.MINIMIZE if o.greatest is None else StudyDirection.MAXIMIZE for o in plan.objectives]
     study = optuna.create_study(storage=storage, study_name="tune", directions=directions, load_if_exists=True)
-    if not _trials(study, *_ENDED) and all(_holds(each, plan.own_point[key]) for key, each in plan.space.items()):
+    is_begun = any(each.params or each.state is TrialState.WAITING for each in _trials(study))
+    if not is_begun and all(_holds(each, plan.own_point[key]) for key, each in plan.space.items()):
         study.enqueue_trial(dict(plan.own_point))
     for trial in _trials(study, TrialState.RUNNING):
-        study.enqueue_trial(trial.params)
+        study.enqueue_trial(trial.params, {_AGAIN: True})
         study.tell(trial.number, state=TrialState.FAIL)
     return study
 
@@ -132,8 +135,10 @@ def _untried(study: optuna.Study, plan: TuningPlan, ended: Sequence[FrozenTrial]
     samplers = optuna.samplers.TPESampler, optuna.samplers.RandomSampler
     seen, trial = [each.params for each in ended], None
     while len(seen) < math.prod(counts):
-        # The seed differs from trial to trial: a resumed search must not repeat its first draws.
-        study.sampler = samplers[trial is not None](seed=plan.experiment.experiment.seed + len(study.trials))
+        # The seed differs from trial to trial, and an interruption does not change it: a resumed search must neither
+        # repeat its first draws nor draw others than a search that was never interrupted.
+        drawn = sum(_AGAIN not in each.user_attrs for each in _trials(study))
+        study.sampler = samplers[trial is not None](seed=plan.experiment.experiment.seed + drawn)
         trial = study.ask(dict(plan.space))
         if trial.params not in seen:
             return trial
@@ -152,7 +157,8 @@ def _try(study: optuna.Study, trial: optuna.Trial, plan: TuningPlan, measure: Me
 
 
 def _trials(study: optuna.Study, *states: TrialState) -> list[FrozenTrial]:
-    return study.get_trials(deepcopy=False, states=states)
+    """The trials in any of these states; without states, all."""
+    return study.get_trials(deepcopy=False, states=states or None)
 
 
 def _result(study: optuna.Study) -> SearchResult:

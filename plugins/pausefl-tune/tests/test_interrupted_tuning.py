@@ -1,6 +1,10 @@
 """Searches of parameters that are killed or interrupted at awkward moments, and resumed."""
 
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any, NoReturn
 
 import optuna
 import pytest
@@ -32,7 +36,24 @@ def test_a_search_that_was_killed_before_its_first_values_were_noted_still_tries
     assert tuning.tried.trials[0].point == tuning.plan.own_point
 
 
-def interrupted(*_: object) -> None:
+def test_a_search_that_was_interrupted_tries_the_settings_that_it_would_have_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning_module, "Measure", lambda *_: FailingAt())
+    whole = tune_experiment(plan(), tmp_path / "whole", Console(quiet=True)).tried
+    tried, calls = study_module.tried, count(1)
+
+    def interrupted_sometimes(*arguments: Any) -> Sequence[float] | None:
+        return interrupted() if next(calls) in (1, 4) else tried(*arguments)
+
+    monkeypatch.setattr(study_module, "tried", interrupted_sometimes)
+    for play in (partial(tune_experiment, plan()), resume_tuning):
+        with pytest.raises(RunInterrupted):
+            play(tmp_path / "halves", Console(quiet=True))
+    assert resume_tuning(tmp_path / "halves", Console(quiet=True)).tried == whole
+
+
+def interrupted(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
