@@ -8,19 +8,20 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import pausefl
-from pausefl.cli import main, parser
+from pausefl.cli import parser
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.toml_source import read_source
 from pausefl.results.report.sweep import caveats, draw_sweep
 from pausefl.runtime.fleet import show_nothing
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN
 from pausefl.studies.campaign import CampaignInterrupted, Plan, Planned, begin, is_finished, read_plan
+from pausefl.studies.compare import resume_comparison
 from pausefl.studies.executors import side_by_side
 from pausefl.studies.playing import OneByOne, Player
 from pausefl.studies.redrawing import report_folder
@@ -138,7 +139,7 @@ def test_a_point_that_the_data_refuse_is_a_row_of_the_table(tmp_path: Path, capl
     sweep = run_sweep(DEMO, grid, 1, tmp_path / "s", OneByOne(Quiet()))
     assert [row["outcome"] for row in sweep.rows] == ["completed", "missing"]
     assert sweep.rows[1]["stopped_because"].startswith("clients.count = 4000: must be from 1 to the 1200")
-    assert "count=4000-seed1 cannot be played: clients.count" in caplog.text
+    assert "count=4000-seed1 is left out: clients.count" in caplog.text
     with pytest.raises(ConfigError, match="4000"):
         run_sweep(DEMO, {**grid, "clients.count": [4000]}, 1, tmp_path / "none", OneByOne(Quiet()))
     assert not (tmp_path / "none").exists()
@@ -281,6 +282,23 @@ def test_a_campaign_that_goes_on_takes_no_run_of_another(tmp_path: Path) -> None
             gather()
 
 
+def test_a_damaged_run_is_left_out_and_the_others_are_compared(tmp_path: Path) -> None:
+    played, damaged = compared(tmp_path, ["random", "all"], seeds=2), tmp_path / "all-seed2"
+    for name, text, said in (
+        ("summary.json", '{"policy": "all"}', r"lacks .*; an older version may have written it$"),
+        ("config.toml", "", r"is empty; restore"),
+        ("run.db", "no log", r"cannot be read as a run's database"),
+    ):
+        before = (damaged / name).read_bytes()
+        (damaged / name).write_text(text)
+        for again in (resume_comparison(tmp_path, ALONE), cast("pausefl.Comparison", pausefl.open(tmp_path))):
+            assert re.search(rf"/all-seed2/{name}: {said}", str(again.missing["all-seed2"]))
+            assert again.seeds == [1]
+            assert again.warning.startswith("without all-seed2")
+        (damaged / name).write_bytes(before)
+    assert resume_comparison(tmp_path, ALONE).rows == played.rows
+
+
 def test_neither_a_run_nor_a_campaign_goes_on_with_other_measured_latencies(tmp_path: Path) -> None:
     folder, file = tmp_path / "sweep", tmp_path / "delays.csv"
     file.write_text("seconds\n0.1\n0.2\n")
@@ -351,21 +369,6 @@ def test_a_campaign_names_its_failed_run(
     said = complaint(capsys, command, config, "--run-dir", folder, *failing, option, status=1)
     assert said == f"{named}; to play them again, delete their folders, then pausefl {command} --resume {folder}"
     assert list(folder.glob("*.png"))  # figures of completed runs stay
-
-
-@pytest.mark.slow
-@pytest.mark.end_to_end
-@pytest.mark.parametrize("lost", ["outcome", "failures"])
-def test_a_run_of_an_older_version_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: str) -> None:
-    folder = tmp_path / "all"
-    main(["compare", str(synthetic(tmp_path, rounds=2)), "--policies", "random", "--run-dir", str(folder)])
-    path = folder / "random-seed1/summary.json"
-    summary = json.loads(path.read_text())
-    del summary[lost]
-    path.write_text(json.dumps(summary))
-    capsys.readouterr()
-    for words in (("compare", "--resume", folder), ("report", path.parent)):
-        assert complaint(capsys, *words) == f"{path}: lacks {lost}; an older version may have written it"
 
 
 RAISES = """

@@ -11,6 +11,7 @@ from typing import Any
 
 from pausefl.experiment.experiment import Experiment
 from pausefl.outcomes import RunInterrupted, with_resume_command
+from pausefl.results.reading import read_run
 from pausefl.results.stored_summary import read_summary
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, differences, refuse_changed_files, refuse_run_in, stored_experiment
 from pausefl_process.files import reason, write_durably
@@ -123,11 +124,30 @@ def read_plan(folder: Path, command: str) -> Plan:
 
 
 def unfinished(runs: Sequence[Planned], folder: Path, go_on: str) -> Missing:
-    """The runs of a campaign that are not finished. ConfigError if no run is finished."""
-    left = [run.name for run in runs if not is_played(run, folder)]
-    if len(left) == len(runs):
-        raise ConfigError(f"{folder}: none of its {len(runs)} runs is finished; go on with: {go_on}")
-    return dict.fromkeys(left, PauseflError("not finished"))
+    """The errors of runs that are not finished or are damaged, by run name. ConfigError if no run has results."""
+    left, damaged = left_and_damaged(runs, folder)
+    missing = {**dict.fromkeys((run.name for run in left), PauseflError("not finished")), **damaged}
+    if len(missing) == len(runs):
+        none = ConfigError(f"{folder}: none of its {len(runs)} runs is finished; go on with: {go_on}")
+        raise next(iter(damaged.values()), none)
+    return missing
+
+
+def left_and_damaged(runs: Sequence[Planned], folder: Path) -> tuple[list[Planned], Missing]:
+    """The runs that are not finished, and the errors of finished runs that cannot be read, by run name.
+
+    ConfigError if a finished run is of another experiment.
+    """
+    damaged: dict[str, PauseflError] = {}
+    for run in runs:
+        run_dir = folder / run.name
+        try:
+            if is_finished(run_dir):
+                stored_experiment(run_dir)
+                read_run(run_dir)
+        except ConfigError as error:
+            damaged[run.name] = error
+    return [run for run in runs if run.name not in damaged and not is_played(run, folder)], damaged
 
 
 def resume_campaign_command(command: str, folder: Path, options: Sequence[str] = ()) -> str:

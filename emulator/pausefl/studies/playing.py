@@ -17,7 +17,7 @@ from typing import Protocol
 from pausefl.outcomes import RunInterrupted
 from pausefl.runtime.run import run_experiment
 from pausefl.runtime.standing_fleet import StandingFleet
-from pausefl.studies.campaign import CampaignInterrupted, Missing, Planned, is_played
+from pausefl.studies.campaign import CampaignInterrupted, Missing, Planned, is_played, left_and_damaged
 from pausefl.studies.checks import impossible, note_step_times
 from pausefl.studies.job import Job, UnfitMachine
 from pausefl.studies.time_left import time_left
@@ -62,18 +62,18 @@ class Player(Protocol):
 
 
 def checked(runs: Sequence[Planned], folder: Path, player: Player) -> Missing:
-    """The errors of unfinished runs whose data or model fail when tried, by run name. Each is logged as a warning.
+    """The errors of damaged runs, and of unfinished runs whose data or model fail when tried, by run name.
 
-    Raises one of them if no run can be played. ConfigError if the player cannot play the runs, or a finished run is of
-    another experiment.
+    Each is logged as a warning. Raises one of them if there are no other runs. ConfigError if the player cannot play
+    the runs, or a finished run is of another experiment.
     """
     player.check(runs)
-    left = [run for run in runs if not is_played(run, folder)]
-    refused = impossible(left)
+    left, damaged = left_and_damaged(runs, folder)
+    refused = {**damaged, **impossible(left)}
     if refused and len(refused) == len(runs):
         raise next(iter(refused.values()))
     for name, error in refused.items():
-        log.warning("%s cannot be played: %s", name, error)
+        log.warning("%s is left out: %s", name, error)
     return refused
 
 

@@ -1,5 +1,6 @@
 """Plays the runs of a published figure: every series with the same seeds."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -72,7 +73,11 @@ def planned(request: Request, experiments: dict[str, Experiment]) -> list[tuple[
 def n_finished(request: Request) -> tuple[int, int]:
     """How many of the runs are finished, and how many runs there are in all."""
     runs = planned(request, {series: request.experiment(series) for series in request.series})
-    return sum(is_finished(request.folder / run.name) for _, run in runs), len(runs)
+    n = 0
+    for _, run in runs:
+        with suppress(ConfigError):  # a damaged run, which `checked` names
+            n += is_finished(request.folder / run.name)
+    return n, len(runs)
 
 
 def _plan(request: Request, experiments: dict[str, Experiment]) -> Plan:
