@@ -69,24 +69,24 @@ async def stream_handler(coordinator: OneJob | None = None) -> AsyncIterator[Cli
 
 
 class SilentStream:
-    """A client's stream that says hello, accepts `takes` messages, and closes once a second one is written."""
+    """A client's stream that says hello, accepts `takes` messages, and `closes` once a second one is written."""
 
-    def __init__(self, takes: int) -> None:
+    def __init__(self, takes: int, *, closes: bool = True) -> None:
         self.taken: list[pb.ServerMessage] = []
-        self._takes = takes
+        self._takes, self._closes = takes, closes
         self.says = [hello("client")]
-        self._second = asyncio.Event()
+        self.second = asyncio.Event()
 
     async def read(self) -> bytes | None:
         if self.says:
             return self.says.pop()
-        await self._second.wait()
+        await (self.second if self._closes else asyncio.Event()).wait()
         return None
 
     async def write(self, message: bytes) -> None:
         self.taken.append(pb.ServerMessage.FromString(unpack(message)[0]))
         if len(self.taken) == 2:
-            self._second.set()
+            self.second.set()
         if len(self.taken) > self._takes:
             await asyncio.Event().wait()
 
@@ -128,6 +128,19 @@ async def test_a_client_that_takes_nothing_leaves_few_streams_behind() -> None:
         again = SilentStream(takes=9)
         await handler.handle(again, PeerIdentity("peer"))
         assert again.taken[0].WhichOneof("kind") == "welcome"
+
+
+async def test_a_client_that_takes_nothing_can_be_locked_out_and_the_file_change_again_meanwhile() -> None:
+    coordinator = OneJob(SIZE)
+    async with stream_handler(coordinator) as handler, asyncio.timeout(20):
+        stuck = SilentStream(takes=1, closes=False)
+        serving = asyncio.create_task(handler.handle(stuck, PeerIdentity("peer")))
+        await stuck.second.wait()
+        for _ in range(5):
+            handler.readmit(Admission(ids=frozenset()))
+            await asyncio.sleep(0)
+        await coordinator.lost.get()
+        serving.cancel()
 
 
 @pytest.mark.parametrize(("connections", "kept"), [(1, 16), (64, 32)])

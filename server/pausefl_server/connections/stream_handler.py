@@ -88,7 +88,8 @@ class ClientStreamHandler:
             try:
                 admission.check(actor.client_id, peer.names, peer.token)
             except WireError:
-                limit.reschedule(0.0)
+                if not limit.expired():  # else its stream is being closed already
+                    limit.reschedule(0.0)
 
     async def show(self, offer: bytes, stream: StreamToClient, peer: PeerIdentity) -> None:
         """Send `offer` to a peer that may say hello and asks in time; WireError tells other peers the reason."""
