@@ -314,6 +314,8 @@ def test_the_oldest_kept_models_make_room_and_the_last_two_stay_however_great_th
     for t in range(25, 151, 25):
         checkpoint.keep(t, theta(t), None)
     assert checkpoint.kept() == kept
+    checkpoint.keep(50, theta(50), None)  # the run went back to an earlier round
+    assert checkpoint.kept() == [50]
     checkpoint.close()
 
 

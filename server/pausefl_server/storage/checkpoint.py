@@ -59,8 +59,9 @@ class Checkpoint:
         )
         write_durably(self._kept_path(round), data + hashlib.sha256(data).digest())
         room = max(2, KEPT_BYTES_MAX // len(data))
-        for old in self.kept()[:-room]:
-            self._kept_path(old).unlink()
+        played = [t for t in self.kept() if t <= round]  # the later rounds were taken back
+        for gone in set(self.kept()).difference(played[-room:]):
+            self._kept_path(gone).unlink()
 
     def kept(self) -> list[int]:
         """The rounds with kept models, in order."""
