@@ -12,6 +12,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from pausefl_proto.errors import PauseflError
@@ -59,9 +60,9 @@ class Actor(ABC, Generic[Message]):
         await self._put(message, reply)
         return await reply
 
-    def drop_offered(self) -> None:
-        """Drop the messages in the mailbox whose senders do not wait for an answer."""
-        self._mailbox = deque(envelope for envelope in self._mailbox if envelope[1] is not None)
+    def drop_offered(self, is_unwanted: Callable[[Message], bool] = lambda _: True) -> None:
+        """Drop the unwanted messages in the mailbox whose senders do not wait for an answer."""
+        self._mailbox = deque(e for e in self._mailbox if e[1] is not None or not is_unwanted(e[0]))
         for sender in self._waiting_senders:
             _wake(sender)
 

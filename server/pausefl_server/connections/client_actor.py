@@ -109,9 +109,11 @@ class ClientActor(Actor[_Order]):
         return None if self._exchange is None else self._exchange.first_s
 
     def offer(self, message: _Order) -> bool:
-        """Hand over a message, as `Actor.offer` does. A job withdrawn while it waits for its turn is not sent."""
+        """Hand over a message, as `Actor.offer` does. A job withdrawn while it waits for its turn is dropped."""
         if isinstance(message, Withdraw) and (self._exchange or (message.round, message.attempt) != self._last_job):
-            self._withdrawn.add((message.round, message.attempt))
+            job = message.round, message.attempt
+            self._withdrawn.add(job)
+            self.drop_offered(lambda waiting: isinstance(waiting, Dispatch) and waiting.key == job)
             if len(self._withdrawn) > _MOST_LATE:
                 self._withdrawn.remove(min(self._withdrawn))
         return super().offer(message)
@@ -119,8 +121,6 @@ class ClientActor(Actor[_Order]):
     async def receive(self, message: _Order) -> None:
         """Write one message to the client."""
         match message:
-            case Dispatch() if message.key in self._withdrawn:
-                pass
             case Dispatch():
                 if self._exchange is not None and self._exchange.job.key in self._withdrawn:
                     self._keep_late(self._exchange)
