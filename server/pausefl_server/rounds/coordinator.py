@@ -195,10 +195,7 @@ class Coordinator(Actor[_Message]):
         self._pending.add(*self._pending.not_settled_by(self._members.owed(step, ())))
         if not step.updates:
             self._open = self._step_after(step, number)
-            if step.misses:
-                await self._try_again(self._record(step, self.model, started))
-            else:  # all clients left before they could be given a job
-                self._pending.put_back(step.events)
+            await self._try_again(self._record(step, self.model, started))
             return
         self._open = self._step_after(step, number + 1)
         model = await self._aggregate(step)
@@ -327,7 +324,8 @@ class Coordinator(Actor[_Message]):
             await self.drain()
             self._heed_end()
             if not step.is_answered and not self.stopped_because:
-                self._note_missed(step, step.miss_overdue(self._now_s()))
+                if missed := step.miss_overdue(self._now_s()):
+                    self._note_missed(step, missed)
                 self._take_whole(step)
                 if self._settings.is_asynchronous and not step.is_answered:
                     await self._hand_out(step)
