@@ -20,7 +20,7 @@ const seconds = (value) => {
 // are in real seconds.
 const emulated = () => (frame.time_scale === 1 ? "seconds" : "emulated seconds");
 const real = () => (frame.time_scale === 1 ? "" : `real seconds, ${digits(frame.time_scale)} per emulated one of delay`);
-const duration = (value) => new Date(1000 * value).toISOString().slice(value < 3600 ? 14 : 11, 19);
+const duration = (value) => (value < 3600 ? "" : `${Math.floor(value / 3600)}:`) + new Date(1000 * value).toISOString().slice(14, 19);
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 const words = (name) => name.replaceAll("_", " ");
 
