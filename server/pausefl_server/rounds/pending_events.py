@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterable
 from dataclasses import replace
+from itertools import compress
 
 from pausefl_server.records import EventKind, LogEvent
 
@@ -60,9 +61,9 @@ class PendingEvents:
         """
         events = self.take()
         came = {event.client_id for event in events if event.kind == "joined"}
-        early = [e for e in events if e.kind in _OF_SPENDING and e.client_id not in clients and e.client_id not in came]
-        self.add(*early)
-        return tuple(event for event in events if event not in early)
+        is_early = [e.kind in _OF_SPENDING and e.client_id not in clients and e.client_id not in came for e in events]
+        self.add(*compress(events, is_early))
+        return tuple(event for event, is_one in zip(events, is_early, strict=True) if not is_one)
 
     def retired(self) -> set[str]:
         """The clients that retired and whose retirement is not committed yet."""
