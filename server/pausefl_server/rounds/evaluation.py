@@ -123,11 +123,11 @@ class EvaluatorActor(Actor[Evaluate]):
         try:
             evaluations = tuple(await self._evaluate(message.theta, subset=message.subset, patient=message.patient))
         except EvaluatorLost as error:
-            self._lose(error)
+            self._note(f"accuracy is missing until the evaluator is back: {error}", is_lost=True)
             if isinstance(error, EvaluatorStuck):
                 self.drop_offered()  # each of the waiting models might take as long
             return ()
-        self._find(message.round)
+        self._note(f"the evaluator is back: accuracy goes on with round {message.round}", is_lost=False)
         # The file is written first: after a crash in between, the model in it is evaluated once more.
         for e in filter(_is_rating, evaluations):
             if self.best is None or e.accuracy > self.best.validation_accuracy:
@@ -145,18 +145,12 @@ class EvaluatorActor(Actor[Evaluate]):
             raise PauseflError(f"the best model cannot be written: {error}") from error
         self.best = best
 
-    def _lose(self, error: EvaluatorLost) -> None:
-        """Report the loss once."""
-        if not self._is_lost:
-            self._observer.evaluator(is_there=False)
-            self._observer.noticed(f"accuracy is missing until the evaluator is back: {error}", "evaluator")
-        self._is_lost = True
-
-    def _find(self, round: int) -> None:
-        if self._is_lost:
-            self._observer.evaluator(is_there=True)
-            self._observer.noticed(f"the evaluator is back: accuracy goes on with round {round}", "evaluator")
-        self._is_lost = False
+    def _note(self, news: str, *, is_lost: bool) -> None:
+        """Report the evaluator's loss or its return, each once."""
+        if is_lost != self._is_lost:
+            self._observer.evaluator(is_there=not is_lost)
+            self._observer.noticed(news, "evaluator")
+        self._is_lost = is_lost
 
 
 def waiting_models_max(model_bytes: int) -> int:
