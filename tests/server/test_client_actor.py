@@ -238,13 +238,6 @@ async def test_what_makes_no_sense_ends_the_stream(data: bytes, reason: str) -> 
         await rig.actor.listen()
 
 
-async def test_an_update_that_no_job_asked_for_is_rejected() -> None:
-    async with ClientActorRig().running() as rig:
-        rig.answer()
-        assert "which it was not asked for" in (await rig.refused()).reason
-        await rig.accepts_the_next_job()
-
-
 @pytest.mark.parametrize(
     ("whole_s", "train_s", "is_taken"),
     [(1.0, 1.0005, True), (600.002, 600.03, True), (86_400.0, 86_460.0, True), (600.0, 601.0, False)],

@@ -362,6 +362,7 @@ class Coordinator(Actor[_Message]):
         await self._store.ask(CommitRound(record, model.theta, pings, model.optimizer_state, later))
         self.model = model
         self.state.after_round(record)
+        self._attempts.pop(record.round, None)  # asynchronous steps, of which a run may have many, leave one each
         self._unreported, self._to_acknowledge = record, list(step.updates.values())
         self._without_update = 0
 
