@@ -180,11 +180,13 @@ async def test_a_spent_budget_is_said_and_the_client_stays(tmp_path: Path) -> No
     privacy = private(tmp_path, Clock(), Budget(10.0, 0.5, epsilon_floor=BUDGET.epsilon(1)))
     async with welcomed(privacy=privacy) as (rig, stream):
         assert (await stream.ask(rig.model, round=1, schedule=SCHEDULE))[0].status == pb.STATUS_OK
-        refusal = await stream.refusal(rig.model, 2, SCHEDULE)
-        assert (refusal.round, refusal.status) == (2, pb.STATUS_BUDGET_EXHAUSTED)
-        assert refusal.reason == "its privacy budget allows no further release"
-        assert rig.answered[1:] == [AnsweredJob("budget_exhausted", round=2, client_id="client-007")]
+        for round_ in (2, 3):
+            refusal = await stream.refusal(rig.model, round_, SCHEDULE)
+            assert (refusal.round, refusal.status) == (round_, pb.STATUS_BUDGET_EXHAUSTED)
+            assert refusal.reason == "its privacy budget allows no further release"
+            assert rig.answered[-1] == AnsweredJob("budget_exhausted", round=round_, client_id="client-007")
         await stream.all_read()
+    assert rig.ledger.released == 1
 
 
 @pytest.mark.parametrize("error", [PauseflError("no data"), ValueError("a bug"), OSError("disk"), StopIteration("end")])
