@@ -3,9 +3,7 @@
 import asyncio
 import hashlib
 import itertools
-import signal
 import socket
-import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
@@ -33,10 +31,8 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.admission_files import AdmissionFiles
 from pausefl_server.connections.hello_limits import MAX_HELLO_BYTES, MOST_WAITING, HelloLimiter
 from pausefl_server.rounds.admission import Admission
-from rigs.command import PAUSEFL, query, rounds_in, synthetic
 from rigs.federation import answer_of, clients, federation, hello, raw_stream
 from rigs.one_job import listening
-from rigs.waiting import free_port, wait_for
 
 PATIENT_S = 60.0
 
@@ -370,48 +366,3 @@ def test_who_may_join_is_of_the_place(tmp_path: Path) -> None:
     shorter = parse_experiment(text, [*without, "admission.tokens=tokens.txt"])
     with made_run_dir(shorter, tmp_path / "run", resume=True):
         assert parse_experiment(text, without[:1]).minimum_clients == 2
-
-
-@pytest.mark.slow
-def test_the_recipe_locks_a_client_out_of_a_run(tmp_path: Path) -> None:
-    """The steps of docs/machines.md, with real processes, certificates, and a resume."""
-    make_certificates(tmp_path / "certs", ["localhost"], [f"client-00{i}" for i in range(3)])
-    config, run_dir, port = synthetic(tmp_path, rounds=10**6, clients=3, m=2), tmp_path / "run", free_port()
-    admitted = tmp_path / "admitted.txt"
-    admitted.write_text("client-*\n")
-
-    def files(name: str) -> list[str]:
-        paths = {"certificate": f"{name}.pem", "key": f"{name}.key", "ca": "ca.pem"}
-        return [f"--set=tls.{key}={tmp_path}/certs/{path}" for key, path in paths.items()]
-
-    serve = [*PAUSEFL, "server", str(config), "--run-dir", str(run_dir), *files("server"), f"--set=server.port={port}"]
-    serve += ["--set=admission.by_certificate=true", f"--set=admission.clients_file={admitted}", "--quiet"]
-    join = [*PAUSEFL, "client", str(config), "--server", f"localhost:{port}", "--ledger-dir", str(tmp_path), "--quiet"]
-
-    def come(client_id: str) -> "subprocess.Popen[str]":
-        own = ["--client-id", client_id, *files(f"clients/{client_id}")]
-        return subprocess.Popen([*join, *own], stderr=subprocess.PIPE, text=True)
-
-    server = subprocess.Popen(serve)
-    peers = [come(f"client-00{i}") for i in range(3)]
-    try:
-        wait_for(lambda: rounds_in(run_dir) >= 5, "some rounds", running=server)
-        write_durably(admitted, "client-000\nclient-002\n")
-        _, complaint = peers[1].communicate(timeout=30)
-        assert "client id 'client-001' is none of this run's" in complaint
-        played = rounds_in(run_dir)
-        wait_for(lambda: rounds_in(run_dir) > played + 5, "further rounds", running=server)
-        ((chosen,),) = query(run_dir, "SELECT chosen FROM rounds ORDER BY round DESC LIMIT 1")
-        assert "client-001" not in chosen
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 130
-        played = rounds_in(run_dir)
-        server = subprocess.Popen([*serve, "--resume", "--set=clients.minimum=2"])
-        peers += [come("client-000"), come("client-002")]
-        wait_for(lambda: rounds_in(run_dir) > played, "the resumed run", running=server)
-    finally:
-        for peer in peers:
-            peer.kill()
-            peer.communicate()
-        server.kill()
-        server.wait()
