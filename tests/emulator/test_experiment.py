@@ -98,6 +98,8 @@ MISTAKES = [
     ("evaluation.address=evaluator", 'evaluation.address = "evaluator"', "HOST:PORT"),
     ("evaluation.address=:50052", 'evaluation.address = ":50052"', "HOST:PORT"),
     ("tls.key=a.key", 'tls.key = "a.key"', "needs tls.certificate as well"),
+    ("privacy.enabled=false\nprivacy.ledger_dir=x", "privacy.enabled = false", "goes without privacy.ledger_dir only"),
+    ("privacy.reproducible_noise=true\nprivacy.ledger_dir=x", "privacy.reproducible_noise", "goes without privacy.led"),
     # ranges
     ("experiment.rounds=0", "experiment.rounds = 0", "at least 1"),
     ("clients.minimum=31", "clients.minimum = 31", "at most clients.count = 30"),
@@ -108,6 +110,8 @@ MISTAKES = [
     ("privacy.epsilon_budget=nan", "privacy.epsilon_budget = nan", "above 0"),
     ("privacy.epsilon_budget=inf", "privacy.epsilon_budget = inf", "finite number"),
     ("privacy.clip=0.0", "privacy.clip = 0.0", "at least 1e-20"),
+    ("privacy.epsilon_floor=99.0", "privacy.epsilon_floor = 99", "at most epsilon_1 = 3.92106"),
+    ("privacy.noise_to_clip_max=0.1", "privacy.noise_to_clip_max = 0.1", "at least 2/epsilon_1 = 0.510067"),
     ("latency.time_scale=0.0", "latency.time_scale = 0.0", "at least 1e-06"),
     ("latency.time_scale=inf", "latency.time_scale = inf", "finite number"),
     ("latency.tau_min_s=0.0", "latency.tau_min_s = 0.0", "above 0 or 'auto'"),

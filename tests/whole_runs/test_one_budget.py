@@ -4,7 +4,6 @@ import itertools
 import os
 import re
 import shutil
-import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pausefl
 from pausefl.experiment.loading import parse_experiment
 from pausefl.results import accounting
 from pausefl.results.accounting import tighter_epsilon
@@ -36,13 +36,14 @@ from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord
 from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.state import replay
 from pausefl_server.storage.store import Store
-from rigs.command import played, refusal, run, sets, summary_of, synthetic
+from rigs.command import played, refusal, run, summary_of, synthetic
 from rigs.databases import opened_connections
 from rigs.log import observation, query, record
 
 RNG = np.random.default_rng(1)
 EXAMPLES = Examples(RNG.integers(0, 256, (50, 1, 8, 8), np.uint8), RNG.integers(0, 10, 50))
 TWO = "[clients]\ncount = 2\n[selection]\nm = 1\n[workload]\nexamples = 40\n"
+SYNTHETIC = TWO.replace("examples = 40", 'model = "synthetic"')
 RENAMED = "[clients.groups.phones]\ncount = 2\n[selection]\nm = 1\n[workload]\nexamples = 40\nlearning_rate = 0.5\n"
 
 
@@ -178,16 +179,6 @@ def begin(path: Path, **identity: str) -> None:
         Releaser(privacy).release(np.ones(3, np.float32), ReleaseKey("run", 1, 1, "model"))
 
 
-@pytest.mark.end_to_end
-@pytest.mark.parametrize("command", ["run", "server", "validate"])
-def test_bare_updates_of_examples_with_a_budget_are_refused(tmp_path: Path, command: str) -> None:
-    place = [] if command == "validate" else ["--run-dir", tmp_path / "run"]
-    bare = sets("privacy.enabled=false", f"privacy.ledger_dir={tmp_path / 'holders'}")
-    line = refusal(run(command, "demo", *bare, *place))
-    assert line.startswith("privacy.enabled = false: goes without privacy.ledger_dir only")
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_folder_of_a_ledger_is_on_disk_before_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a power cut removed the folder, its ledgers and their record of spent ε would be gone, too."""
     synced, fsync = list[Path](), os.fsync
@@ -228,19 +219,14 @@ BUDGETS = {
 }
 
 
-def play(tmp_path: Path, name: str, *changes: str) -> dict[str, Any]:
-    """Run the synthetic experiment; returns its summary."""
-    config = synthetic(tmp_path, rounds=100, clients=6, more=BUDGETS)
-    played("run", config, "--run-dir", tmp_path / name, *sets(*changes))
-    return summary_of(tmp_path / name)
-
-
 @pytest.mark.parametrize("floor", [f"privacy.epsilon_floor={BUDGET.epsilon(5)!r}", "privacy.noise_to_clip_max=6.1"])
 @pytest.mark.slow
 def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: str) -> None:
     """Six clients with five releases each, two per round: 13 to 15 rounds, as one client may be left over."""
     assert 2 / BUDGET.epsilon(5) < 6.1 < 2 / BUDGET.epsilon(6)
-    summary = play(tmp_path, "run", floor)
+    config = synthetic(tmp_path, rounds=100, clients=6, more=BUDGETS)
+    played("run", config, "--run-dir", tmp_path / "run", "--set", floor)
+    summary = summary_of(tmp_path / "run")
     assert 13 <= summary["rounds"] <= 15
     assert summary["outcome"] == "budgets_spent"
     assert re.fullmatch(r"privacy budgets: [01] of 6 clients .*, a round takes m = 2", summary["stopped_because"])
@@ -258,30 +244,18 @@ def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: s
     assert "Budgets are per run" in page
 
 
-@pytest.mark.slow
 def test_ledgers_that_come_from_elsewhere_are_found_in_the_log(tmp_path: Path) -> None:
     """A client decides where its ledger is; the server's configuration does not know."""
-    changes = ("experiment.rounds=2", "selection.policy=all", "selection.m=6")
-    assert play(tmp_path, "one", *changes)["budget_per"] == "run"
+    changes = ["experiment.clock=virtual", "experiment.rounds=2", "selection.m=2", "privacy.epsilon_budget=10.0"]
+    experiment = parse_experiment(SYNTHETIC, changes)
+    one = pausefl.run(experiment, tmp_path / "one", progress=False).summary
     (tmp_path / "two/ledgers").mkdir(parents=True)
-    for k in range(4):
-        shutil.copy(tmp_path / f"one/ledgers/client-{k:03}.db", tmp_path / "two/ledgers")
-    second = play(tmp_path, "two", *changes)
-    assert (second["budget_per"], second["max_epsilon_spent"]) == ("data holder", pytest.approx(BUDGET.spent(4)))
-    pages = [(tmp_path / name / "report.html").read_text() for name in ("one", "two")]
-    assert "every client came with a ledger that counted no release" in pages[0]
-    assert "4 of 6 clients came with part of their budget spent" in pages[1]
-    assert "Budgets are per run" not in pages[1]
+    shutil.copy(tmp_path / "one/ledgers/client-000.db", tmp_path / "two/ledgers")
+    two = pausefl.run(experiment, tmp_path / "two", progress=False).summary
+    assert (one["budget_per"], two["budget_per"]) == ("run", "data holder")
+    assert two["max_epsilon_spent"] == pytest.approx(BUDGET.spent(4))
 
 
-def take_part(tmp_path: Path, *changes: str) -> subprocess.CompletedProcess[str]:
-    """Run a client whose server does not exist. It opens its ledger before it tries to connect."""
-    config = synthetic(tmp_path, rounds=100, clients=6, more=BUDGETS)
-    address = ("--server", "127.0.0.1:9", "--client-id", "client-000", "--ledger-dir", tmp_path / "ledgers")
-    return run("client", config, *address, *sets("clients.connect_timeout_s=0.01", *changes))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("begun", "then", "message"),
     [
@@ -290,36 +264,17 @@ def take_part(tmp_path: Path, *changes: str) -> subprocess.CompletedProcess[str]
     ],
 )
 def test_releases_that_do_not_add_up_are_not_charged(tmp_path: Path, begun: str, then: str, message: str) -> None:
-    for _ in range(2):
-        assert "the server cannot be reached" in take_part(tmp_path, begun).stderr
-    line = refusal(take_part(tmp_path, then))
-    assert re.search(rf"client-000\.db: is another experiment's, {message}: change that back, or keep", line), line
+    for released in (1, 2):
+        assert release(SYNTHETIC, tmp_path, begun, own=tmp_path)["client-000"] == released
+    other = rf"client-000\.db: is another experiment's, {message}: change that back, or keep"
+    with pytest.raises(ConfigError, match=other):
+        release(SYNTHETIC, tmp_path, then, own=tmp_path)
 
 
-@pytest.mark.end_to_end
 def test_the_model_of_a_ledger_in_the_unit_of_a_vector_may_change(tmp_path: Path) -> None:
-    for size in (4_000_000, 400):
-        done = take_part(tmp_path, "privacy.unit=vector", f"workload.model_bytes={size}")
-        assert "the server cannot be reached" in done.stderr
-
-
-def test_noise_from_the_seed_is_not_charged_to_ledgers_that_outlive_the_run(tmp_path: Path) -> None:
-    done = run("run", "demo", *sets("privacy.reproducible_noise=true", f"privacy.ledger_dir={tmp_path / 'holders'}"))
-    assert refusal(done).startswith("privacy.reproducible_noise = true: goes without privacy.ledger_dir only")
-    assert not (tmp_path / "holders").exists()
-
-
-@pytest.mark.end_to_end
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("privacy.epsilon_floor=99.0", r"privacy\.epsilon_floor = 99: must be at most epsilon_1 = 1\.5684"),
-        ("privacy.noise_to_clip_max=0.1", r"privacy\.noise_to_clip_max = 0\.1: must be at least 2/epsilon_1 = 1\.27"),
-    ],
-)
-def test_bad_privacy_is_one_line(change: str, message: str) -> None:
-    line = refusal(run("validate", "demo", "--set", change))
-    assert re.search(message, line), line
+    for released, size in enumerate((4_000_000, 400), 1):
+        sized = "privacy.unit=vector", f"workload.model_bytes={size}"
+        assert release(SYNTHETIC, tmp_path, *sized, own=tmp_path)["client-000"] == released
 
 
 def test_ledgers_that_cannot_be_written_are_bad_input(tmp_path: Path) -> None:
