@@ -68,6 +68,7 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["run", "demo", "--resume", "nowhere"], "pausefl: CONFIG and --resume RUN_DIR: cannot go together"),
         (["compare"], "pausefl: needs one of CONFIG, --runs or --resume DIR"),
         (["run", "demo", "--run-dir", ""], "argument --run-dir: is empty; name a folder; see pausefl run --help"),
+        (["run", "demo", "--run-dir", "begun", "--set", "selection.m=31"], "selection.m = 31: must be at most clients"),
         (["run", "demmo"], '"demmo" is neither a .toml file nor a preset; did you mean demo?'),
         (["simulat", "demo"], "simulat: no such command; did you mean simulate?; see pausefl --help"),
         (["sweep", "demo", "--seds", "3"], "unrecognized arguments: --seds 3; did you mean --seeds?; see pausefl"),
@@ -116,7 +117,7 @@ def test_bad_input_is_said_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert message.removeprefix("pausefl: ") in complaint(capsys, *arguments)
-    assert not [path for name in ("run.db", "certs") for path in tmp_path.rglob(name)]
+    assert not [path for name in ("run.db", "begun", "certs") for path in tmp_path.rglob(name)]
 
 
 def test_a_folder_that_is_gone_or_that_no_file_can_name_is_said(tmp_path: Path, capsys: Printed) -> None:

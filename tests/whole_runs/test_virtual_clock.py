@@ -26,7 +26,7 @@ from pausefl.runtime.virtual.process import play_virtually
 from pausefl.studies.campaign import Plan, begin
 from pausefl_process.events import ProgressEvent, RoundCommitted
 from pausefl_server.records import RoundRecord
-from rigs.command import Background, rounds_in, sets
+from rigs.command import Background, query, rounds_in, sets, summary_of
 from rigs.databases import full_disk
 from rigs.federation import log_of
 from rigs.refusals import refused
@@ -177,7 +177,12 @@ def test_a_round_ends_at_its_deadline(tmp_path: Path) -> None:
     rounds = play(tmp_path / "run", {**one_slow(36_000.0), "experiment.rounds": 2, **ends})
     assert [[miss.client_id for miss in record.misses] for record in rounds] == [["late-000"], ["late-000"]]
     assert [record.round_latency_s for record in rounds] == [pytest.approx(20.0)] * 2
-    assert rounds[-1].wall_clock_s == pytest.approx(40.0)
+    censored = query(tmp_path / "run", "SELECT client_id, kind, waited_s FROM censored_latencies")
+    assert censored == [("late-000", "timeout", pytest.approx(20.0))] * 2
+    summary = summary_of(tmp_path / "run")
+    assert (summary["missed_jobs"], summary["censored_rounds"]) == ({"timeout": 2}, 2)
+    assert summary["total_latency_s"] == pytest.approx(summary["wall_clock_s"]) == pytest.approx(40.0)
+    assert summary["measured_latency_s"] < 20.0
 
 
 def test_a_job_withdrawn_while_it_trains_is_not_charged(tmp_path: Path) -> None:
@@ -189,11 +194,13 @@ def test_a_job_withdrawn_while_it_trains_is_not_charged(tmp_path: Path) -> None:
         assert ledger.execute("SELECT count(*) FROM releases").fetchone() == (0,)
 
 
-def test_clients_come_and_go_with_the_rounds(tmp_path: Path) -> None:
+def test_clients_come_and_go_with_the_rounds_also_of_a_run_that_goes_on(tmp_path: Path) -> None:
     gone = {"count": 2, "leave_round": 6, "leave": "kill"}
     groups = {"here": {"count": 2}, "later": {"count": 2, "join_round": 4}, "gone": gone}
     overrides = {**SYNTHETIC, "clients.groups": groups, "selection.policy": "all", "clients.minimum": 2}
-    seen = [{c.partition("-")[0] for c in record.chosen} for record in play(tmp_path / "run", overrides)]
+    for rounds in (5, 12):
+        played = play(tmp_path / "run", {**overrides, "experiment.rounds": rounds})
+    seen = [{c.partition("-")[0] for c in record.chosen} for record in played]
     assert seen == [{"here", "gone"}] * 3 + [{"here", "gone", "later"}] * 2 + [{"here", "later"}] * 7
 
 
@@ -219,19 +226,22 @@ def test_a_run_in_a_process_of_its_own_is_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_real_clock_plays_the_same_rounds(tmp_path: Path) -> None:
-    """With joins, departures, a missed deadline and over-selection, the same clients are chosen and missed."""
+    """With clients that come late, go, are killed or come and go, and a missed deadline, choices and misses agree."""
     groups = {
         "here": {"count": 3},
         "later": {"count": 1, "join_round": 3},
-        "gone": {"count": 1, "leave_round": 4},
+        "gone": {"count": 1, "leave_round": 4, "leave": "kill"},
+        "fickle": {"count": 1, "availability": {"kind": "cycle", "on_rounds": 1, "off_rounds": 1}},
         "late": {"count": 1, "behaviours": [{"kind": "slow-device", "factor": 1000.0}]},
     }
     overrides = {
         **SYNTHETIC,
         "experiment.rounds": 5,
         "metrics.enabled": False,
+        "clients.count": 7,
         "clients.groups": groups,
         "clients.minimum": 5,
+        "selection.m": 5,
         "selection.policy": "random",
         "workload.train_s": 0.02,
         "latency.time_scale": 0.01,
@@ -245,7 +255,9 @@ def test_the_real_clock_plays_the_same_rounds(tmp_path: Path) -> None:
     missed = [[miss.client_id for miss in record.misses] for record in virtual]
     assert [[miss.client_id for miss in record.misses] for record in real] == missed
     assert ["late-000"] in missed
+    assert ["fickle-000" in record.chosen for record in virtual] == [True, False, True, False, True]
     assert compared(real, virtual, 0.0)["same_sets"] == 5
+    assert "did not come or go" not in (tmp_path / "real/server.log").read_text("utf-8")
 
 
 def test_a_log_is_its_own_twin(tmp_path: Path) -> None:
