@@ -103,10 +103,12 @@ def simulators_table(lines: Sequence[Line]) -> str:
                 [
                     cell.removeprefix("simulated "),
                     SYSTEMS[system].shown,
-                    *(_ms(_median(found, "round_s")), _ratio(own, played)),
+                    _ms(_median(found, "round_s")),
+                    _ratio(own, played),
                     f"{whole_s:.1f} s",
                     _ratio(own, played, "whole_s"),
-                    *(_ms(_median(found, "cpu_s")), f"{memory_mb:,.0f} MB"),
+                    _ms(_median(found, "cpu_s")),
+                    f"{memory_mb:,.0f} MB",
                     _accuracy(found),
                 ]
             )

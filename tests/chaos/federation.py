@@ -187,11 +187,10 @@ class Federation:
 
     async def _start_host(self, number: int) -> None:
         address, count = f"127.0.0.1:{self._lines[number].port}", self._shape.clients_each
-        self._hosts[number] = await self._processes.start(
-            f"clients-{number}",
-            *("client", self._config, "--server", address, "--slot", number, "--count", count),
-            *("--ledger-dir", self._run_dir / "ledgers", "--set", f"clients.connect_timeout_s={_GIVE_UP_AFTER_S}"),
-        )
+        patience = f"clients.connect_timeout_s={_GIVE_UP_AFTER_S}"
+        words = ["client", self._config, "--server", address, "--slot", number, "--count", count]
+        words += ["--ledger-dir", self._run_dir / "ledgers", "--set", patience]
+        self._hosts[number] = await self._processes.start(f"clients-{number}", *words)
 
     def _revive_hosts(self, group: asyncio.TaskGroup) -> None:
         """Restart client processes that have ended by themselves."""

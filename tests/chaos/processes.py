@@ -90,9 +90,10 @@ class Processes:
 
     async def start(self, name: str, *arguments: object) -> Child:
         """Start `pausefl` with these arguments."""
+        command = [sys.executable, "-m", "pausefl", *map(str, arguments)]
         with (self._folder / f"{name}.err").open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "pausefl", *map(str, arguments)),
+                *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,

@@ -73,13 +73,11 @@ def test_every_bundled_model_learns_together_what_it_learns_alone(name: str) -> 
 def every_layer() -> nn.Module:
     """A network of every supported layer, also without biases or parameters, and with a nested Sequential."""
     torch.manual_seed(1)
+    first = nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.GroupNorm(2, 4, affine=False), nn.SiLU(), nn.AvgPool2d(2)
+    second = nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2), nn.GroupNorm(4, 8), nn.Tanh(), nn.Identity()
+    flat = nn.Flatten(), nn.LayerNorm(32, elementwise_affine=False), nn.GELU(), nn.Softplus(), nn.ELU(), nn.LeakyReLU()
     head = nn.Sequential(nn.Linear(32, 8, bias=False), nn.LayerNorm(8, bias=False), nn.Sigmoid(), nn.Linear(8, 10))
-    return nn.Sequential(
-        *(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.GroupNorm(2, 4, affine=False), nn.SiLU(), nn.AvgPool2d(2)),
-        *(nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2), nn.GroupNorm(4, 8), nn.Tanh(), nn.Identity()),
-        *(nn.Flatten(), nn.LayerNorm(32, elementwise_affine=False), nn.GELU(), nn.Softplus(), nn.ELU(), nn.LeakyReLU()),
-        head,
-    )
+    return nn.Sequential(*first, *second, *flat, head)
 
 
 def test_every_known_layer_treats_models_apart() -> None:

@@ -241,11 +241,9 @@ def test_the_page_is_there_by_itself_only_on_loopback() -> None:
 
 NASTY = "<img src=x onerror=alert(1)>"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
-    "--remote-debugging-pipe",
-)
+WITHOUT = ("gpu", "quic", "sync", "background-networking", "component-update", "dev-shm-usage")
+FLAGS = ["--headless", "--no-sandbox", "--no-first-run", "--remote-debugging-pipe"]
+FLAGS += [f"--disable-{feature}" for feature in WITHOUT]
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
 DESK = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
 

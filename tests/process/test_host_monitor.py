@@ -25,12 +25,13 @@ from pausefl_server.connections.reported_values import host_of
 from pausefl_server.host_limits import ADVICE, HostLimits, advice
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, RoundRecord, Timing
 from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.settings import MetricsSettings
 from pausefl_server.state import replay
 from pausefl_server.storage.store import Store
 from rigs.command import played, query, sets, summary_of
+from rigs.log import observation, record
 
 STALL_S = 0.4
 TOLERANCE_S = 0.15
@@ -222,15 +223,11 @@ def test_what_clients_compute_spoils_no_communication_time_nor_a_drawn_total_and
     assert 'latency.signal = "communication"' in advice("clients compute_share")
 
 
-def record() -> RoundRecord:
+def doubted_round() -> RoundRecord:
     doubts, theirs = ("clients loop_lag_s", "clients stopped_s"), HostReport(0.1, 0.2, 0.3, 0.4, 0.5, 0.0)
-    seen = Observation(*("c", TIMING, 0.5, 1, 0, 0.0, 0.0, 4000, 4100), host=theirs, suspect=doubts, teaches=False)
+    seen = observation("c", timing=TIMING, host=theirs, suspect=doubts, teaches=False)
     joined = (LogEvent("joined", "c", n_examples=1),)
-    return RoundRecord(
-        *(1, 1, ("c",), None, (seen,), joined, 0.5, 1.0, 1e-4, "digest"),
-        host=HostReport(0.01, 0.02, 0.03, 0.04),
-        suspect=doubts,
-    )
+    return record(1, seen, events=joined, host=HostReport(0.01, 0.02, 0.03, 0.04), suspect=doubts)
 
 
 def test_the_server_reads_what_a_clients_host_said() -> None:
@@ -242,8 +239,8 @@ def test_the_server_reads_what_a_clients_host_said() -> None:
 
 def test_the_log_keeps_what_hosts_and_clocks_said(tmp_path: Path) -> None:
     with closing(Store(tmp_path / "run.db")) as store:
-        store.commit_round(record())
-        assert store.rounds() == [record()]
+        store.commit_round(doubted_round())
+        assert store.rounds() == [doubted_round()]
     hosts = query(tmp_path, "SELECT * FROM hosts ORDER BY client_id")
     assert hosts == [(1, None, 0.01, 0.02, 0.03, 0.04, 0.0, 0.0), (1, "c", 0.1, 0.2, 0.3, 0.4, 0.5, 0.0)]
     doubts = [(1, "clients loop_lag_s"), (1, "clients stopped_s")]
@@ -255,7 +252,7 @@ def test_the_log_keeps_what_hosts_and_clocks_said(tmp_path: Path) -> None:
 
 def test_an_observation_in_doubt_is_one_in_the_metrics(make_telemetry: Callable[..., Telemetry]) -> None:
     telemetry = make_telemetry(None)
-    telemetry.round_committed(record(), replay(Random(m=1), 0, [record()]))
+    telemetry.round_committed(doubted_round(), replay(Random(m=1), 0, [doubted_round()]))
     value = make_registry(telemetry, MetricsSettings()).get_sample_value
     assert value("pausefl_suspect_rounds_total", {"reason": "clients loop_lag_s"}) == 1
     assert value("pausefl_suspect_observations_total") == 1

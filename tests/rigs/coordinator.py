@@ -170,11 +170,8 @@ class CoordinatorRig:
 
     def restored(self) -> StartingPoint:
         """The state from which a starting server continues the run."""
-        return restore(
-            *(self.settings, self.policy, self.theta_0, self.store, self.checkpoint),
-            after_each=self.telemetry.replayed,
-            say=lambda _: None,
-        )
+        told, settings = self.telemetry.replayed, self.settings
+        return restore(settings, self.policy, self.theta_0, self.store, self.checkpoint, told, say=lambda _: None)
 
     def _show(self, event: ProgressEvent) -> None:
         self.shown.append(event)

@@ -8,6 +8,7 @@ from pausefl_server.host_limits import advice
 from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.storage import store
+from rigs.log import record
 
 CLIENTS = ("<script>", "$x$", "c")
 """Client ids. The first two are hostile to HTML and to matplotlib's mathtext; the third is never chosen."""
@@ -26,16 +27,9 @@ def records() -> list[RoundRecord]:
     joined = tuple(LogEvent("joined", client_id, "", 40) for client_id in CLIENTS)
     rows = []
     for number, of_round in enumerate((both, first, second), start=1):
-        seen = tuple(observation(*row) for row in of_round)
-        events = joined if number == 1 else ()
-        latency_s = max(o.latency_s for o in seen)
-        ids = tuple(o.client_id for o in seen)
-        rows.append(
-            RoundRecord(
-                *(number, 1, ids, None, seen, events, latency_s, float(number), 1e-4, f"{number}"),
-                suspect=("clients steal_share",) if number == 1 else (),
-            )
-        )
+        seen = [observation(*row) for row in of_round]
+        more: dict[str, Any] = {"events": joined, "suspect": ("clients steal_share",)} if number == 1 else {}
+        rows.append(record(number, *seen, round_latency_s=max(o.latency_s for o in seen), **more))
     return rows
 
 
@@ -59,8 +53,8 @@ def summary(**changes: Any) -> dict[str, Any]:
 def write_run(path: Path, **changes: Any) -> Path:
     path.mkdir()
     log = store.Store(path / "run.db")
-    for record in records():
-        log.commit_round(record, [Ping(record.round, "$x$", 0.002 * record.round)])
+    for each in records():
+        log.commit_round(each, [Ping(each.round, "$x$", 0.002 * each.round)])
     log.save_evaluations(0, [Evaluation("test", True, 100, 0.1, 2.3)])
     at_interruptions = Evaluation("test", False, 1000, 0.2, 2.2)
     log.save_evaluations(1, [at_interruptions])

@@ -15,6 +15,7 @@ from pausefl_server.records import Evaluation, LogEvent, Miss, MissKind, Observa
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import MetricsSettings, PrivacySettings
 from pausefl_server.state import RunState, replay
+from rigs.log import record
 
 BUDGET = Budget(epsilon_budget=10.0, eta=0.5)
 SIZE = 1000
@@ -89,9 +90,14 @@ def _record(
     failed_attempts: tuple[RoundRecord, ...] = (),
 ) -> RoundRecord:
     """A round that lasts `latency_s`. If "c" is chosen, it times out at that moment."""
-    return RoundRecord(
-        *(round, len(failed_attempts) + 1, tuple(chosen), None, observations, events),
-        *(latency_s, float(round), 0.003, ""),
+    return record(
+        round,
+        *observations,
+        attempt=len(failed_attempts) + 1,
+        chosen=tuple(chosen),
+        events=events,
+        round_latency_s=latency_s,
+        selection_s=0.003,
         host=HOSTS["server"],
         misses=(Miss("c", "timeout", latency_s, latency_s, "", latency_s),) if "c" in chosen else (),
         failed_attempts=failed_attempts,

@@ -339,11 +339,9 @@ asyncio.run(main())
 @asynccontextmanager
 async def python(program: str, *arguments: object) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process that runs this program with the tests' rigs; it is killed when the block ends."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", program, *map(str, arguments)),
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
-    )
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
     try:
         yield process
     finally:

@@ -22,6 +22,7 @@ from rigs.command import (
     refusal,
     rounds_in,
     run,
+    sets,
     summary_of,
     synthetic,
 )
@@ -32,11 +33,8 @@ pytestmark = pytest.mark.end_to_end
 
 @pytest.mark.slow
 def test_digits_are_learnt_over_the_network(tmp_path: Path) -> None:
-    played(
-        *("run", "demo", "--run-dir", tmp_path / "run"),
-        *("--set", "clients.count=6", "--set", "selection.m=3", "--set", "experiment.rounds=12"),
-        *("--set", "latency.time_scale=0.02", "--set", "evaluation.every=4"),
-    )
+    keys = ["clients.count=6", "selection.m=3", "experiment.rounds=12", "latency.time_scale=0.02", "evaluation.every=4"]
+    played("run", "demo", "--run-dir", tmp_path / "run", *sets(*keys))
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (summary["rounds"], summary["privacy_unit"]) == (12, "coordinate")
     assert summary["final_accuracy"] > 0.5

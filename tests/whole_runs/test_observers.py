@@ -14,9 +14,10 @@ import pytest
 import pausefl
 from pausefl.runtime.observers import Observed, Observer, load_observers, observed
 from pausefl.runtime.observers.base import figures
-from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent, RollCall, RoundCommitted, from_line
+from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent, RollCall, from_line
 from rigs.command import played, synthetic
 from rigs.refusals import refused
+from rigs.telemetry import round_event
 from rigs.waiting import wait_for
 
 SETTINGS = {"experiment": {"rounds": 3}}
@@ -37,10 +38,6 @@ class Failing(pausefl.Observer):
     def on_event(self, event):
         raise LookupError("no such thing")
 """
-
-
-def a_round(number: int) -> RoundCommitted:
-    return RoundCommitted(*(number, 3, ("a",), 0.5, 0.5 * number, 1.0, 10.0, "vector", None, 1, 0, 2.0, 0.001, (), 0))
 
 
 class Recorder(Observer):
@@ -168,7 +165,7 @@ def test_a_regression_is_not_shown_as_a_classification() -> None:
 def test_tensorboard_gets_a_scalar_a_figure(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     with Observed(lambda _: None, load_observers(["tensorboard"]), tmp_path, SETTINGS) as seen:
-        seen.show(a_round(1))
+        seen.show(round_event(1))
         seen.show(ModelEvaluated(1, "test", 0.75, None))
     (file,) = (tmp_path / "tensorboard").iterdir()
     told = [text in file.read_bytes() for text in (b"accuracy/test", b"total_latency_s", b"loss/test")]
@@ -180,13 +177,13 @@ def test_mlflow_gets_parameters_metrics_and_the_outcome(tmp_path: Path, monkeypa
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow's databases need more packages
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
     with Observed(lambda _: None, load_observers(["mlflow"]), tmp_path, SETTINGS) as seen:
-        seen.show(a_round(1))
-        seen.show(a_round(2))
+        seen.show(round_event(1))
+        seen.show(round_event(2))
     client = mlflow.MlflowClient()
     (found,) = client.search_runs([client.get_experiment_by_name("pausefl").experiment_id])
     assert found.data.params == {"experiment.rounds": "3"}
     history = client.get_metric_history(found.info.run_id, "total_latency_s")
-    assert [(metric.step, metric.value) for metric in history] == [(1, 0.5), (2, 1.0)]
+    assert [(metric.step, metric.value) for metric in history] == [(1, 0.25), (2, 0.5)]
     assert found.info.status == "FAILED"  # no event of the run's end was sent
 
 
@@ -197,7 +194,7 @@ def test_trackers_get_settings_and_figures_offline(name: str, tmp_path: Path, mo
     pytest.importorskip(name)  # trackio reads its variable only at import
     shown: list[ProgressEvent] = []
     with Observed(shown.append, load_observers([name]), tmp_path, SETTINGS) as seen:
-        seen.show(a_round(1))
+        seen.show(round_event(1))
         seen.show(ModelEvaluated(1, "test", 0.75, None))
     assert not [event for event in shown if isinstance(event, Notice)], "an observer that failed is told of"
     kept = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())

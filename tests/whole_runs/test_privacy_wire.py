@@ -28,17 +28,19 @@ ROUNDS, CLIENTS, D = 6, 3, 5000
 CLIP = 3e-5
 """A thirtieth of an update's values, so an update that is not clipped is conspicuous."""
 # Every field of every message that may leave a client: the noised update, and the fields that the report discloses.
-ALLOWED = {
-    *("hello.protocol_version", "hello.client_id", "hello.n_examples", "hello.agreement"),
-    *("hello.manifest.tensors.name", "hello.manifest.tensors.shape", "hello.manifest.tensors.dtype"),
-    *("hello.ledger.schedule", "hello.ledger.released", "hello.ledger.epsilon_spent"),
-    *("result.round", "result.attempt", "result.status", "result.reason"),
-    *("result.release.participation", "result.release.epsilon", "result.release.epsilon_spent"),
-    *("result.update.size_bytes", "result.update.frames", "result.update.digest"),
-    *(f"result.timing.{part}_s" for part in ("download", "injected_down", "queue", "train", "privatise")),
-    *("result.timing.injected_up_s", "frame.index", "pong.nonce", "checksum"),
-    *(f"result.host.{what}" for what in ("loop_lag_s", "timer_overshoot_s", "steal_share", "compute_share")),
+FIELDS = {
+    "hello": ["protocol_version", "client_id", "n_examples", "agreement"],
+    "hello.manifest.tensors": ["name", "shape", "dtype"],
+    "hello.ledger": ["schedule", "released", "epsilon_spent"],
+    "result": ["round", "attempt", "status", "reason"],
+    "result.release": ["participation", "epsilon", "epsilon_spent"],
+    "result.update": ["size_bytes", "frames", "digest"],
+    "result.timing": ["download_s", "injected_down_s", "queue_s", "train_s", "privatise_s", "injected_up_s"],
+    "result.host": ["loop_lag_s", "timer_overshoot_s", "steal_share", "compute_share"],
+    "frame": ["index"],
+    "pong": ["nonce"],
 }
+ALLOWED = {f"{message}.{field}" for message, fields in FIELDS.items() for field in fields} | {"checksum"}
 
 
 def play(tmp_path: Path, wiretap: Wiretap, unit: str, **privacy: object) -> Any:

@@ -14,10 +14,8 @@ from pausefl.studies.executors import side_by_side
 from pausefl.studies.playing import OnExecutor
 from pausefl_proto.errors import ConfigError, PauseflError
 
-SMALL = (
-    *("workload.dataset=digits", "workload.model=mlp", "workload.examples=200", "workload.batch_size=10"),
-    *("experiment.rounds=12", "evaluation.every=4"),
-)
+WORKLOAD = ("workload.dataset=digits", "workload.model=mlp", "workload.examples=200", "workload.batch_size=10")
+SMALL = (*WORKLOAD, "experiment.rounds=12", "evaluation.every=4")
 
 
 @pytest.fixture(autouse=True)
