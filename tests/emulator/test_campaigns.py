@@ -17,7 +17,7 @@ import pausefl
 from pausefl.cli import parser
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.toml_source import read_source
-from pausefl.results.report.sweep import caveats, draw_sweep
+from pausefl.results.report.sweep import caveats, draw_sweep, write_sweep
 from pausefl.runtime.fleet import show_nothing
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN
 from pausefl.studies.campaign import CampaignInterrupted, Plan, Planned, begin, is_finished, read_plan
@@ -188,6 +188,12 @@ def test_leakage_is_drawn_in_one_named_unit(units: Sequence[str | None], title: 
     _, leakage = draw_sweep(rows, ["key"]).axes
     assert leakage.get_title(loc="left") == title
     np.testing.assert_array_equal(np.asarray(leakage.lines[0].get_ydata()), values)
+
+
+@pytest.mark.parametrize(("scores", "column"), [(("R²", "R²"), "final_R²"), (("R²", "accuracy"), "final_accuracy")])
+def test_a_score_has_its_own_column_where_all_runs_have_it(scores: Sequence[str], column: str, tmp_path: Path) -> None:
+    write_sweep([{"m": m, "metric": score, "final_accuracy": 0.5} for m, score in enumerate(scores)], [], tmp_path)
+    assert (tmp_path / "sweep.csv").read_text("utf-8").splitlines()[0] == f"m,metric,{column}"
 
 
 def test_interrupted_campaigns_find_runs_of_long_values_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,9 +61,11 @@ def test_a_stream_that_was_gone_before_its_end_is_no_error_of_the_server(capsys:
 
 
 @pytest.mark.usefixtures("root_logger")
-def test_a_line_is_for_people_with_its_time_or_json_with_round_and_client(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_is_for_people_with_its_time_or_json_with_round_and_client(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert logged(capsys).splitlines()[0].endswith(" INFO joined")
-    ask_for(json=True)
+    monkeypatch.setenv("PAUSEFL_LOG", "verbose,json")  # as a user does in containers
     joined, failed = map(json.loads, logged(capsys).splitlines())
     assert joined.pop("time").endswith("+00:00")
     wanted = {"level": "info", "kind": "log", "logger": "pausefl.test", "message": "joined", "round": 3}

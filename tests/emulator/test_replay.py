@@ -288,6 +288,16 @@ def test_an_estimate_is_written_with_its_caveat(run_dir: Path, tmp_path: Path) -
     assert choices == list(pausefl.replay(run_dir).choices)
 
 
+def test_shares_of_what_an_estimate_rests_on_are_counted(tmp_path: Path) -> None:
+    """The log's policy takes the two fastest of five clients in each round, the other one all."""
+    pausefl.run(small({"clients.count": 5, "selection.policy": "fastest"}), tmp_path / "run", progress=False)
+    found = pausefl.replay(tmp_path / "run", policy="all", draws=2).summary
+    rests = {"rounds": 1.0, "choices": 0.6, "choices_of_clients_never_observed": 0.6, "choices_at_lower_bounds": 0.0}
+    assert found["extrapolated"] == pytest.approx(rests)
+    assert found["on_the_logs_history"] == pytest.approx({"attempts": 3, "same_sets": 0, "shared_choices": 0.4})
+    assert list(found["times_chosen"].values()) == [3.0] * 5
+
+
 def test_the_command_says_it_and_refuses_other_keys(run_dir: Path) -> None:
     done = run("replay", run_dir)
     assert (done.returncode, done.stderr) == (0, "")

@@ -70,6 +70,10 @@ def test_each_client_of_a_round_counts_once(chosen: Sequence[str], asked: list[i
     assert RunTally(rounds).asked_per_round == asked
 
 
+def test_the_time_of_selections_is_their_median() -> None:
+    assert RunTally([record(t, selection_s=t * t) for t in (1, 2, 4)]).selection_s_median == 4
+
+
 GROUPS = {
     "original": ClientGroup(count=2),
     "relevant": ClientGroup(count=2, role="relevant"),

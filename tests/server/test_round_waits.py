@@ -107,6 +107,9 @@ def test_an_absent_servers_misses_teach_nothing(late_s: float, host: HostReport,
     assert record.suspect == suspect
     assert [miss.teaches for miss in record.misses] == [not suspect]
     assert [o.teaches for o in record.observations] == [late_s < 2.0], "its own window is what counts"
+    early = open_round()
+    early.take(answer_of("a", 1, Release(), arrived_s=SENT_S + 1.0), table, settings, now_s)
+    assert early.observations["a"].teaches, "it came in time, and waited for the server"
 
 
 def test_a_client_is_waited_for_after_four_breaks_and_not_after_five() -> None:
@@ -225,6 +228,17 @@ def test_a_wait_that_ends_late_goes_on_once_for_as_long_as_it_was_late_and_no_lo
 
 
 # -- in a run
+
+
+async def test_a_stop_before_a_job_counts_where_its_client_waits_longer_than_usual(rig: MakeRig) -> None:
+    """The residuals are 3.0, 3.16 and 8 s. An answer that a stop touched does not change what is usual."""
+    async with rig(All(1), rounds=3, minimum_clients=1).playing() as r:
+        a = await r.join("a", manual=True)
+        for round_, residual_s, still_s in ((1, 3.0, 0.0), (2, 3.16, 5.0), (3, 8.0, 5.0)):
+            await a.play(round_, timing=Timing(1.0 + residual_s, train_s=1.0), still_before_s=still_s)
+    stopped_s = [o.host.stopped_s for record in r.store.rounds() for o in record.observations]
+    assert stopped_s == [0.0, 0.0, 5.0]
+    assert r.coordinator.state.usual_propagation_s == pytest.approx({"a": 3.02})
 
 
 @pytest.mark.parametrize(("timeout_s", "deadlines_s"), [(None, [UNSEEN_S, LEAST_S]), (7.5, [7.5, 7.5])])

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fuzz.http2 import DATA, END_STREAM, HEADERS, PING, call, frame, message, opening
+from fuzz.http2 import DATA, END_STREAM, HEADERS, PING, SETTINGS, call, frame, message, opening
 from pausefl_proto.budget import Release
 from pausefl_proto.errors import DamageError, TryLaterError
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -28,7 +28,7 @@ from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
 from rigs.coordinator import MakeRig
 from rigs.federation import SIZE, answer_of, clients, federation, hello, log_of, raw_stream, take_a_job
-from rigs.one_job import OneJob
+from rigs.one_job import OneJob, listening
 
 PONG = pb.ClientMessage(pong=pb.Pong(nonce=9)).SerializeToString()
 
@@ -169,6 +169,16 @@ async def test_goodbyes_that_nobody_takes_are_few(connections: int, kept: int) -
             await server.stop(0)
 
 
+async def test_a_connection_may_have_a_stream_for_each_client_and_sixteen_more() -> None:
+    async with listening(most_clients=4) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(opening())
+        head = await reader.readexactly(9)
+        settings = dict(struct.iter_unpack(">HI", await reader.readexactly(int.from_bytes(head[:3]))))
+        writer.close()
+    assert (head[3], settings[MAX_CONCURRENT_STREAMS]) == (SETTINGS, 4 + 16)
+
+
 async def note_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ended: asyncio.Queue[int]) -> None:
     """Put the id of each stream that the server ends into `ended`. Assert that the server sends no data."""
     while True:
@@ -183,6 +193,8 @@ async def note_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
 
 
 BIG = MAX_FRAME_BYTES // 4 + 100
+MAX_CONCURRENT_STREAMS = 3
+"""The number of this setting in HTTP/2."""
 
 
 @pytest.mark.parametrize("frames", [[2], [0, 1], [1, 1]])
