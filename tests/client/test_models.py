@@ -321,12 +321,6 @@ def test_joined_states_part_into_what_they_were(name: str) -> None:
     assert len({count.data_ptr() for count in counts}) == len(counts), "each parameter counts its own steps"
 
 
-def test_nothing_is_joined_and_parted_of_optimizers_that_remember_nothing() -> None:
-    shapes = [parameter.shape for parameter in nn.Linear(2, 3).parameters()]
-    assert joined([{}, {}], shapes) == {}
-    assert parted({}, shapes) == [{}, {}]
-
-
 def test_a_trainer_that_is_restored_forgets_what_it_remembered_of_a_training_together() -> None:
     trainer, fresh = trainers_of(ADAM, sizes=(20,))[0], trainers_of(ADAM, sizes=(20,))[0]
     played_together([trainer], theta_of(trainer), 1)

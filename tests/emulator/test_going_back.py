@@ -267,16 +267,6 @@ async def test_going_back_needs_a_round_with_a_model(tmp_path: Path) -> None:
     assert "its model is not there; those of rounds 5, 4, 3, 0 are (" in await refused(tmp_path, back_to=2)
 
 
-@pytest.mark.slow
-async def test_a_crash_after_going_back_goes_on_from_there(tmp_path: Path) -> None:
-    await play(tmp_path, 5)
-    async with federation(tmp_path, All(1), rounds=2, privacy=PRIVATE, optimizer=ADAM, back_to=2) as run:
-        await run.finished()
-    assert [r.round for r in log_of(tmp_path)] == [1, 2]
-    await play(tmp_path, 3)
-    assert [(r.round, r.attempt) for r in log_of(tmp_path)] == [(1, 1), (2, 1), (3, 2)]
-
-
 async def test_a_resume_without_a_disk_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await play(tmp_path, 2)
     shutil.rmtree(tmp_path / "checkpoints")

@@ -269,10 +269,16 @@ def test_a_command_that_is_refused_leaves_no_default_folder(tmp_path: Path) -> N
 
 def test_input_that_is_refused_takes_nothing_away_that_was_not_made_for_it(tmp_path: Path) -> None:
     """Files put there while the run was tried stay as well."""
-    with pytest.raises(ConfigError, match="bad input"), made_run_dir(experiment(), tmp_path / "run"):
-        (tmp_path / "run/notes.txt").write_text("keep me")
+    (tmp_path / "mine").mkdir()
+    for run_dir in (tmp_path / "mine", tmp_path / "a/b/c"):
+        with pytest.raises(ConfigError, match="bad input"), made_run_dir(experiment(), run_dir):
+            (run_dir / "server.log").touch()
+            raise ConfigError("bad input")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
+    with pytest.raises(ConfigError, match="bad input"), made_run_dir(experiment(), tmp_path / "mine"):
+        (tmp_path / "mine/notes.txt").write_text("keep me")
         raise ConfigError("bad input")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
 def test_a_second_run_leaves_the_first_ones_directory_alone(tmp_path: Path, background: Start) -> None:

@@ -61,13 +61,6 @@ def test_a_client_whose_budget_allows_no_further_release_has_none_of_it_next(mak
     assert value("pausefl_client_epsilon_spent", {"client": "a", "unit": "nothing"}) is None
 
 
-def test_when_a_run_is_over_nobody_is_expected_any_more(make_telemetry: MakeTelemetry) -> None:
-    telemetry = make_telemetry(private(), clients=3)
-    telemetry.kept()
-    value = registry_of(telemetry).get_sample_value
-    assert (value("pausefl_finished"), value("pausefl_expected_clients")) == (1, 0)
-
-
 def test_two_servers_in_one_process_do_not_share_their_metrics(make_telemetry: MakeTelemetry) -> None:
     one, other = make_telemetry(private()), make_telemetry(private())
     one.rejected("client a was refused")

@@ -1,9 +1,7 @@
 """The whole path with real processes: `pausefl run` on digits, rounds with a quorum, and faults."""
 
-import json
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -19,9 +17,7 @@ from rigs.command import (
     kill_group,
     played,
     query,
-    refusal,
     rounds_in,
-    run,
     sets,
     summary_of,
     synthetic,
@@ -35,7 +31,7 @@ pytestmark = pytest.mark.end_to_end
 def test_digits_are_learnt_over_the_network(tmp_path: Path) -> None:
     keys = ["clients.count=6", "selection.m=3", "experiment.rounds=12", "latency.time_scale=0.02", "evaluation.every=4"]
     played("run", "demo", "--run-dir", tmp_path / "run", *sets(*keys))
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert (summary["rounds"], summary["privacy_unit"]) == (12, "coordinate")
     assert summary["final_accuracy"] > 0.5
     assert summary["data"] == "digits, examples: 1,200 with the clients, 297 for validation, 300 to test on"
@@ -82,29 +78,6 @@ def test_a_stopped_client_is_measured_and_its_round_is_suspect(tmp_path: Path, b
         assert latency_s == pytest.approx(longest_s, abs=1e-9)
     suspect = query(run_dir, "SELECT round FROM suspect_rounds WHERE reason = 'clients timer_overshoot_s'")
     assert {number for (number,) in suspect} & {number for number, *_ in rounds}
-
-
-@pytest.mark.slow
-def test_what_was_refused_leaves_only_what_was_there(tmp_path: Path) -> None:
-    """Nor does it hinder the next try."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/notes.txt").write_text("keep me")
-    config = synthetic(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        for command in ("server", "run"):
-            for run_dir in ("mine", "a/b/c"):
-                line = refusal(run(command, config, "--run-dir", tmp_path / run_dir, "--set", f"server.port={port}"))
-                said = f"server.port = {port}: cannot listen on 127.0.0.1:{port} (Address already in use)"
-                assert line.startswith(said)
-                assert sorted(tmp_path.rglob("*")) == before
-    assert run("run", config, "--run-dir", tmp_path / "mine").returncode == 0
-    assert (tmp_path / "mine/notes.txt").read_text() == "keep me"
-    assert "holds a run; choose another" in run("run", config, "--run-dir", tmp_path / "mine").stderr
-    assert (tmp_path / "mine/run.db").exists()
 
 
 def constant(seconds: float) -> dict[str, object]:

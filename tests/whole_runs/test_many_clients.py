@@ -21,8 +21,7 @@ from pausefl_client.training.pace import TrainingPace, pace
 from pausefl_client.training.trainer_pool import TrainerPool
 from pausefl_client.training.withdrawal import Withdrawn, withdrawable
 from pausefl_proto.errors import ConfigError
-from rigs import log
-from rigs.command import PAUSEFL, played, query, synthetic
+from rigs.command import played, query, synthetic
 from rigs.session import SessionRig
 
 
@@ -250,25 +249,3 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"), claimed_clients(CLIENTS, None, 1, tmp_path / "file"):
         pass
-
-
-@pytest.mark.slow
-def test_clients_that_go_by_slot_play_and_go_on_with_their_ledgers(tmp_path: Path) -> None:
-    """Two runs with one ledger folder, as containers share a volume. Two processes have a client each."""
-    for run, rounds in enumerate((3, 2)):
-        play(synthetic(tmp_path, rounds, clients=2), tmp_path / f"run-{run}", tmp_path / "ledgers")
-    count = "SELECT count(*) FROM releases"
-    releases = {path.stem: log.query(path, count)[0][0] for path in (tmp_path / "ledgers").glob("*.db")}
-    assert releases == dict.fromkeys(CLIENTS[:2], 5)
-
-
-def play(experiment: Path, run_dir: Path, ledgers: Path) -> None:
-    serve = [*PAUSEFL, "server", str(experiment), "--run-dir", str(run_dir)]
-    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        events = (json.loads(line) for line in server.stdout)
-        address = next(f"127.0.0.1:{event['port']}" for event in events if event["kind"] == "ready")
-        arguments = [str(experiment), "--server", address, "--slot", "auto", "--ledger-dir", str(ledgers)]
-        clients = [subprocess.Popen([*PAUSEFL, "client", *arguments]) for _ in range(2)]
-        assert [event["kind"] for event in events][-1] == "finished"
-        assert [client.wait(30) for client in clients] == [0, 0]
