@@ -55,8 +55,8 @@ test-floors: $(READY)
 	$(BIN)/python tests/check_floors.py build/floors
 
 # A day of ten staying clients in ten minutes: three runs, a server killed twice, a link cut, an evaluator stopped, a client
-# locked out. For root with `ip`, clients are containers if `make images` was called, else network namespaces; for others
-# processes. FLEET_CLIENTS=4 is shorter.
+# locked out. For root with `ip`, clients have network namespaces; for others they are processes of this machine.
+# FLEET_CLIENTS=4 is shorter.
 test-fleet: $(READY)
 	$(BIN)/pytest -s --timeout 1500 -m slow tests/whole_runs/test_day_of_a_fleet.py
 

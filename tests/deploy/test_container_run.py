@@ -26,7 +26,7 @@ import yaml
 
 from pausefl_client.privacy.ledger import verified_spend
 from rigs import log
-from rigs.command import greatest_told, query
+from rigs.command import greatest_told, query, summary_of
 from rigs.docker import RELEASE
 from rigs.places import ROOT
 from rigs.waiting import free_port, wait_for
@@ -317,7 +317,7 @@ def test_the_run_had_a_page_and_its_results_are_on_its_volume(stack: Stack) -> N
     (server,) = stack.containers("server")
     assert server["State"]["ExitCode"] == 0
     (run_dir,) = stack.results()
-    summary = json.loads((run_dir / "summary.json").read_text())
+    summary = summary_of(run_dir)
     print({key: summary[key] for key in ("final_accuracy", "wall_clock_s", "total_latency_s", "timing_error_s")})
     assert (summary["rounds"], summary["clients"]) == (ROUNDS, CLIENTS)
     assert summary["stopped_because"] == "all rounds done"

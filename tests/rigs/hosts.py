@@ -1,4 +1,4 @@
-"""Hosts of a fleet: containers or network namespaces on one bridge with the server, or simply this machine."""
+"""Hosts of a fleet: network namespaces on one bridge with the server, or simply this machine."""
 
 import os
 import shutil
@@ -6,9 +6,6 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-from rigs.command import PAUSEFL
-from rigs.docker import RELEASE
 
 SERVER_NAME = "server.fleet"
 _BRIDGE, _NET = "pausefl-day", "10.78.0"
@@ -84,61 +81,16 @@ class Namespaces(Hosts):
             (folder / "hosts").write_text(f"127.0.0.1 localhost\n{self.server_address} {SERVER_NAME}\n")
 
 
-class Containers(Hosts):
-    """One container a host, of the image built by `make images`. The server is on the bridge of their network."""
-
-    image = f"pausefl-client:{RELEASE}"
-    server_name = SERVER_NAME
-
-    def __init__(self, count: int, folder: Path) -> None:
-        self.server_address = f"{_NET}.1"
-        self._folder = folder
-        self._names = [f"pausefl-day-{number}" for number in range(count)]
-
-    def make(self) -> None:
-        addresses = (f"--subnet={_NET}.0/24", f"--gateway={_NET}.1", f"--ip-range={_NET}.128/25")
-        do("docker", "network", "create", *addresses, f"--opt=com.docker.network.bridge.name={_BRIDGE}", _BRIDGE)
-
-    def take_down(self) -> None:
-        for command in (("rm", "--force", *self._names), ("network", "rm", _BRIDGE)):
-            subprocess.run(["docker", *command], check=False, capture_output=True)
-
-    def command(self, number: int, command: Sequence[str]) -> list[str]:
-        """The docker command that runs a `pausefl` command (the image's entry point) in the shared folder."""
-        place = [f"--volume={self._folder}:{self._folder}", f"--workdir={self._folder}", "--user=0"]
-        where = [f"--name={self._names[number]}", f"--network={_BRIDGE}", f"--add-host={SERVER_NAME}:{_NET}.1"]
-        return ["docker", "run", "--rm", *where, *place, self.image, *command[len(PAUSEFL) :]]
-
-    def cut(self, number: int, *, is_cut: bool) -> bool:
-        do("docker", "network", "disconnect" if is_cut else "connect", _BRIDGE, self._names[number])
-        return True
-
-    def move_server(self) -> None:
-        self.server_address = f"{_NET}.2"
-        do("ip", "address", "add", f"{self.server_address}/24", "dev", _BRIDGE)
-        moved = f"sed 's/.*{SERVER_NAME}/{self.server_address} {SERVER_NAME}/' /etc/hosts > /tmp/hosts"
-        for name in self._names:
-            do("docker", "exec", name, "sh", "-c", f"{moved}; cat /tmp/hosts > /etc/hosts")
-
-
-def _made_of(count: int, folder: Path) -> Containers | Namespaces | None:
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        return None
-    look = ["docker", "image", "inspect", Containers.image]
-    has_image = shutil.which("docker") and not subprocess.run(look, capture_output=True, check=False).returncode
-    return Containers(count, folder) if has_image else Namespaces(count)
-
-
 @contextmanager
-def hosts_of(count: int, folder: Path) -> Iterator[Hosts]:
-    """Yield containers if an engine has our image, else namespaces; both need root and `ip`. Else this machine."""
-    made = _made_of(count, folder)
-    if made is None:
+def hosts_of(count: int) -> Iterator[Hosts]:
+    """Yield namespaces, which need root and `ip`, else this machine."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
         yield Hosts()
         return
-    made.take_down()
+    namespaces = Namespaces(count)
+    namespaces.take_down()
     try:
-        made.make()
-        yield made
+        namespaces.make()
+        yield namespaces
     finally:
-        made.take_down()
+        namespaces.take_down()

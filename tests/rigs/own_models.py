@@ -1,6 +1,5 @@
 """Models as users write them, and a short run or a trainer of each."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +15,7 @@ from pausefl.runtime.virtual.process import play_virtually
 from pausefl_client.data.datasets import Dataset, Examples, load_dataset
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings
+from rigs.command import summary_of
 
 Shape = tuple[int, ...]
 DIGITS = load_dataset("digits", seed=1)
@@ -144,8 +144,7 @@ def played(folder: Path, model: str, **changes: Any) -> dict[str, Any]:
     experiment = parse_experiment("", {**RUN, "workload.model": f"own:{model}", **changes})
     folder.mkdir(exist_ok=True)
     play_virtually(plan_of(experiment, folder.name), folder, lambda _: None)
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return summary
+    return summary_of(folder)
 
 
 def trainer_of(model: nn.Module, settings: TrainingSettings, examples: Examples | None = None) -> TorchTrainer:

@@ -1,7 +1,7 @@
 """A day of a standing fleet in ten minutes (`make test-fleet`): three runs with all kinds of faults; no ε is lost.
 
-For root with `ip`, each client has a host of its own: a container where an engine has the client's image, else a
-network namespace. For other users, clients are processes of this machine.
+For root with `ip`, each client has a host of its own, a network namespace. For other users, clients are processes of
+this machine.
 """
 
 import json
@@ -18,7 +18,7 @@ import pytest
 from pausefl.certificates import make_certificates
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_process.files import write_durably
-from rigs.command import PAUSEFL, greatest_told, kill_group, query, rounds_in, toml_of
+from rigs.command import PAUSEFL, greatest_told, kill_group, query, rounds_in, summary_of, toml_of
 from rigs.hosts import Hosts, hosts_of
 from rigs.waiting import free_port, wait_for
 
@@ -117,7 +117,7 @@ class Day:
 
 @contextmanager
 def day_of(folder: Path) -> Iterator[Day]:
-    with hosts_of(CLIENTS, folder) as hosts:
+    with hosts_of(CLIENTS) as hosts:
         day = Day(folder, hosts)
         try:
             yield day
@@ -205,7 +205,7 @@ def check_books(day: Day, runs: list[Path], kept: dict[Path, list[tuple[object, 
         now = query(run_dir, "SELECT round, chosen, model_digest FROM rounds")
         assert now[: len(committed)] == committed, "a committed round was lost"
     assert [rounds_in(run_dir) for run_dir in runs] == [ROUNDS, ROUNDS, ROUNDS // 2]
-    summaries = [json.loads((run_dir / "summary.json").read_text()) for run_dir in runs]
+    summaries = [summary_of(run_dir) for run_dir in runs]
     assert [summary["outcome"] for summary in summaries] == ["completed"] * 3
     assert [summary["absent_clients"] for summary in summaries] == [[], [], []], "each took part in each run"
     assert all(summary["final_accuracy"] is not None for summary in summaries), "the evaluator came back"

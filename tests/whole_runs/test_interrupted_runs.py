@@ -13,7 +13,7 @@ import pytest
 
 from pausefl.outcomes import FAILED
 from pausefl_process.ending import ask_to_end
-from rigs.command import PAUSEFL, Background, is_alive, kill_group, played, query, rounds_in, run, synthetic
+from rigs.command import PAUSEFL, Background, is_alive, kill_group, played, query, rounds_in, run, summary_of, synthetic
 from rigs.waiting import free_port, wait_for
 
 pytestmark = pytest.mark.end_to_end
@@ -27,7 +27,7 @@ def test_an_interrupt_saves_all(tmp_path: Path, background: Background, number: 
     wait_for(lambda: rounds_in(tmp_path / "run") >= 5, "five rounds")
     os.kill(process.pid, number)
     assert process.wait(30) == 130
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert summary["stopped_because"] == f"stopped by {number.name}"
     assert summary["rounds"] == rounds_in(tmp_path / "run") >= 5
     assert (tmp_path / "run/report.html").exists() == (number == signal.SIGINT)
@@ -83,7 +83,7 @@ def test_one_interrupt_ends_the_lingering_after_a_run(tmp_path: Path, background
     wait_for((tmp_path / "run/summary.json").exists, "the results")
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(30) == 0
-    assert json.loads((tmp_path / "run/summary.json").read_text())["stopped_because"] == "all rounds done"
+    assert summary_of(tmp_path / "run")["stopped_because"] == "all rounds done"
     assert (tmp_path / "run/report.html").exists()
 
 
@@ -134,7 +134,7 @@ def test_a_run_killed_while_it_plays_rounds_again_has_not_ended(tmp_path: Path, 
     assert not (folder / "summary.json").exists()
     assert run("run", "--resume", folder).returncode == 0
     assert query(folder, "SELECT round, attempt FROM rounds ORDER BY round") == [(1, 1), (2, 2)]
-    assert json.loads((folder / "summary.json").read_text())["rounds"] == 2
+    assert summary_of(folder)["rounds"] == 2
 
 
 VICTIM = {
@@ -235,7 +235,7 @@ def test_a_run_that_is_started_without_output_is_played(tmp_path: Path, closed: 
     """Once its processes failed, and the message said only that their log was empty."""
     command = in_shell(f'"$@" {closed}', *PAUSEFL, "run", synthetic(tmp_path, rounds=3), "--run-dir", tmp_path / "run")
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
-    assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] == 3
+    assert summary_of(tmp_path / "run")["rounds"] == 3
     assert "Traceback" not in (tmp_path / "run/server.log").read_text()
 
 
@@ -259,7 +259,7 @@ def test_a_server_and_its_clients_go_on_without_readers(tmp_path: Path, is_open:
             assert process.stdout is not None
             process.stdout.close()
         assert [process.wait(60) for process in (server, *clients)] == [0, 0, 0]
-    assert json.loads((run_dir / "summary.json").read_text())["stopped_because"] == "all rounds done"
+    assert summary_of(run_dir)["stopped_because"] == "all rounds done"
     assert "Traceback" not in (tmp_path / "complaints").read_text()
 
 
@@ -293,5 +293,5 @@ def test_a_closed_terminal_ends_a_run_in_order_unless_nohup(tmp_path: Path, is_i
             process.send_signal(signal.SIGTERM)
         process.communicate()
     assert process.returncode == 130
-    reason = json.loads((run_dir / "summary.json").read_text())["stopped_because"]
+    reason = summary_of(run_dir)["stopped_because"]
     assert reason == f"stopped by {'SIGTERM' if is_ignored else 'SIGHUP'}"

@@ -1,7 +1,6 @@
 """Observers get a run's events; an observer that fails or is slow does not disturb the run."""
 
 import asyncio
-import json
 import re
 import sys
 import threading
@@ -15,7 +14,7 @@ import pausefl
 from pausefl.runtime.observers import Observed, Observer, load_observers, observed
 from pausefl.runtime.observers.base import figures
 from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent, RollCall, from_line
-from rigs.command import played, synthetic
+from rigs.command import played, summary_of, synthetic
 from rigs.refusals import refused
 from rigs.telemetry import round_event
 from rigs.waiting import wait_for
@@ -217,7 +216,7 @@ def test_a_run_has_the_observers_named_and_prints_its_events(tmp_path: Path, mon
     place = f"{tmp_path / 'watching.py'}:16"
     assert complaints == [f"observer Failing failed and is told nothing more: LookupError: no such thing ({place})"]
     assert "report:" in done.stderr
-    assert json.loads((tmp_path / "run/summary.json").read_text())["outcome"] == "completed"
+    assert summary_of(tmp_path / "run")["outcome"] == "completed"
 
 
 @pytest.mark.end_to_end

@@ -19,7 +19,7 @@ from pausefl_client.privacy.mechanism import NumpyLaplace
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Vector
-from rigs.command import PAUSEFL, synthetic
+from rigs.command import PAUSEFL, summary_of, synthetic
 from rigs.wiretap import Wiretap
 
 pytestmark = pytest.mark.end_to_end
@@ -143,7 +143,7 @@ def test_nothing_but_what_is_listed_leaves_a_client(tmp_path: Path, wiretap: Wir
     sent = set().union(*(fields(message) for stream in wiretap.streams for message, _ in stream.up))
     assert sent <= ALLOWED
     assert {"result.update.digest", "result.release.epsilon", "hello.n_examples"} <= sent
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert (summary["private"], summary["disclosed"]) == (True, ["n_examples", "device_times", "host_load", "answers"])
 
 
@@ -153,5 +153,5 @@ def test_a_reproducible_run_can_be_undone_and_says_so(tmp_path: Path, wiretap: W
     source = NumpyLaplace(generator(1, "noise", client_id, result.round, result.attempt))
     noise = source.laplace(np.zeros(D), scale("coordinate", result.release.epsilon))
     assert np.abs(vector - noise - clipped(bare(client_id, result.round), "coordinate")).max() < 1e-9
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert (summary["private"], summary["noise"]) == (False, "reproducible")

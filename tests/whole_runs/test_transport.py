@@ -23,7 +23,7 @@ from pausefl_proto.tls import Tls, is_no_servers
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_MESSAGE_BYTES
 from rigs.authority import Authority
-from rigs.command import PAUSEFL, Background, refusal, synthetic
+from rigs.command import PAUSEFL, Background, refusal, summary_of, synthetic
 from rigs.federation import BIG, SIZE, answer_of, clients, errors_in, federation, hello, log_of, raw_stream, take_a_job
 from rigs.one_job import listening
 from rigs.waiting import wait_for
@@ -266,7 +266,7 @@ def pausefl(command: str, folder: Path, tls: Tls, *arguments: object) -> "subpro
 def test_a_whole_run_with_mutual_tls(authority: Authority, tmp_path: Path) -> None:
     done = pausefl("run", tmp_path, authority.certify("server"), "--run-dir", "run")
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] == 2
+    assert summary_of(tmp_path / "run")["rounds"] == 2
 
 
 @pytest.mark.end_to_end

@@ -1,6 +1,5 @@
 """Runs that train nothing do not count as finished: models that fail, and how each command ends."""
 
-import json
 import os
 import re
 import signal
@@ -16,7 +15,7 @@ from pausefl_process.ending import INTERRUPTED
 from pausefl_process.events import Notice
 from pausefl_server.rounds.messages import Refusal, RefusalKind
 from pausefl_server.selection.policies.everyone import All
-from rigs.command import Background, query, rounds_in, run, synthetic
+from rigs.command import Background, query, rounds_in, run, summary_of, synthetic
 from rigs.coordinator import MakeRig
 from rigs.places import ROOT
 from rigs.waiting import wait_for
@@ -128,7 +127,7 @@ def test_a_model_that_cannot_be_trained_ends_the_run_with_its_error_and_place(
 def test_failed_jobs_are_counted_and_shown_with_the_errors_own_line(demo: Demo, tmp_path: Path, private: str) -> None:
     done = demo("normalised", {**PARTIAL, "privacy.enabled": private})
     assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     ((failed,),) = query(tmp_path / "run", "SELECT count(*) FROM misses WHERE kind = 'refused'")
     assert failed > 0
     assert summary["missed_jobs"] == {"refused": failed}
@@ -168,7 +167,7 @@ def test_a_run_whose_clients_all_fail_stops_after_three(demo: Demo, tmp_path: Pa
         r" RuntimeError: not at home at all \(\S+failing_models.py:\d+\)",
         done.stderr.strip(),
     )
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert (summary["outcome"], summary["rounds"], summary["missed_jobs"]) == ("failed", 0, {"refused": 12})
     assert summary["failed_attempts"] == 3
     assert "This run failed before its last round." in (tmp_path / "run/report.html").read_text("utf-8")
@@ -216,7 +215,7 @@ def documented() -> list[tuple[int, str]]:
 def expect(outcome: str, status: int, run_dir: Path) -> None:
     """Check that summary.json names this outcome, and that docs/events.md gives its status."""
     assert (status, outcome) in documented()
-    assert json.loads((run_dir / "summary.json").read_text())["outcome"] == outcome
+    assert summary_of(run_dir)["outcome"] == outcome
 
 
 async def test_a_run_whose_clients_are_lost_has_failed(rig: MakeRig) -> None:
