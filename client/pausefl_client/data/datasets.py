@@ -62,11 +62,6 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
-    def has_classes(self) -> bool:
-        """Whether each example has one class, so that examples can be counted and dealt out by class."""
-        return self.labels.ndim == 1 and self.labels.dtype == np.int64
-
     def not_finite(self) -> tuple[int, str] | None:
         """The row of the first value that is not finite, and its place in words. None if all values are finite."""
         for what, values in (("inputs", self.inputs), ("labels", self.labels)):
@@ -79,6 +74,11 @@ class Examples:
         """The given rows: a copy in memory, or for a slice a view, so that memory-mapped arrays stay mapped."""
         owners = None if self.owners is None else self.owners[rows]
         return replace(self, inputs=self.inputs[rows], labels=self.labels[rows], owners=owners)
+
+
+def are_classes(labels: TargetArray) -> bool:
+    """Whether each example has one class, by which it can be counted and dealt out. A label below 0 is none."""
+    return labels.ndim == 1 and labels.dtype == np.int64 and bool((labels >= 0).all())
 
 
 def _check_form(what: str, array: Any, *types: str) -> None:
@@ -103,8 +103,8 @@ class Dataset:
     """The learning task. None: classification of whole examples, by cross-entropy."""
 
     def __post_init__(self) -> None:
-        if self.task is None and not self.train.has_classes:
-            raise ConfigError(f'{_KEY}: "{self.name}" has no class for each example, so it needs a task')
+        if self.task is None and not are_classes(self.train.labels):
+            raise ConfigError(f'{_KEY}: "{self.name}" has no class (0 or more) for each example, so it needs a task')
         for split in ("train", "validation", "test"):
             examples: Examples = getattr(self, split)
             if not len(examples):

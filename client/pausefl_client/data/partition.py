@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Protocol
 import numpy as np
 from annotated_types import Gt, Le
 
-from pausefl_client.data.datasets import Owners, TargetArray
+from pausefl_client.data.datasets import Owners, TargetArray, are_classes
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray, IntArray, read_only
 from pausefl_proto.draws import generator
@@ -58,7 +58,7 @@ def partition(
     """
     if not 1 <= clients <= len(labels):
         raise ConfigError(f"clients.count = {clients}: must be from 1 to the {len(labels)} training examples")
-    if labels.ndim != 1 or labels.dtype != np.int64:
+    if not are_classes(labels):
         if getattr(partitioner, "needs_classes", False):
             raise ConfigError(f"{_KEY}: deals out by class, and the examples of workload.dataset have none")
         labels, classes = np.zeros(len(labels), np.int64), 1

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pausefl_client.data.datasets import Examples
+from pausefl_client.data.datasets import Examples, are_classes
 from pausefl_client.data.holdings import Holding, holding_of
 from pausefl_client.data.tasks import LearningTask
 from pausefl_client.training.device_copies import gathered_bytes, off_device, on_device
@@ -63,7 +63,7 @@ class TorchTrainer:
         self.device = device
         examples = data.examples
         self.n_examples = len(examples)
-        counts = np.bincount(examples.labels, minlength=data.classes) if examples.has_classes else ()
+        counts = np.bincount(examples.labels, minlength=data.classes) if are_classes(examples.labels) else ()
         self.label_counts = {f"label_{c}": float(n) for c, n in enumerate(counts) if len(counts) <= MAX_STATISTICS}
         self.vector = ModelVector(model, settings.statistics)
         self._own_statistics = self.vector.statistics if settings.statistics == "local" else {}

@@ -10,7 +10,7 @@ from pausefl.experiment.groups import behaviours_of
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.population.behaviours import BehaviourChain
 from pausefl.results.reading import RunData
-from pausefl_client.data.datasets import load_dataset
+from pausefl_client.data.datasets import are_classes, load_dataset
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.errors import ConfigError
 
@@ -40,7 +40,7 @@ def label_counts(experiment: Experiment) -> LabelCounts | None:
     split_seed = experiment.experiment.seed_of("split")
     data = load_dataset(workload.dataset, examples=workload.examples, seed=split_seed)
     train, classes = data.train, data.classes
-    if not train.has_classes:
+    if not are_classes(train.labels):
         return None
     parts = dealt_out(workload, data, ids, split_seed)
     behaviours = behaviours_of(experiment.groups)

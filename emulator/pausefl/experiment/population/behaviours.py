@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import numpy as np
 from annotated_types import Ge, Lt
 
-from pausefl_client.data.datasets import Examples
+from pausefl_client.data.datasets import Examples, are_classes
 from pausefl_client.data.partition import Concentration
 from pausefl_client.training.pace import pace
 from pausefl_client.training.trainer import Trainer, TrainingOutcome, TrainingSettings, WrappedTrainer
@@ -235,7 +235,7 @@ class BehaviourChain:
 
     def examples(self, examples: Examples, classes: int) -> Examples:
         for behaviour, draw in self._links:
-            if behaviour.needs_classes and not examples.has_classes:
+            if behaviour.needs_classes and not are_classes(examples.labels):
                 name = type(behaviour).__name__
                 raise ConfigError(f"clients.groups: {name} needs a class for each example; workload.dataset has none")
             examples = _checked(behaviour.examples(examples, classes, draw), Examples, behaviour, "examples")

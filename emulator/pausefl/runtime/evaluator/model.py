@@ -246,11 +246,11 @@ class Evaluator:
                 rows = slice(start, start + _BATCH)
                 inputs, targets = (on_device(part[rows], self._device) for part in (examples.inputs, examples.labels))
                 outputs = self._model(normalise(inputs))
-                scores = self._task.score(outputs, targets)
-                score += scores.sum(dtype=torch.float64)
-                loss += self._task.loss(outputs, targets).double().reshape(()) * len(scores)
-                n += len(scores)
-        return float(score) / n, float(loss) / n
+                if scored := len(scores := self._task.score(outputs, targets)):  # a batch of padding has a loss of NaN
+                    score += scores.sum(dtype=torch.float64)
+                    loss += self._task.loss(outputs, targets).double().reshape(()) * scored
+                    n += scored
+        return float(score / n), float(loss / n)
 
 
 def _differing(model: torch.nn.Module, other: torch.nn.Module) -> str:
