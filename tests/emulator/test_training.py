@@ -363,11 +363,12 @@ def test_a_rounds_state_is_gone_once_the_round_is_played_again(tmp_path: Path, w
 def test_a_state_that_is_shorter_than_the_one_it_overwrites_is_whole(tmp_path: Path) -> None:
     before, after = FakeTrainer(Clock()), FakeTrainer(Clock())
     states = TrainerStates(before, tmp_path / "a")
-    for round_, remembered in ((1, [1] * 50), (2, [2] * 50), (3, [3])):
+    for round_, remembered in enumerate(([1] * 50, [2] * 50, [3], []), 1):
         before.rounds = remembered
         states.keep(ReleaseKey("run", round_, 1, f"model {round_}"))
-    TrainerStates(after, tmp_path / "a").recall(ReleaseKey("run", 4, 1, "model 4"))
-    assert after.rounds == [3]
+        TrainerStates(after, tmp_path / "a").recall(ReleaseKey("run", round_ + 1, 1, f"model {round_ + 1}"))
+        assert after.rounds == remembered
+        after.rounds = []
 
 
 def test_a_first_training_that_is_broken_off_leaves_nothing_of_another_run(tmp_path: Path) -> None:

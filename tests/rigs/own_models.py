@@ -89,11 +89,11 @@ class Mixed(nn.Module):
 
     def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__()
-        self.low, self.high = nn.Linear(math.prod(shape), 16).bfloat16(), nn.Linear(16, 16).double()
-        self.out = nn.Linear(16, classes)
+        self.low, self.high = nn.Linear(math.prod(shape), 16), nn.Linear(16, 16).double()
+        self.out = nn.Linear(16, classes).bfloat16()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.out(self.high(self.low(x.flatten(1).bfloat16()).double()).float())
+        scores: torch.Tensor = self.out(self.high(self.low(x.flatten(1)).double()).bfloat16())
         return scores
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pausefl_client.training.random_layers import has_hooks
 from pausefl_proto.errors import PauseflError
 
 StackedParameters = Sequence[torch.Tensor]
@@ -24,7 +25,7 @@ class StackedNetwork:
         """NotStackable unless `model` is an nn.Sequential of layers in `_FORWARDS` that share no parameters."""
         self._layers = list(layers_of(model))
         self._counts = [len(list(layer.parameters())) for layer in self._layers]
-        if _has_hooks(model):
+        if has_hooks(model):  # torch would call them in a pass; a stacked pass does not
             raise NotStackable("the model has hooks")
         if sum(self._counts) != len(list(model.parameters())):
             raise NotStackable("layers of the model share parameters")
@@ -40,15 +41,6 @@ class StackedNetwork:
             x = _FORWARDS[type(layer)](layer, x, parameters[start : start + count])
             start += count
         return x
-
-
-def _has_hooks(model: nn.Module) -> bool:
-    """Whether the model has hooks. torch would call them in a pass; a stacked pass does not."""
-    of_layers = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    of_parameters = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    return any(getattr(layer, hooks) for layer in model.modules() for hooks in of_layers) or any(
-        getattr(parameter, hooks) for parameter in model.parameters() for hooks in of_parameters
-    )
 
 
 def layers_of(model: nn.Module) -> Iterator[nn.Module]:

@@ -48,11 +48,11 @@ def check_stackable(trainer: TorchTrainer) -> None:
     for part in _SHARED:
         if getattr(method, part) is not getattr(TrainingMethod, part):
             raise NotStackable(f"the training method {method.__name__} has its own `{part}`")
+    if trainer.settings.optimizer not in OPTIMIZERS:
+        raise NotStackable(f"the optimizer {trainer.settings.optimizer} is none of torch's")
     if not trainer.random_layers.draw_nothing:  # all clients of a call would draw from one generator
         task = type(trainer.task).__name__
         raise NotStackable(f"the training method {method.__name__} or the task {task} may draw at random")
-    if trainer.settings.optimizer not in OPTIMIZERS:
-        raise NotStackable(f"the optimizer {trainer.settings.optimizer} is none of torch's")
     if trainer.settings.optimizer_options.get("dampening"):
         raise NotStackable("the optimizer has dampening, which spares a client's first step alone")
 

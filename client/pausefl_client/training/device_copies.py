@@ -33,8 +33,9 @@ def on_device(array: npt.NDArray[Value], device: torch.device) -> torch.Tensor:
 def off_device(*tensors: torch.Tensor) -> tuple[npt.NDArray[Any], ...]:
     """The values of tensors on one device, as arrays. It waits once for all of them.
 
-    On the CPU, the arrays share the tensors' memory.
+    numpy lacks bfloat16, so such values become float32. On the CPU, the arrays share other tensors' memory.
     """
+    tensors = tuple(tensor.float() if tensor.dtype is torch.bfloat16 else tensor for tensor in tensors)
     if not tensors or tensors[0].device.type != "cuda":
         return tuple(tensor.detach().cpu().numpy() for tensor in tensors)
     pinned = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]

@@ -1,14 +1,11 @@
 """Makes the random draws of a model's training depend on a seed alone, although torch's generators are global."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
-
-from pausefl_client.data.tasks import LearningTask
-from pausefl_client.training.method import TrainingMethod
 
 _GENERATORS = threading.Lock()
 _MAY_DRAW = (
@@ -26,9 +23,10 @@ _MAY_DRAW = (
 class RandomLayers:
     """Seeds the draws of one trainer's training. In a process, trainings that draw run one at a time."""
 
-    def __init__(self, model: nn.Module, method: TrainingMethod, task: LearningTask, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, *trained_by: object) -> None:
+        """`trained_by`: the objects by which the model trains, such as its optimizer."""
         self._device = device
-        self._draws = None if _may_draw(model, method, task) else False  # None: not known yet
+        self._draws = None if _may_draw(model, trained_by) else False  # None: not known yet
 
     @property
     def draw_nothing(self) -> bool:
@@ -52,14 +50,21 @@ class RandomLayers:
                 self._draws = not all(map(torch.equal, before, _states(self._device)))
 
 
-def _may_draw(model: nn.Module, method: TrainingMethod, task: LearningTask) -> bool:
-    """Whether layers, method or task may draw random numbers. Unknown code may."""
+def has_hooks(model: nn.Module) -> bool:
+    """Whether the model has hooks, which are unknown code."""
+    of_layers = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    of_parameters = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return any(getattr(layer, hooks) for layer in model.modules() for hooks in of_layers) or any(
+        getattr(parameter, hooks) for parameter in model.parameters() for hooks in of_parameters
+    )
+
+
+def _may_draw(model: nn.Module, trained_by: Sequence[object]) -> bool:
+    """Whether the layers, or the objects by which they train, may draw random numbers. Unknown code may."""
     layers = [module for module in model.modules() if not isinstance(module, nn.Sequential)]
-    if any(isinstance(layer, _MAY_DRAW) or layer._forward_hooks or layer._forward_pre_hooks for layer in layers):
-        return True
-    if not all(type(part).__module__.startswith("pausefl_client.") for part in (method, task)):
-        return True
-    return any(not type(layer).__module__.startswith("torch.nn.modules.") for layer in layers)
+    are_ours = all(type(part).__module__.startswith("pausefl_client.") for part in trained_by)
+    are_torchs = all(type(layer).__module__.startswith("torch.nn.modules.") for layer in layers)
+    return not (are_ours and are_torchs) or has_hooks(model) or any(isinstance(layer, _MAY_DRAW) for layer in layers)
 
 
 def _seed(seed: int, device: torch.device) -> None:

@@ -85,7 +85,7 @@ class TorchTrainer:
         self._remembered: JoinedStates = {}
         """Optimizer states from batched training, not yet loaded into the optimizer. Empty if it is up to date."""
         self._state_writer = StateWriter()
-        self.random_layers = RandomLayers(self.model, self.method, self.task, device)
+        self.random_layers = RandomLayers(self.model, device, self.method, self.task, self._optimizer)
         self._rates = LearningRates(settings) if settings.schedule else None
         self._seed = seed
         self._client_id = client_id
@@ -185,6 +185,7 @@ class TorchTrainer:
     def restore(self, state: bytes) -> None:
         """Replace all states by saved ones. Empty bytes reset them to their start."""
         self._optimizer, self._remembered = self.method.optimizer(self.model, self.settings), {}
+        self._constants.put_back()  # a training that was broken off has not done so
         of_optimizer, of_client = read_states(state, self.device) if state else ({}, {})
         self.method.restore(of_client.get("method", {}))
         for name, statistic in of_client.get("statistics", self._fresh_statistics).items():

@@ -42,8 +42,7 @@ class TrainerPool(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Cancel all jobs that have not begun, and begin no more."""
         with self._changing:
-            left = list(self._submitted)
-            self._submitted.clear()
+            left, self._submitted = self._submitted, deque()
         for future, _ in left:
             future.cancel()
         self._threads.shutdown(wait=wait)

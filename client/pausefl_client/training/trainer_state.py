@@ -59,9 +59,8 @@ class TrainerStates:
 
     def undo(self) -> None:
         """Put the trainer back into its state before a training that failed or was withdrawn."""
-        now, saved = self._now, self._read(self._now.slot)
-        is_same = saved is not None and (saved.run_id, saved.round) == (now.run_id, now.round)
-        self._trainer.restore(saved.state if saved is not None and is_same else b"")
+        saved, now = self._read(self._now.slot), (self._now.run_id, self._now.round)
+        self._trainer.restore(saved.state if saved and (saved.run_id, saved.round) == now else b"")
 
     def keep(self, key: ReleaseKey) -> None:
         """Save the state after the training for `key`. When this returns, the state survives the process's end.
@@ -70,7 +69,7 @@ class TrainerStates:
         uses the state before it. No release changes, since the ledger keeps those.
         """
         state, slot = self._trainer.state(), 1 - self._now.slot
-        if state:
+        if state or any(path.exists() for path in self._paths):  # otherwise the next start would find an older state
             header = json.dumps({"run_id": key.run_id, "round": key.round}).encode() + b"\n"
             self._write(slot, header + state)
         self._now = _Saved(key.run_id, key.round, slot, b"")

@@ -42,7 +42,10 @@ class Moon(Bounded, TrainingMethod):
         _last_linear(model)
         self._references = []
         if self._last:
-            server, last = (copy.deepcopy(model).eval().requires_grad_(False) for _ in range(2))
+            # deepcopy refuses tensors that a pass has left in the model, such as features kept to look at.
+            left = [t for layer in model.modules() for t in vars(layer).values() if isinstance(t, torch.Tensor)]
+            copies = (copy.deepcopy(model, {id(t): t.detach().clone() for t in left}) for _ in range(2))
+            server, last = (each.eval().requires_grad_(False) for each in copies)
             last.load_state_dict(self._last, strict=False)
             self._references = [server, last]
 
