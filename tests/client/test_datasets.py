@@ -175,9 +175,12 @@ def test_too_few_training_examples_to_hold_10_000_out(tmp_path: Path) -> None:
         load_dataset("mnist", seed=1)
 
 
-def test_the_cache_is_made_once_and_mapped(tmp_path: Path) -> None:
+def test_the_cache_is_made_once_and_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
     write_mnist(tmp_path / "data")
     folder = cached_folder("mnist")
+    assert len(synced) == 4  # after a power cut, no file of the cache may be empty
     made = (folder / "train_inputs.npy").stat()
     mnist = load_dataset("mnist", seed=1)
     assert (folder / "train_inputs.npy").stat() == made

@@ -296,7 +296,11 @@ def test_a_full_disk_releases_nothing(ledger: Ledger, path: Path) -> None:
         release(ledger, 2, noise)
     assert (ledger.released, ledger.epsilon_spent) == (1, BUDGET.spent(1))
     release(ledger, 2, noise)
-    assert ledger.released == 2
+    ledger.settle()
+    with full_disk(), pytest.raises(LedgerError, match=r"a\.db: "):
+        ledger.close()
+    with closing(Ledger(path, BUDGET, **HOLDER)) as again:  # as clients that stay do for their next run
+        assert again.released == 2
 
 
 def test_a_read_only_ledger_stops_the_client_at_once(ledger: Ledger, path: Path) -> None:

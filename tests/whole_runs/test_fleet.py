@@ -127,6 +127,25 @@ async def test_a_client_plays_runs_until_its_life_is_spent(
     assert "privacy.eta is 0.5 here, 0.1 there; to agree: --set privacy.eta=0.1" in refused
 
 
+def broken(*_: object) -> None:
+    raise ValueError("no such backbone")
+
+
+async def test_a_model_of_ones_own_that_fails_ends_no_client_that_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    port, own = free_port(), {**OWN, "workload": {"model": f"{__name__}:broken"}}
+    task = asyncio.create_task(stay(staying(port, tmp_path, own=own), show_nothing))
+    async with federation(
+        tmp_path / "run", port=port, connect_timeout_s=2.0, **served(parse_experiment(ONE), 1)
+    ) as run:
+        with pytest.raises(ExceptionGroup):  # no client came
+            await run.finished()
+    assert task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert "takes no part: ValueError: no such backbone (" in caplog.text
+
+
 async def test_one_of_several_clients_that_stay_returns_once_it_is_admitted_again(tmp_path: Path) -> None:
     listed, port, both = tmp_path / "admitted.txt", free_port(), ["client-000", "client-001"]
     write_durably(listed, "client-*\n")

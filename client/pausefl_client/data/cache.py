@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from pausefl_client.data.downloads import download
 from pausefl_client.data.published import PUBLISHED, Published
+from pausefl_process.files import replaced
 from pausefl_proto.errors import ConfigError
 
 FILES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
@@ -73,7 +74,8 @@ def _write_cache(folder: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
             made = Path(scratch) / folder.name
             made.mkdir()
             for file, array in arrays.items():
-                np.save(made / f"{file}.npy", array)
+                with replaced(made / f"{file}.npy") as durable:
+                    np.save(durable, array)
             try:
                 made.rename(folder)
             except OSError:

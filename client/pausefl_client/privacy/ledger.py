@@ -206,18 +206,16 @@ class Ledger:
         self._is_settled = True
 
     def close(self) -> None:
-        """Close the file, so that other processes can open it. A second call does nothing."""
+        """Close the file, also after a LedgerError, so that it can be opened again. A second call does nothing."""
         if self._is_closed:
             return
-        with self._errors():
+        self._is_closed = True
+        with self._errors(), closing(self._commit_count), closing(self._db):
             if self._is_settled:
                 with self._transaction():
                     self._close_open_release()
             if self._is_marked or self._counted != self.in_all.released:
                 self._note(mark=0)
-            self._db.close()
-            self._commit_count.close()
-        self._is_closed = True
 
     def _open(self, belongs_to: dict[str, str], has_log: bool, counted: int) -> None:
         with self._errors():
@@ -345,6 +343,7 @@ def _counted(path: Path) -> int:
     SQLite must read it: if this process opened and closed the file otherwise, it would lose its lock on it.
     """
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
+        db.execute("PRAGMA writable_schema = ON")  # also reads a file that grows while the -wal is moved into it
         (counted,) = db.execute("PRAGMA application_id").fetchone()
     return int(counted)
 

@@ -16,6 +16,7 @@ from pausefl_client.privacy.ledger import Life, verified_spend
 from pausefl_client.reconnection import Reconnection
 from pausefl_client.transport import fetch_offer
 from pausefl_process.events import MetricsServed, Report, SpentInAllRuns
+from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, LedgerError, PauseflError, first_error
 
 log = logging.getLogger("pausefl.client")
@@ -56,7 +57,7 @@ async def stay(clients: StayingClients, report: Report) -> None:
                 token = token_for(connection_plan(own), address, first)  # read again: it may have been renewed
                 offer = await fetch_offer(address, own.tls.in_use(first), token, way)
                 plan = in_run(client_plan(clients.experiment_of(offer.experiment)), offer.run_id, clients)
-                with first_error(), _telling_what_is_spent(clients, plan, report, spent):
+                with first_error(), errors_of_own_code(), _telling_what_is_spent(clients, plan, report, spent):
                     await play_over_grpc(plan, clients.client_ids, address, clients.ledgers, page)
                 told = ""
                 refusals.connected()

@@ -323,11 +323,10 @@ async def _rest_from_message(told: pb.Rest, parts: AsyncIterator[bytes]) -> Mode
         data += _open(part)[1]
     if digest(np.frombuffer(data, np.uint8)) != told.values.digest:
         raise WireError("sent other constants of the model than it announced")
-    constants, start = [], 0
+    constants, end = [], 0
     for tensor in told.constants.tensors:
-        size_bytes = math.prod(tensor.shape) * DTYPE_BYTES.get(tensor.dtype, 0)
-        constants.append(StoredTensor(tensor.name, tensor.dtype, tuple(tensor.shape), bytes(data[start:][:size_bytes])))
-        start += size_bytes
+        start, end = end, end + math.prod(tensor.shape) * DTYPE_BYTES.get(tensor.dtype, 0)
+        constants.append(StoredTensor(tensor.name, tensor.dtype, tuple(tensor.shape), bytes(data[start:end])))
     return ModelRest(tuple(constants), dict(told.tied), Manifest.from_message(told.local))
 
 
