@@ -46,6 +46,14 @@ class Dealt(FedAt):
         return np.array([int(self.of_client[ord(client_id) - ord("a")]) for client_id in table.ids], np.int64)
 
 
+@dataclass(frozen=True)
+class Hasty(Random):
+    """A user's own policy, whose steps would need no update."""
+
+    def updates_needed(self, table: ClientTable, at_work: IntArray, buffer: int) -> int:
+        return 0
+
+
 class Play:
     """A run whose clients answer in the order that the test says. Each answers the job that it has."""
 
@@ -131,11 +139,13 @@ async def test_with_k_c_and_all_clients_alike_it_is_fedavg_bit_for_bit(
     assert final[0] == final[1] == final[2]
 
 
-async def test_a_sequence_of_one_client_is_plain_descent(rig: MakeRig) -> None:
-    async with playing(rig, "a", Asynchronous(concurrency=1, buffer=1), rounds=4) as play:
+@pytest.mark.parametrize("policy", [Random(1), Hasty(1)])
+async def test_a_sequence_of_one_client_is_plain_descent(rig: MakeRig, policy: Policy) -> None:
+    async with playing(rig, "a", Asynchronous(concurrency=1, buffer=1), policy, rounds=4) as play:
         for _ in range(4):
             assert await play.handed_out(1) == ["a"]
             await play.answer("a")
+    assert not any(record.failed_attempts for record in play.records)
     expected = play.rig.theta_0
     for number in range(1, 5):
         expected = expected + update_of("a", number)

@@ -271,7 +271,7 @@ class Coordinator(Actor[_Message]):
             step.needed = answers_needed(len(set(chosen)), self._needed, self._settings.spare, self._settings.quorum)
         else:
             self._attempts[step.number] = attempt + 1
-            step.needed = self.state.policy.updates_needed(table, table.rows(step.due), self._needed)
+            step.needed = max(1, self.state.policy.updates_needed(table, table.rows(step.due), self._needed))
         for client_id in dict.fromkeys(chosen):  # once each, even if the policy drew a client twice
             self._members.offer(client_id, job)
 

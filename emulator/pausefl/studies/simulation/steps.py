@@ -87,7 +87,7 @@ class _Steps:
             taken = {*chosen, *(job.row for job in ended)}
             while given := self._hand_out(t, now_s, lacks, answered, taken, came_s, latency_s):
                 chosen += given
-                needed = self._state.policy.updates_needed(table, self._at_work(), buffer)
+                needed = max(1, self._state.policy.updates_needed(table, self._at_work(), buffer))
             if not self._out:
                 break
             ended.append(heappop(self._out))
