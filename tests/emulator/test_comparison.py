@@ -51,7 +51,7 @@ def test_time_to_the_common_accuracy_and_what_it_saves(runs: Runs) -> None:
 
 def test_runs_that_differ_in_more_than_their_policy_are_no_same_experiment(tmp_path: Path) -> None:
     runs = write_runs(tmp_path, (1, 2))
-    own = {"pause": "[selection.pause]\nalpha = 1.0\n", "random": ""}
+    own = {"pause": "[selection.pause]\nalpha = 1.0\n", "random": "[clients]\nminimum = 1\n"}
     for policy, of_policy in runs.items():
         for seed, run in enumerate(of_policy, 1):
             setting = f'[experiment]\nseed = {seed}\n[selection]\npolicy = "{policy}"\n{own[policy]}'

@@ -6,7 +6,8 @@ the user's own optimizers, schedules and training methods stay as written: their
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -19,12 +20,21 @@ from pausefl.experiment.population.behaviours import BEHAVIOURS
 from pausefl.experiment.population.simulated_drifts import DRIFTS
 from pausefl.experiment.reference.keys import parameter_defaults
 from pausefl.experiment.server_records import selected_policy
+from pausefl.experiment.toml_source import bare_or_quoted
 from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.registries import OPTIMIZER_DEFAULTS, SCHEDULE_DEFAULTS, TRAINING_DEFAULTS
 from pausefl_process.registry import Registry
 from pausefl_proto.errors import ConfigError
 from pausefl_server.model.aggregation import RULES
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS
+
+# Keys that may change when a run is resumed: places of processes, admission, waiting times. So a run can continue on
+# other machines, or without a client that is no longer trusted.
+_OF_THE_PLACE = re.compile(
+    r"(metrics|tls|admission)\.|experiment\.(python_path$|by_value\.)|clients\.(connect_timeout_s|minimum)$"
+    r"|evaluation\.(address|host|port|insecure|connect_timeout_s|answer_timeout_s)$"
+    r"|server\.(host|port|insecure|hello_timeout_s|dead_after_s)$"
+)
 
 
 def config_toml(experiment: Experiment) -> str:
@@ -57,6 +67,20 @@ def in_force(experiment: Experiment) -> dict[str, Any]:
         if (said["kind"] if isinstance(said, dict) else said) not in kinds:  # the user's own
             aggregation[name] = _filled(kinds, said)
     return document
+
+
+def what_is_played(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The values in an experiment's tables that its results depend on, by dotted key."""
+    return {key: value for key, value in _values(document, "") if not _OF_THE_PLACE.match(key)}
+
+
+def _values(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Yields each value of a table and of its nested tables, with its dotted key."""
+    if not isinstance(value, Mapping):
+        yield key, value
+        return
+    for name, part in value.items():
+        yield from _values(part, f"{key}.{bare_or_quoted(name)}" if key else name)
 
 
 def _without_none(value: Any) -> Any:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from pausefl.experiment.experiment import Experiment, with_rounds
-from pausefl.experiment.in_force import config_toml, in_force
+from pausefl.experiment.in_force import config_toml, in_force, what_is_played
 from pausefl.experiment.loading import parse_experiment
-from pausefl.experiment.toml_source import bare_or_quoted, measured_files
+from pausefl.experiment.toml_source import measured_files
 from pausefl.runtime.provenance import fleet_of, is_served, meta_of
 from pausefl_process.databases import open_read_only
 from pausefl_process.files import Lock, locked, prepare_folder, write_durably
@@ -50,17 +50,6 @@ _LOGS = {"server.log", "clients.log"}
 _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 _CONFIG_DIGEST, _FILE_DIGESTS = "config_digest", "file_digests"
 
-# Keys that may change when a run is resumed, by table: places of processes, admission, waiting times. So a run can
-# continue on other machines, or without a client that is no longer trusted. Empty: all keys of the table.
-_OF_THE_PLACE: dict[str, set[str]] = {
-    "experiment": {"python_path", "by_value"},
-    "clients": {"connect_timeout_s", "minimum"},
-    "evaluation": {"address", "host", "port", "insecure", "connect_timeout_s", "answer_timeout_s"},
-    "server": {"host", "port", "insecure", "hello_timeout_s", "dead_after_s"},
-    "metrics": set(),
-    "tls": set(),
-    "admission": set(),
-}
 # How many differences between two experiments an error names at most.
 _MOST_NAMED = 4
 
@@ -262,26 +251,9 @@ def _extend(run_dir: Path, experiment: Experiment) -> None:
         store.set_meta(_CONFIG_DIGEST, _digest(text))
 
 
-def _what_is_played(experiment: Experiment) -> dict[str, Any]:
-    """The values of an experiment that its results depend on, by dotted key."""
-    document = in_force(experiment)
-    for table, keys in _OF_THE_PLACE.items():
-        document[table] = {name: value for name, value in document[table].items() if keys and name not in keys}
-    return dict(_values(document, ""))
-
-
-def _values(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yields each value of a table and of its nested tables, with its dotted key."""
-    if not (isinstance(value, dict) and value):
-        yield key, value
-        return
-    for name, part in value.items():
-        yield from _values(part, f"{key}.{bare_or_quoted(name)}" if key else name)
-
-
 def differences(stored: Experiment, wanted: Experiment) -> list[str]:
     """A text for each key that affects results and has different values in the two experiments, with both values."""
-    there, here = _what_is_played(stored), _what_is_played(wanted)
+    there, here = (what_is_played(in_force(experiment)) for experiment in (stored, wanted))
     found = []
     for key in sorted(there.keys() | here.keys()):
         is_of_a_policy = key.startswith("selection.") and key.count(".") > 1

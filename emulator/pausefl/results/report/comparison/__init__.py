@@ -18,6 +18,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from pausefl.experiment.in_force import what_is_played
+from pausefl.experiment.toml_source import bare_or_quoted
 from pausefl.results.figures import Figures
 from pausefl.results.frames import data_frame, flat
 from pausefl.results.labels import clients_labels
@@ -39,22 +41,8 @@ if TYPE_CHECKING:
 
 # With fewer evaluations, the time to an accuracy depends on when evaluations happen more than on the policy.
 _FEWEST_EVALUATIONS = 3
-# Prefixes of keys that are not listed as differences: those that a comparison varies, and those that change no figure.
-_IGNORED = (
-    "selection.policy",
-    "experiment.seed",
-    "experiment.observers",
-    "experiment.python_path",
-    "experiment.by_value",
-    "server.host",
-    "server.port",
-    "evaluation.address",
-    "evaluation.host",
-    "evaluation.port",
-    "metrics.",
-    "tls.",
-    "admission.",
-)
+# Keys that are not listed as differences: those that a comparison varies, and one that changes no figure.
+_IGNORED = {"selection.policy", "experiment.seed", "experiment.observers"}
 
 
 @dataclass(frozen=True)
@@ -410,8 +398,8 @@ def _time_to(run: RunData, split: Split, accuracy: float | None, axis: TimeAxis)
 
 def _differing_keys(runs: Sequence[RunData]) -> list[str]:
     """The keys whose values differ between runs, sorted. A policy's parameters are compared within its own runs."""
-    settings = [flat(run.settings) for run in runs]
-    keys = {key for of_run in settings for key in of_run if not key.startswith(_IGNORED)}
+    settings = [what_is_played(run.settings) for run in runs]
+    keys = {key for of_run in settings for key in of_run} - _IGNORED
     return sorted(key for key in keys if len({repr(of_run.get(key)) for of_run in _that_use(key, settings)}) > 1)
 
 
@@ -419,5 +407,5 @@ def _that_use(key: str, settings: Sequence[Mapping[str, Any]]) -> Iterator[Mappi
     """The settings of those runs that use the key: a key of one policy's parameters is used by its runs only."""
     is_of_a_policy = key.startswith("selection.") and key.count(".") > 1
     for of_run in settings:
-        if not is_of_a_policy or key.startswith(f"selection.{of_run.get('selection.policy')}."):
+        if not is_of_a_policy or key.startswith(f"selection.{bare_or_quoted(of_run.get('selection.policy', ''))}."):
             yield of_run
