@@ -162,8 +162,8 @@ def test_totals_of_runs_that_ended_early_are_warned_of(outcome: str, rounds: int
     assert draw_sweep(rows, ["key"]).get_supxlabel().replace("\n", " ") == caveats(rows) == one_seed
     again = [{**row, "seed": 2} for row in rows]
     assert caveats([*rows, *again]) == note.replace("1 of 2", "2 of 4")
-    moved = caveats([{**row, "machine": f"{row['key']} core"} for row in rows])
-    assert "played on unequal machines: a core; b core" in moved
+    moved = caveats([{**row, "machine": f"{row['key']} core", "own_code": f"m {row['key']}; n 1"} for row in rows])
+    assert "played on unequal machines: a core; b core; the code of m was changed between runs" in moved
     bars = "means over 2 seeds; bars: the range from the least to the greatest seed"
     assert draw_sweep([*rows, *again], ["key"]).get_supxlabel().replace("\n", " ").startswith(bars)
     of_two = draw_sweep([*rows, *({**row, "total_latency_s": 4.0} for row in again)], ["key", "outcome"])
@@ -319,6 +319,22 @@ def test_neither_a_run_nor_a_campaign_goes_on_with_other_measured_latencies(tmp_
             go_on()
     file.write_text("seconds\n0.1\n0.2\n")
     assert resume_sweep(folder, ALONE).rows == begun.rows
+
+
+@pytest.mark.parametrize("is_package", [False, True])
+def test_own_code_that_was_changed_between_runs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_package: bool
+) -> None:
+    name = f"changing_{is_package}"
+    file = tmp_path / name / "__init__.py" if is_package else tmp_path / f"{name}.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(policy := RAISES.replace("== 3", "== 9"))
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "c"
+    assert "code" not in compared(folder, [f"{name}:Raises"], seeds=2).warning
+    shutil.rmtree(folder / f"{name}.Raises-seed2")
+    (file.parent / "more.py" if is_package else file).write_text(f"{policy}# a change")
+    assert f"the code of {name} was changed between runs" in resume_comparison(folder, ALONE).warning
 
 
 def test_the_report_of_an_unknown_campaign_names_its_command(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def server(options: argparse.Namespace) -> None:
     from pausefl.runtime.observers import Observed, load_observers
     from pausefl.runtime.plan import plan_of
     from pausefl.runtime.processes.resources import allow_many_files, refuse_few_files
-    from pausefl.runtime.provenance import is_served, note_start, note_unserved
+    from pausefl.runtime.provenance import is_served, note_start, note_unserved, own_code
     from pausefl.runtime.run_dir import made_run_dir, new_run_dir, resume_command
     from pausefl.runtime.server.process import serve_run
     from pausefl.runtime.terminal import printed_events
@@ -47,7 +47,7 @@ def server(options: argparse.Namespace) -> None:
         report = running.enter_context(printed_events(run_dir.name))
         observed = running.enter_context(Observed(report, observers, run_dir, plan.shows))
         was_served = is_served(run_dir)
-        note_start(run_dir, served=True)
+        note_start(run_dir, code=own_code(experiment), served=True)
         try:
             result = serve_run(plan.server, run_dir, observed.show, back_to_of(options))
         except PauseflError:

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -106,12 +106,9 @@ def _by_value(found: type | FunctionType, key: str) -> str:
 
 def cells_of(value: Any) -> dict[str, str]:
     """The modules carried by value that `value` names, in the form of `experiment.by_value`."""
-    if isinstance(value, dict | list):
-        parts = value.values() if isinstance(value, dict) else value
-        return {name: text for part in parts for name, text in cells_of(part).items()}
-    module = value.partition(":")[0] if isinstance(value, str) else ""
-    text = getattr(sys.modules.get(module), _WRITTEN, None) if module.startswith(_CELL) else None
-    return {module: text} if text is not None else {}
+    modules = [module for text in texts_of(value) if (module := text.partition(":")[0]).startswith(_CELL)]
+    written = {module: getattr(sys.modules.get(module), _WRITTEN, None) for module in modules}
+    return {module: text for module, text in written.items() if text is not None}
 
 
 def labels_of(names: Iterable[str]) -> dict[str, str]:
@@ -137,12 +134,16 @@ def cells_folder(by_value: Mapping[str, str]) -> str:
 
 def folders_of(value: Any) -> list[str]:
     """The folders from which this process imported the modules that `value`, as `as_toml` returns it, names."""
-    if isinstance(value, dict | list):
-        parts = value.values() if isinstance(value, dict) else value
-        return [folder for part in parts for folder in folders_of(part)]
-    package = sys.modules.get(value.partition(":")[0].partition(".")[0]) if isinstance(value, str) else None
-    file = getattr(package, "__file__", None)
-    if package is None or file is None or is_library(package.__name__, file):
-        return []
-    path = Path(file).absolute()
-    return [str(path.parents[1] if path.name == "__init__.py" else path.parent)]
+    names = [text.partition(":")[0].partition(".")[0] for text in texts_of(value)]
+    files = [(name, getattr(sys.modules.get(name), "__file__", None)) for name in names]
+    paths = [Path(file).absolute() for name, file in files if file is not None and not is_library(name, file)]
+    return [str(path.parents[1] if path.name == "__init__.py" else path.parent) for path in paths]
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Yields each text in TOML data, without keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from texts_of(part)

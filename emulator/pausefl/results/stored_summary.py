@@ -2,7 +2,8 @@
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, cast
 
@@ -19,6 +20,7 @@ from pausefl_server.storage.server_phase import SERVER_PHASE, ServerPhase
 
 _MEND = "delete it and resume the run"
 _MOST_NAMED = 4
+_OF_STARTS = "machine", "own_code"
 
 
 class TimingError(TypedDict):
@@ -182,7 +184,7 @@ class Summary(TypedDict):
     outcome: Outcome
     """How the run ended; the exit status follows from it."""
     starts: NotRequired[list[dict[str, str]] | None]
-    """When, where, with which command and which software the run was started and each time resumed."""
+    """When, where, with which command, software and own code the run was started and each time resumed."""
     missing_figures: NotRequired[dict[str, str]]
     """The reason for each key that is null because it could not be computed. The run itself is not affected."""
 
@@ -235,12 +237,19 @@ def text_in(path: Path, name: str) -> str:
         raise ConfigError(f"{path / name}: cannot be read ({reason(error)})") from error
 
 
-def machines_of(summary: Mapping[str, Any]) -> list[str]:
-    """Descriptions of the machines that a run was played on, sorted."""
-    return sorted({start["machine"] for start in summary.get("starts") or () if "machine" in start})
+def told_at_starts(summary: Mapping[str, Any]) -> dict[str, str]:
+    """The machines that a run was played on and the versions of the user's own code, sorted, with "; " between."""
+    starts = summary.get("starts") or ()
+    return {name: "; ".join(sorted({s[name] for s in starts if name in s})) for name in _OF_STARTS}
 
 
-def unequal_machines(machines: Iterable[str]) -> str:
-    """A warning that runs were played on different machines. Empty if the machines are alike."""
-    found = sorted(set(machines))
-    return f"played on unequal machines: {'; '.join(found)}" if len(found) > 1 else ""
+def unequal_starts(runs: Sequence[Mapping[str, Any]]) -> str:
+    """A warning that runs were played on different machines, or with different versions of a module. Empty otherwise.
+
+    Each run is a mapping with the keys of `told_at_starts`.
+    """
+    machines, code = ({each for run in runs for each in run.get(of, "").split("; ") if each} for of in _OF_STARTS)
+    versions = Counter(version.partition(" ")[0] for version in code)
+    changed = ", ".join(sorted(module for module, n in versions.items() if n > 1))
+    found = [f"played on unequal machines: {'; '.join(sorted(machines))}"] if len(machines) > 1 else []
+    return "; ".join([*found, *([f"the code of {changed} was changed between runs"] if changed else [])])

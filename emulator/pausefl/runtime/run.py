@@ -16,7 +16,7 @@ from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.observers import Observed, Observer, load_observers
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.processes.resources import refuse_few_files
-from pausefl.runtime.provenance import note_start
+from pausefl.runtime.provenance import note_start, own_code
 from pausefl.runtime.run_dir import REPORT, made_run_dir, refuse_clients_elsewhere
 from pausefl.runtime.standing_fleet import StandingFleet
 from pausefl_client.privacy.mechanism import ExactLaplace
@@ -68,7 +68,8 @@ def run_experiment(
         if not resume:
             check_rounds(plan.clients.presence)
         owners = owners_of(experiment.workload, experiment.client_ids, experiment.experiment.seed_of("split"))
-        note_start(run_dir, owners=owners, served=fleet is not None, fleet=fleet.address if fleet else "")
+        own, address = own_code(experiment), fleet.address if fleet else ""
+        note_start(run_dir, code=own, owners=owners, served=fleet is not None, fleet=address)
         processes = Fleet(plan, run_dir, lock, back_to, stop)
         if has_report and is_virtual:  # the import takes a second; another process plays meanwhile
             Thread(target=import_module, args=["pausefl.results.report"], daemon=True).start()

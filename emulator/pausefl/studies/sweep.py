@@ -16,7 +16,7 @@ from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import listed_values, parts_of_key
 from pausefl.results.frames import data_frame
 from pausefl.results.report.sweep import write_sweep
-from pausefl.results.stored_summary import machines_of, read_summary
+from pausefl.results.stored_summary import read_summary, told_at_starts
 from pausefl.studies.campaign import (
     DRAWING,
     Missing,
@@ -152,7 +152,7 @@ def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers and texts of a run's summary.json, without its tables and lists."""
     scalars = (str, int, float, type(None))
     found = {name: value for name, value in summary.items() if isinstance(value, scalars) and name != "seed"}
-    return {**found, "machine": "; ".join(machines_of(summary))}
+    return {**found, **told_at_starts(summary)}
 
 
 def _planned(source: str, grid: Grid, seeds: int) -> list[Planned]:

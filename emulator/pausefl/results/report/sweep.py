@@ -16,7 +16,7 @@ from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, latency_unit, t
 from pausefl.results.report.comparison.figure import ONE_SEED, seeds_note
 from pausefl.results.report.style import INK, KINDS, RC, SERIES, write_picture
 from pausefl.results.statistics import mean_band
-from pausefl.results.stored_summary import unequal_machines
+from pausefl.results.stored_summary import unequal_starts
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_server.records import ACCURACY
 
@@ -52,7 +52,7 @@ def caveats(rows: ResultRows) -> str:
     if len(played) > 1:
         found.append(f"{early} of {len(rows)} runs ended early")
         found.append(f"runs have {played[0]} to {played[-1]} rounds: their totals do not compare")
-    if uneven := unequal_machines(each for row in rows for each in row.get("machine", "").split("; ") if each):
+    if uneven := unequal_starts(rows):
         found.append(uneven)
     if len({row.get("seed") for row in rows}) == 1:
         found.append(ONE_SEED)

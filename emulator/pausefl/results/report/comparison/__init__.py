@@ -31,7 +31,7 @@ from pausefl.results.report.comparison.why import draw_why
 from pausefl.results.report.html import embed, render
 from pausefl.results.report.style import KINDS, write_picture
 from pausefl.results.statistics import FEWEST_SEEDS, Spread, saving_in_words, three_digits
-from pausefl.results.stored_summary import machines_of, unequal_machines
+from pausefl.results.stored_summary import told_at_starts, unequal_starts
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.records import ACCURACY, Split
@@ -127,7 +127,7 @@ class Comparison:
         doubted = f"{suspect} of {rounds} rounds are suspect; pausefl report says why"
         no_saving = f"no saving is claimed: {self.no_saving_because}" if self.no_saving_because else ""
         left_out = f"without {', '.join(self.missing)}" if self.missing else ""
-        uneven = unequal_machines(machine for summary in summaries for machine in machines_of(summary))
+        uneven = unequal_starts([told_at_starts(summary) for summary in summaries])
         found = [left_out, self.failed, unequal if len(played) > 1 else "", doubted if suspect else ""]
         return "; ".join(filter(None, [*found, uneven, no_saving]))
 
