@@ -42,8 +42,8 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 def load_examples(source: str, seed: int) -> Dataset:
     """The data set of a name or a folder, and options after "?": `NAME?label=COLUMN&owner=COLUMN&input=A,B`.
 
-    A tenth of the split "train" is for validation. Without a split "test", another tenth is for testing. The splits are
-    the same for every seed. Raises ConfigError if the data set cannot be loaded.
+    A tenth of the split "train" is for validation. Without labels in a split "test", another tenth is for testing. The
+    splits are the same for every seed. Raises ConfigError if the data set cannot be loaded.
     """
     del seed
     key = f'workload.dataset = "hf:{source}"'
@@ -54,15 +54,15 @@ def load_examples(source: str, seed: int) -> Dataset:
     try:
         splits = _splits(path, asked)
         columns = _Columns.of(splits["train"].features, asked)
-        prints = [source, *(splits[name]._fingerprint for name in sorted(splits))]  # fingerprints of the files' content
-        name = f"hf-{hashlib.sha256(repr(prints).encode()).hexdigest()[:16]}"
+        prints = [splits[name]._fingerprint for name in sorted(splits)]  # fingerprints of the files' content
+        name = f"hf-{hashlib.sha256(repr(['labelled', source, *prints]).encode()).hexdigest()[:16]}"
         arrays = cached_arrays(name, lambda: _arrays(splits, columns))
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
     except Exception as error:  # the library raises errors of many kinds, for networks, files and features
         raise ConfigError(f"{key}: cannot be loaded ({in_one_line(error)})") from error
     train = _examples(arrays, "train")
-    test = _examples(arrays, "test") if "test" in splits else None
+    test = _examples(arrays, "test") if "test_labels" in arrays else None
     held_out = max(1, len(train) // 10)
     parts = np.split(np.arange(len(train)), [-2 * held_out, -held_out] if test is None else [len(train) - held_out])
     kept, validation, *rest = (train.take(slice(part[0], part[-1] + 1)) for part in parts if part.size)
@@ -109,7 +109,8 @@ def _splits(path: str, asked: Mapping[str, str]) -> Mapping[str, datasets.Datase
 
 
 def _arrays(splits: Mapping[str, datasets.Dataset], columns: _Columns) -> Arrays:
-    """The arrays of both splits. Training examples are in an order that is drawn once for all runs."""
+    """The arrays of both splits, without examples that have no label. Training examples are in an order that is drawn
+    once for all runs."""
     labels = {name: np.asarray(split[columns.label][:]) for name, split in splits.items()}
     classes, codes = np.unique(np.concatenate([*labels.values()]), return_inverse=True)
     feature = splits["train"].features[columns.label]
@@ -120,6 +121,9 @@ def _arrays(splits: Mapping[str, datasets.Dataset], columns: _Columns) -> Arrays
         order = generator(0, "hf").permutation(len(split)) if name == "train" else np.arange(len(split))
         own = labels[name] if isinstance(feature, datasets.ClassLabel) else codes[start : start + len(split)]
         start += len(split)
+        order = order[own[order] >= 0]  # the Hub writes -1 where a label is missing or not published
+        if not order.size:
+            continue
         found[f"{name}_labels"] = own.astype(np.int64)[order]
         found[f"{name}_inputs"] = _inputs(split, columns.inputs)[order]
         if columns.owner:

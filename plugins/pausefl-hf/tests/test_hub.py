@@ -112,6 +112,21 @@ def test_texts_of_a_file_are_tokens(tmp_path: Path) -> None:
     assert found.classes == 2
 
 
+def test_examples_without_a_label_are_left_out(tmp_path: Path) -> None:
+    """The Hub has a class of -1 where a label is not published, as in the tests of many benchmarks."""
+    features = datasets.Features({"x": datasets.Value("float32"), "label": datasets.ClassLabel(2)})
+    labels = {"train": [-1, 0, 1] * 10, "test": [-1] * 5}
+    splits = {
+        name: datasets.Dataset.from_dict({"x": [float(c) for c in of], "label": of}, features=features)
+        for name, of in labels.items()
+    }
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    found = load_dataset(f"hf:{tmp_path / 'saved'}", seed=0)
+    assert (len(found.train), len(found.validation), len(found.test)) == (16, 2, 2)
+    for part in (found.train, found.validation, found.test):
+        assert part.inputs[:, 0].tolist() == part.labels.tolist()
+
+
 @pytest.mark.parametrize(
     ("source", "line"),
     [
