@@ -69,6 +69,7 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["compare"], "pausefl: needs one of CONFIG, --runs or --resume DIR"),
         (["run", "demo", "--run-dir", ""], "argument --run-dir: is empty; name a folder; see pausefl run --help"),
         (["run", "demo", "--run-dir", "begun", "--set", "selection.m=31"], "selection.m = 31: must be at most clients"),
+        (["client", "--server=a:1", "--client-id=b", "--ledger-dir="], "--ledger-dir: is empty; name a folder"),
         (["run", "demmo"], '"demmo" is neither a .toml file nor a preset; did you mean demo?'),
         (["simulat", "demo"], "simulat: no such command; did you mean simulate?; see pausefl --help"),
         (["sweep", "demo", "--seds", "3"], "unrecognized arguments: --seds 3; did you mean --seeds?; see pausefl"),

@@ -374,4 +374,4 @@ def _add_who(parser: argparse.ArgumentParser) -> None:
     who.add_argument("--slot", metavar="auto|N", help=slot)
     parser.add_argument("--count", type=int, default=1, metavar="C", help="clients a slot has (default 1)")
     ledgers = "where trainers' states lie, and ledgers where privacy.ledger_dir is not set (default: ledgers)"
-    parser.add_argument("--ledger-dir", default="ledgers", metavar="DIR", help=ledgers)
+    parser.add_argument("--ledger-dir", type=_folder, default="ledgers", metavar="DIR", help=ledgers)
