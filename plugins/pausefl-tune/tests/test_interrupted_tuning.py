@@ -1,6 +1,6 @@
 """Searches of parameters that are killed or interrupted at awkward moments, and resumed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -47,7 +47,8 @@ def test_a_search_that_was_interrupted_tries_the_settings_that_it_would_have_tri
         return interrupted() if next(calls) in (1, 4) else tried(*arguments)
 
     monkeypatch.setattr(study_module, "tried", interrupted_sometimes)
-    for play in (partial(tune_experiment, plan()), resume_tuning):
+    plays: list[Callable[..., object]] = [partial(tune_experiment, plan()), resume_tuning]
+    for play in plays:
         with pytest.raises(RunInterrupted):
             play(tmp_path / "halves", Console(quiet=True))
     assert resume_tuning(tmp_path / "halves", Console(quiet=True)).tried == whole
