@@ -265,8 +265,8 @@ def reproduce(
     asked = Namespace(name=name, out=out, scale=scale, resume=resume, overrides=[], series=",".join(series) or None)
     asked.seeds, asked.each_seed = None if seeds is None else _count("seeds", seeds), each_seed
     request = requested(asked)
-    player, out = _player(progress, _count("jobs", jobs), executor), request.folder.absolute()
-    return Reproduction(out, reproduce(request, player, resume=resume))
+    player = _player(progress, _count("jobs", jobs), executor)
+    return Reproduction(request.folder.absolute(), reproduce(request, player, resume=resume))
 
 
 @needs("server", "client", "report")

@@ -206,7 +206,7 @@ def shaken() -> nn.Module:
     """Its gradients are noised by a hook."""
     torch.manual_seed(1)
     layer = nn.Linear(WORDS, 4)
-    layer.weight.register_hook(lambda gradient: gradient + torch.randn_like(gradient))
+    layer.weight.register_hook(lambda gradient: gradient + torch.randn_like(gradient))  # type: ignore[no-untyped-call]  # untyped there
     return nn.Sequential(layer)
 
 
@@ -252,10 +252,11 @@ class Smoothed(Classification):
 class Langevin(torch.optim.SGD):
     """A user's optimizer, which adds noise to each step."""
 
-    def step(self, closure: Any = None) -> None:
-        super().step(closure)
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
         for parameter in self.param_groups[0]["params"]:
             parameter.data.add_(torch.randn_like(parameter))
+        return loss
 
 
 OF_ONES_OWN = {"task": Smoothed(), "method": Shaking, "optimizer": f"{__name__}:Langevin"}
