@@ -1,5 +1,7 @@
 """Intervals over seeds: they hold the mean, pairs are antisymmetric, and censored seeds can only take longer."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -188,9 +190,23 @@ def test_a_relative_difference_spreads_as_its_pairs_do_and_has_no_interval_where
         assert relative_difference([1.0] * 6, second) is relative_difference([0.0] * 6, second) is None
 
 
-@pytest.mark.parametrize(("saved", "unclear"), [((-0.1, 0.3), True), ((0.1, 0.3), False), ((-0.3, -0.1), False)])
-def test_a_saving_whose_interval_holds_0_is_no_saving(saved: tuple[float, float], unclear: bool) -> None:
-    spread = Spread.of(saved * 5)
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        ((-0.1, *[0.5] * 9), "44.0 % less than random (95 % interval 32.0 to 50.0 %, 10 seeds) until 90 %"),
+        ((0.1, *[-0.5] * 9), "44.0 % more than random (95 % interval 32.0 to 50.0 %, 10 seeds) until 90 %"),
+        ((0.3, 0.1), "20.0 % less than random (10.0 to 30.0 %, 2 seeds, too few for an interval) until 90 %"),
+        ((0.2,), "20.0 % less than random (one seed, so no interval) until 90 %"),
+        ((0.0,), "0.0 % less than random (one seed, so no interval) until 90 %: no difference is shown"),
+    ],
+)
+def test_a_saving_is_said_with_its_interval(saved: Sequence[float], said: str) -> None:
+    spread = Spread.of(saved)
     assert spread is not None
-    found = saving_in_words("pause", "random", spread, " until 90 %")
-    assert found.endswith(" until 90 %: no difference is shown") == unclear
+    assert saving_in_words("pause", "random", spread, " until 90 %") == f"pause waits {said}"
+
+
+def test_a_saving_whose_interval_holds_0_is_no_saving() -> None:
+    spread = Spread.of((-0.1, 0.3) * 5)
+    assert spread is not None
+    assert saving_in_words("pause", "random", spread).endswith(" %, 10 seeds): no difference is shown")

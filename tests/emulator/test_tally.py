@@ -17,7 +17,7 @@ from pausefl.results.tally import RunTally
 from pausefl_process.host_monitor import HostReport
 from pausefl_server.host_limits import HostLimits, ordered
 from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
-from rigs.log import record
+from rigs.log import observation, record
 
 
 def timed(*timings: Timing, drawn_s: float) -> RoundRecord:
@@ -72,6 +72,15 @@ def test_each_client_of_a_round_counts_once(chosen: Sequence[str], asked: list[i
 
 def test_the_time_of_selections_is_their_median() -> None:
     assert RunTally([record(t, selection_s=t * t) for t in (1, 2, 4)]).selection_s_median == 4
+
+
+def test_places_are_idle_while_nobody_is_at_work_and_staleness_is_a_mean_over_updates() -> None:
+    late = observation("b", handed_out_s=2.0, came_back_s=2.5, staleness=3)
+    again = observation("a", handed_out_s=3.0, came_back_s=3.5)
+    tally = RunTally([record(1, observation("a", came_back_s=3.0), late), record(2, again)])
+    assert tally.clients_at_work(4.0) == 1.0
+    assert [tally.idle_share(4.0, places) for places in (None, 4, 1)] == [0.5, 0.75, 0.0]
+    assert tally.staleness == {"mean": 1.0, "max": 3}
 
 
 GROUPS = {
