@@ -336,6 +336,23 @@ def test_a_law_without_the_base_is_told_what_it_lacks(table: str, key: str, monk
         parse_experiment("", [f"latency.delay={table}"])
 
 
+@pytest.mark.parametrize(
+    ("annotation", "message"),
+    [
+        ("Imported", "latency.delay: the parameters of own_law:law cannot be read (NameError: name 'Imported' is not"),
+        (np.ndarray, "latency.delay.of: must be annotated with a type of TOML values, such as tuple[float, ...], not"),
+    ],
+)
+def test_a_parameter_whose_type_is_unknown_is_named(
+    annotation: object, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module may import the type for type checkers only."""
+    monkeypatch.setitem(sys.modules, "own_law", SimpleNamespace(law=lambda of=1.0: Constant(of)))
+    sys.modules["own_law"].law.__annotations__["of"] = annotation
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        parse_experiment("", ["latency.delay={ kind = 'own_law:law', of = 1.0 }"])
+
+
 @pytest.mark.parametrize("case", ["negative", "nan", "too many", "scalar", "file"])
 def test_bad_draws_end_a_simulation_and_a_run(case: str) -> None:
     """Some laws fail only then: a link asks for one draw, a simulation for one per round."""

@@ -71,14 +71,11 @@ MISTAKES = [
     ("selection.mm=3", "selection.mm: unknown key", "did you mean m?"),
     ("selection.pause=3", "selection.pause: unknown key", "m, over_selection, policy"),
     ("selection.pause.gama=1.0", "selection.pause.gama: unknown key", "did you mean gamma?"),
-    ("selection.pause.zzzzz=1.0", "selection.pause.zzzzz: unknown key", "known keys: alpha, gamma, beta, zeta"),
     ("selection.pause.m=3", "selection.pause.m: unknown key", "selection.m"),
     ("selection.pause.deep={x=1}", "selection.pause.deep: unknown key", "known keys: alpha, gamma, beta, zeta"),
     # types are strict
     ("experiment.rounds=many", "experiment.rounds = 'many'", "valid integer"),
     ("experiment.rounds=2.5", "experiment.rounds = 2.5", "valid integer"),
-    ('experiment.rounds="3"', "experiment.rounds = '3'", "valid integer"),
-    ("experiment.rounds=[1, 2]", "experiment.rounds = [1, 2]", "valid integer"),
     ("experiment.rounds=2026-01-01", "experiment.rounds = '2026-01-01'", "valid integer"),
     ("experiment.rounds.x=3", "experiment.rounds = {'x': 3}", "valid integer"),
     ("selection.m=true", "selection.m = True", "valid integer"),
@@ -87,16 +84,13 @@ MISTAKES = [
     ("latency.delay=none", "latency.delay = 'none'", "a table"),
     ("privacy.disclose=loss", "privacy.disclose = 'loss'", "a list"),
     ("selection.pause.alpha=x", "selection.pause.alpha = 'x'", "valid number"),
-    ('selection.pause.alpha="2"', "selection.pause.alpha = '2'", "valid number"),
     ("selection.pause.alpha=true", "selection.pause.alpha = True", "valid number"),
     ("selection.pause.window=2.0", "selection.pause.window = 2.0", "valid integer"),
-    ('selection.pause.window="3"', "selection.pause.window = '3'", "valid integer"),
     ("selection.pause.reward=r1", "selection.pause.reward = 'r1'", "'R1' or 'R2'"),
     ("selection.sa-pause.phi_g=3", "selection.sa-pause.phi_g = 3", "valid string"),
     ("tls.ca=3", "tls.ca = 3", "valid string"),
     # keys that depend on each other
     ("evaluation.address=evaluator", 'evaluation.address = "evaluator"', "HOST:PORT"),
-    ("evaluation.address=:50052", 'evaluation.address = ":50052"', "HOST:PORT"),
     ("tls.key=a.key", 'tls.key = "a.key"', "needs tls.certificate as well"),
     ("privacy.enabled=false\nprivacy.ledger_dir=x", "privacy.enabled = false", "goes without privacy.ledger_dir only"),
     ("privacy.reproducible_noise=true\nprivacy.ledger_dir=x", "privacy.reproducible_noise", "goes without privacy.led"),
@@ -106,6 +100,7 @@ MISTAKES = [
     ("selection.m=31", "selection.m = 31", "at most clients.count = 30"),
     ("clients.count=3", "selection.m = 5", "at most clients.count = 3"),
     ("selection.m=-1", "selection.m = -1", "at least 1"),
+    ("selection.over_selection=1e308", "selection.over_selection = 1e+308", "at most 1000000"),
     ("selection.pause.beta=0.5", "selection.pause.beta = 0.5", "above 1"),
     ("privacy.epsilon_budget=nan", "privacy.epsilon_budget = nan", "above 0"),
     ("privacy.epsilon_budget=inf", "privacy.epsilon_budget = inf", "finite number"),
@@ -128,7 +123,6 @@ MISTAKES = [
     ('privacy.disclose=["lossy"]', "privacy.disclose.0 = 'lossy'", "'loss'"),
     ("latency.signal=rtt", "latency.signal = 'rtt'", "'round_trip' or 'communication'"),
     ("latency.delay.kind=some", 'latency.delay.kind = "some"', "one of none, constant, normal"),
-    ("workload.partition=x", 'workload.partition = "x"', "must be one of iid"),
     ("workload.optimizer=x", 'workload.optimizer = "x"', "must be one of adam, sgd, adamw"),
     ("workload.device=gpu", "workload.device = 'gpu'", "'auto', 'cpu' or 'cuda' or 'cuda:N'"),
     ("selection.policy=pauze", 'selection.policy = "pauze"', "did you mean pause"),
@@ -168,7 +162,6 @@ MISTAKES = [
     ('aggregation.optimizer={kind="feddyn", tau=0.1}', "aggregation.optimizer.tau", "unknown key"),
     ("selection.policy=pns\nselection.pns.beta=2.0", "selection.pns.beta = 2.0", "must be at most 1"),
     ("selection.policy=pns\nserver.late=buffer", 'server.late = "buffer"', "pns judges updates"),
-    ("selection.policy=chr\nserver.late=buffer", 'server.late = "buffer"', "chr judges updates"),
     (NETEM + "metrics.client_port=0", "metrics.client_port = 0", "clients in network namespaces"),
     # more than memory can hold
     ("clients.count=1_000_001", "clients.count = 1000001", "must be at most 1000000"),
@@ -206,6 +199,8 @@ def test_what_would_be_a_mistake_elsewhere_is_none() -> None:
         ("[[clients]]\ncount = 1", "clients = "),
         ("[experiment]\nrounds = 3\nrounds = 4", "not valid TOML"),
         ("[experiment", "not valid TOML: "),
+        (f"rounds = {'9' * 5000}", "not valid TOML: Exceeds the limit"),
+        (f"rounds = {'[' * 2000}", "not valid TOML: maximum recursion depth"),
         ("[selection]\nm = 31\n", "selection.m = 31: must be at most clients.count = 30"),
     ],
 )
@@ -495,8 +490,9 @@ def test_ledgers_and_data_lie_beside_the_file_wherever_it_is_run(
         assert loaded.workload.dataset == f"hf:{tmp_path}/mine/images?label=kind"
     hub = load_experiment(str(tmp_path / "mine/mine.toml"), ["workload.dataset=hf:flwrlabs/femnist"])
     assert hub.workload.dataset == "hf:flwrlabs/femnist"
-    said = load_experiment(str(tmp_path / "mine/mine.toml"), ["privacy.ledger_dir=said"])
-    assert said.privacy.ledger_dir == str(tmp_path / "mine/said")
+    for name in ("said", "2026-03-01"):  # the latter is a date
+        said = load_experiment(str(tmp_path / "mine/mine.toml"), [f"privacy.ledger_dir={name}"])
+        assert said.privacy.ledger_dir == str(tmp_path / f"mine/{name}")
     assert load_experiment("demo", ["privacy.ledger_dir="]).privacy.ledger_dir == ""
 
 

@@ -135,6 +135,7 @@ def on(availability: Any, rounds: int = 12, client_id: str = "a") -> list[int]:
 def test_clients_are_there_when_their_availability_says(tmp_path: Path) -> None:
     assert on(Always(), 3) == [1, 1, 1]
     assert on(Cycle(3, 2), 8) == [1, 1, 1, 0, 0, 1, 1, 1]
+    assert on(Cycle(3, 10**20), 8) == [1, 1, 1, 0, 0, 0, 0, 0]
     assert on(MarkovAvailability(0.0, 1.0)) == [1] * 12
     assert on(MarkovAvailability(1.0, 1.0), 5) == [1, 0, 1, 0, 1]
     (tmp_path / "trace.csv").write_text("client_id,round,on\na,5,1\na,3,0\nb,1,0\n")

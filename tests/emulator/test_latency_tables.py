@@ -118,7 +118,6 @@ REFUSED = {
     '[latency.delay]\nkind = "exponential"\nmean = 1': "latency.delay.mean: unknown key; did you mean mean_s",
     '[latency.delay]\nkind = "constant"\nvalue_s = -1': "latency.delay: can draw a negative delay; floor_s",
     '[latency.delay]\nkind = "normal"\nmean_s = 9\nsd_s = 1': "latency.delay: can draw a negative delay; floor_s",
-    '[latency.up]\nkind = "normal"\nmean_s = 9\nsd_s = 1': "latency.up: can draw a negative delay",
     '[latency.delay]\nkind = "sum"\nof = [{kind = "none"}, {kind = "gamma", mean_s = 1, shape = 0}]': "of.1.shape = 0:",
     '[latency.delay]\nkind = "sum"\nof = 3': "latency.delay.of = 3: must be a list of tables",
     '[latency.delay]\nkind = "floor"\nof = 3\nfloor_s = 0.1': "latency.delay.of = 3: must be a table such as",
@@ -147,7 +146,6 @@ REFUSED = {
     "[latency.bandwidth]\ndown_bytes_per_s = 0": "latency.bandwidth.down_bytes_per_s = 0: must be above 0",
     "[latency.bandwidth]\nrate = 1": "latency.bandwidth.rate: unknown key; known keys: burst_bytes, down_bytes_per_s",
     '[latency]\nmode = "total"\ntime_scale = 0.5': 'latency.mode = "total": the drawn time is the whole round trip',
-    '[latency]\nmode = "total"\nsignal = "communication"': 'latency.mode = "total": the drawn time is the whole',
     '[latency]\nmode = "total"\n' + ACCESS_POINTS: 'latency.mode = "total": .* goes without bandwidth',
 }
 

@@ -39,7 +39,8 @@ def presence_of(groups: ClientGroups, rounds: int, seed: int) -> Presence | None
 
 def check_rounds(presence: Presence | None) -> None:
     """Raise ConfigError if a round has no client: a run would fail before that round."""
-    if presence is not None and (empty := presence.first_empty_round) is not None:
+    if presence is not None and not (is_played := presence.table.any(axis=1)).all():
+        empty = int(is_played.argmin()) + 1
         raise ConfigError(f"clients.groups: no client is there in round {empty}, before which a run would fail")
 
 

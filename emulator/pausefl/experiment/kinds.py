@@ -10,9 +10,10 @@ from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 
 from pausefl.experiment.validation import as_json, explain, of_record, unknown_key
-from pausefl_process.plugins import OWN_CODE_ERRORS
+from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_process.registry import Registry
 from pausefl_proto.errors import ConfigError
 
@@ -23,6 +24,9 @@ def plain_value(annotation: Any, value: Any, key: str) -> Any:
         return adapter_of(annotation).validate_json(as_json(value), strict=True)
     except ValidationError as error:
         raise ConfigError(explain(error, None, key)) from None
+    except PydanticUserError as error:  # the annotation is of the user's own code
+        due = f"must be annotated with a type of TOML values, such as tuple[float, ...], not {annotation}"
+        raise ConfigError(f"{key}: {due}") from error
 
 
 def read_kind(
@@ -45,7 +49,10 @@ def read_kind(
         make = _kind(kinds, table, key)
     else:
         raise ConfigError(f'{key} = {table!r}: must be a table such as {{ kind = "{next(iter(kinds))}" }}')
-    parameters = _parameters(make)
+    try:
+        parameters = _parameters(make)
+    except OWN_CODE_ERRORS as error:  # such as a name that is imported for type checkers only
+        raise ConfigError(f"{key}: the parameters of {table['kind']} cannot be read ({with_place(error)})") from error
     for name in table:
         if name not in (known := ["kind", *parameters, *other_keys]):
             raise ConfigError(unknown_key(f"{key}.{name}", list(dict.fromkeys(known))))

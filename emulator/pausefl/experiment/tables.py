@@ -92,7 +92,7 @@ class ClientsTable(TomlTable):
     """The clients that take part."""
 
     count: ClientCount = 30
-    """How many clients there are in all. With groups, it is the sum of their counts."""
+    """How many clients there are. With groups, it is the sum of their counts."""
     ids: ClientIds = ()
     """The clients' ids, such as the names of devices. By default, they are client-000, client-001 and so on."""
     groups: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], ClientGroup] = Field(default={})
@@ -122,10 +122,10 @@ class SelectionTable(TomlTable):
 
     policy: str = "pause"
     """The policy's name, or "package.module:Class" for one of your own."""
-    m: Count = 5
+    m: ClientCount = 5
     """How many clients the policy chooses for each round."""
-    over_selection: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """The share x of extra clients: a round asks m(1 + x) clients, rounded up, and waits for the first m to answer."""
+    over_selection: Annotated[float, Ge(0), Le(1_000_000)] = 0.0
+    """The share x of extra clients: a round asks m(1 + x), rounded up, and waits for the first m."""
 
     @property
     def asked(self) -> int:

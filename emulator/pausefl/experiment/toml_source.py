@@ -15,6 +15,7 @@ import tomli_w
 
 from pausefl.experiment.objects import as_toml, cells_folder, cells_of, folders_of
 from pausefl.experiment.published import Reproduction, find_reproduction, reproductions
+from pausefl.experiment.validation import as_json
 from pausefl_process.files import reason
 from pausefl_proto.errors import ConfigError
 
@@ -109,11 +110,17 @@ def import_from(folders: Iterable[str], by_value: Mapping[str, str]) -> None:
 
 def _parsed(text: str, file: str) -> dict[str, Any]:
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = _tables(text)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file or 'the experiment'}: not valid TOML: {error}") from error
     _anchor_paths(document, Path(file).parent)
     return document
+
+
+def _tables(text: str) -> dict[str, Any]:
+    """The tables of a TOML text, with dates as texts. ValueError if it is no TOML, RecursionError if it is too deep."""
+    tables: dict[str, Any] = json.loads(as_json(tomllib.loads(text)))
+    return tables
 
 
 def override_values(overrides: Overrides) -> Mapping[str, Any]:
@@ -230,8 +237,8 @@ def parts_of_key(key: str) -> list[str]:
 def value_of_text(text: str) -> Any:
     """The TOML value of a text, or the text itself if it is none (so that --set selection.policy=random works)."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return _tables(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
         return text
 
 

@@ -47,7 +47,7 @@ class Cycle(Bounded):
 
     def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
         """(rounds,) the cycle, which is the same for every client."""
-        on: BoolArray = np.arange(rounds) % (self.on_rounds + self.off_rounds) < self.on_rounds
+        on: BoolArray = np.arange(rounds) % min(self.on_rounds + self.off_rounds, rounds) < self.on_rounds
         return on
 
 
@@ -168,12 +168,6 @@ class Presence:
         """The presence of all these clients in every round."""
         ids = tuple(client_ids)
         return cls(ids, np.ones((1, len(ids)), np.bool_))
-
-    @property
-    def first_empty_round(self) -> int | None:
-        """The first round in which no client is present. None if there is no such round."""
-        empty = np.flatnonzero(~self.table.any(axis=1))
-        return int(empty[0]) + 1 if empty.size else None
 
     def at(self, round: int) -> frozenset[str]:
         """The clients that are present in this round. After the table's last round, its last row holds."""
