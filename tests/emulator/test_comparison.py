@@ -97,6 +97,7 @@ def test_a_comparison_over_unequal_machines_says_so_and_one_seed_claims_no_savin
     assert comparison.no_saving_because == "one seed"
     assert all((row.latency_saved, row.time_difference_s) == (None, None) for row in comparison.rows)
     assert all(row.time_to_common_s is not None for row in comparison.rows)
+    assert comparison.spread_note == ""
 
 
 def test_runs_of_unequal_length_are_marked_wherever_they_are_compared(runs: Runs, tmp_path: Path) -> None:
@@ -212,6 +213,8 @@ def test_runs_without_rounds_are_compared_by_elapsed_time_beside_runs_in_rounds(
     text = write_comparison(comparison, tmp_path / "out").read_text("utf-8")
     assert "total latency" not in text
     assert text.count("<th>elapsed time (s)</th>") == 2
+    assert "How long rounds or steps took" in text
+    assert "round latency (s)" not in text
     assert [row.elapsed_s and row.elapsed_s.mean for row in comparison.rows] == [1.25] * 2
     assert "1.25" in comparison._repr_html_()
     rows = [{"key": run.summary["mode"], **run.summary} for run in (runs_of[0] for runs_of in comparison.runs.values())]

@@ -195,7 +195,7 @@ def test_a_report_without_rounds_is_by_elapsed_time_and_tells_staleness_and_who_
         database.execute("UPDATE rounds SET elapsed_s = round + 1")
         database.execute("UPDATE observations SET came_back_s = 1 WHERE client_id = '$x$'")
     page = write_report(run_dir).read_text(encoding="utf-8")
-    for said in ("1.5 steps", "25% of places idle", "against the time elapsed since", "$x$: 50.0%"):
+    for said in ("3 steps</h1>", "a step", "1.5 steps", "25% of places idle", "the time elapsed since", "$x$: 50.0%"):
         assert said in page
 
 

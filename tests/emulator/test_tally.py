@@ -12,7 +12,7 @@ import pytest
 from pausefl.experiment.tables import ClientGroup
 from pausefl.results.csv_table import write_csv, write_records
 from pausefl.results.in_words import by_whom
-from pausefl.results.selections import GroupChoices, choices_by_group, relevant_to_irrelevant
+from pausefl.results.selections import GroupChoices, choices_by_group, per_client_round, relevant_to_irrelevant
 from pausefl.results.tally import RunTally
 from pausefl_process.host_monitor import HostReport
 from pausefl_server.host_limits import HostLimits, ordered
@@ -115,15 +115,15 @@ def test_a_client_can_be_chosen_while_it_is_connected_and_not_retired() -> None:
     assert counts(choices, "relevant") == ([0, 1, 1, 1], [0, 1, 1, 0])
     assert (choices["original"].clients, choices["original"].join_round) == (2, 1)
     assert choices["relevant"].join_round == 2
-    assert choices["relevant"].per_client_round == pytest.approx(2 / 3)
+    assert per_client_round([choices["relevant"]]) == pytest.approx(2 / 3)
 
 
 def test_a_group_that_never_came_has_no_share_and_clients_of_failed_attempts_are_known() -> None:
     choices = choices_by_group(log((joined("original-000", "a-stranger", "alone"), ("alone", "a-stranger"))), GROUPS)
     assert counts(choices, "original") == ([1], [0])
-    assert choices["original"].per_client_round == 0
+    assert per_client_round([choices["original"]]) == 0
     assert (choices["poisoned"].clients, choices["poisoned"].join_round) == (0, None)
-    assert choices["poisoned"].per_client_round is None
+    assert per_client_round([choices["poisoned"]]) is None
     failed, answered = log((joined("original-000", "original-001"), ("original-000",)), ((), ("original-001",)))
     played = replace(answered, round=1, attempt=2, failed_attempts=(failed,))
     assert counts(choices_by_group([played], GROUPS), "original") == ([2], [1])

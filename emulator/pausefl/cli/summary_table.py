@@ -27,9 +27,9 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _played(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
-    rounds = f"{summary['rounds']} with {summary['clients']} clients, {asked_in_words(summary)} a round"
+    rounds = f"{summary['rounds']} with {summary['clients']} clients, {asked_in_words(summary)}"
     yield "policy", f"{summary['policy']} (seed {summary['seed']})"
-    yield "rounds", f"{rounds}; {summary['stopped_because']}"
+    yield "steps" if summary.get("mode") == "asynchronous" else "rounds", f"{rounds}; {summary['stopped_because']}"
     if summary["data"] is not None:
         yield "data", summary["data"]
 

@@ -87,9 +87,10 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def asked_in_words(summary: Mapping[str, Any]) -> str:
-    """How many clients a round asked, as "5" or "5 to 7". Uses m for older summaries, which lack the range."""
+    """How many clients a round or step asked, as "5 to 7 a round". Uses m for older summaries, which lack the range."""
     fewest, most = summary.get("asked_per_round") or (summary["m"], summary["m"])
-    return f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    turn = "step" if summary.get("mode") == "asynchronous" else "round"
+    return f"{fewest} a {turn}" if fewest == most else f"{fewest} to {most} a {turn}"
 
 
 def by_whom(rounds_of: Mapping[str, int]) -> str:

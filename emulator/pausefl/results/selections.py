@@ -29,11 +29,6 @@ class GroupChoices:
     chosen: IntArray
     """How often clients of the group were chosen in each round; a client drawn twice counts twice."""
 
-    @property
-    def per_client_round(self) -> float | None:
-        """How often a client was chosen per round in which it could be; None if no client ever could."""
-        return per_client_round([self])
-
 
 class ChoiceCounter:
     """Counts, round by round, how often the clients of each group were chosen, and how many could be."""

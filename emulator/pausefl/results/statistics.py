@@ -136,17 +136,19 @@ def saving_in_words(policy: str, baseline: str, saved: Spread, until: str = "") 
     sign = 1 if saved.mean >= 0 else -1
     bounds = (saved.least, saved.greatest) if saved.low is None or saved.high is None else (saved.low, saved.high)
     least, greatest = sorted(100 * sign * bound for bound in bounds)
-    within = f"{'' if saved.low is None else '95 % interval '}{least:.1f} to {greatest:.1f} %, {saved.n_seeds} seeds"
+    within = f"{'' if saved.low is None else '95 % interval '}{least:z.1f} to {greatest:.1f} %, {saved.n_seeds} seeds"
     if saved.low is None:
         within += ", too few for an interval"
     if saved.n_seeds == 1:
         within = "one seed, so no interval"
-    unclear = ": no difference is shown" if least < 0 < greatest or saved.mean == 0 else ""
+    unclear = ": no difference is shown" if least <= 0 else ""  # the mean has the sign that makes it positive
     than = f"{'less' if sign > 0 else 'more'} than {baseline} ({within}){until}{unclear}"
     return f"{policy} waits {100 * abs(saved.mean):.1f} % {than}"
 
 
 def three_digits(value: float) -> str:
     """A number as tables and figures show it: three significant digits, or more if more stand before the point."""
+    if 0 < abs(value) < 0.1:
+        return f"{value:.3g}"
     decimals = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:,.{decimals}f}"

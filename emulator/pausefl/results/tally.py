@@ -9,7 +9,7 @@ import numpy as np
 
 from pausefl.experiment.tables import ClientGroup
 from pausefl.results.accounting import UnansweredJobs
-from pausefl.results.selections import ChoiceCounter
+from pausefl.results.selections import ChoiceCounter, per_client_round
 from pausefl.results.stored_summary import Failure, Suspicion, TimingError
 from pausefl_client.link import Mode
 from pausefl_server.clients import ClientTable
@@ -130,7 +130,7 @@ class RunTally:
                 "clients": group.clients,
                 "join_round": group.join_round,
                 "selections_after_join": int(group.chosen.sum()),
-                "per_client_round": group.per_client_round,
+                "per_client_round": per_client_round([group]),
             }
             for name, group in self._choices.choices().items()
         }

@@ -27,6 +27,7 @@ from pausefl.results.selections import GroupChoices
 from pausefl_server.records import Split
 
 ChoicesByGroup = Mapping[str, GroupChoices]
+DRAWN_SPLITS: tuple[Split, ...] = ("test", "validation")
 NO_GROUP = Look(MUTED.light, "-")
 MOST_NAMED = 30
 """With more clients than this, a panel of half the width numbers them instead of naming each."""
@@ -100,8 +101,7 @@ def selections(run: RunData, groups: ChoicesByGroup) -> Figure:
 def accuracy_around_joins(run: RunData, groups: ChoicesByGroup) -> Figure:
     """Accuracy after each evaluated round, with a line at each round before which groups joined."""
     figure, axes = new_figure(f"{capitalised(run.metric)} around the joins", "round", run.metric)
-    splits: tuple[Split, ...] = ("test", "validation")
-    for split, colour, dash in zip(splits, SERIES, DASHES, strict=False):
+    for split, colour, dash in zip(DRAWN_SPLITS, SERIES, DASHES, strict=False):
         rounds, values = run.accuracy_by_round(split)
         if values.size:
             axes.plot(rounds, values, color=colour.light, linestyle=dash, label=split)

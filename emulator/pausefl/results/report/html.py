@@ -101,7 +101,7 @@ def run_page(run: RunData, drawn: Mapping[str, bytes | None], figures: Figures |
         private=run.privacy is not None,
         owners=run.owners,
         idle=dict(zip(run.clients["client_id"], run.clients["idle_share"], strict=True)),
-        by_elapsed=time_axis([run.summary]) == "elapsed_s",
+        turns="steps" if time_axis([run.summary]) == "elapsed_s" else "rounds",
         disclosed=[DISCLOSURES.get(item, item) for item in run.summary["disclosed"]],
         **privacy,
     )
@@ -194,8 +194,7 @@ def _scale_sentence(time_scale: float) -> str:
         return "1: delays were injected as drawn."
     return (
         f"{time_scale:g}: injected delays were multiplied by it and the measured communication time divided by it, "
-        f"which multiplies real overhead and timing error by {1 / time_scale:.3g} in every latency reported. "
-        "The figures of this section show real seconds."
+        f"which multiplies real overhead and timing error by {1 / time_scale:.3g} in every latency reported."
     )
 
 

@@ -17,7 +17,7 @@ from pausefl.results.labels import LabelCounts, clients_labels
 from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latency_unit, time_axis
 from pausefl.results.report import group_plots, learning_plots
 from pausefl.results.report.comparison.figure import ABOVE, draw_budget
-from pausefl.results.report.group_plots import ChoicesByGroup, accuracy_around_joins, joins
+from pausefl.results.report.group_plots import DRAWN_SPLITS, ChoicesByGroup, accuracy_around_joins, joins
 from pausefl.results.report.learning import Learning, learning
 from pausefl.results.report.style import (
     DASHES,
@@ -39,9 +39,7 @@ from pausefl.results.report.style import (
 )
 from pausefl.results.selections import choices_by_group
 from pausefl_proto.arrays import FloatArray
-from pausefl_server.records import Split
 
-_DRAWN_SPLITS: tuple[Split, ...] = ("test", "validation")
 _MEDIAN_OF_MOST = 25
 """A running median covers at most this many rounds."""
 _MOST_MARKED = 20
@@ -91,7 +89,7 @@ def accuracy(run: RunData) -> Figure:
     axis = time_axis([run.summary])
     title = f"{capitalised(run.metric)} against {TIME_LABELS[axis].removeprefix('total ')}"
     figure, axes = new_figure(title, f"{TIME_LABELS[axis]} ({latency_unit([run.summary])})", run.metric)
-    for split, colour, dash in zip(_DRAWN_SPLITS, SERIES, DASHES, strict=False):
+    for split, colour, dash in zip(DRAWN_SPLITS, SERIES, DASHES, strict=False):
         time_s, values = run.curve(split, axis)
         if values.size:
             label, marker = f"{split} {values[-1]:.1%}", "o" if values.size <= _MOST_MARKED else ""

@@ -84,10 +84,10 @@ class Comparison:
 
     @property
     def spread_note(self) -> str:
-        """A note that explains the values beside each mean."""
+        """A note that explains the values beside each mean. Empty with one seed, which has none."""
         if len(self.seeds) >= FEWEST_SEEDS:
             return "brackets: 95 % bootstrap intervals of the means; accuracies, often skewed: median (quartiles)"
-        return f"no intervals, which need {FEWEST_SEEDS} seeds: least and greatest"
+        return f"no intervals, which need {FEWEST_SEEDS} seeds: least and greatest" if len(self.seeds) > 1 else ""
 
     @property
     def privacy(self) -> PrivacyFigures | None:
@@ -123,7 +123,8 @@ class Comparison:
         summaries = [run.summary for run in all_runs(self.runs)]
         suspect, rounds = (sum(summary[key] for summary in summaries) for key in ("suspect_rounds", "rounds"))
         played = sorted({summary["rounds"] for summary in summaries})
-        unequal = f"runs have {played[0]} to {played[-1]} rounds: their totals do not compare"
+        turns = "rounds or steps" if self.axis == "elapsed_s" else "rounds"
+        unequal = f"runs have {played[0]} to {played[-1]} {turns}: their totals do not compare"
         doubted = f"{suspect} of {rounds} rounds are suspect; pausefl report says why"
         no_saving = f"no saving is claimed: {self.no_saving_because}" if self.no_saving_because else ""
         left_out = f"without {', '.join(self.missing)}" if self.missing else ""
@@ -337,7 +338,7 @@ def _cell(spread: Spread | None, form: Callable[[float], str], is_skewed: bool =
 
 
 def _per_cent(value: float) -> str:
-    return f"{100 * value:.1f}"
+    return f"{100 * value:z.1f}"
 
 
 def _seeds(runs: Sequence[RunData]) -> Sequence[int]:

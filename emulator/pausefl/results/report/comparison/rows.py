@@ -6,7 +6,7 @@ from functools import cache
 
 from pausefl.results.figures import Figures
 from pausefl.results.reading import RunData
-from pausefl.results.selections import GroupChoices, choices_by_group, relevant_to_irrelevant
+from pausefl.results.selections import GroupChoices, choices_by_group, per_client_round, relevant_to_irrelevant
 from pausefl.results.statistics import PairedDifference, Spread, paired_difference
 
 
@@ -107,5 +107,5 @@ def _group_row(groups: Sequence[GroupChoices]) -> GroupRow:
         clients=groups[0].clients,
         join_round=groups[0].join_round,
         selections_per_client=Spread.of([g.chosen.sum() / g.clients if g.clients else None for g in groups]),
-        per_client_round=Spread.of([g.per_client_round for g in groups]),
+        per_client_round=Spread.of([per_client_round([g]) for g in groups]),
     )

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pausefl.results.reading import time_axis
 from pausefl.results.report.comparison.figure import ABOVE, Runs, all_runs, policy_looks, unit_of
 from pausefl.results.report.style import RC, Look
 from pausefl_proto.arrays import FloatArray
@@ -64,13 +65,15 @@ def _chosen(axes: Axes, runs: Runs, looks: Mapping[str, Look], latency_s: Mappin
 
 
 def _rounds(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
+    by_elapsed = time_axis(run.summary for run in all_runs(runs)) == "elapsed_s"
     for policy, of_policy in runs.items():
-        latencies_s = np.sort(np.concatenate([run.round_latency["round_latency_s"] for run in of_policy]))
-        if latencies_s.size:
-            share = np.arange(1, latencies_s.size + 1) / latencies_s.size
-            axes.step(latencies_s, share, where="post", color=looks[policy].colour, linestyle=looks[policy].dash)
-    axes.set(
-        title="How long rounds took", xlabel=f"round latency ({unit_of(runs)})", ylabel="share of the rounds up to it"
-    )
+        tables = [run.round_latency for run in of_policy]
+        times_s = [np.diff(t["elapsed_s"], prepend=0.0) if by_elapsed else t["round_latency_s"] for t in tables]
+        ascending_s = np.sort(np.concatenate(times_s))
+        if ascending_s.size:
+            share = np.arange(1, ascending_s.size + 1) / ascending_s.size
+            axes.step(ascending_s, share, where="post", color=looks[policy].colour, linestyle=looks[policy].dash)
+    time, turns = ("time between commits", "rounds or steps") if by_elapsed else ("round latency", "rounds")
+    axes.set(title=f"How long {turns} took", xlabel=f"{time} ({unit_of(runs)})", ylabel="share of them up to it")
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1)
