@@ -56,12 +56,14 @@ def cases(clients: int = 10, payload_bytes: int | None = None, blocks: int = 2) 
 
 
 def _case(clients: int, payload_bytes: int, blocks: int) -> dict[str, Any]:
-    rounds = 30 if payload_bytes > 4_000_000 else 150
+    rounds = _WARM_UP + (30 if payload_bytes > 4_000_000 else 150)
+    size = [f"experiment.rounds={rounds}", f"workload.model_bytes={payload_bytes - payload_bytes % 4}"]
+    all_at_once = [f"clients.count={clients}", f"selection.m={clients}", "selection.policy=all"]
     ours_s: list[float] = []
     echo_s: list[float] = []
     for _ in range(blocks):
-        echo_s += time_echo(clients, payload_bytes, rounds + _WARM_UP)[_WARM_UP:]
-        ours_s += _time_rounds(clients, payload_bytes, rounds + _WARM_UP)[_WARM_UP:]
+        echo_s += time_echo(clients, payload_bytes, rounds)[_WARM_UP:]
+        ours_s += durations_s(play([*all_at_once, *size]))[_WARM_UP:]
     median_s, baseline_s = float(np.median(ours_s)), float(np.median(echo_s))
     return {
         "name": "rounds",
@@ -71,12 +73,6 @@ def _case(clients: int, payload_bytes: int, blocks: int) -> dict[str, Any]:
         "baseline_median_s": baseline_s,
         "ratio": median_s / baseline_s,
     }
-
-
-def _time_rounds(clients: int, payload_bytes: int, rounds: int) -> list[float]:
-    all_at_once = [f"clients.count={clients}", f"selection.m={clients}", "selection.policy=all"]
-    model_bytes = payload_bytes - payload_bytes % 4
-    return durations_s(play([*all_at_once, f"experiment.rounds={rounds}", f"workload.model_bytes={model_bytes}"]))
 
 
 def durations_s(records: Sequence[RoundRecord]) -> list[float]:

@@ -175,14 +175,9 @@ def experiment_of(document: Mapping[str, Any]) -> Experiment:
     return experiment
 
 
-def with_rounds(experiment: Experiment, rounds: int) -> Experiment:
-    """The same experiment with another number of rounds."""
-    return experiment.model_copy(update={"experiment": experiment.experiment.model_copy(update={"rounds": rounds})})
-
-
-def with_seed(experiment: Experiment, seed: int) -> Experiment:
-    """The same experiment with another seed."""
-    return experiment.model_copy(update={"experiment": experiment.experiment.model_copy(update={"seed": seed})})
+def with_run(experiment: Experiment, **values: int) -> Experiment:
+    """The same experiment with other values in its table [experiment], such as `rounds=3`, which are not checked."""
+    return experiment.model_copy(update={"experiment": experiment.experiment.model_copy(update=values)})
 
 
 def _check_fit(experiment: Experiment) -> None:
