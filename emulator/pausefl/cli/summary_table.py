@@ -5,8 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from pausefl.results.in_words import accuracies, asked_in_words, by_whom, costs, milliseconds
-from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY
+from pausefl.results.in_words import accuracies, asked, by_whom, costs, milliseconds, noise
 
 _SummaryLine = tuple[str, str]
 """A line's name and its text."""
@@ -27,7 +26,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _played(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
-    rounds = f"{summary['rounds']} with {summary['clients']} clients, {asked_in_words(summary)}"
+    rounds = f"{summary['rounds']} with {summary['clients']} clients, {asked(summary)}"
     yield "policy", f"{summary['policy']} (seed {summary['seed']})"
     yield "steps" if summary.get("mode") == "asynchronous" else "rounds", f"{rounds}; {summary['stopped_because']}"
     if summary["data"] is not None:
@@ -38,10 +37,8 @@ def _privacy(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
     if summary["max_epsilon_spent"] is None:
         yield "privacy", "none: updates leave without noise"
         return
-    ratios = summary.get("noise_to_clip")
-    if ratios and (ratios["last"] is None or ratios["last"] > MOST_NOISE_TO_CLIP):
-        last = "beyond all numbers" if ratios["last"] is None else f"{ratios['last']:.2g} times the clip"
-        yield "noise", f"{ratios['first']:.2g} times the clip at first, {last} in the end: {NOISE_REMEDY}"
+    if told := noise(summary):
+        yield "noise", told
     if not summary["private"]:
         yield "NOT PRIVATE", "the noise was drawn from the seed: anyone who knows it can subtract it"
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pausefl.results.reading import EPSILON_LABELS, latency_unit, summed_over
+from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY
 from pausefl_server.records import ACCURACY
 
 Fact = tuple[str, str, str]
@@ -71,6 +72,15 @@ def _missed(s: Mapping[str, Any], unit: str) -> Iterator[Fact]:
         yield "late updates", str(s["late_updates"]), note
 
 
+def noise(s: Mapping[str, Any]) -> str:
+    """How great the noise was, with a remedy, if it was much greater than the clipped updates; empty otherwise."""
+    ratios = s.get("noise_to_clip")
+    if not ratios or (ratios["last"] is not None and ratios["last"] <= MOST_NOISE_TO_CLIP):
+        return ""
+    last = "beyond all numbers" if ratios["last"] is None else f"{ratios['last']:.2g} times the clip"
+    return f"{ratios['first']:.2g} times the clip at first, {last} in the end: {NOISE_REMEDY}"
+
+
 def number(value: float | None) -> str:
     """The number to four significant digits, "–" for None."""
     return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -86,7 +96,7 @@ def milliseconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{number(round(1e3 * seconds, 3))} ms"
 
 
-def asked_in_words(summary: Mapping[str, Any]) -> str:
+def asked(summary: Mapping[str, Any]) -> str:
     """How many clients a round or step asked, as "5 to 7 a round". Uses m for older summaries, which lack the range."""
     fewest, most = summary.get("asked_per_round") or (summary["m"], summary["m"])
     turn = "step" if summary.get("mode") == "asynchronous" else "round"

@@ -10,12 +10,11 @@ import numpy as np
 from markupsafe import Markup
 
 from pausefl.results.figures import Figures
-from pausefl.results.in_words import Fact, accuracies, asked_in_words, by_whom, costs, milliseconds, number, percent
+from pausefl.results.in_words import Fact, accuracies, asked, by_whom, costs, milliseconds, noise, number, percent
 from pausefl.results.reading import PrivacyFigures, RunData, latency_unit, time_axis
 from pausefl.results.report.style import capitalised, css_variables, for_page
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.privacy_unit import vector_epsilon
-from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY
 
 # At most this many ranges of rounds are listed per client. Otherwise the page could be as long as the log.
 _MOST_RANGES = 60
@@ -88,7 +87,7 @@ def run_page(run: RunData, drawn: Mapping[str, bytes | None], figures: Figures |
     return render(
         "report.html",
         s=run.summary,
-        asked=asked_in_words(run.summary),
+        asked=asked(run.summary),
         metric=capitalised(run.metric),
         config=run.config,
         figures=pictures,
@@ -120,18 +119,14 @@ def _headline(run: RunData) -> Iterator[Fact]:
 
 def _swamped(run: RunData) -> str:
     """A warning if the noise was much greater than the clipped updates; empty otherwise."""
-    ratios = run.summary.get("noise_to_clip")
-    if not ratios or ratios["last"] is None or ratios["last"] <= MOST_NOISE_TO_CLIP:
+    if not (told := noise(run.summary)):
         return ""
     rounds, scores = run.accuracy_by_round("test")
     fell = ""
     if scores.size and scores[-1] < scores.max():
         best = int(scores.argmax())
-        fell = f", and test {run.metric} fell from {scores[best]:.1%} after round {rounds[best]} to {scores[-1]:.1%}"
-    said = (
-        f"{ratios['first']:.2g} times the clip at a client's first release and {ratios['last']:.2g} times at the last"
-    )
-    return f"Noise was {said}{fell}: {NOISE_REMEDY}."
+        fell = f" Test {run.metric} fell from {scores[best]:.1%} after round {rounds[best]} to {scores[-1]:.1%}."
+    return f"Noise was {told}.{fell}"
 
 
 def _privacy(run: RunData, privacy: PrivacyFigures, figures: Figures) -> Mapping[str, object]:
