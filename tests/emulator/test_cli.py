@@ -86,6 +86,7 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["simulate", "demo", "--policies", ","], "--policies: needs at least one name"),
         (["bench", "sprint"], 'bench "sprint": must be one of'),
         (["bench", "selection", "--payload-bytes", "1"], "bench selection: takes no --payload-bytes"),
+        (["bench", "rounds", "--payload-bytes=-5"], "workload.model_bytes = -8: must be at least 4"),
         (["data", "mnist9"], 'workload.dataset = "mnist9": did you mean mnist'),
         (["report", "nowhere"], "nowhere"),
         (["new", "mine", "--client-column", "device"], "--client-column: goes with --fleet"),

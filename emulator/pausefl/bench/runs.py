@@ -57,13 +57,14 @@ def cases(clients: int = 10, payload_bytes: int | None = None, blocks: int = 2) 
 
 def _case(clients: int, payload_bytes: int, blocks: int) -> dict[str, Any]:
     rounds = _WARM_UP + (30 if payload_bytes > 4_000_000 else 150)
-    size = [f"experiment.rounds={rounds}", f"workload.model_bytes={payload_bytes - payload_bytes % 4}"]
-    all_at_once = [f"clients.count={clients}", f"selection.m={clients}", "selection.policy=all"]
+    size = [f"clients.count={clients}", f"selection.m={clients}", f"workload.model_bytes={payload_bytes // 4 * 4}"]
+    # Bad sizes are refused before any process starts.
+    experiment = parse_experiment(BARE, [*size, f"experiment.rounds={rounds}", "selection.policy=all"])
     ours_s: list[float] = []
     echo_s: list[float] = []
     for _ in range(blocks):
         echo_s += time_echo(clients, payload_bytes, rounds)[_WARM_UP:]
-        ours_s += durations_s(play([*all_at_once, *size]))[_WARM_UP:]
+        ours_s += durations_s(play_experiment(experiment))[_WARM_UP:]
     median_s, baseline_s = float(np.median(ours_s)), float(np.median(echo_s))
     return {
         "name": "rounds",

@@ -25,8 +25,7 @@ def plain_value(annotation: Any, value: Any, key: str) -> Any:
     except ValidationError as error:
         raise ConfigError(explain(error, None, key)) from None
     except PydanticUserError as error:  # the annotation is of the user's own code
-        due = f"must be annotated with a type of TOML values, such as tuple[float, ...], not {annotation}"
-        raise ConfigError(f"{key}: {due}") from error
+        raise ConfigError(f"{key}: must be annotated with a type of TOML values, not {annotation}") from error
 
 
 def read_kind(

@@ -148,7 +148,5 @@ def saving_in_words(policy: str, baseline: str, saved: Spread, until: str = "") 
 
 def three_digits(value: float) -> str:
     """A number as tables and figures show it: three significant digits, or more if more stand before the point."""
-    if 0 < abs(value) < 0.1:
-        return f"{value:.3g}"
     decimals = 0 if value >= 100 else 1 if value >= 10 else 2
-    return f"{value:,.{decimals}f}"
+    return f"{value:.3g}" if 0 < abs(value) < 0.1 else f"{value:,.{decimals}f}"
