@@ -209,7 +209,8 @@ def test_a_saving_is_said_with_its_interval(saved: Sequence[float], said: str) -
 
 def test_a_saving_whose_interval_holds_0_is_no_saving() -> None:
     for saved in ((-0.1, 0.3) * 5, (0.0, 0.0, 0.0, -0.1, 0.0)):
-        assert (spread := Spread.of(saved)) is not None
+        spread = Spread.of(saved)
+        assert spread is not None
         found = saving_in_words("pause", "random", spread)
         assert found.endswith(": no difference is shown")
     assert [three_digits(value) for value in (0.0, 0.004567, 0.5, 1234.5)] == ["0.00", "0.00457", "0.50", "1,234"]
