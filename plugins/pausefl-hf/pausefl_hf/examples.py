@@ -109,8 +109,10 @@ def _splits(path: str, asked: Mapping[str, str]) -> Mapping[str, datasets.Datase
 
 
 def _arrays(splits: Mapping[str, datasets.Dataset], columns: _Columns) -> Arrays:
-    """The arrays of both splits, without examples that have no label. Training examples are in an order that is drawn
-    once for all runs."""
+    """The arrays of both splits, without examples that have no label. ConfigError if no training example has one.
+
+    Training examples are in an order that is drawn once for all runs.
+    """
     labels = {name: np.asarray(split[columns.label][:]) for name, split in splits.items()}
     classes, codes = np.unique(np.concatenate([*labels.values()]), return_inverse=True)
     feature = splits["train"].features[columns.label]
@@ -123,6 +125,8 @@ def _arrays(splits: Mapping[str, datasets.Dataset], columns: _Columns) -> Arrays
         start += len(split)
         order = order[own[order] >= 0]  # the Hub writes -1 where a label is missing or not published
         if not order.size:
+            if name == "train":
+                raise ConfigError("no example of its split train has a label")
             continue
         found[f"{name}_labels"] = own.astype(np.int64)[order]
         found[f"{name}_inputs"] = _inputs(split, columns.inputs)[order]
