@@ -415,7 +415,8 @@ def fit_latency(
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return fit_latency(_path("source", source), reading)
+    _path("source", source)  # the file is read now, and errors name it as it was given
+    return fit_latency(Path(source), reading)
 
 
 @needs("server", "report", "tune")

@@ -59,9 +59,8 @@ class Checkpoint:
         )
         write_durably(self._kept_path(round), data + hashlib.sha256(data).digest())
         room = max(2, KEPT_BYTES_MAX // len(data))
-        played = [t for t in self.kept() if t <= round]  # the later rounds were taken back
-        for gone in set(self.kept()).difference(played[-room:]):
-            self._kept_path(gone).unlink()
+        for old in sorted(self.kept(), key=lambda t: (t <= round, t))[:-room]:  # later rounds were taken back
+            self._kept_path(old).unlink()
 
     def kept(self) -> list[int]:
         """The rounds with kept models, in order."""
