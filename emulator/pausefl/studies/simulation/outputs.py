@@ -25,6 +25,7 @@ from pausefl.studies.simulation.engine import (
     genie_of,
     is_compiled,
     least_gap,
+    printed_delta,
     regret_bound,
     simulate,
     simulate_pause,
@@ -189,10 +190,10 @@ def _least_latency_s(laws: Mapping[str, Delay], training: Mapping[str, Delay]) -
 
 def _bounds(setting: Setting, genie: Genie, rounds: IntArray) -> dict[str, FloatArray]:
     """Bound (17) at these rounds, by reading of δ. A reading is left out if its δ is 0, as two means are equal."""
-    oracle = setting.oracle
+    mu = setting.tau_min_s * np.array(list(setting.oracle.mean_inverse_latency.values()))
     readings = {
-        "delta = least gap of E[tau], as printed": least_gap([*oracle.mean_latency_s.values()]),
-        "delta = least gap of mu": least_gap(setting.tau_min_s * np.array([*oracle.mean_inverse_latency.values()])),
+        "delta = least gap of E[tau], as printed": printed_delta(setting),
+        "delta = least gap of mu": least_gap(mu),
     }
     return {
         reading: regret_bound(setting, genie, rounds, delta)
