@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from pausefl.results.in_words import accuracies, asked, by_whom, costs, milliseconds, noise
+from pausefl.results.in_words import accuracies, asked, by_whom, costs, milliseconds, noise, turn
 
 _SummaryLine = tuple[str, str]
 """A line's name and its text."""
@@ -28,7 +28,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 def _played(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
     rounds = f"{summary['rounds']} with {summary['clients']} clients, {asked(summary)}"
     yield "policy", f"{summary['policy']} (seed {summary['seed']})"
-    yield "steps" if summary.get("mode") == "asynchronous" else "rounds", f"{rounds}; {summary['stopped_because']}"
+    yield f"{turn(summary)}s", f"{rounds}; {summary['stopped_because']}"
     if summary["data"] is not None:
         yield "data", summary["data"]
 

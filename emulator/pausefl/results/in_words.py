@@ -96,11 +96,15 @@ def milliseconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{number(round(1e3 * seconds, 3))} ms"
 
 
+def turn(summary: Mapping[str, Any]) -> str:
+    """What the server did again and again: a "step" in an asynchronous run, else a "round"."""
+    return "step" if summary.get("mode") == "asynchronous" else "round"
+
+
 def asked(summary: Mapping[str, Any]) -> str:
     """How many clients a round or step asked, as "5 to 7 a round". Uses m for older summaries, which lack the range."""
     fewest, most = summary.get("asked_per_round") or (summary["m"], summary["m"])
-    turn = "step" if summary.get("mode") == "asynchronous" else "round"
-    return f"{fewest} a {turn}" if fewest == most else f"{fewest} to {most} a {turn}"
+    return f"{fewest if fewest == most else f'{fewest} to {most}'} a {turn(summary)}"
 
 
 def by_whom(rounds_of: Mapping[str, int]) -> str:

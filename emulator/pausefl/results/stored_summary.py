@@ -251,5 +251,5 @@ def unequal_starts(runs: Sequence[Mapping[str, Any]]) -> str:
     machines, code = ({each for run in runs for each in run.get(of, "").split("; ") if each} for of in _OF_STARTS)
     versions = Counter(version.partition(" ")[0] for version in code)
     changed = ", ".join(sorted(module for module, n in versions.items() if n > 1))
-    found = [f"played on unequal machines: {'; '.join(sorted(machines))}"] if len(machines) > 1 else []
-    return "; ".join([*found, *([f"the code of {changed} was changed between runs"] if changed else [])])
+    unequal = f"played on unequal machines: {'; '.join(sorted(machines))}" if len(machines) > 1 else ""
+    return "; ".join(filter(None, (unequal, changed and f"the code of {changed} was changed between runs")))

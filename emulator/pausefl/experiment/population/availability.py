@@ -47,7 +47,8 @@ class Cycle(Bounded):
 
     def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
         """(rounds,) the cycle, which is the same for every client."""
-        on: BoolArray = np.arange(rounds) % min(self.on_rounds + self.off_rounds, rounds) < self.on_rounds
+        period = min(self.on_rounds + self.off_rounds, rounds)  # a longer one may be more than numpy can divide by
+        on: BoolArray = np.arange(rounds) % period < self.on_rounds
         return on
 
 

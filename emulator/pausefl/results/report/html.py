@@ -10,8 +10,8 @@ import numpy as np
 from markupsafe import Markup
 
 from pausefl.results.figures import Figures
-from pausefl.results.in_words import Fact, accuracies, asked, by_whom, costs, milliseconds, noise, number, percent
-from pausefl.results.reading import PrivacyFigures, RunData, latency_unit, time_axis
+from pausefl.results.in_words import Fact, accuracies, asked, by_whom, costs, milliseconds, noise, number, percent, turn
+from pausefl.results.reading import PrivacyFigures, RunData, latency_unit
 from pausefl.results.report.style import capitalised, css_variables, for_page
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.privacy_unit import vector_epsilon
@@ -100,7 +100,7 @@ def run_page(run: RunData, drawn: Mapping[str, bytes | None], figures: Figures |
         private=run.privacy is not None,
         owners=run.owners,
         idle=dict(zip(run.clients["client_id"], run.clients["idle_share"], strict=True)),
-        turns="steps" if time_axis([run.summary]) == "elapsed_s" else "rounds",
+        turns=f"{turn(run.summary)}s",
         disclosed=[DISCLOSURES.get(item, item) for item in run.summary["disclosed"]],
         **privacy,
     )
