@@ -74,6 +74,7 @@ def _rounds(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
             share = np.arange(1, ascending_s.size + 1) / ascending_s.size
             axes.step(ascending_s, share, where="post", color=looks[policy].colour, linestyle=looks[policy].dash)
     time, turns = ("time between commits", "rounds or steps") if by_elapsed else ("round latency", "rounds")
-    axes.set(title=f"How long {turns} took", xlabel=f"{time} ({unit_of(runs)})", ylabel="share of them up to it")
+    label = f"{time} ({unit_of(runs)})"
+    axes.set(title=f"How long {turns} took", xlabel=label, ylabel=f"share of the {turns} up to it")
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1)
