@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pausefl_client.link import Delays, Link, TokenBucket, hold_until
@@ -19,7 +19,6 @@ def hold(due_s: float, clock: Clock) -> float:
     return clock.now_s
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.floats(0, 0.01), st.floats(1e-5, 1e-2))
 def test_a_hold_never_ends_early(wait_s: float, step_s: float) -> None:
     clock = Clock(step_s)

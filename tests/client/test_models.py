@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -228,7 +228,6 @@ def check_read_back(writer: StateWriter, states: Any, rate: Any = 0.1, of_method
     assert shown([found, found_of_method]) == shown([optimizer, of_method or {}])
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(WRITTEN, min_size=1, max_size=4))
 def test_what_was_written_is_read_back(written: list[tuple[Any, Any, Any]]) -> None:
     """One writer writes changing states. Reading must return the latest one each time."""

@@ -170,7 +170,7 @@ def opened(path: Path, run: str, lifetime: float = math.inf) -> Ledger:
     return Ledger(path, LIFE_BUDGET, Life(run, lifetime), **HOLDER)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=8), st.floats(1.0, 40.0))
 def test_budgets_add_up(tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[str, int]], lifetime: float) -> None:
     """Runs start, end and return. Each spends by its own schedule, and never more than the lifetime budget has left."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pausefl
@@ -266,7 +266,6 @@ def test_the_summary_lists_who_was_capped_and_how_often() -> None:
 
 
 @given(st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=12), st.floats(0.01, 1))
-@settings(max_examples=200, deadline=None, derandomize=True)
 def test_capped_shares_are_shares(weights: list[float], share_max: float) -> None:
     shares = capped_shares(np.array(weights), share_max)
     assert shares.sum() == pytest.approx(1)

@@ -55,7 +55,7 @@ LAWS = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(LAWS, st.integers(0, 1000))
 def test_a_law_drawn_from_a_family_is_found_again(law: Delay, seed: int) -> None:
     """The distance to the true law (Kolmogorov–Smirnov) is below 0.05, and the mean within 10 %, with 2000 draws."""

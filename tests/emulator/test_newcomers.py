@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -78,7 +78,6 @@ def test_an_irrelevant_newcomer_costs_its_gap_to_the_critical_one() -> None:
     assert regrets == pytest.approx([0.9, 0.6])
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(arrays(np.bool_, st.tuples(st.integers(1, 40), st.just(4))))
 def test_intervals_tile_the_rounds_from_the_first_to_the_last_selection(chosen: np.ndarray) -> None:
     it = insertion(chosen)

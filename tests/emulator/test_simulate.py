@@ -389,7 +389,7 @@ class Noting(Random):
 
 
 @given(st.integers(1, 6), st.data(), st.integers(1, 40), st.floats(0.05, 5.0), st.integers(0, 10**6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_with_equal_delays_elapsed_time_is_that_of_a_queue_with_c_servers(
     concurrency: int, data: st.DataObject, steps: int, delay_s: float, seed: int
 ) -> None:

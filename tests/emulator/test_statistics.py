@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -29,7 +29,6 @@ from pausefl_reproduce.waits import (
 )
 from pausefl_tune.front import relative_difference
 
-few = settings(max_examples=40, deadline=None)  # no deadline: the machine may be busy
 NUMBERS = st.floats(-1e3, 1e3)
 SECONDS = st.floats(0.1, 1e3)
 PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=FEWEST_SEEDS, max_size=12)
@@ -46,7 +45,6 @@ def bounds(interval: Interval) -> tuple[float, float]:
     return interval.low, interval.high
 
 
-@few
 @given(st.lists(NUMBERS, min_size=FEWEST_SEEDS, max_size=12))
 def test_an_interval_holds_its_mean_and_lies_in_the_range(values: list[float]) -> None:
     low, high = bounds(found := mean_interval(values))
@@ -77,11 +75,10 @@ ACCURACIES += [86.5, 87.6, 70.0, 73.5, 83.0, 85.8, 82.8, 86.8, 86.6, 84.6, 87.1,
 @pytest.mark.parametrize(("n_seeds", "stated"), [(10, 0.83), (5, 0.60)])
 def test_an_interval_of_skewed_accuracies_covers_less_often_as_stated(n_seeds: int, stated: float) -> None:
     """docs/results.md states these shares."""
-    found = [bounds(mean_interval(values)) for values in np.random.default_rng(1).choice(ACCURACIES, (2000, n_seeds))]
-    assert np.mean([low <= np.mean(ACCURACIES) <= high for low, high in found]) == pytest.approx(stated, abs=0.02)
+    found = [bounds(mean_interval(values)) for values in np.random.default_rng(1).choice(ACCURACIES, (500, n_seeds))]
+    assert np.mean([low <= np.mean(ACCURACIES) <= high for low, high in found]) == pytest.approx(stated, abs=0.03)
 
 
-@few
 @given(PAIRS)
 def test_a_paired_difference_is_antisymmetric(pairs: list[tuple[float, float]]) -> None:
     first, second = zip(*pairs, strict=True)
@@ -100,7 +97,6 @@ def test_pairing_removes_what_both_seeds_share() -> None:
         paired_difference([1.0, 2.0, 3.0], [1.0, 2.0])
 
 
-@few
 @given(FOLLOWED, st.floats(1.0, 2e3))
 def test_a_restricted_mean_is_the_area_under_scipys_curve(followed: list[tuple[float, bool]], horizon_s: float) -> None:
     seeds = waits(followed)
@@ -111,7 +107,6 @@ def test_a_restricted_mean_is_the_area_under_scipys_curve(followed: list[tuple[f
     assert restricted_mean(seeds, horizon_s).mean == pytest.approx(area)
 
 
-@few
 @given(FOLLOWED, st.integers(0, 11), st.floats(1.0, 2e3))
 def test_to_censor_a_seed_shortens_no_wait(followed: list[tuple[float, bool]], which: int, horizon_s: float) -> None:
     which %= len(followed)
@@ -120,7 +115,6 @@ def test_to_censor_a_seed_shortens_no_wait(followed: list[tuple[float, bool]], w
     assert after >= before - 1e-9
 
 
-@few
 @given(FOLLOWED)
 def test_without_censored_seeds_it_is_the_plain_mean(followed: list[tuple[float, bool]]) -> None:
     seeds = waits([(s, True) for s, _ in followed])
@@ -129,7 +123,6 @@ def test_without_censored_seeds_it_is_the_plain_mean(followed: list[tuple[float,
     assert restricted_mean(seeds, np.inf).high == pytest.approx(mean_interval(seeds.seconds).high)
 
 
-@few
 @given(FOLLOWED, FOLLOWED)
 def test_a_difference_of_waits_is_antisymmetric(one: list[tuple[float, bool]], other: list[tuple[float, bool]]) -> None:
     n = min(len(one), len(other))
@@ -172,7 +165,6 @@ def share_of(first: list[float] | FloatArray, second: list[float] | FloatArray) 
     return found
 
 
-@few
 @given(st.lists(st.floats(0.1, 1e3), min_size=FEWEST_SEEDS, max_size=12), st.floats(0.1, 10))
 def test_a_relative_difference_is_paired(values: list[float], factor: float) -> None:
     found = share_of(factor * np.array(values), np.array(values))

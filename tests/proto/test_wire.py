@@ -260,7 +260,7 @@ def test_a_payload_that_ends_before_its_length_is_refused(data: bytes) -> None:
         unpack(data)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=60).map(lambda tail: b"\x7a" + tail)))
 def test_arbitrary_bytes_become_a_message_or_a_known_error(data: bytes) -> None:
     try:
@@ -271,7 +271,7 @@ def test_arbitrary_bytes_become_a_message_or_a_known_error(data: bytes) -> None:
     assert len(rest) + len(payload) <= len(data)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_damaged_upload_never_becomes_another_vector(data: st.DataObject) -> None:
     """Overwrite, cut or lengthen the bytes of a whole upload anywhere: header, length, payload."""

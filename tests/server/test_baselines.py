@@ -210,7 +210,7 @@ TIERED = tuple(f"client-{k:02}" for k in range(20))
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_tier_with_credits_is_drawn_and_charged_once(tiers: int, m: int, credits: int, seed: int) -> None:
     play = Play(Tifl(m, tiers=tiers, credits=credits, interval=3), IDS, seed)
     for _ in range(30):

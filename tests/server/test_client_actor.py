@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pausefl_proto.budget import Budget, Release
@@ -294,7 +294,6 @@ async def test_a_loss_that_is_no_number_is_as_good_as_none(loss: float) -> None:
         assert (await rig.updated()).loss is None
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.binary(max_size=60), max_size=8))
 def test_arbitrary_bytes_end_the_stream_or_leave_it_alone(messages: list[bytes]) -> None:
     async def scenario() -> None:

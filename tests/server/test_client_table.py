@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pausefl_process.host_monitor import HostReport
@@ -341,7 +341,6 @@ LOGS = st.lists(st.tuples(st.lists(EVENTS, max_size=6), st.integers(0, 5)), min_
 
 
 @given(LOGS, st.integers(0, 12))
-@settings(max_examples=100, deadline=None, derandomize=True)
 def test_folding_a_log_in_two_parts_equals_folding_it_at_once(log: list[tuple[list[LogEvent], int]], cut: int) -> None:
     def fold(table: ClientTable, start: int, stop: int) -> ClientTable:
         for t, (events, chosen) in enumerate(log[start:stop], start=start + 1):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pausefl_proto.wire import Vector
@@ -19,7 +19,6 @@ from pausefl_server.selection.policies.chr import Chr
 from pausefl_server.selection.policies.fed_ts import DriftUcb, FedTs, Posteriors
 from rigs.newcomers import ORIGINALS, POISONED, RELEVANT, SIZE, NewcomerPlay, update_of, with_newcomers
 
-quickly = settings(max_examples=60, deadline=None, derandomize=True)
 WEIGHTS = st.none() | st.floats(0.1, 50)
 
 
@@ -27,7 +26,6 @@ def vectors(n: int, seed: int) -> list[Vector]:
     return list(np.random.default_rng(seed).standard_normal((n, SIZE), np.float32))
 
 
-@quickly
 @given(st.integers(1, 6), st.integers(0, 5), WEIGHTS, st.integers(0, 1000))
 def test_the_drift_is_equation_8_taken_literally(n: int, others: int, weight: float | None, seed: int) -> None:
     originals, newcomers = vectors(n, seed), vectors(others, seed + 1)
@@ -40,7 +38,6 @@ def test_the_drift_is_equation_8_taken_literally(n: int, others: int, weight: fl
     assert path_drifts(originals, newcomers, weight) == pytest.approx(expected, rel=1e-5)
 
 
-@quickly
 @given(st.integers(2, 7), WEIGHTS, st.integers(0, 1000))
 def test_leaving_one_out_is_the_drift_of_a_newcomer_among_the_others(n: int, weight: float | None, seed: int) -> None:
     originals = vectors(n, seed)
@@ -48,7 +45,6 @@ def test_leaving_one_out_is_the_drift_of_a_newcomer_among_the_others(n: int, wei
     assert leave_one_out_drifts(originals, weight) == pytest.approx(expected, rel=1e-4)
 
 
-@quickly
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=30), st.tuples(st.floats(0, 100), st.floats(0, 100)))
 def test_two_means_ends_at_means_of_what_is_nearest(values: list[float], start: tuple[float, float]) -> None:
     low, high = two_means(values, start)

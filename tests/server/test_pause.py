@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -156,7 +156,6 @@ def test_clients_without_any_delay_are_the_fastest() -> None:
     assert [table.ids[row] for row in chosen] == [*IDS[-2:]]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=3, max_size=9), st.integers(1, 5))
 def test_ucb_leaves_out_no_greater_ucb_than_it_takes(history: list[tuple[int, int]], m: int) -> None:
     """`history`: (chosen, measured) of each client, also never measured ones. Equal speeds make many ties."""

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pausefl_process.host_monitor import HostReport
@@ -67,7 +67,6 @@ RECORDS = records_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(RECORDS, max_size=3, unique_by=lambda r: r.round))
 def test_every_field_of_every_record_comes_back(records: list[RoundRecord]) -> None:
     with fresh_store() as (store, path):
@@ -81,7 +80,6 @@ def test_every_field_of_every_record_comes_back(records: list[RoundRecord]) -> N
 
 
 @given(st.lists(st.tuples(st.sampled_from(["validation", "test"]), st.booleans(), COUNTS, FINITE, FINITE), max_size=6))
-@settings(max_examples=30, deadline=None)
 def test_the_last_opinion_on_a_split_stays(rows: list[tuple[Any, ...]]) -> None:
     evaluations = [Evaluation(*row) for row in rows]
     with fresh_store() as (store, _):
