@@ -84,6 +84,12 @@ def closed_ledgers() -> Iterator[None]:
 
 
 @pytest.fixture
+def quickly_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw pictures without rendering them, which would take most of the time of a short run or simulation."""
+    monkeypatch.setattr("pausefl.results.report.style.rendered", lambda *_: b"<svg ></svg>")
+
+
+@pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
     """(name, text) -> the file of an importable module, as a user may write it, in the test's folder."""
 

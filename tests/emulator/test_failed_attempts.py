@@ -196,6 +196,7 @@ def make(seed):
 """
 
 
+@pytest.mark.usefixtures("quickly_written")
 @pytest.mark.parametrize("private", [True, False])
 def test_a_client_whose_training_gives_no_numbers_refuses_its_jobs_and_spends_nothing(
     private: bool, tmp_path: Path, own_module: Callable[[str, str], Path]

@@ -43,6 +43,8 @@ from rigs.command import summary_of
 from rigs.experiments import small
 from rigs.newcomers import round_with
 
+pytestmark = pytest.mark.usefixtures("quickly_written")
+
 EXPERIMENT = """
 experiment.rounds = 10
 selection = { policy = "fed-ts", m = 2, fed-ts = { newcomer_share = 0.5 } }
@@ -245,12 +247,6 @@ def summarised(run_dir: Path) -> dict[str, Any]:
         tally = RunTally(store.log(), store.failed_attempts(), store.late_events())
     result = RunResult(state, np.zeros(10, np.float32), None, (), (), "all rounds done", "completed", 0)
     return {**summarise(plan_of(experiment, "run").server.summary, policy, tally, result, charged_size=10)}
-
-
-@pytest.fixture(autouse=True)
-def quickly_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rendering would take most of the time."""
-    monkeypatch.setattr("pausefl.results.report.style.rendered", lambda *_: b"<svg ></svg>")
 
 
 class Played:

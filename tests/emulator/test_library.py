@@ -74,6 +74,7 @@ def test_an_experiment_is_loaded_from_tables_and_from_another_and_is_not_changed
     assert "clients.count: 30 in the defaults, 4 here" in departures
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_a_run_goes_on_from_python(tmp_path: Path) -> None:
     experiment = small()
     pausefl.run(experiment, tmp_path / "run", progress=False, resume=True)  # begins the run, as there is none
@@ -87,6 +88,7 @@ def test_a_run_goes_on_from_python(tmp_path: Path) -> None:
     assert again.columns("choices")["client_id"].tolist() == before
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_finished_campaigns_are_opened_and_are_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     experiment = small()
@@ -133,6 +135,7 @@ print(experiment)
 """
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_what_a_script_or_a_notebook_defines_is_carried_to_the_processes(tmp_path: Path) -> None:
     shown = "['Last', 'pause']\n<Experiment: Last on digits, 2 rounds of 2 of 3 clients>\n"
     assert python("-c", CELL, cwd=tmp_path) == shown
@@ -164,6 +167,7 @@ except pausefl.ConfigError as error:
     assert python("-c", code) == f'3\n{missing}; pip install "pausefl[server,client,report]"\n'
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_results_are_found_from_elsewhere(run: pausefl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose folder was moved must not count as a run that is still going on."""
     monkeypatch.chdir(tmp_path)
@@ -207,6 +211,7 @@ print(asyncio.run(main()).summary["rounds"])
     assert python("script.py", cwd=tmp_path) == "3\n"
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_runs_at_a_relative_path_have_a_name(run: pausefl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.path)
     main(["compare", "--runs", ".", "--run-dir", str(tmp_path / "out")])
@@ -256,6 +261,7 @@ def test_what_a_cell_defined_goes_by_its_own_name_unless_two_have_it() -> None:
     assert list(labels_of([one, two]).values()) == [one, two]
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_regrets_of_one_objective_are_shown_without_a_word_and_no_saving_where_all_are_asked(tmp_path: Path) -> None:
     """A genie does not explore, so ζ does not change its objective."""
     everybody = pausefl.load("demo", {**SIX, "selection.m": SIX["clients.count"]})
@@ -281,13 +287,14 @@ selection = { policy = "fed-ts", m = 2 }
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_a_whole_number_of_numpy_is_one(tmp_path: Path) -> None:
     seeds: Any = np.int64(2)
     rounds: Any = np.int64(3)
     simulated = pausefl.simulate(pausefl.load("demo", SIX), rounds, tmp_path / "s", policies=["random"], seeds=seeds)
     assert simulated.summary["rounds"] == 3
     assert len([*(tmp_path / "s").glob("random-seed*")]) == 2
-    swept = pausefl.sweep(pausefl.load("demo", TINY), {"selection.m": [1]}, seeds, tmp_path / "w", progress=False)
+    swept = pausefl.sweep(small(), {"selection.m": [1]}, seeds, tmp_path / "w", progress=False)
     assert len(swept.rows) == 2
 
 
@@ -356,6 +363,7 @@ def test_numbers_and_arrays_of_numpy_and_paths_are_values(tmp_path: Path) -> Non
     assert changed.privacy.ledger_dir == str(tmp_path)
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_a_simulation_replaces_no_results(run: pausefl.Run, tmp_path: Path) -> None:
     experiment = pausefl.load("demo", SIX)
     before = pausefl.simulate(experiment, 20, tmp_path / "one").summary
@@ -365,6 +373,7 @@ def test_a_simulation_replaces_no_results(run: pausefl.Run, tmp_path: Path) -> N
     assert json.loads((tmp_path / "one/simulation.json").read_text()) == before
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_a_run_is_played_in_any_thread(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
         played = threads.submit(pausefl.run, pausefl.load("demo", TINY), tmp_path / "run", progress=False)

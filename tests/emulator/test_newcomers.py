@@ -218,6 +218,7 @@ def test_a_simulation_leaves_intervals_curves_and_a_figure(tmp_path: Path) -> No
     assert sum(n * mean for n, mean in means) == pytest.approx(joined["intervals"] * joined["mean_interval_regret"])
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_the_command_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "newcomers.toml"
     config.write_text(CONFIG)
@@ -327,12 +328,12 @@ def test_small_drifts_are_shares_of_those_seen_and_the_warm_up_is_of_the_newcome
     experiment = parse_experiment(KINDS)
     result = simulate_newcomers(FedTs(3), drift_setting(experiment, ROUNDS), ROUNDS)
     assert isinstance(result.state, Posteriors)
-    shares = run_simulation(experiment, ROUNDS, tmp_path / "out")["classified_small"]
+    shares = run_simulation(experiment, ROUNDS, tmp_path / "out", is_drawn=False)["classified_small"]
     for kind, groups in {"relevant": ("able", "fair"), "irrelevant": ("poor", "worst")}.items():
         rows = [row for row, client_id in enumerate(result.table.ids) if client_id.startswith(groups)]
         small, great = result.state.successes[rows].sum(), result.state.failures[rows].sum()
         assert shares[kind] == pytest.approx(small / (small + great))
-    (joined,) = run_simulation(parse_experiment(KINDS), ROUNDS, tmp_path / "other")["insertions"]
+    (joined,) = run_simulation(parse_experiment(KINDS), ROUNDS, tmp_path / "other", is_drawn=False)["insertions"]
     assert joined["critical"] == "fair-000"
     assert joined["warm_up_rounds"] == pytest.approx(24 * math.log(ROUNDS) / (0.8 - 0.3) ** 2)
     with (tmp_path / "other/intervals.csv").open() as file:

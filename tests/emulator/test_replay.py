@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import pausefl
+from pausefl.cli import main
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.loading import load_experiment, parse_experiment
 from pausefl.runtime.run_dir import stored_experiment
@@ -25,12 +26,13 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.records import Miss, MissKind
 from pausefl_server.selection.base import Oracle
 from pausefl_tune.plan import TuningPlan
-from rigs.command import run
 from rigs.experiments import SMALL, small
 from rigs.federation import PRIVATE, clients, federation, network_settings, private
 from rigs.log import changing_log
 from rigs.policies import BUDGET, CASES, DEADLINE_S, IDS, Play, policy_of
 from rigs.refusals import refused
+
+pytestmark = pytest.mark.usefixtures("quickly_written")
 
 NAMES = [f"client-{k}" for k in range(6)]
 ORACLE = Oracle({c: 0.1 + 0.1 * k for k, c in enumerate(NAMES)}, {c: 10 / (1 + k) for k, c in enumerate(NAMES)})
@@ -298,10 +300,11 @@ def test_shares_of_what_an_estimate_rests_on_are_counted(tmp_path: Path) -> None
     assert list(found["times_chosen"].values()) == [3.0] * 5
 
 
-def test_the_command_says_it_and_refuses_other_keys(run_dir: Path) -> None:
-    done = run("replay", run_dir)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "chose the same clients in all 6 rounds" in done.stdout
+def test_the_command_says_it_and_refuses_other_keys(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["replay", str(run_dir)])
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "chose the same clients in all 6 rounds" in said.out
     with pytest.raises(ConfigError, match=r"--set experiment\.rounds: a replay changes who is chosen"):
         pausefl.replay(run_dir, overrides={"experiment.rounds": 3})
     with pytest.raises(ConfigError, match=r"^overrides = \[3\]: must be values by dotted key"):

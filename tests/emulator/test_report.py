@@ -125,6 +125,7 @@ def test_page_stands_alone_and_escapes_what_users_named(page: str) -> None:
     assert "&lt;i&gt;demo&lt;/i&gt;" in page
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_page_gives_both_epsilons_and_labels_them(page: str, tmp_path: Path) -> None:
     """The ε of a whole vector is not multiplied by the number of coordinates."""
     of_vector = page_of(tmp_path / "run", privacy_unit="vector", vector_epsilon_max=1.5)
@@ -178,6 +179,7 @@ def test_a_summary_from_before_the_run_was_resumed_is_not_read(tmp_path: Path, w
             read(run_dir)
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_page_tells_whose_budgets_they_are_and_who_had_spent_before(tmp_path: Path, page: str) -> None:
     assert "Budgets are per run: every client came with a ledger that counted no release." in page
     run_dir = write_run(tmp_path / "run", budget_per="data holder")

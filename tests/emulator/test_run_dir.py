@@ -141,7 +141,7 @@ def test_two_processes_never_use_one_run_directory(tmp_path: Path, background: S
     serve = "server", config, "--resume", "--run-dir", tmp_path / "run"
     for arguments in (("run", "--resume", tmp_path / "run"), serve):
         assert f"run directory {tmp_path / 'run'}: another process is using it" in refused(*arguments)
-    first.send_signal(signal.SIGINT)
+    first.terminate()
     assert first.wait(60) == 130
     assert summary_of(tmp_path / "run")["rounds"] > 0
 
@@ -176,6 +176,7 @@ def held_in(folder: Path) -> dict[Path, tuple[bytes, int]]:
     return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["run", str(config_in(tmp_path)), "--run-dir", str(tmp_path / "run")])
     before, printed = held_in(tmp_path / "run"), capsys.readouterr().out

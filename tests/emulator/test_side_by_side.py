@@ -35,6 +35,8 @@ from rigs.experiments import small
 from rigs.refusals import complaint, refused
 from rigs.waiting import wait_for
 
+pytestmark = pytest.mark.usefixtures("quickly_written")
+
 GRID: dict[str, Sequence[Any]] = {"selection.m": [1, 2]}
 ALONE = OneByOne(lambda _: nullcontext(show_nothing))
 FIGURES = ("seed", "selection.m", "total_latency_s", "rounds")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import pausefl
+from pausefl.cli import main
 from pausefl.runtime.observers import Observed, Observer, load_observers, observed
 from pausefl.runtime.observers.base import figures
 from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent, RollCall, from_line
@@ -219,6 +220,7 @@ def test_a_run_has_the_observers_named_and_prints_its_events(tmp_path: Path, mon
     assert summary_of(tmp_path / "run")["outcome"] == "completed"
 
 
+@pytest.mark.usefixtures("quickly_written")
 @pytest.mark.end_to_end
 def test_the_log_of_a_run_that_shows_nothing_tells_of_an_observer_that_failed(tmp_path: Path) -> None:
     """Once only the display showed it, and runs that are played several at a time have none."""
@@ -229,8 +231,10 @@ def test_the_log_of_a_run_that_shows_nothing_tells_of_an_observer_that_failed(tm
 
 
 @pytest.mark.end_to_end
-def test_a_quiet_run_prints_its_result_alone(tmp_path: Path) -> None:
-    done = played("run", synthetic(tmp_path, rounds=3), "--run-dir", tmp_path / "run", "--quiet")
-    assert "round 1/3" not in done.stdout
-    assert "all rounds done" in done.stdout
-    assert "live page" not in done.stdout + done.stderr
+@pytest.mark.usefixtures("quickly_written")
+def test_a_quiet_run_prints_its_result_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", str(synthetic(tmp_path, rounds=3)), "--run-dir", str(tmp_path / "run"), "--quiet"])
+    said = capsys.readouterr()
+    assert "round 1/3" not in said.out
+    assert "all rounds done" in said.out
+    assert "live page" not in said.out + said.err

@@ -36,9 +36,10 @@ from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord
 from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.state import replay
 from pausefl_server.storage.store import Store
-from rigs.command import played, refusal, run, summary_of, synthetic
+from rigs.command import played, summary_of, synthetic
 from rigs.databases import opened_connections
 from rigs.log import observation, query, record
+from rigs.refusals import complaint
 
 RNG = np.random.default_rng(1)
 EXAMPLES = Examples(RNG.integers(0, 256, (50, 1, 8, 8), np.uint8), RNG.integers(0, 10, 50))
@@ -244,6 +245,7 @@ def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: s
     assert "Budgets are per run" in page
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_ledgers_that_come_from_elsewhere_are_found_in_the_log(tmp_path: Path) -> None:
     """A client decides where its ledger is; the server's configuration does not know."""
     changes = ["experiment.clock=virtual", "experiment.rounds=2", "selection.m=2", "privacy.epsilon_budget=10.0"]
@@ -277,11 +279,11 @@ def test_the_model_of_a_ledger_in_the_unit_of_a_vector_may_change(tmp_path: Path
         assert release(SYNTHETIC, tmp_path, *sized, own=tmp_path)["client-000"] == released
 
 
-def test_ledgers_that_cannot_be_written_are_bad_input(tmp_path: Path) -> None:
+def test_ledgers_that_cannot_be_written_are_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "no-folder"
     folder.write_text("a file")
-    done = run("run", "demo", "--run-dir", tmp_path / "run", "--set", f"privacy.ledger_dir={folder}")
-    assert re.fullmatch(rf'privacy\.ledger_dir = "{folder}": cannot be written \(.*\)', refusal(done))
+    said = complaint(capsys, "run", "demo", "--run-dir", tmp_path / "run", "--set", f"privacy.ledger_dir={folder}")
+    assert re.fullmatch(rf'privacy\.ledger_dir = "{folder}": cannot be written \(.*\)', said)
     assert not (tmp_path / "run").exists()
 
 

@@ -194,10 +194,11 @@ def test_a_simulation_that_ends_early_tells_all_of_its_own_end() -> None:
 
 def test_one_that_ends_early_says_so(tmp_path: Path) -> None:
     experiment = parse_experiment(FIVE, {"selection.policy": "all"})
-    summary = run_simulation(experiment, 100, tmp_path / "out")
+    summary = run_simulation(experiment, 100, tmp_path / "out", is_drawn=False)
     assert summary["rounds"] == 5
     assert "ended after 5 of 100 rounds, as budgets were spent" in list(in_words(summary))
-    assert not any("ended" in line for line in in_words(run_simulation(experiment, 5, tmp_path / "whole")))
+    whole = run_simulation(experiment, 5, tmp_path / "whole", is_drawn=False)
+    assert not any("ended" in line for line in in_words(whole))
 
 
 def test_totals_of_unequal_rounds_are_not_shown_as_equals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +224,7 @@ def measured(asked: TuningPlan, folder: Path) -> Measure:
     return Measure(asked, folder, OneByOne(lambda _: pytest.fail("shows nothing")))
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_a_setting_that_spends_its_budgets_sooner_does_not_win(tmp_path: Path) -> None:
     """With m = 2 of 8 clients, 30 rounds take 60 of the 80 releases; with m = 8 the run ends after 10 rounds."""
     asked = plan(source=TEN, search=["selection.m=2,8"])

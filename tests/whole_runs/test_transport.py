@@ -5,7 +5,6 @@ import contextlib
 import json
 import shutil
 import socket
-import subprocess
 from pathlib import Path
 
 import grpc
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from pausefl.certificates import make_certificates
+from pausefl.cli import main
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.transport import connect
 from pausefl_process.http_server import WebServer
@@ -23,9 +23,10 @@ from pausefl_proto.tls import Tls, is_no_servers
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_MESSAGE_BYTES
 from rigs.authority import Authority
-from rigs.command import PAUSEFL, Background, refusal, summary_of, synthetic
+from rigs.command import Background, summary_of, synthetic
 from rigs.federation import BIG, SIZE, answer_of, clients, errors_in, federation, hello, log_of, raw_stream, take_a_job
 from rigs.one_job import listening
+from rigs.refusals import complaint
 from rigs.waiting import wait_for
 
 
@@ -256,16 +257,16 @@ async def test_wrong_files_are_named(authority: Authority, tmp_path: Path) -> No
             Tls(**{name: "a.pem"})
 
 
-def pausefl(command: str, folder: Path, tls: Tls, *arguments: object) -> "subprocess.CompletedProcess[str]":
-    options = [f"--set=tls.{name}={getattr(tls, name)}" for name in ("certificate", "key", "ca")]
-    line = [*PAUSEFL, command, str(synthetic(folder, rounds=2, clients=2)), *options, *map(str, arguments)]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
+def run_of(folder: Path, tls: Tls) -> list[str]:
+    """The words of a command that plays two rounds with these files."""
+    files = [f"--set=tls.{name}={getattr(tls, name)}" for name in ("certificate", "key", "ca")]
+    return ["run", str(synthetic(folder, rounds=2)), *files, "--run-dir", str(folder / "run")]
 
 
 @pytest.mark.end_to_end
+@pytest.mark.usefixtures("quickly_written")
 def test_a_whole_run_with_mutual_tls(authority: Authority, tmp_path: Path) -> None:
-    done = pausefl("run", tmp_path, authority.certify("server"), "--run-dir", "run")
-    assert done.returncode == 0, done.stderr
+    main(run_of(tmp_path, authority.certify("server")))
     assert summary_of(tmp_path / "run")["rounds"] == 2
 
 
@@ -293,8 +294,11 @@ def test_a_peer_that_speaks_no_tls_leaves_no_line(
 
 
 @pytest.mark.parametrize("name", ["no", "{client_id}"])
-def test_a_file_that_is_missing_is_bad_input(authority: Authority, tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_missing_is_bad_input(
+    authority: Authority, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once a server, which has no client id, reported "clients/.pem" instead of "clients/{client_id}.pem"."""
-    done = pausefl("run", tmp_path, Tls(f"{name}.pem", f"{name}.key", authority.ca), "--run-dir", "run")
-    assert refusal(done) == f'tls.certificate = "{name}.pem": cannot be read (No such file or directory)'
+    monkeypatch.chdir(tmp_path)
+    said = complaint(capsys, *run_of(tmp_path, Tls(f"{name}.pem", f"{name}.key", authority.ca)))
+    assert said == f'tls.certificate = "{name}.pem": cannot be read (No such file or directory)'
     assert not (tmp_path / "run").exists()

@@ -231,6 +231,7 @@ def test_a_client_that_is_away_when_the_run_ends_does_not_make_it_fail(tmp_path:
     assert (summary["outcome"], summary["rejected_updates"]) == ("completed", 9)
 
 
+@pytest.mark.usefixtures("quickly_written")
 def test_a_run_in_a_process_of_its_own_is_the_same(tmp_path: Path) -> None:
     overrides = {"experiment.clock": "virtual", **TRAINING, "workload.optimizer": "sgd"}
     run = pausefl.run(pausefl.load("demo", overrides), tmp_path / "run", progress=False)

@@ -14,6 +14,8 @@ from pausefl.studies.executors import side_by_side
 from pausefl.studies.playing import OnExecutor
 from pausefl_proto.errors import ConfigError, PauseflError
 
+pytestmark = pytest.mark.usefixtures("quickly_written")
+
 WORKLOAD = ("workload.dataset=digits", "workload.model=mlp", "workload.examples=200", "workload.batch_size=10")
 SMALL = (*WORKLOAD, "experiment.rounds=12", "evaluation.every=4")
 

@@ -280,6 +280,7 @@ def test_each_seed_is_a_thin_line_on_demand(tmp_path: Path) -> None:
     assert lines[1] - lines[0] == sum(map(len, runs.values()))
 
 
+@pytest.mark.usefixtures("quickly_written")
 @pytest.mark.end_to_end
 def test_elapsed_time_and_budgets_by_speed_are_those_of_the_log(tmp_path: Path) -> None:
     """The budget's floor allows two releases per client: the fastest clients have none left before the slowest."""
@@ -306,6 +307,7 @@ def test_the_page_of_results_is_written_from_the_stored_summaries() -> None:
     assert kept == {summary["name"] for summary in kept_summaries(DOCS)}  # no summary is left over
 
 
+@pytest.mark.usefixtures("quickly_written")
 @pytest.mark.end_to_end
 def test_the_cluster_term_is_that_of_the_log_and_known_of_policies_without_clusters(tmp_path: Path) -> None:
     small = (
@@ -352,6 +354,7 @@ def test_a_reproduction_whose_runs_would_share_a_ledger_is_refused(tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("quickly_written")
 @pytest.mark.end_to_end
 def test_a_model_that_diverges_is_a_figure_and_no_failure(tmp_path: Path) -> None:
     poisoned = (

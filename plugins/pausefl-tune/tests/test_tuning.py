@@ -32,6 +32,8 @@ from pausefl_tune.plan import Point, TuningPlan
 from pausefl_tune.study import MeasureSetting, Say, SearchResult, TrialResult, dominates, tried
 from rigs.tuning import SEARCH, SMALL, FailingAt, plan
 
+pytestmark = pytest.mark.usefixtures("quickly_written")
+
 BATCHED = SMALL.replace("count = 8", 'count = 8\nbatched = "on"').replace(
     "rounds = 30", 'rounds = 30\nclock = "virtual"'
 )
