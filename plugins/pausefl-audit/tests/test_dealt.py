@@ -62,16 +62,16 @@ def counted(canaries: int, epsilons: Iterable[float], times: float, rng: np.rand
 
 def test_the_bound_is_above_the_truth_as_rarely_as_it_says() -> None:
     rng = np.random.default_rng(5)
-    bounds = [multiple_of_claims(counted(200, (4.0, 1.0), 1.0, rng), alpha=0.1) for _ in range(200)]
-    assert sum(bound > 1 for bound in bounds) <= stats.binom.ppf(0.999, 200, 0.1)
+    bounds = [multiple_of_claims(counted(200, (4.0, 1.0), 1.0, rng), alpha=0.1) for _ in range(100)]
+    assert sum(bound > 1 for bound in bounds) <= stats.binom.ppf(0.999, 100, 0.1)
     assert np.median(bounds) > 0.75
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.5, 4.0])
 def test_the_bound_by_trade_off_is_above_the_truth_as_rarely_as_it_says(epsilon: float) -> None:
     rng = np.random.default_rng(7)
-    found = [epsilon_by_trade_off(counted(200, (epsilon,), 1.0, rng)[0], alpha=0.1) for _ in range(200)]
-    assert sum(bound > epsilon for bound in found) <= stats.binom.ppf(0.999, 200, 0.1)
+    found = [epsilon_by_trade_off(counted(200, (epsilon,), 1.0, rng)[0], alpha=0.1) for _ in range(100)]
+    assert sum(bound > epsilon for bound in found) <= stats.binom.ppf(0.999, 100, 0.1)
     assert np.median(found) > 0.3 * epsilon
 
 
