@@ -216,8 +216,11 @@ def test_an_aggregation_rule_combines(tmp_path: Path) -> None:
 
 
 @pytest.mark.end_to_end
+@pytest.mark.usefixtures("quickly_written")
 def test_delays_are_those_of_the_file_in_its_order(tmp_path: Path) -> None:
-    found = played("measured_delays", tmp_path, "experiment.rounds=4", "workload.model=synthetic")
+    small = ["experiment.rounds=4", "workload.model=synthetic", "latency.time_scale=0.05", "clients.per_process=4"]
+    experiment = pausefl.load(EXAMPLES / "measured_delays/experiment.toml", small)
+    found = pausefl.run(experiment, tmp_path / "run", progress=False)
     file = EXAMPLES / "measured_delays/pings.csv"
     pings = np.genfromtxt(file, delimiter=",", skip_header=1, dtype=None, encoding="utf-8")
     device_of = {f"client-{k:03}": name for k, name in enumerate(dict.fromkeys(ping[0] for ping in pings))}

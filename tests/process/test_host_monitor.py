@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pausefl
 from pausefl_client.jobs import Work, result_of
 from pausefl_client.privacy.release import Released
 from pausefl_process.host_monitor import HostMonitor, HostReport, Peaks, StealMeter
@@ -30,7 +31,8 @@ from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.settings import MetricsSettings
 from pausefl_server.state import replay
 from pausefl_server.storage.store import Store
-from rigs.command import played, query, sets, summary_of
+from rigs.command import query
+from rigs.experiments import small
 from rigs.log import observation, record
 
 STALL_S = 0.4
@@ -259,11 +261,11 @@ def test_an_observation_in_doubt_is_one_in_the_metrics(make_telemetry: Callable[
 
 
 @pytest.mark.end_to_end
+@pytest.mark.usefixtures("quickly_written")
 def test_a_run_accounts_for_every_exchange_and_marks_what_it_doubts(tmp_path: Path) -> None:
-    keys = ("clients.count=3", "selection.m=2", "experiment.rounds=8", "workload.model=synthetic")
-    words = sets(*keys, "latency.time_scale=0.05", "host.compute_share=0.0001")
-    played("run", "demo", "--run-dir", tmp_path / "run", *words)
-    summary = summary_of(tmp_path / "run")
+    keys = {"experiment.rounds": 8, "latency.time_scale": 0.05, "host.compute_share": 0.0001}
+    experiment = small({"experiment.clock": "real", "clients.count": 3, **keys})
+    summary = pausefl.run(experiment, tmp_path / "run", progress=False).summary
     assert (summary["suspect_rounds"], summary["suspect_because"]["server compute_share"]["rounds"]) == (8, 8)
     assert "round 1 is suspect: the server, compute_share" in (tmp_path / "run/server.log").read_text()
     parts = "download_s, injected_down_s, queue_s, train_s, privatise_s, injected_up_s, upload_s, propagation_s"

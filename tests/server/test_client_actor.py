@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pausefl
 from pausefl_proto.budget import Budget, Release
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -19,7 +20,8 @@ from pausefl_server.model.norm_bound import NormBound
 from pausefl_server.pings import PingSchedule
 from pausefl_server.rounds.messages import Acknowledge, Dismiss, Pinged, Refusal, SendPing, Withdraw
 from rigs.client_actor import ClientActorRig, upload, vector
-from rigs.command import played, query, sets
+from rigs.command import query
+from rigs.experiments import small
 
 BIG = MAX_FRAME_BYTES // 4 + 100
 GOODBYE = pb.ClientMessage(goodbye=pb.Goodbye(reason="battery low")).SerializeToString()
@@ -368,10 +370,10 @@ async def test_a_ping_is_timed_and_one_that_a_job_overtook_is_not() -> None:
 
 
 @pytest.mark.end_to_end
+@pytest.mark.usefixtures("quickly_written")
 def test_clients_that_were_not_chosen_have_a_baseline(tmp_path: Path) -> None:
     keys = {"selection.m": 1, "experiment.rounds": 12, "latency.time_scale": 0.1, "server.pings_per_s": 50.0}
-    words = sets("clients.count=4", "workload.model=synthetic", *(f"{key}={value}" for key, value in keys.items()))
-    played("run", "demo", "--run-dir", tmp_path / "run", *words)
+    pausefl.run(small({"experiment.clock": "real", **keys}), tmp_path / "run", progress=False)
     baseline = query(tmp_path / "run", "SELECT client_id, pings, ping_min_s FROM ping_baseline")
     ((wall_clock_s,),) = query(tmp_path / "run", "SELECT max(wall_clock_s) FROM rounds")
     assert {client_id for client_id, *_ in baseline} == {f"client-{k:03}" for k in range(4)}

@@ -31,7 +31,7 @@ from rigs.wiretap import Wiretap
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(1200)]
 
-KILLS = int(os.environ.get("PAUSEFL_KILLS", "20"))
+KILLS = int(os.environ.get("PAUSEFL_KILLS", "14"))
 EXPERIMENT = {
     "experiment.rounds": 1_000_000,
     "clients": {"count": 3, "connect_timeout_s": 60.0},

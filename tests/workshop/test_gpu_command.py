@@ -36,9 +36,9 @@ def test_no_gpu_is_one_line(capsys: Printed, monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_training_is_measured_for_every_workload_and_drawn() -> None:
-    measured = [gpu.training(preset, CPU, steps=1, most_steps=2) for preset in PRESETS]
+    measured = [gpu.training(preset, CPU, steps=1, most_steps=1) for preset in PRESETS]
     assert all(case["alone_s"] > 0 and case["together_s"] > 0 for m in measured for case in (m, m["on_processor"]))
-    shares = [gpu.busy(preset, CPU, most_steps=2) for preset in PRESETS]
+    shares = [gpu.busy(preset, CPU, most_steps=1) for preset in PRESETS]
     assert all(0 < share["busy_share"] <= 1 for share in shares)
     parts = [{"values": json.loads(json.dumps(values))} for values in (*measured, *shares)]
     axes = gpu.draw({"device": "a processor", "parts": [*parts, {"values": None}]}).axes[0]
