@@ -38,8 +38,11 @@ def read_token_digests(path: str) -> dict[str, bytes]:
 
 
 def read_ids(path: str) -> tuple[str, ...]:
-    """The ids, or patterns of ids, that may join, one per line. ConfigError if the file cannot be read."""
-    return tuple(line.strip() for line in _read("admission.clients_file", path).splitlines() if line.strip())
+    """The ids, or patterns of ids, that may join, one per line. ConfigError if the file cannot be read or has none."""
+    ids = tuple(line.strip() for line in _read("admission.clients_file", path).splitlines() if line.strip())
+    if not ids:
+        raise ConfigError(f'admission.clients_file = "{path}": holds no client')
+    return ids
 
 
 def _read(key: str, path: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -28,7 +29,7 @@ from pausefl_proto.endpoint import HELLOS_AT_ONCE
 from pausefl_proto.errors import ConfigError, PauseflError, TryLaterError, WireError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.admission_files import AdmissionFiles
+from pausefl_server.connections.admission_files import AdmissionFiles, follow
 from pausefl_server.connections.hello_limits import MAX_HELLO_BYTES, MOST_WAITING, HelloLimiter
 from pausefl_server.rounds.admission import Admission
 from rigs.federation import answer_of, clients, federation, hello, raw_stream
@@ -350,11 +351,26 @@ async def test_an_open_stream_of_a_client_that_is_admitted_no_longer_is_closed(t
         assert not run.task.done()
 
 
+async def test_a_list_that_is_still_being_written_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pausefl_server.connections.admission_files._LOOKS_EVERY_S", 0.0)
+    to_see, seen, used = [1, 1, 2, 3, 3, 3], list[int](), list[Any]()
+
+    def look() -> list[int]:
+        seen.append(to_see.pop(0))
+        return seen[-1:]
+
+    files = SimpleNamespace(state=look, read=lambda _: seen[-1])
+    with pytest.raises(IndexError):  # there is nothing more to see
+        await follow(files, Admission(), used.append, print)  # type: ignore[arg-type]  # files of a script
+    assert used == [1, 3]
+
+
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    (tmp_path / "tokens.txt").write_text("a no-digest\n")
-    for files in (AdmissionFiles(tokens=str(tmp_path / "tokens.txt")), AdmissionFiles(clients=str(tmp_path / "none"))):
+    for name, text in (("tokens", "a no-digest\n"), ("empty", " \n")):
+        (tmp_path / name).write_text(text)
+    for at in ({"tokens": "tokens"}, {"clients": "none"}, {"clients": "empty"}):
         with pytest.raises(ConfigError, match=r"^admission\.(tokens|clients_file) = "):
-            files.read(Admission())
+            AdmissionFiles(**{key: str(tmp_path / name) for key, name in at.items()}).read(Admission())
 
 
 def test_who_may_join_is_of_the_place(tmp_path: Path) -> None:

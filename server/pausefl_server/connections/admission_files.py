@@ -39,12 +39,15 @@ class AdmissionFiles:
 async def follow(
     files: AdmissionFiles, admission: Admission, readmit: Callable[[Admission], None], say: Callable[[str], None]
 ) -> None:
-    """Pass the new admission to `readmit` whenever the files change, until cancelled. `say` reports unusable files."""
-    seen: list[tuple[int, int, int]] = []
+    """Pass the new admission to `readmit` whenever the files change, until cancelled. `say` reports unusable files.
+
+    A file that still changes from one look to the next is being written: only part of its clients may stand in it.
+    """
+    seen, used = list[tuple[int, int, int]](), list[tuple[int, int, int]]()
     while files != AdmissionFiles():
-        state = await asyncio.to_thread(files.state)
-        if state != seen:
-            seen = state
+        before, seen = seen, await asyncio.to_thread(files.state)
+        if before == seen != used:
+            used = seen
             try:
                 readmit(await asyncio.to_thread(files.read, admission))
             except ConfigError as error:

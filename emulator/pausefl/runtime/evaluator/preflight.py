@@ -13,9 +13,11 @@ from pausefl.runtime.evaluator.plan import evaluator_plan
 from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator, told_in_one_line
 from pausefl.runtime.observers import load_observers
 from pausefl_client.data.datasets import Dataset, check_is_here, load_dataset
-from pausefl_process.tokens import read_ids, read_token, read_token_digests
+from pausefl_process.tokens import read_token
 from pausefl_proto.errors import ConfigError
+from pausefl_server.connections.admission_files import AdmissionFiles
 from pausefl_server.monitoring.noise import NoiseAhead
+from pausefl_server.rounds.admission import Admission
 
 
 def check_own_code(experiment: Experiment) -> None:
@@ -67,10 +69,7 @@ def _read_credentials(experiment: Experiment, say: Callable[[str], None]) -> Non
 
     If a path contains {client_id}, at least one client's files must be right. `say` receives the number of the others.
     """
-    if experiment.admission.tokens:
-        read_token_digests(experiment.admission.tokens)
-    if experiment.admission.clients_file:
-        read_ids(experiment.admission.clients_file)
+    AdmissionFiles(experiment.admission.tokens, experiment.admission.clients_file).read(Admission())
     tls_files = experiment.tls
     paths = (tls_files.certificate, tls_files.key, tls_files.ca, experiment.admission.token)
     client_ids = experiment.client_ids if any("{client_id}" in path for path in paths) else [""]
