@@ -7,6 +7,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -22,7 +23,7 @@ from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
 from pausefl_server.rounds.admission import Admission
-from pausefl_server.rounds.messages import Lost, Withdraw
+from pausefl_server.rounds.messages import Lost, Register, Withdraw
 from pausefl_server.selection.policies.everyone import All
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
@@ -128,6 +129,24 @@ async def test_a_client_that_takes_nothing_leaves_few_streams_behind() -> None:
         again = SilentStream(takes=9)
         await handler.handle(again, PeerIdentity("peer"))
         assert again.taken[0].WhichOneof("kind") == "welcome"
+
+
+class LockingOut(OneJob):
+    """Welcomes a client after the admission has changed since its hello."""
+
+    handler: ClientStreamHandler
+
+    async def receive(self, message: Any) -> pb.Welcome | None:
+        if isinstance(message, Register):
+            self.handler.readmit(Admission(ids=frozenset()))
+        return await super().receive(message)
+
+
+async def test_a_client_that_is_locked_out_while_it_is_registered_does_not_stay() -> None:
+    async with stream_handler(coordinator := LockingOut(SIZE)) as handler, asyncio.timeout(5):
+        coordinator.handler = handler
+        await handler.handle(SilentStream(takes=9, closes=False), PeerIdentity("peer"))
+    assert (await coordinator.lost.get()).reason == "is admitted no longer"
 
 
 async def test_a_client_that_takes_nothing_can_be_locked_out_and_the_file_change_again_meanwhile() -> None:

@@ -84,12 +84,16 @@ class ClientStreamHandler:
     def readmit(self, admission: Admission) -> None:
         """Use this admission from now on. Streams of clients that it does not admit are closed."""
         self._admission = admission
-        for actor, (peer, limit) in self._served.items():
-            try:
-                admission.check(actor.client_id, peer.names, peer.token)
-            except WireError:
-                if not limit.expired():  # else its stream is being closed already
-                    limit.reschedule(0.0)
+        for actor in self._served:
+            self._end_if_locked_out(actor)
+
+    def _end_if_locked_out(self, actor: ClientActor) -> None:
+        peer, limit = self._served[actor]
+        try:
+            self._admission.check(actor.client_id, peer.names, peer.token)
+        except WireError:
+            if not limit.expired():  # else its stream is being closed already
+                limit.reschedule(0.0)
 
     async def show(self, offer: bytes, stream: StreamToClient, peer: PeerIdentity) -> None:
         """Send `offer` to a peer that may say hello and asks in time; WireError tells other peers the reason."""
@@ -178,6 +182,7 @@ class ClientStreamHandler:
         try:
             async with asyncio.timeout(None) as limit:
                 self._served[actor] = peer, limit
+                self._end_if_locked_out(actor)  # the admission may have changed since its hello
                 return await _listen(actor, writer)
         except TimeoutError:
             actor.may_return = False
