@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from pausefl_process.tokens import read_token
+from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError
 
 _AUTHORITY_DAYS = 3650
@@ -40,7 +40,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], client_ids: Sequence[s
             raise ConfigError(f'HOST "{host}": is no IP address, and no host name of letters, digits, hyphens and dots')
     try:
         (folder / "clients").mkdir(parents=True, exist_ok=True)
-        said: list[str] = []
+        said, made = list[str](), list[str]()
         authority = _Authority(folder, said)
         if _is_missing(folder / "server.pem", said):
             usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -53,7 +53,8 @@ def make_certificates(folder: Path, hosts: Sequence[str], client_ids: Sequence[s
                 authority.certify(folder / "clients" / client_id, client_id, [client_id], usages)
             if _is_missing(folder / "clients" / f"{client_id}.token", said):
                 _write(folder / "clients" / f"{client_id}.token", f"{secrets.token_urlsafe(32)}\n".encode(), 0o600)
-        _write_digests(folder, said)
+                made.append(client_id)
+        _write_digests(folder, made, said)
     except OSError as error:
         raise ConfigError(f"{error.filename or folder}: cannot be read or written ({error.strerror})") from error
     except ValueError as error:
@@ -131,14 +132,18 @@ def _write_pair(path: Path, certificate: x509.Certificate, key: ec.EllipticCurve
     _write(path.with_name(f"{path.name}.pem"), certificate.public_bytes(pem), 0o644)
 
 
-def _write_digests(folder: Path, said: list[str]) -> None:
-    lines = [
-        f"{path.stem} {hashlib.sha256(read_token(str(path)).encode()).hexdigest()}"
-        for path in sorted((folder / "clients").glob("*.token"))
-    ]
-    if lines:
-        _write(folder / "tokens.txt", ("\n".join(lines) + "\n").encode(), 0o644)
-        said.append(f"wrote {folder / 'tokens.txt'}: {len(lines)} clients")
+def _write_digests(folder: Path, made: Sequence[str], said: list[str]) -> None:
+    """Write the digests of the tokens that were `made`, and of those that tokens.txt has: a removed line locks out."""
+    file, paths = folder / "tokens.txt", {path.stem: path for path in sorted((folder / "clients").glob("*.token"))}
+    digests = read_token_digests(str(file)) if file.exists() else {}
+    for client_id in paths.keys() & {*digests, *made} if digests else paths:
+        digests[client_id] = hashlib.sha256(read_token(str(paths[client_id])).encode()).digest()
+    if digests:
+        lines = "".join(f"{client_id} {digests[client_id].hex()}\n" for client_id in sorted(digests))
+        _write(file, lines.encode(), 0o644)
+        said.append(f"wrote {file}: {len(digests)} clients")
+    if out := paths.keys() - digests.keys():
+        said[-1] += f"; locked out as before: {', '.join(sorted(out))}"
 
 
 def _not_named(hosts: Sequence[str], path: Path) -> list[str]:

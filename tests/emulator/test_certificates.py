@@ -124,6 +124,19 @@ def test_the_server_knows_tokens_by_their_digests_alone_and_an_empty_one_has_non
     assert OF_NO_TOKEN not in (tmp_path / "tokens.txt").read_text()
 
 
+def test_a_new_client_brings_no_client_back_that_was_locked_out(tmp_path: Path) -> None:
+    """Nor does it lock one out whose token was moved to its device."""
+    make_certificates(tmp_path, ["server.lab"], ["a", "b", "moved"])
+    before = read_token_digests(str(tmp_path / "tokens.txt"))
+    (tmp_path / "clients/moved.token").unlink()
+    kept = [line for line in (tmp_path / "tokens.txt").read_text().splitlines(keepends=True) if line[0] != "b"]
+    (tmp_path / "tokens.txt").write_text("".join(kept))
+    said = make_certificates(tmp_path, ["server.lab"], ["a", "b", "new"])
+    after = read_token_digests(str(tmp_path / "tokens.txt"))
+    assert after == {"a": before["a"], "moved": before["moved"], "new": after["new"]}
+    assert said[-1] == f"wrote {tmp_path}/tokens.txt: 3 clients; locked out as before: b"
+
+
 @pytest.mark.parametrize("text", ["", " \n", "a\tb", "schlüssel"])
 def test_a_token_that_cannot_be_shown_is_bad_input(tmp_path: Path, text: str) -> None:
     """A token travels in a header, which holds printable ASCII characters alone."""
