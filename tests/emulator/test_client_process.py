@@ -24,7 +24,7 @@ from pausefl.experiment.loading import load_experiment, parse_experiment
 from pausefl.results.labels import label_counts
 from pausefl.runtime.client.links import make_links
 from pausefl.runtime.client.plan import client_plan
-from pausefl.runtime.client.process import make_trainers, run_clients_over_grpc
+from pausefl.runtime.client.process import _run_session, make_trainers, run_clients_over_grpc
 from pausefl.runtime.client.torch_trainers import take_first_steps
 from pausefl.runtime.evaluator.model import Evaluator
 from pausefl.runtime.evaluator.plan import evaluator_plan
@@ -151,6 +151,32 @@ async def test_a_refused_client_is_told_at_the_end_and_the_others_go_on(tmp_path
                     await run_clients_over_grpc(plan, both, f"127.0.0.1:{port}", tmp_path / "ledgers")
         assert (await run.finished()).state.round == 10
     assert "client-001" in {o.client_id for record in log_of(tmp_path) for o in record.observations}
+
+
+class Refused:
+    """A session that is refused some times, and then ends."""
+
+    is_connected = False
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    async def run(self) -> str:
+        self.left -= 1
+        if self.left >= 0:
+            raise PauseflError("refused")
+        return "all rounds done"
+
+
+async def test_a_refused_client_tries_again_while_others_may_yet_be_welcomed(caplog: pytest.LogCaptureFixture) -> None:
+    """Also while none is connected, as after the server's restart. Its refusal is logged once."""
+    out, told = dict[str, PauseflError | None](), dict[str, str]()
+    sessions: dict[str, Any] = {"a": Refused(2), "b": Refused(0)}
+    async with asyncio.timeout(20):
+        await _run_session("a", sessions, out, told, returns=True)
+        assert (out, caplog.messages.count("a: refused")) == ({"a": None}, 1)
+        await _run_session("b", {"b": Refused(1)}, out, told, returns=True)  # there are no others
+    assert str(out["b"]) == "refused"
 
 
 TRAINS_NICELY = f"""

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -116,6 +116,8 @@ class ClientPlatform:
     watch: Callable[[Clock], HostWatch] = HostMonitor
     spin_s: float = SPIN_S
     """The seconds at the end of a wait in which a link polls the clock."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Client -> the refusal that was logged last. It outlives runs, so that a client that stays logs each once."""
 
 
 async def run_clients_over_grpc(
@@ -144,10 +146,12 @@ async def play_over_grpc(
     ledgers: Path,
     page: HostPage | None,
     rounds: AsyncIterator[int] | None = None,
+    refused: dict[str, str] | None = None,
 ) -> None:
-    """Run these clients over gRPC, and show them on `page`, which may outlive the run. See `run_clients`."""
+    """Run these clients over gRPC. `page` and `refused` may outlive the run. See `run_clients`, `ClientPlatform`."""
     with trainer_pool(plan) as executor:
-        platform = ClientPlatform(partial(connect_over_grpc, plan.connection, address), executor)
+        connect = partial(connect_over_grpc, plan.connection, address)
+        platform = ClientPlatform(connect, executor, refused={} if refused is None else refused)
         await run_clients(plan, client_ids, ledgers, platform, rounds, page)
 
 
@@ -193,15 +197,16 @@ async def run_clients(
             releaser = Releaser(privacies[c], plan.encoding, trainers[c].manifest.statistics.size)
             settings, connect = _session_settings(plan, c, trainers[c]), platform.connect(c)
             sessions[c] = ClientSession(settings, trainers[c], releaser, links[c], connect, host, states)
-        failures: list[PauseflError] = []
+        out: dict[str, PauseflError | None] = {}
         async with asyncio.TaskGroup() as group:
             if rounds is None:
                 for client_id in sessions:
-                    group.create_task(_run_session(client_id, sessions, failures, returns=plan.run_id != ""))
+                    told, returns = platform.refused, plan.run_id != ""
+                    group.create_task(_run_session(client_id, sessions, out, told, returns=returns))
             else:
-                await _run_present(plan.presence, sessions, failures, rounds)
-        if failures:
-            raise failures[0]
+                await _run_present(plan.presence, sessions, out, rounds)
+        for error in filter(None, out.values()):
+            raise error
 
 
 def make_trainers(
@@ -262,22 +267,29 @@ def _logged(on_answered: OnAnswered) -> OnAnswered:
 
 
 async def _run_session(
-    client_id: str, sessions: Mapping[str, ClientSession], failures: list[PauseflError], *, returns: bool = False
+    client_id: str,
+    sessions: Mapping[str, ClientSession],
+    out: dict[str, PauseflError | None],
+    refused: dict[str, str],
+    *,
+    returns: bool = False,
 ) -> None:
-    """Run one client to its end. Its error is added to `failures`, so that the others go on.
+    """Run one client to its end. Its error, or None, is then in `out`, so that the others go on.
 
-    With `returns`, it tries again while others are connected: the server may admit it again.
+    With `returns`, it tries again while others take part or may do so: the server may admit it again.
     """
-    refusals, told = Reconnection(client_id, math.inf), ""
+    refusals = Reconnection(client_id, math.inf)
     while True:
         try:
             log.info("%s: %s", client_id, await sessions[client_id].run(), extra={"client_id": client_id})
+            out[client_id] = None
             return
         except PauseflError as error:
-            if len(sessions) > 1 and str(error) != told:
-                log.error("%s: %s", client_id, told := str(error), extra={"client_id": client_id})
-            if not (returns and any(session.is_connected for session in sessions.values())):
-                failures.append(error)
+            out[client_id] = error
+            if len(sessions) > 1 and str(error) != refused.get(client_id):
+                refused[client_id] = str(error)
+                log.error("%s: %s", client_id, error, extra={"client_id": client_id})
+            if not returns or all(c in out and not session.is_connected for c, session in sessions.items()):
                 return
         await refusals.wait(LONGEST_AFTER_REFUSAL_S)
 
@@ -285,7 +297,7 @@ async def _run_session(
 async def _run_present(
     presence: Presence | None,
     sessions: Mapping[str, ClientSession],
-    failures: list[PauseflError],
+    out: dict[str, PauseflError | None],
     rounds: AsyncIterator[int],
 ) -> None:
     """Run the sessions of the clients present in the round last called. End all sessions when the calls end."""
@@ -298,7 +310,7 @@ async def _run_present(
                 if client_id not in present and client_id in running:
                     running.pop(client_id).cancel()
                 elif client_id in present and client_id not in running:
-                    running[client_id] = group.create_task(_run_session(client_id, sessions, failures))
+                    running[client_id] = group.create_task(_run_session(client_id, sessions, out, {}))
         for task in running.values():
             task.cancel()
 

@@ -47,7 +47,7 @@ async def stay(clients: StayingClients, report: Report) -> None:
     for client_id in clients.client_ids:
         token_for(connection_plan(own), address, client_id)
     way, refusals, told = Reconnection(first, math.inf), Reconnection(first, math.inf), ""
-    spent = set[SpentInAllRuns]()
+    spent, refused = dict[str, SpentInAllRuns](), dict[str, str]()
     certificates = [own.tls.in_use(client_id) for client_id in clients.client_ids]
     with host_page(own.metrics, lambda where: report(MetricsServed(f"http://{where}/metrics")), certificates) as page:
         while True:
@@ -58,8 +58,9 @@ async def stay(clients: StayingClients, report: Report) -> None:
                 offer = await fetch_offer(address, own.tls.in_use(first), token, way)
                 plan = in_run(client_plan(clients.experiment_of(offer.experiment)), offer.run_id, clients)
                 with first_error(), errors_of_own_code(), _telling_what_is_spent(clients, plan, report, spent):
-                    await play_over_grpc(plan, clients.client_ids, address, clients.ledgers, page)
+                    await play_over_grpc(plan, clients.client_ids, address, clients.ledgers, page, refused=refused)
                 told = ""
+                refused.clear()
                 refusals.connected()
             except PauseflError as error:
                 if str(error) != told:
@@ -84,9 +85,9 @@ def in_run(plan: ClientPlan, run_id: str, clients: StayingClients) -> ClientPlan
 
 @contextmanager
 def _telling_what_is_spent(
-    clients: StayingClients, plan: ClientPlan, report: Report, told: set[SpentInAllRuns]
+    clients: StayingClients, plan: ClientPlan, report: Report, told: dict[str, SpentInAllRuns]
 ) -> Iterator[None]:
-    """After the block, also after an error, report what each client has spent in all of its runs, unless in `told`."""
+    """After the block, also after an error, report what each client has spent in all runs, unless `told` last."""
     try:
         yield
     finally:
@@ -98,7 +99,7 @@ def _telling_what_is_spent(
                 said = "%s: %s is over for it; epsilon of all runs: %g%s, %d releases (unit %s)"
                 unit = plan.privacy.mechanism.unit if plan.privacy else "vector"
                 event = SpentInAllRuns(client_id, plan.run_id, released, epsilon, bound, unit)
-                if event not in told:
-                    told.add(event)
+                if told.get(client_id) != event:
+                    told[client_id] = event
                     log.info(said, client_id, plan.run_id, epsilon, of, released, unit, extra={"client_id": client_id})
                     report(event)
