@@ -80,19 +80,28 @@ def down(environment: Mapping[str, str]) -> None:
 
 
 def keep_logs(environment: Mapping[str, str]) -> None:
-    """Write the output of server and clients to server.log and clients.log of their run, among the results."""
+    """Write the output of server and clients to server.log and clients.log of their run, among the results.
+
+    Earlier files stay if the engine cannot give the output.
+    """
     folder = Path(environment.get("RESULTS") or "runs")
     if (run := _run_of_containers(environment)) is None:
         return
     for services, name in ((("server", "evaluator"), "server.log"), (("client",), "clients.log")):
         command = [*_compose(environment), "logs", "--no-color", "--timestamps", *services]
-        printed = subprocess.run(command, env=environment, capture_output=True, check=False).stdout
+        kept, fresh = folder / run / name, folder / run / f".{name}.new"
         try:
-            (folder / run).mkdir(parents=True, exist_ok=True)
-            (folder / run / name).write_bytes(printed)
+            fresh.parent.mkdir(parents=True, exist_ok=True)
+            with fresh.open("wb") as file:  # not captured: containers may have printed gigabytes
+                done = subprocess.run(command, env=environment, stdout=file, check=False)
+            if done.returncode:
+                fresh.unlink()
+                print(f"{kept}: not written, see above", file=sys.stderr)
+                continue
+            fresh.replace(kept)
         except OSError as error:
-            raise Refusal(f"{error.filename}: cannot be written ({error.strerror}); RESULTS names another") from error
-        print(folder / run / name)
+            raise Refusal(f"{kept}: cannot be written ({error.strerror}); RESULTS names another folder") from error
+        print(kept)
 
 
 def _run_of_containers(environment: Mapping[str, str]) -> str | None:

@@ -172,6 +172,17 @@ def test_a_run_is_ended_where_its_files_are_gone(engine: dict[str, str], command
     assert done.returncode == 0, done.stderr
 
 
+def test_output_that_the_engine_cannot_give_replaces_no_earlier_output(
+    compose_py: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compose_py, "_run_of_containers", lambda _: "run")
+    for program in ("print('all')", "import sys; print('half'); sys.exit(1)"):
+        monkeypatch.setattr(compose_py, "_compose", lambda _, program=program: [sys.executable, "-c", program])
+        compose_py.keep_logs({**os.environ, "RESULTS": str(tmp_path)})
+        files = {path.name: path.read_text() for path in (tmp_path / "run").iterdir()}
+        assert files == dict.fromkeys(("server.log", "clients.log"), "all\n")
+
+
 @pytest.mark.parametrize("kept", ["mine.toml", "my_policies.py", "."])
 def test_a_folder_that_containers_could_not_read_is_said(compose_py: ModuleType, tmp_path: Path, kept: str) -> None:
     for path in (tmp_path / "mine.toml", tmp_path / "my_policies.py"):
