@@ -555,6 +555,8 @@ def _player(progress: bool, jobs: int, executor: Executor | None, fleet: str | N
         return player_on("local", (), jobs, _show(progress), say)
     if not isinstance(executor, Executor):
         raise ConfigError(f"executor = {executor!r:.80}: must be a concurrent.futures.Executor")
+    if jobs != 1:
+        raise ConfigError(f"jobs = {jobs}: goes without executor, which plays as many runs at a time as it accepts")
     is_elsewhere = not isinstance(executor, ThreadPoolExecutor | ProcessPoolExecutor)
     return OnExecutor(lambda *_: nullcontext(executor), say, is_elsewhere=is_elsewhere)
 

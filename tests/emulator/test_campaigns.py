@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -341,7 +342,7 @@ def test_own_code_that_was_changed_between_runs_is_told(
 
 def test_the_report_of_an_unknown_campaign_names_its_command(tmp_path: Path) -> None:
     for name, words in ("reproduce", "small_mnist --resume --out"), ("tune", "--resume"):
-        begin(folder := tmp_path / name, Plan(name, "", {"name": "small_mnist"}))
+        begin(folder := tmp_path / name, Plan(name, "", {"name": "small_mnist", "scale": "quick", "settings": {}}))
         with refused(f"pausefl {name}; to write its files again: pausefl {name} {words} {folder}"):
             report_folder(folder, csv=False)
 
@@ -352,11 +353,13 @@ def test_no_run_of_a_campaign_counts_as_two_and_only_one_of_the_same_command_can
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="holds no interrupted pausefl sweep"):
         read_plan(tmp_path, "sweep")
-    (tmp_path / CAMPAIGN_PLAN).write_bytes(b'{"command": "\xff"}')
-    with pytest.raises(ConfigError, match=r"campaign\.json: cannot be read .*; restore it from a copy$"):
-        begin(tmp_path, Plan("compare", "", {}))
+    plan = Plan("compare", "", {"policies": [], "seeds": 1})
+    for damaged in (b'{"command": "\xff"}', json.dumps(asdict(replace(plan, arguments={"seeds": 1}))).encode()):
+        (tmp_path / CAMPAIGN_PLAN).write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"campaign\.json: cannot be read .*; restore it from a copy$"):
+            begin(tmp_path, plan)
     (tmp_path / CAMPAIGN_PLAN).unlink()
-    begin(tmp_path, Plan("compare", "", {}))
+    begin(tmp_path, plan)
     with pytest.raises(ConfigError, match="was begun by pausefl compare"):
         read_plan(tmp_path, "sweep")
 

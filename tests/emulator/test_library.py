@@ -62,6 +62,7 @@ def test_an_experiment_is_loaded_from_tables_and_from_another_and_is_not_changed
         with pytest.raises(ConfigError, match=r"^m = 1: an experiment does not change; Experiment\.replace makes"):
             table.m = 1
     assert repr(told) == "<Experiment: pause on synthetic, 100 rounds of 2 of 4 clients>"
+    assert "100 steps of 5 updates of 4" in repr(told.replace({"server.mode": "asynchronous"}))
     noise, how_long, *departures = pausefl.validate(told)
     assert noise.endswith("it passes 5 times after about 12 rounds; " + NOISE_REMEDY)
     assert how_long.startswith("how long: at random, the delays of a round take ")
@@ -309,6 +310,10 @@ WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "a truth for seeds": (lambda e: pausefl.compare(e, ["all"], seeds=True), r"^seeds = True: must be a whole number"),
     "trials": (lambda e: pausefl.tune(e, trials=0), r"^trials = 0: must be a whole number of at least 1$"),
     "jobs": (lambda e: pausefl.compare(e, ["random"], jobs=0), r"^jobs = 0: must be"),
+    "their executor": (
+        lambda e: pausefl.compare(e, ["random"], jobs=2, executor=ThreadPoolExecutor(1)),
+        r"^jobs = 2: goes without executor",
+    ),
     "one policy": (lambda e: pausefl.compare(e, "pause"), r"^policies = 'pause': must be a list of names and classes$"),
     "no policy's class": (lambda e: pausefl.simulate(e, 10, policies=[Path]), r"^selection\.policy = .pathlib.*:Path"),
     "one value": (lambda e: pausefl.sweep(e, {"selection.m": 3}), r"^selection\.m = 3: must be a list"),  # type: ignore[dict-item] # on purpose

@@ -83,8 +83,11 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.end_to_end
 def test_every_line_of_a_run_s_logs_is_json_if_asked_for(tmp_path: Path) -> None:
     played("run", synthetic(tmp_path), "--run-dir", tmp_path / "run", "--log-json", "--verbose")
-    of_rounds = [line for line in json_lines(tmp_path / "run/server.log") if line["kind"] == "round"]
+    lines = json_lines(tmp_path / "run/server.log")
+    of_rounds = [line for line in lines if line["kind"] == "round"]
     assert of_rounds
+    waits = [line["event"]["connected"] for line in lines if line["kind"] == "waiting"]
+    assert waits == [0, 4]  # and not each client of four
     assert all(line["round"] == line["event"]["round"] for line in of_rounds)
     exchanges = [line for line in json_lines(tmp_path / "run/clients.log") if "round" in line]
     assert all(line["run"] == "run" for line in [*of_rounds, *exchanges])

@@ -205,4 +205,5 @@ def test_a_saving_whose_interval_holds_0_is_no_saving() -> None:
         assert spread is not None
         found = saving_in_words("pause", "random", spread)
         assert found.endswith(": no difference is shown")
-    assert [three_digits(value) for value in (0.0, 0.004567, 0.5, 1234.5)] == ["0.00", "0.00457", "0.50", "1,234"]
+    shown = [three_digits(value) for value in (0.0, 0.004567, 0.09999, 0.5, 9.999, 99.97, -99.97, 1234.5)]
+    assert shown == ["0.00", "0.00457", "0.10", "0.50", "10.0", "100", "-100", "1,234"]

@@ -187,10 +187,17 @@ async def test_a_resumed_run_tells_of_the_failed_attempts_at_its_next_round(tmp_
 
 async def test_the_end_can_be_scraped_once_results_are_written(tmp_path: Path) -> None:
     kept: list[RunResult] = []
-    async with federation(tmp_path, All(2), metrics=LINGERING, keep=kept.append) as run, clients() as some:
+    expected, served_at = list[float](), list[str]()
+
+    def keep(result: RunResult) -> None:
+        expected.append(samples_at(served_at[0])["pausefl_expected_clients"])
+        kept.append(result)
+
+    async with federation(tmp_path, All(2), metrics=LINGERING, keep=keep) as run, clients() as some:
+        served_at.append((await run.event("metrics"))["url"])
         some.start_all("ab", await run.port)
-        samples = await asyncio.to_thread(scrape, (await run.event("metrics"))["url"])
-        assert [result.state.round for result in kept] == [3]
+        samples = await asyncio.to_thread(scrape, served_at[0])
+        assert ([result.state.round for result in kept], expected) == ([3], [0])
         assert (samples["pausefl_round"], samples["pausefl_expected_clients"]) == (3, 0)
         signal.raise_signal(signal.SIGINT)
         assert (await run.finished()).stopped_because == "all rounds done"

@@ -158,8 +158,10 @@ class Experiment(TomlTable):
         return experiment_of(document_of(tomli_w.dumps(document), overrides))
 
     def __repr__(self) -> str:
-        rounds, clients = self.experiment.rounds, self.clients.count
-        return f"<Experiment: {self.title}, {rounds} rounds of {self.selection.m} of {clients} clients>"
+        each = f"rounds of {self.selection.m} of"
+        if self.is_asynchronous:
+            each = f"steps of {self.asynchronous.buffer} updates of"
+        return f"<Experiment: {self.title}, {self.experiment.rounds} {each} {self.clients.count} clients>"
 
     __str__ = __repr__
 

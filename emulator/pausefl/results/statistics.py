@@ -148,5 +148,6 @@ def saving_in_words(policy: str, baseline: str, saved: Spread, until: str = "") 
 
 def three_digits(value: float) -> str:
     """A number as tables and figures show it: three significant digits, or more if more stand before the point."""
-    decimals = 0 if value >= 100 else 1 if value >= 10 else 2
-    return f"{value:.3g}" if 0 < abs(value) < 0.1 else f"{value:,.{decimals}f}"
+    size = abs(float(f"{value:.3g}"))  # as 9.999 is shown as 10.0
+    decimals = 0 if size >= 100 else 1 if size >= 10 else 2
+    return f"{value:.3g}" if 0 < size < 0.1 else f"{value:,.{decimals}f}"

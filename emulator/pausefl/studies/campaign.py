@@ -18,6 +18,14 @@ from pausefl_process.files import reason, write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.excerpts import excerpt
 
+_ARGUMENTS: Mapping[str, Mapping[str, type]] = {
+    "compare": {"policies": list, "seeds": int},
+    "compare --runs": {"runs": dict},
+    "sweep": {"grid": dict, "seeds": int},
+    "reproduce": {"name": str, "scale": str, "settings": dict},
+}
+"""Command -> the arguments without which its campaign cannot go on."""
+
 DRAWING = "figures are drawn and tables are written"
 """The message when all runs have been played."""
 
@@ -93,8 +101,15 @@ def write_plan(folder: Path, plan: Plan) -> None:
 def plan_of(folder: Path) -> Plan | None:
     """The plan of the campaign in a folder; None if there is no plan. ConfigError if the plan is damaged."""
     file = folder / CAMPAIGN_PLAN
+    if not file.exists():
+        return None
     try:
-        return Plan(**json.loads(file.read_bytes())) if file.exists() else None
+        plan = Plan(**json.loads(file.read_bytes()))
+        given = {"source": plan.source, **plan.arguments}
+        for name, kind in {"source": str, **_ARGUMENTS.get(plan.command, {})}.items():
+            if not isinstance(given.get(name), kind):
+                raise ValueError(f"it holds no {name} as this version writes them")
+        return plan
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{file}: cannot be read ({reason(error)}); restore it from a copy") from error
 

@@ -3,7 +3,7 @@
 May live here: the search space, the measurement of a trial, the search itself and its output files.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,11 +11,12 @@ from rich.console import Console
 
 from pausefl.library import Tuning
 from pausefl.outcomes import RunInterrupted, with_resume_command
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN
 from pausefl.runtime.terminal import make_view
 from pausefl.studies.campaign import Plan, begin, plan_of, read_plan, resume_campaign_command, write_plan
 from pausefl.studies.playing import OneByOne, Player
 from pausefl_process.files import locked
-from pausefl_proto.errors import PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_tune.front import FrontPoint, compared
 from pausefl_tune.measure import CLOCK, Measure, SettingRefused
 from pausefl_tune.outputs import SUMMARY, write_tuning
@@ -43,8 +44,12 @@ def resume_tuning(folder: Path, console: Console, real_seeds: int = 0, player: P
     `real_seeds` above 0 replaces the plan's value for good: a finished search can be measured on the real clock later.
     """
     begun = read_plan(folder, "tune")
-    plan = TuningPlan(source=begun.source, **{**begun.arguments, **({"real_seeds": real_seeds} if real_seeds else {})})
-    return _tuned(plan, folder, console, player)
+    asked = {**begun.arguments, **({"real_seeds": real_seeds} if real_seeds else {})}
+    if unknown := asked.keys() - {each.name for each in fields(TuningPlan)}:
+        raise ConfigError(
+            f"{folder / CAMPAIGN_PLAN}: {min(unknown)} is unknown here: another version began this search"
+        )
+    return _tuned(TuningPlan(source=begun.source, **asked), folder, console, player)
 
 
 def _as_campaign(plan: TuningPlan) -> Plan:

@@ -89,7 +89,7 @@ def _run(now: RunSnapshot, settings: ServerSettings) -> Iterator[Metric]:
 
 
 def _expected(now: RunSnapshot, settings: ServerSettings) -> int:
-    if now.is_over:
+    if now.status.startswith("finished"):  # the clients were sent home; the last model may still be evaluated
         return 0
     if settings.expected is not None:
         return len(settings.expected(min(now.round + 1, settings.rounds)))

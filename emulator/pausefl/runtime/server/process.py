@@ -37,6 +37,7 @@ from pausefl_process.events import (
     ProgressEvent,
     Report,
     RoundCommitted,
+    WaitingForClients,
     level_of,
     to_json,
     to_line,
@@ -242,9 +243,15 @@ async def _initial_model(
 
 
 def _logged(report: Report) -> Report:
-    """A `Report` that logs each event, as a text line or inside a JSON line, and passes it on."""
+    """A `Report` that logs each event, as a text line or inside a JSON line, and passes it on.
+
+    Of a wait for clients, it logs the first and the last event only.
+    """
 
     def log_and_report(event: ProgressEvent) -> None:
+        if isinstance(event, WaitingForClients) and event.connected not in {0, event.minimum}:
+            report(event)
+            return
         fields = to_json(event)
         of_round = {"round": fields["round"]} if "round" in fields else {}
         of_client = {"client_id": event.client} if isinstance(event, Notice) and event.client else {}
