@@ -172,10 +172,11 @@ async def test_a_refused_client_tries_again_while_others_may_yet_be_welcomed(cap
     """Also while none is connected, as after the server's restart. Its refusal is logged once."""
     out, told = dict[str, PauseflError | None](), dict[str, str]()
     sessions: dict[str, Any] = {"a": Refused(2), "b": Refused(0)}
+    alone: dict[str, Any] = {"b": Refused(1)}
     async with asyncio.timeout(20):
         await _run_session("a", sessions, out, told, returns=True)
         assert (out, caplog.messages.count("a: refused")) == ({"a": None}, 1)
-        await _run_session("b", {"b": Refused(1)}, out, told, returns=True)  # there are no others
+        await _run_session("b", alone, out, told, returns=True)
     assert str(out["b"]) == "refused"
 
 
