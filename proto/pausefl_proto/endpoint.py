@@ -27,19 +27,24 @@ def make_server(dead_after_s: float = DEAD_AFTER_S, options: Options = ()) -> "g
     return grpc.aio.server(options=(*_options(dead_after_s), *_SERVER_OPTIONS, *options))
 
 
+def answers_within_s(dead_after_s: float) -> float:
+    """How long the answer to a ping may take. It waits behind a model that a slow link carries."""
+    return dead_after_s / 3
+
+
 def _options(dead_after_s: float) -> Options:
     """The limits and keepalive of both ends.
 
     A ping is sent after half of `dead_after_s` without data. Its answer may take a third. A sixth remains to detect the
     failure. The kernel of a stopped process still acknowledges TCP segments, so only pings detect it.
     """
-    answer_ms = int(dead_after_s * 1000 / 3)
+    answer_ms = int(answers_within_s(dead_after_s) * 1000)
     return (
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", int(dead_after_s * 1000 / 2)),
         ("grpc.keepalive_timeout_ms", answer_ms),
-        # gRPC also sends pings to measure bandwidth. This timeout holds for their answers, by default 60 s. The answers
-        # wait behind a model that a slow link carries.
+        # gRPC also sends pings to measure bandwidth; without them, a long link would carry a model far more slowly.
+        # This timeout holds for their answers, by default 60 s. Until then, a dead peer would not be noticed.
         ("grpc.http2.ping_timeout_ms", answer_ms),
         ("grpc.http2.max_pings_without_data", 0),
     )
