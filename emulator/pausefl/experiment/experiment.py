@@ -219,6 +219,8 @@ def _check_counts(experiment: Experiment) -> None:
     admitted = experiment.admitted_ids
     if not isinstance(admitted, str) and len(admitted) > clients.count:
         raise ConfigError(f"admission.clients: names {len(admitted)} clients, clients.count = {clients.count}")
+    if experiment.workload.max_steps is None:  # a run that is resumed would have the default
+        raise ConfigError("workload.max_steps = None: cannot be said in TOML; must be a number")
     examples = None if experiment.workload.model == "synthetic" else experiment.workload.examples
     if examples is not None and examples < clients.count:
         raise ConfigError(

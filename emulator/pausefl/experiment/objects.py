@@ -46,8 +46,10 @@ def as_toml(value: Any, key: str) -> Any:
     if isinstance(value, type | FunctionType):
         return _name_of(value, key)
     if is_dataclass(value) and not isinstance(value, type):
-        table = {f.name: as_toml(getattr(value, f.name), f"{key}.{f.name}") for f in fields(value) if f.init}
-        given = {name: inner for name, inner in table.items() if inner is not None}
+        table = {f: as_toml(getattr(value, f.name), f"{key}.{f.name}") for f in fields(value) if f.init}
+        if lost := next((f.name for f, inner in table.items() if inner is None and f.default is not None), ""):
+            raise ConfigError(f"{key}.{lost} = None: cannot be said in TOML; must have a value, or None as its default")
+        given = {f.name: inner for f, inner in table.items() if inner is not None}
         return {"kind": _name_of(type(value), key), **given}
     if isinstance(value, dict):
         return {name: as_toml(inner, f"{key}.{name}") for name, inner in value.items()}
