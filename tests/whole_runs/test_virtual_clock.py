@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from torch import nn
 
 import pausefl
 from benchmarks.own.twin import changed_choices, compared, median_residual_s, steps_compared
@@ -314,7 +316,19 @@ def test_the_error_of_a_latency_leaves_out_what_an_undelayed_exchange_takes(tmp_
     assert [found["residual_p50_ms"], found["error_p50_ms"]] == pytest.approx([250, 50])
 
 
-def test_a_step_that_is_not_stated_is_measured_once(tmp_path: Path) -> None:
+class Positive(nn.Module):
+    """A model that fails where its scale is 0."""
+
+    def __init__(self, _: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(64, classes), nn.Parameter(torch.ones(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.distributions.Normal(self.linear(inputs.flatten(1)), self.scale).mean
+
+
+def test_a_step_that_is_not_stated_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(UNSTATED, "workload.model", f"{__name__}:Positive")
     rounds = play(tmp_path / "run", {**UNSTATED, "experiment.rounds": 2})
     (step_s,) = {round(o.timing.train_s / 3, 9) for record in rounds for o in record.observations}
     assert (tmp_path / "run/step.json").read_text("utf-8") == f'{{"step_s": {step_s}}}\n'

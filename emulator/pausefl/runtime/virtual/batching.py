@@ -46,7 +46,7 @@ def _choice(plan: TrainingPlan, asked: int) -> tuple[bool, str]:
 
     trainers = _plain_trainers(plan, asked)
     try:
-        check_stackable(_own(trainers)[0])
+        check_stackable(own_trainers(trainers)[0])
         if plan.batched == "on":
             return True, "the clients of a round train together"
         speedup = measured_speedup(trainers, _TRIALS)
@@ -64,7 +64,7 @@ def _plain_trainers(plan: TrainingPlan, count: int) -> Sequence[Trainer]:
     return list(make_trainers(plain, plan.client_ids[:count]).values())
 
 
-def _own(trainers: Sequence[Trainer]) -> "list[TorchTrainer]":
+def own_trainers(trainers: Sequence[Trainer]) -> "list[TorchTrainer]":
     """The trainers without the wrappers that capture their steps on a GPU."""
     from pausefl_client.training.torch_trainer import TorchTrainer
 
@@ -81,7 +81,7 @@ def measured_speedup(trainers: Sequence[Trainer], trials: int) -> float:
     from pausefl_client.batched.training import train_together
 
     theta: Vector = np.zeros(trainers[0].manifest.size, np.float32)
-    own = _own(trainers)
+    own = own_trainers(trainers)
     first = own[0]
     stack = ModelStack(first.model, first.settings, len(own), recorder_for(first.device))
 
@@ -94,11 +94,12 @@ def measured_speedup(trainers: Sequence[Trainer], trials: int) -> float:
 
     # The first round does not count: it imports modules and fills caches.
     clock = time.thread_time if first.device.type == "cpu" else time.perf_counter
-    ratios = [_taken_s(alone, t, clock) / _taken_s(together, t, clock) for t in range(1, trials + 2)][1:]
+    ratios = [taken_s(alone, t, clock) / taken_s(together, t, clock) for t in range(1, trials + 2)][1:]
     return float(np.median(ratios))
 
 
-def _taken_s(train: Callable[[int], None], round: int, clock: Callable[[], float]) -> float:
+def taken_s(train: Callable[[int], object], round: int, clock: Callable[[], float]) -> float:
+    """How long the training of a round takes on a clock, in seconds."""
     began_s = clock()
     train(round)
     return clock() - began_s

@@ -1,17 +1,15 @@
 """Measures how long a training step takes on this machine, if an experiment does not state it."""
 
 import json
-import math
 import time
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from pausefl.runtime.client.plan import TrainingPlan
 from pausefl.runtime.client.process import make_trainers
 from pausefl.runtime.evaluator.rehearsal import told_with_place
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, SHARED_STEPS
+from pausefl.runtime.virtual.batching import own_trainers, taken_s
 from pausefl_client.training.paced import steps_of
 from pausefl_process.files import held_folder, write_durably
 from pausefl_process.plugins import OWN_CODE_ERRORS
@@ -64,12 +62,9 @@ def _measured_step_s(plan: TrainingPlan) -> float:
     client_id = plan.client_ids[0]
     honest = replace(plan, behaviours={**plan.behaviours, client_id: ()})
     trainer = make_trainers(honest, [client_id])[client_id]
-    theta, least_s = np.zeros(trainer.manifest.size, np.float32), math.inf
+    theta = trainer.manifest.with_no_control(own_trainers([trainer])[0].vector.values())
     try:
-        for _ in range(_TRIALS):
-            began_s = time.perf_counter()
-            trainer.train(theta, round=1)
-            least_s = min(least_s, time.perf_counter() - began_s)
+        times_s = [taken_s(lambda t: trainer.train(theta, round=t), 1, time.perf_counter) for _ in range(_TRIALS)]
     except PauseflError:
         raise
     except OWN_CODE_ERRORS as error:
@@ -77,4 +72,4 @@ def _measured_step_s(plan: TrainingPlan) -> float:
         raise PauseflError(
             f"workload.step_s: is not set, and measuring it by training {client_id} failed: {said}"
         ) from error
-    return float(f"{least_s / steps_of(plan.workload, trainer.n_examples):.3g}")
+    return float(f"{min(times_s) / steps_of(plan.workload, trainer.n_examples):.3g}")
