@@ -98,10 +98,8 @@ def check_names(workload: Workload) -> None:
     MODELS.check_name(workload.model, "workload.model")
     if isinstance(training, str):
         TRAINING_METHODS.check_name(training, "workload.training")
-    elif isinstance(training.get("kind"), str):
-        TRAINING_METHODS.check_name(training["kind"], "workload.training.kind")
     else:
-        raise ConfigError("workload.training.kind: is missing")
+        TRAINING_METHODS.check_name(str(training.get("kind", "")), "workload.training.kind")
 
 
 def partitioner_of(workload: Workload) -> Partitioner:

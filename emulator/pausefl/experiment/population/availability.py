@@ -180,8 +180,6 @@ class Presence:
         if round > len(self.table):
             return [], []
         now, before = self.table[round - 1], self.table[round - 2] if round > 1 else np.zeros_like(self.table[0])
-        if np.array_equal(now, before):
-            return [], []
         come, gone = now & ~before, before & ~now
         return [self.client_ids[k] for k in np.flatnonzero(come)], [self.client_ids[k] for k in np.flatnonzero(gone)]
 
