@@ -108,6 +108,9 @@ def test_by_client_gives_each_the_examples_of_one_owner_or_its_own() -> None:
     assert [np.unique(owners[part]).tolist() for part in parts] == [["phone-b"], ["phone-a"], ["hub"]]
     with pytest.raises(ConfigError, match="no example is of watch, but some are of other clients"):
         partition(ByClient(), LABELS, clients=2, classes=10, seed=1, owners=owners, client_ids=("hub", "watch"))
+    numbers = np.arange(LABELS.size) % 4
+    parts = partition(ByClient(), LABELS, clients=2, classes=10, seed=1, owners=numbers, client_ids=("3", "1"))
+    assert [np.unique(numbers[part]).tolist() for part in parts] == [[3], [1]]
     as_pandas_has_them = Examples(np.zeros((LABELS.size, 1), np.int32), LABELS, owners.astype(object))
     named = partition(ByClient(), LABELS, clients=2, classes=10, seed=1, owners=as_pandas_has_them.owners)
     assert all(np.unique(owners[part]).size == 1 for part in named)
@@ -141,6 +144,13 @@ class _Returning:
 def test_what_cannot_be_done_names_its_key(partitioner: Partitioner, clients: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         deal(partitioner, clients)
+
+
+def test_numbers_beyond_the_classes_are_no_classes() -> None:
+    counted = np.random.default_rng(1).poisson(3, 100)  # with a task that predicts one number
+    with pytest.raises(ConfigError, match="deals out by class, and the examples of"):
+        partition(Shards(), counted, clients=4, classes=1, seed=1)
+    assert [part.size for part in partition(Iid(), counted, clients=4, classes=1, seed=1)] == [25] * 4
 
 
 def test_sizes_and_labels_are_spread_as_concentrations_say_from_the_least_to_the_greatest() -> None:

@@ -59,6 +59,35 @@ class Averaged(Classification):
     def score(self, outputs, targets):
         return super().score(outputs, targets).mean()
 
+class Unreduced(Classification):
+    def loss(self, outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+class Rare:
+    "Rare labels, several for each example; a logit of 0 predicts one. The model may return a tuple."
+    metric = "hits"
+
+    def loss(self, outputs, targets):
+        logits = outputs[1] if type(outputs) is tuple else outputs
+        return nn.functional.binary_cross_entropy_with_logits(logits, targets)
+
+    def score(self, outputs, targets):
+        logits = outputs[1] if type(outputs) is tuple else outputs
+        return ((logits >= 0) == (targets > 0)).float()
+
+class Twice(nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.linear = nn.Linear(4, classes)
+
+    def forward(self, inputs):
+        return inputs, self.linear(inputs)
+
+def rare(seed):
+    inputs = np.eye(4, dtype=np.float32)[np.arange(80) % 4]
+    examples = Examples(inputs, inputs[:, :3])
+    return Dataset("rare", examples, examples, examples, classes=3, task=Rare())
+
 class NaN(Classification):
     sound = 0  # so many times
 
@@ -121,6 +150,7 @@ not_numbers = lambda seed: data(Classification(), inputs=np.nan)
 one_hole = lambda seed: replace(data(Classification()), test=data(Classification(), inputs=HOLE).test)
 unrated = lambda seed: data(Unrated())
 averaged = lambda seed: data(Averaged())
+unreduced = lambda seed: data(Unreduced())
 nan = lambda seed: data(NaN())
 later_nan = lambda seed: data(LaterNaN())
 error = lambda seed: data(Error(1.0), classes=1)
@@ -169,6 +199,7 @@ def found(*settings: str) -> str:
         ("workload.dataset=tried_out:one_hole", ": test.inputs[7, 2] is nan: must be finite"),
         ("workload.dataset=tried_out:unrated", ": Unrated.score must return a tensor; returned NoneType"),
         ("workload.dataset=tried_out:averaged", "Averaged.score must return one value for each thing predicted; ret"),
+        ("workload.dataset=tried_out:unreduced", "Unreduced.loss of the data set's task, must return a scalar tensor"),
         ("workload.dataset=tried_out:nan", "of NaN before any training is nan on average; must be finite"),
         ("workload.dataset=tried_out:later_nan", "LaterNaN after one training step is nan on average; must be finite"),
         ("workload.dataset=tried_out:error", 'the score "MAE" of Error before any training is '),
@@ -222,6 +253,8 @@ def test_a_place_is_named_only_where_the_code_that_failed_is_known(settings: lis
 def test_a_sound_experiment_passes(here: Path) -> None:
     try_out(parse_experiment(""), pytest.fail)
     try_out(parse_experiment("", ["workload.dataset=tried_out:inverse", "workload.learning_rate=1e-3"]), pytest.fail)
+    for model in ("mlp", "tried_out:Twice"):
+        try_out(parse_experiment("", ["workload.dataset=tried_out:rare", f"workload.model={model}"]), pytest.fail)
     try_out(parse_experiment("", ["workload.model=synthetic", "workload.dataset=mnist"]), pytest.fail)  # without data
     assert [path.name for path in here.iterdir() if path.suffix != ".py"] in ([], ["__pycache__"])
 

@@ -188,6 +188,35 @@ def test_a_method_of_ones_own_replaces_loss_optimizer_and_loop() -> None:
     np.testing.assert_allclose(2 * halved, plain, atol=1e-6)
 
 
+class Slower(torch.optim.SGD):
+    """Steps that grow shorter. It counts them, and remembers no tensor."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr)
+        self.param_groups[0]["steps"] = 0
+        self.register_step_post_hook(lambda *_: self.shorten())
+
+    def shorten(self) -> None:
+        (group,) = self.param_groups
+        group["steps"] += 1
+        group["lr"] = self.defaults["lr"] / group["steps"]
+
+
+@pytest.mark.parametrize("schedule", [{}, {"kind": "exponential", "gamma": 0.5}])
+def test_what_an_optimizer_of_ones_own_counts_survives_a_restart(schedule: dict[str, Any]) -> None:
+    settings = TrainingSettings(f"{__name__}:Slower", 0.1, schedule=schedule)
+    first, restarted = trainer_of(settings), trainer_of(settings)
+    assert first.state() == b""
+    whole = updates(first, 2)
+    restarted.restore(first.state())
+    assert np.array_equal(updates(restarted, 1, first=3)[0], updates(first, 1, first=3)[0])
+    restarted.restore(b"")
+    assert np.array_equal(updates(restarted, 1)[0], whole[0])
+    scheduled = trainer_of(TrainingSettings("sgd", 0.1, schedule=schedule))
+    updates(scheduled, 3)
+    assert scheduled.state() == b""
+
+
 class Returning(TrainingMethod):
     """A method that returns these in place of valid values."""
 
@@ -205,14 +234,15 @@ class Returning(TrainingMethod):
         ({"local_steps": None}, r"Returning.local_steps must return a list of tensors, .*; returned NoneType"),
         ({"local_steps": []}, r"Returning.local_steps must return a list of tensors, .*; returned an empty list"),
         ({"local_steps": [0.5]}, r"Returning.local_steps must return a list of tensors, .*; returned a list of others"),
+        ({"optimizer": (None, None)}, r"Returning.optimizer must return a torch.optim.Optimizer; returned tuple; .*"),
         ({"state": None}, r"Returning.state\(\) must return a dict; returned NoneType"),
         ({"state": {"x": [object()]}}, r"state\(\) may hold tensors, numbers, texts, lists and dicts; it holds object"),
         ({"state": {"x": np.float64(1)}}, r"state\(\) may hold .*; it holds float64"),
     ],
 )
 def test_what_a_method_should_return_is_said_in_one_line(returned: dict[str, object], message: str) -> None:
-    trainer = trainer_of(TrainingSettings("sgd"), Returning(**returned))
     with pytest.raises(ConfigError, match=rf"^workload.training: .*{message}$") as raised:
+        trainer = trainer_of(TrainingSettings("sgd"), Returning(**returned))
         trainer.train(theta_of(trainer), round=1)
         trainer.state()
     assert "\n" not in str(raised.value)

@@ -6,6 +6,7 @@ client processes then share one copy, and each reads only its own rows from it.
 
 import gzip
 import importlib.resources
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -25,8 +26,8 @@ TargetArray = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 Owners = npt.NDArray[np.int64] | npt.NDArray[np.str_]
 
-_DIGITS_VALIDATION_EXAMPLES = 297
 _DIGITS_TEST_EXAMPLES = 300
+_DIGITS_HELD_OUT_EXAMPLES = 297 + _DIGITS_TEST_EXAMPLES  # for validation, then for the test
 
 _KEY = "workload.dataset"
 
@@ -76,9 +77,9 @@ class Examples:
         return replace(self, inputs=self.inputs[rows], labels=self.labels[rows], owners=owners)
 
 
-def are_classes(labels: TargetArray) -> bool:
-    """Whether each example has one class, by which it can be counted and dealt out. A label below 0 is none."""
-    return labels.ndim == 1 and labels.dtype == np.int64 and bool((labels >= 0).all())
+def are_classes(labels: TargetArray, classes: float = math.inf) -> bool:
+    """Whether each example has one class, from 0 to below `classes`, by which it can be counted and dealt out."""
+    return labels.ndim == 1 and labels.dtype == np.int64 and bool(((labels >= 0) & (labels < classes)).all())
 
 
 def _check_form(what: str, array: Any, *types: str) -> None:
@@ -182,15 +183,9 @@ def _load_digits(seed: int) -> Dataset:
     table = table[generator(seed, "digits").permutation(len(table))]
     images = (table[:, :64] * 255 // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
     everything = Examples(images, table[:, 64].astype(np.int64))
-    test_start = len(table) - _DIGITS_TEST_EXAMPLES
-    validation_start = test_start - _DIGITS_VALIDATION_EXAMPLES
-    return Dataset(
-        "digits",
-        train=everything.take(slice(0, validation_start)),
-        validation=everything.take(slice(validation_start, test_start)),
-        test=everything.take(slice(test_start, None)),
-        classes=10,
-    )
+    splits = np.split(np.arange(len(table)), [-_DIGITS_HELD_OUT_EXAMPLES, -_DIGITS_TEST_EXAMPLES])
+    train, validation, test = map(everything.take, splits)
+    return Dataset("digits", train, validation, test, classes=10)
 
 
 def _load_cached(name: str, seed: int) -> Dataset:  # noqa: ARG001  # the split is the same for every seed

@@ -58,7 +58,7 @@ def partition(
     """
     if not 1 <= clients <= len(labels):
         raise ConfigError(f"clients.count = {clients}: must be from 1 to the {len(labels)} training examples")
-    if not are_classes(labels):
+    if not are_classes(labels, classes):
         if getattr(partitioner, "needs_classes", False):
             raise ConfigError(f"{_KEY}: deals out by class, and the examples of workload.dataset have none")
         labels, classes = np.zeros(len(labels), np.int64), 1
@@ -227,11 +227,11 @@ class ByClient:
                 f'{_KEY} = "by-client": the data set does not say whose its examples are; a data set of your own can'
                 " (Examples.owners)"
             )
-        owners = np.unique(dealt.owners)
-        if named := set(dealt.client_ids) & set(owners.tolist()):
+        owners, of_each = np.unique(dealt.owners), dealt.owners.astype(np.str_)
+        if named := set(dealt.client_ids) & set(of_each.tolist()):
             if missing := [client_id for client_id in dealt.client_ids if client_id not in named]:
                 raise ConfigError(f'{_KEY} = "by-client": no example is of {missing[0]}, but some are of other clients')
-            return [np.flatnonzero(dealt.owners == client_id) for client_id in dealt.client_ids]
+            return [np.flatnonzero(of_each == client_id) for client_id in dealt.client_ids]
         if owners.size < dealt.clients:
             raise ConfigError(
                 f'clients.count = {dealt.clients}: with workload.partition = "by-client", must be at most'

@@ -110,34 +110,40 @@ def _checked_loss(loss: object, method: TrainingMethod, task: LearningTask) -> t
         found = f"one of shape {tuple(loss.shape)}"
     else:
         found = "one that depends on no parameter of the model"
-    raise ConfigError(
-        f"{_KEY}: {type(method).__name__}.loss, with {type(task).__name__}.loss of the data set's task, must return a"
-        f" scalar tensor to differentiate; returned {found}"
-    )
+    part = f"loss, with {type(task).__name__}.loss of the data set's task,"
+    raise _wrong(method, part, "a scalar tensor to differentiate", found)
+
+
+def new_optimizer(method: TrainingMethod, model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+    """The optimizer that the method makes. ConfigError unless it is one of torch's class."""
+    optimizer: object = method.optimizer(model, settings)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
+    further = "a further one belongs in the method itself, and its state_dict() in `state`"
+    raise _wrong(method, "optimizer", "a torch.optim.Optimizer", f"{type(optimizer).__name__}; {further}")
 
 
 def checked_losses(losses: object, method: TrainingMethod) -> list[torch.Tensor]:
     """`losses` itself. ConfigError unless it is a non-empty list of tensors."""
     if isinstance(losses, list) and losses and all(isinstance(loss, torch.Tensor) for loss in losses):
         return losses
-    found = "an empty list" if losses == [] else type(losses).__name__
-    if isinstance(losses, list) and losses:
-        found = "a list of others"
-    raise ConfigError(
-        f"{_KEY}: {type(method).__name__}.local_steps must return a list of tensors, the loss of each step; returned"
-        f" {found}"
-    )
+    found = type(losses).__name__ if not isinstance(losses, list) else "a list of others" if losses else "an empty list"
+    raise _wrong(method, "local_steps", "a list of tensors, the loss of each step", found)
 
 
 def checked_state(method: TrainingMethod) -> dict[str, Any]:
     """The method's state. ConfigError if it holds a value that a file cannot give back."""
     state: object = method.state()
-    name = f"{type(method).__name__}.state()"
     if not isinstance(state, Mapping):
-        raise ConfigError(f"{_KEY}: {name} must return a dict; returned {type(state).__name__}")
+        raise _wrong(method, "state()", "a dict", type(state).__name__)
     if (odd := _odd_type(dict(state))) is not None:
-        raise ConfigError(f"{_KEY}: {name} may hold tensors, numbers, texts, lists and dicts; it holds {odd.__name__}")
+        may_hold = f"{type(method).__name__}.state() may hold tensors, numbers, texts, lists and dicts"
+        raise ConfigError(f"{_KEY}: {may_hold}; it holds {odd.__name__}")
     return dict(state)
+
+
+def _wrong(method: TrainingMethod, part: str, due: str, found: str) -> ConfigError:
+    return ConfigError(f"{_KEY}: {type(method).__name__}.{part} must return {due}; returned {found}")
 
 
 def _odd_type(value: object) -> type | None:

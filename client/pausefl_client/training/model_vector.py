@@ -7,8 +7,6 @@ the server averages them. Everything else in `state_dict` is a constant, equal a
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 from torch import nn
@@ -96,10 +94,9 @@ def check_carried(model: nn.Module, key: str) -> None:
             )
 
 
-def as_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """The bytes of a tensor's values in order, little endian, as (n_bytes,) uint8."""
-    values: npt.NDArray[np.uint8] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return values
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor's values in order, little endian."""
+    return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 class ModelVector:
@@ -191,7 +188,7 @@ def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
     told = xxhash.xxh3_128()
     for name, tensor in tensors.items():
         told.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
-        told.update(as_bytes(tensor).data)
+        told.update(bytes_of(tensor))
     return told.hexdigest() if tensors else ""
 
 

@@ -26,7 +26,7 @@ class StateWriter:
     """
 
     def __init__(self) -> None:
-        self._known: bytes | None = None  # the last description, as `_comparable` returns it
+        self._known: bytes | None = None  # the last description, as `comparable` returns it
         self._written = b""  # the last description, as torch.save wrote it
 
     def written(self, optimizer: Mapping[str, Any], of_client: Mapping[str, Any]) -> bytes:
@@ -40,7 +40,7 @@ class StateWriter:
         return b"".join((length, description, *(flat.data for flat in flats)))
 
     def _description(self, described: dict[str, Any]) -> bytes:
-        known = _comparable(described)
+        known = comparable(described)
         if known is not None and known == self._known:
             return self._written
         buffer = io.BytesIO()
@@ -104,7 +104,7 @@ def _is_plain(value: object) -> bool:
     )
 
 
-def _comparable(described: Any) -> bytes | None:
+def comparable(described: Any) -> bytes | None:
     """Bytes that are equal for equal descriptions. None if a description holds tensors."""
     try:
         return marshal.dumps(described, 2)  # later formats also record which parts are the same object

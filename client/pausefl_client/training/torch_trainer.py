@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +14,12 @@ from pausefl_client.data.holdings import Holding, holding_of
 from pausefl_client.data.tasks import LearningTask
 from pausefl_client.training.device_copies import gathered_bytes, off_device, on_device
 from pausefl_client.training.joined_states import JoinedStates, joined, parted
-from pausefl_client.training.method import Batch, TrainingMethod, checked_losses, checked_state
+from pausefl_client.training.method import Batch, TrainingMethod, checked_losses, checked_state, new_optimizer
 from pausefl_client.training.model_vector import ConstantBuffers, ModelVector
 from pausefl_client.training.optimizers import LearningRates
 from pausefl_client.training.paced import steps_of
 from pausefl_client.training.random_layers import RandomLayers
-from pausefl_client.training.saved_states import StateWriter, read_states
+from pausefl_client.training.saved_states import StateWriter, comparable, read_states
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_client.training.withdrawal import stop_if_withdrawn
@@ -63,8 +64,9 @@ class TorchTrainer:
         self.device = device
         examples = data.examples
         self.n_examples = len(examples)
-        counts = np.bincount(examples.labels, minlength=data.classes) if are_classes(examples.labels) else ()
-        self.label_counts = {f"label_{c}": float(n) for c, n in enumerate(counts) if len(counts) <= MAX_STATISTICS}
+        is_counted = data.classes <= MAX_STATISTICS and are_classes(examples.labels, data.classes)
+        counts = np.bincount(examples.labels, minlength=data.classes) if is_counted else ()
+        self.label_counts = {f"label_{c}": float(n) for c, n in enumerate(counts)}
         self.vector = ModelVector(model, settings.statistics)
         self._own_statistics = self.vector.statistics if settings.statistics == "local" else {}
         self._fresh_statistics = {name: statistic.clone() for name, statistic in self._own_statistics.items()}
@@ -81,12 +83,13 @@ class TorchTrainer:
         self._tensors = of_model.charged
         self._parameters = list(self.vector.parameters.values())
         self._shapes = [parameter.shape for parameter in self._parameters]
-        self._optimizer = self.method.optimizer(self.model, settings)
+        self._optimizer = new_optimizer(self.method, self.model, settings)
         self._remembered: JoinedStates = {}
         """Optimizer states from batched training, not yet loaded into the optimizer. Empty if it is up to date."""
         self._state_writer = StateWriter()
         self.random_layers = RandomLayers(self.model, device, self.method, self.task, self._optimizer)
         self._rates = LearningRates(settings) if settings.schedule else None
+        self._fresh_optimizer = self._described(self._optimizer.state_dict()) or b""
         self._seed = seed
         self._client_id = client_id
 
@@ -176,15 +179,14 @@ class TorchTrainer:
     def state(self) -> bytes:
         """The states of optimizer (such as Adam's moments), method and running statistics. Empty if there are none."""
         of_client = {"method": checked_state(self.method), "statistics": self._own_statistics}
-        optimizer = self._current_optimizer()
-        of_optimizer = (value for of_one in optimizer.state.values() for value in of_one.values())
-        if not (any(of_client.values()) or any(torch.is_tensor(value) for value in of_optimizer)):
+        optimizer = self._current_optimizer().state_dict()
+        if not any(of_client.values()) and self._described(optimizer) == self._fresh_optimizer:
             return b""
-        return self._state_writer.written(optimizer.state_dict(), of_client)
+        return self._state_writer.written(optimizer, of_client)
 
     def restore(self, state: bytes) -> None:
         """Replace all states by saved ones. Empty bytes reset them to their start."""
-        self._optimizer, self._remembered = self.method.optimizer(self.model, self.settings), {}
+        self._optimizer, self._remembered = new_optimizer(self.method, self.model, self.settings), {}
         self._constants.put_back()  # a training that was broken off has not done so
         of_optimizer, of_client = read_states(state, self.device) if state else ({}, {})
         self.method.restore(of_client.get("method", {}))
@@ -192,6 +194,13 @@ class TorchTrainer:
             self._own_statistics[name].copy_(statistic)
         if of_optimizer:
             self._optimizer.load_state_dict(of_optimizer)
+
+    def _described(self, optimizer: Mapping[str, Any]) -> bytes | None:
+        """An optimizer's state without a learning rate that the schedule sets. None if it holds tensors."""
+        scheduled: dict[str, Any] = {} if self._rates is None else {"lr": 0.0}
+        return comparable(
+            {**optimizer, "param_groups": [{**group, **scheduled} for group in optimizer["param_groups"]]}
+        )
 
     def _current_optimizer(self) -> torch.optim.Optimizer:
         """The optimizer, after states from batched training that it lacks were loaded into it."""

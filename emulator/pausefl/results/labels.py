@@ -40,7 +40,7 @@ def label_counts(experiment: Experiment) -> LabelCounts | None:
     split_seed = experiment.experiment.seed_of("split")
     data = load_dataset(workload.dataset, examples=workload.examples, seed=split_seed)
     train, classes = data.train, data.classes
-    if not are_classes(train.labels):
+    if not are_classes(train.labels, classes):
         return None
     parts = dealt_out(workload, data, ids, split_seed)
     behaviours = behaviours_of(experiment.groups)

@@ -235,7 +235,7 @@ class BehaviourChain:
 
     def examples(self, examples: Examples, classes: int) -> Examples:
         for behaviour, draw in self._links:
-            if behaviour.needs_classes and not are_classes(examples.labels):
+            if behaviour.needs_classes and not are_classes(examples.labels, classes):
                 name = type(behaviour).__name__
                 raise ConfigError(f"clients.groups: {name} needs a class for each example; workload.dataset has none")
             examples = _checked(behaviour.examples(examples, classes, draw), Examples, behaviour, "examples")

@@ -13,7 +13,7 @@ from pausefl.runtime.evaluator.initial import Evaluated, InitialModel, ModelRest
 from pausefl_client.data.datasets import Examples, load_dataset
 from pausefl_client.training.device_copies import off_device, on_device
 from pausefl_client.training.method import TrainingMethod
-from pausefl_client.training.model_vector import STORED, ModelVector, as_bytes, constants, tied, trained_parameters
+from pausefl_client.training.model_vector import STORED, ModelVector, bytes_of, constants, tied, trained_parameters
 from pausefl_client.training.models import build_model
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device, use_one_thread
@@ -135,7 +135,7 @@ class Evaluator:
             )
         stay = constants(trainer.model)
         fixed = (c for c in self.initial.rest.constants if not c.name.endswith("_extra_state"))
-        if name := next((c.name for c in fixed if _bytes_of(stay[c.name]) != c.data), ""):
+        if name := next((c.name for c in fixed if bytes_of(stay[c.name]) != c.data), ""):
             raise ConfigError(f"{self._model_key}: {name}, which is frozen, changes while the model trains")
         if not update.any() and all(parameter.grad is None for parameter in there.values()):
             raise ConfigError(
@@ -156,32 +156,30 @@ class Evaluator:
             outputs = self._model(normalise(torch.tensor(sample.inputs, device=self._device)))
             if isinstance(self._task, Classification):
                 self._check_outputs(outputs)
-            targets = torch.tensor(sample.labels, device=self._device)
+            targets, task = torch.tensor(sample.labels, device=self._device), type(self._task).__name__
             for called, rate in (("loss", self._task.loss), ("score", self._task.score)):
                 if not isinstance(returned := rate(outputs, targets), torch.Tensor):
-                    task, kind = type(self._task).__name__, type(returned).__name__
+                    kind = type(returned).__name__
                     raise ConfigError(f"{self._data_key}: {task}.{called} must return a tensor; returned {kind}")
         if returned.ndim == 0:
-            raise ConfigError(
-                f"{self._data_key}: {type(self._task).__name__}.score must return one value for each thing predicted;"
-                " returned one of shape ()"
-            )
+            due = "one value for each thing predicted"
+            raise ConfigError(f"{self._data_key}: {task}.score must return {due}; returned one of shape ()")
         score, loss = self._rate(sample)
         if not math.isfinite(loss):
             raise ConfigError(f"{self._model_key}: its loss before any training is {loss}; must be finite")
         self._check_score(score, "before any training")
-        if targets.is_floating_point() and targets.numel() == outputs.numel():
+        if isinstance(outputs, torch.Tensor) and targets.is_floating_point() and targets.numel() == outputs.numel():
             self._check_direction(outputs, targets)
 
     def _check_direction(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """ConfigError if outputs that equal their targets have a lower loss but no greater score."""
+        """ConfigError if outputs that equal their targets have almost no loss, but no greater score."""
         exact = targets.reshape(outputs.shape).to(outputs.dtype)
         (loss, score), (least, best) = (
             [float(rate(of, targets).double().mean()) for rate in (self._task.loss, self._task.score)]
             for of in (outputs, exact)
         )
         self._check_score(best, "for outputs that equal their targets")
-        if least < loss and best <= max(score, 0.0):
+        if 0 <= least < loss / 100 and best <= max(score, 0.0):  # not logits, which never equal their targets
             raise ConfigError(
                 f"{self._score_key} gives {best:g} for outputs that equal their targets, and {score:g} for those of the"
                 f" first model; {_SCORES}"
@@ -231,7 +229,7 @@ class Evaluator:
 
     def _rest(self) -> ModelRest:
         stay = [
-            StoredTensor(name, STORED[tensor.dtype], tuple(tensor.shape), _bytes_of(tensor))
+            StoredTensor(name, STORED[tensor.dtype], tuple(tensor.shape), bytes_of(tensor))
             for name, tensor in constants(self._model).items()
         ]
         local = Manifest(tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in self._local.items()))
@@ -246,9 +244,9 @@ class Evaluator:
                 rows = slice(start, start + _BATCH)
                 inputs, targets = (on_device(part[rows], self._device) for part in (examples.inputs, examples.labels))
                 outputs = self._model(normalise(inputs))
-                if scored := len(scores := self._task.score(outputs, targets)):  # a batch of padding has a loss of NaN
+                if scored := len(scores := self._task.score(outputs, targets).flatten()):  # padding has a loss of NaN
                     score += scores.sum(dtype=torch.float64)
-                    loss += self._task.loss(outputs, targets).double().reshape(()) * scored
+                    loss += self._task.loss(outputs, targets).double().mean() * scored
                     n += scored
         return float(score / n), float(loss / n)
 
@@ -257,11 +255,7 @@ def _differing(model: torch.nn.Module, other: torch.nn.Module) -> str:
     """The name of the first dense tensor of a model's file that differs from the other model's; empty if none does."""
     ours, theirs = (dict(m.state_dict(keep_vars=True)) for m in (model, other))
     dense = (n for n, found in ours.items() if isinstance(found, torch.Tensor) and found.layout is torch.strided)
-    return next((n for n in dense if n not in theirs or _bytes_of(ours[n]) != _bytes_of(theirs[n])), "")
-
-
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    return as_bytes(tensor).tobytes()
+    return next((n for n in dense if n not in theirs or bytes_of(ours[n]) != bytes_of(theirs[n])), "")
 
 
 def _subset(examples: Examples, n: int, seed: int, split: str) -> Examples:
