@@ -164,7 +164,7 @@ def test_the_genie_weighs_as_the_policy_does_and_ucb_is_pause_with_nothing_but_l
         np.testing.assert_array_equal(getattr(ucb, field.name), getattr(pause, field.name), err_msg=field.name)
     genie = genie_of(Pause(4, alpha=3.0, gamma=2.0, beta=1.5, reward="R2", clusters=7, rho=0.4))
     assert genie == Genie(4, alpha=3.0, gamma=2.0, beta=1.5, reward="R2", clusters=7, rho=0.4)
-    assert genie_of(policy_class("random")(m=4)) == Genie(4)
+    assert all(genie_of(policy_class(name)(m=4)) == Genie(4) for name in ("random", "pns"))  # its α and β are others
     assert genie_of(Ucb(4, zeta=2.0)) == Genie(4, alpha=0.0, gamma=0.0, zeta=2.0)
     assert genie_of(SaPause(4, alpha=3.0)) == Genie(4, alpha=3.0)
     assert genie_of(SaPause(4, phi_p="math:pow")) is None

@@ -18,6 +18,8 @@ from pausefl.results.reading import EPSILON_LABELS
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.newcomers import NewcomerPolicy
+from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.ucb import Ucb
 
 Point = Mapping[str, Any]
 """A value for each searched key. Empty for the published setting."""
@@ -176,8 +178,8 @@ class TuningPlan:
     def _weights(self) -> list[str]:
         name, policy = self.experiment.selection.policy, selected_policy(self.experiment.selection)
         table = f"selection.{bare_or_quoted(name)}"
-        if found := [f"{table}.{key}={text}" for key, text in _WEIGHTS.items() if hasattr(policy, key)]:
-            return found
+        if isinstance(policy, Pause | Ucb):  # those of the same name of another policy are not PAUSE's
+            return [f"{table}.{key}={text}" for key, text in _WEIGHTS.items() if hasattr(policy, key)]
         raise ConfigError(f"--search: {name} has none of PAUSE's weights, so say what to search: {_FOR_EXAMPLE}")
 
 

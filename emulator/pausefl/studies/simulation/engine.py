@@ -228,14 +228,14 @@ def is_compiled(policy: Policy, setting: Setting) -> TypeGuard[Pause]:
 
 
 def genie_of(policy: Policy) -> Genie | None:
-    """The genie with this policy's weights; PAUSE's default weights if the policy has none.
+    """The genie with this policy's weights; PAUSE's default weights if the policy is none of PAUSE's.
 
     None if Φ_g or Φ_p is not a mean: the genie can only find the optimum of R1 and R2.
     """
     if isinstance(policy, SaPause) and not policy.weighs_means:
         return None
     weighing = policy.as_pause() if isinstance(policy, Ucb) else policy
-    names = {field.name for field in fields(Genie) if field.init}
+    names = {field.name for field in fields(Genie) if field.init} if isinstance(weighing, Pause) else {"m"}
     return Genie(**{f.name: getattr(weighing, f.name) for f in fields(weighing) if f.name in names})
 
 
