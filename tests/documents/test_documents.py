@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ FOLDERS = ("benchmarks", "deploy", "docs", "examples")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
 WRITTEN = [path for path in DOCUMENTS if path.parent.name != "reference"]
+PARSER = cli.parser()
 every_written_document = pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.relative_to(ROOT).as_posix())
 SMALLER = {
     '"experiment.rounds": 20': '"experiment.rounds": 2, "clients.count": 3, "selection.m": 2',
@@ -40,6 +42,7 @@ SMALLER = {
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 
 
+@cache
 def anchors(path: Path) -> set[str]:
     """The anchors of a document's headings, as forges and the built pages make them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text("utf-8")), re.MULTILINE)
@@ -73,6 +76,7 @@ def broken(path: Path, target: str) -> str:
     return ""
 
 
+@cache
 def snippets(language: str) -> list[tuple[str, str]]:
     """(document, text) of each fenced block in a language."""
     return [
@@ -147,7 +151,7 @@ def test_a_ledger_can_be_read_as_shown(tmp_path: Path) -> None:
 
 def test_every_command_is_shown_in_use_and_every_instrument_that_is_named_is_there() -> None:
     used = " ".join(path.read_text("utf-8") for path in DOCUMENTS)
-    (sub,) = (action for action in cli.parser()._actions if isinstance(action.choices, dict))
+    (sub,) = (action for action in PARSER._actions if isinstance(action.choices, dict))
     assert sub.choices is not None
     assert [name for name in sub.choices if not re.search(rf"pausefl {name}\b", used)] == []
     named = {name for path in DOCUMENTS for name in re.findall(r"benchmarks\.own\s(\w+)", path.read_text("utf-8"))}
@@ -217,7 +221,7 @@ def check(options: argparse.Namespace) -> None:
 def test_documented_commands_are_those_that_pausefl_takes(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in shown(path, "pausefl"):
         try:
-            options = cli.parser().parse_args(shlex.split(line)[1:])
+            options = PARSER.parse_args(shlex.split(line)[1:])
         except SystemExit:
             pytest.fail(f"the parser refuses {line}")
         check(options)
@@ -231,7 +235,7 @@ def check_mention(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     if command.startswith("-"):
         return
     with pytest.raises(SystemExit) as ended:
-        cli.parser().parse_args([command, "--help"])
+        PARSER.parse_args([command, "--help"])
     assert ended.value.code == 0, f"there is no pausefl {command}"
     known = re.findall(r"--[a-z-]+", capsys.readouterr().out)
     for option in (argument for argument in arguments if argument.startswith("--")):
@@ -260,7 +264,7 @@ def test_documented_targets_are_those_that_make_knows(path: Path) -> None:
 def test_a_wrong_command_is_found(line: str) -> None:
     """Otherwise the tests above could not fail."""
     with pytest.raises((SystemExit, AssertionError, ConfigError)):
-        check(cli.parser().parse_args(shlex.split(line)[1:]))
+        check(PARSER.parse_args(shlex.split(line)[1:]))
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

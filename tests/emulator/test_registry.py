@@ -1,12 +1,12 @@
 """Names in experiments and commands: built-in, of users' modules, and of packages that may be missing."""
 
+import json
 import re
-import subprocess
 import sys
 import sysconfig
 import tomllib
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -21,6 +21,7 @@ from pausefl.runtime.client.privacy import open_privacies
 from pausefl.runtime.client.process import make_trainers
 from pausefl_process.registry import NamedEntry, Registry
 from pausefl_proto.errors import ConfigError
+from rigs.command import python
 from rigs.places import ROOT
 from rigs.refusals import refused
 
@@ -152,9 +153,14 @@ def test_everything_built_in_is_fit(registry: Registry) -> None:
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
+@pytest.fixture(scope="module")
+def distributions() -> Mapping[str, list[str]]:
+    """The distributions that bring each package."""
+    return packages_distributions()
+
+
 @pytest.mark.parametrize("extra", PACKAGES)
-def test_the_packages_of_an_extra_are_those_of_the_project(extra: str) -> None:
-    distributions = packages_distributions()
+def test_the_packages_of_an_extra_are_those_of_the_project(extra: str, distributions: Mapping[str, list[str]]) -> None:
     if missing := [package for package in PACKAGES[extra] if package not in distributions]:
         pytest.skip(f"{', '.join(missing)}: not installed")
     declared = {re.split(r"[<>=!~]", r)[0].lower() for r in PROJECT["optional-dependencies"][extra]}
@@ -164,28 +170,45 @@ def test_the_packages_of_an_extra_are_those_of_the_project(extra: str) -> None:
     assert declared <= set().union(*brought)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "package", "extra"),
-    [
-        (["run", "demo"], "matplotlib", "report"),
-        (["run", "demo"], "torch", "client"),
-        (["compare", "demo", "--policies", "pause"], "jinja2", "report"),
-        (["simulate", "demo", "--rounds", "2"], "numba", "server"),
-        (["report", "nothing"], "matplotlib", "report"),
-        (["audit", "demo"], "scipy", "audit"),
-        (["audit", "demo"], "pausefl_audit", "audit"),
-        (["reproduce", "--list"], "pausefl_reproduce", "reproduce"),
-        (["tune", "demo"], "pausefl_tune", "tune"),
-        (["bench", "scale"], "psutil", "bench"),
-        (["evaluator", "demo"], "torch", "evaluator"),
-    ],
-)
-def test_a_command_says_what_to_install(arguments: list[str], package: str, extra: str, tmp_path: Path) -> None:
-    """The interpreter cannot find the package, as if it had never been installed."""
-    code = f"import sys; sys.modules[{package!r}] = None; from pausefl.cli import main; main({arguments!r})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert re.search(rf'pausefl: .*{package}.*: not installed; pip install "pausefl\[.*{extra}.*\]"', done.stderr)
+COMMANDS = [
+    (["run", "demo"], "matplotlib", "report"),
+    (["run", "demo"], "torch", "client"),
+    (["compare", "demo", "--policies", "pause"], "jinja2", "report"),
+    (["simulate", "demo", "--rounds", "2"], "numba", "server"),
+    (["report", "nothing"], "matplotlib", "report"),
+    (["audit", "demo"], "scipy", "audit"),
+    (["audit", "demo"], "pausefl_audit", "audit"),
+    (["reproduce", "--list"], "pausefl_reproduce", "reproduce"),
+    (["tune", "demo"], "pausefl_tune", "tune"),
+    (["bench", "scale"], "psutil", "bench"),
+    (["evaluator", "demo"], "torch", "evaluator"),
+]
+# Runs each command in an interpreter that cannot find its package, as if it had never been installed.
+WITHOUT = """
+import contextlib, io, json, sys
+commands = json.loads(sys.argv[1])
+hidden = {package for _, package, _ in commands}
+sys.modules.update(dict.fromkeys(hidden))
+from pausefl.cli import main
+for package in hidden:
+    del sys.modules[package]
+for arguments, package, _ in commands:
+    sys.modules[package], said = None, io.StringIO()
+    with contextlib.redirect_stderr(said):
+        try:
+            main(arguments)
+        except SystemExit as ended:
+            print(json.dumps((ended.code, said.getvalue())))
+    del sys.modules[package]
+"""
+
+
+def test_a_command_says_what_to_install(tmp_path: Path) -> None:
+    printed = python("-c", WITHOUT, json.dumps(COMMANDS), cwd=tmp_path).splitlines()
+    told = [json.loads(line) for line in printed if line.startswith("[")]
+    for (_, package, extra), (status, said) in zip(COMMANDS, told, strict=True):
+        assert (status, said.count("\n")) == (2, 1), said
+        assert re.search(rf'pausefl: .*{package}.*: not installed; pip install "pausefl\[.*{extra}.*\]"', said)
     assert not list(tmp_path.iterdir())
 
 
