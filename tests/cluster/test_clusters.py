@@ -83,7 +83,7 @@ def test_a_sweep_on_slurm_survives_preemption_losses_and_limits(played_here: dic
 
 
 def test_tasks_that_slurm_starts_are_one_fleet(tmp_path: Path) -> None:
-    config = synthetic(tmp_path, rounds=5)
+    config = synthetic(tmp_path, rounds=5, clients=4)
     with slurm(tmp_path / "slurm") as cluster:
         words = ["srun", "--ntasks=2", "--nodes=2", *PAUSEFL, "allocation", str(config), "--shared", "shared"]
         environment = {**cluster.environment, "TMPDIR": gettempdir()}  # a socket's path is to be short

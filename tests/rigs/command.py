@@ -31,14 +31,6 @@ def played(*arguments: object, timeout_s: float = 120) -> subprocess.CompletedPr
     return done
 
 
-def refusal(done: "subprocess.CompletedProcess[str]") -> str:
-    """The one line with which a command was refused."""
-    assert done.returncode == 2, done.stdout + done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("pausefl: ")
-    return line.removeprefix("pausefl: ")
-
-
 def sets(*changes: str) -> list[str]:
     """The options that set these keys."""
     return [word for change in changes for word in ("--set", change)]
@@ -58,7 +50,7 @@ def _inline(value: object) -> str:
 def synthetic(
     folder: Path,
     rounds: int = 10,
-    clients: int = 4,
+    clients: int = 2,
     m: int = 2,
     train_s: float = 0.0,
     more: Mapping[str, object] | None = None,

@@ -19,8 +19,7 @@ from rigs.waiting import free_port, wait_for
 pytestmark = pytest.mark.end_to_end
 
 
-@pytest.mark.parametrize("clock", ["real", "virtual"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(("number", "clock"), [(signal.SIGINT, "real"), (signal.SIGTERM, "virtual")])
 def test_an_interrupt_saves_all(tmp_path: Path, background: Background, number: signal.Signals, clock: str) -> None:
     options = "--run-dir", tmp_path / "run", "--set", f"experiment.clock={clock}"
     process = background("run", synthetic(tmp_path, rounds=100_000), *options)
@@ -46,7 +45,7 @@ def test_a_server_that_has_ended_is_asked_in_vain() -> None:
 
 def test_the_second_interrupt_ends_it_at_once(tmp_path: Path, background: Background) -> None:
     process = background("run", synthetic(tmp_path, rounds=5, train_s=60.0), "--run-dir", tmp_path / "run")
-    wait_for(lambda: len(list((tmp_path / "run/ledgers").glob("*.db"))) == 4, "four clients")
+    wait_for(lambda: len(list((tmp_path / "run/ledgers").glob("*.db"))) == 2, "both clients")
     group = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGINT)
     wait_for(lambda: b"finishing" in (tmp_path / "output").read_bytes(), "the first interrupt to be taken")
@@ -91,7 +90,7 @@ def test_nothing_outlives_a_killed_parent(tmp_path: Path, background: Background
     process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run") >= 2, "two rounds")
     family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 5
+    assert len(family) >= 3, "a server and two clients at least"
     process.kill()
     process.wait()
     wait_for(lambda: not any(is_alive(child) for child in family), "every process to end", 20)
@@ -105,7 +104,7 @@ BARE = {"privacy.enabled": False, "selection.m": 3, **YOGI}
 @pytest.mark.parametrize("keys", [{}, BARE], ids=["private", "bare"])
 def test_a_killed_run_is_resumed_as_it_was(tmp_path: Path, background: Background, keys: dict[str, object]) -> None:
     """Choices equal those of an uninterrupted run. Without noise, models are equal bit by bit, momentum included."""
-    config = synthetic(tmp_path, rounds=200, more={"selection.policy": "random", **keys})
+    config = synthetic(tmp_path, rounds=200, clients=4, more={"selection.policy": "random", **keys})
     process = background("run", config, "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run") >= 20, "twenty rounds")
     kill_group(process)
@@ -175,8 +174,8 @@ def test_a_killed_client_process_is_back_soon(tmp_path: Path, background: Backgr
         return bool(joined) and "victim-000" in json.loads(str(chosen))
 
     wait_for(is_back, "the client to take part again", 20.0, running=process)
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait(30) in (0, 130)
+    process.terminate()
+    assert process.wait(30) == 130
     # The terminal shows only some of several messages that come at once; the log has all.
     assert "pausefl-victim-000 ended (exit code -9)" in (run_dir / "clients.log").read_text()
 
@@ -230,35 +229,31 @@ def in_shell(how: str, *command: object) -> list[str]:
     return ["sh", "-c", how, "sh", *map(str, command)]
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_run_that_is_started_without_output_is_played(tmp_path: Path, closed: str) -> None:
+def test_a_run_that_is_started_without_output_is_played(tmp_path: Path) -> None:
     """Once its processes failed, and the message said only that their log was empty."""
-    command = in_shell(f'"$@" {closed}', *PAUSEFL, "run", synthetic(tmp_path, rounds=3), "--run-dir", tmp_path / "run")
+    words = *PAUSEFL, "run", synthetic(tmp_path, rounds=3), "--run-dir", tmp_path / "run"
+    command = in_shell('"$@" <&- >&- 2>&-', *words)
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     assert summary_of(tmp_path / "run")["rounds"] == 3
     assert "Traceback" not in (tmp_path / "run/server.log").read_text()
 
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["a reader that goes", "closed from the start"])
-def test_a_server_and_its_clients_go_on_without_readers(tmp_path: Path, is_open: bool) -> None:
+def test_a_server_and_its_client_go_on_without_readers(tmp_path: Path, is_open: bool) -> None:
     """Once a server ended with a traceback of 90 lines, and left no summary."""
-    config, run_dir = synthetic(tmp_path, rounds=100, clients=2), tmp_path / "run"
+    config, run_dir = synthetic(tmp_path, rounds=100, clients=1, m=1), tmp_path / "run"
     how, port = '"$@"' if is_open else '"$@" >&-', free_port()
     serve = in_shell(how, *PAUSEFL, "server", config, "--run-dir", run_dir, "--set", f"server.port={port}")
-    join = in_shell(how, *PAUSEFL, "client", config, "--server", f"127.0.0.1:{port}", "--ledger-dir", tmp_path)
+    who = "--server", f"127.0.0.1:{port}", "--client-id", "client-000", "--ledger-dir", tmp_path
+    join = in_shell(how, *PAUSEFL, "client", config, *who)
     with (tmp_path / "complaints").open("wb") as complaints:
-        server = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=complaints)
-        clients = [
-            subprocess.Popen([*join, "--client-id", f"client-00{i}"], stderr=complaints, stdout=subprocess.PIPE)
-            for i in range(2)
-        ]
-        assert server.stdout is not None
+        both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=complaints) for words in (serve, join)]
+        outputs = [process.stdout for process in both if process.stdout is not None]
         if is_open:
-            assert server.stdout.readline()
-        for process in (server, *clients):
-            assert process.stdout is not None
-            process.stdout.close()
-        assert [process.wait(60) for process in (server, *clients)] == [0, 0, 0]
+            assert outputs[0].readline()
+        for output in outputs:
+            output.close()
+        assert [process.wait(60) for process in both] == [0, 0]
     assert summary_of(run_dir)["stopped_because"] == "all rounds done"
     assert "Traceback" not in (tmp_path / "complaints").read_text()
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +114,20 @@ def fields(message: Any, prefix: str = "") -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("unit", ["coordinate", "vector"])
+@pytest.fixture(scope="module", params=["coordinate", "vector"])
+def tapped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Wiretap, Path]:
+    """A unit, what crossed in a run in this unit, and the run's directory."""
+    folder, wiretap = tmp_path_factory.mktemp("tapped"), Wiretap()
+    with closing(wiretap):
+        return request.param, play(folder, wiretap, request.param), folder / "run"
+
+
 def test_every_value_that_crosses_is_clipped_and_noised_at_the_charged_epsilon(
-    tmp_path: Path, wiretap: Wiretap, unit: Any
+    tapped: tuple[str, Wiretap, Path],
 ) -> None:
+    unit, wiretap, _ = tapped
     noise, raw = [], []
-    for client_id, result, vector in updates(play(tmp_path, wiretap, unit)):
+    for client_id, result, vector in updates(wiretap):
         update = bare(client_id, result.round)
         expected = clipped(update, unit)
         assert vector.shape == (D,)
@@ -138,12 +147,12 @@ def test_every_value_that_crosses_is_clipped_and_noised_at_the_charged_epsilon(
     assert not any(update[i : i + 16] in sent for update in raw for i in range(0, len(update), 1600))
 
 
-def test_nothing_but_what_is_listed_leaves_a_client(tmp_path: Path, wiretap: Wiretap) -> None:
-    play(tmp_path, wiretap, "coordinate")
+def test_nothing_but_what_is_listed_leaves_a_client(tapped: tuple[str, Wiretap, Path]) -> None:
+    _, wiretap, run_dir = tapped
     sent = set().union(*(fields(message) for stream in wiretap.streams for message, _ in stream.up))
     assert sent <= ALLOWED
     assert {"result.update.digest", "result.release.epsilon", "hello.n_examples"} <= sent
-    summary = summary_of(tmp_path / "run")
+    summary = summary_of(run_dir)
     assert (summary["private"], summary["disclosed"]) == (True, ["n_examples", "device_times", "host_load", "answers"])
 
 

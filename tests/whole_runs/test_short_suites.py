@@ -42,7 +42,8 @@ from rigs.session import welcomed
 from rigs.waiting import wait_for
 from stops.play import play, stops
 
-MESSAGES = 3_000
+MESSAGES = 1_500
+EACH_MODE = pytest.mark.parametrize("mode", ["rounds", pytest.param("asynchronous", marks=pytest.mark.slow)])
 
 
 def corpus(folder: str) -> pytest.MarkDecorator:
@@ -87,7 +88,7 @@ def test_a_seed_decides_every_byte() -> None:
 
 
 @pytest.mark.end_to_end
-@pytest.mark.parametrize("mode", ["rounds", "asynchronous"])
+@EACH_MODE
 async def test_a_server_plays_on_under_malformed_messages(tmp_path: Path, mode: str) -> None:
     fuzz = ServerFuzz(Plan(MESSAGES, seed=2, insiders=40, mode=mode, warm_up_s=0.5, quiet_s=0.0, fuzz_s=20.0), print)
     await fuzz.run(tmp_path)
@@ -202,7 +203,7 @@ DATA = bytes(random.Random(1).randbytes(1000))
 
 
 @pytest.mark.end_to_end
-@pytest.mark.parametrize("mode", ["rounds", "asynchronous"])
+@EACH_MODE
 async def test_a_run_under_faults_loses_nothing_and_its_books_agree(tmp_path: Path, mode: str) -> None:
     played = await Federation(49, replace(SHORT_CHAOS, mode=mode), tmp_path).play()
     assert (played.rounds, played.checks["ledger = log = summary"]) == (SHORT_CHAOS.rounds, 1)
