@@ -83,7 +83,7 @@ def test_the_training_beside_pausefl_steps_the_same(preset: str, dataset: str, a
 def test_a_play_that_goes_on_too_long_is_ended() -> None:
     endless = Task(clients=2, per_round=1, model_bytes=4000, rated_round=10**9)
     with pytest.raises(PlayError, match="sockets: too slow"):
-        play(SYSTEMS["sockets"], endless, replace(SHORT, within_s=5.0))
+        play(SYSTEMS["sockets"], endless, replace(SHORT, within_s=2.0))
 
 
 def test_every_repetition_plays_each_cell_with_pausefl_and_others_and_another_first() -> None:

@@ -38,8 +38,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
     sources = tmp_path_factory.mktemp("plugins")
     plugins = [copied_sources(sources, each) for each in PLUGINS]
-    for what in (wheel, *plugins):
-        pip(sys.executable, "install", *OFFLINE, "--target", folder, what)
+    pip(sys.executable, "install", *OFFLINE, "--target", folder, wheel, *plugins)
     return folder
 
 
