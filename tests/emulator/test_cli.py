@@ -19,7 +19,7 @@ from pausefl.experiment.toml_source import preset_names
 from pausefl.results.reading import read_run
 from pausefl.terminal_table import plain_console
 from pausefl_server.selection import POLICIES
-from rigs.command import PAUSEFL, played, python, run, summary_of, synthetic
+from rigs.command import PAUSEFL, played, python, query, run, summary_of, synthetic
 from rigs.refusals import complaint, refused
 from rigs.reports import summary
 from rigs.waiting import free_port
@@ -183,19 +183,24 @@ def test_the_two_ends_run_alone(tiny: Path, tmp_path: Path) -> None:
             subprocess.Popen(
                 [*PAUSEFL, "client", *config, "--server", f"127.0.0.1:{port}", "--client-id", f"client-{k:03}"],
                 cwd=tmp_path,
+                stderr=subprocess.PIPE,
+                text=True,
             )
             for k, config in enumerate(([str(tiny)], [str(tiny)], []))
         ]
         kinds = [event["kind"] for event in events]
         assert server.wait(60) == 0
-        assert [client.wait(30) for client in clients] == [0, 0, 0]
+        logged = "".join(client.communicate(timeout=30)[1] for client in clients)
+    assert [client.returncode for client in clients] == [0, 0, 0]
     assert kinds[-1] == "finished"
     assert summary_of(tmp_path / "run")["rounds"] == 4
+    answered = query(tmp_path / "run", "SELECT client_id, CAST(round AS TEXT) FROM observations ORDER BY 1, round")
+    assert sorted(re.findall(r" (client-\d+): round (\d+): ok", logged)) == answered, "a client logs a line a round"
     assert {path.name for path in (tmp_path / "ledgers").glob("*.db")} == {f"client-{k:03}.db" for k in range(3)}
 
 
 @pytest.mark.end_to_end
-def test_a_killed_server_goes_on_with_its_run(tiny: Path, tmp_path: Path) -> None:
+def test_a_killed_server_goes_on_with_its_run(tiny: Path, tmp_path: Path, capsys: Printed) -> None:
     """A restarted container runs the same command again. Its three clients, one slot, wait for it meanwhile."""
     port = free_port()
     settings = ["--set", f"server.port={port}", "--set", "workload.train_s=0.2"]
@@ -211,9 +216,8 @@ def test_a_killed_server_goes_on_with_its_run(tiny: Path, tmp_path: Path) -> Non
     played = [event["round"] for event in map(json.loads, again.stdout.splitlines()) if event["kind"] == "round"]
     assert played == list(range(played[0], 5))
     assert played[0] > 1
-    other = run(*serve[len(PAUSEFL) :], "--set", "selection.m=3")
-    assert other.returncode == 2
-    assert "holds the run of another experiment" in other.stderr
+    other = complaint(capsys, *serve[len(PAUSEFL) :], "--set", "selection.m=3")
+    assert "holds the run of another experiment" in other
 
 
 def test_a_shell_can_complete_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:

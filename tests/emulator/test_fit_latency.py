@@ -37,6 +37,8 @@ from pausefl_proto.errors import ConfigError
 from rigs.experiments import delays_of
 from rigs.places import TESTS
 
+pytestmark = pytest.mark.usefixtures("quickly_written")
+
 N = 2000
 
 
@@ -147,7 +149,6 @@ def test_a_lower_bound_hands_its_share_to_what_is_later() -> None:
     assert fit_law(never).table == {"kind": "values", "values_s": [0.5, 0.7]}
 
 
-@pytest.mark.usefixtures("quickly_written")
 def test_a_run_gives_the_bounds_of_those_it_did_not_wait_for(tmp_path: Path) -> None:
     changes = {"experiment.rounds": 20, "experiment.clock": "virtual", "clients.count": 6, "selection.policy": "random"}
     over = {"selection.m": 2, "selection.over_selection": 1.0, "workload.model": "synthetic"}
@@ -160,7 +161,6 @@ def test_a_run_gives_the_bounds_of_those_it_did_not_wait_for(tmp_path: Path) -> 
     assert draw_fit(fit).axes
 
 
-@pytest.mark.usefixtures("quickly_written")
 @pytest.mark.parametrize(("signal", "timeout_s"), [("round_trip", 5.0), ("communication", 0.5)])
 def test_a_deadline_stays_as_long_as_it_was_beside_the_latencies(signal: str, timeout_s: float, tmp_path: Path) -> None:
     """Deadlines are in real seconds. Whole round trips are fitted at another time scale than the run's."""
@@ -301,7 +301,6 @@ def fitted(file: Path, capsys: pytest.CaptureFixture[str], *options: str) -> Pat
     return experiment
 
 
-@pytest.mark.usefixtures("quickly_written")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_file_is_fitted_and_played(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     published, form = PUBLISHED[name], name.partition(",")[0]
@@ -331,7 +330,6 @@ def test_a_published_file_can_be_the_delays_of_an_experiment(name: str, tmp_path
         assert all(published.has(value, client) for value in law.values_s)
 
 
-@pytest.mark.usefixtures("quickly_written")
 def test_fedscales_devices_come_and_go_by_their_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A round stands for 20,000 s. Device 1 is available in rounds 1 to 3 and 6, device 2 from round 4."""
     (tmp_path / "client_device_capacity").write_bytes(pickle.dumps(CAPACITY))

@@ -6,13 +6,14 @@ import os
 import pty
 import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pausefl.cli import main
 from pausefl.experiment.loading import load_experiment, parse_experiment
 from pausefl.runtime import provenance
 from pausefl.runtime.failure_log import FailureLog
@@ -24,8 +25,7 @@ from pausefl.runtime.scrape_targets import Targets
 from pausefl_process.events import ProgressEvent, RoundCommitted
 from pausefl_proto.errors import ConfigError
 from pausefl_server.storage.store import Store
-from rigs.command import PAUSEFL, played, run, summary_of, synthetic
-from rigs.waiting import wait_for
+from rigs.command import PAUSEFL, played, summary_of, synthetic
 
 
 @pytest.fixture
@@ -96,26 +96,13 @@ def test_every_line_of_a_run_s_logs_is_json_if_asked_for(tmp_path: Path) -> None
 
 
 @pytest.mark.end_to_end
+@pytest.mark.usefixtures("quickly_written")
 @pytest.mark.parametrize("wish", [(), ("--verbose",)])
 def test_on_the_virtual_clock_exchanges_are_logged_if_asked_for(tmp_path: Path, wish: tuple[str, ...]) -> None:
     """One process plays all clients: lines of exchanges would fill most of its log."""
-    played("run", synthetic(tmp_path), "--virtual", "--run-dir", tmp_path / "run", *wish)
+    main(["run", str(synthetic(tmp_path)), "--virtual", "--run-dir", str(tmp_path / "run"), *wish])
     exchanges = [line for line in (tmp_path / "run/server.log").read_text().splitlines() if ": ok after" in line]
     assert len(exchanges) == (20 if wish else 0)  # two clients in each of ten rounds
-
-
-@pytest.mark.end_to_end
-def test_a_client_logs_one_line_a_round(tmp_path: Path, background: Callable[..., "subprocess.Popen[bytes]"]) -> None:
-    config, output = synthetic(tmp_path, clients=1, m=1), tmp_path / "output"
-    process = background("server", config, "--run-dir", tmp_path / "run", "--set", "metrics.enabled=false")
-    wait_for(lambda: b'"ready"' in output.read_bytes(), "the server", running=process)
-    port = next(e["port"] for e in json_lines(output) if e["kind"] == "ready")
-    who = ("--server", f"127.0.0.1:{port}", "--client-id", "client-000", "--ledger-dir", tmp_path / "ledgers")
-    client = run("client", config, *who)
-    assert process.wait(30) == 0
-    *rounds, _ = client.stderr.splitlines()  # the last line says why it left
-    assert len(rounds) == 10
-    assert all(f"client-000: round {t}: ok" in line for t, line in enumerate(rounds, 1))
 
 
 @pytest.mark.parametrize("as_json", [False, True])

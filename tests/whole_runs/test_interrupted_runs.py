@@ -205,10 +205,9 @@ def test_output_that_no_process_reads_is_no_traceback() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", [["validate", "demo"], ["validate", "--list"]])
-def test_output_that_cannot_be_written_is_one_line(arguments: list[str]) -> None:
+def test_output_that_cannot_be_written_is_one_line() -> None:
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run([*PAUSEFL, *arguments], stdout=full, stderr=subprocess.PIPE, check=False)
+        done = subprocess.run([*PAUSEFL, "validate", "demo"], stdout=full, stderr=subprocess.PIPE, check=False)
     assert done.returncode == FAILED
     assert done.stderr == b"pausefl: its output or a connection failed (No space left on device)\n"
 
