@@ -34,11 +34,12 @@ from pausefl.results.report.sweep import write_sweep
 from pausefl.results.stored_summary import read_summary
 from pausefl.results.summary import summarise
 from pausefl.results.tally import RunTally
+from pausefl.runtime.fleet import show_nothing
 from pausefl.runtime.plan import plan_of
+from pausefl.runtime.run import run_experiment
 from pausefl_server.service import RunResult
 from pausefl_server.state import replay
 from pausefl_server.storage.store import Store
-from rigs.command import played as play
 from rigs.command import summary_of
 from rigs.experiments import small
 from rigs.newcomers import round_with
@@ -46,13 +47,12 @@ from rigs.newcomers import round_with
 pytestmark = pytest.mark.usefixtures("quickly_written")
 
 EXPERIMENT = """
-experiment.rounds = 10
+experiment = { rounds = 10, clock = "virtual" }
 selection = { policy = "fed-ts", m = 2, fed-ts = { newcomer_share = 0.5 } }
 privacy.enabled = false
-latency.delay.kind = "none"
+latency.delay = { kind = "constant", value_s = 0.1 }
 workload.model = "synthetic"
 [clients]
-per_process = 4
 groups.original = { count = 4 }
 groups.relevant = { count = 3, role = "relevant", join_round = 3 }
 [clients.groups.poisoned]
@@ -65,12 +65,11 @@ behaviours = [{ kind = "gaussian-update", scale = 3.0 }]
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run with real processes, with its tables."""
-    folder = tmp_path_factory.mktemp("newcomers")
-    (folder / "experiment.toml").write_text(EXPERIMENT)
-    play("run", folder / "experiment.toml", "--run-dir", folder / "run")
-    export_csv(read_run(folder / "run"))
-    return folder / "run"
+    """The directory of a run, with its tables."""
+    folder = tmp_path_factory.mktemp("newcomers") / "run"
+    run_experiment(parse_experiment(EXPERIMENT), folder, show_nothing, has_report=False)
+    export_csv(read_run(folder))
+    return folder
 
 
 HAND = [
@@ -234,7 +233,7 @@ def fails(*_: Any, **__: Any) -> Any:
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("played") / "run"
-    pausefl.run(parse_experiment(NEWCOMERS), folder, progress=False)
+    run_experiment(parse_experiment(NEWCOMERS), folder, show_nothing, has_report=False)
     return folder
 
 

@@ -216,6 +216,8 @@ def test_each_client_has_the_delays_measured_with_it_as_recorded_and_in_the_unit
     assert draws == pytest.approx([0.1, 0.12, 0.14, 0.1])
     law = delays_of(with_delays(tmp_path, PINGS, 'column = "ms", unit = "s"'))["client-000"]
     assert law.mean_s == pytest.approx(188)
+    with pytest.raises(ConfigError, match=r"latency.delay.order = 'random'"):
+        with_delays(tmp_path, PINGS, f'{columns}, order = "random"')
 
 
 def test_a_file_that_names_clients_is_read_by_name_and_one_that_was_corrected_again(tmp_path: Path) -> None:
@@ -225,24 +227,13 @@ def test_a_file_that_names_clients_is_read_by_name_and_one_that_was_corrected_ag
     assert [law.mean_s for law in delays_of(with_delays(tmp_path, text, columns)).values()] == [0.1, 0.3]
     with pytest.raises(ConfigError, match=r'delay.client_column = "client": .*rtt.csv has no client-002'):
         with_delays(tmp_path, text, columns, clients=3)
+    with pytest.raises(ConfigError, match="has 1 clients, the experiment 2"):
+        with_delays(tmp_path, "client,s\na,1\n", columns)
+    with pytest.raises(ConfigError, match=r"line 1 has no column .* \(it has: device, ms\)"):
+        with_delays(tmp_path, PINGS, 'column = "ms", client_column = "x"')
     for ms in (100, 900):
         law = delays_of(with_delays(tmp_path, f"device,ms\np1,{ms}\n", 'column = "ms", unit = "ms"'))["client-000"]
         assert law.mean_s == pytest.approx(ms / 1000)
-
-
-BAD = {
-    'column = "ms", unit = "ms", client_column = "x"': (PINGS, r"line 1 has no column .* \(it has: device, ms\)"),
-    'column = "ms", unit = "ms", order = "random"': (PINGS, r"latency.delay.order = 'random'"),
-    'column = "s", client_column = "c"': ("c,s\na,1\n", "has 1 clients, the experiment 2"),
-    'column = "s"': ("s\nnan\n", 'line 2 has "nan" for s'),
-}
-
-
-@pytest.mark.parametrize("more", BAD)
-def test_what_is_wrong_with_a_file_of_delays_is_one_line(more: str, tmp_path: Path) -> None:
-    text, message = BAD[more]
-    with pytest.raises(ConfigError, match=message):
-        with_delays(tmp_path, text, more)
 
 
 def test_a_path_begins_in_the_folder_of_the_experiment_file(tmp_path: Path) -> None:

@@ -441,6 +441,7 @@ DELAYS: dict[str, tuple[str, str] | tuple[str, str, str]] = {
         "s\n1\n\ntimeout\n",
         'line 4 has "timeout" for s: must be a number of at least 0; if its probe was lost, add lost = ["timeout"] an',
     ),
+    "no number": ("s\nnan\n", 'line 2 has "nan" for s'),
     "below 0": ("s\n0.1\n-0.1\n", 'line 3 has "-0.1" for s: must be a number of at least 0'),
     "a short line": ("c,s\n1,0.1\n2\n", "line 3 has nothing for s: must be a number of at least 0"),
     "text over lines": ('s\n"0.1\n0.2"\n', r'line 3 has "0.1\n0.2" for s'),
