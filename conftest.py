@@ -84,9 +84,10 @@ def closed_ledgers() -> Iterator[None]:
 
 
 @pytest.fixture
-def quickly_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw pictures without rendering them, which would take most of the time of a short run or simulation."""
-    monkeypatch.setattr("pausefl.results.report.style.rendered", lambda *_: b"<svg ></svg>")
+def quickly_written(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw pictures without rendering them, which would take most of the time; tests marked `pictures` render."""
+    if request.node.get_closest_marker("pictures") is None:
+        monkeypatch.setattr("pausefl.results.report.style.rendered", lambda *_: b"<svg ></svg>")
 
 
 @pytest.fixture

@@ -267,15 +267,8 @@ def test_a_wrong_command_is_found(line: str) -> None:
         check(PARSER.parse_args(shlex.split(line)[1:]))
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with these arguments in the repository's root."""
-    command, environment = [sys.executable, *arguments], {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-
-
-@pytest.fixture
-def staged(tmp_path: Path) -> Path:
-    """A folder with the pages in docs-source, and a mkdocs.yml that builds them into docs."""
+def test_the_pages_build_and_a_broken_link_is_an_error(tmp_path: Path) -> None:
+    """Built as by `make docs`. mkdocs writes all pages, names what is wrong, and then fails."""
     pytest.importorskip("mkdocs")
     config = (ROOT / "mkdocs.yml").read_text("utf-8")
     for built in ("docs-source", "docs"):
@@ -283,19 +276,15 @@ def staged(tmp_path: Path) -> Path:
     for package in ("proto", "process", "server", "client", "emulator"):
         config = config.replace(f"{package},", f"{ROOT / package},").replace(f"{package}]", f"{ROOT / package}]")
     (tmp_path / "mkdocs.yml").write_text(config, "utf-8")
-    done = run("docs/stage_site.py", str(tmp_path / "docs-source"))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    return tmp_path
-
-
-def test_the_pages_build_and_a_broken_link_is_an_error(staged: Path) -> None:
-    """Built as by `make docs`. mkdocs writes all pages, names what is wrong, and then fails."""
+    assert python("docs/stage_site.py", str(tmp_path / "docs-source"), cwd=ROOT) == ""
     links = ["nowhere.md", "../README.md#nowhere"]
-    with (staged / "docs-source/docs/partitions.md").open("a", encoding="utf-8") as page:
+    with (tmp_path / "docs-source/docs/partitions.md").open("a", encoding="utf-8") as page:
         page.write("".join(f"[somewhere]({link})\n" for link in links))
     (options,) = re.findall(r"mkdocs build(.*)", (ROOT / "Makefile").read_text("utf-8"))
-    done = run("-m", "mkdocs", "build", *options.split(), "--config-file", str(staged / "mkdocs.yml"))
+    words = [sys.executable, "-m", "mkdocs", "build", *options.split(), "--config-file", str(tmp_path / "mkdocs.yml")]
+    quietly = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=quietly, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     first, second = (line for line in done.stderr.splitlines() if line.startswith("WARNING"))
     assert all(f"'{link}'" in line for link, line in zip(links, (first, second), strict=True)), done.stderr
-    assert "pausefl.Run" in (staged / "docs/docs/reference/api.html").read_text("utf-8")
+    assert "pausefl.Run" in (tmp_path / "docs/docs/reference/api.html").read_text("utf-8")

@@ -20,6 +20,7 @@ from pausefl.results.reading import read_run
 from pausefl.terminal_table import plain_console
 from pausefl_server.selection import POLICIES
 from rigs.command import PAUSEFL, played, python, query, run, summary_of, synthetic
+from rigs.experiments import play
 from rigs.refusals import complaint, refused
 from rigs.reports import summary
 from rigs.waiting import free_port
@@ -264,7 +265,7 @@ Damage = Callable[[Path], object]
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    main(["run", str(synthetic(folder, rounds=4)), "--virtual", "--run-dir", str(folder / "run")])
+    play(pausefl.load(synthetic(folder, rounds=4), {"experiment.clock": "virtual"}), folder / "run")
     return folder / "run"
 
 

@@ -20,6 +20,8 @@ from pausefl_proto.errors import ConfigError
 from rigs.comparisons import ACCURACIES, grouped_runs, rewrite_summary, write_run, write_runs
 from rigs.log import changing_log
 
+pytestmark = pytest.mark.usefixtures("quickly_written")
+
 Runs = Mapping[str, Sequence[Path]]
 
 
@@ -156,6 +158,7 @@ def test_spread_shows_the_range_of_few_seeds_and_the_interval_of_many() -> None:
     assert Spread.of([1.0, None]) is None
 
 
+@pytest.mark.pictures
 def test_files_are_written_and_the_figure_is_not_blank(runs: Runs, tmp_path: Path) -> None:
     page = write_comparison(compare(runs), tmp_path / "out")
     table = json.loads((page.parent / "comparison.json").read_text(encoding="utf-8"))
@@ -172,7 +175,6 @@ def test_files_are_written_and_the_figure_is_not_blank(runs: Runs, tmp_path: Pat
     assert all((page.parent / f"{name}.pdf").read_bytes().startswith(b"%PDF") for name in ("comparison", "why"))
 
 
-@pytest.mark.usefixtures("quickly_written")
 def test_the_page_leads_to_each_report_that_is_drawn(runs: Runs, tmp_path: Path) -> None:
     assert "report.html" not in write_comparison(compare(runs), tmp_path / "none").read_text(encoding="utf-8")
     for run_dir in (run_dir for of_policy in runs.values() for run_dir in of_policy):
@@ -192,6 +194,7 @@ def test_a_comparison_shows_who_was_chosen_of_fast_and_slow_clients(runs: Runs) 
         assert share.sum() == pytest.approx(np.mean([len(set(r.chosen) & set(latency_s)) for r in records]))
 
 
+@pytest.mark.pictures
 def test_regressions_are_compared_by_their_own_score_and_emulated_latencies_are_no_seconds(
     runs: Runs, tmp_path: Path
 ) -> None:
@@ -205,6 +208,7 @@ def test_regressions_are_compared_by_their_own_score_and_emulated_latencies_are_
     assert "accuracy" not in re.sub(r'id="[^"]*"|href="[^"]*"|clip-path="[^"]*"', "", text).lower()
 
 
+@pytest.mark.pictures
 def test_runs_without_rounds_are_compared_by_elapsed_time_beside_runs_in_rounds(runs: Runs, tmp_path: Path) -> None:
     """Asynchronous latencies overlap; once their sum stood in the table."""
     for run_dir in (*runs["pause"], *runs["random"]):
@@ -222,7 +226,6 @@ def test_runs_without_rounds_are_compared_by_elapsed_time_beside_runs_in_rounds(
     assert [axes.get_title(loc="left") for axes in draw_sweep(rows, ["key"]).axes][1] == "elapsed time (s)"
 
 
-@pytest.mark.usefixtures("quickly_written")
 def test_a_policy_without_privacy_has_no_epsilon(tmp_path: Path) -> None:
     pause = write_run(tmp_path / "a", "pause", 1)
     random = write_run(tmp_path / "b", "random", 1, unit=None, max_epsilon_spent=None)
@@ -262,7 +265,6 @@ def test_the_whiskers_of_the_totals_are_the_interval_of_the_bands(tmp_path: Path
     assert figure.get_supxlabel().endswith(f"band and whisker: {band_note(len(seeds))}")
 
 
-@pytest.mark.usefixtures("quickly_written")
 def test_runs_never_evaluated_are_compared_all_the_same(tmp_path: Path) -> None:
     comparison = compare({policy: [write_run(tmp_path / policy, policy, 1, tested=False)] for policy in ACCURACIES})
     assert (comparison.common_accuracy, comparison.rows[0].time_to_common_s) == (None, None)
@@ -273,7 +275,6 @@ def test_runs_never_evaluated_are_compared_all_the_same(tmp_path: Path) -> None:
     assert figure.get_supxlabel() == "one seed: differences may be chance"
 
 
-@pytest.mark.usefixtures("quickly_written")
 def test_runs_of_different_budgets_are_drawn_with_each_of_them(tmp_path: Path) -> None:
     runs = write_runs(tmp_path, (1, 2))
     for run_dir in runs["random"]:
@@ -305,7 +306,6 @@ def test_groups_are_counted_per_client_and_per_round_they_could_be_chosen(tmp_pa
     assert [policy["relevant_to_irrelevant"]["mean"] for policy in (pause, random)] == [1.5, 0.5]
 
 
-@pytest.mark.usefixtures("quickly_written")
 def test_groups_of_which_none_joins_later_are_compared(runs: Runs, tmp_path: Path) -> None:
     """The comparison has a table of the groups, and no figure of newcomers."""
     for path in (path for of_policy in runs.values() for path in of_policy):
@@ -317,6 +317,7 @@ def test_groups_of_which_none_joins_later_are_compared(runs: Runs, tmp_path: Pat
     assert not (page.parent / "groups.png").exists()
 
 
+@pytest.mark.pictures
 def test_policies_are_drawn_around_the_joins_with_what_they_chose(tmp_path: Path) -> None:
     page = write_comparison(compare(grouped_runs(tmp_path)), tmp_path / "out")
     assert matplotlib.image.imread(page.parent / "groups.png")[..., :3].var() > 1e-3

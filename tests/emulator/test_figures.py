@@ -34,14 +34,12 @@ from pausefl.results.report.sweep import write_sweep
 from pausefl.results.stored_summary import read_summary
 from pausefl.results.summary import summarise
 from pausefl.results.tally import RunTally
-from pausefl.runtime.fleet import show_nothing
 from pausefl.runtime.plan import plan_of
-from pausefl.runtime.run import run_experiment
 from pausefl_server.service import RunResult
 from pausefl_server.state import replay
 from pausefl_server.storage.store import Store
 from rigs.command import summary_of
-from rigs.experiments import small
+from rigs.experiments import play, small
 from rigs.newcomers import round_with
 
 pytestmark = pytest.mark.usefixtures("quickly_written")
@@ -67,7 +65,7 @@ behaviours = [{ kind = "gaussian-update", scale = 3.0 }]
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run, with its tables."""
     folder = tmp_path_factory.mktemp("newcomers") / "run"
-    run_experiment(parse_experiment(EXPERIMENT), folder, show_nothing, has_report=False)
+    play(parse_experiment(EXPERIMENT), folder)
     export_csv(read_run(folder))
     return folder
 
@@ -233,7 +231,7 @@ def fails(*_: Any, **__: Any) -> Any:
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("played") / "run"
-    run_experiment(parse_experiment(NEWCOMERS), folder, show_nothing, has_report=False)
+    play(parse_experiment(NEWCOMERS), folder)
     return folder
 
 

@@ -134,7 +134,6 @@ experiment = pausefl.load("demo", settings)
 pausefl.run(experiment, "run", progress=False)
 pausefl.run(experiment.replace({"selection.policy": Last(m=2)}), "run", resume=True, rounds=3, progress=False)
 print(pausefl.simulate(experiment, 5, "simulated", policies=[Last, "pause"]).to_frame()["policy"].tolist())
-pausefl.compare(experiment, [Last], folder="compared", progress=False)
 print(experiment)
 """
 
@@ -142,8 +141,6 @@ print(experiment)
 def test_what_a_script_or_a_notebook_defines_is_carried_to_the_processes(tmp_path: Path) -> None:
     shown = "['Last', 'pause']\n<Experiment: Last on digits, 2 rounds of 2 of 3 clients>\n"
     assert python("-c", CELL, cwd=tmp_path) == shown
-    assert (tmp_path / "simulated/simulations.png").stat().st_size > 10_000
-    assert pausefl.open(tmp_path / "compared/Last-seed1").summary["rounds"] == 2
     run = pausefl.open(tmp_path / "run")
     assert run.columns("choices")["client_id"].tolist() == ["client-001", "client-002"] * 3
     assert run.rounds["round_latency_s"].tolist() == pytest.approx([0.25] * 3, abs=0.01)
@@ -220,6 +217,7 @@ def test_runs_at_a_relative_path_have_a_name(run: pausefl.Run, tmp_path: Path, m
     assert list(json.loads((tmp_path / "out/campaign.json").read_text())["arguments"]["runs"]) == [run.path.name]
 
 
+@pytest.mark.pictures
 def test_several_policies_are_simulated_under_the_same_latencies(tmp_path: Path) -> None:
     experiment = pausefl.load("demo", SIX)
     found = pausefl.simulate(experiment, 50, tmp_path, policies=["pause", "random"], seeds=3)
@@ -234,7 +232,7 @@ def test_several_policies_are_simulated_under_the_same_latencies(tmp_path: Path)
     assert [(row["policy"], row["seed"]) for row in rows] == [(p, s) for p in ("pause", "random") for s in "123"]
     alone = pausefl.simulate(pausefl.load("demo", {**SIX, "selection.policy": "random"}), 50, tmp_path / "alone")
     assert float(rows[3]["total_latency_s"]) == alone.summary["total_latency_s"]
-    assert (found.folder / "simulations.png").exists()
+    assert (found.folder / "simulations.png").stat().st_size > 10_000
 
 
 def test_regrets_of_different_objectives_do_not_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,5 +383,5 @@ def test_a_simulation_replaces_no_results(run: pausefl.Run, tmp_path: Path) -> N
 
 def test_a_run_is_played_in_any_thread(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
-        played = threads.submit(pausefl.run, pausefl.load("demo", TINY), tmp_path / "run", progress=False)
-        assert played.result().summary["rounds"] == TINY["experiment.rounds"]
+        played = threads.submit(pausefl.run, small(), tmp_path / "run", progress=False)
+        assert played.result().summary["rounds"] == 3

@@ -26,7 +26,7 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.records import Miss, MissKind
 from pausefl_server.selection.base import Oracle
 from pausefl_tune.plan import TuningPlan
-from rigs.experiments import SMALL, small
+from rigs.experiments import SMALL, play, small
 from rigs.federation import PRIVATE, clients, federation, network_settings, private
 from rigs.log import changing_log
 from rigs.policies import BUDGET, CASES, DEADLINE_S, IDS, Play, policy_of
@@ -204,7 +204,7 @@ def test_what_the_log_lacks_is_one_line(policy: str, line: str) -> None:
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("replay") / "run"
-    pausefl.run(small({"experiment.rounds": 6, "clients.count": 5}), folder, progress=False)
+    play(small({"experiment.rounds": 6, "clients.count": 5}), folder)
     return folder
 
 

@@ -1,12 +1,15 @@
-"""A small experiment for tests, and the links that the plan gives to an experiment's clients."""
+"""A small experiment for tests, its run, and the links that the plan gives to an experiment's clients."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pausefl.experiment.delay_laws import Delay
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.links import LinkPlan, plan_links
 from pausefl.experiment.loading import load_experiment
+from pausefl.runtime.fleet import show_nothing
+from pausefl.runtime.run import run_experiment
 
 SMALL: dict[str, Any] = {
     "experiment.clock": "virtual",
@@ -20,6 +23,11 @@ SMALL: dict[str, Any] = {
 def small(changes: Mapping[str, Any] | None = None) -> Experiment:
     """An experiment of three rounds of a synthetic model on the virtual clock, with these changed settings."""
     return load_experiment("demo", {**SMALL, **(changes or {})})
+
+
+def play(experiment: Experiment, run_dir: Path) -> None:
+    """Play a run to its end without drawing a report, as a campaign does."""
+    run_experiment(experiment, run_dir, show_nothing, has_report=False)
 
 
 def links_of(experiment: Experiment) -> dict[str, LinkPlan]:

@@ -114,17 +114,18 @@ def fields(message: Any, prefix: str = "") -> set[str]:
     return found
 
 
+Tapped = tuple[str, Wiretap, Path]
+"""A unit, what crossed in a run in this unit, and the run's directory."""
+
+
 @pytest.fixture(scope="module", params=["coordinate", "vector"])
-def tapped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Wiretap, Path]:
-    """A unit, what crossed in a run in this unit, and the run's directory."""
+def tapped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tapped:
     folder, wiretap = tmp_path_factory.mktemp("tapped"), Wiretap()
     with closing(wiretap):
         return request.param, play(folder, wiretap, request.param), folder / "run"
 
 
-def test_every_value_that_crosses_is_clipped_and_noised_at_the_charged_epsilon(
-    tapped: tuple[str, Wiretap, Path],
-) -> None:
+def test_every_value_that_crosses_is_clipped_and_noised_at_the_charged_epsilon(tapped: Tapped) -> None:
     unit, wiretap, _ = tapped
     noise, raw = [], []
     for client_id, result, vector in updates(wiretap):
@@ -147,7 +148,7 @@ def test_every_value_that_crosses_is_clipped_and_noised_at_the_charged_epsilon(
     assert not any(update[i : i + 16] in sent for update in raw for i in range(0, len(update), 1600))
 
 
-def test_nothing_but_what_is_listed_leaves_a_client(tapped: tuple[str, Wiretap, Path]) -> None:
+def test_nothing_but_what_is_listed_leaves_a_client(tapped: Tapped) -> None:
     _, wiretap, run_dir = tapped
     sent = set().union(*(fields(message) for stream in wiretap.streams for message, _ in stream.up))
     assert sent <= ALLOWED
