@@ -6,7 +6,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,16 +15,13 @@ from pausefl_process.events import Finished, MetricsServed, Outcome, Preparing, 
 from pausefl_process.exposition import exposition
 from pausefl_process.host_monitor import Clock, HostMonitor, HostWatch
 from pausefl_process.http_server import Route, WebServer
-from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.errors import PauseflError
-from pausefl_proto.tls import Tls
 from pausefl_proto.wire import Vector, digest
 from pausefl_server.actor import ActorStopped
-from pausefl_server.connections.admission_files import AdmissionFiles, follow
+from pausefl_server.connections.admission_files import follow
 from pausefl_server.connections.answer_limits import AnswerLimits
-from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S
 from pausefl_server.connections.stream_handler import ClientStreamHandler
-from pausefl_server.connections.transport import FederationServer
+from pausefl_server.connections.transport import Endpoints, FederationServer
 from pausefl_server.interruption import Interruption, interruptible
 from pausefl_server.monitoring.leak_check import count_held, left_over
 from pausefl_server.monitoring.metrics import make_registry
@@ -34,7 +31,6 @@ from pausefl_server.monitoring.probes import server_probes
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation
-from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.budget_exhaustion import budgets_end
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.evaluation import (
@@ -63,29 +59,6 @@ _LAST_EVALUATIONS_S = 5.0
 _MANY_CLIENTS = 1000
 
 
-@dataclass(frozen=True)
-class Endpoints:
-    """Where and how the server listens; port 0 takes any free port."""
-
-    host: str
-    port: int
-    metrics: MetricsSettings | None = None
-    """None: no metrics are served."""
-    tls: Tls | None = None
-    """None: connections are not encrypted."""
-    dead_after_s: float = DEAD_AFTER_S
-    """How long a client may be silent, pings included, before its stream is closed."""
-    hello_timeout_s: float = HELLO_TIMEOUT_S
-    """How long a connection may last before its client has said hello."""
-    admission: Admission = field(default_factory=Admission)
-    admission_files: AdmissionFiles = field(default_factory=AdmissionFiles)
-    """The files from which `admission` was read. They are read again when they change."""
-    offer: str = ""
-    """The experiment as JSON, for clients that ask for it."""
-    run_id: str = ""
-    """The run's id, which clients receive."""
-
-
 class Transport(Protocol):
     """Carries clients' streams to their handler."""
 
@@ -96,25 +69,13 @@ class Transport(Protocol):
         """Let clients close their streams within `grace_s` of the goodbye, then break the others."""
 
 
-def _grpc_transport(handler: ClientStreamHandler, endpoints: Endpoints, most_clients: int) -> Transport:
-    return FederationServer(
-        handler,
-        endpoints.tls,
-        offer=endpoints.offer,
-        run_id=endpoints.run_id,
-        most_clients=most_clients,
-        dead_after_s=endpoints.dead_after_s,
-        hello_timeout_s=endpoints.hello_timeout_s,
-    )
-
-
 @dataclass(frozen=True)
 class Platform:
     """The clock of a server, a monitor of its host, and the transport of its clients' messages."""
 
     clock: Clock = time.monotonic
     watch: Callable[[Clock], HostWatch] = HostMonitor
-    transport: Callable[[ClientStreamHandler, Endpoints, int], Transport] = _grpc_transport
+    transport: Callable[[ClientStreamHandler, Endpoints, int], Transport] = FederationServer
     """Makes the transport from the handler of its streams, the endpoints, and the greatest number of clients."""
     finishes_rounds: bool = False
     """See `Coordinator.__init__`."""

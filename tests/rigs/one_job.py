@@ -14,7 +14,7 @@ from pausefl_server.actor import Actor
 from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S
 from pausefl_server.connections.stream_handler import ClientStreamHandler
-from pausefl_server.connections.transport import FederationServer
+from pausefl_server.connections.transport import Endpoints, FederationServer
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.messages import Dispatch, Lost, Register
 from rigs.federation import SIZE
@@ -50,7 +50,8 @@ async def listening(
     coordinator: Actor[Any] | None = None,
     size: int = SIZE,
     hello_timeout_s: float = HELLO_TIMEOUT_S,
-    **limits: Any,
+    most_clients: int = 1000,
+    **told: Any,
 ) -> AsyncIterator[int]:
     """Yield the port of a server for this coordinator; by default one that gives every client a job."""
     coordinator = coordinator or OneJob(size)
@@ -60,7 +61,8 @@ async def listening(
         *(AnswerLimits(size), admission),
         hello_timeout_s=hello_timeout_s,
     )
-    server = FederationServer(handler, tls, offer=offer, hello_timeout_s=hello_timeout_s, **limits)
+    endpoints = Endpoints("127.0.0.1", 0, tls=tls, offer=offer, hello_timeout_s=hello_timeout_s, **told)
+    server = FederationServer(handler, endpoints, most_clients)
     try:
         yield await server.start("127.0.0.1", 0)
     finally:

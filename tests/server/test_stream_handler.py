@@ -21,7 +21,7 @@ from pausefl_server.connections import client_actor
 from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
-from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
+from pausefl_server.connections.transport import Endpoints, FederationServer, GrpcStreamToClient
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.messages import Lost, Register, Withdraw
 from pausefl_server.selection.policies.everyone import All
@@ -169,7 +169,7 @@ async def test_goodbyes_that_nobody_takes_are_few(connections: int, kept: int) -
     opened = 64
     ended: asyncio.Queue[int] = asyncio.Queue()
     async with stream_handler() as handler, asyncio.timeout(20):
-        server = FederationServer(handler)
+        server = FederationServer(handler, Endpoints("127.0.0.1", 0), 1000)
         port = await server.start("127.0.0.1", 0)
         peers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(connections)]
         readers = [asyncio.create_task(note_ends(*peer, ended)) for peer in peers]

@@ -88,7 +88,6 @@ class OneByOne:
 
     @property
     def options(self) -> Sequence[str]:
-        """See `Player.options`."""
         return ("--fleet", self.fleet.address) if self.fleet else ()
 
     def check(self, runs: Sequence[Planned]) -> None:
@@ -155,7 +154,6 @@ class OnExecutor:
             )
 
     def play(self, runs: Sequence[Planned], folder: Path) -> Missing:
-        """See `Player.play`."""
         self.check(runs)
         left = [run for run in runs if not is_played(run, folder)]
         if self.is_elsewhere:

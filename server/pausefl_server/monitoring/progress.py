@@ -70,7 +70,6 @@ class ProgressReporter(RunObserver):
             self._notice_sparingly("left", f"client {client_id} left: {reason}", client_id)
 
     def rejected(self, reason: str) -> None:
-        """Count the rejection, and report its reason."""
         self._rejected += 1
         self._notice_sparingly("rejected", reason)
 
@@ -80,7 +79,6 @@ class ProgressReporter(RunObserver):
             self._report(Notice(line, topic, client))
 
     def noticed(self, message: str, topic: str = "") -> None:
-        """Report the message."""
         self._report(Notice(message, topic))
 
     def evaluated(self, round: int, evaluation: Evaluation) -> None:
@@ -133,7 +131,6 @@ class ProgressReporter(RunObserver):
         )
 
     def attempt_failed(self, record: RoundRecord, state: RunState) -> None:
-        """Report why no client gave an update."""
         self._announce_failures(record)
         self.noticed(
             f"no client gave an update in attempt {record.attempt} at round {record.round}, within"

@@ -36,33 +36,26 @@ class Telemetry(RunObserver):
         self._begin()
 
     def arrived(self, client_id: str, connected: int, round: int) -> None:
-        """Count the arrival."""
         self.now = replace(self.now, connected=connected, arrivals=self.now.arrivals + 1)
         self._begin()
 
     def departed(self, client_id: str, reason: str, connected: int, round: int) -> None:
-        """Count the departure."""
         self.now = replace(self.now, connected=connected, departures=self.now.departures + 1)
 
     def rejected(self, reason: str) -> None:
-        """Count the rejection."""
         self.now = replace(self.now, rejected=self.now.rejected + 1)
 
     def pinged(self, row: int, ping_s: float) -> None:
-        """Keep the client's last ping."""
         if self._is_watched and row < len(self.now.clients.ids):
             self.now = replace(self.now, clients=self.now.clients.pinged(row, ping_s))
 
     def evaluator(self, *, is_there: bool) -> None:
-        """Note whether the evaluator is there."""
         self.now = replace(self.now, has_evaluator=is_there)
 
     def evaluated(self, round: int, evaluation: Evaluation) -> None:
-        """Add the evaluation."""
         self.now = after_evaluation(self.now, round, evaluation)
 
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
-        """Add the round."""
         if self._is_watched:
             self._fold(record, state)
             self.now = replace(self.now, last_round_at_s=self._clock(), budgets_end=budgets_end)

@@ -36,11 +36,9 @@ class FedBN(TrainingMethod):
         _fill(model, self._shared)
 
     def state(self) -> Mapping[str, Any]:
-        """The client's own normalisation layers."""
         return {"own": self._own} if self._own else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Set the client's own normalisation layers."""
         self._own = dict(state.get("own", {}))
 
 

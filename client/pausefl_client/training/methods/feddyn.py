@@ -29,7 +29,6 @@ class FedDyn(Bounded, TrainingMethod):
         self._gradient: dict[str, torch.Tensor] = {}  # h_i; empty means 0
 
     def begin_round(self, model: nn.Module, round: int) -> None:
-        """Keep θ."""
         self._start = {name: parameter.detach().clone() for name, parameter in trained_parameters(model).items()}
 
     def change_gradients(self, model: nn.Module) -> None:
@@ -49,9 +48,7 @@ class FedDyn(Bounded, TrainingMethod):
         }
 
     def state(self) -> Mapping[str, Any]:
-        """h_i."""
         return {"gradient": self._gradient} if self._gradient else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Set h_i."""
         self._gradient = dict(state.get("gradient", {}))

@@ -22,7 +22,6 @@ class FedProx(Bounded, TrainingMethod):
         self._anchors: list[torch.Tensor] = []
 
     def begin_round(self, model: nn.Module, round: int) -> None:
-        """Keep θ."""
         self._anchors = [parameter.detach().clone() for parameter in trained_parameters(model).values()]
 
     def change_gradients(self, model: nn.Module) -> None:

@@ -59,16 +59,13 @@ class Moon(Bounded, TrainingMethod):
         return task.loss(outputs, batch.targets) + self.mu * contrast(features, server, last, self.temperature)
 
     def end_round(self, model: nn.Module) -> None:
-        """Keep the trained model."""
         changing = {**trained_parameters(model), **running_statistics(model)}
         self._last = {name: tensor.detach().clone() for name, tensor in changing.items()}
 
     def state(self) -> Mapping[str, Any]:
-        """The client's last model."""
         return {"last": self._last} if self._last else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Set the client's last model."""
         self._last = dict(state.get("last", {}))
 
 

@@ -28,11 +28,9 @@ class Scaffold(TrainingMethod):
         self._change: dict[str, torch.Tensor] = {}
 
     def take_control(self, control: Mapping[str, torch.Tensor]) -> None:
-        """Keep c."""
         self._server = control
 
     def begin_round(self, model: nn.Module, round: int) -> None:
-        """Reset the sum of gradients."""
         self._sum = {name: torch.zeros_like(parameter) for name, parameter in trained_parameters(model).items()}
         self._steps = 0
 
@@ -56,9 +54,7 @@ class Scaffold(TrainingMethod):
         return self._change
 
     def state(self) -> Mapping[str, Any]:
-        """c_i."""
         return {"control": self._own} if self._own else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Set c_i."""
         self._own = dict(state.get("control", {}))

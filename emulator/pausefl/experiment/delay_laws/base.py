@@ -11,7 +11,6 @@ import numpy as np
 from pausefl_process.plugins import with_place
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.errors import ConfigError
-from pausefl_proto.number_types import Bounded
 
 POINTS = 20_000
 """How many equally likely values represent a law."""
@@ -67,17 +66,6 @@ class SampledDelay(ABC):
     def minimum_s(self) -> float:
         """0. A subclass whose draws have another lower bound overrides it."""
         return 0.0
-
-
-class IndependentDelay(Bounded, ABC):
-    """Base class of laws whose draws are independent, with the same distribution in every round."""
-
-    @abstractmethod
-    def _draws(self, rng: np.random.Generator, n: int) -> FloatArray: ...
-
-    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
-        """(n,) independent draws."""
-        return self._draws(rng, n)
 
 
 def sampled(law: Delay, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:

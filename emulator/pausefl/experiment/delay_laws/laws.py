@@ -1,29 +1,29 @@
-"""The elementary latency laws. Each record's fields are the keys of its TOML table. Bad values raise ValueError."""
+"""The elementary latency laws: independent draws. Fields are the keys of TOML tables. Bad values raise ValueError."""
 
 import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from pausefl.experiment.delay_laws.base import POINTS, IndependentDelay, levels, standard_normal_quantiles
+from pausefl.experiment.delay_laws.base import POINTS, levels, standard_normal_quantiles
 from pausefl_proto.arrays import FloatArray
-from pausefl_proto.number_types import Finite, NonNegative, Positive
+from pausefl_proto.number_types import Bounded, Finite, NonNegative, Positive
 
 
-class _AboveZero(IndependentDelay):
+class _AboveZero(Bounded):
     @property
     def minimum_s(self) -> float:
         return 0.0
 
 
 @dataclass(frozen=True)
-class Constant(IndependentDelay):
+class Constant(Bounded):
     """A delay that is always the same. A negative value is allowed only inside a law with a floor."""
 
     value_s: Finite
     """The delay."""
 
-    def _draws(self, rng: np.random.Generator, n: int) -> FloatArray:
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         return np.full(n, self.value_s)
 
     def points(self) -> FloatArray:
@@ -50,7 +50,7 @@ class NoDelay(Constant):
 
 
 @dataclass(frozen=True)
-class Normal(IndependentDelay):
+class Normal(Bounded):
     """A normal distribution. It can be negative, so it needs a floor."""
 
     mean_s: Finite
@@ -58,7 +58,7 @@ class Normal(IndependentDelay):
     sd_s: NonNegative
     """The standard deviation."""
 
-    def _draws(self, rng: np.random.Generator, n: int) -> FloatArray:
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         return rng.normal(self.mean_s, self.sd_s, n)
 
     def points(self) -> FloatArray:
@@ -84,7 +84,7 @@ class LogNormal(_AboveZero):
     sd_s: NonNegative
     """The standard deviation."""
 
-    def _draws(self, rng: np.random.Generator, n: int) -> FloatArray:
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         return rng.lognormal(self._mu, math.sqrt(self._variance), n)
 
     def points(self) -> FloatArray:
@@ -114,7 +114,7 @@ class Exponential(_AboveZero):
     mean_s: Positive
     """The mean."""
 
-    def _draws(self, rng: np.random.Generator, n: int) -> FloatArray:
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         return rng.exponential(self.mean_s, n)
 
     def points(self) -> FloatArray:
@@ -136,7 +136,7 @@ class Gamma(_AboveZero):
     shape: Positive
     """The shape k."""
 
-    def _draws(self, rng: np.random.Generator, n: int) -> FloatArray:
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         return rng.gamma(self.shape, self.mean_s / self.shape, n)
 
     def points(self) -> FloatArray:
@@ -158,7 +158,7 @@ class Weibull(_AboveZero):
     shape: Positive
     """The shape k."""
 
-    def _draws(self, rng: np.random.Generator, n: int) -> FloatArray:
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         return self.scale_s * rng.weibull(self.shape, n)
 
     def points(self) -> FloatArray:
@@ -180,7 +180,7 @@ class Weibull(_AboveZero):
 
 
 @dataclass(frozen=True)
-class Pareto(IndependentDelay):
+class Pareto(Bounded):
     """A Pareto distribution: P(τ > x) = (minimum / x)^shape."""
 
     minimum_s: Positive
@@ -188,7 +188,7 @@ class Pareto(IndependentDelay):
     shape: Positive
     """The exponent of the tail. The mean is infinite for a shape of at most 1."""
 
-    def _draws(self, rng: np.random.Generator, n: int) -> FloatArray:
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         return self.minimum_s * (1 + rng.pareto(self.shape, n))
 
     def points(self) -> FloatArray:
@@ -207,7 +207,7 @@ class Pareto(IndependentDelay):
 
 
 @dataclass(frozen=True)
-class Empirical(IndependentDelay):
+class Empirical(Bounded):
     """Measured values, each equally likely, drawn with replacement."""
 
     values_s: tuple[NonNegative, ...]
@@ -218,7 +218,7 @@ class Empirical(IndependentDelay):
             raise ValueError("values_s = []: must hold at least one value")
         super().__post_init__()
 
-    def _draws(self, rng: np.random.Generator, n: int) -> FloatArray:
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         picked = rng.integers(len(self.values_s), size=n)
         return np.array([self.values_s[i] for i in picked])
 

@@ -32,11 +32,9 @@ class Ucb(Policy):
         self.as_pause()
 
     def start(self) -> Recent | None:
-        """The initial state, see `Pause.start`."""
         return self.as_pause().start()
 
     def observe(self, state: Recent | None, record: PolicyRound, table: ClientTable) -> Recent | None:
-        """The state after a round, see `Pause.observe`."""
         return self.as_pause().observe(state, record, table)
 
     def select(self, state: Recent | None, context: Context) -> Selection:
