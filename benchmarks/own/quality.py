@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.experiment.delay_laws import published_halves
+from pausefl.experiment.delay_laws import published_delay
 from pausefl.studies.simulation.engine import Setting, server_of, simulate
 from pausefl_proto.budget import Budget
 from pausefl_server.selection import Policy
@@ -41,7 +41,7 @@ def cases(seeds: int = 10) -> Iterator[dict[str, Any]]:
 def published_setting(clients: int, seed: int, naming: str = "client") -> Setting:
     """The published latencies, ε̄ = 100, η = 0.04 and equal data. Clients are called NAMING-000 and so on."""
     ids = [f"{naming}-{k:03}" for k in range(clients)]
-    laws = dict(zip(ids, published_halves(clients), strict=True))
+    laws = {client_id: published_delay(k, clients) for k, client_id in enumerate(ids)}
     return Setting(laws, dict.fromkeys(ids, 100), server_of(0.05, Budget(100.0, 0.04), seed))
 
 

@@ -53,7 +53,7 @@ class Simulation:
     def to_frame(self) -> "pd.DataFrame":
         """A row per simulation: policy, seed, rounds, total latency, ε and regrets."""
         rows = self.folder / "simulations.csv"
-        return data_frame(rows if rows.exists() else [self.summary], "Simulation.to_frame")
+        return data_frame(rows if rows.exists() else [self.summary])
 
     def __repr__(self) -> str:
         return f"<Simulation of {self.summary['rounds']} rounds: {self.folder}>"
@@ -71,7 +71,7 @@ class Reproduction:
     def to_frame(self) -> "pd.DataFrame":
         """A row per series, with the mean and the interval of each figure."""
         rows = [{"series": name, **flat(found)} for name, found in self.summary["series"].items()]
-        return data_frame(rows, "Reproduction.to_frame")
+        return data_frame(rows)
 
     def __repr__(self) -> str:
         return f"<Reproduction of {', '.join(self.summary['series'])}: {self.folder}>"
@@ -94,7 +94,7 @@ class Tuning:
 
     def to_frame(self) -> "pd.DataFrame":
         """The rows of front.csv, one for each setting of the front."""
-        return data_frame(self.folder / "front.csv", "Tuning.to_frame")
+        return data_frame(self.folder / "front.csv")
 
     def __repr__(self) -> str:
         return f"<Tuning with {len(self.front)} settings on its front: {self.folder}>"

@@ -37,7 +37,7 @@ from pausefl.experiment.delay_laws import (
     Sum,
     Weibull,
     known_means,
-    published_halves,
+    published_delay,
 )
 from pausefl.experiment.delays.laws import DELAYS
 from pausefl.experiment.links import LatencyTable
@@ -162,7 +162,7 @@ def test_halves_are_the_published_ones(clients: int) -> None:
     half = clients // 2
     fast = [0.05 + 0.15 * (k + 1) / half for k in range(half)]
     slow = [0.7 + 0.2 * (k + 1) / (clients - half) for k in range(clients - half)]
-    laws = published_halves(clients)
+    laws = [published_delay(k, clients) for k in range(clients)]
     means_s = [law.of.mean_s for law in laws]
     assert means_s == pytest.approx(fast + slow)
     assert laws == [Floor(Normal(mean_s, 0.05), 0.05) for mean_s in means_s]

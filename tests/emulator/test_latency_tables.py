@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pausefl.experiment.delay_laws import Constant, Exponential, Gamma, MarkovDelay, Sum, published_halves
+from pausefl.experiment.delay_laws import Constant, Exponential, Gamma, MarkovDelay, Sum, published_delay
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.links import processes_of
 from pausefl.experiment.loading import load_experiment, parse_experiment
@@ -48,10 +48,11 @@ def test_halves_are_planned_one_by_one_also_in_another_law_and_chains_of_clients
     """The default law is the published halves. Planning all of them anew for each client once took half an hour."""
     slow = '[latency.delay]\nkind = "scale"\nfactor = 10\nof = {kind = "halves"}\n'
     means_s = [law.mean_s for law in delays_of(experiment(slow)).values()]
-    assert means_s == [10 * half.mean_s for half in published_halves(4)]
+    assert means_s == [10 * published_delay(k, 4).mean_s for k in range(4)]
     laws = delays_of(experiment(f'[latency.delay]\nkind = "markov"\n{TABLES["markov"]}\n')).values()
     assert len({law.path for law in laws if isinstance(law, MarkovDelay)}) == 4
-    assert list(delays_of(parse_experiment("[clients]\ncount = 10_000")).values()) == published_halves(10_000)
+    many = list(delays_of(parse_experiment("[clients]\ncount = 10_000")).values())
+    assert many == [published_delay(k, 10_000) for k in range(10_000)]
 
 
 def test_both_ways_are_drawn_apart_and_a_whole_exchange_is_split_and_scaled() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from pausefl.bench import selection
-from pausefl.experiment.delay_laws import Constant, NoDelay, published_halves
+from pausefl.experiment.delay_laws import Constant, NoDelay, published_delay
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.server_records import check_policies, selected_policy
 from pausefl.studies.simulation import kernel
@@ -66,7 +66,7 @@ KINDS = "iid", "dominant-label"
 
 def published(clients: int, seed: int = 1, budget: Budget | None = BUDGET) -> Setting:
     ids = [f"client-{k:02}" for k in range(clients)]
-    laws = dict(zip(ids, published_halves(clients), strict=True))
+    laws = {client_id: published_delay(k, clients) for k, client_id in enumerate(ids)}
     return Setting(laws, {i: 100 + k % 3 for k, i in enumerate(ids)}, server_of(0.05, budget, seed))
 
 
@@ -370,7 +370,8 @@ def steps_setting(concurrency: int, buffer: int, seed: int = 1, budget: Budget |
     """A setting of 12 clients with the published latencies."""
     asynchronous = Asynchronous(concurrency, buffer, **steps)
     server = server_of(0.05, budget, seed, is_asynchronous=True, asynchronous=asynchronous)
-    return Setting(dict(zip(IDS, published_halves(12), strict=True)), dict.fromkeys(IDS, 100), server)
+    laws = {client_id: published_delay(k, 12) for k, client_id in enumerate(IDS)}
+    return Setting(laws, dict.fromkeys(IDS, 100), server)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import pausefl
-from pausefl.experiment.delay_laws import Constant, Schedule, published_halves
+from pausefl.experiment.delay_laws import Constant, Schedule, published_delay
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.server_records import selected_policy
 from pausefl.runtime.plan import plan_of
@@ -160,7 +160,7 @@ def test_a_derived_deadline_is_one_of_real_seconds() -> None:
 def test_a_policy_learns_from_those_in_time_alone() -> None:
     """A round that waits for three of its five clients is shorter, although the clients' laws stay the same."""
     ids = [f"client-{k:02}" for k in range(10)]
-    laws, examples = dict(zip(ids, published_halves(10), strict=True)), dict.fromkeys(ids, 100)
+    laws, examples = {ids[k]: published_delay(k, 10) for k in range(10)}, dict.fromkeys(ids, 100)
     settings = [Setting(laws, examples, server_of(0.05, spare=n)) for n in (0, 2)]
     plain, spared = (simulate(Pause(5), setting, 200, with_regret=False) for setting in settings)
     assert spared.total_latency_s[-1] < 0.9 * plain.total_latency_s[-1]

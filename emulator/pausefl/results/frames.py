@@ -4,18 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pausefl_proto.errors import ConfigError
+from pausefl.extras import needs
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def data_frame(found: Path | Mapping[str, Any] | Sequence[Mapping[str, Any]], name: str) -> "pd.DataFrame":
-    """A DataFrame from a CSV file, columns or rows. Without pandas, a ConfigError that begins with `name`."""
-    try:
-        import pandas as pd
-    except ImportError:
-        raise ConfigError(f'{name}: needs pandas, pip install "pausefl[pandas]"') from None
+@needs("pandas")
+def data_frame(found: Path | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
+    """A DataFrame from a CSV file, columns or rows."""
+    import pandas as pd
+
     return pd.read_csv(found) if isinstance(found, Path) else pd.DataFrame(found)
 
 

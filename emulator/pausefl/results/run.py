@@ -118,7 +118,7 @@ class Run:
             raise ConfigError(f"{path}: cannot be read as a model ({error})") from error
 
     def _frame(self, table: str) -> "pd.DataFrame":
-        return data_frame(dict(self.columns(table)), f"Run.{table}")
+        return data_frame(dict(self.columns(table)))
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"

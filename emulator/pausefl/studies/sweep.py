@@ -64,7 +64,7 @@ class Sweep:
 
     def to_frame(self) -> "pd.DataFrame":
         """The rows as a DataFrame."""
-        return data_frame(self.rows, "Sweep.to_frame")
+        return data_frame(self.rows)
 
     def __repr__(self) -> str:
         return f"<Sweep of {len(self.rows)} runs: {self.folder}>"

@@ -5,7 +5,7 @@ May live here: laws of delays, their means and quantiles. Not here: their TOML t
 
 from pausefl.experiment.delay_laws.base import Delay, SampledDelay, known_means, sampled, sampled_delays
 from pausefl.experiment.delay_laws.changing import DayCycle, DelayDrift, MarkovDelay, Outage, Schedule
-from pausefl.experiment.delay_laws.combined import Floor, Mixture, Scale, Sum, published_delay, published_halves
+from pausefl.experiment.delay_laws.combined import Floor, Mixture, Scale, Sum, published_delay
 from pausefl.experiment.delay_laws.laws import (
     Constant,
     Empirical,
@@ -43,7 +43,6 @@ __all__ = [
     "Weibull",
     "known_means",
     "published_delay",
-    "published_halves",
     "sampled",
     "sampled_delays",
 ]

@@ -154,11 +154,6 @@ class Scale(Bounded):
         return self.factor * self.of.minimum_s
 
 
-def published_halves(clients: int) -> list[Floor]:
-    """The latency laws of the published runs, for `clients` clients."""
-    return [published_delay(k, clients) for k in range(clients)]
-
-
 def published_delay(k: int, clients: int, *, floor_s: float = 0.05, sd_s: float = 0.05) -> Floor:
     """The latency of client k (from 0) as in the published runs: max(floor, Normal(mean_k, sd)).
 

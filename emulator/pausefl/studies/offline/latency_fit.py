@@ -49,7 +49,7 @@ class LatencyFit:
             for name, law in self.laws.items()
             for of in [self.latencies[name]]
         ]
-        return data_frame(rows, "LatencyFit.to_frame")
+        return data_frame(rows)
 
     def __repr__(self) -> str:
         return f"<LatencyFit of {len(self.laws)} clients: {self.source}>"

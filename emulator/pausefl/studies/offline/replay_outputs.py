@@ -45,7 +45,7 @@ class Replay:
 
     def to_frame(self) -> "pd.DataFrame":
         """The rows as a DataFrame."""
-        return data_frame(self.rounds, "Replay.to_frame")
+        return data_frame(self.rounds)
 
     def __repr__(self) -> str:
         return f"<Replay of {self.summary['rounds']} rounds by {self.summary['policy']}>"

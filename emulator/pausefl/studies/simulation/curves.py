@@ -54,10 +54,10 @@ class Curves:
         cuts = self._recorded - first_round + 1
         return [piece for piece in np.split(block, cuts[(cuts > 0) & (cuts < len(block))]) if len(piece)]
 
-    def add(self, last_round: int, gained: FloatArray, max_epsilon_spent: FloatArray) -> None:
+    def add(self, last_round: int, gained: FloatArray, max_epsilon_spent: float) -> None:
         """Add the next n rounds, up to `last_round`. gained, (n, 4): regret, genie regret, reward, latency by round."""
         self._sums += gained.sum(axis=0)
-        self._last_round, self._last_row = last_round, np.concatenate((self._sums, max_epsilon_spent))
+        self._last_round, self._last_row = last_round, np.append(self._sums, max_epsilon_spent)
         if last_round == self._recorded[self._next]:
             self._keep_last()
             self._next += 1

@@ -155,7 +155,7 @@ def simulate(
                 return curves.result(table, missed, penalty_s)
             context = context_of(server, state, oracle, t, 0)
             if not context.eligible.size:
-                curves.add(t, np.zeros((1, 4)), np.array([table.epsilon_spent.max()]))
+                curves.add(t, np.zeros((1, 4)), table.epsilon_spent.max())
                 continue
             selection = chosen_in(context, state)
             if watch:
@@ -171,7 +171,7 @@ def simulate(
             state.after_round(record)
             state.before_round(t, releases_of_misses(record, table, server.budget))
             penalty_s += selection.cluster_penalty_s
-            curves.add(t, gained[None], np.array([table.epsilon_spent.max()]))
+            curves.add(t, gained[None], table.epsilon_spent.max())
     return curves.result(table, missed, penalty_s)
 
 
@@ -204,7 +204,7 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
             kernel.play(t, ordered_s, share, mu, setting.tau_min_s, policy.m, *weights, chosen, inverse_s, gained)
             t += len(latency_s)
             spent = setting.server.budget.spent(int(chosen.max())) if setting.server.budget else 0.0
-            curves.add(t - 1, gained, np.array([spent]))
+            curves.add(t - 1, gained, spent)
     table.chosen[order] = chosen
     return curves.result(table, np.zeros(len(table), np.int64))
 

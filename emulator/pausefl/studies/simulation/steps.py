@@ -61,7 +61,7 @@ def simulate_steps(policy: Policy, setting: Setting, steps: int) -> SimulationRe
         state.after_round(record)
         state.before_round(t, releases_of_misses(record, table, server.budget))
         gained = np.array([[np.nan, np.nan, np.nan, state.elapsed_s - began_s]])
-        curves.add(t, gained, np.array([table.epsilon_spent.max()]))
+        curves.add(t, gained, table.epsilon_spent.max())
     return curves.result(table, missed)
 
 

@@ -147,7 +147,7 @@ class Comparison:
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per policy, with the parts of each spread as NAME.mean, NAME.low and NAME.high."""
-        return data_frame([flat(asdict(row)) for row in self.rows], "Comparison.to_frame")
+        return data_frame([flat(asdict(row)) for row in self.rows])
 
     def __repr__(self) -> str:
         policies, seeds = ", ".join(self.runs), len(self.seeds)
