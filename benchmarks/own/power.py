@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.own.trade_off import epsilon_by_trade_off
 from pausefl.experiment.client_records import budget_of
 from pausefl.experiment.loading import load_experiment
 from pausefl_audit.audit import FALSE_ALARM
 from pausefl_audit.findings import Guesses, guesses_all, multiple_of_claims
-from pausefl_audit.trade_off import epsilon_by_trade_off
 
 _PRESETS = ("demo", "small_cifar", "small_mnist")
 _CANARIES = 64

@@ -216,7 +216,8 @@ def chance_right(claimed: float, multiple: float = 1.0) -> float:
 
     A guess of a fair coin from an ε-LDP release is right with probability at most e^ε/(1 + e^ε), whatever happened
     before (Steinke and others). If every sign is guessed, Laplace noise allows less: 1 − min (a + f(a))/2 with its
-    trade-off curve f (`trade_off`), at a = e^(−ε/2)/2. Noise is independent between canaries, so chances multiply.
+    trade-off curve f (Dong, Roth and Su, 2022), at a = e^(−ε/2)/2. Noise is independent between canaries, so chances
+    multiply.
     """
     epsilon = multiple * claimed
     return 1 - math.exp(-epsilon / 2) / 2 if guesses_all(claimed) else float(expit(epsilon))

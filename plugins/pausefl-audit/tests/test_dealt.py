@@ -9,10 +9,10 @@ import pytest
 from scipy import stats
 
 import pausefl
+from benchmarks.own.trade_off import epsilon_by_trade_off, laplace_least
 from pausefl_audit.audit import FALSE_ALARM, Audit, play_with_canaries
 from pausefl_audit.findings import Guesses, guesses_all, multiple_of_claims
 from pausefl_audit.noted import guesses_of
-from pausefl_audit.trade_off import epsilon_by_trade_off, laplace_least
 from pausefl_proto.errors import PauseflError
 
 SMALL = {

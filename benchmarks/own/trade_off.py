@@ -2,7 +2,7 @@
 
 The method is that of S. Mahloujifar, L. Melis and K. Chaudhuri, "Auditing f-Differential Privacy in One Run" (ICML
 2025, arXiv:2410.22235). It also holds if the noise of canaries is dependent. Clients draw it independently, which
-`findings.multiple_of_claims` uses. That bound is at least as tight, so audits report it
+`pausefl_audit.findings.multiple_of_claims` uses. That bound is at least as tight, so audits report it
 (`python -m benchmarks.own power` compares both).
 """
 
