@@ -280,6 +280,11 @@ def test_data_are_drawn_by_seed_and_client(behaviour: Behaviour) -> None:
     assert labels() != labels(seed=2)
 
 
+class Emptying(Behaviour):
+    def examples(self, examples: Examples, classes: int, draw: Any) -> Examples:
+        return examples.take(slice(0))
+
+
 @dataclass(frozen=True)
 class Nothing(Behaviour):
     """A behaviour whose methods return None."""
@@ -299,6 +304,8 @@ def test_what_a_behaviour_returns_is_checked(method: str, arguments: tuple[Any, 
     message = f"clients.groups: {__name__}:Nothing.{method} must return {expected}; returned NoneType"
     with pytest.raises(ConfigError, match=re.escape(message)):
         getattr(chain(Nothing()), method)(*arguments)
+    with pytest.raises(ConfigError, match=r"^clients.groups: Emptying.examples must leave one example at least$"):
+        chain(Emptying()).examples(EXAMPLES, 10)
 
 
 def test_flipped_labels_are_the_next_ones_and_a_share_of_others_is_noise() -> None:

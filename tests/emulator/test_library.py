@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -301,11 +301,7 @@ class Deaf(pausefl.Observer):
         pytest.fail("is never called")
 
 
-@dataclass(frozen=True)
-class Kept:
-    share: float | None = 0.5
-
-
+KEPT = make_dataclass("Kept", [("share", float, 0.5)])
 WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "rounds": (lambda e: pausefl.simulate(e, 0), r"^rounds = 0: must be a whole number of at least 1$"),
     "seeds": (lambda e: pausefl.simulate(e, 10, seeds=0), r"^seeds = 0: must be"),
@@ -342,7 +338,7 @@ WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "a table": (lambda _: pausefl.load("demo", {"privacy": {"eta": 1}}), r'^"privacy": must .* such as privacy\.eta$'),
     "an unknown observer": (lambda e: pausefl.load(e, {"experiment.observers": ["no:X"]}), '"no:X": cannot be impo'),
     "no number": (lambda _: pausefl.load("demo", {"workload.max_steps": None}), r"^workload\.max_steps = None: cannot"),
-    "a field": (lambda _: pausefl.load("demo", {"workload.partition": Kept(None)}), r"^workload\.partition\.share = N"),
+    "a field": (lambda _: pausefl.load("demo", {"workload.partition": KEPT(None)}), r"^workload\.partition\.share = N"),
     "a setting": (lambda _: pausefl.load("demo", "selection.m=2"), r"^overrides = 'selection\.m=2': must be values by"),
     "pairs": (lambda _: pausefl.load("demo", [("selection.m", 2)]), r"^overrides = \[\('sel"),  # type: ignore[list-item] # on purpose
     "a number's source": (lambda _: pausefl.load(3), r"^source = 3: must be a TOML file, a preset, tables or an Exp"),  # type: ignore[arg-type] # on purpose

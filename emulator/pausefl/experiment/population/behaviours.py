@@ -235,10 +235,12 @@ class BehaviourChain:
 
     def examples(self, examples: Examples, classes: int) -> Examples:
         for behaviour, draw in self._links:
+            name = type(behaviour).__name__
             if behaviour.needs_classes and not are_classes(examples.labels, classes):
-                name = type(behaviour).__name__
                 raise ConfigError(f"clients.groups: {name} needs a class for each example; workload.dataset has none")
             examples = _checked(behaviour.examples(examples, classes, draw), Examples, behaviour, "examples")
+            if not len(examples):
+                raise ConfigError(f"clients.groups: {name}.examples must leave one example at least")
         return examples
 
     def settings(self, settings: TrainingSettings) -> TrainingSettings:
