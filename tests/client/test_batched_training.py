@@ -158,7 +158,7 @@ def test_a_state_is_written_down_and_read_as_after_training_alone() -> None:
     for trainer, other, fresh in zip(alone, together, trainers_of(), strict=True):
         trainer.train(theta, round=1)
         fresh.restore(other.state())
-        assert len(other.state()) == len(trainer.state())
+        assert len(fresh.state()) == len(trainer.state())
         assert_same(fresh.train(theta, round=2), trainer.train(theta, round=2))
 
 

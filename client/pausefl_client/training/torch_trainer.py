@@ -28,6 +28,8 @@ from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import MAX_STATISTICS, Vector
 
+_ALL = "all parameters"  # what joined states are saved under, in place of a parameter's number
+
 
 @dataclass(frozen=True)
 class LocalData:
@@ -179,7 +181,9 @@ class TorchTrainer:
     def state(self) -> bytes:
         """The states of optimizer (such as Adam's moments), method and running statistics. Empty if there are none."""
         of_client = {"method": checked_state(self.method), "statistics": self._own_statistics}
-        optimizer = self._current_optimizer().state_dict()
+        optimizer = self._optimizer.state_dict()
+        if self._remembered:
+            optimizer["state"] = {_ALL: self._remembered}
         if not any(of_client.values()) and self._described(optimizer) == self._fresh_optimizer:
             return b""
         return self._state_writer.written(optimizer, of_client)
@@ -193,6 +197,9 @@ class TorchTrainer:
         for name, statistic in of_client.get("statistics", self._fresh_statistics).items():
             self._own_statistics[name].copy_(statistic)
         if of_optimizer:
+            states = of_optimizer["state"]
+            if _ALL in states:
+                states.update(enumerate(parted(states.pop(_ALL), self._shapes)))
             self._optimizer.load_state_dict(of_optimizer)
 
     def _described(self, optimizer: Mapping[str, Any]) -> bytes | None:

@@ -1,11 +1,12 @@
 """Files of what a trainer remembers from round to round (such as Adam's moments). A restart then changes no update."""
 
-import hashlib
 import json
 import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+import xxhash
 
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.training.trainer import Trainer
@@ -13,7 +14,7 @@ from pausefl_process.files import write_over
 
 log = logging.getLogger("pausefl.client")
 
-_SEAL_BYTES = hashlib.sha256().digest_size
+_SEAL_BYTES = xxhash.xxh3_128().digest_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class TrainerStates:
         self._now = _Saved(key.run_id, key.round, slot, b"")
 
     def _write(self, slot: int, content: bytes) -> None:
-        data = hashlib.sha256(content).digest() + content
+        data = xxhash.xxh3_128_digest(content) + content
         self._paths[slot].parent.mkdir(parents=True, exist_ok=True)
         file = os.open(self._paths[slot], os.O_WRONLY | os.O_CREAT, 0o600)
         try:
@@ -91,7 +92,7 @@ class TrainerStates:
         except FileNotFoundError:
             return None
         seal, content = data[:_SEAL_BYTES], data[_SEAL_BYTES:]
-        if hashlib.sha256(content).digest() != seal:
+        if xxhash.xxh3_128_digest(content) != seal:
             return None
         header, _, state = content.partition(b"\n")
         known = json.loads(header)
