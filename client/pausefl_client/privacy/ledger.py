@@ -11,7 +11,7 @@ import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,8 +58,7 @@ _OR_ELSE = "or use a new client id and count this one's whole budget as spent"
 _OPEN = "participation = ? AND fate = 'open'"
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseKey:
+class ReleaseKey(NamedTuple):
     """The job that a release answers. If the server asks for the same key again, the client re-sends the same bytes."""
 
     run_id: str
@@ -169,7 +168,7 @@ class Ledger:
             self._close_open_release()
             (now,) = self._db.execute("SELECT strftime('%Y-%m-%dT%H:%M:%SZ', 'now')").fetchone()
             in_all = Spent(self.in_all.released + 1, self._in_all_after(charge))
-            row = (in_all.released, *astuple(key), charge.epsilon, in_all.epsilon, self._unit, update_digest, now)
+            row = (in_all.released, *key, charge.epsilon, in_all.epsilon, self._unit, update_digest, now)
             chain = _link(self._chain, row)
             marks = ", ".join("?" * len(row))
             self._db.execute(f"INSERT INTO releases ({_CHAINED}, chain) VALUES ({marks}, ?)", (*row, chain))
@@ -196,7 +195,7 @@ class Ledger:
         """Whether a release for this key was charged, whether it is open, settled or written off."""
         query = "SELECT 1 FROM releases WHERE (run_id, round, attempt, model_digest) = (?, ?, ?, ?)"
         with self._errors():
-            return self._db.execute(query, astuple(key)).fetchone() is not None
+            return self._db.execute(query, key).fetchone() is not None
 
     def settle(self) -> None:
         """Note that the server no longer needs the open release's bytes. Saved with the next release, or at the end.
