@@ -15,7 +15,7 @@ from pausefl.runtime.evaluator.initial import Evaluated, InitialModel
 from pausefl.runtime.evaluator.plan import EvaluatorPlan
 from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator
 from pausefl.runtime.plan import RunPlan
-from pausefl.runtime.processes.resources import keep_freed_memory
+from pausefl.runtime.processes.resources import collect_seldom, keep_freed_memory
 from pausefl.runtime.server.process import play, work_for_fleet
 from pausefl.runtime.virtual.batching import with_batching
 from pausefl.runtime.virtual.event_loop import VirtualTimeLoop
@@ -85,6 +85,7 @@ def run_virtual_process(
     privacy = plan.clients.privacy
     if privacy is None or privacy.ledger_dir is None:  # otherwise ledgers outlive the run, and must be durable
         skip_fsync()
+    collect_seldom()
     keep_freed_memory()
     spare_exchanges()
     work_for_fleet(run_dir, events, lambda report: play_virtually(plan, run_dir, report, back_to))
