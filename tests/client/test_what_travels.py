@@ -182,7 +182,7 @@ def test_validate_counts_what_travels(capsys: pytest.CaptureFixture[str]) -> Non
     for model, statistics, said in (
         ("frozen_backbone", "local", "650 trained values travel, 4,160 constants stay"),
         ("batch_norm", "local", "1,242 trained values travel, 1 constants stay"),
-        ("batch_norm", "local", "32 are estimated on held-out data"),
+        ("batch_norm", "local", "32 are estimated on held-out data; a link below 0.0079 Mbit/s needs a greater"),
         ("batch_norm", "average", "32 are averaged"),
         ("batch_norm", "average", "0.51 times the clip bound in a client's release 1, and 0.53 times in release 2"),
     ):

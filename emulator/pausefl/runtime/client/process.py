@@ -201,8 +201,8 @@ async def run_clients(
         async with asyncio.TaskGroup() as group:
             if rounds is None:
                 for client_id in sessions:
-                    told, returns = platform.refused, plan.run_id != ""
-                    group.create_task(_run_session(client_id, sessions, out, told, returns=returns))
+                    returns = plan.run_id != ""
+                    group.create_task(_run_session(client_id, sessions, out, platform.refused, returns=returns))
             else:
                 await _run_present(plan.presence, sessions, out, rounds)
         for error in filter(None, out.values()):

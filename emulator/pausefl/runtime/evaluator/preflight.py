@@ -20,9 +20,6 @@ from pausefl_server.connections.admission_files import AdmissionFiles
 from pausefl_server.monitoring.noise import NoiseAhead
 from pausefl_server.rounds.admission import Admission
 
-# Devices that train over slower links than this are rare.
-_SLOW_MBIT_PER_S = 1.0
-
 
 def check_own_code(experiment: Experiment) -> None:
     """ConfigError for observers that cannot be made, and for a round in which no client is present."""
@@ -39,7 +36,7 @@ def try_out(experiment: Experiment, say: Callable[[str], None]) -> list[str]:
     _read_credentials(experiment, say)
     workload = experiment.workload
     if workload.model == "synthetic":
-        return [*_how_slow(experiment, workload.model_bytes), *_how_noisy(experiment)]
+        return _how_noisy(experiment)
     if not is_installed("client"):
         say('data and model were not tried: that needs pip install "pausefl[client]"')
         return _how_noisy(experiment)
@@ -49,26 +46,18 @@ def try_out(experiment: Experiment, say: Callable[[str], None]) -> list[str]:
         data = _deal_out(experiment)
     evaluator = rehearsed_evaluator(plan, when="")
     evaluator.check_repeats(data.validation)
-    slow = _how_slow(experiment, evaluator.initial.theta_0.nbytes)
-    return [_what_travels(evaluator.initial), *slow, *_how_noisy(experiment)]
+    return [_what_travels(evaluator.initial, experiment.server.dead_after_s), *_how_noisy(experiment)]
 
 
-def _what_travels(model: InitialModel) -> str:
-    """A sentence on how many of a model's values travel, and how many stay."""
+def _what_travels(model: InitialModel, dead_after_s: float) -> str:
+    """A sentence on how many of a model's values travel, how many stay, and how fast a link must be."""
     manifest, local = model.manifest, model.rest.local.size
     stay = sum(math.prod(constant.shape) for constant in model.rest.constants)
     statistics = f"{local:,} are estimated on held-out data" if local else f"{manifest.statistics.size:,} are averaged"
-    return f"{manifest.model_size:,} trained values travel, {stay:,} constants stay; of running statistics {statistics}"
-
-
-def _how_slow(experiment: Experiment, model_bytes: int) -> list[str]:
-    """A text on links that are too slow for the model at `server.dead_after_s`; [] if only the very slowest are."""
-    within_s = answers_within_s(experiment.server.dead_after_s)
-    mbit_per_s = 8e-6 * model_bytes / within_s
-    if experiment.experiment.clock == "virtual" or mbit_per_s < _SLOW_MBIT_PER_S:
-        return []
-    slow = f"on a real link below {mbit_per_s:.2g} Mbit/s, a model takes more than {within_s:.3g} s"
-    return [f"{slow} and may break its stream: there, raise server.dead_after_s at both ends"]
+    travel = f"{manifest.model_size:,} trained values travel, {stay:,} constants stay"
+    least = 8e-6 * model.theta_0.nbytes / answers_within_s(dead_after_s)
+    slow = f"a link below {least:.2g} Mbit/s needs a greater server.dead_after_s at both ends"
+    return f"{travel}; of running statistics {statistics}; {slow}"
 
 
 def _how_noisy(experiment: Experiment) -> list[str]:
