@@ -184,7 +184,7 @@ def _opened(path: Path) -> Ledger:
 
 
 CLIENTS = tuple(f"client-{k:03}" for k in range(50))
-ROUNDS = 100, 300
+ROUNDS = 50, 150
 BYTES_AN_OBSERVATION = 200
 """Some twenty columns of eight bytes each. As Python objects, an observation takes a kilobyte."""
 THETA = np.zeros(SIZE, np.float32)

@@ -18,6 +18,8 @@ from pausefl_tune import study as study_module
 from pausefl_tune.plan import Point, TuningPlan
 from rigs.tuning import SMALL, FailingAt, plan
 
+pytestmark = pytest.mark.usefixtures("quickly_written")
+
 
 def test_a_search_that_was_killed_before_its_first_values_were_noted_still_tries_the_published_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

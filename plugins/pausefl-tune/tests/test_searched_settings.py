@@ -21,6 +21,7 @@ from pausefl_tune.front import compared
 from pausefl_tune.measure import CLOCK, Figures, Measure, imbalance, simulated
 from pausefl_tune.plan import IMBALANCE, LATENCY, LEAKAGE, Point, TuningPlan
 
+pytestmark = pytest.mark.usefixtures("quickly_written")
 SMALL = """
 [experiment]
 rounds = 30
