@@ -31,10 +31,11 @@ from pausefl.experiment.delay_laws import (
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.measured.censoring import kaplan_meier
 from pausefl.studies.offline.fitting import LEAST_VALUES, fit_law
-from pausefl.studies.offline.latencies import ClientLatencies
+from pausefl.studies.offline.latencies import ClientLatencies, latencies_of
 from pausefl.studies.offline.plots import draw_fit, greatest_distance
 from pausefl_proto.errors import ConfigError
 from rigs.experiments import delays_of
+from rigs.log import fresh_store, observation, record
 from rigs.places import TESTS
 
 pytestmark = pytest.mark.usefixtures("quickly_written")
@@ -159,6 +160,13 @@ def test_a_run_gives_the_bounds_of_those_it_did_not_wait_for(tmp_path: Path) -> 
     note = f"{len(fit.latencies[slowest].bounds_s)} lower bounds): few of its exchanges were waited for"
     assert note in fit.to_toml()
     assert draw_fit(fit).axes
+
+
+def test_a_latency_of_a_step_belongs_to_the_step_whose_model_was_given() -> None:
+    with fresh_store() as (store, path):
+        for t, seen in enumerate(([observation("a")], [], [], [observation("a", staleness=2)]), 1):
+            store.commit_round(record(t, *seen))
+        assert latencies_of(path.parent)["a"].round.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(("signal", "timeout_s"), [("round_trip", 5.0), ("communication", 0.5)])

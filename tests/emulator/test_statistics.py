@@ -16,8 +16,10 @@ from pausefl.results.statistics import (
     mean_interval,
     paired_difference,
     saving_in_words,
+    shares_saved,
     three_digits,
 )
+from pausefl.studies.simulations import _answers
 from pausefl_proto.arrays import FloatArray
 from pausefl_reproduce.waits import (
     Waits,
@@ -197,6 +199,12 @@ def test_a_saving_is_said_with_its_interval(saved: Sequence[float], said: str) -
     spread = Spread.of(saved)
     assert spread is not None
     assert saving_in_words("pause", "random", spread, " until 90 %") == f"pause waits {said}"
+
+
+def test_nothing_is_saved_of_no_wait() -> None:
+    assert shares_saved([1.0, 0.0, 1.0, None], [2.0, 0.0, 0.0, 2.0]) == [0.5, None, None, None]
+    none = [{"total_latency_s": 0.0}]
+    assert len(list(_answers({"random": none, "pause": none}, "random"))) == 1
 
 
 def test_a_saving_whose_interval_holds_0_is_no_saving() -> None:

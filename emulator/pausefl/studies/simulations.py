@@ -14,7 +14,7 @@ from pausefl.results.csv_table import write_records
 from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, time_axis
 from pausefl.results.report.bands import SimulatedCurves, draw_simulations
 from pausefl.results.report.style import write_picture
-from pausefl.results.statistics import Spread, saving_in_words
+from pausefl.results.statistics import Spread, saving_in_words, shares_saved
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, refuse_run_in
 from pausefl.studies.compare import variant_of
 from pausefl.studies.simulation.outputs import run_simulation, weights_in_words
@@ -95,9 +95,9 @@ def _answers(summaries: Mapping[str, Sequence[Mapping[str, Any]]], baseline: str
     """A sentence per policy on the time it saves over the baseline, then one on what a simulation cannot show."""
     if len(summaries) < 2 or "total_latency_s" not in summaries[baseline][0]:
         return
+    totals_s = {policy: [each["total_latency_s"] for each in found] for policy, found in summaries.items()}
     for policy in (each for each in summaries if each != baseline):
-        totals = zip(summaries[policy], summaries[baseline], strict=True)
-        if saved := Spread.of([1 - own["total_latency_s"] / other["total_latency_s"] for own, other in totals]):
+        if saved := Spread.of(shares_saved(totals_s[policy], totals_s[baseline])):
             yield saving_in_words(policy, baseline, saved)
     yield "this is of drawn latencies alone: no network, training or accuracy was measured (pausefl compare does)"
 

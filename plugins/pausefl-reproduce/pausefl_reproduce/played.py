@@ -154,24 +154,27 @@ def _leakage_of(run: RunData) -> tuple[dict[str, list[float]], dict[str, list[fl
     """
     ids = [str(client_id) for client_id in run.clients["client_id"]]
     spent, latencies_s = dict.fromkeys(ids, 0.0), {client_id: list[float]() for client_id in ids}
-    half, retired_s = spent, dict.fromkeys(ids, 0.0)
+    half = spent
     leak: dict[str, list[float]] = {"round": [], "epsilon": [], "median": []}
     records = list(run.records)
     every = 1 + len(records) // 200
     for record in records:
-        told = [(event.client_id, event.epsilon_spent) for event in record.events]
+        told = [(event.client_id, event.epsilon_spent) for attempt in record.attempts for event in attempt.events]
         told += [(observation.client_id, observation.epsilon_spent) for observation in record.observations]
+        if record is records[-1]:  # what became known after it counts as known then
+            told += zip(ids, run.clients["epsilon_spent"].tolist(), strict=True)
         spent = spent | {client_id: max(spent[client_id], epsilon) for client_id, epsilon in told}
         half = spent if record.elapsed_s <= records[-1].elapsed_s / 2 else half
-        retired_s |= {event.client_id: record.elapsed_s for event in record.events if event.kind == "retired"}
         for observation in record.observations:
             latencies_s[observation.client_id].append(observation.latency_s)
         if record.round % every and record is not records[-1]:
             continue
         for name, value in zip(leak, (record.round, max(spent.values()), median(spent.values())), strict=True):
             leak[name].append(value)
-    order = sorted(ids, key=lambda client_id: fmean(latencies_s[client_id] or [math.inf]))
-    by_speed = _columns(epsilon=[half[c] for c in order], retired_s=[retired_s[c] for c in order])
+    commits_s = [0.0, *(record.elapsed_s for record in records)]
+    retired_s = [commits_s[min(t, len(records))] for t in run.clients["retired_before"].tolist()]
+    order = sorted(range(len(ids)), key=lambda k: fmean(latencies_s[ids[k]] or [math.inf]))
+    by_speed = _columns(epsilon=[half[ids[k]] for k in order], retired_s=[retired_s[k] for k in order])
     return leak, by_speed
 
 
@@ -296,6 +299,7 @@ def _by_speed(runs: Sequence[PlayedSeed], until_s: float) -> dict[str, Any]:
     if not runs[0].by_speed:
         return {}
     epsilon, retired_s = (np.array([run.by_speed[name] for run in runs]) for name in ("epsilon", "retired_s"))
+    (until_s,) = _columns(seconds=[until_s])["seconds"]  # with as many digits as the times that are kept
     retired = ((retired_s > 0) & (retired_s <= until_s)).mean(axis=0)
     return {
         "epsilon_by_speed": np.round(epsilon.mean(axis=0), 2).tolist(),

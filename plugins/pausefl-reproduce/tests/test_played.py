@@ -1,16 +1,21 @@
 """The figures of a reproduction's runs: best accuracies, times to an accuracy, and differences seed by seed."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pausefl.results.reading import read_run
 from pausefl.results.statistics import Interval
-from pausefl_reproduce.played import ACCURACIES, _against, _best, _waits, time_to
+from pausefl_reproduce.played import ACCURACIES, _against, _best, _by_speed, _leakage_of, _waits, time_to
 from pausefl_reproduce.waits import Waits
+from pausefl_server.records import LogEvent
+from rigs.log import record
+from rigs.reports import write_run
 
 
 def test_where_clients_join_later_the_best_is_of_the_evaluations_since_then() -> None:
@@ -64,3 +69,17 @@ def test_a_run_that_its_budgets_ended_has_no_total() -> None:
     assert _against({"short": [run(9), run(9)], "random": random}, waits, "short", "random") == {
         "total_latency_s": {"difference": asdict(Interval(0.0, None, None, 2)), "win_rate": 0.5}
     }
+
+
+def test_what_failed_attempts_and_the_end_tell_of_budgets_counts_too(tmp_path: Path) -> None:
+    """A release comes to light in a failed attempt, another after the last round, and budgets end there."""
+    run = read_run(write_run(tmp_path / "run"))
+    failed = record(2, events=(LogEvent("reconciled", "c", epsilon_spent=4.0, released=8),))
+    attempts = {2: (failed,)}
+    rounds = [replace(r, elapsed_s=r.round / 3, failed_attempts=attempts.get(r.round, ())) for r in run.records]
+    clients = {**run.clients, "epsilon_spent": np.array([1.5, 9.0, 4.0]), "retired_before": np.array([4, 0, 2])}
+    leak, by_speed = _leakage_of(replace(run, records=rounds, clients=clients))
+    assert leak == {"round": [1, 2, 3], "epsilon": [1.0, 4.0, 9.0], "median": [0.5, 1.0, 4.0]}
+    assert by_speed["retired_s"] == [0.0, 1.0, pytest.approx(2 / 3)]
+    until_its_end: Any = [SimpleNamespace(by_speed=by_speed | {"retired_s": [float(f"{2 / 3:.7g}"), 0.0, 0.0]})]
+    assert _by_speed(until_its_end, 2 / 3)["retired_by_fifth"] == [1.0, 0.0, 0.0, 0.0, 0.0]

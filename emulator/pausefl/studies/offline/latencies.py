@@ -27,7 +27,7 @@ class ClientLatencies:
     seconds: FloatArray
     """(n,) latencies in seconds, all above 0."""
     round: IntArray
-    """(n,) the round of each latency, ascending. If rounds are unknown, its position counted from 1."""
+    """(n,) the round of each latency's job, ascending. If rounds are unknown, its position counted from 1."""
     bounds_s: FloatArray = field(default_factory=lambda: np.empty(0))
     """(k,) lower bounds of further latencies, for answers that were not waited for or came too late."""
     missed: int = 0
@@ -52,7 +52,7 @@ def _of_run(run_dir: Path) -> dict[str, ClientLatencies]:
         check_seals(run_dir / "run.db", database)
     for record in RoundLog(partial(open_database, run_dir)):
         for o in (o for o in record.observations if o.teaches):
-            rounds[o.client_id].append(record.round)
+            rounds[o.client_id].append(record.round - o.staleness)  # its job's, for which the delay was drawn
             seconds[o.client_id].append(o.latency_s)
         for miss in (m for attempt in record.attempts for m in attempt.misses if m.teaches):
             if miss.kind in _BOUNDING and miss.latency_s > 0:

@@ -7,7 +7,7 @@ from functools import cache
 from pausefl.results.figures import Figures
 from pausefl.results.reading import RunData
 from pausefl.results.selections import GroupChoices, choices_by_group, per_client_round, relevant_to_irrelevant
-from pausefl.results.statistics import PairedDifference, Spread, paired_difference
+from pausefl.results.statistics import PairedDifference, Spread, paired_difference, shares_saved
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,6 @@ def row_of(
     figures: Figures,
 ) -> Row:
     """One policy's line. `times_s` and `baseline_s` are the times to the common accuracy, one per seed."""
-    pairs = list(zip(times_s, baseline_s, strict=True))
-    saved = [1 - own / other if own is not None and other else None for own, other in pairs]
     choices = cache(lambda: [choices_by_group(run.records, run.groups) for run in runs])
 
     def spread(name: str, values: Callable[[], Sequence[float | None]]) -> Spread | None:
@@ -78,7 +76,7 @@ def row_of(
         elapsed_s=spread("elapsed_s", lambda: [run.summary.get("elapsed_s") for run in runs]),
         missed_jobs=spread("missed_jobs", lambda: [sum(run.summary["missed_jobs"].values()) for run in runs]),
         time_to_common_s=spread("time_to_common_s", lambda: times_s),
-        latency_saved=spread("latency_saved", lambda: saved),
+        latency_saved=spread("latency_saved", lambda: shares_saved(times_s, baseline_s)),
         time_difference_s=figures.compute(f"{policy}: time_difference_s", lambda: _difference(times_s, baseline_s)),
         max_epsilon_spent=spread("max_epsilon_spent", lambda: [run.summary["max_epsilon_spent"] for run in runs]),
         epsilon_budget=common_budget(runs),
