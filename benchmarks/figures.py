@@ -231,7 +231,7 @@ def _last_said(run_dir: Path) -> str:
 def _line(name: str, series: str, run_dir: Path) -> dict[str, Any] | None:
     """The line to store for a run. None for a run that failed, unless it failed because its model diverged."""
     run, request = read_run(run_dir), request_of(name)
-    if run.has_failed and not has_diverged(run.summary):
+    if run.summary["outcome"] == "failed" and not has_diverged(run.summary):
         print(f"left out: {run_dir}: {run.summary['stopped_because']}", flush=True)
         return None
     hardware = machine_in_words() + (f", {_gpu()}" if run.settings["workload"].get("device") == "cuda" else "")

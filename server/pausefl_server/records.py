@@ -277,11 +277,6 @@ class RoundRecord:
         return *self.failed_attempts, self
 
     @property
-    def at_work_s(self) -> float:
-        """How long clients had the jobs that ended here, summed over clients, as elapsed time."""
-        return sum(o.came_back_s - o.handed_out_s for o in self.observations) + sum(m.at_work_s for m in self.misses)
-
-    @property
     def missed(self) -> tuple[Miss, ...]:
         """The misses, except those of kind "unneeded"."""
         return tuple(miss for miss in self.misses if miss.kind != "unneeded")

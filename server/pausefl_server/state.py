@@ -40,6 +40,8 @@ class RunState:
     """Elapsed time at the last record (see `rounds.elapsed`)."""
     at_work: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Round and attempt of each working client's job, by client. Only jobs with a "given" event in the log appear."""
+    broken_off_s: dict[str, float] = field(default_factory=dict)
+    """By client: how long, up to the last commit, it had had the job that the run's end broke off; not from the log."""
 
     @staticmethod
     def start(

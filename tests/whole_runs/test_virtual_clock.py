@@ -19,6 +19,7 @@ from torch import nn
 
 import pausefl
 from benchmarks.own.twin import changed_choices, compared, median_residual_s, steps_compared
+from pausefl.results.reading import CLIENTS
 from pausefl.runtime.client.plan import TrainingPlan, client_plan
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.run import run_experiment
@@ -172,6 +173,16 @@ def one_slow(factor: float) -> dict[str, Any]:
     """Two clients that train for 0.1 s, and a third that takes `factor` times as long."""
     groups = {"late": {"count": 1, "behaviours": [{"kind": "slow-device", "factor": factor}]}, "quick": {"count": 2}}
     return {**SYNTHETIC, "clients.count": 3, "clients.groups": groups, "workload.train_s": 0.1}
+
+
+def test_a_job_that_the_end_of_a_run_breaks_off_was_work_until_then(tmp_path: Path) -> None:
+    """One of three clients trains for an hour. The run ends before, and goes on."""
+    for rounds in (4, 12):
+        steps = {"experiment.rounds": rounds, "selection.policy": "random", "asynchronous.buffer": 1}
+        play(tmp_path / "run", {**one_slow(36_000.0), **ASYNCHRONOUS, **steps})
+        late, *others = (idle_share for *_, idle_share in query(tmp_path / "run", CLIENTS))
+        assert late == pytest.approx(0.0, abs=1e-9)
+        assert summary_of(tmp_path / "run")["clients_at_work"] == pytest.approx(3 - sum(others))
 
 
 def test_a_round_ends_at_its_deadline(tmp_path: Path) -> None:

@@ -48,7 +48,10 @@ FROM (SELECT client_id, n_examples, participation AS released, epsilon_spent, 1 
       UNION ALL
       SELECT client_id, n_examples, released, epsilon_spent, 0, CASE kind WHEN 'retired' THEN round END, 0.0 FROM events
       UNION ALL
-      SELECT client_id, 0, 0, 0.0, 0, NULL, at_work_s FROM misses) AS log
+      SELECT client_id, 0, 0, 0.0, 0, NULL, at_work_s FROM misses
+      UNION ALL
+      SELECT job.key, 0, 0, 0.0, 0, NULL, job.value
+      FROM meta, json_each(meta.value) AS job WHERE meta.key = 'broken off') AS log
 LEFT JOIN selections USING (client_id)
 LEFT JOIN (SELECT client_id, epsilon_spent AS joined_with, min(sequence) FROM events WHERE kind = 'joined'
            GROUP BY client_id) USING (client_id)
@@ -193,11 +196,6 @@ class RunData:
         return None if unit is None else PrivacyFigures(unit, self.summary["epsilon_budget"] or 0.0)
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the run ended early for a reason other than spent budgets or the user's request."""
-        return self.summary["outcome"] == "failed"
-
-    @property
     def has_total_delays(self) -> bool:
         """Whether a drawn delay is the duration of the whole exchange (`latency.mode` "total"), not an added delay."""
         return bool(self.settings.get("latency", {}).get("mode") == "total")
@@ -207,21 +205,14 @@ class RunData:
         """The name of the task's mean score. The fields named "accuracy" hold this score."""
         return self.summary.get("metric", ACCURACY)
 
-    def curve(self, split: Split, by: TimeAxis = "total_latency_s") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Two arrays with an entry per evaluated round: total latency or elapsed time, in seconds, and accuracy.
+    def curve(
+        self, split: Split, by: TimeAxis | Literal["round"] = "total_latency_s"
+    ) -> tuple[NDArray[Any], NDArray[np.float64]]:
+        """Two arrays with an entry per evaluated round: its time in seconds, or its number, and the accuracy after it.
 
         A run evaluates a fixed subset now and then and at its end, and the full set when it ends or is interrupted. The
         curve is of the subset, or of the full set if the subset has no evaluation or only the one at the end.
         """
-        rows = self._evaluations(split)
-        return self.accuracy[by][rows], self.accuracy["accuracy"][rows]
-
-    def accuracy_by_round(self, split: Split) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The evaluated rounds and the accuracy after each, from the same evaluations as `curve`."""
-        rows = self._evaluations(split)
-        return self.accuracy["round"][rows], self.accuracy["accuracy"][rows]
-
-    def _evaluations(self, split: Split) -> NDArray[np.bool_]:
         of_split = self.accuracy["split"] == split
         on_subset, on_full = (of_split & (self.accuracy["subset"] == subset) for subset in (1, 0))
         rows: NDArray[np.bool_] = on_subset
@@ -230,7 +221,7 @@ class RunData:
             rows = on_full
         elif in_series.size == 1 and (at_the_end := on_full & np.isin(self.accuracy["round"], in_series)).any():
             rows = at_the_end
-        return rows
+        return self.accuracy[by][rows], self.accuracy["accuracy"][rows]
 
 
 def read_run(path: Path) -> RunData:

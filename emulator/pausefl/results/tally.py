@@ -31,11 +31,13 @@ class RunTally:
         groups: Mapping[str, ClientGroup] | None = None,
         mode: Mode = "additive",
         released_before: Mapping[str, int] | None = None,
+        broken_off_s: float = 0.0,
     ) -> None:
         """Count `records` (rounds), `unfinished` (failed attempts at the next round) and `late_events` (those after).
 
         `mode`: whether a drawn delay is added to an exchange or is its total duration.
         `released_before`: by client, how many releases its ledger counted when it first joined, if no event tells it.
+        `broken_off_s`: how long clients had had the jobs that ends of the run broke off.
         """
         self.missed_jobs: Counter[str] = Counter()
         """Jobs that gave no update, by kind of miss, without the kind "unneeded"."""
@@ -56,7 +58,7 @@ class RunTally:
         self._released_before = dict(released_before or {})  # releases on each client's ledger when it first joined
         self._selection_s = array("d")
         self._errors_s = array("d")
-        self._at_work_s = 0.0  # over all clients
+        self._at_work_s = broken_off_s  # over all clients
         self._staleness = Counter[int]()
         for record in records:
             self._add_round(record)
@@ -163,7 +165,8 @@ class RunTally:
 
     def _add_attempt(self, attempt: RoundRecord) -> None:
         missed = attempt.missed
-        self._at_work_s += attempt.at_work_s
+        answered_s = sum(o.came_back_s - o.handed_out_s for o in attempt.observations)
+        self._at_work_s += answered_s + sum(miss.at_work_s for miss in attempt.misses)
         self.missed_jobs.update(miss.kind for miss in missed)
         self.unneeded_jobs += len(attempt.misses) - len(missed)
         self._failures.update(miss.reason for miss in missed if miss.kind == "refused")

@@ -107,10 +107,9 @@ def played_seed(
     """The data to keep of a run. Its seconds are elapsed time if `is_elapsed`, else the sum of latencies (eq. (3)).
     ConfigError if the run evaluated no model."""
     summary = run.summary
-    _, accuracy = run.curve("test")
+    rounds, accuracy = run.curve("test", "round")
     if not accuracy.size:
         raise ConfigError("some run evaluated no model: a figure needs one that is trained")
-    rounds, _ = run.accuracy_by_round("test")
     totals = dict(zip(run.round_latency["round"], run.round_latency["total_latency_s"], strict=True))
     by_round = run.greatest_leakage
     leak: dict[str, Any] = {"round": by_round["round"], "epsilon": by_round["max_epsilon_spent"]}
@@ -180,7 +179,7 @@ def _leakage_of(run: RunData) -> tuple[dict[str, list[float]], dict[str, list[fl
 
 def _best(run: RunData) -> float:
     """The greatest accuracy of all evaluations; if clients join later, only of those since the first joined."""
-    rounds, accuracy = run.accuracy_by_round("test")
+    rounds, accuracy = run.curve("test", "round")
     joins = [group.join_round for group in run.groups.values() if group.join_round > 1]
     since = accuracy[rounds >= min(joins)] if joins else accuracy
     return float(since.max(initial=0.0))

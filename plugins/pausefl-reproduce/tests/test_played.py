@@ -22,7 +22,7 @@ def test_where_clients_join_later_the_best_is_of_the_evaluations_since_then() ->
     class Evaluated:
         groups: Mapping[str, Any] = {}
 
-        def accuracy_by_round(self, _split: str) -> tuple[Any, Any]:
+        def curve(self, _split: str, _by: str) -> tuple[Any, Any]:
             return np.array([2, 8, 10, 12]), np.array([0.5, 0.8, 0.6, 0.4])
 
     run: Any = Evaluated()

@@ -57,7 +57,7 @@ class Telemetry(RunObserver):
 
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
         if self._is_watched:
-            self._fold(record, state)
+            self.now = after_round(self.now, record, state, self.settings)
             self.now = replace(self.now, last_round_at_s=self._clock(), budgets_end=budgets_end)
 
     def attempt_failed(self, record: RoundRecord, state: RunState) -> None:
@@ -70,7 +70,7 @@ class Telemetry(RunObserver):
         if self._is_watched:
             for failed in record.failed_attempts:
                 self.now = after_failed_attempt(self.now, failed, state)
-            self._fold(record, state)
+            self.now = after_round(self.now, record, state, self.settings)
 
     def resumed(self, evaluations: Iterable[tuple[int, Evaluation]], budgets_end: int | None) -> None:
         """Add the evaluations of the log, by round, after all its rounds were replayed."""
@@ -91,6 +91,3 @@ class Telemetry(RunObserver):
         if self._minimum and self.now.connected >= self._minimum:
             self._minimum = 0
             self.now = replace(self.now, status="running")
-
-    def _fold(self, record: RoundRecord, state: RunState) -> None:
-        self.now = after_round(self.now, record, state, self.settings)

@@ -351,6 +351,8 @@ class Coordinator(Actor[_Message]):
         while step.due and (left_s := until_s - self._now_s()) > 0:
             await self.pump(left_s)
         self._open = None
+        out_s = ((client_id, self.state.elapsed_s - given.elapsed_s) for client_id, given in step.jobs.items())
+        self.state.broken_off_s = {client_id: had_s for client_id, had_s in out_s if had_s > 0}
         events, answers = self._pending.take(), step.updates.values()
         spent = (reconciled(update) for update in answers if self._settings.budget is not None)
         self._pending.put_back([*step.events, *spent, *events, *self._members.owed(step, step.due)])
@@ -480,7 +482,9 @@ class Coordinator(Actor[_Message]):
     def _take_update(self, update: Update) -> None:
         table, step, client_id = self.state.table, self._open, update.client_id
         proven, used = table.known_releases(client_id)
-        used = max(used, self._late.kept_release(client_id), step.release_of(client_id) if step else 0)
+        used = max(used, self._late.kept_release(client_id))
+        if step is not None and client_id in step.updates:
+            used = max(used, step.updates[client_id].release.participation)
         try:
             check_release(update.release, self._settings.budget, proven, used)
             if step is None or not step.lacks(update):

@@ -236,11 +236,6 @@ class OpenStep:
         del self.due[client_id]
         return self.jobs[client_id]
 
-    def release_of(self, client_id: str) -> int:
-        """The number of the release that the client answered with; 0 if it has not answered."""
-        update = self.updates.get(client_id)
-        return 0 if update is None else update.release.participation
-
     def arrived(self) -> list[Draw]:
         """The draws of the clients whose updates came, in an order that does not depend on their arrival."""
         return sorted(draw for client_id in self.updates for draw in self.jobs[client_id].draws)

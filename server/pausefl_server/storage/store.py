@@ -3,7 +3,7 @@
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
@@ -33,6 +33,7 @@ from pausefl_server.storage.seals import SCHEMA_VERSION, seal_of, unusable_log, 
 from pausefl_server.storage.server_phase import SERVER_PHASE, ServerPhase
 
 _FIRST_HELLOS = "first hellos"
+_BROKEN_OFF = "broken off"
 
 log = logging.getLogger("pausefl.server")
 
@@ -210,6 +211,7 @@ class Store:
                 self._forget_round(taken_back, is_private=is_private)
             for handed_out in jobs:
                 self._seal(f"round {handed_out}")
+            self._db.execute("DELETE FROM meta WHERE key = ?", (_BROKEN_OFF,))
             self._seal("meta")
             self._forget_later_clients(round, may_owe=is_private and not self.has_ended)
             self._db.execute("DELETE FROM optimizer_states WHERE round > ?", (round,))
@@ -228,6 +230,14 @@ class Store:
         This happens after rounds were taken back, or after a restart before the round of a hello was committed.
         """
         return {client_id: tuple(spent) for client_id, spent in json.loads(self.meta(_FIRST_HELLOS) or "{}").items()}
+
+    def add_broken_off(self, broken_off_s: Mapping[str, float]) -> dict[str, float]:
+        """Add to what each client had worked on jobs that ends of the run broke off; returns the sums, by client."""
+        sums_s: dict[str, float] = json.loads(self.meta(_BROKEN_OFF) or "{}")
+        sums_s |= {client_id: sums_s.get(client_id, 0.0) + had_s for client_id, had_s in broken_off_s.items()}
+        if broken_off_s:
+            self.set_meta(_BROKEN_OFF, json.dumps(sums_s))
+        return sums_s
 
     def attempts(self) -> dict[int, int]:
         """Round -> its next attempt, for rounds that were taken back or have failed. All others begin with 1."""

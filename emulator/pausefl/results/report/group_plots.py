@@ -102,7 +102,7 @@ def accuracy_around_joins(run: RunData, groups: ChoicesByGroup) -> Figure:
     """Accuracy after each evaluated round, with a line at each round before which groups joined."""
     figure, axes = new_figure(f"{capitalised(run.metric)} around the joins", "round", run.metric)
     for split, colour, dash in zip(DRAWN_SPLITS, SERIES, DASHES, strict=False):
-        rounds, values = run.accuracy_by_round(split)
+        rounds, values = run.curve(split, "round")
         if values.size:
             axes.plot(rounds, values, color=colour.light, linestyle=dash, label=split)
     axes.set_xlim(0, len(run.records))

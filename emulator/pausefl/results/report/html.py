@@ -121,7 +121,7 @@ def _swamped(run: RunData) -> str:
     """A warning if the noise was much greater than the clipped updates; empty otherwise."""
     if not (told := noise(run.summary)):
         return ""
-    rounds, scores = run.accuracy_by_round("test")
+    rounds, scores = run.curve("test", "round")
     fell = ""
     if scores.size and scores[-1] < scores.max():
         best = int(scores.argmax())

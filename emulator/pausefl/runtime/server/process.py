@@ -201,6 +201,7 @@ def _keep(
             groups=plan.groups,
             mode=plan.latency.mode,
             released_before={client_id: released for client_id, (released, _) in store.first_hellos().items()},
+            broken_off_s=sum(store.add_broken_off(result.state.broken_off_s).values()),
         )
         summary = summarise(plan, policy, tally, result, charged_size, partial(starts_of, store))
         store.note_summarised()

@@ -54,11 +54,6 @@ class LoggedOutcomes:
         logged = self.by_round.get((round, client_id))
         return logged is not None and (not is_open(logged) or logged.latency_s >= waited_s)
 
-    @property
-    def has_labels(self) -> bool:
-        """Whether any client disclosed how many examples it has of each label."""
-        return any("label_0" in o.statistics for o in self.by_round.values() if isinstance(o, Observation))
-
     def resampled(self, rng: np.random.Generator) -> Mapping[str, Sequence[LoggedAnswer]]:
         """A bootstrap resample of each client's outcomes, of the same size, by ascending latency."""
         return {
@@ -120,7 +115,8 @@ def check_log_suffices(policy: Policy, name: str, outcomes: LoggedOutcomes) -> N
     lacking = []
     if "loss" in policy.disclosures and not outcomes.losses:
         lacking.append("loss")
-    if "labels" in policy.disclosures and not outcomes.has_labels:
+    answers = (answer for answer in outcomes.by_round.values() if isinstance(answer, Observation))
+    if "labels" in policy.disclosures and not any("label_0" in answer.statistics for answer in answers):
         lacking.append("labels")
     if lacking:
         raise ConfigError(

@@ -113,7 +113,7 @@ class Comparison:
     @property
     def failed(self) -> str:
         """A text on how many runs failed, and under which policies; empty if no run failed."""
-        failed = {name: sum(run.has_failed for run in runs) for name, runs in self.runs.items()}
+        failed = {name: sum(run.summary["outcome"] == "failed" for run in runs) for name, runs in self.runs.items()}
         names = ", ".join(name for name, n_failed in failed.items() if n_failed)
         return f"{sum(failed.values())} of {sum(map(len, self.runs.values()))} runs failed ({names})" if names else ""
 
@@ -357,7 +357,7 @@ def _first_by_score(runs: Mapping[str, Sequence[RunData]]) -> Mapping[str, RunDa
 def _common_accuracy(runs: Mapping[str, Sequence[RunData]], split: Split) -> float | None:
     """The greatest accuracy that all runs reached. None if a run failed: the policy that failed first could win."""
     curves = [run.curve(split)[1] for run in all_runs(runs)]
-    if any(run.has_failed for run in all_runs(runs)) or not all(curve.size for curve in curves):
+    if any(run.summary["outcome"] == "failed" for run in all_runs(runs)) or not all(curve.size for curve in curves):
         return None
     return min(float(curve.max()) for curve in curves)
 
@@ -366,7 +366,7 @@ def _doubt(runs: Runs, split: Split, common: float | None, figures: Figures) -> 
     """Why the time to the common accuracy does not show a saving; empty if it does."""
     found = []
     if common is not None:
-        fewest = min(run.accuracy_by_round(split)[0].size for run in all_runs(runs))
+        fewest = min(run.curve(split, "round")[0].size for run in all_runs(runs))
         if fewest < _FEWEST_EVALUATIONS:
             found.append(f"a run has {fewest} evaluations, fewer than {_FEWEST_EVALUATIONS} (evaluation.every)")
         chance = figures.compute("chance level", lambda: _chance(runs, split))
@@ -383,7 +383,7 @@ def _chance(runs: Runs, split: Split) -> float:
     """The greatest score without learning: that of a first model or, for classes, of the most frequent class."""
     levels = [0.0]
     for run in all_runs(runs):
-        rounds, scores = run.accuracy_by_round(split)
+        rounds, scores = run.curve(split, "round")
         levels += scores[rounds == 0].tolist()
     first = next(iter(all_runs(runs)))
     if first.metric == ACCURACY and (held := clients_labels(first)) is not None:

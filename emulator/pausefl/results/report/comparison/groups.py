@@ -42,7 +42,7 @@ def draw_groups(runs: Runs, split: Split) -> Figure | None:
 def _accuracy(figure: SubFigure, runs: Runs, split: Split, groups: ChoicesByGroup) -> None:
     axes = figure.subplots()
     for policy, look in policy_looks(runs).items():
-        curves = [run.accuracy_by_round(split) for run in runs[policy]]
+        curves = [run.curve(split, "round") for run in runs[policy]]
         if all(rounds.size for rounds, _ in curves):
             draw_band(axes, curves, look, policy)
     metric = all_runs(runs)[0].metric
