@@ -338,6 +338,7 @@ SERIES = {"metric": {"instance": "a"}, "values": [[1, "0.1"], [2, "NaN"]]}
 LATENCIES: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, str]] = {
     "nothing": ("", "is empty"),
     "a header alone": (HEADER, "holds no latencies"),
+    "lost probes alone": (f"{HEADER}a,1,-\n", "holds no latencies", "--lost=- --timeout-s=5"),
     "one column": ("seconds\n0.1\n", 'line 1 has no column "client" (it has: seconds); say which: --client-column'),
     "a column of another name": (
         "client,time,ms\na,1,231\n",

@@ -39,7 +39,7 @@ def latencies_of(source: Path, reading: Reading = _AS_SAID) -> Mapping[str, Clie
     if source.is_dir() and reading != Reading():
         raise ConfigError(f"{source}: is a run, whose latencies are in seconds; options of files do not go with it")
     found = _of_run(source) if source.is_dir() else _of_file(source, reading)
-    if not found:
+    if not any(of_client.seconds.size for of_client in found.values()):
         raise ConfigError(f"{source}: holds no latencies")
     return found
 
