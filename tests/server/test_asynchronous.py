@@ -26,13 +26,15 @@ from pausefl_server.model.staleness import (
     PolynomialStaleness,
     StalenessRule,
 )
-from pausefl_server.records import RoundRecord
+from pausefl_server.records import LogEvent, RoundRecord
 from pausefl_server.rounds.messages import Refusal
 from pausefl_server.selection.base import Policy
+from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.policies.fedat import FedAt
 from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.settings import PrivacySettings
 from rigs.coordinator import BUDGET, EXAMPLES, PRIVATE, CoordinatorRig, FakePeer, MakeRig, update_of
+from rigs.log import record
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,12 @@ def theta(play: Play) -> Vector:
 )
 def test_staleness_weights_are_those_of_the_papers(rule: StalenessRule, weights: list[float]) -> None:
     assert [rule.weight(tau) for tau in (0, 1, 9)] == pytest.approx(weights)
+
+
+def test_tiers_are_not_formed_while_no_client_is_there() -> None:
+    table = ClientTable()
+    table.apply_events([LogEvent("joined", "a"), LogEvent("left", "a")], 1)
+    assert FedAt(1).observe((), seen_by_policy(record(1)), table) == ()
 
 
 @pytest.mark.parametrize(("rule", "policy"), [("fedbuff", Random(4)), ("fedat", FedAt(4, tiers=1))])
