@@ -17,7 +17,7 @@ from rich.console import Console
 import pausefl
 from pausefl.experiment.delay_laws import Constant, Schedule, published_delay
 from pausefl.experiment.loading import parse_experiment
-from pausefl.experiment.server_records import selected_policy
+from pausefl.experiment.server_records import policy_of, selected_policy
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.virtual.process import play_virtually
 from pausefl.studies import simulations
@@ -25,6 +25,7 @@ from pausefl.studies.campaign import Missing, Planned
 from pausefl.studies.playing import OneByOne
 from pausefl.studies.simulation.engine import Setting, is_compiled, server_of, simulate, simulate_pause
 from pausefl.studies.simulation.outputs import in_words, run_simulation, setting_of
+from pausefl.studies.simulation.steps import simulate_steps
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError
 from pausefl_server.selection.policies.everyone import All
@@ -76,6 +77,17 @@ def test_a_simulated_round_ends_as_a_runs(changes: Mapping[str, Any], tmp_path: 
     run_s = np.cumsum([record.round_latency_s for record in log_of(tmp_path)])
     result = simulate(selected_policy(experiment.selection), setting_of(experiment), ROUNDS)
     assert result.total_latency_s == pytest.approx(run_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_a_simulated_step_takes_the_time_of_a_runs(scale: float, tmp_path: Path) -> None:
+    """Elapsed time counts training as it is, also where delays are shortened. Each step waits for all clients."""
+    steps = {"server.mode": "asynchronous", "asynchronous.concurrency": 6, "asynchronous.buffer": 6}
+    scaled = {"selection.policy": "random", "latency.signal": "communication", "latency.time_scale": scale}
+    experiment = pausefl.load("demo", {**STEADY, **TRAINED, **steps, **scaled})
+    play_virtually(plan_of(experiment, "run"), tmp_path, lambda _: None)
+    result = simulate_steps(policy_of(experiment), setting_of(experiment), ROUNDS)
+    assert result.total_latency_s == pytest.approx([record.elapsed_s for record in log_of(tmp_path)], rel=1e-3)
 
 
 @pytest.mark.parametrize("over_selection", [0.0, 0.25])
@@ -142,9 +154,9 @@ def test_after_the_deadline_nobody_is_unneeded(deadline_s: float) -> None:
     ],
 )
 def test_training_is_timed_by_its_delays(changes: dict[str, Any], came_s: list[float], latency_s: list[float]) -> None:
-    setting = steady(time_scale=0.25, **changes)
-    ((came, latency),) = dataclasses.replace(setting, training=dict.fromkeys(setting.laws, Constant(1.0))).answers_s(1)
-    assert (came[0].tolist(), latency[0].tolist()) == (came_s, latency_s)
+    trained = {f"client-{k}": Constant(1.0) for k in range(4)}
+    ((came, took, latency),) = steady(time_scale=0.25, training=trained, **changes).answers_s(1)
+    assert (came[0].tolist(), (took + 3.0).tolist(), latency[0].tolist()) == (came_s, came.tolist(), latency_s)
 
 
 def test_a_derived_deadline_is_one_of_real_seconds() -> None:

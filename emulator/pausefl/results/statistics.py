@@ -72,10 +72,9 @@ def paired_difference(first: Sequence[float] | FloatArray, second: Sequence[floa
     return PairedDifference(mean_interval(one - other), float(np.mean((one < other) + 0.5 * (one == other))))
 
 
-def shares_saved(own_s: Sequence[float | None], baseline_s: Sequence[float | None]) -> list[float | None]:
-    """1 − own/baseline by seed; None where a time is not known, or the baseline's is 0, of which nothing is a share."""
-    pairs = zip(own_s, baseline_s, strict=True)
-    return [1 - own / other if own is not None and other else None for own, other in pairs]
+def shares_saved(own_s: Sequence[float | None], other_s: Sequence[float | None]) -> list[float | None]:
+    """1 − own/other by seed; None where a time is not known, or the other is 0, of which nothing is a share."""
+    return [1 - own / other if own is not None and other else None for own, other in zip(own_s, other_s, strict=True)]
 
 
 def percentile_interval(mean: float, resampled: FloatArray, n_seeds: int) -> Interval:

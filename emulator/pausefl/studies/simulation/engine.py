@@ -98,8 +98,8 @@ class Setting:
         seed = self.server.seed if self.latency_seed is None else self.latency_seed
         return self._drawn(self.laws, "simulate", seed, rounds)
 
-    def answers_s(self, rounds: int) -> Iterator[tuple[FloatArray, FloatArray]]:
-        """Pairs of blocks like those of `latencies_s`: when answers arrive, in the laws' seconds, and their latencies.
+    def answers_s(self, rounds: int) -> Iterator[tuple[FloatArray, FloatArray, FloatArray]]:
+        """Blocks like those of `latencies_s`: when answers arrive, in the laws' seconds, elapsed times and latencies.
 
         The time scale shortens delays and not training (see `pausefl_server.records.Timing.signal_s`).
         """
@@ -108,7 +108,8 @@ class Setting:
         for delay_s, trained_s in zip(self.latencies_s(rounds), all_trained_s, strict=True):
             sent_s = delay_s if self.mode == "additive" else np.maximum(delay_s - trained_s, 0.0)
             came_s = sent_s + trained_s / self.server.time_scale
-            yield came_s, sent_s + trained_s if self.server.signal == "round_trip" else sent_s
+            took_s = sent_s + trained_s
+            yield came_s, took_s, took_s if self.server.signal == "round_trip" else sent_s
 
     @staticmethod
     def _drawn(laws: Mapping[str, Delay], name: str, seed: int, rounds: int) -> Iterator[FloatArray]:
@@ -164,7 +165,7 @@ def simulate(
             if genie:
                 problem = genie.choice(None, replace(context, oracle=setting.oracle, eligible=table.eligible()))
             known = np.searchsorted(ids, table.ids) if setting.presence else slice(None)
-            came_s, latency_s = (of_id[known] for of_id in of_ids)
+            came_s, _, latency_s = (of_id[known] for of_id in of_ids)
             record = _record(t, state, selection, came_s, latency_s, server)
             gained = _gained(selection, problem, setting, latency_s, record.round_latency_s)
             missed[table.rows(miss.client_id for miss in record.missed)] += 1

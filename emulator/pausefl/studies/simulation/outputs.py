@@ -150,7 +150,10 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
     training = _training_times(clients.training, examples)
     if server.tau_min_s is None:
         timed = training if experiment.latency.signal == "round_trip" else {}
-        server = replace(server, tau_min_s=_least_latency_s(laws, timed))
+        least_s = min(law.minimum_s + timed.get(c, NoDelay()).minimum_s for c, law in laws.items())
+        if least_s == 0:
+            raise ConfigError('latency.tau_min_s = "auto": a simulation needs a number where a latency can be 0')
+        server = replace(server, tau_min_s=least_s)
     return Setting(laws, examples, server, clients.presence, clients.latency_seed, training, experiment.latency.mode)
 
 
@@ -179,13 +182,6 @@ def _training_times(plan: TrainingPlan, examples: Mapping[str, int]) -> Mapping[
     if workload.step_s is None:
         return {}
     return {c: Constant(workload.step_s * steps_of(workload, n)) for c, n in examples.items()}
-
-
-def _least_latency_s(laws: Mapping[str, Delay], training: Mapping[str, Delay]) -> float:
-    least_s = min(law.minimum_s + training.get(c, NoDelay()).minimum_s for c, law in laws.items())
-    if least_s == 0:
-        raise ConfigError('latency.tau_min_s = "auto": a simulation needs a number where a latency can be 0')
-    return least_s
 
 
 def _bounds(setting: Setting, genie: Genie, rounds: IntArray) -> dict[str, FloatArray]:

@@ -31,6 +31,8 @@ class _Job(NamedTuple):
     step: int
     began_s: float
     ends_s: float
+    elapsed_s: float
+    """Elapsed time when it counts (see `rounds.elapsed`). The other times are of a clock in the laws' seconds."""
     latency_s: float
     is_missed: bool
 
@@ -71,21 +73,21 @@ class _Steps:
     def __init__(self, server: ServerSettings, state: RunState, oracle: Oracle | None) -> None:
         self._server, self._state, self._oracle = server, state, oracle
         self._out: list[_Job] = []
-        self._given = 0
+        self._given, self._now_s = 0, 0.0
         self._has_tiers = state.policy.tiers_of(state.policy_state, state.table) is not None
 
-    def step(self, t: int, came_s: FloatArray, latency_s: FloatArray) -> RoundRecord:
-        """The record of step t. A client that gets a job in it answers after `came_s`; arrays are (K,), by row."""
-        table, now_s, buffer = self._state.table, self._state.elapsed_s, self._server.asynchronous.buffer
+    def step(self, t: int, *answers_s: FloatArray) -> RoundRecord:
+        """The record of step t. `answers_s`: the answers of clients that get a job in it, (K,) each, by row."""
+        table, elapsed_s, buffer = self._state.table, self._state.elapsed_s, self._server.asynchronous.buffer
         oldest = t - self._server.asynchronous.staleness_max
         given_up = [job for job in self._out if job.step < oldest or not table.connected[job.row]]
         self._out = sorted(set(self._out).difference(given_up))
-        ended = [job._replace(ends_s=now_s, is_missed=True) for job in given_up]
+        ended = [job._replace(ends_s=self._now_s, elapsed_s=elapsed_s, is_missed=True) for job in given_up]
         chosen: list[int] = []
         needed, answered = buffer, list[int]()
         while (lacks := needed - len(answered)) > 0 and not (self._has_tiers and answered):
             taken = {*chosen, *(job.row for job in ended)}
-            while given := self._hand_out(t, now_s, lacks, answered, taken, came_s, latency_s):
+            while given := self._hand_out(t, elapsed_s, lacks, answered, taken, *answers_s):
                 chosen += given
                 needed = max(1, self._state.policy.updates_needed(table, self._at_work(), buffer))
             if not self._out:
@@ -93,13 +95,13 @@ class _Steps:
             ended.append(heappop(self._out))
             while self._has_tiers and self._out and self._out[0][:2] == ended[-1][:2]:
                 ended.append(heappop(self._out))
-            now_s = ended[-1].counts_s
+            self._now_s, elapsed_s = ended[-1].counts_s, max(elapsed_s, *(job.elapsed_s for job in ended))
             answered = [job.row for job in ended if not job.is_missed]
         observations = [self._observed(t, job) for job in ended if not job.is_missed]
         scale, waits = self._server.time_scale, [(job.row, job.ends_s - job.began_s) for job in ended if job.is_missed]
         misses = [Miss(table.ids[row], "timeout", wait_s * scale, wait_s, "", wait_s) for row, wait_s in waits]
         record = attempt_record(t, 1, [table.ids[row] for row in chosen], observations, misses)
-        return replace(record, elapsed_s=now_s)
+        return replace(record, elapsed_s=elapsed_s)
 
     def _at_work(self) -> IntArray:
         return np.array([job.row for job in self._out], np.int64)
@@ -107,11 +109,12 @@ class _Steps:
     def _hand_out(
         self,
         t: int,
-        now_s: float,
+        elapsed_s: float,
         lacks: int,
         answered: list[int],
         taken: set[int],
         came_s: FloatArray,
+        took_s: FloatArray,
         latency_s: FloatArray,
     ) -> list[int]:
         """Give free places to idle clients that are not in `taken`; returns the rows of the chosen clients."""
@@ -123,11 +126,13 @@ class _Steps:
             return []
         rows = choose(server, self._state, self._oracle, t, self._given, free=free).rows
         deadline_s = round_timeout_s(server, self._state.table, rows) / server.time_scale
-        ends_s = now_s + np.minimum(came_s[rows], deadline_s)
-        counts_s = np.full(len(rows), ends_s.max()) if self._has_tiers else ends_s
-        for each in zip(counts_s, rows, ends_s, latency_s[rows], came_s[rows] >= deadline_s, strict=True):
-            counts, row, ends, latency, is_missed = (value.item() for value in each)
-            heappush(self._out, _Job(counts, self._given, row, t, now_s, ends, latency, is_missed))
+        ends_s, is_missed = self._now_s + np.minimum(came_s[rows], deadline_s), came_s[rows] >= deadline_s
+        counts_s, elapsed_by_row_s = ends_s, elapsed_s + np.where(is_missed, deadline_s, took_s[rows])
+        if self._has_tiers:
+            counts_s, elapsed_by_row_s = (np.full(len(rows), each.max()) for each in (counts_s, elapsed_by_row_s))
+        for each in zip(counts_s, rows, ends_s, elapsed_by_row_s, latency_s[rows], is_missed, strict=True):
+            counts, row, *of_job = (value.item() for value in each)
+            heappush(self._out, _Job(counts, self._given, row, t, self._now_s, *of_job))
         self._given += len(rows)
         chosen: list[int] = rows.tolist()
         return chosen
