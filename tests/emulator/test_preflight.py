@@ -268,6 +268,8 @@ def test_noise_that_swamps_a_model_is_told_and_what_was_not_tried(monkeypatch: p
         parse_experiment("", [*settings, "server.mode=asynchronous", "asynchronous.buffer=6"]), pytest.fail
     )
     assert "in release 150, its" in line  # each step asks six clients
+    (line,) = try_out(parse_experiment("", [*settings, "selection.policy=all"]), pytest.fail)
+    assert "in release 300, its" in line  # each round asks all of them, whatever m is
     (line,) = try_out(parse_experiment("", [*settings, "privacy.epsilon_budget=2"]), pytest.fail)
     assert f"equally often; {NOISE_REMEDY}" in line  # the noise exceeds the bound from the start
     (line,) = try_out(parse_experiment("", [*settings, "privacy.epsilon_floor=1.0"]), pytest.fail)

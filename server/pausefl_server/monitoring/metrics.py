@@ -8,6 +8,7 @@ import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -236,18 +237,16 @@ def _next(clients: Clients, row: int, budget: Budget | None) -> float:
     return budget.epsilon(i) if budget and budget.affords(i) and not clients.retired[row] else 0.0
 
 
-def _gauge(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
-    family = GaugeMetricFamily(f"pausefl_{name}", text, labels=labels)
+def _family(
+    kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, labels: Sequence[str], samples: _Samples
+) -> Metric:
+    family = kind(f"pausefl_{name}", text, labels=labels)
     for values, value in samples:
         family.add_metric(values, value)
     return family
 
 
-def _counter(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
-    family = CounterMetricFamily(f"pausefl_{name}", text, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
+_gauge, _counter = partial(_family, GaugeMetricFamily), partial(_family, CounterMetricFamily)
 
 
 def _summary(name: str, text: str, columns: Iterable[tuple[dict[str, str], FloatArray]]) -> Metric:

@@ -64,8 +64,10 @@ def _how_noisy(experiment: Experiment) -> list[str]:
     """A text on the noise of a client's first and last release, if all are chosen equally often; [] without privacy."""
     if (budget := budget_of(experiment.privacy)) is None:
         return []
-    asked = experiment.asynchronous.buffer if experiment.is_asynchronous else experiment.selection.asked
-    return [NoiseAhead.of(budget, experiment.experiment.rounds, asked, experiment.clients.count).text]
+    clients = experiment.clients.count
+    asked = clients if experiment.selection.policy == "all" else experiment.selection.asked
+    charged = experiment.asynchronous.buffer if experiment.is_asynchronous else asked
+    return [NoiseAhead.of(budget, experiment.experiment.rounds, charged, clients).text]
 
 
 def _read_credentials(experiment: Experiment, say: Callable[[str], None]) -> None:

@@ -52,6 +52,7 @@ from pausefl_server.monitoring.noise import NoiseAhead
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.evaluation import EvaluateModel
 from pausefl_server.selection.base import Policy
+from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import REAL, Platform, RunOutputs, RunResult, serve
 from pausefl_server.storage.store import Store
 
@@ -143,7 +144,8 @@ async def play(
     """
     settings = plan.settings
     if settings.privacy is not None and (clients := settings.clients):
-        charged = settings.asynchronous.buffer if settings.is_asynchronous else plan.policy.m  # clients a round
+        asked = clients if isinstance(plan.policy, All) else plan.policy.m
+        charged = settings.asynchronous.buffer if settings.is_asynchronous else asked  # clients a round
         noise = NoiseAhead.of(settings.privacy.budget, settings.rounds, charged, clients)
         if noise.swamps:
             report(Notice(noise.text))

@@ -112,12 +112,9 @@ def check_log_suffices(policy: Policy, name: str, outcomes: LoggedOutcomes) -> N
             f"--policy {name}: judges the updates themselves, which a log does not keep; it can only be replayed on"
             " runs of its own, without --policy and --set"
         )
-    lacking = []
-    if "loss" in policy.disclosures and not outcomes.losses:
-        lacking.append("loss")
     answers = (answer for answer in outcomes.by_round.values() if isinstance(answer, Observation))
-    if "labels" in policy.disclosures and not any("label_0" in answer.statistics for answer in answers):
-        lacking.append("labels")
+    known = {"loss": bool(outcomes.losses), "labels": any("label_0" in answer.statistics for answer in answers)}
+    lacking = [name for name, is_known in known.items() if name in policy.disclosures and not is_known]
     if lacking:
         raise ConfigError(
             f"--policy {name}: needs clients to disclose their {' and '.join(lacking)}, which this log does not have;"
