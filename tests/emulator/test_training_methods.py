@@ -198,6 +198,7 @@ class Slower(torch.optim.SGD):
 
     def shorten(self) -> None:
         (group,) = self.param_groups
+        assert all(parameter.grad is not None for parameter in group["params"])
         group["steps"] += 1
         group["lr"] = self.defaults["lr"] / group["steps"]
 

@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
+from types import MethodType
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ class LearningRates:
         kind = parameters.pop("kind", "")
         factory = SCHEDULES.find(kind, "workload.schedule.kind")
         self._optimizer = make_optimizer(settings, [nn.Parameter(torch.zeros(1))])
+        vars(self._optimizer)["step"] = MethodType(lambda _: None, self._optimizer)  # its own may need a gradient
         self._schedule = _made(factory, self._optimizer, parameters, "workload.schedule")
         if not isinstance(self._schedule, torch.optim.lr_scheduler.LRScheduler):
             returned = f"must return a torch.optim.lr_scheduler.LRScheduler; returned {type(self._schedule).__name__}"
@@ -85,7 +87,7 @@ class LearningRates:
     def at(self, round: int) -> float:
         """The rate of a round, counted from 1. ConfigError if a rate up to then is negative or not finite."""
         while len(self._rates) < round:
-            self._optimizer.step()  # changes nothing; torch wants an optimizer step before each schedule step
+            self._optimizer.step()  # torch wants an optimizer step before each schedule step
             self._schedule.step()
             self._note()
         if (first := self._unusable) is not None and first <= max(round, 1):
