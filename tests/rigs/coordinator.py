@@ -30,7 +30,7 @@ from pausefl_server.state import StartingPoint, replay
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.restore import restore
 from pausefl_server.storage.store import Store
-from pausefl_server.storage.store_actor import SaveEvaluations, StoreActor
+from pausefl_server.storage.store_actor import StoreActor
 from rigs.settings import server_settings
 
 Shown = TypeVar("Shown")
@@ -275,7 +275,7 @@ class CoordinatorRig:
 
     async def written(self) -> None:
         """Wait until the store has written everything it has received."""
-        await self._actors[0].ask(SaveEvaluations(0, ()))
+        await self._actors[0].ask(lambda _: None)
 
     def assert_the_log_tells_all(self) -> None:
         """Assert that replaying the log, with events after its last round, gives the state in which the run ended."""

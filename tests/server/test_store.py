@@ -22,7 +22,7 @@ from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, Roun
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.seals import SCHEMA_VERSION
 from pausefl_server.storage.store import Store
-from pausefl_server.storage.store_actor import CommitRound, SaveEvaluations, SaveLateEvents, StoreActor
+from pausefl_server.storage.store_actor import CommitRound, StoreActor
 from rigs.databases import opened_connections
 from rigs.log import fresh_store, observation, query, record, theta
 
@@ -292,13 +292,13 @@ async def test_what_was_asked_is_on_disk_when_the_answer_comes(actor: tuple[Stor
         await store_actor.ask(CommitRound(committed, theta(1.0)))
         assert store.rounds() == [committed]
         assert checkpoint.load(1, digest(theta(1.0))) is not None
-        await store_actor.ask(SaveEvaluations(1, (Evaluation("test", False, 10, 0.5, 1.0),)))
+        await store_actor.ask(lambda store: store.save_evaluations(1, [Evaluation("test", False, 10, 0.5, 1.0)]))
         assert store.evaluations() == [(1, Evaluation("test", False, 10, 0.5, 1.0))]
-        await store_actor.ask(SaveLateEvents(2, (LogEvent("left", "a"),)))
+        await store_actor.ask(lambda store: store.save_late_events(2, [LogEvent("left", "a")]))
         assert store.late_events() == [LogEvent("left", "a")]
         store_actor.stop()
     with pytest.raises(ActorStopped):
-        await store_actor.ask(SaveLateEvents(2, ()))
+        await store_actor.ask(lambda store: store.save_late_events(2, ()))
 
 
 async def test_a_disk_that_takes_nothing_is_an_error_with_a_reason(actor: tuple[StoreActor, Store, Checkpoint]) -> None:

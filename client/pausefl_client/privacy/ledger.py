@@ -281,15 +281,9 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._errors():
+        with self._errors(), self._db:  # which commits or, after an error, rolls back
             self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+            yield
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -43,7 +43,7 @@ from pausefl_server.rounds.preparation import Preparer, off_loop
 from pausefl_server.selection.base import Oracle
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import StartingPoint
-from pausefl_server.storage.store_actor import CommitRound, SaveFailedAttempt, SaveLateEvents, StoreActor
+from pausefl_server.storage.store_actor import CommitRound, StoreActor
 
 # How long a run that is stopped waits for clients at work, so that the ε they spend is logged.
 _DRAIN_S = 3.0
@@ -286,7 +286,8 @@ class Coordinator(Actor[_Message]):
             self.state.before_round(step.number, given)
             is_known = False
         if not is_known:
-            await self._store.ask(SaveLateEvents(step.number, (*step.events, *self._pending.waiting())))
+            events = *step.events, *self._pending.waiting()
+            await self._store.ask(lambda store: store.save_late_events(step.number, events))
             self._is_at_work = True
 
     async def _aggregate(self, step: OpenStep) -> GlobalModel:
@@ -375,7 +376,8 @@ class Coordinator(Actor[_Message]):
         may have some left.
         """
         pings, self._pings = tuple(self._pings), []
-        await self._store.ask(SaveFailedAttempt(record, pings, self._pending.to_log()))
+        later = self._pending.to_log()
+        await self._store.ask(lambda store: store.save_failed_attempt(record, pings, later))
         self.state.after_failed_attempt(record)
         self._attempts[record.round] = record.attempt + 1
         self._observer.attempt_failed(record, self.state)
@@ -520,7 +522,8 @@ class Coordinator(Actor[_Message]):
         self._pending.add(*self._late.take(update))
         if self._settings.keeps_late_updates:  # a kill before the next commit loses them: the log must show that
             begun = self._open.events if self._open is not None else ()
-            self._store.offer(SaveLateEvents(self.state.round + 1, (*begun, *self._pending.waiting())))
+            number, events = self.state.round + 1, (*begun, *self._pending.waiting())
+            self._store.offer(lambda store: store.save_late_events(number, events))
 
     def _take_refusal(self, refusal: Refusal) -> None:
         client_id, is_rejected = refusal.client_id, refusal.kind == "rejected"
@@ -550,7 +553,7 @@ class Coordinator(Actor[_Message]):
             await self._abandon(self._open)
         self._pending.add(*(dropped(update, "the run ended") for update, _ in self._late.hand_over()))
         number, events = self.state.round + 1, self._pending.take()
-        await self._store.ask(SaveLateEvents(number, events, is_end=True))
+        await self._store.ask(lambda store: store.save_late_events(number, events, is_end=True))
         self.state.before_round(number, events)
         self._observer.finished(self.state, self.stopped_because, events)
         self._members.dismiss_all(self.stopped_because)

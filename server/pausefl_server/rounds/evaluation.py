@@ -10,7 +10,7 @@ from pausefl_proto.wire import Vector, digest
 from pausefl_server.actor import Actor
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation
-from pausefl_server.storage.store_actor import SaveEvaluations, StoreActor
+from pausefl_server.storage.store_actor import StoreActor
 
 _WAITING_MAX = 256
 _WAITING_BYTES_MAX = 1_000_000_000
@@ -132,7 +132,7 @@ class EvaluatorActor(Actor[Evaluate]):
         for e in filter(_is_rating, evaluations):
             if self.best is None or e.accuracy > self.best.validation_accuracy:
                 await self._keep(Best(message.round, message.theta, e.accuracy))
-        await self._store.ask(SaveEvaluations(message.round, evaluations))
+        await self._store.ask(lambda store: store.save_evaluations(message.round, evaluations))
         for e in evaluations:
             self._observer.evaluated(message.round, e)
         return evaluations

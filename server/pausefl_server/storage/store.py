@@ -315,18 +315,13 @@ class Store:
     @contextmanager
     def _transaction(self, *, is_begun: bool = False) -> Iterator[None]:
         """A transaction: all its writes are committed, or none. Commits are counted, so that a lost one is detected."""
-        if not is_begun:
-            begin(self._db, self._path, self.tell)
-        try:
+        with self._db:  # which commits or, after an error, rolls back
+            if not is_begun:
+                begin(self._db, self._path, self.tell)
             yield
             refuse_lost(self._path, self._opened)
             (commits,) = self._db.execute("PRAGMA user_version").fetchone()
             self._db.execute(f"PRAGMA user_version = {commits + 1}")
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
         self._commit_count.write(commits + 1)
         if growth := self._growth.by_a_reader(self._db):
             self.tell(growth)

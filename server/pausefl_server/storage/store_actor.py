@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Vector
 from pausefl_server.actor import Actor
 from pausefl_server.pings import Ping
-from pausefl_server.records import Evaluation, LogEvent, RoundRecord
+from pausefl_server.records import LogEvent, RoundRecord
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.store import Store
 
@@ -28,35 +29,8 @@ class CommitRound:
     """Events that belong to the next round."""
 
 
-@dataclass(frozen=True, slots=True)
-class SaveFailedAttempt:
-    """Write an attempt at the next round that no client answered."""
-
-    record: RoundRecord
-    pings: tuple[Ping, ...] = ()
-    later_events: tuple[LogEvent, ...] = ()
-    """Events that belong to the next attempt."""
-
-
-@dataclass(frozen=True, slots=True)
-class SaveEvaluations:
-    """Write evaluations of θ_t."""
-
-    round: int
-    evaluations: tuple[Evaluation, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SaveLateEvents:
-    """Write the events since the last round."""
-
-    round: int
-    events: tuple[LogEvent, ...]
-    is_end: bool = False
-    """Whether the server ends here, so that the log knows of every job that a client still has."""
-
-
-Write = CommitRound | SaveFailedAttempt | SaveEvaluations | SaveLateEvents
+Write = CommitRound | Callable[[Store], None]
+"""A round with its model, or any other write to run.db, as a function of the store."""
 
 
 class StoreActor(Actor[Write]):
@@ -71,7 +45,7 @@ class StoreActor(Actor[Write]):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
 
     async def receive(self, message: Write) -> None:
-        """Write the message's data, and return when they are durable. PauseflError if they cannot be written."""
+        """Write, and return when the data are durable. PauseflError if they cannot be written."""
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._write, message)
         except (sqlite3.Error, OSError) as error:
@@ -82,17 +56,13 @@ class StoreActor(Actor[Write]):
         self._thread.shutdown(wait=True)
 
     def _write(self, message: Write) -> None:
-        match message:
-            case CommitRound(record, theta, pings, optimizer_state, later_events):
-                self._checkpoint.write(record.round, theta)
-                made_durable = partial(self._make_durable, record.round, theta, optimizer_state)
-                self._store.commit_round(record, pings, optimizer_state, later_events, before_commit=made_durable)
-            case SaveFailedAttempt(record, pings, later_events):
-                self._store.save_failed_attempt(record, pings, later_events)
-            case SaveEvaluations(round_, evaluations):
-                self._store.save_evaluations(round_, evaluations)
-            case SaveLateEvents(round_, events, is_end):
-                self._store.save_late_events(round_, events, is_end=is_end)
+        if not isinstance(message, CommitRound):
+            message(self._store)
+            return
+        record, theta, state = message.record, message.theta, message.optimizer_state
+        self._checkpoint.write(record.round, theta)
+        made_durable = partial(self._make_durable, record.round, theta, state)
+        self._store.commit_round(record, message.pings, state, message.later_events, before_commit=made_durable)
 
     def _make_durable(self, round: int, theta: Vector, optimizer_state: Vector | None) -> None:
         self._checkpoint.sync(round)
