@@ -20,8 +20,9 @@ from pausefl_proto.wire import Vector, digest
 from pausefl_server.actor import ActorStopped
 from pausefl_server.connections.admission_files import follow
 from pausefl_server.connections.answer_limits import AnswerLimits
+from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.connections.stream_handler import ClientStreamHandler
-from pausefl_server.connections.transport import Endpoints, FederationServer
+from pausefl_server.connections.transport import FederationServer
 from pausefl_server.interruption import Interruption, interruptible
 from pausefl_server.monitoring.leak_check import count_held, left_over
 from pausefl_server.monitoring.metrics import make_registry

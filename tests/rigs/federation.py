@@ -24,7 +24,7 @@ from pausefl_process.events import ProgressEvent, Ready, to_json
 from pausefl_proto.budget import Budget
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, SERVICE, Manifest, TensorSpec, unpack
-from pausefl_server.connections.transport import Endpoints
+from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.policies.everyone import All

@@ -12,9 +12,10 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, digest, pack_job
 from pausefl_server.actor import Actor
 from pausefl_server.connections.answer_limits import AnswerLimits
+from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S
 from pausefl_server.connections.stream_handler import ClientStreamHandler
-from pausefl_server.connections.transport import Endpoints, FederationServer
+from pausefl_server.connections.transport import FederationServer
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.messages import Dispatch, Lost, Register
 from rigs.federation import SIZE

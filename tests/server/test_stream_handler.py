@@ -19,9 +19,10 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Assembler, Vector, pack, unpack
 from pausefl_server.connections import client_actor
 from pausefl_server.connections.answer_limits import AnswerLimits
+from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
-from pausefl_server.connections.transport import Endpoints, FederationServer, GrpcStreamToClient
+from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.messages import Lost, Register, Withdraw
 from pausefl_server.selection.policies.everyone import All

@@ -14,7 +14,7 @@ from pausefl.runtime.client.agreement import offer_of
 from pausefl.runtime.client.plan import ClientPlan
 from pausefl.runtime.evaluator.plan import EvaluatorPlan, evaluator_plan
 from pausefl_proto.wire import Manifest, TensorSpec
-from pausefl_server.connections.transport import Endpoints
+from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.model.norm_bound import NormBound
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import PrivacySettings, RunInfo, ServerSettings

@@ -28,8 +28,8 @@ from pausefl_process.host_monitor import HostWatch
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import PauseflError, first_error
 from pausefl_proto.wire import Vector
+from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.connections.stream_handler import ClientStreamHandler
-from pausefl_server.connections.transport import Endpoints
 from pausefl_server.records import SPLITS
 from pausefl_server.service import Platform, RunResult
 
