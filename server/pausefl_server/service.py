@@ -19,7 +19,7 @@ from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Vector, digest
 from pausefl_server.actor import ActorStopped
 from pausefl_server.connections.admission_files import follow
-from pausefl_server.connections.answer_limits import AnswerLimits
+from pausefl_server.connections.answer_limits import limits_of
 from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
@@ -186,8 +186,8 @@ async def serve(
             watch=monitor,
             finishes_rounds=platform.finishes_rounds,
         )
-        handler = _stream_handler(coordinator, settings, endpoints, monitor, observer.rejected)
         endpoints = replace(endpoints, run_id=settings.run_id)
+        handler = ClientStreamHandler(coordinator, limits_of(settings), endpoints, monitor, observer.rejected)
         transport = platform.transport(handler, endpoints, settings.clients or _MANY_CLIENTS)
         before = count_held()
         following = partial(follow, endpoints.admission_files, endpoints.admission, handler.readmit, observer.rejected)
@@ -209,27 +209,6 @@ async def serve(
         telemetry.kept()
         await _linger(endpoints.metrics, interruption)
         return result
-
-
-def _stream_handler(
-    coordinator: Coordinator,
-    settings: ServerSettings,
-    endpoints: Endpoints,
-    watch: HostWatch,
-    on_refused: Callable[[str], None],
-) -> ClientStreamHandler:
-    bound = settings.privacy.norm_bound if settings.privacy else None
-    size, statistics = settings.manifest.size, settings.manifest.statistics
-    limits = AnswerLimits(size, bound, settings.encoding.beside(statistics.size), statistics, settings.budget)
-    return ClientStreamHandler(
-        coordinator,
-        limits,
-        endpoints.admission,
-        hello_timeout_s=endpoints.hello_timeout_s,
-        watch=watch,
-        on_refused=on_refused,
-        run_id=settings.run_id,
-    )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,12 @@ from pausefl_proto.wire import PROTOCOL_VERSION, digest, pack_job
 from pausefl_server.actor import Actor
 from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.endpoints import Endpoints
-from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
-from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.messages import Dispatch, Lost, Register
 from rigs.federation import SIZE
+
+ENDPOINTS = Endpoints("127.0.0.1", 0)
 
 
 class OneJob(Actor[Any]):
@@ -46,23 +47,16 @@ class OneJob(Actor[Any]):
 @asynccontextmanager
 async def listening(
     tls: Tls | None = None,
-    admission: Admission | None = None,
-    offer: str = "",
     coordinator: Actor[Any] | None = None,
     size: int = SIZE,
-    hello_timeout_s: float = HELLO_TIMEOUT_S,
     most_clients: int = 1000,
     **told: Any,
 ) -> AsyncIterator[int]:
     """Yield the port of a server for this coordinator; by default one that gives every client a job."""
     coordinator = coordinator or OneJob(size)
     running = asyncio.ensure_future(coordinator.run())
-    handler = ClientStreamHandler(
-        coordinator,  # type: ignore[arg-type]  # an actor that accepts the same messages
-        *(AnswerLimits(size), admission),
-        hello_timeout_s=hello_timeout_s,
-    )
-    endpoints = Endpoints("127.0.0.1", 0, tls=tls, offer=offer, hello_timeout_s=hello_timeout_s, **told)
+    endpoints = replace(ENDPOINTS, tls=tls, **told)
+    handler = ClientStreamHandler(coordinator, AnswerLimits(size), endpoints)  # type: ignore[arg-type]  # a stand-in
     server = FederationServer(handler, endpoints, most_clients)
     try:
         yield await server.start("127.0.0.1", 0)

@@ -6,6 +6,7 @@ import itertools
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Assembler, Vector, pack, unpack
 from pausefl_server.connections import client_actor
 from pausefl_server.connections.answer_limits import AnswerLimits
-from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
@@ -30,7 +30,7 @@ from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
 from rigs.coordinator import MakeRig
 from rigs.federation import SIZE, answer_of, clients, federation, hello, log_of, raw_stream, take_a_job
-from rigs.one_job import OneJob, listening
+from rigs.one_job import ENDPOINTS, OneJob, listening
 
 PONG = pb.ClientMessage(pong=pb.Pong(nonce=9)).SerializeToString()
 
@@ -65,7 +65,7 @@ async def stream_handler(coordinator: OneJob | None = None) -> AsyncIterator[Cli
     """A handler for a coordinator that gives every client a job."""
     coordinator = coordinator or OneJob(SIZE)
     running = asyncio.ensure_future(coordinator.run())
-    yield ClientStreamHandler(coordinator, AnswerLimits(SIZE))  # type: ignore[arg-type]  # a stand-in
+    yield ClientStreamHandler(coordinator, AnswerLimits(SIZE), ENDPOINTS)  # type: ignore[arg-type]  # a stand-in
     coordinator.stop()
     await running
 
@@ -94,7 +94,8 @@ class SilentStream:
 
 
 async def test_nothing_is_read_from_a_peer_that_can_be_none_of_the_run() -> None:
-    handler = ClientStreamHandler(OneJob(SIZE), AnswerLimits(SIZE), Admission(tokens={"a": b""}))  # type: ignore[arg-type]  # a stand-in
+    endpoints = replace(ENDPOINTS, admission=Admission(tokens={"a": b""}))
+    handler = ClientStreamHandler(OneJob(SIZE), AnswerLimits(SIZE), endpoints)  # type: ignore[arg-type]  # a stand-in
     stream = SilentStream(takes=9)
     async with asyncio.timeout(5):  # shorter than the wait for a hello
         await handler.handle(stream, PeerIdentity("peer", token="a guess"))
@@ -170,7 +171,7 @@ async def test_goodbyes_that_nobody_takes_are_few(connections: int, kept: int) -
     opened = 64
     ended: asyncio.Queue[int] = asyncio.Queue()
     async with stream_handler() as handler, asyncio.timeout(20):
-        server = FederationServer(handler, Endpoints("127.0.0.1", 0), 1000)
+        server = FederationServer(handler, ENDPOINTS, 1000)
         port = await server.start("127.0.0.1", 0)
         peers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(connections)]
         readers = [asyncio.create_task(note_ends(*peer, ended)) for peer in peers]

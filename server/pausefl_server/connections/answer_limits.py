@@ -7,6 +7,7 @@ from pausefl_proto.encoding import FLOAT32, Encoding
 from pausefl_proto.errors import WireError
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.model.norm_bound import NormBound
+from pausefl_server.settings import ServerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +33,10 @@ class AnswerLimits:
         for name, values in self.statistics.split(vector[d:]).items():
             if name.endswith("running_var") and values.min(initial=0.0) < 0:
                 raise WireError(f"has a negative variance in {name}")
+
+
+def limits_of(settings: ServerSettings) -> AnswerLimits:
+    """The limits of a run with these settings."""
+    bound = settings.privacy.norm_bound if settings.privacy else None
+    size, statistics = settings.manifest.size, settings.manifest.statistics
+    return AnswerLimits(size, bound, settings.encoding.beside(statistics.size), statistics, settings.budget)

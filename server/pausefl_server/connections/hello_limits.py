@@ -45,7 +45,7 @@ class StreamQuota:
 class HelloLimiter:
     """Limits how many hellos are read at once, in all and per connection. Others wait; if too many do, they fail."""
 
-    def __init__(self, timeout_s: float = HELLO_TIMEOUT_S) -> None:
+    def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(_MOST_AT_ONCE)
         self._slots_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()

@@ -13,13 +13,8 @@ from pausefl_proto.wire import PROTOCOL_VERSION, decode, encode
 from pausefl_server.actor import ActorStopped
 from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.client_actor import ClientActor, StreamToClient
-from pausefl_server.connections.hello_limits import (
-    HELLO_TIMEOUT_S,
-    MAX_HELLO_BYTES,
-    MOST_ENDING,
-    HelloLimiter,
-    StreamQuota,
-)
+from pausefl_server.connections.endpoints import Endpoints
+from pausefl_server.connections.hello_limits import MAX_HELLO_BYTES, MOST_ENDING, HelloLimiter, StreamQuota
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.coordinator import Coordinator
@@ -53,25 +48,22 @@ class ClientStreamHandler:
         self,
         coordinator: Coordinator,
         limits: AnswerLimits,
-        admission: Admission | None = None,
-        *,
-        hello_timeout_s: float = HELLO_TIMEOUT_S,
+        endpoints: Endpoints,
         watch: HostWatch = UNWATCHED,
         on_refused: Callable[[str], None] = lambda _: None,
-        run_id: str = "",
     ) -> None:
-        """`admission` says what a client must prove; None: nothing. `on_refused` receives the reason of each refusal.
+        """`watch` times exchanges, and monitors this host meanwhile. `on_refused` receives each refusal's reason.
 
-        `watch` times exchanges, and monitors this host meanwhile. A client whose hello names another run than `run_id`
-        is told this run's id, and is not registered: its ledger states the ε that it spent in the other run.
+        A client whose hello names another run than that of `endpoints` is told this run's id, and is not registered:
+        its ledger states the ε that it spent in the other run.
         """
         self._coordinator = coordinator
         self._limits = limits
-        self._admission = admission or Admission()
+        self._admission = endpoints.admission
         self._watch = watch
         self._on_refused = on_refused
-        self._welcome = pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=run_id)
-        self._hellos = HelloLimiter(hello_timeout_s)
+        self._welcome = pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=endpoints.run_id)
+        self._hellos = HelloLimiter(endpoints.hello_timeout_s)
         self._ending = StreamQuota(MOST_ENDING)  # gRPC keeps streams until their last message is read
         self._rate_limits: dict[str, ClientRateLimit] = {}  # of every id that was registered once
         self._served: dict[ClientActor, tuple[PeerIdentity, asyncio.Timeout]] = {}  # the timeout can end its stream
