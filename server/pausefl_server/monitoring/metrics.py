@@ -67,26 +67,25 @@ def _run(now: RunSnapshot, settings: ServerSettings) -> Iterator[Metric]:
     privacy, info = settings.privacy, settings.info
     unit = privacy.unit if privacy else "none"
     labels = ("run_name", "policy", "dataset", "model", "unit")
-    yield _gauge("run_info", "What is run: always 1", labels, [((*astuple(info), unit), 1)])
-    yield _gauge("rounds", "Rounds the run is to have", (), [((), settings.rounds)])
-    yield _gauge("round", "Rounds committed so far", (), [((), now.round)])
-    text = "1: the run has ended in order, and its results are written; 0: it has not"
-    yield _gauge("finished", text, (), [((), now.is_over)])
+    yield _gauges("run_info", "What is run: always 1", labels, [((*astuple(info), unit), 1)])
+    yield _gauge("rounds", "Rounds the run is to have", settings.rounds)
+    yield _gauge("round", "Rounds committed so far", now.round)
+    yield _gauge("finished", "1: the run has ended in order, and its results are written; 0: it has not", now.is_over)
     text = "Unix time of the last commit, or of the server's start where that came later"
-    yield _gauge("last_round_timestamp_seconds", text, (), [((), now.last_round_at_s)])
+    yield _gauge("last_round_timestamp_seconds", text, now.last_round_at_s)
     evaluations = [((split, e.metric), e.accuracy) for split, (_, e) in now.evaluations.items()]
     text = "Accuracy at the last evaluation, or the task's own score, which the label metric names"
-    yield _gauge("accuracy_ratio", text, ("split", "metric"), evaluations)
+    yield _gauges("accuracy_ratio", text, ("split", "metric"), evaluations)
     text = "Round of the last model evaluated"
-    yield _gauge("evaluated_round", text, (), [((), t) for t in sorted(t for t, _ in now.evaluations.values())[-1:]])
+    yield _gauge("evaluated_round", text, max((t for t, _ in now.evaluations.values()), default=None))
     text = "1: the evaluator did what it was asked last; 0: it cannot be reached"
-    yield _gauge("evaluator_connected", text, (), [] if now.has_evaluator is None else [((), now.has_evaluator)])
-    yield _gauge("connected_clients", "Clients whose stream is open", (), [((), now.connected)])
+    yield _gauge("evaluator_connected", text, now.has_evaluator)
+    yield _gauge("connected_clients", "Clients whose stream is open", now.connected)
     text = "Clients that should be connected in the round under way; none when the run is over"
-    yield _gauge("expected_clients", text, (), [((), _expected(now, settings))])
-    yield _counter("client_arrivals", "Times a client's stream opened", (), [((), now.arrivals)])
-    yield _counter("client_departures", "Times a client's stream ended", (), [((), now.departures)])
-    yield _counter("rejected_updates", "Messages and updates that were not accepted", (), [((), now.rejected)])
+    yield _gauge("expected_clients", text, _expected(now, settings))
+    yield _counter("client_arrivals", "Times a client's stream opened", now.arrivals)
+    yield _counter("client_departures", "Times a client's stream ended", now.departures)
+    yield _counter("rejected_updates", "Messages and updates that were not accepted", now.rejected)
 
 
 def _expected(now: RunSnapshot, settings: ServerSettings) -> int:
@@ -101,35 +100,34 @@ def _rounds(now: RunSnapshot) -> Iterator[Metric]:
     latency, selection = now.rounds.series()
     yield _histogram("round_latency_seconds", "Greatest latency of a round's clients", {(): latency})
     text = "Sum of the rounds' latencies, and of the waits of failed attempts"
-    yield _gauge("total_latency_seconds", text, (), [((), now.total_latency_s)])
+    yield _gauge("total_latency_seconds", text, now.total_latency_s)
     text = "Sum of the rounds' greatest measured latencies, without the waits for clients that missed"
-    yield _gauge("measured_latency_seconds", text, (), [((), now.measured_latency_s)])
+    yield _gauge("measured_latency_seconds", text, now.measured_latency_s)
     text = "Chosen clients without an update"
-    yield _counter("missed_jobs", text, ("kind",), [((kind,), now.missed.get(kind, 0)) for kind in get_args(MissKind)])
+    yield _counters("missed_jobs", text, ("kind",), [((kind,), now.missed.get(kind, 0)) for kind in get_args(MissKind)])
     text = "Rounds whose latency a miss decided: its wait, after which the answer had not come"
-    yield _counter("censored_rounds", text, (), [((), now.censored_rounds)])
-    yield _counter("late_updates", "Updates that came after their round", (), [((), now.late)])
-    yield _counter("withdrawn_jobs", "Withdrawn jobs that clients dropped unpaid", (), [((), now.withdrawn)])
+    yield _counter("censored_rounds", text, now.censored_rounds)
+    yield _counter("late_updates", "Updates that came after their round", now.late)
+    yield _counter("withdrawn_jobs", "Withdrawn jobs that clients dropped unpaid", now.withdrawn)
     text = "Attempts at rounds in which no client gave an update; the rounds were tried again"
-    yield _counter("failed_attempts", text, (), [((), now.failed_attempts)])
-    text = "Latencies below τ_min, which count as equally fast"
-    yield _counter("clamped_latencies", text, (), [((), now.clamped)])
+    yield _counter("failed_attempts", text, now.failed_attempts)
+    yield _counter("clamped_latencies", "Latencies below τ_min, which count as equally fast", now.clamped)
     yield _histogram("selection_seconds", "Time the policy took to choose", {(): selection})
     # Every reason has a sample, also of 0: Prometheus sees no increase from a missing sample to 1.
     doubts = [((reason,), now.doubts.get(reason, 0)) for reason in DOUBTS]
-    yield _counter("suspect_rounds", "Rounds whose measurements are in doubt", ("reason",), doubts)
+    yield _counters("suspect_rounds", "Rounds whose measurements are in doubt", ("reason",), doubts)
     text = "Measurements of clients' answers that are in doubt themselves"
-    yield _counter("suspect_observations", text, (), [((), now.suspect_observations)])
+    yield _counter("suspect_observations", text, now.suspect_observations)
 
 
 def _work(now: RunSnapshot, settings: ServerSettings) -> Iterator[Metric]:
     text = "Time from the run's first job to the last commit, at the emulated scale"
-    yield _gauge("elapsed_seconds", text, (), [((), now.elapsed_s)])
-    yield _gauge("places", "Clients that may be at work at once", (), [((), settings.places(now.asked))])
+    yield _gauge("elapsed_seconds", text, now.elapsed_s)
+    yield _gauge("places", "Clients that may be at work at once", settings.places(now.asked))
     text = "Elapsed time that clients had jobs, over all clients"
-    yield _counter("at_work_seconds", text, (), [((), float(now.clients.at_work_s.sum()))])
-    stale = [((), now.staleness)] if settings.is_asynchronous else []
-    yield _counter("staleness_steps", "Sum of the updates' staleness", (), stale)
+    yield _counter("at_work_seconds", text, float(now.clients.at_work_s.sum()))
+    stale = now.staleness if settings.is_asynchronous else None
+    yield _counter("staleness_steps", "Sum of the updates' staleness", stale)
 
 
 def _exchanges(now: RunSnapshot) -> Iterator[Metric]:
@@ -154,7 +152,7 @@ def _hosts(now: RunSnapshot, limits: HostLimits) -> Iterator[Metric]:
 
     def worst(name: str, text: str, key: str) -> Metric:
         samples = [((host,), max(getattr(r, key) for r in of_host)) for host, of_host in reports.items() if of_host]
-        return _gauge(name, text, ("host",), samples)
+        return _gauges(name, text, ("host",), samples)
 
     yield worst("host_loop_lag_seconds", "Event-loop lag in the last round, the worst", "loop_lag_s")
     yield worst("host_timer_overshoot_seconds", "Timer overshoot in the last round, the worst", "timer_overshoot_s")
@@ -162,7 +160,7 @@ def _hosts(now: RunSnapshot, limits: HostLimits) -> Iterator[Metric]:
     yield worst("host_compute_ratio", "Share of the last round spent computing, the most", "compute_share")
     names = ("loop_lag_s", "timer_overshoot_s", "steal_share", "compute_share")
     text = "Limits of [host], beyond which a round is suspect"
-    yield _gauge("host_limit", text, ("of",), [((name,), getattr(limits, name)) for name in names])
+    yield _gauges("host_limit", text, ("of",), [((name,), getattr(limits, name)) for name in names])
 
 
 def _each_client(clients: Clients, rows: IntArray) -> Iterator[Metric]:
@@ -173,17 +171,15 @@ def _each_client(clients: Clients, rows: IntArray) -> Iterator[Metric]:
         return [(labels, value) for labels, value in pairs if not math.isnan(value)]
 
     label = ("client",)
-    text = "A client's last measured round trip"
-    yield _gauge("client_round_trip_seconds", text, label, of(clients.round_trip_s))
+    yield _gauges("client_round_trip_seconds", "A client's last measured round trip", label, of(clients.round_trip_s))
     text = "A client's last latency as its policy sees it"
-    yield _gauge("client_latency_seconds", text, label, of(clients.latency_s))
-    text = "Last idle round trip of an empty message"
-    yield _gauge("client_ping_seconds", text, label, of(clients.ping_s))
+    yield _gauges("client_latency_seconds", text, label, of(clients.latency_s))
+    yield _gauges("client_ping_seconds", "Last idle round trip of an empty message", label, of(clients.ping_s))
     text = "Bytes of jobs sent to a client that it answered in time"
-    yield _counter("client_down_bytes", text, label, of(clients.bytes_down))
-    yield _counter("client_up_bytes", "Bytes of updates received from a client in time", label, of(clients.bytes_up))
-    yield _counter("client_at_work_seconds", "Elapsed time that a client had jobs", label, of(clients.at_work_s))
-    yield _counter("client_selections", "Times a client was chosen", label, of(clients.chosen))
+    yield _counters("client_down_bytes", text, label, of(clients.bytes_down))
+    yield _counters("client_up_bytes", "Bytes of updates received from a client in time", label, of(clients.bytes_up))
+    yield _counters("client_at_work_seconds", "Elapsed time that a client had jobs", label, of(clients.at_work_s))
+    yield _counters("client_selections", "Times a client was chosen", label, of(clients.chosen))
 
 
 def _all_clients(clients: Clients) -> Iterator[Metric]:
@@ -192,10 +188,9 @@ def _all_clients(clients: Clients) -> Iterator[Metric]:
     text = "Quantiles over clients of the last latency as the policy sees it"
     yield _summary("clients_latency_seconds", text, [({}, clients.latency_s)])
     text = "Bytes of jobs sent to all clients that they answered in time"
-    yield _counter("down_bytes", text, (), [((), int(clients.bytes_down.sum()))])
-    text = "Bytes of updates received from all clients in time"
-    yield _counter("up_bytes", text, (), [((), int(clients.bytes_up.sum()))])
-    yield _gauge("retired_clients", "Clients that release nothing more", (), [((), int(clients.retired.sum()))])
+    yield _counter("down_bytes", text, int(clients.bytes_down.sum()))
+    yield _counter("up_bytes", "Bytes of updates received from all clients in time", int(clients.bytes_up.sum()))
+    yield _gauge("retired_clients", "Clients that release nothing more", int(clients.retired.sum()))
 
 
 def _privacy(now: RunSnapshot, settings: ServerSettings, rows: IntArray) -> Iterator[Metric]:
@@ -207,7 +202,7 @@ def _privacy(now: RunSnapshot, settings: ServerSettings, rows: IntArray) -> Iter
     def epsilon(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
         """A gauge with each sample once per unit of ε."""
         each = [((*values, unit), f * value) for values, value in samples for unit, f in factors.items()]
-        return _gauge(name, text, (*labels, "unit"), each)
+        return _gauges(name, text, (*labels, "unit"), each)
 
     of_client, budget = ("client",), privacy.budget if privacy else None
     ids, whole = [(clients.ids[r],) for r in rows], budget.epsilon_budget if budget else 0.0
@@ -219,22 +214,30 @@ def _privacy(now: RunSnapshot, settings: ServerSettings, rows: IntArray) -> Iter
     yield epsilon("client_epsilon_next", "What a client's next release would spend", of_client, samples)
     text = "Quantiles over clients of the privacy budget spent"
     yield _summary("clients_epsilon_spent", text, [({"unit": unit}, f * spent) for unit, f in factors.items()])
-    text = "Greatest privacy budget any client has spent"
     greatest, median = greatest_and_median(spent)
-    yield epsilon("epsilon_spent_max", text, (), [((), greatest)])
+    yield epsilon("epsilon_spent_max", "Greatest privacy budget any client has spent", (), [((), greatest)])
     yield epsilon("epsilon_spent_median", "Median over clients of the budget spent", (), [((), median)])
     yield epsilon("epsilon_budget", "Privacy budget of each client", (), [((), whole)])
     ends = math.inf if now.budgets_end is None else now.budgets_end
     text = "Round after which fewer than m clients have budget left"
-    yield _gauge("budgets_end_round", text, (), [((), ends)] if budget else [])
+    yield _gauge("budgets_end_round", text, ends if budget else None)
     text = "1: updates are noised from entropy; 0: they are not, the run is not private"
-    yield _gauge("private", text, (), [((), privacy is not None and not privacy.reproducible_noise)])
+    yield _gauge("private", text, privacy is not None and not privacy.reproducible_noise)
 
 
 def _next(clients: Clients, row: int, budget: Budget | None) -> float:
     """ε of a client's next release; 0 if it may not release."""
     i = int(clients.released[row]) + 1
     return budget.epsilon(i) if budget and budget.affords(i) and not clients.retired[row] else 0.0
+
+
+def _gauge(name: str, text: str, value: float | None) -> Metric:
+    """A gauge without labels; None: without a sample too."""
+    return GaugeMetricFamily(f"pausefl_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float | None) -> Metric:
+    return CounterMetricFamily(f"pausefl_{name}", text, value=value)
 
 
 def _family(
@@ -246,7 +249,7 @@ def _family(
     return family
 
 
-_gauge, _counter = partial(_family, GaugeMetricFamily), partial(_family, CounterMetricFamily)
+_gauges, _counters = partial(_family, GaugeMetricFamily), partial(_family, CounterMetricFamily)
 
 
 def _summary(name: str, text: str, columns: Iterable[tuple[dict[str, str], FloatArray]]) -> Metric:
