@@ -15,7 +15,7 @@ from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.privacy.ledger import Ledger
 
 
-class HostMetrics:
+class HostMetrics(Collector):
     """The metrics of all clients of one process, in a separate Prometheus registry."""
 
     def __init__(
@@ -43,7 +43,8 @@ class HostMetrics:
         info = Gauge("pausefl_host_client_info", "A client of this process: always 1", ("client",), registry=registry)
         for client_id in clients if len(clients) <= client_series_max else clients[:1]:
             info.labels(client_id).set(1)
-        registry.register(_LedgerCollector(ledgers, units, client_series_max))
+        self._ledgers, self._units, self._client_series_max = ledgers, units, client_series_max
+        registry.register(self)
 
     def count(self, job: AnsweredJob) -> None:
         """Count a job that a client of the process answered. Only status "ok" adds times, so re-sent work adds none."""
@@ -57,14 +58,8 @@ class HostMetrics:
         self._injected_up.observe(job.injected_up_s)
         self._lag.set(job.loop_lag_s)
 
-
-class _LedgerCollector(Collector):
-    def __init__(self, ledgers: Mapping[str, Ledger], units: Mapping[str, float], client_series_max: int) -> None:
-        self._ledgers = ledgers
-        self._units = units
-        self._client_series_max = client_series_max
-
     def collect(self) -> Iterator[Metric]:
+        """The metrics of spent ε, which the ledgers tell at each scrape."""
         spent = {client_id: ledger.epsilon_spent for client_id, ledger in self._ledgers.items()}
         text, labels = "Privacy budget a client of this process has spent", ("client", "unit")
         each = GaugeMetricFamily("pausefl_host_epsilon_spent", text, labels=labels)

@@ -243,16 +243,16 @@ class RoundRecord:
     round: int
     attempt: int
     chosen: tuple[str, ...]
-    weights: tuple[float, ...] | None
-    observations: tuple[Observation, ...]
-    events: tuple[LogEvent, ...]
+    weights: tuple[float, ...] | None = None
+    observations: tuple[Observation, ...] = ()
+    events: tuple[LogEvent, ...] = ()
     """The events since the previous selection, in the order they happened: this round's selection knew them."""
-    round_latency_s: float
+    round_latency_s: float = 0.0
     """Eq. (3) on the signal: the greatest latency of the round's observations and of its misses' `latency_s`.
     Clients that were not needed do not count."""
-    wall_clock_s: float
-    selection_s: float
-    model_digest: str
+    wall_clock_s: float = 0.0
+    selection_s: float = 0.0
+    model_digest: str = ""
     """The digest of θ_t, the model after this round. The model is durable before this record is."""
     details: Mapping[str, float] = field(default_factory=dict)
     """The policy's own numbers about its choice (energy, gap, steps); never read back by a policy."""

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -22,17 +21,11 @@ Pass = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Step = Callable[[], None]
 """Called after a pass, under the same condition."""
 
+Recorder = Callable[[Pass, torch.Tensor, torch.Tensor, Step], Callable[[], torch.Tensor]]
+"""Records a pass and the step after it. The returned call repeats both on the arguments' then present values.
 
-class Recorder(Protocol):
-    """Records a pass and the step after it. The returned call repeats both on the arguments' then present values.
-
-    The recorder may call the pass while it records, but must not take the step: it would be taken twice.
-    """
-
-    def __call__(
-        self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step
-    ) -> Callable[[], torch.Tensor]: ...
-
+The recorder may call the pass while it records, but must not take the step: it would be taken twice.
+"""
 
 _Shapes = tuple[torch.Size, torch.Size]
 

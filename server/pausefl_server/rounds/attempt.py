@@ -28,19 +28,8 @@ def attempt_record(
     """The attempt's log record. Its latency is eq. (3) on the signal, where a miss counts with the time waited."""
     seen, missed = tuple(observations), tuple(misses)
     waits_s = [miss.latency_s for miss in missed if miss.kind != "unneeded"]
-    return RoundRecord(
-        round=round,
-        attempt=attempt,
-        chosen=tuple(chosen),
-        weights=None,
-        observations=seen,
-        events=(),
-        round_latency_s=max([*(o.latency_s for o in seen), *waits_s], default=0.0),
-        wall_clock_s=0.0,
-        selection_s=0.0,
-        model_digest="",
-        misses=missed,
-    )
+    latency_s = max([*(o.latency_s for o in seen), *waits_s], default=0.0)
+    return RoundRecord(round, attempt, tuple(chosen), observations=seen, misses=missed, round_latency_s=latency_s)
 
 
 def next_release(table: ClientTable, row: int, budget: Budget | None) -> tuple[int, float, float]:

@@ -119,7 +119,7 @@ def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
         # At the mean pace so far, in real seconds.
         "left_s": last.wall_clock_s / last.round * (settings.rounds - last.round) if last and not now.is_over else None,
         "total_latency_s": now.total_latency_s,
-        "latency": [[None if math.isnan(v) else _digits(v) for v in point] for point in now.latency.points.tolist()],
+        "latency": _rows(now.latency.points),
         "budgets_end": now.budgets_end,
         "rejected": now.rejected,
         "missed_jobs": sum(jobs for kind, jobs in now.missed.items() if kind != "unneeded"),
@@ -205,8 +205,8 @@ def _table(clients: Clients, elapsed_s: float) -> dict[str, Any]:
     }
 
 
-def _rows(points: FloatArray) -> list[list[float]]:
-    return [[_digits(value) for value in point] for point in points.tolist()]
+def _rows(points: FloatArray) -> list[list[float | None]]:
+    return [_column(point) for point in points]
 
 
 def _column(values: FloatArray) -> list[float | None]:
