@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -90,6 +90,25 @@ class TrainingMethod:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Replace what the method remembers by `state`. An empty one resets it to its start."""
+
+
+class RememberingMethod(TrainingMethod):
+    """Base of the methods that remember tensors by name from round to round, none at their start."""
+
+    remembered: Mapping[str, torch.Tensor] = MappingProxyType({})
+    remembered_as: ClassVar[str]
+    """The name of these tensors in a saved state."""
+
+    def state(self) -> Mapping[str, Any]:
+        return {self.remembered_as: dict(self.remembered)} if self.remembered else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.remembered = state.get(self.remembered_as, {})
+
+
+def copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The present values of tensors, by name."""
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def _make_dense(optimizer: torch.optim.Optimizer) -> None:

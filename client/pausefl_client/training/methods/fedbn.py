@@ -1,45 +1,40 @@
 """FedBN (Li, Jiang, Zhang, Kamp and Dou, ICLR 2021)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from pausefl_client.training.method import TrainingMethod
+from pausefl_client.training.method import RememberingMethod, copies
 from pausefl_client.training.model_vector import trained_parameters
 from pausefl_proto.errors import ConfigError
 
 _NORMALISATIONS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-class FedBN(TrainingMethod):
+class FedBN(RememberingMethod):
     """Every client keeps normalisation layers of its own. All other layers are shared (Algorithm 1).
 
     These layers' part of the update is 0, so the server's model keeps its initial ones: gains of 1, shifts of 0. With
     this method, running statistics always stay with the client too (`workload.statistics`).
     """
 
+    remembered_as: ClassVar[str] = "own"  # the client's own normalisation layers
+
     def __init__(self) -> None:
-        self._own: dict[str, torch.Tensor] = {}  # nothing before the first round
         self._shared: dict[str, torch.Tensor] = {}
 
     def begin_round(self, model: nn.Module, round: int) -> None:
         """Put the client's own normalisation layers into the model. ConfigError if the model has no such layers."""
-        self._shared = _copied(_normalisation_of(model))
-        _fill(model, self._own)
+        self._shared = copies(_normalisation_of(model))
+        _fill(model, self.remembered)
 
     def end_round(self, model: nn.Module) -> None:
         """Keep the client's own normalisation layers, and put the server's back into the model."""
-        self._own = _copied(_normalisation_of(model))
+        self.remembered = copies(_normalisation_of(model))
         _fill(model, self._shared)
-
-    def state(self) -> Mapping[str, Any]:
-        return {"own": self._own} if self._own else {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._own = dict(state.get("own", {}))
 
 
 def _normalisation_of(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -48,10 +43,6 @@ def _normalisation_of(model: nn.Module) -> dict[str, nn.Parameter]:
     if not layers:
         raise ConfigError('workload.training = "fedbn": workload.model has no normalisation layers to keep local')
     return {name: p for name, p in trained_parameters(model).items() if name.rpartition(".")[0] in layers}
-
-
-def _copied(parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
 
 @torch.no_grad()

@@ -1,9 +1,8 @@
 """MOON, model-contrastive federated learning (Li, He and Song, CVPR 2021)."""
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -11,14 +10,14 @@ from torch.nn import functional
 
 from pausefl_client.data.tasks import LearningTask
 from pausefl_client.registries import TRAINING_DEFAULTS
-from pausefl_client.training.method import Batch, TrainingMethod
+from pausefl_client.training.method import Batch, RememberingMethod, copies
 from pausefl_client.training.model_vector import running_statistics, trained_parameters
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.number_types import Bounded, NonNegative, Positive
 
 
 @dataclass
-class Moon(Bounded, TrainingMethod):
+class Moon(Bounded, RememberingMethod):
     """Adds μ ℓ to the loss. ℓ pulls features towards those of the round's model, away from the client's last model.
 
     ℓ = − log(e^(sim(z, z_θ)/T) / (e^(sim(z, z_θ)/T) + e^(sim(z, z_i)/T))) (eq. (3)). sim is the cosine similarity. z
@@ -27,6 +26,8 @@ class Moon(Bounded, TrainingMethod):
     round z_i would equal z_θ, so ℓ would be constant and is left out.
     """
 
+    remembered_as: ClassVar[str] = "last"  # the client's model after its last round
+
     mu: NonNegative
     """μ, the weight of the contrastive loss."""
     temperature: Positive = TRAINING_DEFAULTS["moon"]["temperature"]
@@ -34,19 +35,18 @@ class Moon(Bounded, TrainingMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._last: dict[str, torch.Tensor] = {}  # the client's model after its last round
         self._references: list[nn.Module] = []  # the server's model and the client's last; empty in its first round
 
     def begin_round(self, model: nn.Module, round: int) -> None:
         """Keep copies of the server's model and of the client's last one, as references."""
         _last_linear(model)
         self._references = []
-        if self._last:
+        if self.remembered:
             # deepcopy refuses tensors that a pass has left in the model, such as features kept to look at.
             left = [t for layer in model.modules() for t in vars(layer).values() if isinstance(t, torch.Tensor)]
-            copies = (copy.deepcopy(model, {id(t): t.detach().clone() for t in left}) for _ in range(2))
-            server, last = (each.eval().requires_grad_(False) for each in copies)
-            last.load_state_dict(self._last, strict=False)
+            pair = (copy.deepcopy(model, {id(t): t.detach().clone() for t in left}) for _ in range(2))
+            server, last = (each.eval().requires_grad_(False) for each in pair)
+            last.load_state_dict(self.remembered, strict=False)
             self._references = [server, last]
 
     def loss(self, model: nn.Module, batch: Batch, task: LearningTask) -> torch.Tensor:
@@ -59,14 +59,7 @@ class Moon(Bounded, TrainingMethod):
         return task.loss(outputs, batch.targets) + self.mu * contrast(features, server, last, self.temperature)
 
     def end_round(self, model: nn.Module) -> None:
-        changing = {**trained_parameters(model), **running_statistics(model)}
-        self._last = {name: tensor.detach().clone() for name, tensor in changing.items()}
-
-    def state(self) -> Mapping[str, Any]:
-        return {"last": self._last} if self._last else {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._last = dict(state.get("last", {}))
+        self.remembered = copies({**trained_parameters(model), **running_statistics(model)})
 
 
 def contrast(z: torch.Tensor, towards: torch.Tensor, away: torch.Tensor, temperature: float) -> torch.Tensor:

@@ -1,16 +1,16 @@
 """SCAFFOLD (Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, ICML 2020)."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
 
-from pausefl_client.training.method import TrainingMethod
+from pausefl_client.training.method import RememberingMethod
 from pausefl_client.training.model_vector import trained_parameters
 
 
-class Scaffold(TrainingMethod):
+class Scaffold(RememberingMethod):
     """Replaces every gradient g by g − c_i + c. c_i is the client's control variate, c the server's (Alg. 1, line 10).
 
     After the round, c_i⁺ is the mean of the gradients g of its steps. With plain SGD that equals option II of eq. (4),
@@ -19,10 +19,10 @@ class Scaffold(TrainingMethod):
     """
 
     has_control: ClassVar[bool] = True
+    remembered_as: ClassVar[str] = "control"  # c_i; empty means 0
 
     def __init__(self) -> None:
         self._server: Mapping[str, torch.Tensor] = {}  # c
-        self._own: dict[str, torch.Tensor] = {}  # c_i; empty means 0
         self._sum: dict[str, torch.Tensor] = {}  # the sum of the round's gradients
         self._steps = 0
         self._change: dict[str, torch.Tensor] = {}
@@ -41,20 +41,15 @@ class Scaffold(TrainingMethod):
             if parameter.grad is not None:
                 self._sum[name].add_(parameter.grad)
                 parameter.grad.add_(self._server[name])
-                if self._own:
-                    parameter.grad.sub_(self._own[name])
+                if self.remembered:
+                    parameter.grad.sub_(self.remembered[name])
 
     def end_round(self, model: nn.Module) -> None:
         """c_i ← c_i⁺."""
-        before, self._own = self._own, {name: total / max(self._steps, 1) for name, total in self._sum.items()}
-        self._change = {name: after - before[name] if before else after for name, after in self._own.items()}
+        before = self.remembered
+        self.remembered = {name: total / max(self._steps, 1) for name, total in self._sum.items()}
+        self._change = {name: after - before[name] if before else after for name, after in self.remembered.items()}
 
     def control_change(self) -> Mapping[str, torch.Tensor]:
         """c_i⁺ − c_i."""
         return self._change
-
-    def state(self) -> Mapping[str, Any]:
-        return {"control": self._own} if self._own else {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._own = dict(state.get("control", {}))
