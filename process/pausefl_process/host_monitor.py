@@ -219,7 +219,6 @@ class HostMonitor(HostWatch, AbstractContextManager[None]):
             return sum(what.stood_still_s for ended_s, what in self._still if since_s < ended_s <= until_s)
 
     def close(self) -> None:
-        """End the thread."""
         self._closed = True
         self._thread.join()
 

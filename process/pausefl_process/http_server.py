@@ -145,11 +145,9 @@ class _DeadlineReader(io.RawIOBase):
         self._until_s = time.monotonic() + _ASK_WITHIN_S
 
     def readable(self) -> bool:
-        """True, since the socket can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read bytes that have arrived into the buffer. TimeoutError after the deadline."""
         left_s = self._until_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
@@ -167,7 +165,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(_DeadlineReader(self.connection))
 
     def do_GET(self) -> None:
-        """Answer with the response of the path's route."""
         self._answer(self._response())
 
     def do_HEAD(self) -> None:

@@ -43,7 +43,6 @@ class SyntheticTrainer:
         return TrainingOutcome(self._values[start : start + size], loss=0.0)
 
     def state(self) -> bytes:
-        """Empty: the trainer remembers nothing."""
         return b""
 
     def restore(self, state: bytes) -> None:

@@ -119,7 +119,6 @@ class ClientActor(Actor[_Order]):
         return super().offer(message)
 
     async def receive(self, message: _Order) -> None:
-        """Write one message to the client."""
         match message:
             case Dispatch():
                 if self._exchange is not None and self._exchange.job.key in self._withdrawn:

@@ -49,7 +49,6 @@ class DynamicRegularizer(Optimizer):
     """
 
     def start(self, model_size: int) -> Vector:
-        """H = 0."""
         return np.zeros(model_size, np.float32)
 
     def step(self, theta: Vector, change: Vector, state: Vector) -> tuple[Vector, Vector]:
@@ -57,7 +56,6 @@ class DynamicRegularizer(Optimizer):
         return self.step_for_share(theta, change, state, 1.0)
 
     def step_for_share(self, theta: Vector, change: Vector, state: Vector, share: float) -> tuple[Vector, Vector]:
-        """The next model and H."""
         moved = state + np.float32(share) * change
         return theta + change + moved, moved
 
@@ -113,7 +111,6 @@ class ServerOptimizer(Optimizer):
         return state
 
     def step(self, theta: Vector, change: Vector, state: Vector) -> tuple[Vector, Vector]:
-        """The next model and state, both new, from θ and Δ, (d,) float32."""
         rate, d = np.float32(self.learning_rate), theta.size
         if self.kind == "sgd":
             return theta + rate * change, state

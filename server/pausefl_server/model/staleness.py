@@ -34,7 +34,6 @@ class ConstantStaleness(StalenessRule):
     """s = 1: an update counts the same, however old its model is."""
 
     def weight(self, staleness: int) -> float:
-        """s(τ) = 1."""
         return 1.0
 
 
@@ -46,7 +45,6 @@ class PolynomialStaleness(StalenessRule):
     """a, the exponent. Old updates count less with greater values; 0 makes all count the same."""
 
     def weight(self, staleness: int) -> float:
-        """s(τ) = (1 + τ)^−a."""
         return float((1 + staleness) ** -self.exponent)
 
 
@@ -60,7 +58,6 @@ class HingeStaleness(StalenessRule):
     """b, the greatest staleness, in steps, at which an update counts in full."""
 
     def weight(self, staleness: int) -> float:
-        """s(τ) = 1 up to τ = b, then 1/(a(τ − b) + 1)."""
         return 1.0 / (self.slope * max(0, staleness - self.tolerated) + 1.0)
 
 

@@ -31,7 +31,6 @@ class Telemetry(RunObserver):
         self.now = RunSnapshot(clock())
 
     def waiting(self, minimum: int) -> None:
-        """Note the number of clients that the first round waits for."""
         self._minimum = minimum
         self._begin()
 
@@ -61,7 +60,6 @@ class Telemetry(RunObserver):
             self.now = replace(self.now, last_round_at_s=self._clock(), budgets_end=budgets_end)
 
     def attempt_failed(self, record: RoundRecord, state: RunState) -> None:
-        """Count the attempt and its misses."""
         if self._is_watched:
             self.now = after_failed_attempt(self.now, record, state)
 
@@ -79,7 +77,6 @@ class Telemetry(RunObserver):
         self.now = replace(self.now, status="waiting for clients", budgets_end=budgets_end)
 
     def finished(self, state: RunState, reason: str, events: Sequence[LogEvent]) -> None:
-        """Add the events after the last round, and the reason why the run ended."""
         self.now = replace(after_end(self.now, events, state), status=f"finished: {reason}")
 
     def kept(self) -> None:

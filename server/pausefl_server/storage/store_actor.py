@@ -52,7 +52,6 @@ class StoreActor(Actor[Write]):
             raise PauseflError(f"the run's log cannot be written: {unharmed(error) or error}") from error
 
     async def on_stop(self) -> None:
-        """Wait for the last write to end."""
         self._thread.shutdown(wait=True)
 
     def _write(self, message: Write) -> None:

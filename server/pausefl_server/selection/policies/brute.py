@@ -28,7 +28,6 @@ class PauseBrute(Pause):
         _sets_to_try(at_once, self.m)
 
     def warm_up(self) -> None:
-        """Load the compiled search."""
         brute_force([1.0, 2.0], [0.0, 0.0], 1)
 
     def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:

@@ -13,5 +13,4 @@ class All(Policy):
     needs_rounds: ClassVar[bool] = True
 
     def select(self, state: Any, context: Context) -> Selection:
-        """All eligible clients."""
         return Selection(context.eligible)

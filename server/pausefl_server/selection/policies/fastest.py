@@ -15,7 +15,6 @@ class Fastest(Policy):
 
     @property
     def needs_oracle(self) -> bool:
-        """True: the policy ranks clients by their true mean latency."""
         return True
 
     def select(self, state: Any, context: Context) -> Selection:

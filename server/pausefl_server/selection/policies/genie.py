@@ -20,7 +20,6 @@ class Genie(Pause):
 
     @property
     def needs_oracle(self) -> bool:
-        """True: the true mean latencies replace ucb."""
         return True
 
     def choice(self, state: Recent | None, context: Context) -> Choice:

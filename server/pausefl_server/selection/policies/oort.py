@@ -78,11 +78,9 @@ class Oort(Policy):
 
     @property
     def needs_oracle(self) -> bool:
-        """True if the mean latencies of unmeasured clients are used (`known_speeds`)."""
         return self.known_speeds
 
     def start(self) -> Pace:
-        """The pace before any client has taken part."""
         return Pace(np.empty(0, np.int64), self.pacer_percentile)
 
     def observe(self, state: Pace, record: PolicyRound, table: ClientTable) -> Pace:

@@ -130,7 +130,6 @@ class Pause(Policy):
         return float(np.pad(self._marginal(), (0, self.m), mode="edge")[: self.m].sum())
 
     def warm_up(self) -> None:
-        """Load the compiled search that this reward needs."""
         rows, zeros = np.arange(3), np.zeros(3)
         Choice(2, rows, zeros, zeros, zeros, zeros, np.zeros(3, np.int64), self._marginal()).exact()
 

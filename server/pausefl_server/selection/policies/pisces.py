@@ -76,7 +76,6 @@ class Pisces(Policy):
     needs_loss: ClassVar[bool] = True
 
     def start(self) -> Seen:
-        """The state without any update."""
         return Seen(np.empty((0, _RECENT)), np.empty(0, np.int64), np.empty(0, np.int64))
 
     def observe(self, state: Seen, record: PolicyRound, table: ClientTable) -> Seen:

@@ -53,7 +53,6 @@ class Pns(Policy):
     """The share of a round's updates, rounded up, that always enters the model."""
 
     def start(self) -> Standing:
-        """The state in which all clients have the same probability."""
         return Standing(np.empty(0), np.empty(0, np.int64))
 
     def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:
@@ -76,7 +75,6 @@ class Pns(Policy):
         return grown
 
     def select(self, state: Standing, context: Context) -> Selection:
-        """m clients, drawn without replacement."""
         rows = rows_in_tie_order(context)
         weight = np.maximum(state.grown(len(context.table)).weight[rows], _LEAST_WEIGHT)
         drawn = context.rng.choice(rows, min(self.m, len(rows)), replace=False, p=weight / weight.sum())

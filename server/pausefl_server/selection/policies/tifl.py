@@ -65,7 +65,6 @@ class Tifl(Policy):
     needs_rounds: ClassVar[bool] = True
 
     def start(self) -> Tiers:
-        """The state without tiers."""
         full, unknown = np.full(self.tiers, self.credits), np.full(self.tiers, np.nan)
         return Tiers(np.empty(0, np.int64), full, np.ones(self.tiers), unknown)
 

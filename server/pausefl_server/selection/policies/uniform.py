@@ -14,6 +14,5 @@ class Random(Policy):
     """Chooses m of the eligible clients, uniformly, without replacement: PAUSE's first baseline."""
 
     def select(self, state: Any, context: Context) -> Selection:
-        """m clients, drawn by this round's generator."""
         rows = rows_in_tie_order(context)  # so that the draw does not depend on the order of rows
         return Selection(np.sort(context.rng.choice(rows, min(self.m, len(rows)), replace=False)))
