@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
@@ -52,16 +52,8 @@ class GrpcStreamToServer:
             raise OSError(str(error)) from error
 
 
-class Offer(NamedTuple):
-    """The run that a server offers to clients that may join. The client must not trust it."""
-
-    experiment: str
-    """The experiment as JSON."""
-    run_id: str
-
-
-async def fetch_offer(address: str, tls: Tls | None, token: str, reconnection: Reconnection) -> Offer:
-    """The offer of the server at HOST:PORT: the experiment that it plays, and its run id.
+async def fetch_offer(address: str, tls: Tls | None, token: str, reconnection: Reconnection) -> pb.ExperimentOffer:
+    """The offer of the server at HOST:PORT, which the client must not trust: its experiment as JSON, and its run id.
 
     ConfigError if the server refuses or does not implement the call. PauseflError if `reconnection` gives up.
     """
@@ -76,7 +68,7 @@ async def fetch_offer(address: str, tls: Tls | None, token: str, reconnection: R
         await reconnection.wait()
 
 
-async def _ask_for_offer(address: str, tls: Tls | None, token: str) -> Offer:
+async def _ask_for_offer(address: str, tls: Tls | None, token: str) -> pb.ExperimentOffer:
     async with open_channel(address, tls, options=_QUICKLY) as channel:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/Offer")
         try:
@@ -90,7 +82,7 @@ async def _ask_for_offer(address: str, tls: Tls | None, token: str) -> Offer:
         offer, _ = decode(pb.ExperimentOffer, data)
     except DamageError as damage:
         raise OSError(f"it {damage}") from damage
-    return Offer(offer.experiment, offer.run_id)
+    return offer
 
 
 def _metadata(token: str) -> tuple[tuple[str, str], ...] | None:

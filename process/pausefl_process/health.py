@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 
-from pausefl_process.http_server import Response, Route
+from pausefl_process.http_server import Response, Route, text_response
 
 _TURNS_WITHIN_S = 2.0
 
@@ -31,5 +31,4 @@ def _stalled(loop: asyncio.AbstractEventLoop) -> str:
 
 
 def _answer(reason: str) -> Response:
-    status = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
-    return Response("text/plain; charset=utf-8", [f"{reason or 'ok'}\n".encode()], status=status)
+    return text_response(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, reason or "ok")

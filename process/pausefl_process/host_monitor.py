@@ -226,21 +226,18 @@ class HostMonitor(HostWatch, AbstractContextManager[None]):
         with closing(TurnMeter()) as turns:
             self._probed_s = self.clock()  # anew, since the thread may have waited before it started
             self._has_probed.set()
-            self._probe_on(turns)
-
-    def _probe_on(self, turns: TurnMeter) -> None:
-        while not self._closed:
-            time.sleep(self._probe_every_s)
-            woke_s = self._probe(turns)
-            is_watched = self._watchers > 0 or woke_s - self._unwatched_since_s <= _LINGER_S
-            self._probe_every_s = _PROBE_EVERY_S if is_watched else _IDLE_PROBE_EVERY_S
-            if self._woke_s != _NEVER_S or not is_watched:
-                continue  # the event loop has not answered the last probe yet, or nothing is being measured
-            self._woke_s = woke_s
-            try:
-                self._loop.call_soon_threadsafe(self._note_lag, woke_s)
-            except RuntimeError:  # the event loop was closed before its monitor
-                return
+            while not self._closed:
+                time.sleep(self._probe_every_s)
+                woke_s = self._probe(turns)
+                is_watched = self._watchers > 0 or woke_s - self._unwatched_since_s <= _LINGER_S
+                self._probe_every_s = _PROBE_EVERY_S if is_watched else _IDLE_PROBE_EVERY_S
+                if self._woke_s != _NEVER_S or not is_watched:
+                    continue  # the event loop has not answered the last probe yet, or nothing is being measured
+                self._woke_s = woke_s
+                try:
+                    self._loop.call_soon_threadsafe(self._note_lag, woke_s)
+                except RuntimeError:  # the event loop was closed before its monitor
+                    return
 
     def _probe(self, turns: TurnMeter) -> float:
         """Record by how much this thread's last sleep was too long, and return the time of waking."""

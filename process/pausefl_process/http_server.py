@@ -174,13 +174,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _response(self) -> Response:
         name = self.headers.get("Host", "localhost")
         if not self.server.goes_by(name):
-            return _text(HTTPStatus.FORBIDDEN, f"{name} is no name of this machine's loopback address")
+            return text_response(HTTPStatus.FORBIDDEN, f"{name} is no name of this machine's loopback address")
         try:
             route = self.server.routes.get(urlsplit(self.path).path)
         except ValueError as error:
-            return _text(HTTPStatus.BAD_REQUEST, f"{self.path}: {error}")
+            return text_response(HTTPStatus.BAD_REQUEST, f"{self.path}: {error}")
         if route is None:
-            return _text(HTTPStatus.NOT_FOUND, f"try {' '.join(self.server.routes)}")
+            return text_response(HTTPStatus.NOT_FOUND, f"try {' '.join(self.server.routes)}")
         return route({key.title(): value for key, value in self.headers.items()})
 
     def log_message(self, *_: object) -> None:
@@ -197,5 +197,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(chunk)
 
 
-def _text(status: HTTPStatus, text: str) -> Response:
+def text_response(status: HTTPStatus, text: str) -> Response:
+    """A response of one line of text."""
     return Response("text/plain; charset=utf-8", [f"{text}\n".encode()], status=status)

@@ -159,7 +159,11 @@ async def serve(
             )
             loop = asyncio.get_running_loop()
             store.tell = lambda message: loop.call_soon_threadsafe(observer.noticed, message)
-            best_so_far = _best_so_far(store, checkpoint, outputs.best_model, observer)
+            digests = store.model_digests()
+            best_so_far: Best | None = None
+            if outputs.best_model is not None:
+                stored = partial(stored_model, checkpoint, digests)
+                best_so_far = kept_best(store.evaluations(), outputs.best_model, stored, digests, observer.noticed)
         platform.goes_on(start.state.wall_clock_s)
         _tell_of_log(telemetry, store, start.state, settings)
         store_actor = StoreActor(store, checkpoint, settings.checkpoint_every)
@@ -173,7 +177,7 @@ async def serve(
         evaluator = EvaluatorActor(evaluate, store_actor, observer, best_so_far, outputs.best_model, waiting)
         if evaluate is not None:
             observer.evaluator(is_there=True)
-        missing = _missing(start, outputs.best_model, store.model_digests(), observer) if evaluate is not None else []
+        missing = _missing(start, outputs.best_model, digests, observer) if evaluate is not None else []
         monitor = platform.watch(platform.clock)
         ending.callback(monitor.close)
         coordinator = Coordinator(
@@ -315,16 +319,6 @@ def _tell_of_log(telemetry: Telemetry, store: Store, state: RunState, settings: 
         telemetry.attempt_failed(failed, state)
     ends = budgets_end(state.table, settings.budget, state.round, settings.updates_needed(state.policy.m))
     telemetry.resumed(store.evaluations(), ends if state.round else None)
-
-
-def _best_so_far(
-    store: Store, checkpoint: Checkpoint, best_model: BestModelFile | None, observer: RunObserver
-) -> Best | None:
-    if best_model is None:
-        return None
-    digests = store.model_digests()
-    stored = partial(stored_model, checkpoint, digests)
-    return kept_best(store.evaluations(), best_model, stored, digests, observer.noticed)
 
 
 def _missing(

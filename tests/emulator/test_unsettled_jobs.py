@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pausefl.results.accounting import UnansweredJobs
 from pausefl.results.tally import RunTally
 from pausefl_server.clients import ClientTable
-from pausefl_server.monitoring.line_limit import LineLimit
+from pausefl_server.monitoring.line_limit import LINES, PER_S, LineLimit
 from pausefl_server.records import EventKind, LogEvent, Miss, unsettled
 from pausefl_server.rounds.messages import JobWithdrawn, Lost, Pinged, Refusal, Shutdown, Update
 from pausefl_server.rounds.pending_events import PendingEvents
@@ -419,10 +419,10 @@ def test_what_a_stranger_has_spent_waits_until_it_joins() -> None:
 
 def test_of_many_lines_of_a_kind_the_first_are_shown_and_the_rest_counted() -> None:
     clock = Clock()
-    limit = LineLimit(clock, lines=3, per_s=10.0)
+    limit = LineLimit(clock)
     shown = [line for k in range(100) if (line := limit.admit("rejected", f"line {k}")) is not None]
-    assert shown == ["line 0", "line 1", "line 2"]
+    assert shown == [f"line {k}" for k in range(LINES)]
     assert limit.admit("left", "another kind") == "another kind"
-    clock.advance(10.0)
-    assert limit.admit("rejected", "line 100") == "line 100 (and 97 more like it before)"
+    clock.advance(PER_S)
+    assert limit.admit("rejected", "line 100") == f"line 100 (and {100 - LINES} more like it before)"
     assert limit.admit("rejected", "line 101") == "line 101"

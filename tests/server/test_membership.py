@@ -24,7 +24,6 @@ ANOTHER_REST = Manifest((TensorSpec("w", (SIZE,)),), constants="c0ffee").to_mess
 ANOTHER_TYPE = pb.Manifest(tensors=[pb.Tensor(name="w", shape=[SIZE], dtype="float64")])
 WRONG_HELLOS: dict[str, tuple[dict[str, Any], str]] = {
     "another protocol": ({"protocol_version": PROTOCOL_VERSION + 1}, "protocol version"),
-    "no name": ({"client_id": ""}, "client id is empty"),
     "the name of somebody connected": ({"client_id": "a"}, "'a' is connected already"),
     "no data": ({"n_examples": 0}, "has 0 examples, must be 1 to"),
     "more data than can be": ({"n_examples": 10**9 + 1}, "has 1000000001 examples, must be 1 to 1000000000"),

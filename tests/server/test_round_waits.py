@@ -32,7 +32,7 @@ from pausefl_server.rounds.deadline import (
     RETRY_FACTOR,
     UNSEEN_S,
     Patience,
-    derived_deadline_s,
+    round_timeout_s,
 )
 from pausefl_server.rounds.elapsed import Elapsed
 from pausefl_server.rounds.evaluation import waiting_models_max
@@ -178,9 +178,9 @@ def table_of(answers: Answers) -> ClientTable:
     return table
 
 
-def deadline_s(answers: Answers, **changes: float) -> float:
-    table = table_of(answers)
-    return derived_deadline_s(table, np.arange(len(table)), **changes)  # type: ignore[arg-type]  # of several types
+def deadline_s(answers: Answers, failed_attempts: int = 0, **changes: float) -> float:
+    table, settings = table_of(answers), server_settings(1, round_timeout_s=None, **changes)
+    return round_timeout_s(settings, table, np.arange(len(answers)), failed_attempts)
 
 
 DEADLINES: dict[str, tuple[Answers, dict[str, float], float]] = {
@@ -205,11 +205,12 @@ DEADLINES: dict[str, tuple[Answers, dict[str, float], float]] = {
 @pytest.mark.parametrize("what", DEADLINES)
 def test_a_deadline_is_that_of_the_slowest_clients_usual_round_trips(what: str) -> None:
     answers, changes, expected_s = DEADLINES[what]
-    assert deadline_s(answers, **changes) == expected_s
+    assert deadline_s(answers, **changes) == expected_s  # type: ignore[arg-type]  # of several types
 
 
 def test_clients_that_are_not_chosen_move_no_deadline() -> None:
-    assert derived_deadline_s(table_of({"a": [0.1], "b": [20.0], "c": [5.0]}), np.array([0, 2])) == FACTOR * 5.0
+    table, settings = table_of({"a": [0.1], "b": [20.0], "c": [5.0]}), server_settings(1, round_timeout_s=None)
+    assert round_timeout_s(settings, table, np.array([0, 2])) == FACTOR * 5.0
 
 
 @given(st.lists(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=40), min_size=1, max_size=8), st.integers(0, 6))

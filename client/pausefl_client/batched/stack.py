@@ -129,15 +129,13 @@ class ModelStack:
         self._leaves = [copies.view(count, *shape).requires_grad_() for copies, shape in shaped]
         self._in_place = self._stacked(self.values[:count]), self._stacked(self._gradients[:count])
 
-    @property
-    def is_of_perceptrons(self) -> bool:
-        """Whether the models are perceptrons, for which `classify` is a faster way to the gradients."""
-        return self._perceptron is not None
+    def classify(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        """Set the gradients of learning perceptrons, faster than autograd; return the cross-entropy of each.
 
-    def classify(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Set the gradients of the learning perceptrons; return the cross-entropy of each. Targets −1 do not count."""
+        None if the models are no perceptrons. Targets −1 do not count.
+        """
         if self._perceptron is None:
-            raise ValueError("the models are no perceptrons")
+            return None
         return differentiate(self._perceptron, *self._in_place, inputs, targets)
 
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:

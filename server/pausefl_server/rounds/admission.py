@@ -82,8 +82,6 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
     privacy = settings.privacy
     if hello.protocol_version != PROTOCOL_VERSION:
         raise WireError(f"protocol version {hello.protocol_version}, this server speaks {PROTOCOL_VERSION}")
-    if not hello.client_id:
-        raise WireError("the client id is empty")
     if not 1 <= hello.n_examples <= _MOST_EXAMPLES:
         raise WireError(f"has {hello.n_examples} examples, must be 1 to {_MOST_EXAMPLES}")
     if settings.agreement is not None and (differences := _differences(hello.agreement, settings.agreement)):

@@ -22,22 +22,16 @@ _STALL_S = 0.25
 
 
 def round_timeout_s(settings: ServerSettings, table: ClientTable, rows: IntArray, failed_attempts: int = 0) -> float:
-    """Seconds that a round with the clients of these rows waits: as configured or, without that, as derived."""
-    if settings.round_timeout_s is not None:
-        return settings.round_timeout_s
-    return derived_deadline_s(table, rows, failed_attempts=failed_attempts, time_scale=settings.time_scale)
-
-
-def derived_deadline_s(
-    table: ClientTable, rows: IntArray, *, failed_attempts: int = 0, time_scale: float = 1.0
-) -> float:
     """Seconds that a round with the clients of these rows waits from when its jobs are sent (docs/network.md).
 
-    d = min(GREATEST_S · a, RETRY_FACTOR^f · max(LEAST_S, max_k e_k)) with e_k = FACTOR · Q_k, and at least UNSEEN_S · a
-    for a client without an answer or whose last job was a miss. Q_k is the QUANTILE of the client's last round trips,
-    f how many attempts at this round had no update, and a = max(1, time_scale), which stretches injected delays.
+    If no time is configured, d = min(GREATEST_S · a, RETRY_FACTOR^f · max(LEAST_S, max_k e_k)) with e_k = FACTOR · Q_k,
+    and at least UNSEEN_S · a for a client without an answer or whose last job was a miss. Q_k is the QUANTILE of the
+    client's last round trips, f (`failed_attempts`) how many attempts at this round had no update, and
+    a = max(1, time_scale), which stretches injected delays.
     """
-    stretch = max(1.0, time_scale)
+    if settings.round_timeout_s is not None:
+        return settings.round_timeout_s
+    stretch = max(1.0, settings.time_scale)
     expected_s = FACTOR * _upper_quantile(table.recent_round_trips_s[rows])
     is_unseen = np.isnan(expected_s) | (table.misses_in_a_row[rows] > 0)
     expected_s = np.where(is_unseen, np.fmax(expected_s, UNSEEN_S * stretch), expected_s)

@@ -1,7 +1,9 @@
 """Preparation of a round's job: choosing the clients and framing the model."""
 
 import asyncio
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pausefl_process.plugins import for_future
@@ -19,17 +21,16 @@ Result = TypeVar("Result")
 _QUICK_S = 0.001
 
 
+@dataclass
 class Preparer:
     """Chooses clients by the run's policy and frames the model for them."""
 
-    def __init__(
-        self, settings: ServerSettings, state: RunState, oracle: Oracle | None, clock: Callable[[], float]
-    ) -> None:
-        self._settings = settings
-        self._state = state
-        self._oracle = oracle
-        self._clock = clock
-        self._selection_s = float("inf")  # how long the last selection took
+    settings: ServerSettings
+    state: RunState
+    oracle: Oracle | None
+    clock: Callable[[], float]
+    selection_s: float = math.inf
+    """How long the last selection took."""
 
     async def prepare(
         self, round: int, attempt: int, model: GlobalModel, free: FreePlaces | None = None
@@ -40,22 +41,22 @@ class Preparer:
         """
 
         def prepared() -> tuple[Selection, float, Dispatch]:
-            began_s = self._clock()
-            selection = choose(self._settings, self._state, self._oracle, round, attempt, self._clock, free)
-            return selection, self._clock() - began_s, self.frame(round, attempt, model.theta, model.digest)
+            began_s = self.clock()
+            selection = choose(self.settings, self.state, self.oracle, round, attempt, self.clock, free)
+            return selection, self.clock() - began_s, self.frame(round, attempt, model.theta, model.digest)
 
-        quick = self._selection_s < _QUICK_S and model.theta.nbytes <= MAX_FRAME_BYTES
+        quick = self.selection_s < _QUICK_S and model.theta.nbytes <= MAX_FRAME_BYTES
         found = await off_loop(quick, prepared)
-        self._selection_s = found[1]
+        self.selection_s = found[1]
         return found
 
     def frame(self, round: int, attempt: int, theta: Vector, model_digest: str) -> Dispatch:
         """The job of this round and attempt with this model, framed into messages."""
-        schedule = self._settings.privacy.schedule if self._settings.privacy else ""
-        began_s = self._clock()
+        schedule = self.settings.privacy.schedule if self.settings.privacy else ""
+        began_s = self.clock()
         messages = pack_job(round, attempt, theta, model_digest, schedule)
-        ready_s = self._clock()
-        mixed = theta if self._settings.mixes_models else None
+        ready_s = self.clock()
+        mixed = theta if self.settings.mixes_models else None
         return Dispatch(round, attempt, messages, ready_s - began_s, ready_s, theta=mixed)
 
 

@@ -1,7 +1,7 @@
 """Restores a server's state when it starts: replays the log, and loads the model that the log names."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -53,7 +53,7 @@ def restore(
         store.go_back_to(begun, optimizer_state, is_private=settings.budget is not None)
     if begun == 0:
         checkpoint.save(0, theta_0)
-        _agree_on(store, "initial_digest", digest(theta_0))
+        _note_initial(store, digest(theta_0))
     log = log.up_to(begun)
     state = replay(
         policy,
@@ -137,38 +137,39 @@ def _told(store: Store) -> Iterator[tuple[int, LogEvent | Observation]]:
     yield from ((log.last + 1, event) for event in chain(later, store.late_events()))
 
 
+@dataclass(frozen=True)
 class _Models:
     """Finds the stored models that a run can go on from."""
 
-    def __init__(self, store: Store, checkpoint: Checkpoint, theta_0: Vector, digests: Mapping[int, str]) -> None:
-        self._store = store
-        self._checkpoint = checkpoint
-        self._theta_0 = theta_0
-        self._digests = digests  # by round
+    store: Store
+    checkpoint: Checkpoint
+    theta_0: Vector
+    digests: Mapping[int, str]
+    """By round."""
 
     def find(self, round: int) -> tuple[Vector, Vector | None] | None:
         """θ_t and the server optimizer's state; None if they are missing. θ_0 is made from the seed, not read."""
-        return (self._theta_0, None) if round == 0 else self._find_written(round)
+        return (self.theta_0, None) if round == 0 else self._find_written(round)
 
     def find_durable(self, round: int) -> tuple[Vector, Vector | None] | None:
         """See `find`, but θ_0 counts as missing unless it was written: then the folder is gone, not torn by a crash."""
         if round > 0:
             return self._find_written(round)
-        initial = self._store.meta("initial_digest") or ""
-        return (self._theta_0, None) if self._checkpoint.load(0, initial) is not None else None
+        initial = self.store.meta("initial_digest") or ""
+        return (self.theta_0, None) if self.checkpoint.load(0, initial) is not None else None
 
     def rounds(self) -> list[int]:
         """All rounds to which the run can go back, the last one first."""
-        known = {*self._digests, 0}
-        likely = {*self._checkpoint.kept(), *sorted(known)[-2:], 0} & known
+        known = {*self.digests, 0}
+        likely = {*self.checkpoint.kept(), *sorted(known)[-2:], 0} & known
         return [t for t in sorted(likely, reverse=True) if self.find(t) is not None]
 
     def _find_written(self, round: int) -> tuple[Vector, Vector] | None:
-        model_digest = self._digests.get(round, "")
-        if (theta := self._checkpoint.load(round, model_digest)) is not None:
-            state = self._store.optimizer_state(round)
+        model_digest = self.digests.get(round, "")
+        if (theta := self.checkpoint.load(round, model_digest)) is not None:
+            state = self.store.optimizer_state(round)
             return theta, np.empty(0, np.float32) if state is None else state
-        return self._checkpoint.load_kept(round, model_digest)
+        return self.checkpoint.load_kept(round, model_digest)
 
 
 def _checked(back_to: int, last: int, models: _Models) -> int:
@@ -193,11 +194,10 @@ def _listed(models: _Models) -> str:
     return ", ".join(map(str, models.rounds()))
 
 
-def _agree_on(store: Store, key: str, value: str) -> None:
-    known = store.meta(key)
-    if known is not None and known != value:
-        raise ConfigError(f"this run directory was begun with another {key} ({known}, now {value})")
-    store.set_meta(key, value)
+def _note_initial(store: Store, model_digest: str) -> None:
+    if (known := store.meta("initial_digest")) not in (None, model_digest):
+        raise ConfigError(f"this run directory was begun with another initial_digest ({known}, now {model_digest})")
+    store.set_meta("initial_digest", model_digest)
 
 
 def _connected(state: RunState, late: list[LogEvent]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pausefl_process.http_server import Response, Route
+from pausefl_process.http_server import Response, Route, text_response
 from pausefl_proto.arrays import FloatArray
 from pausefl_server.host_limits import advice, clients_behind
 from pausefl_server.monitoring.snapshot import PARTS, Clients, RunSnapshot, greatest_and_median, parts_of
@@ -64,7 +64,7 @@ class LivePage:
     def _events(self, _: Mapping[str, str]) -> Response:
         """The stream of frames, as server-sent events (HTML standard, 9.2)."""
         if not self._free_readers.acquire(blocking=False):
-            return Response("text/plain", [b"too many readers\n"], status=HTTPStatus.SERVICE_UNAVAILABLE)
+            return text_response(HTTPStatus.SERVICE_UNAVAILABLE, "too many readers")
         frames = self._frames()
         # Begun here, so that it ends, and leaves its seat, even when its reader has gone already.
         return Response("text/event-stream", chain([next(frames)], frames))
