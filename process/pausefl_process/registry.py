@@ -57,7 +57,15 @@ class Registry(Mapping[str, Any]):
         """The object called `name`. A ConfigError begins with `key`, the place of the name in the experiment."""
         if name in self.built_in:
             return self[name]
-        return self._checked(self._imported(self._one_code(name, key), name, key), name, key)
+        code = self._one_code(name, key)
+        try:
+            found = imported(code)
+        except ValueError as error:
+            where = _where_looked(code.partition(":")[0], error.__cause__)
+            raise ConfigError(f'{key} = "{name}": cannot be imported ({error}){where}') from error
+        if wrong := self._misfit(found):
+            raise ConfigError(f'{key} = "{name}": {wrong}')
+        return found
 
     def check_name(self, name: str, key: str) -> None:
         """Raise ConfigError as `find` does if a name stands for nothing. Nothing is imported."""
@@ -88,35 +96,24 @@ class Registry(Mapping[str, Any]):
         if len(points) > 1:
             each = " and ".join(f"{value} ({_origin(point)})" for value, point in points.items())
             raise ConfigError(f'{key} = "{name}": stands for {each}: must be one of these, as "package.module:name"')
-        return self.code_of(name) or self._unknown(name, key)
+        if not (code := self.code_of(name)):
+            known = [entry.name for entry in self.entries()]
+            close = difflib.get_close_matches(name.lower(), known, n=3)
+            hint = f"did you mean {' or '.join(close)}? It " if close else ""
+            raise ConfigError(f'{key} = "{name}": {hint}must be one of {", ".join(known)}, or "package.module:name"')
+        return code
 
-    def _unknown(self, name: str, key: str) -> str:
-        known = [entry.name for entry in self.entries()]
-        close = difflib.get_close_matches(name.lower(), known, n=3)
-        hint = f"did you mean {' or '.join(close)}? It " if close else ""
-        raise ConfigError(f'{key} = "{name}": {hint}must be one of {", ".join(known)}, or "package.module:name"')
-
-    def _imported(self, code: str, name: str, key: str) -> Any:
-        try:
-            return imported(code)
-        except ValueError as error:
-            where = _where_looked(code.partition(":")[0], error.__cause__)
-            raise ConfigError(f'{key} = "{name}": cannot be imported ({error}){where}') from error
-
-    def _checked(self, found: Any, name: str, key: str) -> Any:
+    def _misfit(self, found: Any) -> str:
+        """What is wrong with an imported object; or ""."""
         if not self.base:
-            if not callable(found):
-                raise ConfigError(f'{key} = "{name}": is not callable')
-            return found
+            return "" if callable(found) else "is not callable"
         base = imported(self.base)
         if not (isinstance(found, type) and issubclass(found, base)):
-            raise ConfigError(f'{key} = "{name}": must be a subclass of {self.base.replace(":", ".")}')
+            return f"must be a subclass of {self.base.replace(':', '.')}"
         if isabstract(found):
             missing = " and ".join(f"`{method}`" for method in sorted(vars(found)["__abstractmethods__"]))
-            raise ConfigError(f'{key} = "{name}": is abstract; it has no method {missing}')
-        if self.are_methods_checked and (wrong := misfit(found, base)):
-            raise ConfigError(f'{key} = "{name}": {wrong}')
-        return found
+            return f"is abstract; it has no method {missing}"
+        return misfit(found, base) if self.are_methods_checked else ""
 
 
 def _where_looked(module: str, error: BaseException | None) -> str:

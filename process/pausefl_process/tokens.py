@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+from pausefl_process.files import reason
 from pausefl_proto.errors import ConfigError
 
 _OF_NO_TOKEN = hashlib.sha256().digest()
@@ -48,7 +49,5 @@ def read_ids(path: str) -> tuple[str, ...]:
 def _read(key: str, path: str) -> str:
     try:
         return Path(path).read_text("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f'{key} = "{path}": cannot be read ({error.strerror})') from None
-    except UnicodeDecodeError:
-        raise ConfigError(f'{key} = "{path}": is no text') from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f'{key} = "{path}": cannot be read ({reason(error)})') from None

@@ -174,13 +174,19 @@ class ClientStreamHandler:
         try:
             async with asyncio.timeout(None) as limit:
                 self._served[actor] = peer, limit
-                self._end_if_locked_out(actor)  # the admission may have changed since its hello
-                return await _listen(actor, writer)
+                try:
+                    self._end_if_locked_out(actor)  # the admission may have changed since its hello
+                    return await actor.listen()
+                finally:
+                    del self._served[actor]
         except TimeoutError:
             actor.may_return = False
             return await _send_off(actor, writer, "is admitted no longer")  # it gets the reason when it comes again
-        finally:
-            self._served.pop(actor, None)
+        except ActorStopped:
+            await asyncio.wait([writer])  # the run is over, but its goodbye may not be written yet
+            return "the run is over"
+        except (DamageError, AbuseError) as error:
+            return await _send_off(actor, writer, str(error))
 
 
 def _goodbye(error: Exception) -> pb.ServerMessage:
@@ -195,17 +201,6 @@ def _hello(data: bytes | None) -> pb.Hello:
     if message.WhichOneof("kind") != "hello":
         raise WireError("the first message must be a hello")
     return message.hello
-
-
-async def _listen(actor: ClientActor, writer: "asyncio.Future[None]") -> str:
-    try:
-        return await actor.listen()
-    except ActorStopped:
-        # The run is over, but its goodbye may not be written yet.
-        await asyncio.wait([writer])
-        return "the run is over"
-    except (DamageError, AbuseError) as error:
-        return await _send_off(actor, writer, str(error))
 
 
 async def _send_off(actor: ClientActor, writer: "asyncio.Future[None]", reason: str) -> str:
