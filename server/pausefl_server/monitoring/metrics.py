@@ -204,7 +204,7 @@ def _privacy(now: RunSnapshot, settings: ServerSettings, rows: IntArray) -> Iter
         each = [((*values, unit), f * value) for values, value in samples for unit, f in factors.items()]
         return _gauges(name, text, (*labels, "unit"), each)
 
-    of_client, budget = ("client",), privacy.budget if privacy else None
+    of_client, budget = ("client",), settings.budget
     ids, whole = [(clients.ids[r],) for r in rows], budget.epsilon_budget if budget else 0.0
     samples = zip(ids, spent[rows].tolist(), strict=True)
     yield epsilon("client_epsilon_spent", "Privacy budget a client has spent", of_client, samples)

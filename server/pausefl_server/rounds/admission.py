@@ -79,7 +79,6 @@ def _digest(token: str) -> bytes:
 
 def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, connected: Container[str]) -> None:
     """Raise WireError, which says what the client should change, if it cannot take part."""
-    privacy = settings.privacy
     if hello.protocol_version != PROTOCOL_VERSION:
         raise WireError(f"protocol version {hello.protocol_version}, this server speaks {PROTOCOL_VERSION}")
     if not 1 <= hello.n_examples <= _MOST_EXAMPLES:
@@ -90,7 +89,7 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
         is_rest = theirs.tensors == settings.manifest.tensors
         differ = "frozen parameters or buffers differ" if is_rest else "tensors differ in name, shape or order"
         raise WireError(f"the client's model is not this run's: its {differ}")
-    schedule = privacy.schedule if privacy else ""
+    schedule = settings.privacy.schedule if settings.privacy else ""
     if hello.ledger.schedule != schedule:
         agreed = shown(hello.ledger.schedule, _LONGEST_SCHEDULE)
         raise WireError(f"privacy differs: the client agreed to {agreed!r}, the run has {schedule!r}")
@@ -98,7 +97,7 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
         # It may be the same client, which came back before the server noticed that its old stream is dead.
         raise TryLaterError(f"client id {hello.client_id!r} is connected already")
     proven, _ = table.known_releases(hello.client_id)
-    check_ledger(hello.ledger.released, hello.ledger.epsilon_spent, privacy.budget if privacy else None, proven)
+    check_ledger(hello.ledger.released, hello.ledger.epsilon_spent, settings.budget, proven)
 
 
 def _differences(client: Mapping[str, str], run: Mapping[str, str]) -> list[str]:
