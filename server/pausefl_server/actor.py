@@ -79,7 +79,10 @@ class Actor(ABC, Generic[Message]):
             await self.work()
         finally:
             self.stop()
-            self._refuse_the_rest()
+            for _, reply in self._mailbox:
+                if reply is not None:
+                    _settle(reply, ActorStopped(f"{self.name} has stopped"))
+            self._mailbox.clear()
             await self.on_stop()
 
     async def work(self) -> None:
@@ -167,12 +170,6 @@ class Actor(ABC, Generic[Message]):
             raise ActorStopped(f"{self.name} has stopped")
         self._mailbox.append((message, reply))
         _wake(self._idle)
-
-    def _refuse_the_rest(self) -> None:
-        for _, reply in self._mailbox:
-            if reply is not None:
-                _settle(reply, ActorStopped(f"{self.name} has stopped"))
-        self._mailbox.clear()
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> bool:

@@ -211,7 +211,9 @@ async def serve(
         )
         await asyncio.to_thread(outputs.keep, result)
         telemetry.kept()
-        await _linger(endpoints.metrics, interruption)
+        if endpoints.metrics is not None:  # so that scrapers and readers see the end, unless the run was asked to end
+            with suppress(TimeoutError):
+                await asyncio.wait_for(interruption.asked.wait(), endpoints.metrics.linger_s)
         return result
 
 
@@ -232,13 +234,6 @@ def _shown(page: LivePage, settings: MetricsSettings, report: Report, routes: Ma
         url = f"http://{web.address}"
         report(MetricsServed(f"{url}/metrics", f"{url}/" if settings.has_page else None))
         yield
-
-
-async def _linger(settings: MetricsSettings | None, interruption: Interruption) -> None:
-    """Keep metrics and page up so that scrapers and readers see the end, unless the run was asked to end."""
-    if settings is not None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(interruption.asked.wait(), settings.linger_s)
 
 
 async def _run_actors(

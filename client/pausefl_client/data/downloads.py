@@ -1,14 +1,14 @@
 """Downloads the missing published files of a data set, and checks their checksums."""
 
 import hashlib
-import queue
 import shutil
 import tarfile
 import tempfile
 import threading
 import urllib.request
 import zlib
-from http.client import HTTPException, HTTPResponse
+from concurrent.futures import Future
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +48,20 @@ def download(name: str, published: Published, folder: Path, missing: list[str]) 
 
 def _fetch(url: str, path: Path) -> Path:
     """Download one file to `path`. OSError or HTTPException if that fails, or if nothing arrives for 5 s."""
-    answers: queue.SimpleQueue[HTTPResponse | OSError | HTTPException] = queue.SimpleQueue()
+    answered: Future[Any] = Future()
 
     def connect() -> None:
         try:
-            answers.put(urllib.request.urlopen(url, timeout=PATIENCE_S))
+            answered.set_result(urllib.request.urlopen(url, timeout=PATIENCE_S))
         except (OSError, HTTPException) as error:
-            answers.put(error)
+            answered.set_exception(error)
 
     # In a thread, because resolving a host name has no timeout.
     threading.Thread(target=connect, daemon=True).start()
     try:
-        answer: Any = answers.get(timeout=PATIENCE_S)
-    except queue.Empty:
+        answer = answered.result(PATIENCE_S)
+    except TimeoutError:
         raise TimeoutError(f"no answer within {PATIENCE_S:g} s") from None
-    if isinstance(answer, Exception):
-        raise answer
     with answer, path.open("wb") as file:
         shutil.copyfileobj(answer, file)
     return path

@@ -7,11 +7,10 @@ from typing import Any
 
 from pausefl_server.records import LogEvent, Miss, RoundRecord
 from pausefl_server.storage.rows import (
+    ATTEMPT_COLUMNS,
     EVENT_COLUMNS,
-    HOST_COLUMNS,
     MISS_COLUMNS,
     OBSERVATION_COLUMNS,
-    ROUND_COLUMNS,
     miss_of,
     observation_of,
     record_of,
@@ -71,7 +70,7 @@ def _told(database: sqlite3.Connection, attempt: tuple[Any, ...]) -> tuple[list[
 
 
 _COUNT_ROUNDS = "SELECT count(*), coalesce(max(round), 0) FROM rounds WHERE ? IS NULL OR round <= ?"
-_ATTEMPT = ", ".join((*ROUND_COLUMNS, *HOST_COLUMNS))
+_ATTEMPT = ", ".join(ATTEMPT_COLUMNS)
 _SELECT_COMMITTED = f"SELECT {_ATTEMPT} FROM rounds WHERE round <= ? ORDER BY round"
 _SELECT_FAILED = f"SELECT {_ATTEMPT} FROM failed_attempts WHERE {{which}} ORDER BY round, attempt"
 _SELECT_OBSERVATIONS = f"SELECT {', '.join(OBSERVATION_COLUMNS)} FROM observations WHERE round = ? ORDER BY client_id"

@@ -28,6 +28,7 @@ MISS_COLUMNS = tuple(f.name for f in fields(Miss))
 _TIMING = tuple(f.name for f in fields(Timing))
 HOST_COLUMNS = tuple(f.name for f in fields(HostReport))
 _SCALARS = tuple(f.name for f in fields(Observation) if f.name not in {"timing", "host", "suspect", "statistics"})
+ATTEMPT_COLUMNS = (*ROUND_COLUMNS, *HOST_COLUMNS)
 OBSERVATION_COLUMNS = (*_SCALARS, *_TIMING, *HOST_COLUMNS, "suspect", "statistics")
 
 event_values = attrgetter(*EVENT_COLUMNS)

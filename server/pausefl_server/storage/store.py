@@ -19,11 +19,10 @@ from pausefl_server.pings import Ping
 from pausefl_server.records import ACCURACY, STILL_AT_WORK, Evaluation, LogEvent, RoundRecord, unsettled
 from pausefl_server.storage.round_log import SELECT_EVENTS, RoundLog, read_failed_attempts
 from pausefl_server.storage.rows import (
+    ATTEMPT_COLUMNS,
     EVENT_COLUMNS,
-    HOST_COLUMNS,
     MISS_COLUMNS,
     OBSERVATION_COLUMNS,
-    ROUND_COLUMNS,
     event_values,
     miss_values,
     observation_row,
@@ -355,9 +354,9 @@ def _undo_unfinished(path: Path) -> None:
             database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
 
 
-_INSERT_ROUND = _insert("rounds", (*ROUND_COLUMNS, *HOST_COLUMNS))
+_INSERT_ROUND = _insert("rounds", ATTEMPT_COLUMNS)
 _INSERT_OBSERVATION = _insert("observations", ("round", *OBSERVATION_COLUMNS))
-_INSERT_FAILED = _insert("failed_attempts", (*ROUND_COLUMNS, *HOST_COLUMNS))
+_INSERT_FAILED = _insert("failed_attempts", ATTEMPT_COLUMNS)
 _INSERT_MISS = _insert("misses", ("round", "attempt", *MISS_COLUMNS))
 _INSERT_PING = _insert("pings", ("round", "client_id", "ping_s"))
 _INSERT_EVENT = _insert("events", ("round", "attempt", *EVENT_COLUMNS))
