@@ -298,7 +298,7 @@ async def test_only_who_is_new_is_logged_before_the_job(rig: MakeRig, monkeypatc
     """Logging takes a disk write, for which a round waits."""
     saved, save = list[tuple[int, bool]](), Store.save_late_events
 
-    def counted(store: Store, round: int, events: Sequence[LogEvent], *, is_end: bool) -> None:
+    def counted(store: Store, round: int, events: Sequence[LogEvent], *, is_end: bool = False) -> None:
         saved.append((round, is_end))
         save(store, round, events, is_end=is_end)
 
