@@ -162,8 +162,7 @@ class ClientTable:
     def apply_round(self, record: RoundRecord) -> None:
         """Fold the choices and observations of a round, or of a failed attempt at one (O(m), in place)."""
         np.add.at(self.chosen, self.rows(record.chosen), 1)
-        if record.misses:
-            self._fold_misses(record)
+        self._fold_misses(record)
         if not record.observations:
             return
         rows = self.rows(o.client_id for o in record.observations)
