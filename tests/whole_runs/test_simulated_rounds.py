@@ -53,6 +53,8 @@ STEADY = {
     "latency.delay": {"kind": "constant", "value_s": {"kind": "lognormal", "mean_s": 0.8, "sd_s": 0.6}},
 }
 TRAINED = {"workload.training_time": {"kind": "constant", "value_s": {"kind": "lognormal", "mean_s": 1.0, "sd_s": 1.0}}}
+STEPS = {"server.mode": "asynchronous", "asynchronous.concurrency": 6, "asynchronous.buffer": 6}
+STEPS |= {"selection.policy": "random", "latency.signal": "communication"}
 
 
 @pytest.mark.parametrize(
@@ -69,25 +71,19 @@ TRAINED = {"workload.training_time": {"kind": "constant", "value_s": {"kind": "l
         pytest.param({**TRAINED, "latency.signal": "communication", "server.quorum": 0.7}, id="communication"),
         pytest.param({**TRAINED, "latency.mode": "total", "server.quorum": 0.5}, id="total"),
         pytest.param({"workload.train_s": 0.4}, id="synthetic training"),
+        pytest.param({**TRAINED, **STEPS}, id="steps of all"),
+        pytest.param({**TRAINED, **STEPS, "latency.time_scale": 0.25}, id="steps of all, scaled"),
     ],
 )
 def test_a_simulated_round_ends_as_a_runs(changes: Mapping[str, Any], tmp_path: Path) -> None:
     experiment = pausefl.load("demo", {**STEADY, "server.rest_rounds_max": 0, **changes})
     play_virtually(plan_of(experiment, "run"), tmp_path, lambda _: None)
-    run_s = np.cumsum([record.round_latency_s for record in log_of(tmp_path)])
-    result = simulate(selected_policy(experiment.selection), setting_of(experiment), ROUNDS)
-    assert result.total_latency_s == pytest.approx(run_s, rel=1e-3)
-
-
-@pytest.mark.parametrize("scale", [1.0, 0.25])
-def test_a_simulated_step_takes_the_time_of_a_runs(scale: float, tmp_path: Path) -> None:
-    """Elapsed time counts training as it is, also where delays are shortened. Each step waits for all clients."""
-    steps = {"server.mode": "asynchronous", "asynchronous.concurrency": 6, "asynchronous.buffer": 6}
-    scaled = {"selection.policy": "random", "latency.signal": "communication", "latency.time_scale": scale}
-    experiment = pausefl.load("demo", {**STEADY, **TRAINED, **steps, **scaled})
-    play_virtually(plan_of(experiment, "run"), tmp_path, lambda _: None)
-    result = simulate_steps(policy_of(experiment), setting_of(experiment), ROUNDS)
-    assert result.total_latency_s == pytest.approx([record.elapsed_s for record in log_of(tmp_path)], rel=1e-3)
+    log, simulated = log_of(tmp_path), (policy_of(experiment), setting_of(experiment), ROUNDS)
+    if experiment.is_asynchronous:
+        assert simulate_steps(*simulated).total_latency_s == pytest.approx([r.elapsed_s for r in log], rel=1e-3)
+    else:
+        run_s = np.cumsum([record.round_latency_s for record in log])
+        assert simulate(*simulated).total_latency_s == pytest.approx(run_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("over_selection", [0.0, 0.25])

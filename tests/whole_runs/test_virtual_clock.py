@@ -153,9 +153,7 @@ def test_with_equal_delays_steps_are_taken_when_a_queue_of_c_servers_is_done(tmp
     steps = play(tmp_path / "run", {**SYNTHETIC, **overrides, "selection.policy": "random"})
     taken_s = [0.25 * math.ceil(2 * n / 3) for n in range(1, 13)]
     assert [step.elapsed_s for step in steps] == pytest.approx(taken_s, abs=1e-6)
-    summary = summary_of(tmp_path / "run")
-    assert [summary["elapsed_s"], summary["clients_at_work"]] == pytest.approx([taken_s[-1], 3.0])
-    assert summary["idle_share"] == pytest.approx(0.0, abs=1e-6)
+    assert summary_of(tmp_path / "run")["idle_share"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_slow_device_is_slow_in_virtual_time_too(tmp_path: Path) -> None:
