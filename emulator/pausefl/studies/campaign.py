@@ -18,13 +18,13 @@ from pausefl_process.files import reason, write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.excerpts import excerpt
 
-_ARGUMENTS: Mapping[str, Mapping[str, type]] = {
-    "compare": {"policies": list, "seeds": int},
-    "compare --runs": {"runs": dict},
-    "sweep": {"grid": dict, "seeds": int},
-    "reproduce": {"name": str, "scale": str, "settings": dict},
+_ARGUMENTS: Mapping[str, Sequence[str]] = {
+    "compare": ("policies", "seeds"),
+    "compare --runs": ("runs",),
+    "sweep": ("grid", "seeds"),
+    "reproduce": ("name", "scale", "settings"),
 }
-"""Command -> the arguments without which its campaign cannot go on."""
+"""Command -> the names of the arguments without which its campaign cannot go on."""
 
 DRAWING = "figures are drawn and tables are written"
 """The message when all runs have been played."""
@@ -105,10 +105,8 @@ def plan_of(folder: Path) -> Plan | None:
         return None
     try:
         plan = Plan(**json.loads(file.read_bytes()))
-        given = {"source": plan.source, **plan.arguments}
-        for name, kind in {"source": str, **_ARGUMENTS.get(plan.command, {})}.items():
-            if not isinstance(given.get(name), kind):
-                raise ValueError(f"it holds no {name} as this version writes them")
+        if lacking := set(_ARGUMENTS.get(plan.command, ())) - dict(plan.arguments).keys():
+            raise ValueError(f"it lacks {min(lacking)}, as of another version")
         return plan
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{file}: cannot be read ({reason(error)}); restore it from a copy") from error

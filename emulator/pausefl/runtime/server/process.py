@@ -246,10 +246,7 @@ async def _initial_model(
 
 
 def _logged(report: Report) -> Report:
-    """A `Report` that logs each event, as a text line or inside a JSON line, and passes it on.
-
-    Of a wait for clients, it logs the first and the last event only.
-    """
+    """A `Report` that logs each event (of a wait for clients, first and last), as text or JSON, and passes it on."""
 
     def log_and_report(event: ProgressEvent) -> None:
         if isinstance(event, WaitingForClients) and event.connected not in {0, event.minimum}:
