@@ -1,7 +1,6 @@
 """Whole runs on the virtual clock: exact, repeatable, and with the same rounds as on the real clock."""
 
 import itertools
-import json
 import math
 import signal
 import sqlite3
@@ -325,19 +324,19 @@ def test_the_error_of_a_latency_leaves_out_what_an_undelayed_exchange_takes(tmp_
     assert [found["residual_p50_ms"], found["error_p50_ms"]] == pytest.approx([250, 50])
 
 
-class Positive(nn.Module):
-    """A model that fails where its scale is 0."""
+class Nonzero(nn.Linear):
+    """A model that fails where its weights are 0, as one that divides by them may."""
 
     def __init__(self, _: tuple[int, ...], classes: int) -> None:
-        super().__init__()
-        self.linear, self.scale = nn.Linear(64, classes), nn.Parameter(torch.ones(1))
+        super().__init__(64, classes)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return torch.distributions.Normal(self.linear(inputs.flatten(1)), self.scale).mean
+        assert self.weight.any()
+        return super().forward(inputs.flatten(1))
 
 
 def test_a_step_that_is_not_stated_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(UNSTATED, "workload.model", f"{__name__}:Positive")
+    monkeypatch.setitem(UNSTATED, "workload.model", f"{__name__}:Nonzero")
     rounds = play(tmp_path / "run", {**UNSTATED, "experiment.rounds": 2})
     (step_s,) = {round(o.timing.train_s / 3, 9) for record in rounds for o in record.observations}
     assert (tmp_path / "run/step.json").read_text("utf-8") == f'{{"step_s": {step_s}}}\n'
@@ -387,22 +386,11 @@ def test_a_shared_step_survives_a_disk_that_takes_no_other(campaign: Path) -> No
     assert shared.read_text("utf-8") == before
 
 
-@pytest.mark.parametrize(
-    "behaviour",
-    [
-        {"kind": "local-epochs", "choices": [40]},
-        {"kind": "slow-device", "factor": 40.0},
-        {"kind": "dropout", "probability": 1.0},
-    ],
-)
-def test_a_step_is_that_of_an_honest_device(behaviour: dict[str, Any], tmp_path: Path) -> None:
-    """The first client's behaviours change its own rounds, but not the step measured for all devices."""
-    groups = {"first": {"count": 1, "behaviours": [behaviour]}, "plain": {"count": 4}}
-    steps_s = []
-    for name, changes in (("with", {"clients.groups": groups}), ("without", {})):
-        play(tmp_path / name, {**UNSTATED, "workload.max_steps": 1000, "experiment.rounds": 1, **changes})
-        steps_s.append(json.loads((tmp_path / name / "step.json").read_text("utf-8"))["step_s"])
-    assert steps_s[0] < 10 * steps_s[1]
+def test_a_step_is_that_of_an_honest_device(tmp_path: Path) -> None:
+    """The first client's behaviours, which would fail here, are left out where a step is measured for all devices."""
+    dropped = {"count": 1, "behaviours": [{"kind": "dropout", "probability": 1.0}]}
+    steps.with_step_time(unstated({"clients.groups": {"first": dropped, "plain": {"count": 4}}}), tmp_path)
+    assert (tmp_path / "step.json").exists()
 
 
 @pytest.mark.parametrize(

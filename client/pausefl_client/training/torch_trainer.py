@@ -205,9 +205,8 @@ class TorchTrainer:
     def _described(self, optimizer: Mapping[str, Any]) -> bytes | None:
         """An optimizer's state without a learning rate that the schedule sets. None if it holds tensors."""
         scheduled: dict[str, Any] = {} if self._rates is None else {"lr": 0.0}
-        return comparable(
-            {**optimizer, "param_groups": [{**group, **scheduled} for group in optimizer["param_groups"]]}
-        )
+        groups = [{**group, **scheduled} for group in optimizer["param_groups"]]
+        return comparable({**optimizer, "param_groups": groups})
 
     def _current_optimizer(self) -> torch.optim.Optimizer:
         """The optimizer, after states from batched training that it lacks were loaded into it."""
