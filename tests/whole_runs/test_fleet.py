@@ -10,7 +10,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,8 @@ from pausefl.studies.campaign import Planned
 from pausefl.studies.playing import _place_on_a_fleet
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_process.events import MetricsServed, ProgressEvent, SpentInAllRuns
-from pausefl_process.files import write_durably
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
-from pausefl_server.connections.admission_files import AdmissionFiles
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.settings import PrivacySettings
 from rigs.command import PAUSEFL, Background, greatest_told, kill_group, query, rounds_in, synthetic, toml_of
@@ -144,25 +141,6 @@ async def test_a_model_of_ones_own_that_fails_ends_no_client_that_stays(
     assert task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert "takes no part: ValueError: no such backbone (" in caplog.text
-
-
-async def test_one_of_several_clients_that_stay_returns_once_it_is_admitted_again(tmp_path: Path) -> None:
-    listed, port, both = tmp_path / "admitted.txt", free_port(), ["client-000", "client-001"]
-    write_durably(listed, "client-*\n")
-    files = AdmissionFiles(clients=str(listed))
-    few_a_second = ["clients.count=2", "workload.train_s=0.05"]  # its noise grows beyond all numbers in 150 rounds
-    two = {**served(parse_experiment(ONE, few_a_second), 10**6), "minimum_clients": 2}
-    task = asyncio.create_task(stay(replace(staying(port, tmp_path), client_ids=both), show_nothing))
-    async with federation(
-        tmp_path / "run", port=port, admission=files.read(Admission()), admission_files=files, **two
-    ) as run:
-        await run.event("round")
-        write_durably(listed, "client-001\n")
-        await run.event("notice", "client id 'client-000' is none of this run's")
-        write_durably(listed, "client-*\n")
-        await run.event("notice", "client client-000 joined")
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
