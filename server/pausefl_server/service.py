@@ -312,8 +312,7 @@ def _tell_of_log(telemetry: Telemetry, store: Store, state: RunState, settings: 
     """Tell `telemetry` of the log's failed attempts and evaluations, and of the round after which budgets end."""
     for failed in store.failed_attempts():
         telemetry.attempt_failed(failed, state)
-    ends = budgets_end(state.table, settings.budget, state.round, settings.updates_needed(state.policy.m))
-    telemetry.resumed(store.evaluations(), ends if state.round else None)
+    telemetry.resumed(store.evaluations(), budgets_end(state, settings) if state.round else None)
 
 
 def _missing(

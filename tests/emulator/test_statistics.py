@@ -203,8 +203,7 @@ def test_a_saving_is_said_with_its_interval(saved: Sequence[float], said: str) -
 
 def test_nothing_is_saved_of_no_wait() -> None:
     assert shares_saved([1.0, 0.0, 1.0, None], [2.0, 0.0, 0.0, 2.0]) == [0.5, None, None, None]
-    none = [{"total_latency_s": 0.0}]
-    assert len(list(_answers({"random": none, "pause": none}, "random"))) == 1
+    assert len(list(_answers({name: [{"total_latency_s": 0.0}] for name in ("random", "pause")}, "random"))) == 1
 
 
 def test_a_saving_whose_interval_holds_0_is_no_saving() -> None:

@@ -234,12 +234,14 @@ def test_the_end_of_budgets_is_forecast_from_the_round_that_is_over() -> None:
     table = ClientTable()
     table.apply_events([LogEvent("joined", client_id, n_examples=1) for client_id in "abc"], round=1)
     table.released[:], table.chosen[:], table.retired[:] = [2, 2, 10], [5, 5, 9], [False, False, True]
-    budget = Budget(BUDGET.epsilon_budget, BUDGET.eta, BUDGET.epsilon(10))
-    assert budgets_end(table, budget, 7, m=2) == 7 + 8
+    budgets = BUDGET, Budget(BUDGET.epsilon_budget, BUDGET.eta, BUDGET.epsilon(10))
+    endless, settings = (server_settings(8, privacy=PrivacySettings(b, "coordinate", "agreed")) for b in budgets)
+    one, two = (RunState(All(m), table, None, round=7) for m in (1, 2))
+    assert (budgets_end(two, settings), budgets_end(two, endless)) == (7 + 8, None)
     table.chosen[:2] = [4, 0]  # so 5 to 1: one is used up after 9.6 rounds of one client each, the other after 16
-    assert budgets_end(table, budget, 7, m=1) == 7 + 16
-    assert budgets_end(table, budget, 7, m=2) == 7 + int((8 + 8 / 5) / 2)
-    assert budgets_end(table, BUDGET, 7, m=2) is None
+    assert (budgets_end(one, settings), budgets_end(two, settings)) == (7 + 16, 7 + int((8 + 8 / 5) / 2))
+    table.chosen[:2] = [7, 7]  # both were asked in every round, whatever m is
+    assert budgets_end(one, settings) == 7 + 8
 
 
 def test_a_run_ends_with_too_few_clients_only_where_budgets_are_the_cause() -> None:

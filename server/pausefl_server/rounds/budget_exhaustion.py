@@ -9,6 +9,8 @@ from pausefl_proto.arrays import IntArray
 from pausefl_proto.budget import Budget
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent
+from pausefl_server.settings import ServerSettings
+from pausefl_server.state import RunState
 
 
 def used_up(table: ClientTable, budget: Budget | None, answered: Sequence[int] = ()) -> tuple[LogEvent, ...]:
@@ -36,17 +38,19 @@ def too_few_left(table: ClientTable, m: int, retiring: int = 0) -> str:
     return f"privacy budgets: {left} of {len(table)} clients may still release, a round takes m = {m}"
 
 
-def budgets_end(table: ClientTable, budget: Budget | None, round: int, m: int) -> int | None:
+def budgets_end(state: RunState, settings: ServerSettings) -> int | None:
     """The round after which fewer than m clients will have budget left (see `rounds_left`); None without a floor."""
-    limit = budget.participations if budget else None
+    limit = settings.budget.participations if settings.budget else None
     if limit is None:
         return None
-    active = ~table.retired
-    return round + rounds_left(limit - table.released[active], table.chosen[active], m)
+    active, m = ~state.table.retired, settings.updates_needed(state.policy.m)
+    left, chosen = limit - state.table.released[active], state.table.chosen[active]
+    answers = m if settings.is_asynchronous else float(chosen.sum()) / max(state.round, 1) - settings.spare
+    return state.round + rounds_left(left, chosen, m, answers)
 
 
-def rounds_left(left: IntArray, chosen: IntArray, m: int) -> int:
-    """How many more rounds of m clients the budgets allow if clients are chosen in the same proportions as so far.
+def rounds_left(left: IntArray, chosen: IntArray, m: int, answers: float = 0.0) -> int:
+    """How many more rounds of m clients, or of `answers` if more, the budgets allow if choices go on as so far.
 
     left, (K,) int64: participations each client still has; chosen, (K,) int64: how often it was chosen. With w =
     chosen + 1, client k's budget ends at time left_k / w_k. At the time s* when the m-th last one ends, Σ min(left_k,
@@ -56,7 +60,7 @@ def rounds_left(left: IntArray, chosen: IntArray, m: int) -> int:
         return 0
     weights = chosen + 1.0
     end = np.partition(left / weights, left.size - m)[left.size - m]
-    return min(int(np.minimum(left, weights * end).sum() / m), _most_rounds(left, m))
+    return min(int(np.minimum(left, weights * end).sum() / max(m, answers)), _most_rounds(left, m))
 
 
 def _most_rounds(left: IntArray, m: int) -> int:

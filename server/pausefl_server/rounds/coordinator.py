@@ -401,8 +401,7 @@ class Coordinator(Actor[_Message]):
         for update in self._to_acknowledge:
             if update.client_id not in busy:
                 self._members.offer(update.client_id, Acknowledge(update.round, update.attempt))
-        end = budgets_end(self.state.table, self._settings.budget, self.state.round, self._needed)
-        self._observer.round_committed(record, self.state, end)
+        self._observer.round_committed(record, self.state, budgets_end(self.state, self._settings))
         every = self._settings.evaluation_every
         if every and record.round % every == 0 and record.round < self._settings.rounds:
             self._evaluator.consider(record.round, self.theta)

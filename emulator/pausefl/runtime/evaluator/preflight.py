@@ -64,10 +64,9 @@ def _how_noisy(experiment: Experiment) -> list[str]:
     """A text on the noise of a client's first and last release, if all are chosen equally often; [] without privacy."""
     if (budget := budget_of(experiment.privacy)) is None:
         return []
-    clients = experiment.clients.count
-    asked = clients if experiment.selection.policy == "all" else experiment.selection.asked
+    asked = experiment.clients.count if experiment.selection.policy == "all" else experiment.selection.asked
     charged = experiment.asynchronous.buffer if experiment.is_asynchronous else asked
-    return [NoiseAhead.of(budget, experiment.experiment.rounds, charged, clients).text]
+    return [NoiseAhead.of(budget, experiment.experiment.rounds, charged, experiment.clients.count).text]
 
 
 def _read_credentials(experiment: Experiment, say: Callable[[str], None]) -> None:

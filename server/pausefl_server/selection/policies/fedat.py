@@ -35,8 +35,7 @@ class FedAt(Policy):
 
     def observe(self, state: tuple[int, ...], record: PolicyRound, table: ClientTable) -> tuple[int, ...]:
         """The tier of each row, once all connected clients that have budget left were measured; empty before."""
-        rows = table.eligible()
-        is_due = not state and rows.size and table.measured[rows].all()
+        is_due = not state and (rows := table.eligible()).size and table.measured[rows].all()
         return tuple(quantile_tiers(table, self.tiers).tolist()) if is_due else state
 
     def tiers_of(self, state: tuple[int, ...], table: ClientTable) -> IntArray:
