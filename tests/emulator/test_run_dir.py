@@ -134,8 +134,11 @@ def test_a_server_that_cannot_start_leaves_a_run_where_it_was(killed: Path, tmp_
     assert resume_command(run_dir) == f"pausefl run --resume {run_dir}"
 
 
-def test_two_processes_never_use_one_run_directory(tmp_path: Path, background: Start, refused: Refused) -> None:
-    config = config_in(tmp_path, rounds=100_000, train_s=0.05)
+def test_a_run_in_use_is_refused_and_names_every_epsilon_spent_once_stopped(
+    tmp_path: Path, background: Start, refused: Refused
+) -> None:
+    """SIGTERM comes while clients train; what they charge is in the log and counts in the summary."""
+    config = config_in(tmp_path, rounds=100_000, train_s=0.2)
     first = background("run", config, "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run"), "a round", running=first)
     serve = "server", config, "--resume", "--run-dir", tmp_path / "run"
@@ -143,7 +146,9 @@ def test_two_processes_never_use_one_run_directory(tmp_path: Path, background: S
         assert f"run directory {tmp_path / 'run'}: another process is using it" in refused(*arguments)
     first.terminate()
     assert first.wait(60) == 130
-    assert summary_of(tmp_path / "run")["rounds"] > 0
+    ledgers = [verified_spend(path)[1] for path in (tmp_path / "run/ledgers").glob("*.db")]
+    assert 0 < max(ledgers) <= summary_of(tmp_path / "run")["max_epsilon_spent"]
+    assert "count more" not in check_ledgers(tmp_path / "run")
 
 
 def test_the_server_keeps_the_lock_once_its_parent_is_gone(tmp_path: Path, background: Start, refused: Refused) -> None:
@@ -157,17 +162,6 @@ def test_the_server_keeps_the_lock_once_its_parent_is_gone(tmp_path: Path, backg
         assert "another process is using it" in refused("run", "--resume", tmp_path / "run")
     finally:
         server.kill()
-
-
-def test_a_stopped_run_names_every_epsilon_spent(tmp_path: Path, background: Start) -> None:
-    """SIGTERM comes while clients train; what they charge is in the log and counts in the summary."""
-    process = background("run", config_in(tmp_path, rounds=100_000, train_s=0.2), "--run-dir", tmp_path / "run")
-    wait_for(lambda: rounds_in(tmp_path / "run"), "a round", running=process)
-    process.send_signal(signal.SIGTERM)
-    process.wait(60)
-    ledgers = [verified_spend(path)[1] for path in (tmp_path / "run/ledgers").glob("*.db")]
-    assert max(ledgers) <= summary_of(tmp_path / "run")["max_epsilon_spent"]
-    assert "count more" not in check_ledgers(tmp_path / "run")
 
 
 def held_in(folder: Path) -> dict[Path, tuple[bytes, int]]:
