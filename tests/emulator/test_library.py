@@ -336,6 +336,7 @@ WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "a table": (lambda _: pausefl.load("demo", {"privacy": {"eta": 1}}), r'^"privacy": must .* such as privacy\.eta$'),
     "an unknown observer": (lambda e: pausefl.load(e, {"experiment.observers": ["no:X"]}), '"no:X": cannot be impo'),
     "no number": (lambda _: pausefl.load("demo", {"workload.max_steps": None}), r"^workload\.max_steps = None: cannot"),
+    "no delay": (lambda _: pausefl.load("demo", {"latency.delay": None}), r"^latency\.delay = None: cannot be said in"),
     "a field": (lambda _: pausefl.load("demo", {"workload.partition": KEPT(None)}), r"^workload\.partition\.share = N"),
     "a setting": (lambda _: pausefl.load("demo", "selection.m=2"), r"^overrides = 'selection\.m=2': must be values by"),
     "pairs": (lambda _: pausefl.load("demo", [("selection.m", 2)]), r"^overrides = \[\('sel"),  # type: ignore[list-item] # on purpose

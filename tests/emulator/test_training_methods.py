@@ -235,7 +235,7 @@ class Returning(TrainingMethod):
         ({"local_steps": None}, r"Returning.local_steps must return a list of tensors, .*; returned NoneType"),
         ({"local_steps": []}, r"Returning.local_steps must return a list of tensors, .*; returned an empty list"),
         ({"local_steps": [0.5]}, r"Returning.local_steps must return a list of tensors, .*; returned a list of others"),
-        ({"optimizer": (None, None)}, r"Returning.optimizer must return a torch.optim.Optimizer; returned tuple; .*"),
+        ({"optimizer": (None, None)}, r"Returning.optimizer must return one torch.optim.Optimizer .*; returned tuple"),
         ({"state": None}, r"Returning.state\(\) must return a dict; returned NoneType"),
         ({"state": {"x": [object()]}}, r"state\(\) may hold tensors, numbers, texts, lists and dicts; it holds object"),
         ({"state": {"x": np.float64(1)}}, r"state\(\) may hold .*; it holds float64"),

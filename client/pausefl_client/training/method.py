@@ -138,8 +138,7 @@ def new_optimizer(method: TrainingMethod, model: nn.Module, settings: TrainingSe
     optimizer: object = method.optimizer(model, settings)
     if isinstance(optimizer, torch.optim.Optimizer):
         return optimizer
-    further = "a further one belongs in the method itself, and its state_dict() in `state`"
-    raise _wrong(method, "optimizer", "a torch.optim.Optimizer", f"{type(optimizer).__name__}; {further}")
+    raise _wrong(method, "optimizer", "one torch.optim.Optimizer (and may keep more itself)", type(optimizer).__name__)
 
 
 def checked_losses(losses: object, method: TrainingMethod) -> list[torch.Tensor]:

@@ -194,6 +194,10 @@ def _check_fit(experiment: Experiment) -> None:
     if experiment.evaluation.address:
         check_address("evaluation.address", experiment.evaluation.address)
     _check_links(experiment)
+    latency, max_steps = experiment.latency, experiment.workload.max_steps
+    if max_steps is None or (latency.delay or latency.down or latency.up) is None:
+        key = "workload.max_steps" if max_steps is None else "latency.delay"
+        raise ConfigError(f"{key} = None: cannot be said in TOML, and a resumed run would have the default")
     _check_clock(experiment)
     for name, parameters in (experiment.selection.__pydantic_extra__ or {}).items():
         if not isinstance(parameters, dict):
@@ -219,8 +223,6 @@ def _check_counts(experiment: Experiment) -> None:
     admitted = experiment.admitted_ids
     if not isinstance(admitted, str) and len(admitted) > clients.count:
         raise ConfigError(f"admission.clients: names {len(admitted)} clients, clients.count = {clients.count}")
-    if experiment.workload.max_steps is None:  # a run that is resumed would have the default
-        raise ConfigError("workload.max_steps = None: cannot be said in TOML; must be a number")
     examples = None if experiment.workload.model == "synthetic" else experiment.workload.examples
     if examples is not None and examples < clients.count:
         raise ConfigError(

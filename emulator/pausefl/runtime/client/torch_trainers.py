@@ -58,9 +58,8 @@ def make_torch_trainers(
 
     captured = CapturedSteps() if device.type == "cuda" and batched is None else None
     if device.type == "cuda":
-        first = data.train.take(rows[client_ids[0]])
         model = build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
-        of_first = LocalData(first, data.classes, task=data.task)
+        of_first = LocalData(data.train.take(rows[client_ids[0]]), data.classes, task=data.task)
         take_first_steps(model, of_first, w, device, method_of(w), captured, plan.trainers)
     return {client_id: trainer_of(client_id) for client_id in client_ids}
 
