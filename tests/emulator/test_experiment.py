@@ -145,7 +145,7 @@ MISTAKES = [
     ('workload.partition={kind="label-dirichlet", alpha=1.0}', "workload.partition.alpha", "unknown key"),
     ("workload.training=plane", 'workload.training = "plane"', "did you mean plain"),
     ('workload.training={kind="fedprx"}', 'workload.training.kind = "fedprx"', "did you mean fedprox"),
-    ("workload.training={mu=1.0}", "workload.training.kind", "is missing"),
+    ("workload.training={mu=1.0}", "workload.training.kind", "must be one of plain"),
     ('workload.training={kind="fedprox"}', "workload.training.mu", "is missing"),
     ('workload.training={kind="fedprox", mu=-1.0}', "workload.training.mu = -1.0", "must be"),
     ('workload.training={kind="fedprox", nu=1.0}', "workload.training.nu", "unknown key"),
