@@ -100,6 +100,7 @@ def keep_logs(environment: Mapping[str, str]) -> None:
                 continue
             fresh.replace(kept)
         except OSError as error:
+            fresh.unlink(missing_ok=True)
             raise Refusal(f"{kept}: cannot be written ({error.strerror}); RESULTS names another folder") from error
         print(kept)
 

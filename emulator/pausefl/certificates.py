@@ -143,7 +143,7 @@ def _write_digests(folder: Path, made: Sequence[str], said: list[str]) -> None:
         _write(file, lines.encode(), 0o644)
         said.append(f"wrote {file}: {len(digests)} clients")
     if out := paths.keys() - digests.keys():
-        said[-1] += f"; locked out as before: {', '.join(sorted(out))}"
+        said[-1] += f"; not among them, so locked out: {', '.join(sorted(out))}"
 
 
 def _not_named(hosts: Sequence[str], path: Path) -> list[str]:

@@ -134,7 +134,7 @@ def test_a_new_client_brings_no_client_back_that_was_locked_out(tmp_path: Path) 
     said = make_certificates(tmp_path, ["server.lab"], ["a", "b", "new"])
     after = read_token_digests(str(tmp_path / "tokens.txt"))
     assert after == {"a": before["a"], "moved": before["moved"], "new": after["new"]}
-    assert said[-1] == f"wrote {tmp_path}/tokens.txt: 3 clients; locked out as before: b"
+    assert said[-1] == f"wrote {tmp_path}/tokens.txt: 3 clients; not among them, so locked out: b"
 
 
 @pytest.mark.parametrize("text", ["", " \n", "a\tb", "schlüssel"])

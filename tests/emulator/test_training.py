@@ -323,6 +323,16 @@ def test_a_torn_state_is_not_taken_for_a_whole_one(tmp_path: Path, whole: dict[i
     assert client.train(4) == whole[4]
 
 
+def test_states_that_cannot_be_read_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client = Client(tmp_path)
+    client.train(1)
+    for path in tmp_path.glob("client-000.state-*"):
+        path.write_bytes(b"of another version" + path.read_bytes())
+    client.start()
+    client.train(2)
+    assert "round 2: the trainer's state before it is gone; it starts fresh" in caplog.text
+
+
 def test_another_run_begins_with_a_fresh_optimizer(tmp_path: Path, whole: dict[int, bytes]) -> None:
     """This holds for living and restarted clients: ledgers of several runs may lie in one folder."""
     client = Client(tmp_path)

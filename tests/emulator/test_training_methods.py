@@ -218,6 +218,20 @@ def test_what_an_optimizer_of_ones_own_counts_survives_a_restart(schedule: dict[
     assert scheduled.state() == b""
 
 
+class Curved(torch.optim.SGD):
+    """Descent whose settings hold a function, which no file can give back."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr)
+        self.param_groups[0]["curve"] = lambda step: lr / step
+
+
+def test_an_optimizer_whose_settings_hold_a_function_leaves_no_state() -> None:
+    trainer = trainer_of(TrainingSettings(f"{__name__}:Curved", 0.1))
+    updates(trainer, 1)
+    assert trainer.state() == b""
+
+
 class Returning(TrainingMethod):
     """A method that returns these in place of valid values."""
 

@@ -184,7 +184,9 @@ class TorchTrainer:
         optimizer = self._optimizer.state_dict()
         if self._remembered:
             optimizer["state"] = {_ALL: self._remembered}
-        if not any(of_client.values()) and self._described(optimizer) == self._fresh_optimizer:
+        described = self._described(optimizer)
+        is_fresh = not optimizer["state"] if described is None else described == self._fresh_optimizer
+        if is_fresh and not any(of_client.values()):
             return b""
         return self._state_writer.written(optimizer, of_client)
 
@@ -203,7 +205,7 @@ class TorchTrainer:
             self._optimizer.load_state_dict(of_optimizer)
 
     def _described(self, optimizer: Mapping[str, Any]) -> bytes | None:
-        """An optimizer's state without a learning rate that the schedule sets. None if it holds tensors."""
+        """An optimizer's state without a learning rate that the schedule sets. None if it holds tensors or objects."""
         scheduled: dict[str, Any] = {} if self._rates is None else {"lr": 0.0}
         groups = [{**group, **scheduled} for group in optimizer["param_groups"]]
         return comparable({**optimizer, "param_groups": groups})

@@ -43,10 +43,12 @@ class TrainerStates:
         """Put the trainer into its state before the round of `key`: its present one, a saved one, or a fresh one."""
         if self._now.run_id == key.run_id and self._now.round < key.round:
             return
-        of_run = [saved for saved in map(self._read, (0, 1)) if saved and saved.run_id == key.run_id]
+        read = [self._read(slot) for slot, path in enumerate(self._paths) if path.exists()]
+        of_run = [saved for saved in read if saved and saved.run_id == key.run_id]
         before = sorted((saved for saved in of_run if saved.round < key.round), key=lambda saved: saved.round)
-        if any(saved.round > key.round for saved in of_run) and not before and key.round > 1:
-            # A state from rounds taken back would not fit the server's state (SCAFFOLD: c_i would not fit c).
+        if (None in read or any(saved.round > key.round for saved in of_run)) and not before and key.round > 1:
+            # A state from rounds taken back would not fit the server's state (SCAFFOLD: c_i would not fit c). One that
+            # cannot be read is torn, or another version's.
             said = "round %d: the trainer's state before it is gone; it starts fresh"
             log.warning(said, key.round, extra={"round": key.round})
         for saved in of_run:

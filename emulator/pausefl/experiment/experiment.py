@@ -195,7 +195,7 @@ def _check_fit(experiment: Experiment) -> None:
         check_address("evaluation.address", experiment.evaluation.address)
     _check_links(experiment)
     latency, max_steps = experiment.latency, experiment.workload.max_steps
-    if max_steps is None or (latency.delay or latency.down or latency.up) is None:
+    if max_steps is None or latency.delay is latency.down is latency.up is None:
         key = "workload.max_steps" if max_steps is None else "latency.delay"
         raise ConfigError(f"{key} = None: cannot be said in TOML, and a resumed run would have the default")
     _check_clock(experiment)

@@ -49,7 +49,9 @@ async def follow(
         if before == seen != used:
             used = seen
             try:
-                readmit(await asyncio.to_thread(files.read, admission))
+                admission_now = await asyncio.to_thread(files.read, admission)
+                if await asyncio.to_thread(files.state) == seen:
+                    readmit(admission_now)
             except ConfigError as error:
                 say(f"{error}; what it said before holds")
         await asyncio.sleep(_LOOKS_EVERY_S)
