@@ -49,9 +49,11 @@ async def follow(
         if before == seen != used:
             used = seen
             try:
-                admission_now = await asyncio.to_thread(files.read, admission)
+                changed = await asyncio.to_thread(files.read, admission)
                 if await asyncio.to_thread(files.state) == seen:
-                    readmit(admission_now)
+                    readmit(changed)
+                else:
+                    used = []
             except ConfigError as error:
                 say(f"{error}; what it said before holds")
         await asyncio.sleep(_LOOKS_EVERY_S)
