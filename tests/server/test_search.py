@@ -111,13 +111,13 @@ def hard(k: int, m: int, seed: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_two_clustered_searches_agree_on_large_problems(seed: int) -> None:
-    """They share no inner loop. Eq. (22) is the convex penalty (0, λ, λ, ...). Without it both are the plain search."""
+def test_a_cost_stated_twice_changes_nothing_on_large_problems(seed: int) -> None:
+    """Eq. (22) is also the penalty (0, λ, λ). Without a penalty, the plain search shares no loop with it."""
     problem = hard(3000, 200, seed)
     ucb, value, m, cluster, forced = (problem[key] for key in ("ucb", "value", "m", "cluster", "forced"))
     marginal = [0.0, problem["penalty"], problem["penalty"]]
-    fast, convex = under_r2(**problem), convex_pivot_and_fill(ucb, value, m, cluster, marginal, forced)
-    assert energy(problem, fast, marginal) == energy(problem, convex, marginal)
+    once, twice = under_r2(**problem), convex_pivot_and_fill(ucb, value, m, cluster, marginal, forced)
+    assert energy(problem, once, marginal) == energy(problem, twice, marginal)
     unpriced, plain = under_r2(**problem | {"penalty": 0.0}), pivot_and_fill(ucb, value, m, forced)
     assert energy(problem, unpriced, [0.0]) == energy(problem, plain, [0.0])
 

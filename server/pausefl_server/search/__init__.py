@@ -73,7 +73,7 @@ def convex_pivot_and_fill(
 
     cluster: integers of shape (K,); rows of the same cluster share an access point. Forced rows count as its first
     members. The last cost holds for all further members: reward R2 (PAUSE v2, eq. (22)) is marginal = (0, λ), λ = αρ.
-    ValueError if costs decrease: the greedy fill fails. O(K log K + K · cluster size · log m); for R2, O(K log K).
+    ValueError if costs decrease: the greedy fill fails. O(K log K + K · number of costs · log m); for R2, O(K log K).
     """
     from pausefl_server.search import kernels
 
@@ -86,10 +86,7 @@ def convex_pivot_and_fill(
     cluster, held = problem.clusters(cluster)
     order = np.argsort(-problem.ucb)
     rows = problem.ucb[order], problem.value[order], problem.places, cluster[order]
-    if len(costs) == 2 and costs[0] == 0:
-        threshold = kernels.best_clustered_threshold(*rows, costs[1], np.where(held > 0, np.inf, -np.inf))
-    else:
-        threshold = kernels.best_convex_threshold(*rows, costs, held)
+    threshold = kernels.best_convex_threshold(*rows, costs, held)
     return problem.answer(threshold, _adjusted(problem, threshold, cluster, held, costs))
 
 
@@ -116,9 +113,8 @@ def brute_force(
 
 def warm_up() -> None:
     """Load the compiled kernels, or compile them if they are not cached (about 2 s), so that no round is delayed."""
-    ucb, value, cluster = np.array([1.0, 2.0, np.inf]), np.zeros(3), np.array([0, 1, 1])
-    for costs in ((0.0, 1.0), (0.0, 1.0, 1.0)):
-        convex_pivot_and_fill(ucb, value, 2, cluster, costs)
+    ucb, value = np.array([1.0, 2.0, np.inf]), np.zeros(3)
+    convex_pivot_and_fill(ucb, value, 2, np.array([0, 1, 1]), (0.0, 1.0))
     brute_force(ucb, value, 2)
 
 

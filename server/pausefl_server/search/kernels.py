@@ -17,7 +17,7 @@ from pausefl_server.search import sweep
 
 F = TypeVar("F", bound=Callable[..., object])
 
-NO_CLUSTER = -1
+NO_SLOT = -1
 
 
 def compiled(function: F) -> F:
@@ -80,7 +80,7 @@ def offer(
         return size + 1, total + value
     if value > heap[0]:
         if owner[0] >= 0:
-            place[owner[0]] = NO_CLUSTER
+            place[owner[0]] = NO_SLOT
         total += value - heap[0]
         heap[0], owner[0] = value, own
         sift_down(heap, owner, place, 0, size)
@@ -91,80 +91,45 @@ contenders, best_threshold = compiled(sweep.contenders), compiled(sweep.best_thr
 
 
 @compiled
-def best_clustered_threshold(
-    ucb: FloatArray, value: FloatArray, m: int, cluster: IntArray, penalty: float, occupied: FloatArray
-) -> float:
-    """The least ucb of an optimal set under eq. (22): each row but the best of its cluster counts less `penalty`.
-
-    It sweeps as `sweep.best_threshold` does. A new row either pays the penalty, or replaces the leader of its cluster,
-    which then pays it. In both cases the multiset of adjusted values gains an entry, and at most one other entry rises.
-    So a value that fell out of the m greatest never comes back. A heap with the position of each cluster's leader is
-    enough: O(K log m). `occupied` holds the leaders' first values: -inf, or +inf if a forced row is in the cluster.
-    """
-    leader = occupied.copy()
-    heap, owner, place = np.empty(m), np.full(m, NO_CLUSTER), np.full(len(leader), NO_CLUSTER)
-    size, total = 0, 0.0
-    best, threshold = -np.inf, -np.inf
-    for i in range(len(ucb)):
-        c, v = cluster[i], value[i]
-        if v <= leader[c]:
-            size, total = offer(heap, owner, place, size, total, v - penalty, NO_CLUSTER)
-        else:
-            deposed, leader[c] = leader[c], v
-            if place[c] >= 0:
-                total += v - deposed
-                heap[place[c]] = v
-                sift_down(heap, owner, place, place[c], size)
-            else:
-                size, total = offer(heap, owner, place, size, total, v, c)
-            if deposed > -np.inf:
-                size, total = offer(heap, owner, place, size, total, deposed - penalty, NO_CLUSTER)
-        run_ends = i + 1 == len(ucb) or ucb[i + 1] < ucb[i]
-        if run_ends and size == m and ucb[i] + total > best:
-            best, threshold = ucb[i] + total, ucb[i]
-    return threshold
-
-
-@compiled
 def best_convex_threshold(
     ucb: FloatArray, value: FloatArray, m: int, cluster: IntArray, marginal: FloatArray, occupied: IntArray
 ) -> float:
     """The least ucb of an optimal set if the j-th best row of a cluster pays marginal[occupied + j], non-decreasing.
 
-    A new row of rank r raises the adjusted value of every rank from r on. So the argument of `best_clustered_threshold`
-    holds, at O(cluster size · log m) a row instead of O(log m). `slot` numbers the ranks of all clusters.
+    It sweeps as `sweep.best_threshold` does. A new row lowers those behind it by one rank: each rank's adjusted value
+    rises or stays, and there is one more. So a value that fell out of the m greatest never comes back, and a heap with
+    the position of each rank's value is enough. `slot` numbers the ranks of all clusters that do not pay the last cost:
+    rows that pay it rise no more. O(number of costs · log m) a row; O(log m) under eq. (22), whose costs are 0 and λ.
     """
-    n = len(ucb)
-    members = np.bincount(cluster, minlength=len(occupied))
-    first_slot = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.minimum(members, m))))
+    last = len(marginal) - 1
+    members = np.minimum(np.bincount(cluster, minlength=len(occupied)), m)
+    ranks = np.minimum(members, np.maximum(last - occupied, 0))
+    first_slot = np.concatenate((np.zeros(1, np.int64), np.cumsum(ranks)))
     ranked, held = np.empty(first_slot[-1]), np.zeros(len(occupied), np.int64)
-    heap, owner, place = np.empty(m), np.full(m, NO_CLUSTER), np.full(first_slot[-1], NO_CLUSTER)
+    heap, owner, place = np.empty(m), np.full(m, NO_SLOT), np.full(first_slot[-1], NO_SLOT)
     size, total = 0, 0.0
     best, threshold = -np.inf, -np.inf
-    for i in range(n):
+    for i in range(len(ucb)):
         c, v = cluster[i], value[i]
-        start, capacity = first_slot[c], first_slot[c + 1] - first_slot[c]
-        for rank in range(capacity):
-            slot = start + rank
-            if rank < held[c]:
-                if v <= ranked[slot]:
-                    continue
-                ranked[slot], v = v, ranked[slot]
-                cost = marginal[min(occupied[c] + rank, len(marginal) - 1)]
-                raised = ranked[slot] - cost
-                if place[slot] >= 0:
-                    total += raised - heap[place[slot]]
-                    heap[place[slot]] = raised
-                    sift_down(heap, owner, place, place[slot], size)
-                else:
-                    size, total = offer(heap, owner, place, size, total, raised, slot)
+        for rank in range(held[c]):
+            slot = first_slot[c] + rank
+            if v <= ranked[slot]:
+                continue
+            ranked[slot], v = v, ranked[slot]
+            raised = ranked[slot] - marginal[occupied[c] + rank]
+            if place[slot] >= 0:
+                total += raised - heap[place[slot]]
+                heap[place[slot]] = raised
+                sift_down(heap, owner, place, place[slot], size)
             else:
-                ranked[slot] = v
-                held[c] += 1
-                cost = marginal[min(occupied[c] + rank, len(marginal) - 1)]
-                size, total = offer(heap, owner, place, size, total, v - cost, slot)
-                break
-        run_ends = i + 1 == n or ucb[i + 1] < ucb[i]
+                size, total = offer(heap, owner, place, size, total, raised, slot)
+        cost, slot = marginal[min(occupied[c] + held[c], last)], NO_SLOT
+        if held[c] < ranks[c]:
+            slot = first_slot[c] + held[c]
+            ranked[slot] = v
+            held[c] += 1
+        size, total = offer(heap, owner, place, size, total, v - cost, slot)
+        run_ends = i + 1 == len(ucb) or ucb[i + 1] < ucb[i]
         if run_ends and size == m and ucb[i] + total > best:
             best, threshold = ucb[i] + total, ucb[i]
     return threshold
