@@ -70,6 +70,8 @@ class WebServer:
 
     def close(self) -> None:
         """Accept no more requests, and wait a limited time for those that are being answered."""
+        with suppress(OSError):  # not every system can; there, the thread looks for its end twice a second
+            self._server.socket.shutdown(socket.SHUT_RDWR)  # ends its wait for connections
         self._server.shutdown()
         self._thread.join()
         patience = threading.Timer(_TAKE_WITHIN_S, self._server.cut_off)
