@@ -6,17 +6,25 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
 
-from pausefl.cli import experiments, offline, tools
-from pausefl.cli import processes as ends
-from pausefl.cli.allocation import allocation
 from pausefl.cli.arguments import make_parser, parse
-from pausefl.cli.new import new
 from pausefl.outcomes import exit_with_status, while_output_is_read
 from pausefl.runtime.processes.environment import grpc_defaults
 from pausefl.runtime.processes.logs import ask_for
 from pausefl_process.ending import signals_to, sigterm_as_interrupt
 from pausefl_process.files import check_places
+
+_COMMANDS = {
+    "allocation": ("allocation",),
+    "experiments": ("run", "compare", "sweep", "reproduce"),
+    "new": ("new",),
+    "offline": ("simulate", "tune", "replay", "fit-latency"),
+    "processes": ("server", "client", "evaluator"),
+    "tools": ("report", "audit", "bench", "data", "certs", "validate", "completion"),
+}
+"""The subcommands, by the module of this package that has their functions."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -33,27 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all subcommands. In its result, `command` is the function that runs the subcommand."""
-    return make_parser(
-        {
-            "new": new,
-            "run": experiments.run,
-            "compare": experiments.compare,
-            "sweep": experiments.sweep,
-            "reproduce": experiments.reproduce,
-            "simulate": offline.simulate,
-            "tune": offline.tune,
-            "replay": offline.replay,
-            "fit-latency": offline.fit_latency,
-            "server": ends.server,
-            "client": ends.client,
-            "allocation": allocation,
-            "evaluator": ends.evaluator,
-            "report": tools.report,
-            "audit": tools.audit,
-            "bench": tools.bench,
-            "data": tools.data,
-            "certs": tools.certs,
-            "validate": tools.validate,
-            "completion": tools.completion,
-        }
-    )
+    return make_parser({name: partial(_run, module, name) for module, names in _COMMANDS.items() for name in names})
+
+
+def _run(module: str, command: str, options: argparse.Namespace) -> None:
+    """Run a subcommand. Its module is imported only now: experiments take half a second to import."""
+    getattr(import_module(f"pausefl.cli.{module}"), command.replace("-", "_"))(options)
