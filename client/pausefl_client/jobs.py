@@ -1,19 +1,17 @@
-"""A client's jobs: their downloads, their withdrawal by the server, the work on them, and their results."""
+"""A client's jobs: their downloads, which of them can be withdrawn, the work on them, and their results."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from pausefl_client.privacy.release import Released
-from pausefl_client.training.withdrawal import Withdrawn
+from pausefl_client.training.withdrawal import Withdrawal
 from pausefl_process.plugins import OWN_CODE_ERRORS, for_future
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler
-
-Result = TypeVar("Result")
 
 # More than can wait at a time. The limit keeps a server that sends ever more jobs from filling the memory.
 _MOST_WITHDRAWABLE = 64
@@ -21,51 +19,6 @@ _MOST_WITHDRAWABLE = 64
 Expecting = Callable[[str, int, str], AbstractContextManager[None]]
 """(client id, round, digest of the round's model) -> a context that lasts while the client waits for or does the job.
 """
-
-
-class Withdrawal:
-    """Whether the server has withdrawn one job, that is, no longer waits for it."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._guard: asyncio.Timeout | None = None
-        self._hear: Callable[[], None] | None = None
-
-    def is_set(self) -> bool:
-        """Whether the job is withdrawn; any thread may ask."""
-        return self._is_set
-
-    def set(self) -> None:
-        """Withdraw the job, and end the waits in `guard` and in its trainer. Call it in the event loop only."""
-        if not self._is_set:
-            self._is_set = True
-            if self._guard is not None:
-                self._guard.reschedule(0.0)  # a time in the past, so the timeout expires now
-            if (hear := self._hear) is not None:
-                hear()
-
-    @contextmanager
-    def telling(self, hear: Callable[[], None]) -> Iterator[None]:
-        """See `Withdrawable.telling`. Only one thread at a time may use it: the trainer's."""
-        before, self._hear = self._hear, hear
-        try:
-            if self._is_set:  # checked after `_hear` is set, so `hear` is called whichever thread is first
-                hear()
-            yield
-        finally:
-            self._hear = before
-
-    async def guard(self, wait: Coroutine[Any, Any, Result]) -> Result:
-        """Return the result of `wait`. If the job is withdrawn first, cancel `wait` and raise Withdrawn."""
-        try:  # no asyncio task is started: its cost would show on a link that holds nothing back
-            async with asyncio.timeout(0.0 if self._is_set else None) as self._guard:
-                return await wait
-        except TimeoutError:
-            if self._guard is not None and self._guard.expired():
-                raise Withdrawn("the job was withdrawn") from None
-            raise
-        finally:
-            self._guard = None
 
 
 @dataclass(slots=True)

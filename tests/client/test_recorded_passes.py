@@ -20,7 +20,7 @@ from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.models import build_model
 from pausefl_client.training.torch_trainer import TorchTrainer
 from pausefl_client.training.trainer import Trainer, TrainingSettings
-from pausefl_client.training.withdrawal import LASTING, Withdrawn, withdrawable
+from pausefl_client.training.withdrawal import Withdrawal, Withdrawn, withdrawable
 from rigs.batched import ADAM, CPU, IMAGE, SGD, assert_same, expecting, network, played_together, theta_of, trainers_of
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -98,14 +98,12 @@ def test_a_withdrawn_job_ends_and_what_was_recorded_stays() -> None:
     recorder, (plain,), (own,) = Repeating(), trainers_of(sizes=(40,)), trainers_of(sizes=(40,))
     trainer = captured_by(recorder).admit(own)
 
-    class Job:
+    class Job(Withdrawal):
         asked = 0
 
         def is_set(self) -> bool:
             self.asked += 1
             return self.asked > 3
-
-        telling = LASTING.telling
 
     with pytest.raises(Withdrawn), withdrawable(Job()):
         trainer.train(theta_of(own), round=1)

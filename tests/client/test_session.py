@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from pausefl_client.answered_job import AnsweredJob
-from pausefl_client.jobs import Withdrawal, Withdrawals
+from pausefl_client.jobs import Withdrawals
 from pausefl_client.link import Delays
+from pausefl_client.training.withdrawal import Withdrawal
 from pausefl_process.host_monitor import HostWatch
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError

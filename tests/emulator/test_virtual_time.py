@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from pausefl.runtime.virtual.event_loop import VirtualTimeLoop
 from pausefl.runtime.virtual.workers import Workers
-from pausefl_client.jobs import Withdrawal
 from pausefl_client.link import hold_until
 from pausefl_client.training.pace import TrainingPace, pace
-from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, withdrawable
+from pausefl_client.training.withdrawal import Withdrawal, Withdrawn, stop_if_withdrawn, withdrawable
 
 HOUR_S = 3600.0
 

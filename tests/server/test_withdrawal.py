@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pausefl_client.jobs import Withdrawal
 from pausefl_client.link import Delays
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
-from pausefl_client.training.withdrawal import Withdrawn
+from pausefl_client.training.withdrawal import Withdrawal, Withdrawn
 from pausefl_proto.budget import Release
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, digest, pack_job

@@ -16,10 +16,9 @@ from pausefl.experiment.loading import parse_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import trainer_pool
 from pausefl.runtime.client.slots import claimed_clients
-from pausefl_client.jobs import Withdrawal
 from pausefl_client.training.pace import TrainingPace, pace
 from pausefl_client.training.trainer_pool import TrainerPool
-from pausefl_client.training.withdrawal import Withdrawn, withdrawable
+from pausefl_client.training.withdrawal import Withdrawal, Withdrawn, withdrawable
 from pausefl_proto.errors import ConfigError
 from rigs.command import played, query, synthetic
 from rigs.session import SessionRig
