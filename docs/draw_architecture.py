@@ -59,7 +59,7 @@ message after the other (`pausefl_server.actor`).
 8. `pausefl_server.rounds.coordinator.Coordinator._commit` has `pausefl_server.storage.store_actor.StoreActor` write
    model and round to the disk. Then the round counts.
 9. The next round's job tells its clients that the last round is committed. The other clients of the last round get an
-   `pausefl_server.rounds.messages.Acknowledge`. Both let `ClientSession` forget the bytes that it kept.
+   `Ack`. Both let `ClientSession` forget the bytes that it kept.
 """
 
 

@@ -22,7 +22,7 @@ from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import RoundRecord, Timing
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.evaluation import EvaluateModel, EvaluatorActor
-from pausefl_server.rounds.messages import Acknowledge, Dismiss, Dispatch, Lost, Register, Update, Withdraw
+from pausefl_server.rounds.messages import Dispatch, Lost, Register, Update
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
@@ -84,7 +84,7 @@ class FakePeer(Actor[Any]):
         self.jobs: asyncio.Queue[Dispatch] = asyncio.Queue()
         self.acknowledged: list[int] = []
         self.withdrawn: list[tuple[int, int]] = []
-        self.dismissed: Dismiss | None = None
+        self.dismissed: pb.Goodbye | None = None
         self.goodbye = asyncio.Event()
         self._rig = rig
         self._manual = manual
@@ -96,11 +96,11 @@ class FakePeer(Actor[Any]):
                 self._rig.asked.put_nowait(self)
                 if not self._manual:
                     await self.answer(message.round, attempt=message.attempt)
-            case Acknowledge():
+            case pb.Ack():
                 self.acknowledged.append(message.round)
-            case Withdraw():
+            case pb.Withdraw():
                 self.withdrawn.append((message.round, message.attempt))
-            case Dismiss():
+            case pb.Goodbye():
                 self.dismissed = message
                 self.goodbye.set()
 

@@ -18,7 +18,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack_job, unpack
 from pausefl_server.model.norm_bound import NormBound
 from pausefl_server.pings import PingSchedule
-from pausefl_server.rounds.messages import Acknowledge, Dismiss, Pinged, Refusal, SendPing, Withdraw
+from pausefl_server.rounds.messages import Pinged, Refusal
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.command import query
 from rigs.experiments import small
@@ -68,9 +68,9 @@ async def test_time_between_jobs_belongs_to_no_exchange() -> None:
 
 async def test_it_says_what_the_coordinator_wants_said_in_order() -> None:
     async with ClientActorRig().running() as rig:
-        await rig.actor.tell(Acknowledge(4, 2))
+        await rig.actor.tell(pb.Ack(round=4, attempt=2))
         await rig.dispatch(round=5)
-        await rig.actor.ask(Dismiss("come back", final=False))
+        await rig.actor.ask(pb.Goodbye(reason="come back", final=False))
         said = [pb.ServerMessage.FromString(unpack(await rig.stream.heard_bytes())[0]) for _ in range(3)]
         assert rig.actor.stopped
     assert (said[0].ack.round, said[0].ack.attempt) == (4, 2)
@@ -268,7 +268,7 @@ async def test_a_job_that_was_answered_cannot_be_dropped_unpaid_as_well(is_late:
     async with ClientActorRig().at_work() as rig:
         for is_before in (True, False):
             if is_before == is_late:
-                assert rig.actor.offer(Withdraw(1, 1))
+                assert rig.actor.offer(pb.Withdraw(round=1, attempt=1))
             if is_before:
                 rig.answer()
                 await rig.updated()
@@ -349,7 +349,7 @@ async def test_a_ping_is_timed_and_one_that_a_job_overtook_is_not() -> None:
     rig = ClientActorRig(size=1)
 
     async def pinged() -> int:
-        await rig.actor.tell(SendPing())
+        await rig.actor.tell(pb.Ping())
         return pb.ServerMessage.FromString(await rig.stream.heard_bytes()).ping.nonce
 
     async with rig.running():
@@ -363,7 +363,7 @@ async def test_a_ping_is_timed_and_one_that_a_job_overtook_is_not() -> None:
         await rig.dispatch()
         await rig.stream.heard_bytes()
         rig.say(pong=pb.Pong(nonce=nonce))
-        await rig.actor.ask(SendPing())  # at work: not sent
+        await rig.actor.ask(pb.Ping())  # at work: not sent
     assert rig.stream.is_silent()
     assert await rig.told() == Pinged("client-1", 0.25)
     assert rig.coordinator.told.empty()

@@ -17,12 +17,13 @@ from pausefl_process.events import RoundCommitted, WaitingForClients
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.budget import Release
 from pausefl_proto.errors import PauseflError
+from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.records import LogEvent, Timing
-from pausefl_server.rounds.messages import Dismiss, Lost, Pinged, Refusal, Shutdown
+from pausefl_server.rounds.messages import Lost, Pinged, Refusal, Shutdown
 from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.policies.pause import Pause
@@ -43,7 +44,7 @@ async def test_rounds_are_averaged_by_data_size_committed_and_acknowledged(rig: 
     assert r.coordinator.stopped_because == "all rounds done"
     # A job acknowledges all answers before it. After the last round, an explicit message does.
     assert [p.acknowledged for p in peers] == [[4]] * 3
-    assert [p.dismissed for p in peers] == [Dismiss("all rounds done", final=True)] * 3
+    assert [p.dismissed for p in peers] == [pb.Goodbye(reason="all rounds done", final=True)] * 3
 
 
 async def test_an_observation_says_what_was_measured(rig: MakeRig) -> None:
@@ -235,7 +236,7 @@ async def test_a_shutdown_gives_the_round_up_and_keeps_what_it_cost(rig: MakeRig
     assert (r.spent("a"), r.spent("b")) == ((2, BUDGET.spent(2)), (1, BUDGET.spent(1))), "one of a was not used"
     late = r.store.late_events()
     assert [(e.kind, e.client_id, e.released) for e in late] == [("reconciled", "a", 2), ("unsettled", "b", 0)]
-    assert b.dismissed == Dismiss("stopped by SIGINT", final=True)
+    assert b.dismissed == pb.Goodbye(reason="stopped by SIGINT", final=True)
 
 
 async def test_a_client_that_answers_soon_after_a_shutdown_owes_nothing(rig: MakeRig) -> None:

@@ -13,7 +13,7 @@ from pausefl_proto.budget import Release
 from pausefl_proto.errors import PauseflError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, digest
-from pausefl_server.rounds.messages import Dismiss, Refusal
+from pausefl_server.rounds.messages import Refusal
 from pausefl_server.selection.policies.uniform import Random
 from rigs.coordinator import BUDGET, SIZE, FakePeer, MakeRig, averaged
 
@@ -77,7 +77,7 @@ async def test_a_run_without_enough_clients_says_so(rig: MakeRig) -> None:
         with pytest.raises(PauseflError, match=r"^only 1 of clients\.minimum = 2 clients connected within ") as told:
             await r.played()
         await asyncio.wait_for(a.goodbye.wait(), 20)
-    assert a.dismissed == Dismiss(str(told.value)), "it does not wait for a run that is over"
+    assert a.dismissed == pb.Goodbye(reason=str(told.value), final=True), "it does not wait for a run that is over"
 
 
 async def test_a_run_without_rounds_left_waits_for_nobody(rig: MakeRig) -> None:

@@ -36,7 +36,7 @@ from pausefl_server.rounds.deadline import (
 )
 from pausefl_server.rounds.elapsed import Elapsed
 from pausefl_server.rounds.evaluation import waiting_models_max
-from pausefl_server.rounds.messages import Dispatch, Pinged, Refusal, Update, Withdraw
+from pausefl_server.rounds.messages import Dispatch, Pinged, Refusal, Update
 from pausefl_server.rounds.open_step import OpenStep
 from pausefl_server.selection.base import Selection
 from pausefl_server.selection.policies.everyone import All
@@ -349,7 +349,7 @@ async def test_a_late_update_is_taken_once_and_of_the_latest_jobs_alone() -> Non
     async with ClientActorRig().running() as r:
         for t in range(1, 71):
             await r.dispatch(round=t)
-            r.actor.offer(Withdraw(t, 1))
+            r.actor.offer(pb.Withdraw(round=t, attempt=1))
         await r.dispatch(round=71)
         for t in (70, 70, 1):
             r.stream.give(upload(vector(5), round=t)[0])

@@ -24,7 +24,7 @@ from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
 from pausefl_server.rounds.admission import Admission
-from pausefl_server.rounds.messages import Lost, Register, Withdraw
+from pausefl_server.rounds.messages import Lost, Register
 from pausefl_server.selection.policies.everyone import All
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
@@ -282,7 +282,7 @@ async def test_updates_that_were_begun_and_left_hold_no_memory() -> None:
         for t in range(1, 5):
             await rig.dispatch(round=t)
             rig.stream.give(upload(vector(BIG), round=t)[0])
-            rig.actor.offer(Withdraw(t, 1))
+            rig.actor.offer(pb.Withdraw(round=t, attempt=1))
         await rig.dispatch(round=5)
         rig.stream.give(upload(vector(BIG), round=5)[0])
         rig.stream.give(upload(vector(BIG), attempt=0)[0])  # once it is rejected, all before it has been read

@@ -18,7 +18,7 @@ from pausefl_client.training.withdrawal import Withdrawal, Withdrawn
 from pausefl_proto.budget import Release
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, digest, pack_job
-from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, SendPing, Withdraw
+from pausefl_server.rounds.messages import Dispatch, JobWithdrawn
 from pausefl_server.selection.policies.everyone import All
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.coordinator import MakeRig
@@ -243,7 +243,7 @@ async def test_a_withdrawn_job_keeps_no_model_and_is_not_sent_if_it_waits_for_it
         del messages
         if is_sent:
             await r.stream.heard_bytes()
-        r.actor.offer(Withdraw(1, 1))
+        r.actor.offer(pb.Withdraw(round=1, attempt=1))
         if is_sent:
             await r.dispatch(round=2)
         gc.collect()
@@ -260,8 +260,8 @@ async def test_a_withdrawn_job_keeps_no_model_and_is_not_sent_if_it_waits_for_it
 async def test_a_late_update_is_told_to_the_coordinator_also_when_the_next_job_is_out() -> None:
     async with ClientActorRig(size=5).running() as r:
         await r.dispatch(round=1)
-        await r.actor.ask(Withdraw(1, 1))
-        r.actor.offer(Withdraw(1, 1))
+        await r.actor.ask(pb.Withdraw(round=1, attempt=1))
+        r.actor.offer(pb.Withdraw(round=1, attempt=1))
         await r.dispatch(round=2)
         for t in (1, 2):
             r.answer(round=t)
@@ -272,18 +272,18 @@ async def test_a_late_update_that_arrives_damaged_is_over_and_its_release_counts
     """It cannot be requested again: a withdrawn job is not sent again."""
     async with ClientActorRig().running() as r:
         await r.dispatch(round=1)
-        r.actor.offer(Withdraw(1, 1))
+        r.actor.offer(pb.Withdraw(round=1, attempt=1))
         r.stream.give(upload(vector(6), release=pb.Release(participation=3, epsilon=0.5, epsilon_spent=1.5))[0])
         refusal = await r.refused()
         assert (refusal.round, refusal.release) == (1, Release(3, 0.5, 1.5))
-        await r.actor.ask(SendPing())  # is sent, since the client owes nothing
+        await r.actor.ask(pb.Ping())  # is sent, since the client owes nothing
         kinds = [pb.ServerMessage.FromString(await r.stream.heard_bytes()).WhichOneof("kind") for _ in range(3)]
         assert kinds == ["job", "withdraw", "ping"]
 
 
 async def test_dropping_a_job_of_an_earlier_stream_leaves_the_job_at_hand_alone() -> None:
     async with ClientActorRig().running() as r:
-        r.actor.offer(Withdraw(1, 1))  # said to a client that is back
+        r.actor.offer(pb.Withdraw(round=1, attempt=1))  # said to a client that is back
         await r.dispatch(round=2)
         r.say(result=pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN))
         assert await r.told() == JobWithdrawn("client-1", 1, 1)

@@ -21,18 +21,7 @@ from pausefl_server.connections.reported_values import (
     release_of,
     statistics_of,
 )
-from pausefl_server.rounds.messages import (
-    Acknowledge,
-    Dismiss,
-    Dispatch,
-    JobWithdrawn,
-    Pinged,
-    Refusal,
-    RefusalKind,
-    SendPing,
-    Update,
-    Withdraw,
-)
+from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, Order, Pinged, Refusal, RefusalKind, Update
 from pausefl_server.rounds.preparation import off_loop
 
 # Checking this many bytes takes about 30 µs, handing them to a thread and back 100 µs.
@@ -64,10 +53,7 @@ class _AskAgain:
     exchange: Exchange
 
 
-_Order = Dispatch | Acknowledge | Withdraw | SendPing | Dismiss | _AskAgain
-
-
-class ClientActor(Actor[_Order]):
+class ClientActor(Actor[Order | _AskAgain]):
     """Writes the coordinator's messages to the client (`run`), and reads the client's messages (`listen`)."""
 
     def __init__(
@@ -108,9 +94,9 @@ class ClientActor(Actor[_Order]):
         """When the client was first handed the job under way; None if there is no job."""
         return None if self._exchange is None else self._exchange.first_s
 
-    def offer(self, message: _Order) -> bool:
+    def offer(self, message: Order | _AskAgain) -> bool:
         """Hand over a message, as `Actor.offer` does. A job withdrawn while it waits for its turn is dropped."""
-        if isinstance(message, Withdraw) and (self._exchange or (message.round, message.attempt) != self._last_job):
+        if isinstance(message, pb.Withdraw) and (self._exchange or (message.round, message.attempt) != self._last_job):
             job = message.round, message.attempt
             self._withdrawn.add(job)
             self.drop_offered(lambda waiting: isinstance(waiting, Dispatch) and waiting.key == job)
@@ -118,7 +104,7 @@ class ClientActor(Actor[_Order]):
                 self._withdrawn.remove(min(self._withdrawn))
         return super().offer(message)
 
-    async def receive(self, message: _Order) -> None:
+    async def receive(self, message: Order | _AskAgain) -> None:
         match message:
             case Dispatch():
                 if self._exchange is not None and self._exchange.job.key in self._withdrawn:
@@ -132,19 +118,16 @@ class ClientActor(Actor[_Order]):
                 # The parts of the exchange are timed from now on. The time until now counts as `reconnect_s`.
                 exchange.job, exchange.started_s = replace(exchange.job, handed_over_s=exchange.first_s), self._clock()
                 await self._send_job(exchange)
-            case Acknowledge(round_, attempt):
-                ack = pb.Ack(round=round_, attempt=attempt)
-                await self._stream.write(encode(pb.ServerMessage(ack=ack)))
-            case Withdraw(round_, attempt):
-                withdraw = pb.Withdraw(round=round_, attempt=attempt)
-                await self._stream.write(encode(pb.ServerMessage(withdraw=withdraw)))
-            case SendPing() if self._exchange is None:
+            case pb.Ack():
+                await self._stream.write(encode(pb.ServerMessage(ack=message)))
+            case pb.Withdraw():
+                await self._stream.write(encode(pb.ServerMessage(withdraw=message)))
+            case pb.Ping() if self._exchange is None:
                 self._nonce, self._pinged_s = self._nonce + 1, self._clock()
                 self._allow(1)
                 await self._stream.write(encode(pb.ServerMessage(ping=pb.Ping(nonce=self._nonce))))
-            case Dismiss(reason, final):
-                goodbye = pb.Goodbye(reason=reason, final=final)
-                await self._stream.write(encode(pb.ServerMessage(goodbye=goodbye)))
+            case pb.Goodbye():
+                await self._stream.write(encode(pb.ServerMessage(goodbye=message)))
                 self.stop()  # there is nothing to say after a goodbye
 
     async def _send_job(self, exchange: Exchange) -> None:

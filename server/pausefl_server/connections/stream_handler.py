@@ -18,7 +18,7 @@ from pausefl_server.connections.hello_limits import MAX_HELLO_BYTES, MOST_ENDING
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.coordinator import Coordinator
-from pausefl_server.rounds.messages import Dismiss, Lost, Register
+from pausefl_server.rounds.messages import Lost, Register
 
 # How long a client that is sent away may take to read the reason.
 _GOODBYE_WITHIN_S = 2.0
@@ -205,6 +205,6 @@ def _hello(data: bytes | None) -> pb.Hello:
 
 async def _send_off(actor: ClientActor, writer: "asyncio.Future[None]", reason: str) -> str:
     # The writer may still be writing another message. A client that reads nothing does not get the reason.
-    actor.offer(Dismiss(reason, final=False))
+    actor.offer(pb.Goodbye(reason=reason, final=False))
     await asyncio.wait([writer], timeout=_GOODBYE_WITHIN_S)
     return reason

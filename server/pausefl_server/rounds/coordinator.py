@@ -26,7 +26,6 @@ from pausefl_server.rounds.evaluation import EvaluatorActor
 from pausefl_server.rounds.late_updates import LateUpdates, dropped, merged
 from pausefl_server.rounds.membership import Membership
 from pausefl_server.rounds.messages import (
-    Acknowledge,
     Dispatch,
     JobWithdrawn,
     Lost,
@@ -400,7 +399,7 @@ class Coordinator(Actor[_Message]):
             return
         for update in self._to_acknowledge:
             if update.client_id not in busy:
-                self._members.offer(update.client_id, Acknowledge(update.round, update.attempt))
+                self._members.offer(update.client_id, pb.Ack(round=update.round, attempt=update.attempt))
         self._observer.round_committed(record, self.state, budgets_end(self.state, self._settings))
         every = self._settings.evaluation_every
         if every and record.round % every == 0 and record.round < self._settings.rounds:
@@ -467,7 +466,7 @@ class Coordinator(Actor[_Message]):
             self._members.offer(client_id, job)
         elif (withdrawn := self._members.withdraw_job(client_id)) is not None and self._settings.budget is not None:
             # The client may still work on the job it had when its stream broke, and charge it after this hello.
-            self._pending.add(unsettled(client_id, withdrawn.round, withdrawn.attempt))
+            self._pending.add(unsettled(client_id, *withdrawn))
         return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
 
     def _lose(self, message: Lost) -> None:

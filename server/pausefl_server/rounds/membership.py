@@ -6,23 +6,13 @@ from collections.abc import Collection, Container, Iterable
 from pausefl_process.events import Outcome
 from pausefl_proto.errors import WireError
 from pausefl_proto.excerpts import excerpt
+from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import PingSchedule
 from pausefl_server.records import STILL_AT_WORK, LogEvent, unsettled
 from pausefl_server.rounds.admission import check_hello, joined
-from pausefl_server.rounds.messages import (
-    Acknowledge,
-    Dismiss,
-    Dispatch,
-    JobWithdrawn,
-    Peer,
-    Refusal,
-    Register,
-    SendPing,
-    Update,
-    Withdraw,
-)
+from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, Peer, Refusal, Register, Update
 from pausefl_server.rounds.open_step import OpenStep
 from pausefl_server.settings import ServerSettings
 
@@ -39,7 +29,7 @@ class Membership:
         self._ping_schedule = PingSchedule(settings.pings_per_s)
         self._claims: dict[str, int] = {}  # how many releases each client counted when it first joined
         self._jobs: Counter[str] = Counter()  # how many jobs each client was handed
-        self._last_jobs: dict[str, Withdraw] = {}  # each client's last unanswered job, as its withdrawal
+        self._last_jobs: dict[str, tuple[int, int]] = {}  # round and attempt of each client's last unanswered job
         self._expected: frozenset[str] = frozenset()  # the clients expected at the last roll call
         self._coming: frozenset[str] = frozenset()  # those that it newly expected
         self._going: frozenset[str] = frozenset()  # those that it no longer expected
@@ -98,17 +88,17 @@ class Membership:
         self._observer.departed(client_id, reason, len(self._peers), round)
         return LogEvent("left", client_id, reason)
 
-    def offer(self, client_id: str, message: Dispatch | Acknowledge) -> None:
+    def offer(self, client_id: str, message: Dispatch | pb.Ack) -> None:
         """Hand a message to a client if it is connected and its mailbox has room. A stuck stream delays no round."""
         if (peer := self._peers.get(client_id)) is not None:
             if isinstance(message, Dispatch):
                 self._jobs[client_id] += 1
-                self._last_jobs[client_id] = Withdraw(message.round, message.attempt)
+                self._last_jobs[client_id] = message.key
             peer.offer(message)
 
     def answered(self, answer: Update | Refusal | JobWithdrawn) -> None:
         """Note that a job is answered, so that it need not be withdrawn."""
-        if self._last_jobs.get(answer.client_id) == Withdraw(answer.round, answer.attempt):
+        if self._last_jobs.get(answer.client_id) == (answer.round, answer.attempt):
             del self._last_jobs[answer.client_id]
 
     def owed(self, step: OpenStep, clients: Iterable[str]) -> list[LogEvent]:
@@ -117,13 +107,13 @@ class Membership:
             return []
         silent = (c for c, miss in step.misses.items() if miss.kind in STILL_AT_WORK)
         keys = ((c, step.jobs[c].job.key) for c in (*clients, *silent))
-        return [unsettled(c, *key) for c, key in keys if self._last_jobs.get(c) == Withdraw(*key)]
+        return [unsettled(c, *key) for c, key in keys if self._last_jobs.get(c) == key]
 
-    def withdraw_job(self, client_id: str) -> Withdraw | None:
+    def withdraw_job(self, client_id: str) -> tuple[int, int] | None:
         """Withdraw a client's last job if it is unanswered and the client connected; returns the unanswered job."""
         job = self._last_jobs.get(client_id)
         if job is not None and (peer := self._peers.get(client_id)) is not None:
-            peer.offer(job)
+            peer.offer(pb.Withdraw(round=job[0], attempt=job[1]))
         return job
 
     def withdraw_jobs(self, clients: Iterable[str]) -> None:
@@ -134,12 +124,12 @@ class Membership:
     def send_pings(self, now_s: float, busy: Container[str]) -> None:
         """Ping the idle clients whose turn it is."""
         for client_id in self._ping_schedule.take_due(now_s, busy):
-            self._peers[client_id].offer(SendPing())
+            self._peers[client_id].offer(pb.Ping())
 
     def dismiss_all(self, reason: str) -> None:
         """Say goodbye to all clients, for good."""
         for peer in self._peers.values():
-            peer.offer(Dismiss(reason + self._settings.farewell))
+            peer.offer(pb.Goodbye(reason=reason + self._settings.farewell, final=True))
 
     def first_minimum(self, round: int) -> int:
         """How many clients the server waits for before the first round that it plays, `round`."""

@@ -34,33 +34,8 @@ class Dispatch:
         return self.round, self.attempt
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledge:
-    """To a client actor: the commit that used its update is on disk."""
-
-    round: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """To a client actor: the server no longer waits for this job's answer."""
-
-    round: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class SendPing:
-    """To a client actor: ping the client, if it is idle."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dismiss:
-    """To a client actor: say goodbye. `final` means that the client shall not connect again."""
-
-    reason: str
-    final: bool = True
+Order = Dispatch | pb.Ack | pb.Withdraw | pb.Ping | pb.Goodbye
+"""To a client actor: a job, or a message for its client. It pings only an idle client, with a nonce of its own."""
 
 
 class Peer(Protocol):
@@ -70,7 +45,7 @@ class Peer(Protocol):
     def client_id(self) -> str:
         """The id the client said hello with."""
 
-    def offer(self, message: Dispatch | Acknowledge | Withdraw | SendPing | Dismiss, /) -> bool:
+    def offer(self, message: Order, /) -> bool:
         """Hand over a message; False if the actor has stopped or its mailbox is full."""
 
 
