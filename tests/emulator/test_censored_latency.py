@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.own.censoring import IgnoresMisses, bias, families
 from pausefl.experiment.delay_laws import Constant
-from pausefl.studies.simulation.engine import Setting, server_of, simulate, simulate_pause
+from pausefl.studies.simulation.engine import Setting, server_of, simulate, simulate_fast
 from pausefl_process.events import Notice, ProgressEvent
 from pausefl_proto.budget import Budget
 from pausefl_server.clients import ClientTable
@@ -274,7 +274,7 @@ def test_a_simulated_miss_costs_its_release_and_the_deadline_which_else_changes_
     # 0.55 s lies below the slowest client's latency, 0.6 s: such a setting is simulated round by round, not compiled.
     servers = [server_of(0.05, round_timeout_s=deadline_s) for deadline_s in (math.inf, 0.7, 0.55)]
     settings = [Setting(of_six, dict.fromkeys(of_six, 100), server) for server in servers]
-    free, bound, slow = (simulate_pause(Pause(2), setting, 50) for setting in settings)
+    free, bound, slow = (simulate_fast(Pause(2), setting, 50) for setting in settings)
     np.testing.assert_array_equal(free.regret, bound.regret)
     assert slow.missed is not None
     assert slow.missed[-1] == slow.chosen[-1] > 0

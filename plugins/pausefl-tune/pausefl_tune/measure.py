@@ -14,7 +14,7 @@ from pausefl.results.reading import read_run, time_axis
 from pausefl.studies.campaign import Planned
 from pausefl.studies.playing import OnExecutor, Player
 from pausefl.studies.simulation.curves import SimulationResult
-from pausefl.studies.simulation.engine import Setting, is_compiled, simulate, simulate_pause
+from pausefl.studies.simulation.engine import Setting, is_compiled, simulate, simulate_fast
 from pausefl.studies.simulation.outputs import setting_of
 from pausefl.studies.simulation.steps import simulate_steps
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -98,7 +98,7 @@ def simulated(experiment: Experiment) -> Figures:
     if experiment.is_asynchronous:
         result = simulate_steps(policy, setting, rounds)
     elif _has_expectations(setting) and is_compiled(policy, setting):
-        result = simulate_pause(policy, setting, rounds)
+        result = simulate_fast(policy, setting, rounds)
     else:
         result = simulate(policy, setting, rounds, with_regret=False)
     ends = {"total_latency_s": result.total_latency_s, "max_epsilon_spent": result.max_epsilon_spent}

@@ -13,7 +13,7 @@ from pausefl_server.selection.base import Context
 
 def rows_in_tie_order(context: Context) -> IntArray:
     """The eligible rows, sorted by seeded tie key. A search that prefers the first of equals then favours no client."""
-    return context.eligible[np.argsort(context.table.tie_key[context.eligible])]
+    return context.eligible[context.table.tie_key[context.eligible].argsort()]
 
 
 def generalisation(context: Context, rows: IntArray, m: int, beta: float) -> FloatArray:

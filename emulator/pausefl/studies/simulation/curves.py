@@ -56,7 +56,7 @@ class Curves:
 
     def add(self, last_round: int, gained: FloatArray, max_epsilon_spent: float) -> None:
         """Add the next n rounds, up to `last_round`. gained, (n, 4): regret, genie regret, reward, latency by round."""
-        self._sums += gained.sum(axis=0)
+        self._sums = np.concatenate((self._sums[None], gained)).sum(axis=0)
         self._last_round, self._last_row = last_round, np.append(self._sums, max_epsilon_spent)
         if last_round == self._recorded[self._next]:
             self._keep_last()

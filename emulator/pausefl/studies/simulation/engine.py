@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
-from typing import Any, TypeGuard
+from itertools import count, islice, repeat
+from typing import Any
 
 import numpy as np
 
@@ -24,17 +25,20 @@ from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
-from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.rounds.attempt import attempt_end, attempt_record, next_release, releases_of_misses
 from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
-from pausefl_server.rounds.choosing import chosen_in, context_of
+from pausefl_server.rounds.choosing import chosen_in, context_of, draws_of
 from pausefl_server.rounds.deadline import LEAST_S, answers_needed, round_timeout_s
-from pausefl_server.selection import Oracle, Policy, Selection
+from pausefl_server.selection import Context, Oracle, Policy, Selection
+from pausefl_server.selection.policies.clustered import Clustered
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.fastest import Fastest
 from pausefl_server.selection.policies.genie import Genie
 from pausefl_server.selection.policies.pause import Choice, Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
 from pausefl_server.selection.policies.ucb import Ucb
+from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.settings import PrivacySettings, ServerSettings
 from pausefl_server.state import RunState
 
@@ -42,6 +46,8 @@ BLOCK = 4096
 """How many rounds' latencies are drawn at once."""
 _MOST_AT_ONCE = 2**27
 """The most latencies drawn at once, a gigabyte. With very many clients, fewer rounds are drawn at once."""
+_AHEAD = Random, Fastest, Clustered, All
+"""The policies whose choices depend on no earlier round while all clients are there. Those of subclasses may."""
 
 
 def server_of(tau_min_s: float, budget: Budget | None = None, seed: int = 1, **settings: Any) -> ServerSettings:
@@ -176,38 +182,53 @@ def simulate(
     return curves.result(table, missed, penalty_s)
 
 
-def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationResult:
-    """`simulate` for plain PAUSE under R1 in compiled code: the same numbers, about a hundred times faster.
+def simulate_fast(policy: Policy, setting: Setting, rounds: int) -> SimulationResult:
+    """`simulate` in compiled code where `is_compiled` allows it and all latencies are below the deadline.
 
-    If a latency exceeds the deadline, `simulate` plays all rounds instead. ValueError for any other policy or setting
-    (see `is_compiled`).
+    This is ten to a hundred times faster. Choices, latencies and leakage are equal; rewards, up to rounding.
     """
     if not is_compiled(policy, setting):
-        raise ValueError(
-            "only pause with R1, a plain mean, m <= K, everyone there and needed, no training, floor or share_max is"
-            " compiled"
-        )
-    table, oracle = ClientTable(setting.server.seed, setting.tau_min_s, setting.server.examples_max), setting.oracle
-    table.apply_events(arrivals(Presence.of_all(sorted(setting.laws)), 1, setting.examples), 1)
-    order = np.argsort(table.tie_key)
-    share = policy.m * table.n_examples[order] / table.n_examples.sum()
-    mu = setting.tau_min_s * np.array([oracle.mean_inverse_latency[table.ids[row]] for row in order])
-    eta = setting.server.budget.eta if setting.server.budget else 0.0
-    weights = policy.alpha, policy.gamma, policy.beta, policy.zeta, eta
-    chosen, inverse_s = np.zeros(len(table), np.int64), np.zeros(len(table))
-    curves, t = Curves(rounds), 1
+        return simulate(policy, setting, rounds)
+    server, genie, budget = setting.server, genie_of(policy), setting.server.budget
+    assert genie is not None
+    state = RunState.start(policy, server.seed, tau_min_s=server.tau_min_s, examples_max=server.examples_max)
+    state.before_round(1, arrivals(Presence.of_all(sorted(setting.laws)), 1, setting.examples))
+    table, context = state.table, context_of(server, state, setting.oracle, 1, 0)
+    problem = genie.choice(None, context)
+    order, mu = problem.rows, problem.ucb
+    place = np.argsort(order)
+    share = policy.m * (table.n_examples[order] / table.n_examples.sum())
+    schedule = (budget.epsilon_budget, budget.eta) if budget else (1.0, 0.0)
+    weights = genie.alpha, genie.gamma, genie.beta, genie.zeta, *schedule
+    chosen, released, inverse_s = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64), np.zeros(len(table))
+    curves, t, ahead = Curves(rounds), 1, _choices_ahead(policy, context, server)
     for block in setting.latencies_s(rounds):
         if (block >= setting.least_wait_s).any():
             return simulate(policy, setting, rounds)
         for latency_s in curves.pieces(block, t):
             gained = np.empty((len(latency_s), 4))
             ordered_s = np.ascontiguousarray(latency_s[:, order])
-            kernel.play(t, ordered_s, share, mu, setting.tau_min_s, policy.m, *weights, chosen, inverse_s, gained)
+            picks = np.sort(place[np.array([*islice(ahead, len(latency_s))])], axis=1)
+            known = t, ordered_s, picks, isinstance(policy, Ucb), share, mu, setting.tau_min_s, policy.m
+            kernel.play(*known, *weights, chosen, released, inverse_s, gained)
             t += len(latency_s)
-            spent = setting.server.budget.spent(int(chosen.max())) if setting.server.budget else 0.0
+            spent = budget.spent(int(released.max())) if budget else 0.0
             curves.add(t - 1, gained, spent)
     table.chosen[order] = chosen
     return curves.result(table, np.zeros(len(table), np.int64))
+
+
+def _choices_ahead(policy: Policy, first: Context, server: ServerSettings) -> Iterator[IntArray]:
+    """The rows that a policy chooses in each round, if it looks at no earlier round; else no rows in any round."""
+    if type(policy) not in _AHEAD:
+        yield from repeat(np.empty(0, np.int64))
+    undrawn = first.rng.bit_generator.state
+    rows = policy.select(None, first).rows
+    if first.rng.bit_generator.state == undrawn:  # so all rounds have this choice
+        yield from repeat(rows)
+    yield rows
+    for t in count(2):
+        yield policy.select(None, replace(first, round=t, rng=draws_of(server, t, 0))).rows
 
 
 def arrivals(presence: Presence, t: int, examples: Mapping[str, int] | None = None) -> list[LogEvent]:
@@ -217,15 +238,16 @@ def arrivals(presence: Presence, t: int, examples: Mapping[str, int] | None = No
     return joined + [LogEvent("left", i) for i in gone]
 
 
-def is_compiled(policy: Policy, setting: Setting) -> TypeGuard[Pause]:
-    """Whether `simulate_pause` supports this policy and setting."""
+def is_compiled(policy: Policy, setting: Setting) -> bool:
+    """Whether compiled code plays this policy in this setting: all clients are there and needed, and none retires."""
     server = setting.server
     has_floor = server.budget is not None and server.budget.epsilon_floor > 0
     if setting.presence or has_floor or policy.m > len(setting.laws):
         return False
-    if setting.training or server.spare or server.quorum < 1:
+    if setting.training or server.spare or server.quorum < 1 or server.aggregation.weight_share_max < 1:
         return False
-    return server.aggregation.weight_share_max == 1 and isinstance(policy, Pause) and policy.is_plain
+    weighing = policy.as_pause() if type(policy) is Ucb else policy
+    return type(policy) in _AHEAD or (isinstance(weighing, Pause) and weighing.is_plain)
 
 
 def genie_of(policy: Policy) -> Genie | None:

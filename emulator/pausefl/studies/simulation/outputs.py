@@ -23,12 +23,10 @@ from pausefl.studies.simulation.curves import SimulationResult
 from pausefl.studies.simulation.engine import (
     Setting,
     genie_of,
-    is_compiled,
     least_gap,
     printed_delta,
     regret_bound,
-    simulate,
-    simulate_pause,
+    simulate_fast,
 )
 from pausefl.studies.simulation.growth import NO_REGRET, growth_fits
 from pausefl.studies.simulation.newcomer_outputs import (
@@ -118,12 +116,7 @@ def _findings(
     from pausefl.studies.simulation.figures import draw_simulation
 
     setting = setting_of(experiment, rounds)
-    if experiment.is_asynchronous:
-        result = simulate_steps(policy, setting, rounds)
-    elif is_compiled(policy, setting):
-        result = simulate_pause(policy, setting, rounds)
-    else:
-        result = simulate(policy, setting, rounds)
+    result = (simulate_steps if experiment.is_asynchronous else simulate_fast)(policy, setting, rounds)
     genie = None if experiment.is_asynchronous else genie_of(policy)
     bounds = {} if genie is None else _bounds(setting, genie, result.round)
     columns = ("round", "regret", "genie_regret", "reward", "total_latency_s", "max_epsilon_spent")
