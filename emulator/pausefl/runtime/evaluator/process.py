@@ -55,7 +55,7 @@ def serve_evaluator(plan: EvaluatorPlan, report: Report) -> None:
 async def find_evaluator(plan: EvaluatorPlan, say: Say) -> AsyncIterator["RemoteEvaluator | OwnEvaluator"]:
     """Yields the evaluator at `evaluation.address`, or else one in a child process, which ends with the block.
 
-    `say` receives messages for the user. ConfigError if a file for TLS is wrong.
+    `say` receives messages for the user.
     """
     address = plan.evaluation.address
     evaluator = _connect(plan, address, plan.tls, say) if address else OwnEvaluator(plan, say)

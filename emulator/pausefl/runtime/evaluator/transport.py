@@ -27,18 +27,12 @@ from pausefl_server.records import SPLITS, Evaluation, Split
 
 # Limits on calls at a time, in all and per connection: each holds a model. A server makes one, and may give some up.
 _MOST_CALLS, _MOST_OF_A_CONNECTION = 16, 4
-# How long a patient server waits before it asks a full evaluator again.
-_ASK_AGAIN_S = 1.0
+# How long a patient server waits before it asks again.
+_ASK_AGAIN_S = 0.5
 
 Answer = TypeVar("Answer")
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Evaluator"].full_name
-_QUICKLY = (
-    # An evaluator that is back, perhaps at another address, is found again within seconds.
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.dns_min_time_between_resolutions_ms", 2_000),
-)
 
 
 class SplitEvaluator(Protocol):
@@ -149,10 +143,6 @@ class EvaluatorServer:
             raise WireError(f"evaluates {self._workload}, this run is about {subject.workload}")
 
 
-class _FullError(OSError):
-    """The evaluator answers, but has no room for another model."""
-
-
 class RemoteEvaluator:
     """The server's end. It connects at the first call, and reconnects when it must."""
 
@@ -167,7 +157,7 @@ class RemoteEvaluator:
     ) -> None:
         """`patience_s`: how long a patient call waits for an evaluator; `say` receives a message about that wait.
 
-        `answer_s`: how long a connected evaluator may take to answer. ConfigError if a file for TLS is wrong.
+        `answer_s`: how long a connected evaluator may take to answer.
         """
         self._address = address
         self._subject = pb.Subject(protocol_version=PROTOCOL_VERSION, workload=workload)
@@ -175,84 +165,64 @@ class RemoteEvaluator:
         self._patience_s = patience_s
         self._answer_s = answer_s
         self._say = say
-        self._pem = None if tls is None else tls.to_connect()
-        self._channel = open_channel(address, tls, options=_QUICKLY)
+        self._channel: grpc.aio.Channel | None = None
 
     async def close(self) -> None:
-        await self._channel.close()
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            await channel.close()
 
     async def initial(self) -> InitialModel:
         """The model that a run begins with.
 
-        EvaluatorLost if no evaluator answers in time; ConfigError if it evaluates another workload.
+        EvaluatorLost if no evaluator answers in time; ConfigError if it evaluates another workload, or a file for TLS
+        is wrong.
         """
         try:
-            return await self._retry_until_answered(self._ask_initial)
-        except _FullError as error:
-            raise EvaluatorLost(f'evaluation.address = "{self._address}": the evaluator there {error}') from error
+            return await self._patiently(self._ask_initial)
         except OSError as error:
-            raise EvaluatorLost(f'evaluation.address = "{self._address}": no evaluator answers ({error})') from error
+            where = f'evaluation.address = "{self._address}"'
+            raise EvaluatorLost(f"{where}: the evaluator there does not answer ({error})") from error
 
     async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> Evaluated:
         """θ's evaluations on held-out training data and on the test set. EvaluatorLost if no evaluator answers."""
         ask = partial(self._ask_evaluation, theta, subset)
         try:
-            return await (self._retry_until_answered(ask) if patient else self._answered(ask))
+            return await (self._patiently(ask) if patient else self._asked(ask))
         except EvaluatorLost:
             raise
-        except _FullError as error:
-            raise EvaluatorLost(f"the evaluator at {self._address} {error}") from error
         except (OSError, PauseflError) as error:
             raise EvaluatorLost(f"the evaluator at {self._address} does not answer ({error})") from error
 
-    async def _retry_until_answered(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Ask; if no evaluator answers, wait until it can be reached and has room, and ask once more."""
-        try:
-            return await self._answered(ask)
-        except OSError as error:
-            self._say(f"waiting up to {self._patience_s:g} s for the evaluator at {self._address}: {error}")
-            patient_until_s = time.monotonic() + self._patience_s
-            try:
-                async with asyncio.timeout(self._patience_s):
-                    await self._channel.channel_ready()
-            except TimeoutError:
-                raise error from None
+    async def _patiently(self, ask: Callable[["grpc.aio.Channel"], Awaitable[Answer]]) -> Answer:
+        """Ask, and ask again until an evaluator answers, for `patience_s` at most."""
+        until_s = math.inf
         while True:
             try:
-                return await ask()
-            except _FullError:
-                if time.monotonic() > patient_until_s:
+                return await self._asked(ask)
+            except OSError as error:
+                if time.monotonic() > until_s:
                     raise
+                if until_s == math.inf:
+                    self._say(f"waiting up to {self._patience_s:g} s for the evaluator at {self._address}: {error}")
+                    until_s = time.monotonic() + self._patience_s
             await asyncio.sleep(_ASK_AGAIN_S)
 
-    async def _answered(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Ask. If that fails and the files for TLS were renewed meanwhile, ask once more with the new files."""
+    async def _asked(self, ask: Callable[["grpc.aio.Channel"], Awaitable[Answer]]) -> Answer:
+        """Ask. If an earlier call's channel fails, ask once more over a new one, which reads the files for TLS anew."""
+        is_new = self._channel is None
+        if self._channel is None:
+            self._channel = open_channel(self._address, self._tls)
         try:
-            return await ask()
-        except _FullError:
-            raise
+            return await ask(self._channel)
         except (OSError, ConfigError):
-            if not await self._takes_up_renewed():
+            await self.close()
+            if is_new:
                 raise
-        return await ask()
+        return await self._asked(ask)
 
-    async def _takes_up_renewed(self) -> bool:
-        """Reopen the channel with renewed files for TLS: gRPC keeps the old contents. Returns False if none changed."""
-        if self._tls is None:
-            return False
-        try:
-            pem = self._tls.to_connect()
-        except ConfigError:  # they are being replaced
-            return False
-        if pem == self._pem:
-            return False
-        before, self._pem = self._channel, pem
-        self._channel = open_channel(self._address, self._tls, options=_QUICKLY)
-        await before.close()
-        return True
-
-    async def _ask_initial(self) -> InitialModel:
-        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(f"/{_SERVICE}/Initial")
+    async def _ask_initial(self, channel: "grpc.aio.Channel") -> InitialModel:
+        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{_SERVICE}/Initial")
         call = method(self._subject.SerializeToString(), timeout=self._answer_s)
         try:
             parts = aiter(call)
@@ -263,10 +233,10 @@ class RemoteEvaluator:
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from error
 
-    async def _ask_evaluation(self, theta: Vector, subset: bool) -> Evaluated:
+    async def _ask_evaluation(self, theta: Vector, subset: bool, channel: "grpc.aio.Channel") -> Evaluated:
         header = pb.Evaluate(subject=self._subject, splits=SPLITS, subset=subset)
         parts = await asyncio.to_thread(_take_apart, header, theta)
-        method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(f"/{_SERVICE}/Evaluate")
+        method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(f"/{_SERVICE}/Evaluate")
         try:
             reply = pb.Evaluations.FromString(await method(iter(parts), timeout=self._answer_s))
         except grpc.aio.AioRpcError as error:
@@ -279,7 +249,7 @@ class RemoteEvaluator:
     def _failure(self, error: "grpc.aio.AioRpcError") -> Exception:
         said = shown(error.details() or "")
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return _FullError(said)
+            return OSError(f"it {said}")
         if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.PERMISSION_DENIED):
             return ConfigError(f'evaluation.address = "{self._address}": the evaluator there {said}')
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
