@@ -1,5 +1,6 @@
 """`python -m pausefl` is the `pausefl` command."""
 
+import gc
 import sys
 
 from pausefl.runtime.processes.log_file import open_standard_files
@@ -16,6 +17,8 @@ def main() -> None:
     except KeyboardInterrupt:
         print("pausefl: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    finally:
+        gc.freeze()  # the interpreter's end need not look for garbage among all imported modules
 
 
 if __name__ == "__main__":

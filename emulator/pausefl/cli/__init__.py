@@ -11,6 +11,7 @@ from importlib import import_module
 
 from pausefl.cli.arguments import make_parser, parse
 from pausefl.outcomes import exit_with_status, while_output_is_read
+from pausefl.runtime.forks import await_virtual_run
 from pausefl.runtime.processes.environment import grpc_defaults
 from pausefl.runtime.processes.logs import ask_for
 from pausefl_process.ending import signals_to, sigterm_as_interrupt
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         exit_with_status(check_places, *(sys.argv[1:] if arguments is None else arguments))
         if "log_json" in options:
             ask_for(json=options.log_json, quiet=options.quiet, verbose=options.verbose)
+        if arguments is None and sys.argv[1] == "run" and "--virtual" in options.typed:
+            await_virtual_run()  # it imports while this process reads the experiment
         exit_with_status(options.command, options)
 
 

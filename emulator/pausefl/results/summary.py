@@ -14,7 +14,7 @@ from pausefl.results.stored_summary import NoiseToClip, Summary
 from pausefl.results.tally import RunTally
 from pausefl_client.data.datasets import split_note
 from pausefl_proto.budget import Budget
-from pausefl_proto.privacy_unit import vector_epsilon
+from pausefl_proto.privacy_unit import PrivacyUnit, vector_epsilon
 from pausefl_server.records import ACCURACY, Evaluation
 from pausefl_server.selection.base import Policy
 from pausefl_server.service import RunResult
@@ -44,6 +44,8 @@ class SummaryPlan:
     """Whether client processes serve metrics."""
     concurrency: int | None = None
     """How many clients work at the same time in an asynchronous run; None for a run in rounds."""
+    compose: Callable[[Budget, PrivacyUnit, int, float], float | None] = tighter_epsilon
+    """Computes the ε of all releases together; see `tighter_epsilon`."""
 
 
 def summarise(
@@ -128,7 +130,7 @@ def summarise(
         ),
         "epsilon_at_delta": figures.compute(
             "epsilon_at_delta",
-            lambda: None if budget is None else tighter_epsilon(budget, privacy.unit, released_max, privacy.delta),
+            lambda: None if budget is None else plan.compose(budget, privacy.unit, released_max, privacy.delta),
         ),
         "noise_to_clip": figures.compute(
             "noise_to_clip", lambda: None if budget is None else _noise_to_clip(budget, released_max)

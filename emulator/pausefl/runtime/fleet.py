@@ -9,12 +9,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from pausefl.runtime import composing
 from pausefl.runtime.client.process import run_client_process
 from pausefl.runtime.failure_log import FailureLog, how_it_ended, last_line
 from pausefl.runtime.forks import await_clients, forked_client, forked_run
@@ -182,13 +184,14 @@ class Fleet:
 
     def _start_server(self) -> "Connection[Any, Any]":
         ours, theirs = multiprocessing.Pipe()
+        asked, asks = multiprocessing.Pipe()
         arguments = (self._run_dir, theirs, self._lock, self._back_to)
+        server = self._plan.server
+        server = replace(server, summary=replace(server.summary, compose=partial(composing.ask, asks)))
         if self._is_virtual:
-            self._server = forked_run(
-                "pausefl-run", _play_virtually, self._plan, *arguments, needs_torch=self._needs_torch
-            )
+            plan = replace(self._plan, server=server)
+            self._server = forked_run("pausefl-run", _play_virtually, plan, *arguments, needs_torch=self._needs_torch)
         else:
-            server = self._plan.server
             server = replace(server, endpoints=replace(server.endpoints, host=self._server_host))
             context = multiprocessing.get_context("spawn")
             self._server = context.Process(target=run_server_process, args=(server, *arguments), name=SERVER)
@@ -196,6 +199,9 @@ class Fleet:
         if self._client_processes:
             await_clients(needs_torch=self._needs_torch)
         theirs.close()
+        asks.close()
+        if self._plan.clients.privacy is not None:
+            threading.Thread(target=composing.answer_all, args=[asked], name="composing", daemon=True).start()
         if self._interrupts:  # a signal came while the server was being started
             self._server.kill()
             raise KeyboardInterrupt

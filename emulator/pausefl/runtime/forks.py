@@ -8,11 +8,7 @@ from typing import Any
 from pausefl.runtime.processes.forking import ForkedProcess, can_fork
 from pausefl.runtime.processes.lifetime import begin_to_import
 
-_OF_A_VIRTUAL_RUN = [
-    "pausefl.runtime.virtual.process",
-    "pausefl.results.summary",
-    "dp_accounting.pld.privacy_loss_distribution",
-]
+_OF_A_VIRTUAL_RUN = ["pausefl.runtime.virtual.process"]
 _OF_A_CAMPAIGN = ["pausefl.runtime.virtual.searches"]
 _OF_ITS_TRAINING = ["pausefl.runtime.client.torch_trainers", "pausefl.runtime.evaluator.model"]
 
@@ -33,6 +29,11 @@ def forked_client(name: str, work: Callable[..., None], *arguments: Any, needs_t
 
 def _imports(needs_torch: bool) -> list[str]:
     return ["pausefl.runtime.client.process", *(["pausefl.runtime.client.torch_trainers"] if needs_torch else [])]
+
+
+def await_virtual_run() -> None:
+    """Start the fork server as `await_clients` does. It leaves torch to the run's process: not every run trains."""
+    begin_to_import(_OF_A_VIRTUAL_RUN)
 
 
 def forked_run(

@@ -1,0 +1,32 @@
+"""Composes the ε of a run's summary in the process that started the run, which has time to import scipy meanwhile."""
+
+from contextlib import suppress
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Any
+
+from pausefl.results.accounting import tighter_epsilon
+from pausefl_proto.budget import Budget
+from pausefl_proto.privacy_unit import PrivacyUnit
+
+
+def ask(line: "Connection[Any, Any]", budget: Budget, unit: PrivacyUnit, releases: int, delta: float) -> float | None:
+    """`tighter_epsilon` by the process at the other end of the line. Raises the error that it had."""
+    line.send((budget, unit, releases, delta))
+    answer: float | Exception | None = line.recv()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def answer_all(line: "Connection[Any, Any]") -> None:
+    """Answer what `ask` asks at the other end of the line, until that is closed."""
+    with suppress(ImportError):  # then every answer is None
+        import_module("dp_accounting.pld.privacy_loss_distribution")
+    with line, suppress(EOFError, OSError):
+        while True:
+            asked = line.recv()
+            try:
+                line.send(tighter_epsilon(*asked))
+            except Exception as error:
+                line.send(error)
