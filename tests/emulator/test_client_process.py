@@ -27,12 +27,11 @@ from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import _run_session, make_trainers, run_clients_over_grpc
 from pausefl.runtime.client.torch_trainers import take_first_steps
 from pausefl.runtime.evaluator.model import Evaluator
-from pausefl.runtime.evaluator.plan import evaluator_plan
+from pausefl.runtime.evaluator.plan import EvaluatorPlan, evaluator_plan
 from pausefl.runtime.forks import forked_client, forked_run
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.processes.lifetime import start
 from pausefl.runtime.processes.resources import own_device
-from pausefl.runtime.server.plan import EvaluatedModel
 from pausefl.studies.simulation.outputs import setting_of
 from pausefl_client.registries import TRAINING_METHODS
 from pausefl_client.training.torch_trainer import LocalData
@@ -79,10 +78,10 @@ def test_the_server_is_told_what_its_experiment_says_and_agrees_with_the_evaluat
     assert plan_of(unaware, "run").server.oracle is None, "only policies that need them are told the true laws"
     learning = parse_experiment(EXPERIMENT)
     model = plan_of(learning, "run").server.model
-    assert isinstance(model, EvaluatedModel)
-    assert model.evaluator.subject == evaluator_plan(learning).subject
+    assert isinstance(model, EvaluatorPlan)
+    assert model.subject == evaluator_plan(learning).subject
     other = parse_experiment(EXPERIMENT, ["evaluation.subset=51"])
-    assert evaluator_plan(other).subject != model.evaluator.subject
+    assert evaluator_plan(other).subject != model.subject
 
 
 # -- seeds of parts: the split, the first model and the latencies

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pausefl.experiment.client_records import has_control
 from pausefl.experiment.delay_laws import known_means
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.links import LinkPlan
@@ -23,15 +22,6 @@ _UNKNOWN_MODEL = Manifest(())
 
 
 @dataclass(frozen=True)
-class EvaluatedModel:
-    """A model that an evaluator makes and evaluates."""
-
-    evaluator: EvaluatorPlan
-    has_control: bool = False
-    """Whether a control variate travels with the model. The evaluator never sees the control variate."""
-
-
-@dataclass(frozen=True)
 class ServerPlan:
     """All that a server process needs of an experiment."""
 
@@ -41,8 +31,8 @@ class ServerPlan:
     oracle: Oracle | None
     """The true latency laws, for a policy that needs them; no other policy has access to a drawn value."""
     endpoints: Endpoints
-    model: Manifest | EvaluatedModel
-    """A manifest alone: of a synthetic model, a vector of zeros that learns nothing."""
+    model: Manifest | EvaluatorPlan
+    """The evaluator that makes the model. A manifest: of a synthetic model, a vector of zeros that learns nothing."""
     summary: SummaryPlan
 
 
@@ -147,8 +137,8 @@ def _privacy(table: PrivacyTable, clients: ClientPlan) -> PrivacySettings | None
     return PrivacySettings(budget, mechanism.unit, clients.schedule, table.reproducible_noise, bound)
 
 
-def _model(experiment: Experiment) -> Manifest | EvaluatedModel:
+def _model(experiment: Experiment) -> Manifest | EvaluatorPlan:
     workload = experiment.workload
     if workload.model == "synthetic":
         return Manifest((TensorSpec("synthetic", (workload.model_bytes // 4,)),))
-    return EvaluatedModel(evaluator_plan(experiment), has_control(workload))
+    return evaluator_plan(experiment)

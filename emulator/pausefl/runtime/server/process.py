@@ -28,7 +28,7 @@ from pausefl.runtime.processes.waits import run_telling_waits
 from pausefl.runtime.provenance import starts_of
 from pausefl.runtime.run_dir import REPORT
 from pausefl.runtime.server.model_files import ModelFiles
-from pausefl.runtime.server.plan import EvaluatedModel, ServerPlan
+from pausefl.runtime.server.plan import ServerPlan
 from pausefl_process.events import (
     Done,
     Failed,
@@ -150,7 +150,7 @@ async def play(
         if noise.swamps:
             report(Notice(noise.text))
     async with _initial_model(plan, report, evaluators) as (model, evaluator):
-        has_control = isinstance(plan.model, EvaluatedModel) and plan.model.has_control
+        has_control = isinstance(plan.model, EvaluatorPlan) and plan.model.has_control
         manifest = model.manifest.with_control() if has_control else model.manifest
         models = ModelFiles(run_dir, manifest, model.rest)
         return await serve(
@@ -236,7 +236,7 @@ async def _initial_model(
         if metrics is not None and metrics.port:
             probes = health_routes(asyncio.get_running_loop(), lambda: "", lambda: "waits for the evaluator")
             waiting.enter_context(closing(WebServer(metrics.host, metrics.port, probes, key="metrics.port")))
-        async with evaluators(model.evaluator, say) as evaluator:
+        async with evaluators(model, say) as evaluator:
             initial = await evaluator.initial()
             waiting.close()
             if local := initial.rest.local.size:
