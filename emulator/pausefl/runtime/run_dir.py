@@ -3,6 +3,7 @@
 import atexit
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -75,11 +76,14 @@ def default_folder(name: str) -> Path:
 
     It is removed if it is still empty when this process ends.
     """
-    runs, number = Path("runs"), 1
+    runs = Path("runs")
     stem = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{time.strftime('%Y%m%d-%H%M%S')}"
     runs.mkdir(exist_ok=True)
-    while not _is_made(folder := runs / (stem if number == 1 else f"{stem}-{number}")):
-        number += 1
+    for number in itertools.count(1):
+        folder = runs / (stem if number == 1 else f"{stem}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir()
+            break
     atexit.register(remove_unused, folder.absolute())
     return folder
 
@@ -87,15 +91,6 @@ def default_folder(name: str) -> Path:
 def remove_unused(folder: Path) -> None:
     """Remove a default folder and its parent, the folder of all runs, if they are empty."""
     _remove_empty([folder, folder.parent])
-
-
-def _is_made(folder: Path) -> bool:
-    """Make the folder. Returns False if it already exists."""
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
 
 
 @contextmanager
@@ -225,11 +220,7 @@ def _rounds_at_its_end(run_dir: Path) -> int:
 
 def has_rounds(run_dir: Path) -> bool:
     """Whether a round was played there; False if its log cannot be read."""
-    try:
-        with closing(open_read_only(run_dir / "run.db")) as database:
-            return database.execute("SELECT 1 FROM rounds LIMIT 1").fetchone() is not None
-    except sqlite3.Error:
-        return False
+    return _has_rows(run_dir / "run.db", "rounds", if_unreadable=False)
 
 
 def _check_extends(stored: Experiment, experiment: Experiment, run_dir: Path) -> None:
@@ -315,15 +306,15 @@ def _was_played(run_dir: Path) -> bool:
     return _has_rows(run_dir / "run.db", "rounds") or any(_has_rows(ledger, "releases") for ledger in ledgers)
 
 
-def _has_rows(path: Path, table: str) -> bool:
-    """Whether the table has rows. Also True if the file cannot be read: then it must not be deleted either."""
+def _has_rows(path: Path, table: str, *, if_unreadable: bool = True) -> bool:
+    """Whether the table has rows. True by default if the file cannot be read: then it must not be deleted either."""
     if not path.exists():
         return False
     try:
         with closing(open_read_only(path)) as database:
             return database.execute(f"SELECT 1 FROM {table}").fetchone() is not None
     except sqlite3.Error as error:
-        return "no such table" not in str(error)
+        return if_unreadable and "no such table" not in str(error)
 
 
 def _remove(paths: Iterable[Path]) -> None:
