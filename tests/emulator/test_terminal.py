@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pausefl.cli.summary_table import summary_table
 from pausefl.results.report.comparison import compare
-from pausefl.runtime.terminal import PlainView, RunProgress, TerminalView, fold, make_view
+from pausefl.runtime.terminal import PlainView, RunProgress, fold, make_view, terminal_view
 from pausefl.studies.compare import print_comparison
 from pausefl.terminal_table import FittingTable
 from pausefl_process.events import (
@@ -100,8 +100,7 @@ def test_the_time_left_is_real_time_whatever_clock_the_run_has(run_clock_s: floa
 def test_the_terminal_shows_the_numbers_and_ids_are_no_markup() -> None:
     out = io.StringIO()
     console, clock = Console(file=out, force_terminal=True, width=100, color_system=None), Clock()
-    assert isinstance(make_view(console, "demo"), TerminalView)
-    with TerminalView(console, "demo", clock) as show:
+    with terminal_view(console, "demo", clock) as show:
         show(MetricsServed("http://127.0.0.1:9000/metrics"))
         show(round_event(10))
         clock.advance(4)
@@ -175,7 +174,7 @@ def test_the_summary_and_the_progress_of_a_run_fit_and_are_not_cut() -> None:
     assert widest(check_nothing_is_cut(printed(summary_table(told)))) <= COLUMNS
 
     def draw(console: Console) -> None:
-        with TerminalView(console, "demo") as show:
+        with terminal_view(console, "demo") as show:
             show(evaluation(10, 0.5))
             show(round_event(12, chosen=tuple(f"client-{k:03}" for k in (1, 2, 3, 5, 8, 13, 21)), missed_jobs=3))
             show(Notice("client-021 left: its stream broke while the server was waiting for its update"))

@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,7 +47,7 @@ def make_view(console: Console, title: str) -> AbstractContextManager[Report]:
     """A live display on a terminal, plain lines elsewhere, or only notices in quiet mode."""
     if is_asked_for("quiet"):
         return nullcontext(print_notice)
-    return TerminalView(console, title) if console.is_terminal else PlainView(console, title)
+    return terminal_view(console, title) if console.is_terminal else PlainView(console, title)
 
 
 def printed_events(title: str) -> AbstractContextManager[Report]:
@@ -143,33 +143,27 @@ def fold(progress: RunProgress, event: ProgressEvent, now_s: float) -> RunProgre
     return replace(progress, **changes)
 
 
-class TerminalView:
+@contextmanager
+def terminal_view(console: Console, title: str, clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
     """A display that is redrawn four times a second, however many rounds there are in between."""
+    progress = RunProgress()
 
-    def __init__(self, console: Console, title: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._title = title
-        self._clock = clock
-        self._progress = RunProgress()
-        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4)
+    def show(event: ProgressEvent) -> None:
+        nonlocal progress
+        progress = fold(progress, event, clock())
 
-    def show(self, event: ProgressEvent) -> None:
-        self._progress = fold(self._progress, event, self._clock())
+    with Live(console=console, get_renderable=lambda: _picture(title, progress), refresh_per_second=4) as live:
+        live.refresh()
+        yield show
 
-    def __enter__(self) -> Report:
-        self._live.start(refresh=True)
-        return self.show
 
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def _render(self) -> RenderableType:
-        progress = self._progress
-        parts: list[RenderableType] = [_headline(self._title, progress)]
-        if progress.last:
-            numbers, rounds = _numbers(progress, progress.last), _rounds(progress)
-            parts += [_bar(progress, progress.last), Text(), numbers, Text(), rounds]
-        parts += [Text(message, style="yellow", overflow="fold") for message in progress.messages]
-        return Group(*parts)
+def _picture(title: str, progress: RunProgress) -> RenderableType:
+    parts: list[RenderableType] = [_headline(title, progress)]
+    if progress.last:
+        numbers, rounds = _numbers(progress, progress.last), _rounds(progress)
+        parts += [_bar(progress, progress.last), Text(), numbers, Text(), rounds]
+    parts += [Text(message, style="yellow", overflow="fold") for message in progress.messages]
+    return Group(*parts)
 
 
 class PlainView:
