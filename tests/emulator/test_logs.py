@@ -22,7 +22,7 @@ from pausefl.runtime.plan import plan_of
 from pausefl.runtime.processes.logs import VARIABLE, ask_for, set_up_log
 from pausefl.runtime.run_dir import made_run_dir
 from pausefl.runtime.scrape_targets import Targets
-from pausefl_process.events import ProgressEvent, RoundCommitted
+from pausefl_process.events import MetricsServed, ProgressEvent, RoundCommitted
 from pausefl_proto.errors import ConfigError
 from pausefl_server.storage.store import Store
 from rigs.command import PAUSEFL, played, summary_of, synthetic
@@ -251,7 +251,7 @@ def test_one_port_for_many_processes_is_bad_input_and_a_process_is_scraped_where
     targets = Targets(tmp_path)
     for address in ("127.0.0.1:9001", "127.0.0.1:9002"):
         with targets.expect("pausefl-client-000") as end:
-            end.send(address)
+            end.send(MetricsServed(f"http://{address}/metrics"))
         (expected,) = targets.expected
         targets.hear(expected)
     (group,) = json.loads((tmp_path / "targets.json").read_text())

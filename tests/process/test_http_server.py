@@ -20,6 +20,7 @@ import pytest
 from pausefl.experiment.loading import parse_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_clients_over_grpc
+from pausefl_process.events import MetricsServed, ProgressEvent
 from pausefl_process.health import health_routes
 from pausefl_process.http_server import Response, WebServer
 from pausefl_proto.addresses import is_loopback
@@ -330,13 +331,15 @@ async def test_a_process_whose_event_loop_stands_still_is_not_healthy() -> None:
 
 async def test_a_client_process_is_ready_while_a_client_is_connected(tmp_path: Path) -> None:
     plan = client_plan(parse_experiment(CLIENT))
-    heard: asyncio.Queue[str] = asyncio.Queue()
+    heard: asyncio.Queue[ProgressEvent] = asyncio.Queue()
     async with federation(tmp_path / "server", All(1), minimum_clients=2, rounds=100_000) as run:
         address = f"127.0.0.1:{await run.port}"
         playing = asyncio.ensure_future(
-            run_clients_over_grpc(plan, ["client-000"], address, tmp_path / "ledgers", on_metrics=heard.put_nowait)
+            run_clients_over_grpc(plan, ["client-000"], address, tmp_path / "ledgers", heard.put_nowait)
         )
-        base = f"http://{await heard.get()}"
+        served = await heard.get()
+        assert isinstance(served, MetricsServed)
+        base = served.url.removesuffix("/metrics")
         await told(f"{base}/readyz", (200, "ok"))
         await told(f"{base}/healthz", (200, "ok"))
         run.task.cancel()

@@ -16,7 +16,6 @@ from pausefl.outcomes import check_outcome
 from pausefl.runtime.processes.logs import set_up_log
 from pausefl.runtime.processes.outbox import posted_output
 from pausefl.runtime.standing_fleet import refuse_virtual, refuse_whole_runs
-from pausefl_process.events import MetricsServed
 from pausefl_proto.errors import ConfigError, PauseflError, first_error
 
 
@@ -101,15 +100,8 @@ def client(options: argparse.Namespace) -> None:
             from pausefl.runtime.client.plan import client_plan
             from pausefl.runtime.client.process import run_clients_over_grpc
 
-            run_telling_waits(
-                run_clients_over_grpc(
-                    client_plan(experiment),
-                    client_ids,
-                    options.server,
-                    ledgers,
-                    on_metrics=lambda where: report(MetricsServed(f"http://{where}/metrics")),
-                )
-            )
+            plan = client_plan(experiment)
+            run_telling_waits(run_clients_over_grpc(plan, client_ids, options.server, ledgers, report))
 
 
 def _experiment_of_client(options: argparse.Namespace) -> tuple[Experiment, Callable[[str], Experiment]]:

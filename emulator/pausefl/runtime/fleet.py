@@ -14,7 +14,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pausefl.runtime import composing
 from pausefl.runtime.client.process import run_client_process
@@ -242,7 +241,7 @@ class Fleet:
                 raise (ConfigError if bad_input else PauseflError)(message)
             case _:
                 if isinstance(event, MetricsServed) and self._targets is not None:
-                    self._targets.add(SERVER, urlsplit(event.url).netloc)
+                    self._targets.add(SERVER, event)
                 self._is_playing = self._is_playing or isinstance(event, RoundCommitted)
                 self._show(event, report)
 

@@ -6,7 +6,9 @@ from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from pausefl_process.events import MetricsServed
 from pausefl_process.files import write_durably
 
 SERVER = "pausefl-server"
@@ -35,9 +37,9 @@ class Targets:
         with closing(connection), suppress(EOFError):  # the process has ended; `Fleet` reports it
             self.add(process, connection.recv())
 
-    def add(self, process: str, address: str) -> None:
-        """Set a process's HOST:PORT. A process that listens on every address is listed under the loopback address."""
-        host, _, port = address.rpartition(":")
+    def add(self, process: str, served: MetricsServed) -> None:
+        """Set a process's address. A process that listens on every address is listed under the loopback address."""
+        host, _, port = urlsplit(served.url).netloc.rpartition(":")
         self._addresses[process] = f"{_LOOPBACK.get(host, host)}:{port}"
         self._write()
 

@@ -1,13 +1,14 @@
 """The HTTP pages of a client process: metrics and health probes. Clients that stay serve them between runs, too."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 
 from pausefl.experiment.tables import Metrics
 from pausefl_client.answered_job import OnAnswered
 from pausefl_client.privacy.ledger import Ledger
 from pausefl_client.session import ClientSession
+from pausefl_process.events import MetricsServed, Report
 from pausefl_process.health import health_routes
 from pausefl_process.http_server import WebServer
 from pausefl_proto.errors import ConfigError
@@ -59,17 +60,15 @@ class HostPage:
 
 
 @contextmanager
-def host_page(
-    where: Metrics, on_metrics: Callable[[str], None], certificates: Iterable[Tls | None]
-) -> Iterator[HostPage | None]:
-    """Serve this process's page for the block and yield it; yield None if `metrics.client_port` is negative.
+def host_page(where: Metrics, report: Report, certificates: Iterable[Tls | None]) -> Iterator[HostPage | None]:
+    """Serve this process's page for the block, report its address and yield it.
 
-    `on_metrics` receives the page's HOST:PORT.
+    Yields None if `metrics.client_port` is negative.
     """
     if where.client_port < 0:
         yield None
         return
     page = HostPage(where, certificates)
     with closing(page.web):
-        on_metrics(page.web.address)
+        report(MetricsServed(f"http://{page.web.address}/metrics"))
         yield page

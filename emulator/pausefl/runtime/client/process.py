@@ -39,6 +39,7 @@ from pausefl_client.training.trainer import Trainer
 from pausefl_client.training.trainer_pool import TrainerPool
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_process.ending import BAD_INPUT
+from pausefl_process.events import Report
 from pausefl_process.host_monitor import Clock, HostMonitor, HostWatch
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, PauseflError, first_error
@@ -80,7 +81,7 @@ def run_client_process(
 ) -> None:
     """The main function of a client process that `fleet` started.
 
-    `roll_calls` delivers the rounds at which clients join or leave, if any. `metrics` receives the metrics address.
+    `roll_calls` delivers the rounds at which clients join or leave, if any. `metrics` receives `MetricsServed`.
     """
     die_with_parent()
     ignore_interrupts()
@@ -95,10 +96,8 @@ def run_client_process(
 
             enter_namespace(plan.latency, plan.links, run_dir, client_ids[0], address.rpartition(":")[0])
         with errors_of_own_code(), first_error():
-            on_metrics = metrics.send if metrics is not None else _ignore
-            run_telling_waits(
-                run_clients_over_grpc(plan, client_ids, address, run_dir / "ledgers", roll_calls, on_metrics)
-            )
+            report = metrics.send if metrics is not None else _ignore
+            run_telling_waits(run_clients_over_grpc(plan, client_ids, address, run_dir / "ledgers", report, roll_calls))
     except PauseflError as error:
         log.error("%s", error)
         sys.exit(BAD_INPUT if isinstance(error, ConfigError) else 1)
@@ -125,17 +124,17 @@ async def run_clients_over_grpc(
     client_ids: Sequence[str],
     address: str,
     ledgers: Path,
+    report: Report = _ignore,
     roll_calls: "Connection[Any, Any] | None" = None,
-    on_metrics: Callable[[str], None] = _ignore,
 ) -> None:
     """Run these clients over gRPC until the server at HOST:PORT dismisses them. Raises errors as `run_clients` does.
 
-    With `roll_calls`, each client takes part only in rounds in which it is present, until the calls end. `on_metrics`
-    receives the HOST:PORT of their metrics, if these are served.
+    With `roll_calls`, each client takes part only in rounds in which it is present, until the calls end. `report`
+    receives the address of their metrics, if these are served.
     """
     called = None if roll_calls is None else _rounds(roll_calls)
     certificates = [plan.connection.tls.in_use(client_id) for client_id in client_ids]
-    with host_page(plan.metrics, on_metrics, certificates) as page:
+    with host_page(plan.metrics, report, certificates) as page:
         await play_over_grpc(plan, client_ids, address, ledgers, page, called)
 
 

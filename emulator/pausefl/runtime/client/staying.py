@@ -15,7 +15,7 @@ from pausefl.runtime.client.process import LONGEST_AFTER_REFUSAL_S, play_over_gr
 from pausefl_client.privacy.ledger import Life, verified_spend
 from pausefl_client.reconnection import Reconnection
 from pausefl_client.transport import fetch_offer
-from pausefl_process.events import MetricsServed, Report, SpentInAllRuns
+from pausefl_process.events import Report, SpentInAllRuns
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, LedgerError, PauseflError, first_error
 
@@ -49,7 +49,7 @@ async def stay(clients: StayingClients, report: Report) -> None:
     way, refusals, told = Reconnection(first, math.inf), Reconnection(first, math.inf), ""
     spent, refused = dict[str, SpentInAllRuns](), dict[str, str]()
     certificates = [own.tls.in_use(client_id) for client_id in clients.client_ids]
-    with host_page(own.metrics, lambda where: report(MetricsServed(f"http://{where}/metrics")), certificates) as page:
+    with host_page(own.metrics, report, certificates) as page:
         while True:
             if page is not None:
                 page.waits_for = f"waits for a run at {address}"
