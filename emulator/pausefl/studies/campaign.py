@@ -26,9 +26,6 @@ _ARGUMENTS: Mapping[str, Sequence[str]] = {
 }
 """Command -> the names of the arguments without which its campaign cannot go on."""
 
-DRAWING = "figures are drawn and tables are written"
-"""The message when all runs have been played."""
-
 
 class CampaignInterrupted(RunInterrupted):
     """The user ended a campaign. Its finished runs stay on disk, and the message says how to resume it."""
@@ -136,11 +133,12 @@ def read_plan(folder: Path, command: str) -> Plan:
     return plan
 
 
-def unfinished(runs: Sequence[Planned], folder: Path, go_on: str) -> Missing:
+def unfinished(runs: Sequence[Planned], folder: Path, command: str) -> Missing:
     """The errors of runs that are not finished or are damaged, by run name. ConfigError if no run has results."""
     left, damaged = left_and_damaged(runs, folder)
     missing = {**dict.fromkeys((run.name for run in left), PauseflError("not finished")), **damaged}
     if len(missing) == len(runs):
+        go_on = resume_campaign_command(command, folder)
         none = ConfigError(f"{folder}: none of its {len(runs)} runs is finished; go on with: {go_on}")
         raise next(iter(damaged.values()), none)
     return missing

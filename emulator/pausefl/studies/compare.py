@@ -1,6 +1,6 @@
 """Runs one experiment under several policies and seeds, and compares them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,21 +11,8 @@ from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.objects import labels_of
 from pausefl.experiment.server_records import check_policies
 from pausefl.results.report.comparison import Comparison, as_group_table, as_table, compare, write_comparison
-from pausefl.studies.campaign import (
-    DRAWING,
-    Missing,
-    Plan,
-    Planned,
-    begin,
-    check_named_once,
-    check_some_played,
-    read_plan,
-    refuse_other,
-    resume_campaign_command,
-    told_how_to_go_on,
-    unfinished,
-)
-from pausefl.studies.playing import Player, checked
+from pausefl.studies.campaign import Missing, Plan, Planned, begin, check_named_once, read_plan, unfinished
+from pausefl.studies.playing import Player, play_campaign
 from pausefl.terminal_table import FittingTable
 from pausefl_proto.errors import ConfigError
 
@@ -40,18 +27,14 @@ def compare_policies(
 
     Budgets are per run. Raises `CampaignInterrupted` if the user ends a run.
     """
-    runs = _planned(experiment, policies, seeds)
     plan = Plan("compare", experiment.to_toml(), {"policies": list(policies), "seeds": seeds})
-    refuse_other(folder, plan)
-    refused = checked(runs, folder, player)
-    begin(folder, plan)
-    return _play(runs, refused, folder, player)
+    return _play(plan, _planned(experiment, policies, seeds), folder, player)
 
 
 def resume_comparison(folder: Path, player: Player) -> Comparison:
     """Resume an interrupted comparison. Finished runs are not repeated."""
-    runs = _planned_in(read_plan(folder, "compare"), folder)
-    return _play(runs, checked(runs, folder, player), folder, player)
+    plan = read_plan(folder, "compare")
+    return _play(plan, _planned_in(plan, folder), folder, player)
 
 
 def comparison_in(plan: Plan, folder: Path) -> Comparison:
@@ -60,10 +43,7 @@ def comparison_in(plan: Plan, folder: Path) -> Comparison:
         by_label = {label: [Path(run_dir) for run_dir in dirs] for label, dirs in plan.arguments["runs"].items()}
         return replace(compare(by_label), folder=folder)
     runs = _planned_in(plan, folder)
-    missing = unfinished(runs, folder, resume_campaign_command("compare", folder))
-    by_policy = _by_policy(runs, missing, folder)
-    _check_common_seed(by_policy, folder)
-    return replace(compare(by_policy), folder=folder, missing=missing)
+    return _of_common_seeds(_compared(runs, folder, unfinished(runs, folder, "compare")), folder)
 
 
 def compare_runs(run_dirs: Sequence[Path], labels: Sequence[str], folder: Path) -> Comparison:
@@ -90,16 +70,24 @@ def print_comparison(comparison: Comparison, folder: Path, console: Console) -> 
     console.print(f"figure: {folder / 'comparison.png'}\nreport: {folder / 'comparison.html'}", soft_wrap=True)
 
 
-def _play(runs: Sequence[Planned], refused: Missing, folder: Path, player: Player) -> Comparison:
-    go_on = resume_campaign_command("compare", folder, player.options)
-    with told_how_to_go_on(folder, go_on):
-        missing = {**refused, **player.play([run for run in runs if run.name not in refused], folder)}
-        player.say(DRAWING)
-        if by_policy := _by_policy(runs, missing, folder):
-            comparison = replace(compare(by_policy), folder=folder, missing=missing)
+def _play(plan: Plan, runs: Sequence[Planned], folder: Path, player: Player) -> Comparison:
+    def write(missing: Missing) -> Comparison | None:
+        if comparison := _compared(runs, folder, missing):
             write_comparison(comparison, folder)
-    check_some_played(len(runs), missing, go_on)
-    _check_common_seed(by_policy, folder)
+        return comparison
+
+    return _of_common_seeds(play_campaign(plan, runs, folder, player, write), folder)
+
+
+def _compared(runs: Sequence[Planned], folder: Path, missing: Missing) -> Comparison | None:
+    """The comparison of the runs that have results; None if their policies have no seed in common."""
+    by_policy = _by_policy(runs, missing, folder)
+    return replace(compare(by_policy), folder=folder, missing=missing) if by_policy else None
+
+
+def _of_common_seeds(comparison: Comparison | None, folder: Path) -> Comparison:
+    if comparison is None:
+        raise ConfigError(f"{folder}: has no seed that is finished under each policy that has results")
     return comparison
 
 
@@ -116,11 +104,6 @@ def _by_policy(runs: Sequence[Planned], missing: Missing, folder: Path) -> dict[
             by_policy.setdefault(run.experiment.selection.policy, []).append(folder / run.name)
     labels = labels_of(by_policy)
     return {labels[policy]: run_dirs for policy, run_dirs in by_policy.items()}
-
-
-def _check_common_seed(by_policy: Mapping[str, object], folder: Path) -> None:
-    if not by_policy:
-        raise ConfigError(f"{folder}: has no seed that is finished under each policy that has results")
 
 
 def _planned_in(plan: Plan, folder: Path) -> list[Planned]:

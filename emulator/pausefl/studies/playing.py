@@ -12,12 +12,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from types import FrameType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pausefl.outcomes import RunInterrupted
 from pausefl.runtime.run import run_experiment
 from pausefl.runtime.standing_fleet import StandingFleet
-from pausefl.studies.campaign import CampaignInterrupted, Missing, Planned, is_played, left_and_damaged
+from pausefl.studies.campaign import (
+    CampaignInterrupted,
+    Missing,
+    Plan,
+    Planned,
+    check_some_played,
+    is_played,
+    left_and_damaged,
+    refuse_other,
+    resume_campaign_command,
+    told_how_to_go_on,
+    write_plan,
+)
 from pausefl.studies.checks import impossible, note_step_times
 from pausefl.studies.job import Job, UnfitMachine
 from pausefl.studies.time_left import time_left
@@ -37,6 +49,7 @@ _LOOKS_EVERY_S = 0.5
 
 Show = Callable[[str], AbstractContextManager[Report]]
 """Opens the display of one run with a title. The display receives the run's reports."""
+Result = TypeVar("Result")
 
 
 class Player(Protocol):
@@ -75,6 +88,27 @@ def checked(runs: Sequence[Planned], folder: Path, player: Player) -> Missing:
     for name, error in refused.items():
         log.warning("%s is left out: %s", name, error)
     return refused
+
+
+def play_campaign(
+    plan: Plan, runs: Sequence[Planned], folder: Path, player: Player, write: Callable[[Missing], Result]
+) -> Result:
+    """Play the runs of a campaign that begins or goes on in `folder`, and return what `write` makes of them.
+
+    `write` receives the errors of runs without results. CampaignInterrupted if the user ends a run. ConfigError if the
+    folder holds another campaign.
+    """
+    refuse_other(folder, plan)
+    refused = checked(runs, folder, player)
+    write_plan(folder, plan)
+    go_on = resume_campaign_command(plan.command, folder, player.options)
+    with told_how_to_go_on(folder, go_on):
+        missing = {**refused, **player.play([run for run in runs if run.name not in refused], folder)}
+        if len(missing) < len(runs):
+            player.say("figures are drawn and tables are written")
+            found = write(missing)
+    check_some_played(len(runs), missing, go_on)
+    return found
 
 
 @dataclass(frozen=True)

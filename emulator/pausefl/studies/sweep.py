@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,22 +18,8 @@ from pausefl.experiment.toml_source import listed_values, parts_of_key
 from pausefl.results.frames import data_frame
 from pausefl.results.report.sweep import write_sweep
 from pausefl.results.stored_summary import read_summary, told_at_starts
-from pausefl.studies.campaign import (
-    DRAWING,
-    Missing,
-    Plan,
-    Planned,
-    begin,
-    check_named_once,
-    check_own_budgets,
-    check_some_played,
-    read_plan,
-    refuse_other,
-    resume_campaign_command,
-    told_how_to_go_on,
-    unfinished,
-)
-from pausefl.studies.playing import Player, checked
+from pausefl.studies.campaign import Missing, Plan, Planned, check_named_once, check_own_budgets, read_plan, unfinished
+from pausefl.studies.playing import Player, play_campaign
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -93,28 +80,18 @@ def run_sweep(source: str, grid: Grid, seeds: int, folder: Path, player: Player)
     `source` is the experiment as TOML. Raises `CampaignInterrupted` if the user ends a run.
     """
     grid = {key: as_listed(key, values) for key, values in grid.items()}
-    runs = _planned(source, grid, seeds)
-    plan = Plan("sweep", source, {"grid": grid, "seeds": seeds})
-    refuse_other(folder, plan)
-    refused = checked(runs, folder, player)
-    begin(folder, plan)
-    return _play(runs, refused, grid, folder, player)
+    return _play(Plan("sweep", source, {"grid": grid, "seeds": seeds}), folder, player)
 
 
 def resume_sweep(folder: Path, player: Player) -> Sweep:
     """Resume an interrupted sweep. Finished runs are not repeated."""
-    plan = read_plan(folder, "sweep")
-    grid = plan.arguments["grid"]
-    runs = _planned(plan.source, grid, plan.arguments["seeds"])
-    return _play(runs, checked(runs, folder, player), grid, folder, player)
+    return _play(read_plan(folder, "sweep"), folder, player)
 
 
 def sweep_in(plan: Plan, folder: Path) -> Sweep:
     """Read the sweep in a folder and write its table and figure again. ConfigError if no run is finished."""
-    grid = plan.arguments["grid"]
-    runs = _planned(plan.source, grid, plan.arguments["seeds"])
-    go_on = resume_campaign_command("sweep", folder)
-    return _gather(runs, unfinished(runs, folder, go_on), grid, folder)
+    runs = _planned(plan)
+    return _gather(plan, runs, folder, unfinished(runs, folder, "sweep"))
 
 
 def as_listed(key: str, values: object) -> list[Any]:
@@ -124,18 +101,12 @@ def as_listed(key: str, values: object) -> list[Any]:
     return [as_toml(value, key) for value in listed]
 
 
-def _play(runs: Sequence[Planned], refused: Missing, grid: Grid, folder: Path, player: Player) -> Sweep:
-    go_on = resume_campaign_command("sweep", folder, player.options)
-    with told_how_to_go_on(folder, go_on):
-        missing = {**refused, **player.play([run for run in runs if run.name not in refused], folder)}
-        if len(missing) < len(runs):
-            player.say(DRAWING)
-            found = _gather(runs, missing, grid, folder)
-    check_some_played(len(runs), missing, go_on)
-    return found
+def _play(plan: Plan, folder: Path, player: Player) -> Sweep:
+    runs = _planned(plan)
+    return play_campaign(plan, runs, folder, player, partial(_gather, plan, runs, folder))
 
 
-def _gather(runs: Sequence[Planned], missing: Missing, grid: Grid, folder: Path) -> Sweep:
+def _gather(plan: Plan, runs: Sequence[Planned], folder: Path, missing: Missing) -> Sweep:
     rows = []
     for run in runs:
         if error := missing.get(run.name):
@@ -143,7 +114,7 @@ def _gather(runs: Sequence[Planned], missing: Missing, grid: Grid, folder: Path)
         else:
             found = _figures(read_summary(folder / run.name))
         rows.append({**run.point, "seed": run.experiment.experiment.seed, "run_dir": run.name, **found})
-    varied = [key for key, values in grid.items() if len(values) > 1]
+    varied = [key for key, values in plan.arguments["grid"].items() if len(values) > 1]
     write_sweep(rows, varied, folder)
     return Sweep(folder, rows, missing)
 
@@ -155,8 +126,9 @@ def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **told_at_starts(summary)}
 
 
-def _planned(source: str, grid: Grid, seeds: int) -> list[Planned]:
+def _planned(plan: Plan) -> list[Planned]:
     """The runs to play, seed by seed. ConfigError for an invalid grid or experiment."""
+    grid, seeds = plan.arguments["grid"], plan.arguments["seeds"]
     if not grid and seeds == 1:
         raise ConfigError("--set: nothing varies; name a key and its values, such as --set selection.m=2,4")
     settings = math.prod(map(len, grid.values()))
@@ -171,7 +143,7 @@ def _planned(source: str, grid: Grid, seeds: int) -> list[Planned]:
                 f"--set {key}: lists {len(values)} seeds beside --seeds {seeds}; leave one of the two out"
             )
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    experiments = [_at(source, point) for point in points]
+    experiments = [_at(plan.source, point) for point in points]
     runs = []
     for i in range(seeds):
         for point, experiment in zip(points, experiments, strict=True):
