@@ -131,7 +131,7 @@ class ClientTable:
 
     def eligible(self) -> IntArray:
         """Rows that can be asked now, ascending: connected and not retired. See `backoff.selectable_rows`."""
-        return np.flatnonzero(self.connected & ~self.retired)
+        return (self.connected & ~self.retired).nonzero()[0]
 
     def rows(self, ids: Iterable[str]) -> IntArray:
         """The rows of these clients, in the order given."""

@@ -18,7 +18,7 @@ def selectable_rows(
     """
     rows = table.eligible() if among is None else among
     is_silent = table.misses_in_a_row[rows] > 0
-    if not is_silent.any():
+    if not np.count_nonzero(is_silent):
         return rows
     missed_now = is_silent & (table.last_missed_round[rows] == round)
     if missed_now.any() and not missed_now.all():

@@ -32,7 +32,7 @@ def too_few_left(table: ClientTable, m: int, retiring: int = 0) -> str:
 
     Empty if m clients may still release, or if none has retired. `retiring` further clients are about to retire.
     """
-    left = int((~table.retired).sum()) - retiring
+    left = len(table) - np.count_nonzero(table.retired) - retiring
     if left >= m or left == len(table):
         return ""
     return f"privacy budgets: {left} of {len(table)} clients may still release, a round takes m = {m}"

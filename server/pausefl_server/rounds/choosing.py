@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.random import Generator
 
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.draws import generator
@@ -93,7 +92,7 @@ def context_of(
         round=round,
         table=table,
         eligible=selectable_rows(table, round, m, settings.rest_rounds_max, among),
-        rng=draws_of(settings, round, attempt),
+        rng=generator(settings.seed, "selection", round, attempt),
         epsilon_budget=settings.budget.epsilon_budget if settings.budget else None,
         weight_share_max=settings.aggregation.weight_share_max,
         oracle=oracle,
@@ -101,8 +100,3 @@ def context_of(
         concurrency=None if free is None else settings.asynchronous.concurrency,
         jobs=0 if free is None else free.jobs,
     )
-
-
-def draws_of(settings: ServerSettings, round: int, attempt: int) -> Generator:
-    """A new generator of the policy's random draws for an attempt at `round`."""
-    return generator(settings.seed, "selection", round, attempt)

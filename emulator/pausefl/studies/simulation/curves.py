@@ -46,8 +46,8 @@ class Curves:
         self._recorded = recorded_rounds(rounds)
         self._sums, self._next = np.zeros(4), 0
         self._rounds: list[int] = []
-        self._rows: list[FloatArray] = []
-        self._last_round, self._last_row = 0, np.zeros(5)
+        self._rows: list[tuple[float, ...]] = []
+        self._last_round, self._last_row = 0, (0.0,) * 5
 
     def pieces(self, block: FloatArray, first_round: int) -> list[FloatArray]:
         """The block of rounds, cut after each recorded round, so that `add` is called at every one of them."""
@@ -57,7 +57,7 @@ class Curves:
     def add(self, last_round: int, gained: FloatArray, max_epsilon_spent: float) -> None:
         """Add the next n rounds, up to `last_round`. gained, (n, 4): regret, genie regret, reward, latency by round."""
         self._sums = np.concatenate((self._sums[None], gained)).sum(axis=0)
-        self._last_round, self._last_row = last_round, np.append(self._sums, max_epsilon_spent)
+        self._last_round, self._last_row = last_round, (*self._sums, max_epsilon_spent)
         if last_round == self._recorded[self._next]:
             self._keep_last()
             self._next += 1

@@ -28,9 +28,9 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.rounds.attempt import attempt_end, attempt_record, next_release, releases_of_misses
 from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
-from pausefl_server.rounds.choosing import chosen_in, context_of, draws_of
+from pausefl_server.rounds.choosing import chosen_in, context_of
 from pausefl_server.rounds.deadline import LEAST_S, answers_needed, round_timeout_s
-from pausefl_server.selection import Context, Oracle, Policy, Selection
+from pausefl_server.selection import Oracle, Policy, Selection
 from pausefl_server.selection.policies.clustered import Clustered
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.policies.fastest import Fastest
@@ -174,7 +174,8 @@ def simulate(
             came_s, _, latency_s = (of_id[known] for of_id in of_ids)
             record = _record(t, state, selection, came_s, latency_s, server)
             gained = _gained(selection, problem, setting, latency_s, record.round_latency_s)
-            missed[table.rows(miss.client_id for miss in record.missed)] += 1
+            for miss in record.missed:
+                missed[table.row_of[miss.client_id]] += 1
             state.after_round(record)
             state.before_round(t, releases_of_misses(record, table, server.budget))
             penalty_s += selection.cluster_penalty_s
@@ -193,15 +194,14 @@ def simulate_fast(policy: Policy, setting: Setting, rounds: int) -> SimulationRe
     assert genie is not None
     state = RunState.start(policy, server.seed, tau_min_s=server.tau_min_s, examples_max=server.examples_max)
     state.before_round(1, arrivals(Presence.of_all(sorted(setting.laws)), 1, setting.examples))
-    table, context = state.table, context_of(server, state, setting.oracle, 1, 0)
-    problem = genie.choice(None, context)
+    table, problem = state.table, genie.choice(None, context_of(server, state, setting.oracle, 1, 0))
     order, mu = problem.rows, problem.ucb
     place = np.argsort(order)
     share = policy.m * (table.n_examples[order] / table.n_examples.sum())
     schedule = (budget.epsilon_budget, budget.eta) if budget else (1.0, 0.0)
     weights = genie.alpha, genie.gamma, genie.beta, genie.zeta, *schedule
     chosen, released, inverse_s = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64), np.zeros(len(table))
-    curves, t, ahead = Curves(rounds), 1, _choices_ahead(policy, context, server)
+    curves, t, ahead = Curves(rounds), 1, _choices_ahead(state, setting)
     for block in setting.latencies_s(rounds):
         if (block >= setting.least_wait_s).any():
             return simulate(policy, setting, rounds)
@@ -218,17 +218,17 @@ def simulate_fast(policy: Policy, setting: Setting, rounds: int) -> SimulationRe
     return curves.result(table, np.zeros(len(table), np.int64))
 
 
-def _choices_ahead(policy: Policy, first: Context, server: ServerSettings) -> Iterator[IntArray]:
+def _choices_ahead(state: RunState, setting: Setting) -> Iterator[IntArray]:
     """The rows that a policy chooses in each round, if it looks at no earlier round; else no rows in any round."""
-    if type(policy) not in _AHEAD:
+    if type(state.policy) not in _AHEAD:
         yield from repeat(np.empty(0, np.int64))
-    undrawn = first.rng.bit_generator.state
-    rows = policy.select(None, first).rows
-    if first.rng.bit_generator.state == undrawn:  # so all rounds have this choice
-        yield from repeat(rows)
-    yield rows
-    for t in count(2):
-        yield policy.select(None, replace(first, round=t, rng=draws_of(server, t, 0))).rows
+    for t in count(1):
+        context = context_of(setting.server, state, setting.oracle, t, 0)
+        undrawn = context.rng.bit_generator.state if t == 1 else None
+        rows = state.policy.select(None, context).rows
+        if undrawn and context.rng.bit_generator.state == undrawn:  # so all rounds have this choice
+            yield from repeat(rows)
+        yield rows
 
 
 def arrivals(presence: Presence, t: int, examples: Mapping[str, int] | None = None) -> list[LogEvent]:
@@ -241,8 +241,7 @@ def arrivals(presence: Presence, t: int, examples: Mapping[str, int] | None = No
 def is_compiled(policy: Policy, setting: Setting) -> bool:
     """Whether compiled code plays this policy in this setting: all clients are there and needed, and none retires."""
     server = setting.server
-    has_floor = server.budget is not None and server.budget.epsilon_floor > 0
-    if setting.presence or has_floor or policy.m > len(setting.laws):
+    if setting.presence or policy.m > len(setting.laws) or (server.budget and server.budget.epsilon_floor):
         return False
     if setting.training or server.spare or server.quorum < 1 or server.aggregation.weight_share_max < 1:
         return False
@@ -302,15 +301,16 @@ def _gained(
 
     Rewards use the latencies of all chosen clients, also of those that the server did not wait for.
     """
-    tau_min_s = setting.tau_min_s
-    slowest = latency_s[selection.rows].max()
-    chosen = np.flatnonzero(np.isin(problem.rows, selection.rows)) if problem else np.empty(0, np.int64)
+    tau_min_s, rows = setting.tau_min_s, set(selection.rows.tolist())
+    chosen = np.array([i for i, row in enumerate(problem.rows.tolist()) if row in rows] if problem else [])
     if problem is None or len(chosen) != problem.m:
         return np.array([math.nan, math.nan, math.nan, waited_s])
-    best = problem.exact()
-    reward = tau_min_s / max(slowest, tau_min_s) + problem.worth(chosen)
-    genie_reward = tau_min_s / max(latency_s[problem.rows[best]].max(), tau_min_s) + problem.worth(best)
-    return np.array([genie_reward - reward, problem.energy(best) - problem.energy(chosen), reward, waited_s])
+    best = problem.exact() if problem.marginal.any() else kernel.choose(problem.ucb, problem.value, problem.m)
+    worth, genie_worth = problem.worth(chosen), problem.worth(best)
+    reward = tau_min_s / max(latency_s[selection.rows].max(), tau_min_s) + worth
+    genie_reward = tau_min_s / max(latency_s[problem.rows[best]].max(), tau_min_s) + genie_worth
+    genie_regret = (problem.ucb[best].min() + genie_worth) - (problem.ucb[chosen].min() + worth)
+    return np.array([genie_reward - reward, genie_regret, reward, waited_s])
 
 
 def _record(

@@ -22,5 +22,5 @@ class Fastest(Policy):
         if context.oracle is None:
             raise ValueError("fastest needs the true mean latencies")
         rows = rows_in_tie_order(context)
-        means = np.array([context.oracle.mean_latency_s[context.table.ids[row]] for row in rows])
+        means = np.array([context.oracle.mean_latency_s[context.table.ids[row]] for row in rows.tolist()])
         return Selection(np.sort(rows[np.argsort(means, kind="stable")[: self.m]]))

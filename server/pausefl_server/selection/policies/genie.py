@@ -28,8 +28,8 @@ class Genie(Pause):
     def _index(self, state: Recent | None, context: Context, rows: IntArray) -> FloatArray:
         if context.oracle is None:
             raise ValueError("genie needs the true mean latencies")
-        known = context.oracle.mean_inverse_latency
-        inverse_s = np.minimum([known[context.table.ids[row]] for row in rows], 1e6)  # latencies are at least 1 µs
+        known, ids = context.oracle.mean_inverse_latency, context.table.ids
+        inverse_s = np.minimum([known[ids[row]] for row in rows.tolist()], 1e6)  # latencies are at least 1 µs
         tau_min_s = context.effective_tau_min_s
         if not np.isfinite(tau_min_s):  # "auto", but nothing was measured yet: use the fastest client's mean
             tau_min_s = 1.0 / inverse_s.max()
