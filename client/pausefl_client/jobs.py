@@ -77,6 +77,22 @@ class Withdrawals:
         self._of_job.pop((job.round, job.attempt), None)
 
 
+@dataclass(frozen=True, slots=True)
+class AnsweredJob:
+    """One answered job, in numbers that the data holder may watch."""
+
+    client_id: str
+    status: str
+    """"ok"; "resent" if the same bytes were sent again; else why there was no update, named as in the protocol's Status
+    (lower case), or "not_finite"."""
+    result: pb.Result
+    """The answer. Its times are 0 if there was no update."""
+
+
+OnAnswered = Callable[[AnsweredJob], None]
+"""Called with each job after its answer was sent."""
+
+
 def computed(executor: Executor | None, work: Callable[..., Work], *arguments: Any) -> "asyncio.Future[Work]":
     """A future of the work, done by the executor. Without one, the work is done here and the future is already done."""
     if executor is not None:

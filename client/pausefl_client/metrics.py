@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from pausefl_client.answered_job import AnsweredJob
+from pausefl_client.jobs import AnsweredJob
 from pausefl_client.privacy.ledger import Ledger
 
 
@@ -51,12 +51,13 @@ class HostMetrics(Collector):
         self._exchanges.labels(job.status).inc()
         if job.status != "ok":
             return
-        self._train.observe(job.train_s)
-        self._queue.observe(job.queue_s)
-        self._privatise.observe(job.privatise_s)
-        self._injected_down.observe(job.injected_down_s)
-        self._injected_up.observe(job.injected_up_s)
-        self._lag.set(job.loop_lag_s)
+        timing = job.result.timing
+        self._train.observe(timing.train_s)
+        self._queue.observe(timing.queue_s)
+        self._privatise.observe(timing.privatise_s)
+        self._injected_down.observe(timing.injected_down_s)
+        self._injected_up.observe(timing.injected_up_s)
+        self._lag.set(job.result.host.loop_lag_s)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of spent ε, which the ledgers tell at each scrape."""

@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from pausefl_client.answered_job import AnsweredJob
-from pausefl_client.jobs import Download, Withdrawals, Work, computed, result_of
+from pausefl_client.jobs import AnsweredJob, Download, Withdrawals, Work, computed, result_of
 from pausefl_client.link import Delays, Link
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.release import Releaser, error_in_general
@@ -267,9 +266,7 @@ class ClientSession:
                 message.host.CopyFrom(self._host_since(download.first_s, done_s - started_s))
             await self._write(stream, pb.ClientMessage(frame=message), frame)
         self._last_job_s = download.first_s
-        parts = timing.queue_s, timing.train_s, timing.privatise_s, timing.injected_down_s, timing.injected_up_s
-        status, me = "resent" if work.is_resent else "ok", self._settings.client_id
-        self._host.on_answered(AnsweredJob(status, *parts, result.host.loop_lag_s, round=job.round, client_id=me))
+        self._host.on_answered(AnsweredJob(self._settings.client_id, "resent" if work.is_resent else "ok", result))
 
     def _host_since(self, first_s: float, compute_s: float) -> pb.Host:
         """How well this host has kept time since the job's first frame, and how long it stood still before that."""
@@ -383,7 +380,7 @@ class ClientSession:
         result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=shown(reason))
         await self._write(stream, pb.ClientMessage(result=result))
         name = own_status or pb.Status.Name(status).removeprefix("STATUS_").lower()
-        self._host.on_answered(AnsweredJob(name, round=job.round, client_id=self._settings.client_id))
+        self._host.on_answered(AnsweredJob(self._settings.client_id, name, result))
 
     def _in_public(self, error: BaseException, round: int) -> str:
         """The text of an error for the server. A private run leaves out the error's own words, which may hold data."""

@@ -8,8 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pausefl_client.answered_job import OnAnswered
-from pausefl_client.jobs import Expecting
+from pausefl_client.jobs import Expecting, OnAnswered
 from pausefl_client.reconnection import RETRY_EVERY_S
 from pausefl_process.host_monitor import UNWATCHED, HostWatch
 from pausefl_proto.endpoint import HELLOS_AT_ONCE

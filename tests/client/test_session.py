@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pausefl_client.answered_job import AnsweredJob
-from pausefl_client.jobs import Withdrawals
+from pausefl_client.jobs import AnsweredJob, Withdrawals
 from pausefl_client.link import Delays
 from pausefl_client.training.withdrawal import Withdrawal
 from pausefl_process.host_monitor import HostWatch
@@ -51,7 +50,7 @@ async def test_every_part_of_an_exchange_is_timed_where_it_happens(tmp_path: Pat
     assert (t.download_s, t.queue_s, t.train_s, t.privatise_s) == (0.5, 0.25, 2.0, 0.125)
     assert (t.injected_down_s, t.injected_up_s, t.drawn_down_s, t.drawn_up_s) == (0.0, 0.0, 0.0, 0.0)
     (job,) = rig.answered
-    assert job == AnsweredJob("ok", queue_s=0.25, train_s=2.0, privatise_s=0.125, round=1, client_id="client-007")
+    assert (job.client_id, job.status, job.result.round, job.result.timing) == ("client-007", "ok", 1, t)
 
 
 class AlwaysStill(HostWatch):
@@ -185,7 +184,7 @@ async def test_a_spent_budget_is_said_and_the_client_stays(tmp_path: Path) -> No
             refusal = await stream.refusal(rig.model, round_, SCHEDULE)
             assert (refusal.round, refusal.status) == (round_, pb.STATUS_BUDGET_EXHAUSTED)
             assert refusal.reason == "its privacy budget allows no further release"
-            assert rig.answered[-1] == AnsweredJob("budget_exhausted", round=round_, client_id="client-007")
+            assert rig.answered[-1] == AnsweredJob("client-007", "budget_exhausted", refusal)
         await stream.all_read()
     assert rig.ledger.released == 1
 

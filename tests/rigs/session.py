@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.data.holdings import synthetic_holding
+from pausefl_client.jobs import AnsweredJob
 from pausefl_client.link import Delays, DrawDelays, Link
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace

@@ -15,12 +15,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from pausefl_client.answered_job import AnsweredJob
+from pausefl_client.jobs import AnsweredJob
 from pausefl_client.metrics import HostMetrics
 from pausefl_client.privacy.ledger import Ledger, Life, ReleaseKey
 from pausefl_process.exposition import exposition, of_process
 from pausefl_process.http_server import WebServer
 from pausefl_proto.tls import Tls
+from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.snapshot import SECONDS
 from pausefl_server.monitoring.telemetry import Telemetry
@@ -82,8 +83,9 @@ def host_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collecto
     mktemp = tmp_path_factory.mktemp
     with closing(ledger_in(mktemp("a"), 2, Life("run", 100.0))) as a, closing(ledger_in(mktemp("b"))) as b:
         metrics = HostMetrics(["a", "b"], {"a": a, "b": b}, {"coordinate": 1, "vector": SIZE}, client_series_max=2)
-        metrics.count(AnsweredJob("ok", 0.25, 2.0, 0.125, 0.5, 1.5, 0.003))
-        metrics.count(AnsweredJob("resent", queue_s=9.0))
+        timing = pb.Timing(queue_s=0.25, train_s=2.0, privatise_s=0.125, injected_down_s=0.5, injected_up_s=1.5)
+        metrics.count(AnsweredJob("a", "ok", pb.Result(timing=timing, host=pb.Host(loop_lag_s=0.003))))
+        metrics.count(AnsweredJob("a", "resent", pb.Result(timing=pb.Timing(queue_s=9.0))))
         yield metrics.registry
 
 

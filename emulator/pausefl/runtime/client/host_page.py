@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 
 from pausefl.experiment.tables import Metrics
-from pausefl_client.answered_job import OnAnswered
+from pausefl_client.jobs import OnAnswered
 from pausefl_client.privacy.ledger import Ledger
 from pausefl_client.session import ClientSession
 from pausefl_process.events import MetricsServed, Report

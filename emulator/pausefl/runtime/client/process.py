@@ -28,7 +28,7 @@ from pausefl.runtime.processes.log_file import write_output_to
 from pausefl.runtime.processes.logs import is_asked_for, set_up_log
 from pausefl.runtime.processes.resources import allow_many_files, keep_freed_memory, own_device
 from pausefl.runtime.processes.waits import run_telling_waits
-from pausefl_client.answered_job import AnsweredJob, OnAnswered
+from pausefl_client.jobs import AnsweredJob, OnAnswered
 from pausefl_client.link import SPIN_S
 from pausefl_client.privacy.release import Releaser
 from pausefl_client.reconnection import Reconnection
@@ -258,8 +258,9 @@ def _logged(on_answered: OnAnswered) -> OnAnswered:
 
     def log_and_pass_on(job: AnsweredJob) -> None:
         said = "%s: round %d: %s after %.3f s in the queue, %.3f s of training, %.3f s of privatising"
-        told = (job.client_id, job.round, job.status, job.queue_s, job.train_s, job.privatise_s)
-        rounds_log.info(said, *told, extra={"client_id": job.client_id, "round": job.round})
+        result, timing = job.result, job.result.timing
+        told = (job.client_id, result.round, job.status, timing.queue_s, timing.train_s, timing.privatise_s)
+        rounds_log.info(said, *told, extra={"client_id": job.client_id, "round": result.round})
         on_answered(job)
 
     return log_and_pass_on
