@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pausefl.runtime.fleet import one_at_a_time
 from pausefl.runtime.processes.outbox import posted, posted_output
 from pausefl_process.events import (
     EVENT_TYPES,
@@ -142,21 +141,6 @@ def test_a_reader_that_has_gone_is_told_with_the_next_event_or_at_the_end() -> N
     with pytest.raises(ZeroDivisionError), posted(fail) as report:
         report(Ready(1))
         raise ZeroDivisionError
-
-
-def test_an_event_within_another_waits_until_that_is_shown() -> None:
-    """A signal handler may show an event while the main thread writes one. A buffered writer raises an error then."""
-    shown: list[ProgressEvent] = []
-
-    def write(event: ProgressEvent) -> None:
-        if isinstance(event, Ready):
-            show(Notice("from the handler"))
-        shown.append(event)
-
-    show = one_at_a_time(write)
-    show(Ready(1))
-    show(Done())
-    assert shown == [Ready(1), Notice("from the handler"), Done()]
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import multiprocessing
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -59,26 +58,6 @@ class ServerLost(PauseflError):
 
 def show_nothing(event: ProgressEvent) -> None:
     """Ignore the event."""
-
-
-def one_at_a_time(report: Report) -> Report:
-    """A `Report` that a signal handler may call during another call of it. The second event is queued."""
-    waiting = deque[ProgressEvent]()
-    is_at_work = False
-
-    def take(event: ProgressEvent) -> None:
-        nonlocal is_at_work
-        waiting.append(event)
-        if is_at_work:
-            return
-        is_at_work = True
-        try:
-            while waiting:
-                report(waiting.popleft())
-        finally:
-            is_at_work = False
-
-    return take
 
 
 @dataclass
@@ -156,6 +135,8 @@ class Fleet:
         self._failures = FailureLog(self._clients_log) if plan.clients.privacy is not None else None
         self._stop = stop or threading.Event()
         self._limits: list[threading.Timer] = []
+        # How a signal's handler wakes `_watch`, which alone reports: the signal may have interrupted a report.
+        self._woken, self._wake = multiprocessing.Pipe(duplex=False)
         self._interrupts = 0
         self._asked_s = -math.inf  # when the last signal came
         self._ends_by_s: float | None = None  # when to stop waiting for a server that was asked to end
@@ -167,8 +148,7 @@ class Fleet:
 
         KeyboardInterrupt if signals ended the server before it could finish normally, for instance a second Ctrl-C.
         """
-        report = one_at_a_time(report)
-        with self._interruptible(report), kernel_network(self._plan.network, self._run_dir) as bridge:
+        with self._interruptible(), kernel_network(self._plan.network, self._run_dir) as bridge:
             self._server_host = bridge or self._plan.server.endpoints.host
             try:
                 self._watch(self._start_server(), report)
@@ -211,12 +191,15 @@ class Fleet:
         while True:
             self._start_again()
             if self._stop.is_set() and not self._interrupts:
-                self._ask_to_end(signal.SIGTERM, report)
+                self._ask_to_end(signal.SIGTERM)
             if self._is_late():
                 raise KeyboardInterrupt
             expected = self._targets.expected if self._targets else ()
-            for ready in wait([events, *self._running, *expected], self._patience_s()):
-                if ready is events:
+            for ready in wait([self._woken, events, *self._running, *expected], self._patience_s()):
+                if ready is self._woken:
+                    self._woken.recv()
+                    report(Interrupted("finishing; once more ends it at once"))
+                elif ready is events:
                     event = self._next(events)
                     if isinstance(event, Done):
                         return
@@ -270,10 +253,7 @@ class Fleet:
         return self._ends_by_s is not None and time.monotonic() > self._ends_by_s
 
     def _patience_s(self) -> float:
-        """Seconds to wait for events: until the next restart of a client process, and at most `_LOOKS_EVERY_S`.
-
-        Python resumes a wait that a signal interrupts. Without this limit, the loop would not notice the signal.
-        """
+        """Seconds to wait for events: until the next restart of a client process, and at most `_LOOKS_EVERY_S`."""
         due_s = (client.starts_at_s - time.monotonic() for client in self._returning)
         return max(0.0, min((*due_s, _LOOKS_EVERY_S)))
 
@@ -358,19 +338,19 @@ class Fleet:
             process.join()
 
     @contextmanager
-    def _interruptible(self, report: Report) -> Iterator[None]:
+    def _interruptible(self) -> Iterator[None]:
         """Handle signals in the block: the first Ctrl-C asks the server to finish, the second ends everything at once.
 
         A timer ends this process even if a display blocks because its reader has stopped reading.
         """
         try:
-            with signals_to(lambda number, _: self._ask_to_end(number, report), signal.SIGINT, *asking_to_end()):
+            with signals_to(lambda number, _: self._ask_to_end(number), signal.SIGINT, *asking_to_end()):
                 yield
         finally:
             for limit in self._limits:
                 limit.cancel()
 
-    def _ask_to_end(self, number: int, report: Report) -> None:
+    def _ask_to_end(self, number: int) -> None:
         before_s, self._asked_s = self._asked_s, time.monotonic()
         if number == signal.SIGTERM and self._asked_s < before_s + ONE_REQUEST_S:
             return
@@ -388,7 +368,7 @@ class Fleet:
             raise KeyboardInterrupt
         if self._server.exitcode is None:
             ask_to_end(self._server.pid, number)
-        report(Interrupted("finishing; once more ends it at once"))  # last: the terminal may be gone
+        self._wake.send(number)
 
 
 def _play_virtually(plan: RunPlan, *arguments: Any) -> None:
