@@ -6,7 +6,6 @@ from itertools import compress
 
 from pausefl_server.records import EventKind, LogEvent
 
-_COMING_AND_GOING: tuple[EventKind, EventKind] = ("joined", "left")
 # Repeated events of these kinds are merged: only their number and the greatest release they state matter.
 _MERGED: tuple[EventKind, ...] = ("missed", "rejected", "reconciled")
 # Events of these kinds state what a client has spent, or may have spent.
@@ -17,9 +16,11 @@ class PendingEvents:
     """A round's events in order, at most a few per client. Merging does not change the result of folding them."""
 
     def __init__(self, events: Iterable[LogEvent] = ()) -> None:
+        # In order, by kind, client and number. Numbers grow, but a client has one "joined" at most, number 0, and one
+        # "left" at most before it, number 0, and after it, number 1.
+        self._events: dict[tuple[EventKind, str, int], LogEvent] = {}
+        self._last: dict[tuple[EventKind, str], int] = {}  # the number of the last event of a kind and client
         self._next = 0
-        self._events: dict[int, LogEvent] = {}  # by a growing number, so that each can be removed again
-        self._places: dict[tuple[EventKind, str], int] = {}
         self._logged: tuple[LogEvent, ...] = ()  # those that the last commit wrote
         self.add(*events)
 
@@ -32,7 +33,7 @@ class PendingEvents:
         """Remove and return all events."""
         events = self.waiting()
         self._events.clear()
-        self._places.clear()
+        self._last.clear()
         return events
 
     def waiting(self) -> tuple[LogEvent, ...]:
@@ -67,68 +68,48 @@ class PendingEvents:
 
     def retired(self) -> set[str]:
         """The clients that retired and whose retirement is not committed yet."""
-        return {client_id for kind, client_id in self._places if kind == "retired"}
+        return {client_id for kind, client_id in self._last if kind == "retired"}
 
     def not_settled_by(self, owed: Iterable[LogEvent]) -> list[LogEvent]:
         """The "unsettled" events in `owed` of clients that said hello again during the round that ends now.
 
         Such a hello is logged after the round's jobs, but came before their end. So it does not settle them.
         """
-        return [event for event in owed if ("joined", event.client_id) in self._places]
+        return [event for event in owed if ("joined", event.client_id, 0) in self._events]
 
     def _add(self, event: LogEvent) -> None:
-        key = event.kind, event.client_id
-        if event.kind in _COMING_AND_GOING:
-            self._add_coming_or_going(event)
-        elif event.kind in _MERGED and (place := self._place_to_merge(key)) is not None:
-            self._merge(place, event)
+        kind, client_id = event.kind, event.client_id
+        last, owed = self._last.get((kind, client_id)), self._last.get(("unsettled", client_id))
+        if kind == "joined":
+            self._join(event)
+        elif kind == "left":
+            self._events[kind, client_id, int(("joined", client_id, 0) in self._events)] = event
+        # A "reconciled" settles the "unsettled" before it, so it is not merged into one that stands before that.
+        elif kind in _MERGED and last is not None and (kind != "reconciled" or owed is None or owed < last):
+            self._merge((kind, client_id, last), event)
         else:
-            earlier = self._events.get(self._places.get(key, -1))
-            if event.kind == "unsettled" and earlier is not None and earlier.detail == event.detail:
-                del self._events[self._places[key]]  # the same job: only events after the new one can settle it
-            self._append(event)
+            if kind == "unsettled" and last is not None and self._events[kind, client_id, last].detail == event.detail:
+                del self._events[kind, client_id, last]  # the same job: only events after the new one can settle it
+            self._last[kind, client_id] = self._next
+            self._events[kind, client_id, self._next] = event
+            self._next += 1
 
-    def _append(self, event: LogEvent) -> None:
-        self._places[event.kind, event.client_id] = self._next
-        self._events[self._next] = event
-        self._next += 1
-
-    def _place_to_merge(self, key: tuple[EventKind, str]) -> int | None:
-        """The place to merge into; None if there is none, or if an "unsettled" follows it that the event settles."""
-        place, owed = self._places.get(key), self._places.get(("unsettled", key[1]))
-        overtakes = key[0] == "reconciled" and place is not None and owed is not None and place < owed
-        return None if overtakes else place
-
-    def _merge(self, place: int, event: LogEvent) -> None:
-        """Merge an event into the one at that place: counts are added, and the greater release is kept."""
-        kept = self._events[place]
-        greater = max((kept, event), key=lambda e: e.released)
-        self._events[place] = replace(
-            kept, count=kept.count + event.count, released=greater.released, epsilon_spent=greater.epsilon_spent
-        )
-
-    def _add_coming_or_going(self, event: LogEvent) -> None:
+    def _join(self, event: LogEvent) -> None:
         """Keep a client's first "left" and its last "joined" and "left", however often it comes and goes.
 
         A later "joined" takes the place of an earlier one, because events between the two may need the client's row.
+        "Unsettled" events are dropped: the client has said hello, and its ledger tells what it spent.
         """
-        if event.kind == "joined":
-            self._settle(event.client_id)
-        came, left = (self._places.get((kind, event.client_id)) for kind in _COMING_AND_GOING)
-        if event.kind == "left" and left is not None and (came is None or came < left):
-            self._events[left] = event
-        elif event.kind == "joined" and came is not None:
-            self._events[came] = event
-            if left is not None and came < left:
-                del self._events[left], self._places["left", event.client_id]
-        else:
-            self._append(event)
+        if self._last.pop(("unsettled", event.client_id), None) is not None:
+            for key in [key for key in self._events if key[:2] == ("unsettled", event.client_id)]:
+                del self._events[key]
+        self._events.pop(("left", event.client_id, 1), None)
+        self._events["joined", event.client_id, 0] = event
 
-    def _settle(self, client_id: str) -> None:
-        """Drop a client's "unsettled" events: it has said hello, and its ledger tells what it spent."""
-        if self._places.pop(("unsettled", client_id), None) is not None:
-            self._events = {
-                place: event
-                for place, event in self._events.items()
-                if (event.kind, event.client_id) != ("unsettled", client_id)
-            }
+    def _merge(self, key: tuple[EventKind, str, int], event: LogEvent) -> None:
+        """Merge an event into an earlier one: counts are added, and the greater release is kept."""
+        kept = self._events[key]
+        greater = max((kept, event), key=lambda e: e.released)
+        self._events[key] = replace(
+            kept, count=kept.count + event.count, released=greater.released, epsilon_spent=greater.epsilon_spent
+        )
