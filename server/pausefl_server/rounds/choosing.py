@@ -53,27 +53,15 @@ def free_places(
     return FreePlaces(count, rows, jobs) if count > 0 and rows.size else None
 
 
-def choose(
-    settings: ServerSettings,
-    state: RunState,
-    oracle: Oracle | None,
-    round: int,
-    attempt: int,
-    clock: Callable[[], float] = time.monotonic,
-    free: FreePlaces | None = None,
-) -> Selection:
-    """The policy's checked choice for an attempt at `round`, whose events are folded into `state`.
+def choose(context: Context, state: RunState, free: FreePlaces | None = None) -> Selection:
+    """The policy's checked choice in the context that `context_of` made of the same arguments.
 
     With `free`, the choice is for these places, and the policy's m is their number.
     """
-    context = context_of(settings, state, oracle, round, attempt, clock, free)
-    return chosen_in(context, state, None if free is None else free.count)
-
-
-def chosen_in(context: Context, state: RunState, places: int | None = None) -> Selection:
-    """The policy's checked choice in that context; with `places`, the policy's m is that number."""
-    policy = state.policy if places is None else replace(state.policy, m=places)
-    return checked(policy.select(state.policy_state, context), context, places)
+    if free is None:
+        return checked(state.policy.select(state.policy_state, context), context)
+    policy = replace(state.policy, m=free.count)
+    return checked(policy.select(state.policy_state, context), context, free.count)
 
 
 def context_of(
@@ -85,7 +73,7 @@ def context_of(
     clock: Callable[[], float] = time.monotonic,
     free: FreePlaces | None = None,
 ) -> Context:
-    """The policy's context for an attempt at `round`."""
+    """The policy's context for an attempt at `round`, whose events are folded into `state`."""
     table, m = state.table, state.policy.m if free is None else free.count
     among = table.eligible() if free is None else free.idle
     return Context(

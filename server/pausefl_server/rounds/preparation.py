@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pausefl_process.plugins import for_future
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, pack_job
 from pausefl_server.model.global_model import GlobalModel
-from pausefl_server.rounds.choosing import FreePlaces, choose
+from pausefl_server.rounds.choosing import FreePlaces, choose, context_of
 from pausefl_server.rounds.messages import Dispatch
 from pausefl_server.selection.base import Oracle, Selection
 from pausefl_server.settings import ServerSettings
@@ -42,7 +42,8 @@ class Preparer:
 
         def prepared() -> tuple[Selection, float, Dispatch]:
             began_s = self.clock()
-            selection = choose(self.settings, self.state, self.oracle, round, attempt, self.clock, free)
+            context = context_of(self.settings, self.state, self.oracle, round, attempt, self.clock, free)
+            selection = choose(context, self.state, free)
             return selection, self.clock() - began_s, self.frame(round, attempt, model.theta, model.digest)
 
         quick = self.selection_s < _QUICK_S and model.theta.nbytes <= MAX_FRAME_BYTES

@@ -23,7 +23,7 @@ from pausefl_server.clients import ClientTable, only_labels
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.rounds.attempt import attempt_end, attempt_record, next_release, releases_of_misses
 from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
-from pausefl_server.rounds.choosing import choose
+from pausefl_server.rounds.choosing import choose, context_of
 from pausefl_server.rounds.deadline import answers_needed
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import ServerSettings
@@ -133,7 +133,7 @@ class _ImaginedRun:
     def _attempt(self, round: int, attempt: int, played: _PlayedRound) -> RoundRecord:
         """Play an attempt at a round and add its counts to `played`; returns its record."""
         table, outcomes = self.state.table, self.outcomes
-        selection = choose(self.settings, self.state, self.oracle, round, attempt)
+        selection = choose(context_of(self.settings, self.state, self.oracle, round, attempt), self.state)
         played.chosen = tuple(table.ids[row] for row in selection.rows)
         answers = {c: outcomes.answer(round, c, self.pools, self.rng) for c in played.chosen}
         imagined = self._record(round, attempt, played.chosen, answers)

@@ -12,7 +12,7 @@ from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.server.plan import oracle_of, settings_of
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.records import RoundRecord
-from pausefl_server.rounds.choosing import choose
+from pausefl_server.rounds.choosing import choose, context_of
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState, replay
@@ -78,7 +78,7 @@ def choices_on(
     choices: list[ReplayedChoice] = []
 
     def choose_again(attempt: RoundRecord, state: RunState) -> None:
-        selection = choose(settings, state, oracle, attempt.round, attempt.attempt)
+        selection = choose(context_of(settings, state, oracle, attempt.round, attempt.attempt), state)
         chosen = tuple(state.table.ids[row] for row in selection.rows)
         choices.append(ReplayedChoice(attempt.round, attempt.attempt, attempt.chosen, chosen))
 

@@ -28,7 +28,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.rounds.attempt import attempt_end, attempt_record, next_release, releases_of_misses
 from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
-from pausefl_server.rounds.choosing import chosen_in, context_of
+from pausefl_server.rounds.choosing import choose, context_of
 from pausefl_server.rounds.deadline import LEAST_S, answers_needed, round_timeout_s
 from pausefl_server.selection import Oracle, Policy, Selection
 from pausefl_server.selection.policies.clustered import Clustered
@@ -164,7 +164,7 @@ def simulate(
             if not context.eligible.size:
                 curves.add(t, np.zeros((1, 4)), table.epsilon_spent.max())
                 continue
-            selection = chosen_in(context, state)
+            selection = choose(context, state)
             if watch:
                 watch(selection)
             problem = None

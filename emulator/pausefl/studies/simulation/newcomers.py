@@ -21,7 +21,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import RoundRecord
 from pausefl_server.rounds.attempt import attempt_record
-from pausefl_server.rounds.choosing import chosen_in, context_of
+from pausefl_server.rounds.choosing import choose, context_of
 from pausefl_server.selection.drift import two_means
 from pausefl_server.selection.newcomers import NewcomerPolicy, is_original
 from pausefl_server.settings import ServerSettings
@@ -133,7 +133,7 @@ def simulate_newcomers(policy: NewcomerPolicy, setting: DriftSetting, rounds: in
             columns = np.array([column_of[client_id] for client_id in table.ids])
         context = context_of(server, state, None, t, 0)
         if context.eligible.size:
-            rows = chosen_in(context, state).rows
+            rows = choose(context, state).rows
             chosen[t - 1, columns[rows]] = True
             state.after_round(_record(t, state, server, rows, drift[columns[rows]]))
     return _result(setting, table, state.policy_state, chosen[:, columns])

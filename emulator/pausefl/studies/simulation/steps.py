@@ -13,7 +13,7 @@ from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server.records import Miss, Observation, RoundRecord
 from pausefl_server.rounds.attempt import attempt_record, releases_of_misses
 from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
-from pausefl_server.rounds.choosing import choose, free_places
+from pausefl_server.rounds.choosing import choose, context_of, free_places
 from pausefl_server.rounds.deadline import round_timeout_s
 from pausefl_server.selection import Oracle, Policy
 from pausefl_server.settings import ServerSettings
@@ -124,7 +124,8 @@ class _Steps:
         free = free_places(server, self._state, t, idle, at_work, lacks, answered, self._given)
         if free is None:
             return []
-        rows = choose(server, self._state, self._oracle, t, self._given, free=free).rows
+        context = context_of(server, self._state, self._oracle, t, self._given, free=free)
+        rows = choose(context, self._state, free).rows
         deadline_s = round_timeout_s(server, self._state.table, rows) / server.time_scale
         ends_s, is_missed = self._now_s + np.minimum(came_s[rows], deadline_s), came_s[rows] >= deadline_s
         counts_s, elapsed_by_row_s = ends_s, elapsed_s + np.where(is_missed, deadline_s, took_s[rows])
