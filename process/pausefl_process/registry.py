@@ -18,15 +18,6 @@ from pausefl_proto.errors import ConfigError
 _OF_PYTHON = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-@dataclass(frozen=True)
-class NamedEntry:
-    """A name that experiments may use."""
-
-    name: str
-    origin: str
-    """"built in", or the distribution that added the name, such as "package pausefl-more 1.0"."""
-
-
 @dataclass(frozen=True, eq=False)
 class Registry(Mapping[str, Any]):
     """The objects of one kind, by name. As a mapping, it contains the built-in objects only.
@@ -78,13 +69,12 @@ class Registry(Mapping[str, Any]):
             return f"pausefl_{name}" if name.startswith("hf:") else name  # plugins/pausefl-hf
         return next((point.value for point in _installed(self.kind) if point.name == name), "")
 
-    def entries(self) -> list[NamedEntry]:
-        """All names with their origins, the built-in ones first."""
+    def entries(self) -> list[tuple[str, str]]:
+        """All names, the built-in ones first, with their origins: "built in", or such as "package pausefl-more 1.0"."""
         points = _installed(self.kind)
         shadowed = {point.name: f" (not replaced by {_origin(point)})" for point in points}
-        return [NamedEntry(name, f"built in{shadowed.get(name, '')}") for name in self.built_in] + [
-            NamedEntry(point.name, _origin(point)) for point in points if point.name not in self.built_in
-        ]
+        added = [(point.name, _origin(point)) for point in points if point.name not in self.built_in]
+        return [(name, f"built in{shadowed.get(name, '')}") for name in self.built_in] + added
 
     def including(self, **more: Any) -> "Registry":
         """A copy of this registry with more built-in objects."""
@@ -97,7 +87,7 @@ class Registry(Mapping[str, Any]):
             each = " and ".join(f"{value} ({_origin(point)})" for value, point in points.items())
             raise ConfigError(f'{key} = "{name}": stands for {each}: must be one of these, as "package.module:name"')
         if not (code := self.code_of(name)):
-            known = [entry.name for entry in self.entries()]
+            known = [name for name, _ in self.entries()]
             close = difflib.get_close_matches(name.lower(), known, n=3)
             hint = f"did you mean {' or '.join(close)}? It " if close else ""
             raise ConfigError(f'{key} = "{name}": {hint}must be one of {", ".join(known)}, or "package.module:name"')

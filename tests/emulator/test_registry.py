@@ -19,7 +19,7 @@ from pausefl.extras import PACKAGES, require
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.privacy import open_privacies
 from pausefl.runtime.client.process import make_trainers
-from pausefl_process.registry import NamedEntry, Registry
+from pausefl_process.registry import Registry
 from pausefl_proto.errors import ConfigError
 from rigs.command import python
 from rigs.places import ROOT
@@ -91,9 +91,9 @@ def test_an_installed_package_adds_names_but_replaces_none(package: Path) -> Non
     assert THINGS.find("dict", "thing") is dict
     assert THINGS.code_of("counter") == "more_pausefl:Counter"
     assert THINGS.entries()[:3] == [
-        NamedEntry("dict", "built in (not replaced by package more-pausefl 1.2)"),
-        NamedEntry("ordered", "built in"),
-        NamedEntry("counter", "package more-pausefl 1.2"),
+        ("dict", "built in (not replaced by package more-pausefl 1.2)"),
+        ("ordered", "built in"),
+        ("counter", "package more-pausefl 1.2"),
     ]
 
 

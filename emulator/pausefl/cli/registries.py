@@ -43,5 +43,5 @@ def listed() -> Iterator[str]:
     for registry in REGISTRIES:
         yield registry.kind
         entries = registry.entries()
-        width = max(len(entry.name) for entry in entries)
-        yield from (f"  {entry.name:{width}}  {entry.origin}" for entry in entries)
+        width = max(len(name) for name, _ in entries)
+        yield from (f"  {name:{width}}  {origin}" for name, origin in entries)
