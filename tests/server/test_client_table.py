@@ -20,9 +20,9 @@ from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.records import TIMING_TOLERANCE_S, LogEvent, Miss, Observation, Timing
-from pausefl_server.rounds.aggregation import AggregatedRound, WeightedUpdate, aggregate
+from pausefl_server.rounds.aggregation import AggregatedRound, aggregate
 from pausefl_server.rounds.elapsed import Elapsed
-from pausefl_server.rounds.messages import Dispatch
+from pausefl_server.rounds.messages import Dispatch, Update
 from pausefl_server.rounds.observations import bounded_timing, observe, with_stop_before
 from pausefl_server.rounds.open_step import OpenStep
 from pausefl_server.selection.base import Context, Inspection, Policy, Selection
@@ -158,7 +158,7 @@ def aggregated(
     updates: dict[str, Vector],
     settings: ServerSettings,
     weights: FloatArray | None = None,
-    late: Sequence[WeightedUpdate] = (),
+    late: Sequence[tuple[Update, float]] = (),
 ) -> AggregatedRound:
     """A round of five clients, of which those in `updates` have answered. The model is zero and has two parameters."""
     state = RunState.start(NotTheSecond(5), 1)
@@ -189,16 +189,16 @@ def test_a_control_variate_is_neither_shown_to_the_policy_nor_counted_in_a_norm(
     updates = random_updates("abcd", 4)
     updates["c"][2:] = 1e6
     found = aggregated(updates, server_settings(2, aggregation=Aggregation(norm_limit=30.0)))
-    assert (found.rejected, {o.statistics["size"] for o in found.observations.values()}) == ((), {2.0})
+    assert (found.events, {o.statistics["size"] for o in found.observations.values()}) == ((), {2.0})
 
 
 def test_a_fresh_and_a_late_update_of_a_client_are_rejected_each() -> None:
     unit, great = np.ones(2, np.float32), np.full(2, 1000.0, np.float32)
-    late = [WeightedUpdate("c", great, 1.0), WeightedUpdate("a", unit, 1.0)]
+    late = [(answer_of(i, 1, Release(), vector=vector), 1.0) for i, vector in (("c", great), ("a", unit))]
     updates = {"a": unit, "c": great, "d": unit, "e": unit}
     found = aggregated(updates, server_settings(2, aggregation=Aggregation(norm_limit=3.0)), late=late)
-    assert [(event.kind, event.client_id) for event in found.rejected] == [("rejected", "c")] * 2
-    assert list(found.late_rejected) == [0]
+    fates = [("rejected", "c"), ("rejected", "c"), ("dropped", "c"), ("merged", "a")]
+    assert [(event.kind, event.client_id) for event in found.events] == fates
     np.testing.assert_allclose(found.model.theta, unit)
 
 

@@ -13,6 +13,8 @@ from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import TierModels
 from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.records import LogEvent, Observation
+from pausefl_server.rounds.late_updates import dropped, merged
+from pausefl_server.rounds.messages import Update
 from pausefl_server.rounds.open_step import Draw, OpenStep
 from pausefl_server.selection.validation import checked_inspection
 from pausefl_server.settings import ServerSettings
@@ -39,23 +41,20 @@ class AggregatedRound:
     model: GlobalModel
     observations: Mapping[str, Observation]
     """The changed observations, by client: their updates entered the model, or the policy added statistics."""
-    capped: tuple[LogEvent, ...]
-    """One event for each client whose weight was cut."""
-    rejected: tuple[LogEvent, ...]
-    """One event for each update that was too great beside the others."""
-    late_rejected: Mapping[int, str]
-    """The reason for each late update that was rejected, by its index among the late ones."""
+    events: tuple[LogEvent, ...]
+    """What became of updates: "rejected" beside the others, "capped" time or weight, late ones "merged" or "dropped"."""
 
 
 def aggregate(
-    step: OpenStep, late: Sequence[WeightedUpdate], state: RunState, model: GlobalModel, settings: ServerSettings
+    step: OpenStep, late: Sequence[tuple[Update, float]], state: RunState, model: GlobalModel, settings: ServerSettings
 ) -> AggregatedRound:
     """The model moved by the updates that the policy admits; the same model if there are none.
 
-    `late` updates come last. No policy inspects them.
+    `late` updates, each with its weight, come last. No policy inspects them.
     """
     admitted, observations = _inspect(step, state, model.model_size)
-    updates = [*(_weighted(step, draw, state, settings) for draw in admitted), *late]
+    updates = [_weighted(step, draw, state, settings) for draw in admitted]
+    updates += [WeightedUpdate(u.client_id, u.vector, weight, step.number - u.round) for u, weight in late]
     updates = [discounted(update, settings.asynchronous, model) for update in updates]
     found: dict[int, str] = {}
     if (limit := settings.aggregation.norm_limit) is not None:
@@ -63,12 +62,13 @@ def aggregate(
     # A client that was drawn twice has one fresh update, and may have a late one besides.
     fresh = len(admitted)
     reasons = {(updates[i].client_id, i < fresh): reason for i, reason in found.items()}
-    events = tuple(LogEvent("rejected", client_id, reason) for (client_id, _), reason in reasons.items())
-    late_rejected = {i - fresh: reason for i, reason in found.items() if i >= fresh}
+    events = (*(LogEvent("rejected", client_id, reason) for (client_id, _), reason in reasons.items()), *step.capped)
+    of_late = enumerate((update for update, _ in late), fresh)
+    fates = [dropped(update, found[i]) if i in found else merged(update, step.number) for i, update in of_late]
     kept = [i for i in range(len(updates)) if i not in found]
     updates = [updates[i] for i in kept]
     if not updates:
-        return AggregatedRound(model, observations, (), events, late_rejected)
+        return AggregatedRound(model, observations, (*events, *fates))
     shares, capped = _capped(updates, settings.aggregation.weight_share_max)
     coefficients = shares / shares.sum()
     if settings.asynchronous.normaliser == "plain":
@@ -84,7 +84,7 @@ def aggregate(
         steps, tier = settings.asynchronous, int(tiers[state.table.rows(step.updates)].max())
         optimizer = TierModels(steps.concurrency // steps.buffer, tier)
     model = model.updated(vectors, shares, settings.aggregation, optimizer, clients=clients)
-    return AggregatedRound(model, observations, capped, events, late_rejected)
+    return AggregatedRound(model, observations, (*events, *capped, *fates))
 
 
 def _weighted(step: OpenStep, draw: Draw, state: RunState, settings: ServerSettings) -> WeightedUpdate:

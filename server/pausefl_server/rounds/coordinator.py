@@ -17,13 +17,13 @@ from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import Ping
 from pausefl_server.records import EventKind, LogEvent, RoundRecord, unsettled
 from pausefl_server.release_checks import check_release, is_plausible
-from pausefl_server.rounds.aggregation import WeightedUpdate, aggregate
+from pausefl_server.rounds.aggregation import aggregate
 from pausefl_server.rounds.budget_exhaustion import budgets_end, too_few_left, used_up
 from pausefl_server.rounds.choosing import FreePlaces, free_places
 from pausefl_server.rounds.deadline import Patience, answers_needed, round_timeout_s
 from pausefl_server.rounds.elapsed import Elapsed
 from pausefl_server.rounds.evaluation import EvaluatorActor
-from pausefl_server.rounds.late_updates import LateUpdates, dropped, merged
+from pausefl_server.rounds.late_updates import LateUpdates, dropped
 from pausefl_server.rounds.membership import Membership
 from pausefl_server.rounds.messages import (
     Dispatch,
@@ -291,16 +291,14 @@ class Coordinator(Actor[_Message]):
 
     async def _aggregate(self, step: OpenStep) -> GlobalModel:
         """The next model, from the round's updates and the kept late ones; notes for the log what became of each."""
-        number, late = step.number, self._late.hand_over()
+        late = self._late.hand_over()
         quick = self.model.theta.nbytes * (len(step.updates) + len(late)) <= MAX_FRAME_BYTES
-        weighted = [WeightedUpdate(u.client_id, u.vector, weight, number - u.round) for u, weight in late]
-        combined = await off_loop(quick, aggregate, step, weighted, self.state, self.model, self._settings)
+        combined = await off_loop(quick, aggregate, step, late, self.state, self.model, self._settings)
         step.observations.update(combined.observations)
-        for event in combined.rejected:
-            self._observer.rejected(f"client {event.client_id} {event.detail}: rejected")
-        rejected = combined.late_rejected
-        fates = (dropped(u, rejected[i]) if i in rejected else merged(u, number) for i, (u, _) in enumerate(late))
-        self._pending.add(*combined.rejected, *step.capped, *combined.capped, *fates)
+        for event in combined.events:
+            if event.kind == "rejected":
+                self._observer.rejected(f"client {event.client_id} {event.detail}: rejected")
+        self._pending.add(*combined.events)
         return combined.model
 
     def _record(self, step: OpenStep, model: GlobalModel, started: tuple[float, float]) -> RoundRecord:
