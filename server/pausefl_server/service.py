@@ -19,7 +19,6 @@ from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Vector, digest
 from pausefl_server.actor import ActorStopped
 from pausefl_server.connections.admission_files import follow
-from pausefl_server.connections.answer_limits import limits_of
 from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
@@ -191,7 +190,7 @@ async def serve(
             finishes_rounds=platform.finishes_rounds,
         )
         endpoints = replace(endpoints, run_id=settings.run_id)
-        handler = ClientStreamHandler(coordinator, limits_of(settings), endpoints, monitor, observer.rejected)
+        handler = ClientStreamHandler(coordinator, settings, endpoints, monitor, observer.rejected)
         transport = platform.transport(handler, endpoints, settings.clients or _MANY_CLIENTS)
         before = count_held()
         following = partial(follow, endpoints.admission_files, endpoints.admission, handler.readmit, observer.rejected)

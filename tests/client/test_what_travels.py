@@ -30,7 +30,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.encoding import ENCODINGS, Encoding, TopShare
 from pausefl_proto.errors import ConfigError, WireError
 from pausefl_proto.wire import Manifest, TensorSpec
-from pausefl_server.connections.answer_limits import AnswerLimits
+from pausefl_server.connections.reported_values import check_update
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import ServerOptimizer
@@ -38,6 +38,7 @@ from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.rounds.aggregation import WeightedUpdate, discounted
 from rigs import own_models
 from rigs.own_models import DIGITS, FROZEN_NORM, RUN, played, tokens, trainer_of
+from rigs.settings import server_settings
 
 
 @pytest.fixture(autouse=True)
@@ -267,10 +268,10 @@ def test_a_late_update_is_discounted_but_for_its_statistics() -> None:
 
 def test_a_negative_variance_is_rejected() -> None:
     manifest = Manifest((TensorSpec("w", (2,)),)).with_statistics({"running_mean": (1,), "running_var": (1,)})
-    limits = AnswerLimits(4, statistics=manifest.statistics)
-    limits.check(np.array([-1, -1, -1, 0], np.float32), 0.0)
+    settings = server_settings(2, manifest=manifest)
+    check_update(np.array([-1, -1, -1, 0], np.float32), 0.0, settings)
     with pytest.raises(WireError, match="a negative variance in statistics/running_var"):
-        limits.check(np.array([1, 1, 1, -1e-9], np.float32), 0.0)
+        check_update(np.array([1, 1, 1, -1e-9], np.float32), 0.0, settings)
 
 
 PRIVATE: dict[str, Any] = {"privacy.epsilon_budget": 1e6, "privacy.clip": 0.1}

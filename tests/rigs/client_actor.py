@@ -12,12 +12,13 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, cut, digest, pack, pack_job
 from pausefl_server.actor import Actor
-from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.connections.rate_limit import ClientRateLimit
 from pausefl_server.model.norm_bound import NormBound
 from pausefl_server.rounds.messages import Dispatch, Refusal, Update
+from pausefl_server.settings import PrivacySettings
 from rigs.clock import Clock, FakeStream
+from rigs.settings import server_settings
 
 
 class FakeCoordinator(Actor[Any]):
@@ -40,15 +41,15 @@ class ClientActorRig:
         self.watch = HostWatch(self.clock)
         self.stream = FakeStream(self.clock)
         self.coordinator = FakeCoordinator()
-        self._limits = AnswerLimits(size, norm_bound, budget=budget)
+        privacy = norm_bound and PrivacySettings(Budget(10.0, 0.04), norm_bound.unit, "", norm_bound=norm_bound)
+        self._settings, self._budget = server_settings(size, privacy=privacy), budget
         self.actor = self.actor_of()
         self.reason: asyncio.Task[str] | None = None
 
     def actor_of(self, rate_limit: ClientRateLimit | None = None) -> ClientActor:
         """An actor for one stream of the client."""
-        return ClientActor(
-            "client-1", self.stream, self.coordinator, self._limits, self.watch, released=2, rate_limit=rate_limit
-        )
+        told: dict[str, Any] = {"released": 2, "budget": self._budget, "rate_limit": rate_limit}
+        return ClientActor("client-1", self.stream, self.coordinator, self._settings, self.watch, **told)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["ClientActorRig"]:

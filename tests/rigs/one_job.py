@@ -12,12 +12,12 @@ from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, digest, pack_job
 from pausefl_server.actor import Actor
-from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.rounds.messages import Dispatch, Lost, Register
 from rigs.federation import SIZE
+from rigs.settings import server_settings
 
 ENDPOINTS = Endpoints("127.0.0.1", 0)
 
@@ -56,7 +56,7 @@ async def listening(
     coordinator = coordinator or OneJob(size)
     running = asyncio.ensure_future(coordinator.run())
     endpoints = replace(ENDPOINTS, tls=tls, **told)
-    handler = ClientStreamHandler(coordinator, AnswerLimits(size), endpoints)  # type: ignore[arg-type]  # a stand-in
+    handler = ClientStreamHandler(coordinator, server_settings(size), endpoints)  # type: ignore[arg-type]  # a stand-in
     server = FederationServer(handler, endpoints, most_clients)
     try:
         yield await server.start("127.0.0.1", 0)

@@ -19,7 +19,6 @@ from pausefl_proto.errors import DamageError, TryLaterError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Assembler, Vector, pack, unpack
 from pausefl_server.connections import client_actor
-from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
@@ -31,6 +30,7 @@ from rigs.clock import Clock
 from rigs.coordinator import MakeRig
 from rigs.federation import SIZE, answer_of, clients, federation, hello, log_of, raw_stream, take_a_job
 from rigs.one_job import ENDPOINTS, OneJob, listening
+from rigs.settings import server_settings
 
 PONG = pb.ClientMessage(pong=pb.Pong(nonce=9)).SerializeToString()
 
@@ -65,7 +65,7 @@ async def stream_handler(coordinator: OneJob | None = None) -> AsyncIterator[Cli
     """A handler for a coordinator that gives every client a job."""
     coordinator = coordinator or OneJob(SIZE)
     running = asyncio.ensure_future(coordinator.run())
-    yield ClientStreamHandler(coordinator, AnswerLimits(SIZE), ENDPOINTS)  # type: ignore[arg-type]  # a stand-in
+    yield ClientStreamHandler(coordinator, server_settings(SIZE), ENDPOINTS)  # type: ignore[arg-type]  # a stand-in
     coordinator.stop()
     await running
 
@@ -95,7 +95,7 @@ class SilentStream:
 
 async def test_nothing_is_read_from_a_peer_that_can_be_none_of_the_run() -> None:
     endpoints = replace(ENDPOINTS, admission=Admission(tokens={"a": b""}))
-    handler = ClientStreamHandler(OneJob(SIZE), AnswerLimits(SIZE), endpoints)  # type: ignore[arg-type]  # a stand-in
+    handler = ClientStreamHandler(OneJob(SIZE), server_settings(SIZE), endpoints)  # type: ignore[arg-type]  # a stand-in
     stream = SilentStream(takes=9)
     async with asyncio.timeout(5):  # shorter than the wait for a hello
         await handler.handle(stream, PeerIdentity("peer", token="a guess"))

@@ -4,17 +4,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pausefl_process.host_monitor import HostWatch
-from pausefl_proto.budget import Release
+from pausefl_proto.budget import Budget, Release
 from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler, Vector, decode, encode
 from pausefl_server.actor import Actor
-from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.exchange import Exchange
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.connections.reported_values import (
     LONGEST_TEXT,
+    check_update,
     durations_of,
     host_of,
     loss_of,
@@ -23,6 +23,7 @@ from pausefl_server.connections.reported_values import (
 )
 from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, Order, Pinged, Refusal, RefusalKind, Update
 from pausefl_server.rounds.preparation import off_loop
+from pausefl_server.settings import ServerSettings
 
 # Checking this many bytes takes about 30 µs, handing them to a thread and back 100 µs.
 _INLINE_BYTES = 1 << 20
@@ -61,18 +62,24 @@ class ClientActor(Actor[Order | _AskAgain]):
         client_id: str,
         stream: StreamToClient,
         coordinator: Actor[Any],
-        limits: AnswerLimits,
+        settings: ServerSettings,
         watch: HostWatch,
         *,
         released: int = 0,
+        budget: Budget | None = None,
         rate_limit: ClientRateLimit | None = None,
     ) -> None:
-        """`released` is how many releases the client's ledger counts at hello; `rate_limit` outlives its streams."""
+        """`released` is how many releases the client's ledger counts at hello; `rate_limit` outlives its streams.
+
+        `budget` tells when the client may say that its budget is spent; None: it may always say so.
+        """
         super().__init__(f"client {client_id}")
         self.client_id = client_id
         self._stream = stream
         self._coordinator = coordinator
-        self._limits = limits
+        self._settings = settings
+        self._encoding = settings.encoding.beside(settings.manifest.statistics.size)
+        self._budget = budget
         self._watch = watch
         self._clock = watch.clock
         self._exchange: Exchange | None = None
@@ -208,7 +215,7 @@ class ClientActor(Actor[Order | _AskAgain]):
             self._receiving = exchange
             exchange.result, exchange.first_frame_s, exchange.bytes_up = result, arrived_s, n_bytes
             try:
-                exchange.frames = Assembler(result.update, self._limits.size, self._limits.encoding)
+                exchange.frames = Assembler(result.update, self._settings.manifest.size, self._encoding)
                 exchange.frames.add(0, payload)
                 await self._finish_if_complete(exchange, arrived_s)
             except DamageError as damage:
@@ -272,7 +279,8 @@ class ClientActor(Actor[Order | _AskAgain]):
             server_host = self._watch.report(exchange.first_s, compute_s=0.0)
             timing = exchange.timing(durations_of(result), arrived_s, server_host)
             host, statistics = host_of(result), statistics_of(result)
-            vector = await off_loop(self._limits.size * 4 <= _INLINE_BYTES, self._checked, frames, release)
+            is_quick = self._settings.manifest.size * 4 <= _INLINE_BYTES
+            vector = await off_loop(is_quick, self._checked, frames, release)
         except DamageError:
             raise
         except WireError as error:
@@ -303,7 +311,7 @@ class ClientActor(Actor[Order | _AskAgain]):
 
     def _checked(self, frames: Assembler, release: Release) -> Vector:
         vector = frames.finish(check_finite=True)
-        self._limits.check(vector, release.epsilon)  # the coordinator compares ε with the schedule
+        check_update(vector, release.epsilon, self._settings)  # the coordinator compares ε with the schedule
         return vector
 
     async def _reject(self, reason: str, job: tuple[int, int], release: Release, *, is_counted: bool = True) -> None:
@@ -316,7 +324,7 @@ class ClientActor(Actor[Order | _AskAgain]):
 
     async def _relay_refusal(self, result: pb.Result) -> None:
         job = result.round, result.attempt
-        is_spent, budget = result.status == pb.STATUS_BUDGET_EXHAUSTED, self._limits.budget
+        is_spent, budget = result.status == pb.STATUS_BUDGET_EXHAUSTED, self._budget
         if is_spent and budget is not None and not budget.may_be_spent(self._most_released - 1):  # without this job's
             await self._reject("says that its budget is spent, its schedule affords more", job, Release())
             return

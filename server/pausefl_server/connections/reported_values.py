@@ -1,4 +1,4 @@
-"""The values that a client reports beside its update, checked and kept short; WireError for impossible values."""
+"""A client's update and the values that it reports beside it, checked and kept short; WireError for impossible ones."""
 
 from dataclasses import fields
 
@@ -7,8 +7,9 @@ from pausefl_proto.budget import Release
 from pausefl_proto.errors import WireError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import MAX_STATISTICS
+from pausefl_proto.wire import MAX_STATISTICS, Vector
 from pausefl_server.clients import GREATEST_STATED
+from pausefl_server.settings import ServerSettings
 
 LONGEST_TEXT = 200
 """How many characters are kept of a text that a client wrote."""
@@ -16,6 +17,16 @@ LONGEST_TEXT = 200
 # No exchange takes longer than this, some 11 days.
 _LONGEST_S = 1e6
 _LONGEST_NAME = 64
+
+
+def check_update(vector: Vector, epsilon: float, settings: ServerSettings) -> None:
+    """Raise WireError if clipping and noise at `epsilon` > 0 cannot have made this update, or a variance is < 0."""
+    d, bound = settings.manifest.charged.size, settings.privacy.norm_bound if settings.privacy else None
+    if bound is not None and epsilon > 0:
+        bound.check(vector[:d], epsilon, settings.encoding)
+    for name, values in settings.manifest.statistics.split(vector[d:]).items():
+        if name.endswith("running_var") and values.min(initial=0.0) < 0:
+            raise WireError(f"has a negative variance in {name}")
 
 
 def release_of(result: pb.Result) -> Release:

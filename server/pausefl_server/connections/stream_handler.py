@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 from pausefl_process.host_monitor import UNWATCHED, HostWatch
@@ -11,7 +11,6 @@ from pausefl_proto.errors import DamageError, TryLaterError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, decode, encode
 from pausefl_server.actor import ActorStopped
-from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.client_actor import ClientActor, StreamToClient
 from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.connections.hello_limits import MAX_HELLO_BYTES, MOST_ENDING, HelloLimiter, StreamQuota
@@ -19,6 +18,7 @@ from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.messages import Lost, Register
+from pausefl_server.settings import ServerSettings
 
 # How long a client that is sent away may take to read the reason.
 _GOODBYE_WITHIN_S = 2.0
@@ -47,7 +47,7 @@ class ClientStreamHandler:
     def __init__(
         self,
         coordinator: Coordinator,
-        limits: AnswerLimits,
+        settings: ServerSettings,
         endpoints: Endpoints,
         watch: HostWatch = UNWATCHED,
         on_refused: Callable[[str], None] = lambda _: None,
@@ -58,7 +58,7 @@ class ClientStreamHandler:
         its ledger states the ε that it spent in the other run.
         """
         self._coordinator = coordinator
-        self._limits = limits
+        self._settings = settings
         self._admission = endpoints.admission
         self._watch = watch
         self._on_refused = on_refused
@@ -145,10 +145,11 @@ class ClientStreamHandler:
             hello.client_id,
             stream,
             self._coordinator,
-            # A client that plays one run after the other may have spent its life's budget before the run's.
-            replace(self._limits, budget=None) if hello.run_id else self._limits,
+            self._settings,
             self._watch,
             released=hello.ledger.released,
+            # A client that plays one run after the other may have spent its life's budget before the run's.
+            budget=None if hello.run_id else self._settings.budget,
             rate_limit=rate_limit,
         )
         writer: asyncio.Future[None] | None = None
