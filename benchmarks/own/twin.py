@@ -135,14 +135,8 @@ def changed_choices(experiment: Experiment, real: list[RoundRecord], virtual: li
             ours, theirs = (np.flatnonzero(np.isin(choice.rows, rows)) for rows in (selection.rows, recorded))
             gaps.append(choice.energy(ours) - choice.energy(theirs))
 
-    replay(
-        policy,
-        settings.seed,
-        with_virtual_latencies(real, virtual),
-        tau_min_s=settings.tau_min_s,
-        examples_max=settings.examples_max,
-        before_each=choose_again,
-    )
+    fresh = RunState.start(policy, settings.seed, tau_min_s=settings.tau_min_s, examples_max=settings.examples_max)
+    replay(fresh, with_virtual_latencies(real, virtual), before_each=choose_again)
     return {"changed_choices": len(gaps), "changed_gap_max": max(gaps, default=0.0)}
 
 

@@ -110,22 +110,18 @@ class StartingPoint:
 
 
 def replay(
-    policy: Policy,
-    seed: int,
+    state: RunState,
     records: Iterable[RoundRecord],
     after_each: Callable[[RoundRecord, RunState], None] = lambda *_: None,
     *,
-    tau_min_s: float | None = None,
-    examples_max: int | None = None,
     unfinished: Iterable[RoundRecord] = (),
     before_each: Callable[[RoundRecord, RunState], None] = lambda *_: None,
 ) -> RunState:
-    """The state after a recorded log, equal to that of an uninterrupted run.
+    """The state after a recorded log, equal to that of an uninterrupted run. `state` is that before round 1.
 
     `unfinished` are the failed attempts at the round after the last. `before_each` receives the state from which each
     attempt, failed or not, chose its clients; `after_each` receives the state after each committed round.
     """
-    state = RunState.start(policy, seed, tau_min_s=tau_min_s, examples_max=examples_max)
 
     def fold(attempt: RoundRecord, take: Callable[[RoundRecord], None]) -> None:
         state.before_round(attempt.round, attempt.events)

@@ -22,7 +22,7 @@ from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.ucb import Ucb
-from pausefl_server.state import replay
+from pausefl_server.state import RunState, replay
 from rigs.log import observation, record
 from rigs.policies import IDS, Play, policy_of
 from rigs.settings import server_settings
@@ -162,7 +162,11 @@ def test_a_constant_that_does_not_fit_the_links_is_said_once(latency_s: float, n
     said: list[ProgressEvent] = []
     first = played(1, {"a": latency_s})
     records = [replace(first, round=t, events=(LogEvent("joined", "a"),) if t == 1 else ()) for t in range(1, 31)]
-    replay(All(1), 1, records, ProgressReporter(server_settings(8), said.append).round_committed, tau_min_s=0.05)
+    replay(
+        RunState.start(All(1), 1, tau_min_s=0.05),
+        records,
+        ProgressReporter(server_settings(8), said.append).round_committed,
+    )
     messages = [event.message for event in said if isinstance(event, Notice)]
     assert len([message for message in messages if message.startswith("latency.tau_min_s = 0.05: ")]) == notices
 

@@ -36,7 +36,7 @@ from pausefl.results.summary import summarise
 from pausefl.results.tally import RunTally
 from pausefl.runtime.plan import plan_of
 from pausefl_server.service import RunResult
-from pausefl_server.state import replay
+from pausefl_server.state import RunState, replay
 from pausefl_server.storage.store import Store
 from rigs.command import summary_of
 from rigs.experiments import play, small
@@ -240,7 +240,7 @@ def summarised(run_dir: Path) -> dict[str, Any]:
     experiment = parse_experiment(NEWCOMERS)
     policy = selected_policy(experiment.selection)
     with closing(Store(run_dir / "run.db", verify=False)) as store:
-        state = replay(policy, 1, store.rounds(), tau_min_s=None, unfinished=store.failed_attempts())
+        state = replay(RunState.start(policy, 1), store.rounds(), unfinished=store.failed_attempts())
         tally = RunTally(store.log(), store.failed_attempts(), store.late_events())
     result = RunResult(state, np.zeros(10, np.float32), None, (), (), "all rounds done", "completed", 0)
     return {**summarise(plan_of(experiment, "run").server.summary, policy, tally, result, charged_size=10)}

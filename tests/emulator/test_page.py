@@ -27,7 +27,7 @@ from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation, LogEvent, RoundRecord, Timing
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings, RunInfo
-from pausefl_server.state import replay
+from pausefl_server.state import RunState, replay
 from rigs import log
 from rigs.log import observation
 
@@ -65,7 +65,7 @@ def test_a_frame_before_round_1_says_who_is_awaited(make_telemetry: MakeTelemetr
 def test_a_frame_shows_curves_parts_and_doubts(make_telemetry: MakeTelemetry) -> None:
     telemetry = make_telemetry(PRIVATE, info=INFO)
     second = record(2, ["a", "b"], suspect=("clients steal_share",), elapsed_s=5.0)
-    replay(All(2), 1, [record(1, ["a", "b"], elapsed_s=2.5), second], telemetry.round_committed)
+    replay(RunState.start(All(2), 1), [record(1, ["a", "b"], elapsed_s=2.5), second], telemetry.round_committed)
     telemetry.evaluated(2, Evaluation("test", subset=True, n_examples=9, accuracy=0.75, loss=1.0))
     telemetry.evaluated(2, Evaluation("test", subset=False, n_examples=99, accuracy=0.8, loss=1.0))
     shown = frame(telemetry.now, telemetry.settings)
@@ -94,7 +94,7 @@ def test_a_frame_shows_who_is_at_work_and_how_stale_updates_are(
     telemetry = make_telemetry(PRIVATE, is_asynchronous=is_asynchronous, asynchronous=Asynchronous(concurrency=2))
     played = record(1, ["a", "b"], elapsed_s=4.0)
     jobs = [replace(o, came_back_s=k, staleness=k) for k, o in enumerate(played.observations, start=1)]
-    replay(All(2), 1, [replace(played, observations=tuple(jobs))], telemetry.round_committed)
+    replay(RunState.start(All(2), 1), [replace(played, observations=tuple(jobs))], telemetry.round_committed)
     shown = frame(telemetry.now, telemetry.settings)
     assert (shown["elapsed_s"], shown["at_work"], shown["places"]) == (4.0, 0.75, 2)
     assert (shown["idle"], shown["staleness"]) == (1 - 0.75 / 2, staleness)
@@ -109,7 +109,7 @@ def test_a_frame_without_accuracy_says_why_and_one_without_privacy_shows_no_epsi
     make_telemetry: MakeTelemetry, model: str, every: int, said: str
 ) -> None:
     telemetry = make_telemetry(None, info=replace(INFO, model=model), evaluation_every=every)
-    replay(All(2), 1, [record(1, ["a", "b"])], telemetry.round_committed)
+    replay(RunState.start(All(2), 1), [record(1, ["a", "b"])], telemetry.round_committed)
     shown = frame(telemetry.now, telemetry.settings)
     assert said in shown["no_accuracy"]
     assert (shown["unit"], shown["budget"], shown["leakage"], shown["private"]) == (None, None, [], False)
@@ -119,14 +119,14 @@ def test_a_frame_names_the_clients_behind_a_suspect_round(make_telemetry: MakeTe
     telemetry, names = make_telemetry(PRIVATE), ["a", "b", "c", "d", "e"]
     played = record(1, names, suspect=("clients steal_share", "server loop_lag_s"))
     robbed = [o if o.client_id == "c" else replace(o, suspect=("clients steal_share",)) for o in played.observations]
-    replay(All(5), 1, [replace(played, observations=tuple(robbed))], telemetry.round_committed)
+    replay(RunState.start(All(5), 1), [replace(played, observations=tuple(robbed))], telemetry.round_committed)
     suspect = frame(telemetry.now, telemetry.settings)["last"]["suspect"]
     assert suspect == ["clients steal_share (a, b, d and 1 more)", "server loop_lag_s"]
 
 
 def test_of_a_large_fleet_the_first_hundred_by_either_order_are_shown(make_telemetry: MakeTelemetry) -> None:
     telemetry, names = make_telemetry(PRIVATE), [f"c{k:04}" for k in range(1000)]
-    replay(All(1000), 1, [record(1, names)], telemetry.round_committed)
+    replay(RunState.start(All(1000), 1), [record(1, names)], telemetry.round_committed)
     shown = frame(telemetry.now, telemetry.settings)
     assert shown["clients"]["total"] == 1000
     assert [row["id"] for row in shown["clients"]["rows"]] == names[:ROWS_MAX] + names[-ROWS_MAX:]
@@ -182,7 +182,7 @@ def test_a_reader_is_shown_what_is_there_then_what_changes_then_the_end(make_tel
         stream = get(address, "/events")
         assert stream.headers["Content-Type"] == "text/event-stream"
         assert (next_frame(stream) or {})["round"] == 0
-        state = replay(All(2), 1, [record(1, ["a", "b"])], telemetry.round_committed)
+        state = replay(RunState.start(All(2), 1), [record(1, ["a", "b"])], telemetry.round_committed)
         assert (next_frame(stream) or {})["round"] == 1
         telemetry.finished(state, "all rounds done", ())
         page.close()
@@ -192,7 +192,7 @@ def test_a_reader_is_shown_what_is_there_then_what_changes_then_the_end(make_tel
 
 def test_whoever_comes_late_or_back_is_shown_the_whole_run(make_telemetry: MakeTelemetry) -> None:
     telemetry = make_telemetry(PRIVATE)
-    replay(All(2), 1, [record(t, ["a", "b"]) for t in (1, 2, 3)], telemetry.round_committed)
+    replay(RunState.start(All(2), 1), [record(t, ["a", "b"]) for t in (1, 2, 3)], telemetry.round_committed)
     with served(telemetry) as (_, address):
         for _ in range(2):
             stream = get(address, "/events")
@@ -205,7 +205,7 @@ def test_a_reader_that_takes_nothing_holds_nobody_up(make_telemetry: MakeTelemet
     telemetry, names = make_telemetry(PRIVATE), [f"c{k:04}" for k in range(400)]
     with served(telemetry) as (_, address):
         asleep, awake = get(address, "/events"), get(address, "/events")
-        state = replay(All(400), 1, [record(1, names)], telemetry.round_committed)
+        state = replay(RunState.start(All(400), 1), [record(1, names)], telemetry.round_committed)
         assert (next_frame(awake) or {})["round"] in {0, 1}
         telemetry.finished(state, "all rounds done", ())
         while (shown := next_frame(awake)) is not None and not shown["status"].startswith("finished"):
@@ -406,7 +406,7 @@ def test_a_browser_shows_a_real_run(browser: Browser, tmp_path: Path) -> None:
 
 def test_it_can_be_used_with_the_keyboard_alone(browser: Browser, make_telemetry: MakeTelemetry) -> None:
     telemetry = make_telemetry(PRIVATE, info=INFO)
-    replay(All(3), 1, [record(1, ["a", "b", NASTY])], telemetry.round_committed)
+    replay(RunState.start(All(3), 1), [record(1, ["a", "b", NASTY])], telemetry.round_committed)
     with served(telemetry) as (_, address):
         browser.open(f"http://{address}/")
         browser.wait_for("document.querySelectorAll('#rows tr').length === 3")
@@ -430,7 +430,7 @@ def test_it_can_be_used_with_the_keyboard_alone(browser: Browser, make_telemetry
 
 def test_a_regression_is_not_shown_as_a_classification(browser: Browser, make_telemetry: MakeTelemetry) -> None:
     telemetry = make_telemetry(PRIVATE, info=INFO)
-    replay(All(2), 1, [record(1, ["a", "b"], wall_clock_s=1e5)], telemetry.round_committed)
+    replay(RunState.start(All(2), 1), [record(1, ["a", "b"], wall_clock_s=1e5)], telemetry.round_committed)
     telemetry.evaluated(1, Evaluation("test", subset=True, n_examples=9, accuracy=0.75, loss=1.0, metric="R²"))
     with served(telemetry) as (_, address):
         browser.open(f"http://{address}/")
@@ -448,6 +448,6 @@ def test_it_comes_back_when_the_server_does(browser: Browser, make_telemetry: Ma
         browser.open(f"http://{address}/")
         browser.wait_for("document.querySelector('#state').textContent === 'waiting for clients: 0 of 2'")
     browser.wait_for("document.querySelector('#state').dataset.state === 'lost'")
-    replay(All(2), 1, [record(1, ["a", "b"])], telemetry.round_committed)
+    replay(RunState.start(All(2), 1), [record(1, ["a", "b"])], telemetry.round_committed)
     with served(telemetry, int(address.rpartition(":")[2])):
         browser.wait_for("document.querySelectorAll('#rows tr').length === 2")

@@ -18,7 +18,7 @@ from pausefl_server.records import EventKind, LogEvent, Miss, unsettled
 from pausefl_server.rounds.messages import JobWithdrawn, Lost, Pinged, Refusal, Shutdown, Update
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.selection.policies.everyone import All
-from pausefl_server.state import replay
+from pausefl_server.state import RunState, replay
 from pausefl_server.storage.store import Store
 from rigs.clock import Clock
 from rigs.coordinator import BUDGET, CoordinatorRig, FakePeer, MakeRig
@@ -337,7 +337,7 @@ def test_rounds_taken_back_keep_what_their_misses_may_have_cost(store: Store) ->
         store.commit_round(record(t, answer, misses=(Miss("b", "timeout", 1.0, 1.0),), **changes))
 
     def most() -> int:
-        state = replay(All(2), 1, store.rounds())
+        state = replay(RunState.start(All(2), 1), store.rounds())
         state.before_round(state.round + 1, store.late_events())
         tally = RunTally(store.log(), late_events=store.late_events())
         return max(tally.unanswered.releases_at_most(state.table, BUDGET).values())

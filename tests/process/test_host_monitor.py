@@ -29,7 +29,7 @@ from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import LogEvent, RoundRecord, Timing
 from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.settings import MetricsSettings
-from pausefl_server.state import replay
+from pausefl_server.state import RunState, replay
 from pausefl_server.storage.store import Store
 from rigs.command import query
 from rigs.experiments import small
@@ -254,7 +254,7 @@ def test_the_log_keeps_what_hosts_and_clocks_said(tmp_path: Path) -> None:
 
 def test_an_observation_in_doubt_is_one_in_the_metrics(make_telemetry: Callable[..., Telemetry]) -> None:
     telemetry = make_telemetry(None)
-    telemetry.round_committed(doubted_round(), replay(Random(m=1), 0, [doubted_round()]))
+    telemetry.round_committed(doubted_round(), replay(RunState.start(Random(m=1), 0), [doubted_round()]))
     value = make_registry(telemetry, MetricsSettings()).get_sample_value
     assert value("pausefl_suspect_rounds_total", {"reason": "clients loop_lag_s"}) == 1
     assert value("pausefl_suspect_observations_total") == 1

@@ -26,7 +26,7 @@ from pausefl_server.rounds.messages import Dispatch, Lost, Register, Update
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
-from pausefl_server.state import StartingPoint, replay
+from pausefl_server.state import RunState, StartingPoint, replay
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.restore import restore
 from pausefl_server.storage.store import Store
@@ -280,10 +280,8 @@ class CoordinatorRig:
     def assert_the_log_tells_all(self) -> None:
         """Assert that replaying the log, with events after its last round, gives the state in which the run ended."""
         live, rounds = self.coordinator.state, self.store.rounds()
-        settings = self.settings
-        replayed = replay(
-            self.policy, settings.seed, rounds, tau_min_s=settings.tau_min_s, unfinished=self.store.failed_attempts()
-        )
+        fresh = RunState.start(self.policy, self.settings.seed, tau_min_s=self.settings.tau_min_s)
+        replayed = replay(fresh, rounds, unfinished=self.store.failed_attempts())
         replayed.before_round(replayed.round + 1, self.store.late_events())
         for field in dataclasses.fields(live.table):
             mine, theirs = getattr(live.table, field.name), getattr(replayed.table, field.name)

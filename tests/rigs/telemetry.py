@@ -114,7 +114,7 @@ def commit(telemetry: Telemetry, *, private: bool = True) -> None:
             telemetry.attempt_failed(failed, state)
         telemetry.round_committed(record, state, budgets_end=40)
 
-    replay(All(2), 1, records(private=private), tell, tau_min_s=TAU_MIN_S)
+    replay(RunState.start(All(2), 1, tau_min_s=TAU_MIN_S), records(private=private), tell)
 
 
 def play(telemetry: Telemetry, *, private: bool = True) -> None:

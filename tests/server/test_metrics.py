@@ -28,7 +28,7 @@ from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import LogEvent, RoundRecord
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import MetricsSettings, RunInfo
-from pausefl_server.state import replay
+from pausefl_server.state import RunState, replay
 from rigs.places import ROOT
 from rigs.telemetry import BUDGET, MISSES, PARTS_S, SIZE, observation, play, private, registry_of
 
@@ -323,7 +323,7 @@ def test_a_client_of_any_name_can_be_scraped(make_telemetry: MakeTelemetry) -> N
     telemetry, name = make_telemetry(private()), 'a"b\\c\nd{e="f"} 1'
     joined = (LogEvent("joined", name, n_examples=10),)
     record = RoundRecord(1, 1, (name,), None, (observation(name, 1, 0.5),), joined, 1.0, 1.0, 0.003, "")
-    replay(All(2), 1, [record], telemetry.round_committed)
+    replay(RunState.start(All(2), 1), [record], telemetry.round_committed)
     families = list(text_string_to_metric_families(scrape(registry_of(telemetry))))
     (trip,) = [f for f in families if f.name == "pausefl_client_round_trip_seconds"]
     assert [(s.labels, s.value) for s in trip.samples] == [({"run": "runs", "client": name}, 0.5)]

@@ -71,7 +71,7 @@ def test_a_resumed_run_tells_at_once_what_its_log_knows(make_telemetry: MakeTele
     """Everything except current connections, refusals, and times."""
     gone_on, left_alone = make_telemetry(private(), SIZE), make_telemetry(private(), SIZE)
     evaluation = Evaluation("test", subset=True, n_examples=100, accuracy=0.75, loss=1.0)
-    replay(All(2), 1, records(), gone_on.replayed, tau_min_s=TAU_MIN_S)
+    replay(RunState.start(All(2), 1, tau_min_s=TAU_MIN_S), records(), gone_on.replayed)
     gone_on.resumed([(3, evaluation)], budgets_end=40)
     commit(left_alone)
     left_alone.evaluated(3, evaluation)
@@ -83,7 +83,7 @@ def test_a_resumed_run_tells_at_once_what_its_log_knows(make_telemetry: MakeTele
 def test_the_first_model_took_no_latency(make_telemetry: MakeTelemetry) -> None:
     """A run that ended before its first round has evaluated this model, and is resumed."""
     telemetry = make_telemetry(private(), SIZE)
-    replay(All(2), 1, records(), telemetry.replayed, tau_min_s=TAU_MIN_S)
+    replay(RunState.start(All(2), 1, tau_min_s=TAU_MIN_S), records(), telemetry.replayed)
     telemetry.resumed([(0, Evaluation("test", True, 100, 0.125, 2.0))], budgets_end=None)
     assert telemetry.now.accuracy["test"].points.tolist() == [[0, 0, 0, 0.125]]
 
@@ -98,7 +98,7 @@ def test_with_many_clients_only_those_that_matter_most_have_series(make_telemetr
     joins = tuple(LogEvent("joined", name, n_examples=1) for name in names)
     seen = tuple(observation(name, 10 - k, 1.0 + k) for k, name in enumerate(names))
     record = RoundRecord(1, 1, tuple(names), None, seen, joins, 1.0, 1.0, 0.003, "")
-    replay(All(10), 1, [record], telemetry.round_committed)
+    replay(RunState.start(All(10), 1), [record], telemetry.round_committed)
 
     def shown(**limits: int) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
@@ -128,7 +128,7 @@ def test_a_picture_once_taken_never_changes(make_telemetry: MakeTelemetry) -> No
         pictures.append(telemetry.now)
         scrapes.append(samples_of(registry_of(telemetry)))
 
-    replay(All(2), 1, records(), take)
+    replay(RunState.start(All(2), 1), records(), take)
     telemetry.pinged(0, 0.1)
     for picture, scrape in zip(pictures, scrapes, strict=True):
         telemetry.now = picture

@@ -18,7 +18,7 @@ from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.policies.brute import PauseBrute
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
-from pausefl_server.state import replay
+from pausefl_server.state import RunState, replay
 from rigs.policies import CASES, IDS, M, Play, context_of, every_policy, joined, policy_of, unchanged, unseen_first
 
 
@@ -233,7 +233,7 @@ def record_with_secrets() -> RoundRecord:
 
 def test_a_policy_that_searches_its_arguments_finds_no_drawn_delay() -> None:
     Spy.found.clear()
-    state = replay(Spy(2), 1, [record_with_secrets()])
+    state = replay(RunState.start(Spy(2), 1), [record_with_secrets()])
     state.policy.select(state.policy_state, Context(2, state.table, state.table.eligible(), np.random.default_rng(1)))
     assert {1.5, 2.0, 0.5} <= Spy.found  # latency, the miss and ε: it does search
     assert not Spy.found & set(SECRETS)

@@ -34,7 +34,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord
 from pausefl_server.selection.policies.uniform import Random
-from pausefl_server.state import replay
+from pausefl_server.state import RunState, replay
 from pausefl_server.storage.store import Store
 from rigs.command import played, summary_of, synthetic
 from rigs.databases import opened_connections
@@ -321,7 +321,7 @@ def test_the_summary_counts_jobs_that_were_never_answered(tmp_path: Path) -> Non
     """b's last job was given up, c missed two, and a answered again after its misses."""
     missed = [replace(record(t), misses=tuple(Miss(c, "timeout", 1.0, 1.0, "") for c in "ac")) for t in (3, 4)]
     played = [*records(), *missed, record(5, released("a", 5))]
-    table = replay(Random(1), 1, played).table
+    table = replay(RunState.start(Random(1), 1), played).table
 
     def releases_at_most(*late: LogEvent, budget: Budget = BUDGET) -> dict[str, int]:
         return RunTally(played, late_events=late).unanswered.releases_at_most(table, budget)

@@ -42,7 +42,7 @@ class AggregatedRound:
     observations: Mapping[str, Observation]
     """The changed observations, by client: their updates entered the model, or the policy added statistics."""
     events: tuple[LogEvent, ...]
-    """What became of updates: "rejected" beside the others, "capped" time or weight, late ones "merged" or "dropped"."""
+    """What became of updates: "rejected" as outliers, "capped" in time or weight, late ones "merged" or "dropped"."""
 
 
 def aggregate(

@@ -55,15 +55,8 @@ def restore(
         checkpoint.save(0, theta_0)
         _note_initial(store, digest(theta_0))
     log = log.up_to(begun)
-    state = replay(
-        policy,
-        settings.seed,
-        log,
-        after_each,
-        tau_min_s=settings.tau_min_s,
-        examples_max=settings.examples_max,
-        unfinished=store.failed_attempts(),
-    )
+    fresh = RunState.start(policy, settings.seed, tau_min_s=settings.tau_min_s, examples_max=settings.examples_max)
+    state = replay(fresh, log, after_each, unfinished=store.failed_attempts())
     late = store.late_events()
     at_work = _at_work(state, late)
     jobs = {number: found[0] for number, _ in at_work.values() if (found := models.find(number - 1)) is not None}

@@ -50,7 +50,8 @@ def learning(run: RunData) -> Learning | None:
     policy = _policy(run)
     if policy is None:
         return None
-    posteriors: list[Posteriors] = [RunState.start(policy, run.summary["seed"]).policy_state]
+    fresh = RunState.start(policy, run.summary["seed"])
+    posteriors: list[Posteriors] = [fresh.policy_state]
     drifts: list[tuple[Any, ...]] = []
     thresholds: list[float | None] = []
 
@@ -61,7 +62,7 @@ def learning(run: RunData) -> Learning | None:
         is_compared = sum(not original for *_, original, _ in classified) > 1  # a single newcomer's drift is not
         thresholds.append(state.policy_state.threshold if is_compared else None)
 
-    state = replay(policy, run.summary["seed"], run.records, note)
+    state = replay(fresh, run.records, note)
     return _assemble(run, state, posteriors[1:], drifts, np.array(thresholds, np.float64))
 
 

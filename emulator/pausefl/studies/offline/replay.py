@@ -82,15 +82,8 @@ def choices_on(
         chosen = tuple(state.table.ids[row] for row in selection.rows)
         choices.append(ReplayedChoice(attempt.round, attempt.attempt, attempt.chosen, chosen))
 
-    replay(
-        policy,
-        settings.seed,
-        log.records,
-        tau_min_s=settings.tau_min_s,
-        examples_max=settings.examples_max,
-        unfinished=log.unfinished,
-        before_each=choose_again,
-    )
+    fresh = RunState.start(policy, settings.seed, tau_min_s=settings.tau_min_s, examples_max=settings.examples_max)
+    replay(fresh, log.records, unfinished=log.unfinished, before_each=choose_again)
     return choices
 
 
