@@ -51,7 +51,6 @@ TRAINING_METHODS = Registry(
         "gofl": "pausefl_client.training.methods.gofl:Gofl",
     },
     base="pausefl_client.training.method:TrainingMethod",
-    are_methods_checked=True,
 )
 
 WITH_CONTROL = frozenset({"scaffold"})

@@ -30,9 +30,8 @@ class Registry(Mapping[str, Any]):
     built_in: Mapping[str, Any]
     """The built-in objects by name, or "module:name" texts, which are imported when they are used."""
     base: str = ""
-    """The class, as "module:name", of which each object must be a subclass. Empty: each must be callable."""
-    are_methods_checked: bool = False
-    """Whether each object's methods must accept the arguments of `base`'s methods. pausefl calls all of them itself."""
+    """The class, as "module:name", of which each object must be a subclass. Empty: each must be callable. pausefl calls
+    all methods of its own classes: the objects' methods must accept their arguments."""
 
     def __getitem__(self, name: str) -> Any:
         found = self.built_in[name]
@@ -103,7 +102,7 @@ class Registry(Mapping[str, Any]):
         if isabstract(found):
             missing = " and ".join(f"`{method}`" for method in sorted(vars(found)["__abstractmethods__"]))
             return f"is abstract; it has no method {missing}"
-        return misfit(found, base) if self.are_methods_checked else ""
+        return misfit(found, base) if base.__module__.startswith("pausefl") else ""
 
 
 def _where_looked(module: str, error: BaseException | None) -> str:

@@ -197,6 +197,5 @@ RULES = Registry(
     "aggregation_rules",
     dict.fromkeys(get_args(RuleName), Aggregation),
     base="pausefl_server.model.aggregation:AggregationRule",
-    are_methods_checked=True,
 )
 """The rules that `aggregation.rule` names. `Aggregation` has the built-in ones; its keys are their parameters."""

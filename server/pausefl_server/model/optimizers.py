@@ -134,6 +134,5 @@ SERVER_OPTIMIZERS = Registry(
     "server_optimizers",
     {**dict.fromkeys(get_args(OptimizerName), ServerOptimizer), "feddyn": DynamicRegularizer},
     base="pausefl_server.model.optimizers:Optimizer",
-    are_methods_checked=True,
 )
 """The optimizers that `aggregation.optimizer.kind` names."""

@@ -65,7 +65,6 @@ STALENESS_RULES = Registry(
     "staleness_rules",
     {"polynomial": PolynomialStaleness, "constant": ConstantStaleness, "hinge": HingeStaleness},
     base="pausefl_server.model.staleness:StalenessRule",
-    are_methods_checked=True,
 )
 """The rules that `asynchronous.staleness.kind` names."""
 

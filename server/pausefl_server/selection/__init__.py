@@ -61,7 +61,6 @@ POLICIES = Registry(
         "fedat": FedAt,
     },
     base="pausefl_server.selection:Policy",
-    are_methods_checked=True,
 )
 
 

@@ -222,7 +222,6 @@ BEHAVIOURS = Registry(
         "slow-device": SlowDevice,
     },
     base="pausefl.experiment.population.behaviours:Behaviour",
-    are_methods_checked=True,
 )
 
 
