@@ -44,7 +44,7 @@ class ClusterTerm:
 
     def of_run(self, run: RunData) -> float:
         """The sum of the term over a run's rounds, in seconds. The run's own policy need not know the clusters."""
-        # The same clusters as in `pausefl_server.selection.clusters.cluster_of`.
+        # The same clusters as in `pausefl_server.selection.policies.pause.cluster_of`.
         seed, ids, clusters = run.summary["seed"], map(str, run.clients["client_id"]), self.clusters
         if isinstance(clusters, int):
             cluster = {c: stable_hash(seed, "tie", c) % clusters for c in ids}

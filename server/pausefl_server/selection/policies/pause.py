@@ -1,7 +1,7 @@
 """PAUSE: privacy-aware active user selection (PAUSE v2, Algorithm 1), solved exactly under the rewards R1 and R2."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -13,7 +13,6 @@ from pausefl_proto.number_types import Count, NonNegative, PositiveShare, Whole
 from pausefl_server.clients import ClientTable
 from pausefl_server.search import convex_pivot_and_fill, pivot_and_fill
 from pausefl_server.selection.base import Context, Policy, Selection
-from pausefl_server.selection.clusters import cluster_of
 from pausefl_server.selection.latency import Recent, mean_and_count, remember
 from pausefl_server.selection.observed import PolicyRound
 from pausefl_server.selection.terms import generalisation, privacy, rows_in_tie_order, upper_confidence
@@ -206,6 +205,19 @@ class Pause(Policy):
         """The positions of the chosen set, and numbers to log about it."""
         positions = choice.exact()
         return positions, {"energy": choice.finite().energy(positions)}
+
+
+def cluster_of(table: ClientTable, rows: IntArray, clusters: int | Mapping[str, int]) -> IntArray:
+    """The cluster of each row, (n,) int64.
+
+    A number R assigns each client to one of R clusters at random, by the table's hash of (seed, client id). So the
+    assignment never changes, and clients that join later have one too. A mapping gives the cluster of each client id,
+    from 0. A client that is not in the mapping is alone in its cluster.
+    """
+    if isinstance(clusters, int):
+        return table.tie_key[rows] % clusters
+    alone = -1 - rows
+    return np.array([clusters.get(table.ids[row], own) for row, own in zip(rows, alone, strict=True)], np.int64)
 
 
 _STEPS = ("start", "observe", "select", "choice", "_among", "_index", "_marginal", "_search")
