@@ -61,7 +61,7 @@ class HostMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of spent ε, which the ledgers tell at each scrape."""
-        spent = {client_id: ledger.epsilon_spent for client_id, ledger in self._ledgers.items()}
+        spent = {client_id: ledger.spent.epsilon for client_id, ledger in self._ledgers.items()}
         text, labels = "Privacy budget a client of this process has spent", ("client", "unit")
         each = GaugeMetricFamily("pausefl_host_epsilon_spent", text, labels=labels)
         text = "Greatest privacy budget any client of this process has spent"

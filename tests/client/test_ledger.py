@@ -36,7 +36,7 @@ def key(round: int, run_id: str = "run") -> ReleaseKey:
 
 def release(ledger: Ledger, round: int | None = None, noised: memoryview = BYTES) -> None:
     """Record a release of this round, or of the next one."""
-    round_ = round or ledger.released + 1
+    round_ = round or ledger.spent.released + 1
     ledger.record(key(round_), ledger.next_charge(), f"update {round_}", noised)
 
 
@@ -51,7 +51,7 @@ def played(path: Path, releases: int = 5) -> Ledger:
 def count(path: Path) -> int:
     """How many releases the ledger counts when it is opened again."""
     with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
-        return ledger.released
+        return ledger.spent.released
 
 
 def assert_refused(path: Path, why: str) -> None:
@@ -110,7 +110,7 @@ def test_a_release_is_on_disk_when_record_returns(ledger: Ledger, path: Path, tm
 def test_a_ledger_goes_on_where_it_was_left(path: Path) -> None:
     for spent in (0, 1, 2):
         with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
-            assert (ledger.released, ledger.epsilon_spent) == (spent, BUDGET.spent(spent))
+            assert (ledger.spent.released, ledger.spent.epsilon) == (spent, BUDGET.spent(spent))
             release(ledger, round=spent + 1)
 
 
@@ -134,7 +134,7 @@ def test_bytes_beyond_the_limit_are_not_kept_but_charged(ledger: Ledger) -> None
     assert ledger.open_release().noised is not None  # type: ignore[union-attr]  # None would fail
     release(ledger, 2, memoryview(bytes(KEPT_BYTES_MAX + 1)))
     assert ledger.open_release().noised is None  # type: ignore[union-attr]  # None would fail
-    assert ledger.released == 2
+    assert ledger.spent.released == 2
 
 
 def test_a_release_nobody_settled_is_written_off_by_the_next(path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_key_is_charged_once(ledger: Ledger) -> None:
     assert not ledger.has_answered(key(1, run_id="another"))
     with pytest.raises(LedgerError, match="UNIQUE"):
         release(ledger, 1)
-    assert ledger.released == 2
+    assert ledger.spent.released == 2
     assert ledger.open_release().key == key(2)  # type: ignore[union-attr]  # None would fail
 
 
@@ -294,13 +294,13 @@ def test_a_full_disk_releases_nothing(ledger: Ledger, path: Path) -> None:
     noise = memoryview(np.random.default_rng(1).bytes(200_000))
     with full_disk(100_000), pytest.raises(LedgerError, match=r"a\.db: "):
         release(ledger, 2, noise)
-    assert (ledger.released, ledger.epsilon_spent) == (1, BUDGET.spent(1))
+    assert (ledger.spent.released, ledger.spent.epsilon) == (1, BUDGET.spent(1))
     release(ledger, 2, noise)
     ledger.settle()
     with full_disk(), pytest.raises(LedgerError, match=r"a\.db: "):
         ledger.close()
     with closing(Ledger(path, BUDGET, **HOLDER)) as again:  # as clients that stay do for their next run
-        assert again.released == 2
+        assert again.spent.released == 2
 
 
 def test_a_read_only_ledger_stops_the_client_at_once(ledger: Ledger, path: Path) -> None:
@@ -330,7 +330,7 @@ def test_a_release_that_is_durable_is_not_said_to_have_failed(tmp_path: Path) ->
     path = tmp_path / "a.db"
     path.with_name("a.db-head").mkdir()
     with closing(played(path, 1)) as ledger:
-        assert (ledger.released, ledger.has_answered(key(1))) == (1, True)
+        assert (ledger.spent.released, ledger.has_answered(key(1))) == (1, True)
     assert verified_spend(path) == (1, BUDGET.spent(1))
 
 
@@ -446,4 +446,4 @@ def test_a_ledger_that_was_taken_away_takes_no_further_release(path: Path, tmp_p
             played(path, 1).close()
         with pytest.raises(LedgerError, match=r"a\.db: .*deleted, moved or replaced"):
             release(ledger)
-        assert ledger.released == 5
+        assert ledger.spent.released == 5

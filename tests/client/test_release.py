@@ -58,7 +58,7 @@ def test_after_a_crash_without_bytes_the_release_is_written_off_and_charged(tmp_
     with releasing(tmp_path) as releaser:
         with pytest.raises(PauseflError, match="its bytes are gone: written off"):
             releaser.recall(KEY)
-        assert releaser.ledger.epsilon_spent == BUDGET.spent(1)  # type: ignore[union-attr]  # None would fail
+        assert releaser.ledger.spent.epsilon == BUDGET.spent(1)  # type: ignore[union-attr]  # None would fail
 
 
 def test_bytes_that_were_swapped_on_disk_are_not_sent(tmp_path: Path) -> None:

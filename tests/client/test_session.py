@@ -123,7 +123,7 @@ async def test_asked_again_after_a_broken_line_it_sends_the_same_bytes_and_charg
     assert update == same == once_more
     assert (again.update, again.release) == (result.update, result.release)
     assert (result.release.participation, result.release.epsilon) == (1, BUDGET.epsilon(1))
-    assert (rig.ledger.released, rig.trainer.rounds) == (1, [1])
+    assert (rig.ledger.spent.released, rig.trainer.rounds) == (1, [1])
     # Training and noise belong to the earlier exchange.
     assert (again.timing.train_s, again.timing.privatise_s) == (0.0, 0.0)
     assert [job.status for job in rig.answered] == ["ok", "resent", "resent"]
@@ -138,7 +138,7 @@ async def test_a_line_that_breaks_in_the_middle_of_an_upload_costs_nothing_more(
         first.give(OSError("the line broke"))
         second = await rig.server.welcome()
         again, _ = await second.ask(rig.model, schedule=SCHEDULE)  # the rig checks every byte against the digest
-    assert (again.update, rig.ledger.released) == (lost.update, 1)
+    assert (again.update, rig.ledger.spent.released) == (lost.update, 1)
 
 
 async def test_a_line_that_breaks_while_it_trains_does_not_train_twice(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_a_line_that_breaks_while_it_trains_does_not_train_twice(tmp_path:
         second.give_job(rig.model, schedule=SCHEDULE)
         rig.trainer.gate.set()
         result, _ = await second.upload()
-    assert (result.status, rig.trainer.rounds, rig.ledger.released) == (pb.STATUS_OK, [1], 1)
+    assert (result.status, rig.trainer.rounds, rig.ledger.spent.released) == (pb.STATUS_OK, [1], 1)
 
 
 @pytest.mark.parametrize(("round", "attempt"), [(1, 1), (2, 1), (1, 2), (0, 0)])
@@ -173,7 +173,7 @@ async def test_another_model_for_the_same_round_is_another_key(tmp_path: Path) -
     async with welcomed(ledger_in=tmp_path) as (rig, stream):
         await stream.ask(rig.model, schedule=SCHEDULE)
         result, _ = await stream.ask(rig.model + 1, schedule=SCHEDULE)
-    assert result.release.participation == rig.ledger.released == 2
+    assert result.release.participation == rig.ledger.spent.released == 2
 
 
 async def test_a_spent_budget_is_said_and_the_client_stays(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ async def test_a_spent_budget_is_said_and_the_client_stays(tmp_path: Path) -> No
             assert refusal.reason == "its privacy budget allows no further release"
             assert rig.answered[-1] == AnsweredJob("client-007", "budget_exhausted", refusal)
         await stream.all_read()
-    assert rig.ledger.released == 1
+    assert rig.ledger.spent.released == 1
 
 
 @pytest.mark.parametrize("error", [PauseflError("no data"), ValueError("a bug"), OSError("disk"), StopIteration("end")])
@@ -210,7 +210,7 @@ async def test_an_update_that_is_not_finite_is_refused_before_the_charge(
         refusal = await stream.refusal(rig.model, 1, SCHEDULE)
         assert (refusal.round, refusal.status) == (1, pb.STATUS_FAILED)
         assert refusal.reason == "it failed at the job; its own log says why"
-        assert rig.ledger.released == 0
+        assert rig.ledger.spent.released == 0
         assert (await stream.ask(rig.model, round=2, schedule=SCHEDULE))[0].release.participation == 1
     assert [job.status for job in rig.answered] == ["not_finite", "ok"]
     assert "client-007: round 1 failed: its update holds values that are not finite" in caplog.text

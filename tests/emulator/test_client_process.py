@@ -226,7 +226,7 @@ async def test_clients_that_are_ended_neither_train_nor_pay_for_what_nobody_wait
     trains.trainer.gate.set()
     executor.shutdown()
     assert (trains.trainer.rounds, waits.trainer.rounds) == ([1], [])
-    assert [p.ledger.released for p in privacies] == [0, 0]
+    assert [p.ledger.spent.released for p in privacies] == [0, 0]
 
 
 # -- forking: imports are shared, noise is not

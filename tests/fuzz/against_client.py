@@ -199,8 +199,8 @@ class ClientFuzz:
                 of_holder = "SELECT key, value FROM meta WHERE key NOT IN ('schedule', 'unit')"
                 holder = dict(db.execute(of_holder).fetchall())
             ledger = Ledger(path, budget, unit=experiment.privacy.unit, **holder)  # verifies the chain of all rows
-            if abs(ledger.epsilon_spent - budget.spent(ledger.released)) > 1e-9:
-                self._wrong.append(f"{client_id}: {ledger.epsilon_spent} spent on {ledger.released} releases")
+            if abs(ledger.spent.epsilon - budget.spent(ledger.spent.released)) > 1e-9:
+                self._wrong.append(f"{client_id}: {ledger.spent.epsilon} spent on {ledger.spent.released} releases")
             ledger.close()
             self._wrong += [f"{client_id}: release {i} is not in the ledger" for i in left if charged.get(i) != left[i]]
         for wrong in self._wrong:

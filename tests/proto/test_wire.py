@@ -388,7 +388,7 @@ def test_a_release_is_repeated_byte_by_byte_and_charged_once(name: str, tmp_path
             releaser = Releaser(ReleasePrivacy(mechanism, ledger, lambda _: NumpyLaplace(entropy_rng())), ENCODED[name])
             released = releaser.release(update, key) if afresh else releaser.recall(key)
             assert released is not None
-            assert ledger.released == 1
+            assert ledger.spent.released == 1
         assert released.digest == digest(released.vector)
         return np.ascontiguousarray(released.vector).tobytes(), released.digest
 

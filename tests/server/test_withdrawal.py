@@ -86,7 +86,7 @@ async def test_a_job_that_waits_for_another_is_dropped_unpaid(tmp_path: Path) ->
         rig.trainer.gate.set()
         answers = [await answer(stream) for _ in range(3)]
     assert answers == [(1, pb.STATUS_OK), (2, pb.STATUS_WITHDRAWN), (3, pb.STATUS_OK)]
-    assert (rig.trainer.rounds, rig.ledger.released) == ([1, 3], 2)
+    assert (rig.trainer.rounds, rig.ledger.spent.released) == ([1, 3], 2)
 
 
 async def test_a_job_that_is_held_by_the_link_is_dropped_at_once(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ async def test_a_job_that_is_held_by_the_link_is_dropped_at_once(tmp_path: Path)
         stream.give_job(rig.model, 1, SCHEDULE)
         withdraw(stream, 1)
         assert await answer(stream) == (1, pb.STATUS_WITHDRAWN)
-    assert (rig.trainer.rounds, rig.ledger.released) == ([], 0)
+    assert (rig.trainer.rounds, rig.ledger.spent.released) == ([], 0)
 
 
 async def test_a_job_whose_model_has_not_come_whole_is_dropped(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_a_job_whose_model_has_not_come_whole_is_dropped(tmp_path: Path) -
         assert await answer(stream) == (1, pb.STATUS_WITHDRAWN)
         stream.give_job(rig.model, 2, SCHEDULE)
         assert await answer(stream) == (2, pb.STATUS_OK)
-    assert (rig.trainer.rounds, rig.ledger.released) == ([2], 1)
+    assert (rig.trainer.rounds, rig.ledger.spent.released) == ([2], 1)
 
 
 async def test_training_that_ends_after_its_job_was_withdrawn_is_not_paid_for(tmp_path: Path) -> None:
@@ -115,10 +115,10 @@ async def test_training_that_ends_after_its_job_was_withdrawn_is_not_paid_for(tm
         await stream.all_read()
         rig.trainer.gate.set()
         assert await answer(stream) == (1, pb.STATUS_WITHDRAWN)
-        assert rig.ledger.released == 0
+        assert rig.ledger.spent.released == 0
         stream.give_job(rig.model, 1, SCHEDULE)  # a restarted server asks for the same job again
         assert await answer(stream) == (1, pb.STATUS_OK)
-    assert rig.ledger.released == 1
+    assert rig.ledger.spent.released == 1
 
 
 @pytest.mark.parametrize("is_ended", [False, True], ids=["withdrawn", "ended"])
@@ -166,7 +166,7 @@ async def test_an_update_that_is_paid_for_is_sent_all_the_same(tmp_path: Path) -
         withdraw(stream, 1)
         stream.give_job(rig.model, 1, SCHEDULE)  # its answer was lost on the way
         assert await answer(stream) == (1, pb.STATUS_OK)
-    assert (rig.trainer.rounds, rig.ledger.released) == ([1], 1)
+    assert (rig.trainer.rounds, rig.ledger.spent.released) == ([1], 1)
 
 
 @pytest.mark.parametrize("size", [6, BIG], ids=["held by the link", "still arriving"])
@@ -191,7 +191,7 @@ async def test_work_of_a_broken_stream_is_sent_if_it_was_paid_for(tmp_path: Path
                 await stream.all_read()
                 rig.trainer.gate.set()
             assert (await stream.heard()).result.status == (pb.STATUS_OK if is_charged else pb.STATUS_WITHDRAWN)
-    assert rig.ledger.released == int(is_charged)
+    assert rig.ledger.spent.released == int(is_charged)
 
 
 class Remembering(SyntheticTrainer):
@@ -324,7 +324,7 @@ async def test_a_slow_client_neither_works_off_old_jobs_nor_pays_for_them(tmp_pa
         await run.finished()
     records = log_of(tmp_path / "run")
     assert [[o.client_id for o in record.observations] for record in records] == [["a"]] * rounds
-    assert (privacy["a"].ledger.released, privacy["b"].ledger.released) == (rounds, 0)
+    assert (privacy["a"].ledger.spent.released, privacy["b"].ledger.spent.released) == (rounds, 0)
     withdrawn = [e for record in records for e in record.events if e.kind == "withdrawn"]
     assert len(withdrawn) >= rounds - 2, "each job was dropped while the next round was played"
     assert np.all(np.diff(list(slow.seen)) > 0)

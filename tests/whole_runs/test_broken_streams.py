@@ -107,7 +107,7 @@ async def test_an_upload_cut_off_is_sent_again_byte_by_byte_and_charged_once(tmp
     records = log_of(tmp_path / "run")
     assert [[o.client_id for o in r.observations] for r in records] == [["a", "b"]] * 2
     assert [(e.kind, e.client_id) for r in records for e in r.events if e.kind != "joined"] == [("left", "b")]
-    assert (privacy["b"].ledger.released, result.state.table.released.tolist()) == (2, [2, 2])
+    assert (privacy["b"].ledger.spent.released, result.state.table.released.tolist()) == (2, [2, 2])
 
 
 class CutWhileTraining(SyntheticTrainer):

@@ -61,9 +61,9 @@ def release(text: str, folder: Path, *overrides: str, own: Path | None = None) -
     with ExitStack() as closing:
         for client_id, privacy in open_privacies(plan.privacy, trainers_of(plan), own or folder, closing).items():
             assert privacy is not None
-            key = ReleaseKey(f"run of {client_id}", 1 + privacy.ledger.released, 1, "model")
+            key = ReleaseKey(f"run of {client_id}", 1 + privacy.ledger.spent.released, 1, "model")
             Releaser(privacy).release(np.ones(3, np.float32), key)
-            released[client_id] = privacy.ledger.released
+            released[client_id] = privacy.ledger.spent.released
     return released
 
 

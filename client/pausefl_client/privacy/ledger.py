@@ -125,23 +125,13 @@ class Ledger:
             self._db.close()
             raise
 
-    @property
-    def released(self) -> int:
-        """The number of charged releases."""
-        return self.spent.released
-
-    @property
-    def epsilon_spent(self) -> float:
-        """The sum of ε over the charged releases."""
-        return self.spent.epsilon
-
     def next_charge(self) -> Release:
         """The cost of the next release. BudgetError if the budget or its floor does not allow another release."""
-        i = self.released + 1
+        i = self.spent.released + 1
         if not self._budget.affords(i):
             raise BudgetError(
                 f"release {i} would have epsilon {self._budget.epsilon(i):.3g}, the floor is"
-                f" {self._budget.epsilon_floor:g}: {self.epsilon_spent:g} of the privacy budget of"
+                f" {self._budget.epsilon_floor:g}: {self.spent.epsilon:g} of the privacy budget of"
                 f" {self._budget.epsilon_budget:g} is spent"
             )
         charge = Release(i, self._budget.epsilon(i), self._budget.spent(i))
@@ -188,7 +178,7 @@ class Ledger:
         if row is None or not (self.life is None or row[1] == self.life.run_id):
             return None
         _, run_id, round_, attempt, model_digest, epsilon, _, _, update_digest, _, noised = row
-        charge = Release(self.released, epsilon, self.spent.epsilon)
+        charge = Release(self.spent.released, epsilon, self.spent.epsilon)
         return OpenRelease(ReleaseKey(run_id, round_, attempt, model_digest), charge, update_digest, noised)
 
     def has_answered(self, key: ReleaseKey) -> bool:
@@ -246,10 +236,11 @@ class Ledger:
                     f" {known.get(key, 'unknown')!r}, not {value!r}: change that back, or keep this experiment's"
                     " ledgers in another folder (privacy.ledger_dir, --ledger-dir), whose budgets add to these"
                 )
-        if not is_same_epsilon(self.epsilon_spent, self._budget.spent(self.released)):
+        released, epsilon = self.spent
+        if not is_same_epsilon(epsilon, self._budget.spent(released)):
             raise LedgerError(
-                f"ledger {self._path}: release {self.released} brings epsilon to {self.epsilon_spent:g}, its schedule"
-                f" says {self._budget.spent(self.released):g}; it was altered"
+                f"ledger {self._path}: release {released} brings epsilon to {epsilon:g}, its schedule says"
+                f" {self._budget.spent(released):g}; it was altered"
             )
 
     def _fold(self) -> None:

@@ -175,7 +175,8 @@ class PlainView:
         self._clock = clock
         self._progress = RunProgress()
         self._next_s = 0.0
-        self._held: str | None = None
+        self._held: list[str] = []
+        """The last line that is held back, other than a notice."""
         self._notices: list[str] = []
         """The first few notices that are held back. Further ones are only counted, in `_unread`."""
         self._unread = 0
@@ -187,12 +188,11 @@ class PlainView:
         if line is None:
             return
         if isinstance(event, Ready | Preparing | MetricsServed | Interrupted | Finished):
-            self._flush()
-            self._print(line)
+            self._print(*self._held, line)
         elif self._clock() >= self._next_s:
             self._print(line)
         elif not isinstance(event, Notice):
-            self._held = line
+            self._held = [line]
         elif len(self._notices) < LAST_MESSAGES:
             self._notices.append(line)
         else:
@@ -204,18 +204,14 @@ class PlainView:
         return self.show
 
     def __exit__(self, *_: object) -> None:
-        self._flush()
+        self._print(*self._held)
 
-    def _flush(self) -> None:
-        lines = [*self._notices, *([self._held] if self._held is not None else [])]
-        self._notices = []
-        if lines:
-            self._print("\n".join(lines))
-
-    def _print(self, line: str) -> None:
-        unread = f"  (+{self._unread} messages not shown)" if self._unread else ""
-        self._console.print(Text("\n".join([*self._notices, line + unread])), soft_wrap=True)
-        self._held, self._notices, self._unread = None, [], 0
+    def _print(self, *lines: str) -> None:
+        """Print the notices that are held back, then these lines, if there are any of either."""
+        if shown := "\n".join([*self._notices, *lines]):
+            unread = f"  (+{self._unread} messages not shown)" if self._unread else ""
+            self._console.print(Text(shown + unread), soft_wrap=True)
+        self._held, self._notices, self._unread = [], [], 0
         self._next_s = self._clock() + PLAIN_INTERVAL_S
 
 
