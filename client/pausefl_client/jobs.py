@@ -1,4 +1,4 @@
-"""A client's jobs: their downloads, which of them can be withdrawn, the work on them, and their results."""
+"""A client's jobs: their downloads, which of them can be withdrawn, the work on them, and their answers."""
 
 import asyncio
 from collections.abc import Callable
@@ -103,17 +103,3 @@ def computed(executor: Executor | None, work: Callable[..., Work], *arguments: A
     except OWN_CODE_ERRORS as error:
         future.set_exception(error)
     return future
-
-
-def result_of(job: pb.Job, work: Work, timing: pb.Timing, update: pb.Vector, host: pb.Host) -> pb.Result:
-    """The message that answers a job with an update: also the release's charge and, if disclosed, the loss."""
-    result = pb.Result(
-        round=job.round, attempt=job.attempt, status=pb.STATUS_OK, timing=timing, update=update, host=host
-    )
-    if (charge := work.released.charge) is not None:
-        result.release.participation = charge.participation
-        result.release.epsilon = charge.epsilon
-        result.release.epsilon_spent = charge.epsilon_spent
-    if work.loss is not None:
-        result.loss = work.loss
-    return result

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from pausefl_client.jobs import AnsweredJob, Download, Withdrawals, Work, computed, result_of
+from pausefl_client.jobs import AnsweredJob, Download, Withdrawals, Work, computed
 from pausefl_client.link import Delays, Link
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.release import Releaser, error_in_general
@@ -255,10 +255,18 @@ class ClientSession:
             drawn_up_s=drawn_up_s,
         )
         header, frames = cut(work.released.vector, work.released.digest)
-        host = self._host_since(download.first_s, done_s - started_s)
-        result = result_of(job, work, timing, header, host)
-        if self._settings.statistics:
-            result.statistics.update(self._settings.statistics)
+        charge = work.released.charge
+        result = pb.Result(
+            round=job.round,
+            attempt=job.attempt,
+            status=pb.STATUS_OK,
+            timing=timing,
+            release=None if charge is None else pb.Release(**asdict(charge)),
+            loss=work.loss,
+            statistics=self._settings.statistics,
+            update=header,
+            host=self._host_since(download.first_s, done_s - started_s),
+        )
         await self._write(stream, pb.ClientMessage(result=result), frames[0])
         for index, frame in enumerate(frames[1:], 1):
             message = pb.Frame(index=index)

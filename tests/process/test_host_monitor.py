@@ -18,8 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pausefl
-from pausefl_client.jobs import Work, result_of
-from pausefl_client.privacy.release import Released
 from pausefl_process.host_monitor import HostMonitor, HostReport, Peaks, StealMeter
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.reported_values import host_of
@@ -234,8 +232,7 @@ def doubted_round() -> RoundRecord:
 
 def test_the_server_reads_what_a_clients_host_said() -> None:
     said = HostReport(0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-    work = Work(Released(np.zeros(1, np.float32), "digest", None), loss=None)
-    result = result_of(pb.Job(round=1), work, pb.Timing(), pb.Vector(), pb.Host(**asdict(said), still_before_s=0.7))
+    result = pb.Result(host=pb.Host(**asdict(said), still_before_s=0.7))
     assert (host_of(result), result.host.still_before_s) == (said, 0.7)
 
 
