@@ -1,8 +1,4 @@
-"""The metrics of a client process for Prometheus; deploy/METRICS.md describes each of them.
-
-They show the data holder's own side of the run; the server needs none of them. ε is read from the ledgers, which record
-it as soon as it is spent.
-"""
+"""The metrics of a client process, for the data holder's own Prometheus; deploy/METRICS.md describes each of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -60,7 +56,7 @@ class HostMetrics(Collector):
         self._lag.set(job.result.host.loop_lag_s)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of spent ε, which the ledgers tell at each scrape."""
+        """The metrics of ε, read at each scrape from the ledgers, which record it as soon as it is spent."""
         spent = {client_id: ledger.spent.epsilon for client_id, ledger in self._ledgers.items()}
         text, labels = "Privacy budget a client of this process has spent", ("client", "unit")
         each = GaugeMetricFamily("pausefl_host_epsilon_spent", text, labels=labels)

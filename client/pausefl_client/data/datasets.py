@@ -1,8 +1,4 @@
-"""Data sets: read from their published files, held as arrays, split into training, validation and test examples.
-
-The published files are decompressed once into a cache of .npy files, which processes map into memory. Hundreds of
-client processes then share one copy, and each reads only its own rows from it.
-"""
+"""Data sets: read from their published files, held as arrays, split into training, validation and test examples."""
 
 import gzip
 import importlib.resources
@@ -148,8 +144,7 @@ def load_dataset(name: str, *, examples: int | None = None, seed: int) -> Datase
 def prepare_dataset(name: str) -> None:
     """Decompress a published data set into the cache, unless it is there. For others, check that the name is known.
 
-    Called once before many clients start, so that the cache exists for them. Missing files are downloaded; the download
-    gives up after 5 s without an answer. Raises ConfigError as `load_dataset` does.
+    Missing files are downloaded, once before many clients start. Raises ConfigError as `load_dataset` does.
     """
     if name in PUBLISHED:
         cached_folder(name)
