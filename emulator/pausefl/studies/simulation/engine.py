@@ -153,11 +153,11 @@ def simulate(
     table, presence = state.table, setting.presence or Presence.of_all(ids)
     oracle = setting.oracle if policy.needs_oracle else None
     curves, missed, penalty_s, t = Curves(rounds), np.zeros(len(ids), np.int64), 0.0, 0
+    known = np.empty(0, np.int64)
     for block in setting.answers_s(rounds):
         for of_ids in zip(*block, strict=True):
             t += 1
-            state.before_round(t, arrivals(presence, t, setting.examples))
-            state.before_round(t, used_up(table, server.budget))
+            state.before_round(t, [*arrivals(presence, t, setting.examples), *used_up(table, server.budget)])
             if too_few_left(table, policy.m - server.spare):
                 return curves.result(table, missed, penalty_s)
             context = context_of(server, state, oracle, t, 0)
@@ -170,7 +170,8 @@ def simulate(
             problem = None
             if genie:
                 problem = genie.choice(None, replace(context, oracle=setting.oracle, eligible=table.eligible()))
-            known = np.searchsorted(ids, table.ids) if setting.presence else slice(None)
+            if len(known) < len(table):
+                known = np.searchsorted(ids, table.ids)
             came_s, _, latency_s = (of_id[known] for of_id in of_ids)
             record = _record(t, state, selection, came_s, latency_s, server)
             gained = _gained(selection, problem, setting, latency_s, record.round_latency_s)

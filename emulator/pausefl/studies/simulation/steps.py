@@ -49,12 +49,12 @@ def simulate_steps(policy: Policy, setting: Setting, steps: int) -> SimulationRe
     state = RunState.start(policy, server.seed, tau_min_s=server.tau_min_s, examples_max=server.examples_max)
     play = _Steps(server, state, setting.oracle if policy.needs_oracle else None)
     presence, table = setting.presence or Presence.of_all(ids), state.table
-    curves, missed = Curves(steps), np.zeros(len(ids), np.int64)
+    curves, missed, known = Curves(steps), np.zeros(len(ids), np.int64), np.empty(0, np.int64)
     draws = (of_ids for block in setting.answers_s(steps) for of_ids in zip(*block, strict=True))
     for t, of_ids in enumerate(draws, 1):
-        state.before_round(t, arrivals(presence, t, setting.examples))
-        state.before_round(t, used_up(table, server.budget))
-        known = np.searchsorted(ids, table.ids)
+        state.before_round(t, [*arrivals(presence, t, setting.examples), *used_up(table, server.budget)])
+        if len(known) < len(table):
+            known = np.searchsorted(ids, table.ids)
         began_s = state.elapsed_s
         if too_few_left(table, server.asynchronous.buffer):
             break
