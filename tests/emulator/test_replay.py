@@ -79,9 +79,9 @@ def total_s(log: RecordedLog) -> float:
 def test_the_logs_own_policy_needs_no_extrapolation_and_waits_what_was_waited(policy: str) -> None:
     log = played(policy, 20)
     estimate = play_on_log(experiment_of(policy, "[selection.sa-pause]\nsteps = 50"), log, draws=3)
-    assert estimate.first == tuple(record.chosen for record in log.records)
-    assert not estimate.extrapolated.any()
-    assert estimate.waited_s.sum(axis=1) == pytest.approx([total_s(log)] * 3)
+    assert [each.chosen for each in estimate.draws[0]] == [record.chosen for record in log.records]
+    assert not estimate.by_round("extrapolated").any()
+    assert estimate.by_round("waited_s").sum(axis=1) == pytest.approx([total_s(log)] * 3)
     spent = [o.epsilon_spent for record in log.records for o in record.observations]
     assert estimate.max_epsilon_spent == pytest.approx([max(spent)] * 3)
 
@@ -92,9 +92,9 @@ def test_intervals_hold_what_the_other_policy_really_waits() -> None:
     held = 0
     for seed in range(1, 11):
         estimate = play_on_log(experiment_of("random", seed=seed), played("ucb", 40, seed), draws=40)
-        low, high = np.quantile(estimate.waited_s.sum(axis=1), (0.025, 0.975))
+        low, high = np.quantile(estimate.by_round("waited_s").sum(axis=1), (0.025, 0.975))
         held += low <= total_s(played("random", 40, seed)) <= high
-        assert 0 < (estimate.extrapolated > 0).mean() <= 1
+        assert 0 < (estimate.by_round("extrapolated") > 0).mean() <= 1
     assert held >= 7
 
 
@@ -116,52 +116,54 @@ def test_a_client_that_the_log_did_not_wait_for_answers_later(asked: int, waited
     play = Play(policy_of("random", m=asked)).rounds(120)
     log = cut_short(RecordedLog(play.records, ()), waited_for)
     estimate = play_on_log(experiment_of("random", m=5), log, draws=5)
-    truth_s = sum(max(play.observation(c, t).latency_s for c in of) for t, of in enumerate(estimate.first, start=1))
-    assert estimate.waited_s.sum(axis=1).mean() == pytest.approx(truth_s, rel=error)
-    assert 0 < estimate.at_bounds.sum() / estimate.asked.sum() < 1.1 * error
+    rounds = enumerate(estimate.draws[0], start=1)
+    truth_s = sum(max(play.observation(c, t).latency_s for c in each.chosen) for t, each in rounds)
+    assert estimate.by_round("waited_s").sum(axis=1).mean() == pytest.approx(truth_s, rel=error)
+    assert 0 < estimate.by_round("at_bounds").sum() / estimate.by_round("asked").sum() < 1.1 * error
 
 
 def test_a_logs_own_rounds_need_no_draw_though_some_were_not_waited_for() -> None:
     log = cut_short(RecordedLog(Play(policy_of("random", m=7)).rounds(20).records, ()), m=5)
     estimate = play_on_log(experiment_of("random", "over_selection = 0.4", m=5), log, draws=3)
-    assert estimate.first == tuple(record.chosen for record in log.records)
-    assert estimate.waited_s.sum(axis=1) == pytest.approx([total_s(log)] * 3)
-    assert not estimate.extrapolated.any()
-    assert not estimate.at_bounds.any()
+    assert [each.chosen for each in estimate.draws[0]] == [record.chosen for record in log.records]
+    assert estimate.by_round("waited_s").sum(axis=1) == pytest.approx([total_s(log)] * 3)
+    assert not estimate.by_round("extrapolated").any()
+    assert not estimate.by_round("at_bounds").any()
 
 
 def test_misses_stay_misses_and_a_client_that_the_log_never_asked_is_told_apart() -> None:
     never = play_on_log(experiment_of("all"), played("fastest", 6), draws=2)
-    assert (never.never_observed == len(IDS) - 4).all()
-    assert (never.extrapolated == len(IDS) - 4).all()
-    assert (never.asked == len(IDS)).all()
+    assert (never.by_round("never_observed") == len(IDS) - 4).all()
+    assert (never.by_round("extrapolated") == len(IDS) - 4).all()
+    assert (never.by_round("asked") == len(IDS)).all()
     log = played("all", 5, silent=(IDS[0],))
     estimate = play_on_log(experiment_of("random", "[server]\nrest_rounds_max = 1"), log, draws=2)
-    asked = [IDS[0] in chosen for chosen in estimate.first]
+    asked = [IDS[0] in each.chosen for each in estimate.draws[0]]
     assert any(asked)
-    assert [waited == 2.0 for waited in estimate.waited_s[0]] == asked
+    assert [waited == 2.0 for waited in estimate.by_round("waited_s")[0]] == asked
 
 
 def test_a_round_without_an_update_is_tried_again_as_often_as_a_server_does() -> None:
     """Only one client ever answers; the others are waited for until the deadline."""
     log = played("all", 6, silent=IDS[1:])
     estimate = play_on_log(experiment_of("random", "[server]\nrounds_without_update_max = 2", m=1), log, draws=3)
-    assert estimate.without_update.any()
-    assert (estimate.failed_attempts[estimate.without_update] == 2).all()
-    assert (estimate.waited_s[estimate.without_update] == 2 * DEADLINE_S).all()
-    assert (estimate.asked == np.minimum(1 + estimate.failed_attempts, 2)).all()
+    failed, without_update = estimate.by_round("failed_attempts"), estimate.by_round("without_update")
+    assert without_update.any()
+    assert (failed[without_update] == 2).all()
+    assert (estimate.by_round("waited_s")[without_update] == 2 * DEADLINE_S).all()
+    assert (estimate.by_round("asked") == np.minimum(1 + failed, 2)).all()
     patient = experiment_of("random", "[server]\nrounds_without_update_max = 20", m=1)
     estimate = play_on_log(patient, log, draws=1)
-    assert not estimate.without_update.any()
-    assert all(chosen == (IDS[0],) for chosen in estimate.first)
+    assert not estimate.by_round("without_update").any()
+    assert all(each.chosen == (IDS[0],) for each in estimate.draws[0])
 
 
 def test_budgets_end_an_estimate_where_they_end_a_run() -> None:
     """The run ends once fewer than m clients may release, not when the last one has retired."""
     five_releases = "[privacy]\nepsilon_budget = 100.0\neta = 0.5\nepsilon_floor = 5.0"
     estimate = play_on_log(experiment_of("random", five_releases), played("random", 20), draws=3)
-    for asked, end in zip(estimate.asked, estimate.asked.argmin(axis=1), strict=True):
-        assert end > 10
+    for asked in estimate.by_round("asked"):
+        assert (end := asked.argmin()) > 10
         assert asked.tolist() == [4] * end + [0] * (20 - end)
 
 
@@ -170,9 +172,9 @@ def test_a_round_that_spends_the_budgets_in_failed_attempts_had_no_update() -> N
     few_releases = "[privacy]\nepsilon_budget = 100.0\neta = 0.5\nepsilon_floor = 5.0"
     server = "[server]\nrounds_without_update_max = 1000\nrest_rounds_max = 0"
     estimate = play_on_log(experiment_of("all", f"{few_releases}\n{server}"), played("all", 3, silent=IDS), draws=1)
-    assert estimate.failed_attempts[0, 0] > 1
-    assert estimate.without_update[0].tolist() == [True, False, False]
-    assert estimate.beyond_budgets[0].tolist() == [False, True, True]
+    assert estimate.by_round("failed_attempts")[0, 0] > 1
+    assert estimate.by_round("without_update")[0].tolist() == [True, False, False]
+    assert estimate.by_round("beyond_budgets")[0].tolist() == [False, True, True]
 
 
 def test_only_a_job_that_was_refused_spends_nothing() -> None:

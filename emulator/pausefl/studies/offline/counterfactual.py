@@ -8,16 +8,17 @@ tried again, as a server does. Each draw first resamples every client's answers 
 Annals of Statistics, 1979). So the interval over the draws includes the uncertainty about the latency laws.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pausefl.experiment.experiment import Experiment
 from pausefl.studies.offline.outcomes import LoggedAnswer, LoggedOutcomes, check_log_suffices, is_open
 from pausefl.studies.offline.replay import RecordedLog, rules_of
-from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
+from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable, only_labels
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
@@ -33,35 +34,43 @@ _EXOGENOUS = ("joined", "left")
 """The kinds of events that do not depend on which clients were chosen. All others follow from the log's choices."""
 
 
+@dataclass
+class PlayedRound:
+    """One round of a draw. `chosen` is of its last attempt; all other fields include all its attempts."""
+
+    chosen: tuple[str, ...] = ()
+    waited_s: float = 0.0
+    failed_attempts: int = 0
+    """How many attempts failed, as no client gave an update."""
+    without_update: bool = False
+    """Whether the round was played and all attempts failed that the server's settings or the budgets allow. A run would
+    have ended there."""
+    beyond_budgets: bool = False
+    """Whether the round was not played, as too few clients had budget left. A run would have ended."""
+    extrapolated: int = 0
+    """How many chosen clients have an outcome that the same round of the log does not show."""
+    never_observed: int = 0
+    """How many of the extrapolated clients have no outcome anywhere in the log."""
+    at_bounds: int = 0
+    """How many answers arrive at a lower bound of their latency, as the log has no later answers."""
+    asked: int = 0
+    """How many clients were chosen."""
+
+
 @dataclass(frozen=True)
 class Counterfactual:
-    """The rounds of a policy on a log. Arrays are by draw and round; a round includes all its attempts."""
+    """The rounds of a policy on a log."""
 
     client_ids: tuple[str, ...]
     """The ids of all clients of the log, sorted."""
-    waited_s: FloatArray
-    """(draws, rounds) the latency of the round, including its failed attempts."""
-    failed_attempts: IntArray
-    """(draws, rounds) how many attempts failed, as no client gave an update."""
-    without_update: BoolArray
-    """(draws, rounds) whether the round was played and all attempts failed that the server's settings or the budgets
-    allow. A run would have ended there."""
-    beyond_budgets: BoolArray
-    """(draws, rounds) whether the round was not played, as too few clients had budget left. A run would have ended."""
-    extrapolated: IntArray
-    """(draws, rounds) how many chosen clients have an outcome that the same round of the log does not show."""
-    never_observed: IntArray
-    """(draws, rounds) how many of the extrapolated clients have no outcome anywhere in the log."""
-    at_bounds: IntArray
-    """(draws, rounds) how many answers arrive at a lower bound of their latency, as the log has no later answers."""
-    asked: IntArray
-    """(draws, rounds) how many clients were chosen."""
+    draws: Sequence[Sequence[PlayedRound]]
+    """The rounds of each draw."""
     max_epsilon_spent: FloatArray
     """(draws,) the greatest ε that any client has spent at the end."""
-    chosen: IntArray
-    """(draws, clients) how often each client was chosen, in the last attempt of each round."""
-    first: tuple[tuple[str, ...], ...]
-    """The clients chosen in the last attempt of each round of the first draw."""
+
+    def by_round(self, name: str) -> NDArray[Any]:
+        """(draws, rounds) the values of one field of `PlayedRound`."""
+        return np.array([[getattr(each, name) for each in rounds] for rounds in self.draws])
 
 
 def play_on_log(experiment: Experiment, log: RecordedLog, draws: int) -> Counterfactual:
@@ -72,22 +81,7 @@ def play_on_log(experiment: Experiment, log: RecordedLog, draws: int) -> Counter
     check_log_suffices(policy, experiment.selection.policy, outcomes)
     played = (_ImaginedRun(policy, settings, oracle, outcomes, draw).play(records) for draw in range(draws))
     rounds, epsilon_spent = zip(*played, strict=True)
-    return _gathered(outcomes.client_ids, rounds, np.array(epsilon_spent))
-
-
-@dataclass
-class _PlayedRound:
-    """The result of a round: `chosen` is of its last attempt; all other fields cover all its attempts."""
-
-    chosen: tuple[str, ...] = ()
-    waited_s: float = 0.0
-    failed_attempts: int = 0
-    without_update: bool = False
-    beyond_budgets: bool = False
-    extrapolated: int = 0
-    never_observed: int = 0
-    at_bounds: int = 0
-    asked: int = 0
+    return Counterfactual(outcomes.client_ids, rounds, np.array(epsilon_spent))
 
 
 class _ImaginedRun:
@@ -106,14 +100,14 @@ class _ImaginedRun:
     def _needed(self) -> int:
         return self.state.policy.m - self.settings.spare
 
-    def play(self, records: Sequence[RoundRecord]) -> tuple[list[_PlayedRound], float]:
+    def play(self, records: Sequence[RoundRecord]) -> tuple[list[PlayedRound], float]:
         """The rounds, and the greatest ε that any client has spent at their end."""
         rounds = [self._round(record) for record in records]
         return rounds, float(self.state.table.epsilon_spent.max(initial=0.0))
 
-    def _round(self, record: RoundRecord) -> _PlayedRound:
+    def _round(self, record: RoundRecord) -> PlayedRound:
         """Play a round as a server does: an attempt without an update is repeated, up to the settings' limit."""
-        played, state, first = _PlayedRound(), self.state, record.attempts[0].attempt
+        played, state, first = PlayedRound(), self.state, record.attempts[0].attempt
         state.before_round(record.round, _events(record, state.table))
         for attempt in range(first, first + self.settings.rounds_without_update_max):
             state.before_round(record.round, used_up(state.table, self.settings.budget))
@@ -130,7 +124,7 @@ class _ImaginedRun:
         played.without_update = True
         return played
 
-    def _attempt(self, round: int, attempt: int, played: _PlayedRound) -> RoundRecord:
+    def _attempt(self, round: int, attempt: int, played: PlayedRound) -> RoundRecord:
         """Play an attempt at a round and add its counts to `played`; returns its record."""
         table, outcomes = self.state.table, self.outcomes
         selection = choose(context_of(self.settings, self.state, self.oracle, round, attempt), self.state)
@@ -190,19 +184,4 @@ def _observation(
         epsilon_spent=spent,
         loss=outcomes.loss(answer.client_id, round),
         statistics=only_labels(answer.statistics),
-    )
-
-
-def _gathered(
-    client_ids: tuple[str, ...], draws: Sequence[Sequence[_PlayedRound]], max_epsilon_spent: FloatArray
-) -> Counterfactual:
-    times = [Counter(c for of_round in rounds for c in of_round.chosen) for rounds in draws]
-    counted = [each.name for each in fields(_PlayedRound) if each.name != "chosen"]
-    tables = {name: np.array([[getattr(r, name) for r in rounds] for rounds in draws]) for name in counted}
-    return Counterfactual(
-        client_ids=client_ids,
-        **tables,
-        max_epsilon_spent=max_epsilon_spent,
-        chosen=np.array([[of_draw[client_id] for client_id in client_ids] for of_draw in times]),
-        first=tuple(of_round.chosen for of_round in draws[0]),
     )

@@ -1,6 +1,7 @@
 """The results of a replay as text, JSON, CSV and a picture."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -165,33 +166,37 @@ def _summary(
     choices: Sequence[ReplayedChoice],
     played: Counterfactual,
 ) -> dict[str, Any]:
-    asked = int(played.asked.sum())
+    waited_s, failed, extrapolated, asked = map(
+        played.by_round, ("waited_s", "failed_attempts", "extrapolated", "asked")
+    )
+    n_asked, n_draws = max(int(asked.sum()), 1), len(played.draws)
+    times = Counter(c for rounds in played.draws for of_round in rounds for c in of_round.chosen)
     is_private = experiment.privacy.enabled
     return {
         "policy": experiment.selection.policy,
         "recorded_policy": recorded.selection.policy,
         "rounds": len(log.records),
-        "draws": len(played.waited_s),
+        "draws": n_draws,
         "recorded_total_latency_s": _total_s(log.records),
         "recorded_failed_attempts_s": _waited_s(log.unfinished),
-        "total_latency_s": _interval(played.waited_s.sum(axis=1)),
-        "failed_attempts": _interval(played.failed_attempts.sum(axis=1)),
-        "rounds_without_update": float(played.without_update.mean()),
-        "rounds_beyond_budgets": float(played.beyond_budgets.mean()),
+        "total_latency_s": _interval(waited_s.sum(axis=1)),
+        "failed_attempts": _interval(failed.sum(axis=1)),
+        "rounds_without_update": float(played.by_round("without_update").mean()),
+        "rounds_beyond_budgets": float(played.by_round("beyond_budgets").mean()),
         "max_epsilon_spent": _interval(played.max_epsilon_spent) if is_private else None,
         "privacy_unit": experiment.privacy.unit if is_private else None,
         "extrapolated": {
-            "rounds": int((played.extrapolated > 0).sum()) / max(int((played.asked > 0).sum()), 1),
-            "choices": int(played.extrapolated.sum()) / max(asked, 1),
-            "choices_of_clients_never_observed": int(played.never_observed.sum()) / max(asked, 1),
-            "choices_at_lower_bounds": int(played.at_bounds.sum()) / max(asked, 1),
+            "rounds": int((extrapolated > 0).sum()) / max(int((asked > 0).sum()), 1),
+            "choices": int(extrapolated.sum()) / n_asked,
+            "choices_of_clients_never_observed": int(played.by_round("never_observed").sum()) / n_asked,
+            "choices_at_lower_bounds": int(played.by_round("at_bounds").sum()) / n_asked,
         },
         "on_the_logs_history": {
             "attempts": len(choices),
             "same_sets": sum(choice.is_same for choice in choices),
             "shared_choices": sum(c.shared for c in choices) / sum(len(set(c.chosen)) for c in choices),
         },
-        "times_chosen": dict(zip(played.client_ids, played.chosen.mean(axis=0).tolist(), strict=True)),
+        "times_chosen": {client_id: times[client_id] / n_draws for client_id in played.client_ids},
         "caveat": CAVEAT,
     }
 
@@ -205,17 +210,18 @@ def _total_s(records: Iterable[RoundRecord]) -> float:
 
 
 def _rows(log: RecordedLog, played: Counterfactual) -> Iterator[dict[str, Any]]:
-    low, high = np.quantile(played.waited_s, (0.025, 0.975), axis=0)
+    waited_s, is_extrapolated = played.by_round("waited_s"), played.by_round("extrapolated") > 0
+    low, high = np.quantile(waited_s, (0.025, 0.975), axis=0)
     for t, record in enumerate(log.records):
         yield {
             "round": record.round,
             "recorded": record.chosen,
-            "chosen": played.first[t],
+            "chosen": played.draws[0][t].chosen,
             "recorded_s": _waited_s(record.attempts),
-            "waited_s": float(played.waited_s[:, t].mean()),
+            "waited_s": float(waited_s[:, t].mean()),
             "low_s": float(low[t]),
             "high_s": float(high[t]),
-            "extrapolated": float((played.extrapolated[:, t] > 0).mean()),
+            "extrapolated": float(is_extrapolated[:, t].mean()),
         }
 
 
