@@ -82,8 +82,8 @@ def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -
     _add_experiments(command)
     _add_reproduce(command)
     _add_ends(command)
-    _add_offline(command)
-    _add_fit_latency(command)
+    _add_simulations(command)
+    _add_logs(command)
     _add_tools(command)
     return whole
 
@@ -168,7 +168,14 @@ def _add_ends(command: _AddCommand) -> None:
     own = "without CONFIG: a TOML file of what this client decides itself: privacy, tls, admission, its device or data"
     sub.add_argument("--own", metavar="FILE", help=own)
     _add_set(sub)
-    _add_who(sub)
+    sub.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server listens")
+    who = sub.add_mutually_exclusive_group(required=True)
+    who.add_argument("--client-id", metavar="ID", help="who this is (client-000, client-001, ...)")
+    slot = "clients number N*C to N*C+C-1; auto: the first N that no other process holds in --ledger-dir"
+    who.add_argument("--slot", metavar="auto|N", help=slot)
+    sub.add_argument("--count", type=int, default=1, metavar="C", help="clients a slot has (default 1)")
+    ledgers = "where trainers' states lie, and ledgers where privacy.ledger_dir is not set (default: ledgers)"
+    sub.add_argument("--ledger-dir", type=_folder, default="ledgers", metavar="DIR", help=ledgers)
     text = "after a run wait for the next one at the same address, for as long as it takes"
     sub.add_argument("--stay", action="store_true", help=text)
     text = "with --stay: what a client may spend in all of its runs, whoever serves them (default: no bound)"
@@ -194,8 +201,8 @@ def _add_ends(command: _AddCommand) -> None:
     _add_log(sub)
 
 
-def _add_offline(command: _AddCommand) -> None:
-    """Add the commands that need no network."""
+def _add_simulations(command: _AddCommand) -> None:
+    """Add the commands that simulate, and that search for settings."""
     sub = command("simulate", "policy and drawn latencies or drifts only: regret, no network, no training")
     _add_config(sub)
     _add_set(sub)
@@ -205,12 +212,6 @@ def _add_offline(command: _AddCommand) -> None:
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help=seeds)
     _add_run_dir(sub, "runs/simulate-<name>-<time>")
 
-    _add_tune(command)
-    _add_logs(command)
-
-
-def _add_tune(command: _AddCommand) -> None:
-    """Add the command that searches for settings."""
     sub = command("tune", "search for parameters by latency, leakage and accuracy; writes the Pareto front")
     _add_config(sub, nargs="?")
     _add_set(sub)
@@ -234,7 +235,7 @@ def _add_tune(command: _AddCommand) -> None:
 
 
 def _add_logs(command: _AddCommand) -> None:
-    """Add the command that reads the log of a run."""
+    """Add the commands that read the log of a run, or a file of latencies."""
     sub = command("replay", "fold a run's log through its policy, which must choose the same, or through another")
     sub.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, also of a run that goes on")
     sub.add_argument("--policy", metavar="NAME", help="estimate what this policy would have chosen and waited")
@@ -245,9 +246,6 @@ def _add_logs(command: _AddCommand) -> None:
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     sub.add_argument("--out", type=_folder, metavar="DIR", help="write replay.json, replay.csv and replay.png there")
 
-
-def _add_fit_latency(command: _AddCommand) -> None:
-    """Add the command that fits latency laws to measured latencies."""
     sub = command("fit-latency", "fit a latency law to each client of a log or CSV file; prints an experiment as TOML")
     source = "a run directory, or a file with a row per exchange: by default CSV with the columns client, time, seconds"
     sub.add_argument("source", metavar="FILE|RUN_DIR", help=source)
@@ -293,7 +291,11 @@ def _add_tools(command: _AddCommand) -> None:
     sub = command("data", "check that a data set is there, or download it")
     sub.add_argument("name", metavar="NAME", help="the data set, as workload.dataset names it")
 
-    _add_certs(command("certs", "certificates and tokens by which servers and clients know each other"))
+    sub = command("certs", "certificates and tokens by which servers and clients know each other")
+    sub.add_argument("folder", metavar="DIR", help="where they go; what is there is kept, and its authority used")
+    sub.add_argument("hosts", nargs="+", metavar="HOST", help="names and addresses of the server and evaluator")
+    text = "how many (client-000, client-001, ...), or ids separated by commas (default: none)"
+    sub.add_argument("--clients", default="", metavar="N|A,B,C", help=text)
 
     sub = command("completion", "print a script that completes this command in a shell")
     sub.add_argument("shell", metavar="SHELL", choices=["bash", "zsh", "tcsh"], help="bash, zsh or tcsh")
@@ -319,13 +321,6 @@ def _add_resume(parser: argparse.ArgumentParser, **kind: Any) -> None:
     parser.add_argument("--resume", **kind)
     text = "with --resume: first take back the rounds after this one, which are played again; their epsilon stays spent"
     parser.add_argument("--back-to", type=int, metavar="ROUND", help=text)
-
-
-def _add_certs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="where they go; what is there is kept, and its authority used")
-    parser.add_argument("hosts", nargs="+", metavar="HOST", help="names and addresses of the server and evaluator")
-    text = "how many (client-000, client-001, ...), or ids separated by commas (default: none)"
-    parser.add_argument("--clients", default="", metavar="N|A,B,C", help=text)
 
 
 def _add_setting(
@@ -364,14 +359,3 @@ def _add_virtual(parser: argparse.ArgumentParser, dest: str = "overrides") -> No
 def _add_set(parser: argparse.ArgumentParser) -> None:
     text = "override a key, e.g. --set experiment.rounds=60; repeatable"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=text)
-
-
-def _add_who(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server listens")
-    who = parser.add_mutually_exclusive_group(required=True)
-    who.add_argument("--client-id", metavar="ID", help="who this is (client-000, client-001, ...)")
-    slot = "clients number N*C to N*C+C-1; auto: the first N that no other process holds in --ledger-dir"
-    who.add_argument("--slot", metavar="auto|N", help=slot)
-    parser.add_argument("--count", type=int, default=1, metavar="C", help="clients a slot has (default 1)")
-    ledgers = "where trainers' states lie, and ledgers where privacy.ledger_dir is not set (default: ledgers)"
-    parser.add_argument("--ledger-dir", type=_folder, default="ledgers", metavar="DIR", help=ledgers)
