@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
 
-from pausefl.experiment.experiment import Experiment, with_run
+from pausefl.experiment.experiment import Experiment, with_values
 from pausefl.experiment.loading import load_experiment, parse_experiment
 from pausefl.experiment.objects import as_toml, cells_of, folders_of
 from pausefl.experiment.toml_source import Overrides, bare_or_quoted, override_values
@@ -154,7 +154,7 @@ def run(
         experiment = stored_experiment(_path("run_dir", run_dir))
     experiment = _checked(experiment)
     if rounds is not None:
-        experiment = with_run(experiment, rounds=_count("rounds", rounds))
+        experiment = with_values(experiment, "experiment", rounds=_count("rounds", rounds))
     if back_to is not None and not (resume and _count("back_to", back_to, at_least=0) == back_to):
         raise ConfigError(f"back_to = {back_to}: goes with resume = True")
     if not (isinstance(observers, Sequence) and all(isinstance(observer, Observer) for observer in observers)):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.experiment import Experiment, with_values
 from pausefl.experiment.loading import parse_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_client_process
@@ -90,8 +90,7 @@ class ProcessFederation:
 
     def finish(self, rounds: int) -> None:
         """Start the server to play up to this round, and wait until all processes have ended with status 0."""
-        of_rounds = self.experiment.experiment.model_copy(update={"rounds": rounds})
-        self.experiment = self.experiment.model_copy(update={"experiment": of_rounds})
+        self.experiment = with_values(self.experiment, "experiment", rounds=rounds)
         self.start(SERVER)
         for process in self._processes.values():
             process.join(PATIENCE_S)

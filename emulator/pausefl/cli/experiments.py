@@ -28,7 +28,7 @@ from pausefl_proto.errors import ConfigError, PauseflError
 
 def run(options: argparse.Namespace) -> None:
     """Play an experiment, or resume a run."""
-    from pausefl.experiment.experiment import with_run
+    from pausefl.experiment.experiment import with_values
     from pausefl.runtime.run import run_experiment
     from pausefl.runtime.run_dir import has_rounds, new_run_dir, resume_command, stored_experiment
     from pausefl.runtime.terminal import make_view
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
         refuse_beside(options, "--resume", "--rounds", "--back-to", "--fleet", *shown)
         experiment = stored_experiment(run_dir)
         if options.rounds is not None:
-            experiment = with_run(experiment, rounds=at_least_1("--rounds", options.rounds))
+            experiment = with_values(experiment, "experiment", rounds=at_least_1("--rounds", options.rounds))
         if not (run_dir / "run.db").exists():
             raise ConfigError(f"--resume {run_dir}: no round was ever played there")
     elif options.rounds is not None:

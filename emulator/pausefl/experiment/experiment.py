@@ -177,9 +177,10 @@ def experiment_of(document: Mapping[str, Any]) -> Experiment:
     return experiment
 
 
-def with_run(experiment: Experiment, **values: int) -> Experiment:
-    """The same experiment with other values in its table [experiment], such as `rounds=3`, which are not checked."""
-    return experiment.model_copy(update={"experiment": experiment.experiment.model_copy(update=values)})
+def with_values(experiment: Experiment, table: str, **values: Any) -> Experiment:
+    """The same experiment with other values in a table, such as "experiment" and `rounds=3`, which are not checked."""
+    changed: TomlTable = getattr(experiment, table)
+    return experiment.model_copy(update={table: changed.model_copy(update=values)})
 
 
 def _check_fit(experiment: Experiment) -> None:

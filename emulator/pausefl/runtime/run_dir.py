@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pausefl.experiment.experiment import Experiment, with_run
+from pausefl.experiment.experiment import Experiment, with_values
 from pausefl.experiment.in_force import config_toml, in_force, what_is_played
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.toml_source import measured_files
@@ -226,7 +226,7 @@ def has_rounds(run_dir: Path) -> bool:
 def _check_extends(stored: Experiment, experiment: Experiment, run_dir: Path) -> None:
     """ConfigError unless the experiment is the stored one with more rounds."""
     begun, wanted = stored.experiment.rounds, experiment.experiment.rounds
-    if found := differences(with_run(stored, rounds=wanted), experiment):
+    if found := differences(with_values(stored, "experiment", rounds=wanted), experiment):
         told = "; ".join(found[:_MOST_NAMED])
         raise ConfigError(f"--run-dir {run_dir}: holds the run of another experiment: {told}")
     if wanted < begun:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.experiment import Experiment, with_values
 from pausefl.experiment.validation import check_address
 from pausefl_proto.errors import ConfigError
 
@@ -27,8 +27,7 @@ class StandingFleet:
         """The experiment with its server at this address. ConfigError if clients from outside cannot play it."""
         refuse_whole_runs(experiment, "--fleet")
         host, _, port = self.address.rpartition(":")
-        server = experiment.server.model_copy(update={"host": host, "port": int(port)})
-        return experiment.model_copy(update={"server": server})
+        return with_values(experiment, "server", host=host, port=int(port))
 
 
 def refuse_whole_runs(experiment: Experiment, who: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pausefl.experiment.experiment import Experiment, with_run
+from pausefl.experiment.experiment import Experiment, with_values
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.objects import labels_of
 from pausefl.experiment.server_records import check_policies
@@ -127,8 +127,7 @@ def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> lis
 
 def variant_of(experiment: Experiment, policy: str, i: int) -> Experiment:
     """The experiment with another policy and its seed plus `i`. ConfigError if the policy does not fit it."""
-    selection = experiment.selection.model_copy(update={"policy": policy})
-    seeded = with_run(experiment, seed=experiment.experiment.seed + i)
-    variant = seeded.model_copy(update={"selection": selection})
+    seeded = with_values(experiment, "experiment", seed=experiment.experiment.seed + i)
+    variant = with_values(seeded, "selection", policy=policy)
     check_policies(variant)
     return variant

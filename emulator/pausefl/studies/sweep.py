@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pausefl.experiment.experiment import Experiment, with_run
+from pausefl.experiment.experiment import Experiment, with_values
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.objects import as_toml
 from pausefl.experiment.server_records import check_policies
@@ -148,7 +148,7 @@ def _planned(plan: Plan) -> list[Planned]:
     for i in range(seeds):
         for point, experiment in zip(points, experiments, strict=True):
             seed = experiment.experiment.seed + i
-            runs.append(Planned(_name(point, grid, seed), with_run(experiment, seed=seed), point))
+            runs.append(Planned(_name(point, grid, seed), with_values(experiment, "experiment", seed=seed), point))
     check_named_once(runs)
     check_own_budgets(runs)
     return runs

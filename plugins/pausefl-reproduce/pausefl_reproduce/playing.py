@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from pausefl.experiment.experiment import Experiment, with_run
+from pausefl.experiment.experiment import Experiment, with_values
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.published import Reproduction
 from pausefl.results.reading import has_diverged, read_run
@@ -66,7 +66,7 @@ def planned(request: Request, experiments: dict[str, Experiment]) -> list[tuple[
     for i in range(request.seeds):
         for series, experiment in experiments.items():
             seed = experiment.experiment.seed + i
-            runs.append((series, Planned(f"{series}-seed{seed}", with_run(experiment, seed=seed))))
+            runs.append((series, Planned(f"{series}-seed{seed}", with_values(experiment, "experiment", seed=seed))))
     return runs
 
 

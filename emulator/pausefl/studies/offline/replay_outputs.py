@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.experiment import Experiment, with_values
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import Overrides, override_values
@@ -141,11 +141,9 @@ def _varied(recorded: Experiment, policy: str | None, overrides: Overrides) -> E
         if not key.startswith("selection."):
             raise ConfigError(f"--set {key}: a replay changes who is chosen, so it takes keys of selection alone")
     if policy is not None:
-        selection = varied.selection.model_copy(update={"policy": policy})
-        varied = varied.model_copy(update={"selection": selection})
+        varied = with_values(varied, "selection", policy=policy)
     # Pretend that clients disclose all: `check_log_suffices` compares the policy's needs with the log itself.
-    open_run = varied.privacy.model_copy(update={"disclose": ("loss", "labels")})
-    check_policies(varied.model_copy(update={"privacy": open_run}))
+    check_policies(with_values(varied, "privacy", disclose=("loss", "labels")))
     return varied
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from pausefl.experiment.client_records import partitioner_of
 from pausefl.experiment.delay_laws import Constant, Delay, NoDelay
-from pausefl.experiment.experiment import Experiment, with_run
+from pausefl.experiment.experiment import Experiment, with_values
 from pausefl.experiment.server_records import policy_of
 from pausefl.results.csv_table import write_csv
 from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, time_axis
@@ -136,7 +136,7 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
     With τ_min = "auto", τ_min is the least possible latency.
     """
     if rounds is not None:
-        experiment = with_run(experiment, rounds=rounds)
+        experiment = with_values(experiment, "experiment", rounds=rounds)
     clients = client_plan(experiment)
     laws = {client_id: link.exchange for client_id, link in clients.links.items()}
     server, examples = settings_of(experiment, "", clients), _data_sizes(experiment)
