@@ -53,7 +53,7 @@ def run(reported: Path) -> RunData:
 
 def page_of(run_dir: Path, **summary: object) -> str:
     """The report page of a run with this summary."""
-    return write_report(write_run(run_dir, **summary)).read_text(encoding="utf-8")
+    return write_report(read_run(write_run(run_dir, **summary))).read_text(encoding="utf-8")
 
 
 def test_columns_and_curves_are_those_of_the_views(run: RunData) -> None:
@@ -185,7 +185,7 @@ def test_page_tells_whose_budgets_they_are_and_who_had_spent_before(tmp_path: Pa
     run_dir = write_run(tmp_path / "run", budget_per="data holder")
     with changing_log(run_dir) as database:
         database.execute("UPDATE events SET released = 1, epsilon_spent = 0.5 WHERE client_id = '$x$'")
-    page = write_report(run_dir).read_text(encoding="utf-8")
+    page = write_report(read_run(run_dir)).read_text(encoding="utf-8")
     assert "Budgets are per data holder" in page
     assert "1 of 3 clients came with part of their budget spent" in page
 
@@ -196,7 +196,7 @@ def test_a_report_without_rounds_is_by_elapsed_time_and_tells_staleness_and_who_
     with changing_log(run_dir) as database:
         database.execute("UPDATE rounds SET elapsed_s = round + 1")
         database.execute("UPDATE observations SET came_back_s = 1 WHERE client_id = '$x$'")
-    page = write_report(run_dir).read_text(encoding="utf-8")
+    page = write_report(read_run(run_dir)).read_text(encoding="utf-8")
     steps_said = "3 steps</h1>", "1.5 steps", "25% of places idle", "the time elapsed since", "$x$: 50.0%"
     for said in (*steps_said, "beyond all numbers in the end"):
         assert said in page
@@ -225,7 +225,7 @@ def test_a_run_with_nothing_in_it_can_be_reported(tmp_path: Path) -> None:
     with changing_log(run_dir) as database:
         for table in ("observations", "rounds", "events", "evaluations"):
             database.execute(f"DELETE FROM {table}")
-    assert "not known: nothing was measured" in write_report(run_dir).read_text(encoding="utf-8")
+    assert "not known: nothing was measured" in write_report(read_run(run_dir)).read_text(encoding="utf-8")
     assert list((run_dir / "plots").iterdir()) == []
 
 

@@ -77,10 +77,11 @@ def run_experiment(
             processes.run(observed.show)
     figures = Figures()
     if has_report and not processes.was_terminated:
+        from pausefl.results.reading import read_run
         from pausefl.results.report import write_report
 
         report(Preparing("figures are drawn and the report is written"))
-        figures.compute(REPORT, lambda: write_report(run_dir))
+        figures.compute(REPORT, lambda: write_report(read_run(run_dir)))
     if not has_report or processes.was_terminated or figures.missing:
         (run_dir / REPORT).unlink(missing_ok=True)  # it covers earlier rounds only
     return {**read_summary(run_dir)}

@@ -19,12 +19,8 @@ from pausefl.results.report.style import KINDS, write_picture
 from pausefl_process.files import write_durably
 
 
-def write_report(run_dir: Path) -> Path:
-    """Draw the run's figures into plots/ and write report.html; return the path of report.html."""
-    return _write_report(read_run(run_dir))
-
-
-def _write_report(run: RunData, formats: Sequence[str] = ()) -> Path:
+def write_report(run: RunData, formats: Sequence[str] = ()) -> Path:
+    """Draw the run's figures into plots/, as SVG and in `formats`, and write report.html; return its path."""
     figures, plots = Figures(), run.path / "plots"
     plots.mkdir(exist_ok=True)
     drawn = draw_all(run, figures)
@@ -39,14 +35,11 @@ def _write_report(run: RunData, formats: Sequence[str] = ()) -> Path:
 
 
 def report_runs(run_dirs: Sequence[Path], csv: bool, formats: Sequence[str] = ()) -> list[Path]:
-    """Write a report of each run and, with `csv`, its tables as CSV; return the paths of pages, then of CSV folders.
-
-    Pictures are written as SVG, and in each of `formats` too.
-    """
+    """Write a report of each run and, with `csv`, its tables as CSV; return the paths of pages, then of CSV folders."""
     pages, folders = [], []
     for run_dir in run_dirs:
         run = read_run(run_dir)
-        pages.append(_write_report(run, formats))
+        pages.append(write_report(run, formats))
         if csv:
             folders.append(export_csv(run))
     return [*pages, *folders]
