@@ -68,13 +68,20 @@ class Interval:
 
 
 def stops(
-    count: int, seed: int, shortest_s: float, longest_s: float, kinds_of_stop: Sequence[str] = ("stop", "sleep")
+    count: int,
+    seed: int,
+    shortest_s: float,
+    longest_s: float,
+    kinds_of_stop: Sequence[str] = ("stop", "sleep"),
+    longest_gap_s: float = 3.0,
 ) -> list[Stop]:
     """`count` stops, equally many of each kind, in random order. Lengths are spread evenly on a logarithmic scale."""
     rng = random.Random(seed)
     kinds = [(who, how) for who in WHO for how in kinds_of_stop]
     lengths = [shortest_s * (longest_s / shortest_s) ** ((i + rng.random()) / count) for i in range(count)]
-    planned = [Stop(*kinds[i % len(kinds)], length, rng.uniform(0.3, 3.0)) for i, length in enumerate(lengths)]
+    planned = [
+        Stop(*kinds[i % len(kinds)], seconds, rng.uniform(0.3, longest_gap_s)) for i, seconds in enumerate(lengths)
+    ]
     rng.shuffle(planned)
     return planned
 
