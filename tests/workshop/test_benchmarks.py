@@ -158,9 +158,9 @@ def test_what_does_not_play_is_told(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.end_to_end
 def test_two_checkouts_are_played_at_once() -> None:
-    few = ("--rounds", "20", "--times", "2")
-    first, second, result = python("-m", "benchmarks.duel", str(ROOT), str(ROOT), *few, cwd=ROOT).splitlines()
-    assert all(line.count(" ms") == 2 for line in (first, second))
+    few = ("--rounds", "20", "--times", "1")
+    line, result = python("-m", "benchmarks.duel", str(ROOT), str(ROOT), *few, cwd=ROOT).splitlines()
+    assert line.count(" ms") == 2
     assert result.endswith(" times as long after as before")
 
 

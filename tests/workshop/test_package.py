@@ -84,7 +84,7 @@ def test_the_installed_command_is_the_wheels_and_an_installed_package_adds_a_pol
 def test_a_search_that_was_killed_goes_on_by_the_installed_package(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment, few = synthetic(tmp_path, rounds=6, clients=4, m=2), ("--trials", "20", "--seeds", "1")
+    experiment, few = synthetic(tmp_path, rounds=6, clients=4, m=2), ("--trials", "8", "--seeds", "1")
     words = ("-m", "pausefl", "tune", experiment, *few, "--fresh-seeds", "2", "--run-dir", "found")
     # Compiling the kernels for this folder takes 15 s, which only `make test-package` does.
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
@@ -95,7 +95,7 @@ def test_a_search_that_was_killed_goes_on_by_the_installed_package(
     resumed = command(installed, tmp_path, "tune", "--resume", "found")
     assert resumed.returncode == 0, resumed.stderr
     assert "Pareto front on fresh seeds 2 to 3" in resumed.stdout
-    assert n_tried(tmp_path / "found/study.db") == 20
+    assert n_tried(tmp_path / "found/study.db") == 8
 
 
 def n_tried(study: Path) -> int:
