@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,13 @@ async def test_a_client_plays_runs_until_its_life_is_spent(
     port, ledger = free_port(), tmp_path / "ledgers/client-000.db"
     events: asyncio.Queue[ProgressEvent] = asyncio.Queue()
     lifetime = BUDGET.spent(3) + BUDGET.spent(2) + BUDGET.epsilon(3) / 2
-    task = asyncio.create_task(stay(staying(port, ledger.parent, lifetime), events.put_nowait))
+    clients, asked = staying(port, ledger.parent, lifetime), asyncio.Queue[str]()
+
+    def taken(offer: str) -> Experiment:
+        asked.put_nowait(offer)
+        return clients.experiment_of(offer)
+
+    task = asyncio.create_task(stay(replace(clients, experiment_of=taken), events.put_nowait))
     async with asyncio.timeout(60):
         served_at = await events.get()
         assert isinstance(served_at, MetricsServed)
@@ -96,15 +103,18 @@ async def test_a_client_plays_runs_until_its_life_is_spent(
         async with federation(tmp_path / "first", port=port, **served(ours, 3)) as run:
             await run.finished()
             first = await events.get()
-        async with federation(tmp_path / "other", port=port, connect_timeout_s=8.0, **served(other, 3)) as run:
-            with pytest.raises(ExceptionGroup):  # no client came
-                await run.finished()
+        async with federation(tmp_path / "other", port=port, connect_timeout_s=60.0, **served(other, 3)):
+            refused = 0
+            while refused < 3:
+                refused += await asked.get() == offer_of(other)
+        assert log_of(tmp_path / "other") == []
         locked = {**served(ours, 3), "connect_timeout_s": 3.0, "admission": Admission(ids=frozenset())}
         async with federation(tmp_path / "locked", port=port, **locked) as run:
             with pytest.raises(ExceptionGroup):
                 await run.finished()
             locked_out = await events.get()  # once, however often the client is refused
-        async with federation(tmp_path / "last", port=port, rejoin_timeout_s=0.5, **served(ours, 10)) as run:
+        last_s = {"rejoin_timeout_s": 0.5, "connect_timeout_s": 5.0}  # the end of budgets takes as long as the latter
+        async with federation(tmp_path / "last", port=port, **last_s, **served(ours, 10)) as run:
             result = await run.finished()
             assert (result.state.round, result.outcome) == (2, "budgets_spent")
             last = await events.get()
