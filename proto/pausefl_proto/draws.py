@@ -14,7 +14,7 @@ def generator(seed: int, purpose: str, *key: int | str) -> np.random.Generator:
     The parts of the key are hashed with their types and lengths, so ("a", "bc") and ("ab", "c") differ.
     """
     text = repr((seed, purpose, *key)).encode()
-    return np.random.Generator(np.random.PCG64(int.from_bytes(hashlib.sha256(text).digest()[:16], "little")))
+    return np.random.Generator(np.random.PCG64(np.frombuffer(hashlib.sha256(text).digest(), "<u4", 4)))
 
 
 def stable_hash(seed: int, purpose: str, text: str) -> int:

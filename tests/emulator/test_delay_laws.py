@@ -84,6 +84,11 @@ def draws(law: Delay, n: int = N, first_round: int = 1) -> np.ndarray[tuple[int]
     return law.sample(generator(1, "test"), n, first_round)
 
 
+def test_a_key_has_the_draws_of_earlier_versions() -> None:
+    raw = generator(1, "delay", "c", 5).bit_generator.random_raw(2).tolist()
+    assert raw == [582645281140338848, 7309707474745036879]
+
+
 @pytest.mark.parametrize("name", LAWS)
 def test_draws_have_the_mean_and_the_quantiles_of_the_law(name: str) -> None:
     law, truth = LAWS[name]

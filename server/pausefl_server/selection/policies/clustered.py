@@ -29,9 +29,9 @@ class Clustered(Policy):
         sizes = context.table.n_examples[rows]
         if not sizes.any():
             sizes = np.ones(len(rows), np.int64)
-        largest_first = np.argsort(-sizes, kind="stable")
-        ends = np.cumsum(self.m * sizes[largest_first])
+        largest_first = (-sizes).argsort(kind="stable")
+        ends = (self.m * sizes[largest_first]).cumsum()
         urn = int(sizes.sum())
         drawn = np.arange(self.m) * urn + context.rng.integers(urn, size=self.m)
-        chosen = np.sort(rows[largest_first[np.searchsorted(ends, drawn, side="right")]])
+        chosen = np.sort(rows[largest_first[ends.searchsorted(drawn, side="right")]])
         return Selection(chosen, weights=np.full(self.m, 1.0 / self.m))
