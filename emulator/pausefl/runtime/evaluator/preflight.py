@@ -17,7 +17,7 @@ from pausefl_process.tokens import read_token
 from pausefl_proto.endpoint import answers_within_s
 from pausefl_proto.errors import ConfigError
 from pausefl_server.connections.admission_files import AdmissionFiles
-from pausefl_server.monitoring.noise import NoiseAhead
+from pausefl_server.monitoring.noise import noise_ahead
 from pausefl_server.rounds.admission import Admission
 
 
@@ -66,7 +66,7 @@ def _how_noisy(experiment: Experiment) -> list[str]:
         return []
     asked = experiment.clients.count if experiment.selection.policy == "all" else experiment.selection.asked
     charged = experiment.asynchronous.buffer if experiment.is_asynchronous else asked
-    return [NoiseAhead.of(budget, experiment.experiment.rounds, charged, experiment.clients.count).text]
+    return [noise_ahead(budget, experiment.experiment.rounds, charged, experiment.clients.count)[0]]
 
 
 def _read_credentials(experiment: Experiment, say: Callable[[str], None]) -> None:

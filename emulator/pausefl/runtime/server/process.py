@@ -48,7 +48,7 @@ from pausefl_process.http_server import WebServer
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, PauseflError, first_error
 from pausefl_proto.wire import Manifest, Vector
-from pausefl_server.monitoring.noise import NoiseAhead
+from pausefl_server.monitoring.noise import noise_ahead
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.evaluation import EvaluateModel
 from pausefl_server.selection.base import Policy
@@ -146,9 +146,9 @@ async def play(
     if settings.privacy is not None and (clients := settings.clients):
         asked = clients if isinstance(plan.policy, All) else plan.policy.m
         charged = settings.asynchronous.buffer if settings.is_asynchronous else asked  # clients a round
-        noise = NoiseAhead.of(settings.privacy.budget, settings.rounds, charged, clients)
-        if noise.swamps:
-            report(Notice(noise.text))
+        noise, is_too_much = noise_ahead(settings.privacy.budget, settings.rounds, charged, clients)
+        if is_too_much:
+            report(Notice(noise))
     async with _initial_model(plan, report, evaluators) as (model, evaluator):
         has_control = isinstance(plan.model, EvaluatorPlan) and plan.model.has_control
         manifest = model.manifest.with_control() if has_control else model.manifest
