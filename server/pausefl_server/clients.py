@@ -41,10 +41,9 @@ def _filled(length: int, row: NDArray[Any]) -> NDArray[Any]:
 class ClientTable:
     """Columns of length K with dense rows; `ids[row]` is a client's id and `row_of[id]` its row.
 
-    The sums for μ_k = E[τ_min/τ_k] (PAUSE v2, eq. (11)) are kept as inverses, so that an estimated τ_min may change:
-    inverse_latency_sum is Σ min(1/τ, 1/τ_min) over the client's answers, where a miss adds 0;
-    censored_inverse_sum is Σ min(1/d, 1/τ_min) over its misses, d the censored latency. The mean of the uncensored
-    rewards lies between τ_min · inverse_latency_sum / measured and τ_min · (both sums) / measured.
+    The sums for μ_k = E[τ_min/τ_k] (PAUSE v2, eq. (11)) are kept as inverses, so that an estimated τ_min may change.
+    The mean of the uncensored rewards lies between τ_min · inverse_latency_sum / measured and τ_min ·
+    (inverse_latency_sum + censored_inverse_sum) / measured.
     """
 
     seed: int = 0

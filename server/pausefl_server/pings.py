@@ -8,9 +8,8 @@ from itertools import islice
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """The measured round trip of an empty message to an idle client while `round` was under way."""
+    """To the coordinator, which logs it with the round under way: how long an idle client took to answer a ping."""
 
-    round: int
     client_id: str
     ping_s: float
 

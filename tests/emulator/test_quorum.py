@@ -19,12 +19,13 @@ from pausefl_server.model.aggregation import Aggregation, weighted_mean
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.model.staleness import Asynchronous
+from pausefl_server.pings import Ping
 from pausefl_server.records import EventKind, LogEvent
 from pausefl_server.rounds.aggregation import WeightedUpdate, discounted
 from pausefl_server.rounds.deadline import answers_needed
 from pausefl_server.rounds.elapsed import Elapsed
 from pausefl_server.rounds.late_updates import LateUpdates
-from pausefl_server.rounds.messages import Dispatch, Pinged, Shutdown
+from pausefl_server.rounds.messages import Dispatch, Shutdown
 from pausefl_server.rounds.open_step import OpenStep
 from pausefl_server.selection.base import Selection
 from pausefl_server.selection.policies.everyone import All
@@ -64,7 +65,7 @@ async def ask(r: CoordinatorRig, ids: str) -> dict[str, FakePeer]:
 
 async def handled(r: CoordinatorRig) -> None:
     """Wait until all messages so far are handled and in the log."""
-    await r.coordinator.ask(Pinged("a", 0.1))
+    await r.coordinator.ask(Ping("a", 0.1))
     await r.written()
 
 

@@ -14,8 +14,9 @@ from pausefl.results.accounting import UnansweredJobs
 from pausefl.results.tally import RunTally
 from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.line_limit import LINES, PER_S, LineLimit
+from pausefl_server.pings import Ping
 from pausefl_server.records import EventKind, LogEvent, Miss, unsettled
-from pausefl_server.rounds.messages import JobWithdrawn, Lost, Pinged, Refusal, Shutdown, Update
+from pausefl_server.rounds.messages import JobWithdrawn, Lost, Refusal, Shutdown, Update
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.state import RunState, replay
@@ -153,7 +154,7 @@ async def test_a_client_given_up_before_the_run_is_stopped_may_have_charged(rig:
         b.release()
         b.stop()
         lost = Lost(b, "its connection broke", may_return=False)
-        for message in (lost, Pinged("a", 0.1), Shutdown("stopped by SIGTERM")):
+        for message in (lost, Ping("a", 0.1), Shutdown("stopped by SIGTERM")):
             await r.coordinator.ask(message)
         await a.answer(1)
         await r.played()

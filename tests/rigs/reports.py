@@ -54,7 +54,7 @@ def write_run(path: Path, **changes: Any) -> Path:
     path.mkdir()
     log = store.Store(path / "run.db")
     for each in records():
-        log.commit_round(each, [Ping(each.round, "$x$", 0.002 * each.round)])
+        log.commit_round(each, [Ping("$x$", 0.002 * each.round)])
     log.save_evaluations(0, [Evaluation("test", True, 100, 0.1, 2.3)])
     at_interruptions = Evaluation("test", False, 1000, 0.2, 2.2)
     log.save_evaluations(1, [at_interruptions])

@@ -17,8 +17,8 @@ from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack_job, unpack
 from pausefl_server.model.norm_bound import NormBound
-from pausefl_server.pings import PingSchedule
-from pausefl_server.rounds.messages import Pinged, Refusal
+from pausefl_server.pings import Ping, PingSchedule
+from pausefl_server.rounds.messages import Refusal
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.command import query
 from rigs.experiments import small
@@ -365,7 +365,7 @@ async def test_a_ping_is_timed_and_one_that_a_job_overtook_is_not() -> None:
         rig.say(pong=pb.Pong(nonce=nonce))
         await rig.actor.ask(pb.Ping())  # at work: not sent
     assert rig.stream.is_silent()
-    assert await rig.told() == Pinged("client-1", 0.25)
+    assert await rig.told() == Ping("client-1", 0.25)
     assert rig.coordinator.told.empty()
 
 

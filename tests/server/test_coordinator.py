@@ -22,8 +22,9 @@ from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.optimizers import ServerOptimizer
+from pausefl_server.pings import Ping
 from pausefl_server.records import LogEvent, Timing
-from pausefl_server.rounds.messages import Lost, Pinged, Refusal, Shutdown
+from pausefl_server.rounds.messages import Lost, Refusal, Shutdown
 from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.policies.pause import Pause
@@ -245,7 +246,7 @@ async def test_a_client_that_answers_soon_after_a_shutdown_owes_nothing(rig: Mak
         await b.next_job()
         await a.answer(1)
         await r.coordinator.ask(Shutdown("stopped by SIGINT"))
-        await r.coordinator.ask(Pinged("a", 0.25))  # the answer comes once the round is given up
+        await r.coordinator.ask(Ping("a", 0.25))  # the answer comes once the round is given up
         await b.answer(1)
     assert [r.spent(client_id) for client_id in "ab"] == [(1, BUDGET.spent(1))] * 2
     assert not any(kind == "unsettled" for kind, _ in r.events())
@@ -258,7 +259,7 @@ async def test_a_ping_is_of_the_round_that_is_played(rig: MakeRig, tmp_path: Pat
             for peer in peers:
                 await peer.next_job()
             if number == 2:
-                await r.coordinator.ask(Pinged("a", 0.25))
+                await r.coordinator.ask(Ping("a", 0.25))
             for peer in peers:
                 await peer.answer(number)
     with closing(sqlite3.connect(tmp_path / "run.db")) as database:

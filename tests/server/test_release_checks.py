@@ -20,11 +20,12 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.model.norm_bound import TAIL_PROBABILITY, NormBound
 from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.monitoring.progress import ProgressReporter
+from pausefl_server.pings import Ping
 from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.release_checks import check_ledger, check_release, is_plausible
 from pausefl_server.rounds.budget_exhaustion import budgets_end, rounds_left, too_few_left
 from pausefl_server.rounds.choosing import free_places
-from pausefl_server.rounds.messages import Lost, Pinged, Register
+from pausefl_server.rounds.messages import Lost, Register
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
 from pausefl_server.state import RunState
@@ -313,7 +314,7 @@ async def test_newcomers_without_budget_have_the_rows_that_a_replay_gives_them(t
         await r.join("b", manual=True, released=5)
         await d.answer(1)
         d.stop()
-        for message in (Lost(d, "it said goodbye", may_return=False), Pinged("b", 0.1), Pinged("b", 0.1)):
+        for message in (Lost(d, "it said goodbye", may_return=False), Ping("b", 0.1), Ping("b", 0.1)):
             await r.coordinator.ask(message)
         await (await r.join("a", manual=True)).play(2)
         await r.played()  # compares the state with a replay

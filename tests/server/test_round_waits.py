@@ -23,6 +23,7 @@ from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.monitoring.metrics import make_registry
+from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.rounds.deadline import (
     FACTOR,
@@ -36,7 +37,7 @@ from pausefl_server.rounds.deadline import (
 )
 from pausefl_server.rounds.elapsed import Elapsed
 from pausefl_server.rounds.evaluation import waiting_models_max
-from pausefl_server.rounds.messages import Dispatch, Pinged, Refusal, Update
+from pausefl_server.rounds.messages import Dispatch, Refusal, Update
 from pausefl_server.rounds.open_step import OpenStep
 from pausefl_server.selection.base import Selection
 from pausefl_server.selection.policies.everyone import All
@@ -254,7 +255,7 @@ BIG = MAX_FRAME_BYTES // 4 + 100
 
 async def until_it_listens(r: CoordinatorRig) -> None:
     """Return once the coordinator waits for messages and has taken one; its deadline is checked after each."""
-    await r.coordinator.ask(Pinged("a", 0.001))
+    await r.coordinator.ask(Ping("a", 0.001))
 
 
 async def test_answers_that_wait_when_the_deadline_has_passed_are_taken(rig: MakeRig) -> None:

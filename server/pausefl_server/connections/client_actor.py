@@ -21,7 +21,8 @@ from pausefl_server.connections.reported_values import (
     release_of,
     statistics_of,
 )
-from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, Order, Pinged, Refusal, RefusalKind, Update
+from pausefl_server.pings import Ping
+from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, Order, Refusal, RefusalKind, Update
 from pausefl_server.rounds.preparation import off_loop
 from pausefl_server.settings import ServerSettings
 
@@ -190,7 +191,7 @@ class ClientActor(Actor[Order | _AskAgain]):
         """Measure the ping that is under way; ignore other answers."""
         if nonce == self._nonce and self._pinged_s is not None:
             ping_s, self._pinged_s = arrived_s - self._pinged_s, None
-            await self._coordinator.tell(Pinged(self.client_id, ping_s))
+            await self._coordinator.tell(Ping(self.client_id, ping_s))
 
     async def _take_result(self, result: pb.Result, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange, answered = self._exchange, (result.round, result.attempt)

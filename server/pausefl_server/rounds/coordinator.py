@@ -25,16 +25,7 @@ from pausefl_server.rounds.elapsed import Elapsed
 from pausefl_server.rounds.evaluation import EvaluatorActor
 from pausefl_server.rounds.late_updates import LateUpdates, dropped
 from pausefl_server.rounds.membership import Membership
-from pausefl_server.rounds.messages import (
-    Dispatch,
-    JobWithdrawn,
-    Lost,
-    Pinged,
-    Refusal,
-    Register,
-    Shutdown,
-    Update,
-)
+from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, Lost, Refusal, Register, Shutdown, Update
 from pausefl_server.rounds.observations import reconciled, with_stop_before
 from pausefl_server.rounds.open_step import Draw, OpenStep
 from pausefl_server.rounds.pending_events import PendingEvents
@@ -47,7 +38,7 @@ from pausefl_server.storage.store_actor import CommitRound, StoreActor
 # How long a run that is stopped waits for clients at work, so that the ε they spend is logged.
 _DRAIN_S = 3.0
 
-_Message = Register | Lost | Update | Pinged | Refusal | JobWithdrawn | Shutdown
+_Message = Register | Lost | Update | Ping | Refusal | JobWithdrawn | Shutdown
 
 
 class Coordinator(Actor[_Message]):
@@ -125,8 +116,8 @@ class Coordinator(Actor[_Message]):
                 self._lose(message)
             case Update():
                 self._take_update(message)
-            case Pinged(client_id, ping_s):
-                self._pings.append(Ping(self.state.round + 1, client_id, ping_s))
+            case Ping(client_id, ping_s):
+                self._pings.append(message)
                 if (row := self.state.table.row_of.get(client_id)) is not None:
                     self._observer.pinged(row, ping_s)
             case Refusal():

@@ -99,14 +99,6 @@ class Update:
     """How long the client says it stood still between the arrivals of the job that it answered last and of this one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pinged:
-    """To the coordinator: how long an idle client took to answer a ping."""
-
-    client_id: str
-    ping_s: float
-
-
 RefusalKind = Literal[
     "refused",  # the client said that it has no update
     "exhausted",  # it said so because its privacy budget is spent: it will release nothing more

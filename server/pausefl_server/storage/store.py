@@ -331,7 +331,7 @@ class Store:
         self._replace_late_events(record.round, ())
         self._insert_events(*key, record.events)
         self._db.executemany(_INSERT_MISS, [(*key, *miss_values(miss)) for miss in record.misses])
-        self._db.executemany(_INSERT_PING, [(p.round, p.client_id, p.ping_s) for p in pings])
+        self._db.executemany(_INSERT_PING, [(record.round, p.client_id, p.ping_s) for p in pings])
 
     def _replace_late_events(self, round: int, events: Iterable[LogEvent]) -> None:
         """Replace the events that no attempt knows of yet. Some are stored with later rounds that were taken back."""
