@@ -188,7 +188,7 @@ def test_a_deadline_stays_as_long_as_it_was_beside_the_latencies(signal: str, ti
 def fleet(folder: Path, rows: int = 60) -> Path:
     rng = np.random.default_rng(0)
     lines = ["client,time,seconds"]
-    for name, law in (("phone, red", LogNormal(0.2, 0.1)), ("watch", Gamma(0.8, 3.0)), ("hub", Constant(0.05))):
+    for name, law in (("hub!", LogNormal(0.2, 0.1)), ("watch", Gamma(0.8, 3.0)), ("hub", Constant(0.05))):
         lines += [f'"{name}",{t},{s}' for t, s in enumerate(law.sample(rng, rows))]
     path = folder / "fleet.csv"
     path.write_text("\n".join(lines) + "\n")
@@ -201,9 +201,9 @@ def test_what_is_written_is_the_experiment_that_was_fitted(tmp_path: Path) -> No
     again = parse_experiment(text)
     laws = {fit.client_ids[name]: fitted.law for name, fitted in fit.laws.items()}
     assert delays_of(again) == laws == delays_of(fit.experiment)
-    assert "# phone-red is 'phone, red': " in text
-    assert fit.client_ids == {"phone, red": "phone-red", "watch": "watch", "hub": "hub"}
-    assert again.client_ids == ["phone-red", "watch", "hub"]
+    assert "# hub-2 is 'hub!': " in text
+    assert fit.client_ids == {"hub!": "hub-2", "watch": "watch", "hub": "hub"}
+    assert again.client_ids == ["hub-2", "watch", "hub"]
     assert len(draw_fit(fit).axes) == 3
 
 

@@ -95,7 +95,11 @@ class NaN(Classification):
         return super().score(outputs, targets) * (1.0 if self.sound >= 0 else float("nan"))
 
 class LaterNaN(NaN):
-    sound = 2  # before any training
+    sound = 4  # before any training
+
+class Wrong(Classification):
+    def score(self, outputs, targets):
+        return 1 - super().score(outputs, targets)
 
 class Error(Regression):
     metric = "MAE"
@@ -152,6 +156,7 @@ averaged = lambda seed: data(Averaged())
 unreduced = lambda seed: data(Unreduced())
 nan = lambda seed: data(NaN())
 later_nan = lambda seed: data(LaterNaN())
+wrong = lambda seed: data(Wrong())
 error = lambda seed: data(Error(1.0), classes=1)
 small_error = lambda seed: data(SmallError(1.0), classes=1)
 negated = lambda seed: data(Negated(1.0), classes=1)
@@ -204,6 +209,7 @@ def found(*settings: str) -> str:
         ("workload.dataset=tried_out:error", 'the score "MAE" of Error before any training is '),
         ("workload.dataset=tried_out:small_error", "of an error, return 1/(1 + error)"),
         ("workload.dataset=tried_out:negated", "of Negated gives 0 for outputs that equal their targets"),
+        ("workload.dataset=tried_out:wrong", "of Wrong gives 0 for outputs that equal their targets"),
         ("workload.model=tried_out:no_parameters", 'workload.model = "tried_out:no_parameters": has no parameters to'),
         ("workload.model=tried_out:frozen", 'workload.model = "tried_out:frozen": has no parameters to train'),
         ("tls.ca=gone.pem", 'tls.ca = "gone.pem": cannot be read (No such file or directory)'),

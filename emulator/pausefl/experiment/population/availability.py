@@ -86,8 +86,8 @@ class Trace(Bounded):
     def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
         """(rounds,) whether the client is on. It is on before its first row, and always if it is not in the file."""
         on = np.ones(rounds, np.bool_)
-        for t, is_on in sorted(self._changes.get(client_id, {}).items()):
-            on[t - 1 :] = is_on
+        for when, is_on in sorted(self._changes.get(client_id, {}).items()):
+            on[(int(when) if self.round_s is None else round_of(when, self.round_s)) - 1 :] = is_on
         return on
 
     @property
@@ -96,21 +96,21 @@ class Trace(Bounded):
         return frozenset(self._changes)
 
     @cached_property
-    def _changes(self) -> dict[str, dict[int, bool]]:
-        """By client: round -> whether the client is on from that round."""
+    def _changes(self) -> dict[str, dict[float, bool]]:
+        """By client: round or, with `round_s`, time in the file -> whether the client is on from then."""
         try:
             data = bytes_of(Path(self.path))
             return self._of_fedscale(data) if data.startswith(b"\x80") else self._of_csv(*csv_table(data))
         except ValueError as error:
             raise ValueError(f'path = "{self.path}": {error}') from None
 
-    def _of_csv(self, header: list[str], rows: list[Row]) -> dict[str, dict[int, bool]]:
+    def _of_csv(self, header: list[str], rows: list[Row]) -> dict[str, dict[float, bool]]:
         when, other = ("round", "time_s") if self.round_s is None else ("time_s", "round")
         if missing := next((name for name in ("client_id", when, "on") if name not in header), ""):
             hint = _SAY_ROUND_S if other == "time_s" else "; leave round_s out"
             found = f'line 1 has no column "{missing}" (it has: {", ".join(header)})'
             raise ValueError(f"{found}{hint if missing == when and other in header else ''}")
-        changes: dict[str, dict[int, bool]] = {}
+        changes: dict[str, dict[float, bool]] = {}
         for line, row in rows:
             cells = dict.fromkeys(header, "") | dict(zip(header, row, strict=False))
             t = cells[when] if self.round_s is None else str(round_of(cells[when], self.round_s))
@@ -121,19 +121,18 @@ class Trace(Bounded):
             ):
                 if not is_good:
                     raise ValueError(f"line {line} has {quoted(cells[name])} for {name}: must be {due}")
-            changes.setdefault(cells["client_id"], {})[int(t)] = cells["on"] == "1"
+            changes.setdefault(cells["client_id"], {})[float(cells[when])] = cells["on"] == "1"
         return changes
 
-    def _of_fedscale(self, data: bytes) -> dict[str, dict[int, bool]]:
+    def _of_fedscale(self, data: bytes) -> dict[str, dict[float, bool]]:
         """The changes in a FedScale trace, which has them in seconds. Before its first change, a device is inactive."""
         if self.round_s is None:
             raise ValueError(f"is a trace of FedScale, in seconds{_SAY_ROUND_S}")
         try:
             changes = {}
             for client, trace in unpickled(data).items():
-                times = [(s, True) for s in trace["active"]] + [(s, False) for s in trace["inactive"]]
-                rounds = {round_of(s, self.round_s): is_on for s, is_on in sorted(times)}
-                changes[str(client)] = {1: False, **rounds}
+                on, off = ([float(s) for s in trace[state]] for state in ("active", "inactive"))
+                changes[str(client)] = {**dict.fromkeys([0.0, *off], False), **dict.fromkeys(on, True)}
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"is no trace of FedScale ({in_one_line(error)})") from None
         return changes

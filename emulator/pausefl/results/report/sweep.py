@@ -15,7 +15,7 @@ from pausefl.results.csv_table import write_records
 from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, latency_unit, time_axis
 from pausefl.results.report.comparison.figure import ONE_SEED, seeds_note
 from pausefl.results.report.style import INK, KINDS, RC, SERIES, write_picture
-from pausefl.results.statistics import mean_band
+from pausefl.results.statistics import FEWEST_SEEDS, mean_band
 from pausefl.results.stored_summary import unequal_starts
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_server.records import ACCURACY
@@ -45,10 +45,12 @@ def _own(name: str, metric: str) -> str:
 
 def caveats(rows: ResultRows) -> str:
     """Reasons against comparing the runs, such as fewer rounds, unequal machines or one seed. Empty without reasons."""
-    rows = [row for row in rows if "rounds" in row]  # rows without "rounds" have no results
+    planned, rows = len(rows), [row for row in rows if "rounds" in row]  # rows without "rounds" have no results
     early = sum(row.get("outcome", "completed") != "completed" for row in rows)
     played = sorted({row["rounds"] for row in rows}) if early else []
     found = []
+    if lost := planned - len(rows):
+        found.append(f"{lost} of {planned} runs have no results; below {FEWEST_SEEDS} seeds, ranges are shown")
     if len(played) > 1:
         found.append(f"{early} of {len(rows)} runs ended early")
         found.append(f"runs have {played[0]} to {played[-1]} rounds: their totals do not compare")

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 
 from pausefl.runtime.evaluator.initial import Evaluated, InitialModel, ModelRest, StoredTensor
@@ -25,6 +26,7 @@ from pausefl_server.records import Evaluation, Split
 
 _BATCH = 500
 _REHEARSED_EXAMPLES = 32
+_SURE = 30.0  # the logit of a class that is as good as certain
 _SEEDED = "draw from torch's generator, or from one with a seed of its own"
 _SCORES = "a score is at most 1, the greater the better: of an error, return 1/(1 + error)"
 
@@ -168,18 +170,17 @@ class Evaluator:
         if not math.isfinite(loss):
             raise ConfigError(f"{self._model_key}: its loss before any training is {loss}; must be finite")
         self._check_score(score, "before any training")
-        if isinstance(outputs, torch.Tensor) and targets.is_floating_point() and targets.numel() == outputs.numel():
-            self._check_direction(outputs, targets)
+        if isinstance(outputs, torch.Tensor) and (exact := _exact(outputs, targets)) is not None:
+            self._check_direction(outputs, targets, exact)
 
-    def _check_direction(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """ConfigError if outputs that equal their targets have almost no loss, but no greater score."""
-        exact = targets.reshape(outputs.shape).to(outputs.dtype)
+    def _check_direction(self, outputs: torch.Tensor, targets: torch.Tensor, exact: torch.Tensor) -> None:
+        """ConfigError if outputs that equal their targets have almost no loss, and a smaller score, or none above 0."""
         (loss, score), (least, best) = (
             [float(rate(of, targets).double().mean()) for rate in (self._task.loss, self._task.score)]
             for of in (outputs, exact)
         )
         self._check_score(best, "for outputs that equal their targets")
-        if 0 <= least < loss / 100 and best <= max(score, 0.0):  # not logits, which never equal their targets
+        if 0 <= least < loss / 100 and (best <= 0 or best < score):  # not logits, which never equal their targets
             raise ConfigError(
                 f"{self._score_key} gives {best:g} for outputs that equal their targets, and {score:g} for those of the"
                 f" first model; {_SCORES}"
@@ -249,6 +250,15 @@ class Evaluator:
                     loss += self._task.loss(outputs, targets).double().mean() * scored
                     n += scored
         return float(score / n), float(loss / n)
+
+
+def _exact(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+    """Outputs of this shape that equal their targets, numbers or classes; None if outputs are of another form."""
+    if targets.is_floating_point():
+        return targets.reshape(outputs.shape).to(outputs.dtype) if targets.numel() == outputs.numel() else None
+    if outputs.shape[:-1] != targets.shape or targets.max() >= outputs.shape[-1]:
+        return None
+    return _SURE * functional.one_hot(targets.clamp(min=0), outputs.shape[-1]).to(outputs.dtype)
 
 
 def _differing(model: torch.nn.Module, other: torch.nn.Module) -> str:

@@ -93,14 +93,14 @@ def fit_latency(source: Path, reading: Reading) -> LatencyFit:
 
 
 def _ids(names: Iterable[str]) -> dict[str, str]:
-    """A client id for each name: the name without characters that ids cannot have, numbered if ids would be equal."""
-    ids: dict[str, str] = {}
-    for name in names:
-        plain = re.sub(r"\.\.+|[^A-Za-z0-9._-]+", "-", name).strip(".-") or "client"
-        taken, number = set(ids.values()), 2
-        ids[name] = plain
+    """A client id for each name: the name without characters that ids cannot have, numbered if another has this id."""
+    plain = {name: re.sub(r"\.\.+|[^A-Za-z0-9._-]+", "-", name).strip(".-") or "client" for name in names}
+    taken, ids = {name for name in plain if plain[name] == name}, dict(plain)
+    for name in (name for name in plain if name not in taken):
+        number = 2
         while ids[name] in taken:
-            ids[name], number = f"{plain}-{number}", number + 1
+            ids[name], number = f"{plain[name]}-{number}", number + 1
+        taken.add(ids[name])
     return ids
 
 
