@@ -108,9 +108,6 @@ class Error(Regression):
     def score(self, outputs, targets):
         return self.factor * (outputs.reshape(targets.shape) - targets).abs()
 
-class SmallError(Error):
-    factor = 0.001
-
 class Negated(Error):
     factor = -1.0
 
@@ -158,7 +155,6 @@ nan = lambda seed: data(NaN())
 later_nan = lambda seed: data(LaterNaN())
 wrong = lambda seed: data(Wrong())
 error = lambda seed: data(Error(1.0), classes=1)
-small_error = lambda seed: data(SmallError(1.0), classes=1)
 negated = lambda seed: data(Negated(1.0), classes=1)
 inverse = lambda seed: data(Inverse(1.0), classes=1)
 """
@@ -207,7 +203,6 @@ def found(*settings: str) -> str:
         ("workload.dataset=tried_out:nan", "of NaN before any training is nan on average; must be finite"),
         ("workload.dataset=tried_out:later_nan", "LaterNaN after one training step is nan on average; must be finite"),
         ("workload.dataset=tried_out:error", 'the score "MAE" of Error before any training is '),
-        ("workload.dataset=tried_out:small_error", "of an error, return 1/(1 + error)"),
         ("workload.dataset=tried_out:negated", "of Negated gives 0 for outputs that equal their targets"),
         ("workload.dataset=tried_out:wrong", "of Wrong gives 0 for outputs that equal their targets"),
         ("workload.model=tried_out:no_parameters", 'workload.model = "tried_out:no_parameters": has no parameters to'),

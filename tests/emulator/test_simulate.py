@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from pausefl.bench import selection
 from pausefl.experiment.delay_laws import Constant, NoDelay, published_delay
 from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.server_records import check_policies, selected_policy
 from pausefl.studies.simulation import kernel
 from pausefl.studies.simulation.engine import (
@@ -118,8 +119,12 @@ def test_clients_retire_at_the_floor_of_their_budget_and_a_genie_has_no_regret_a
     of_genie = simulate(Genie(4), published(10), 100)
     assert np.abs(of_genie.regret).max() == np.abs(of_genie.genie_regret).max() == 0
     budget = Budget(100.0, 0.5, epsilon_floor=5.0)
-    result = simulate(Pause(4), published(10, budget=budget), 100)
+    result = simulate(Pause(4), setting := published(10, budget=budget), 100)
     assert budget.participations == 5
+    half_is_away = Presence(tuple(sorted(setting.laws)), np.array([[True] * 10, [True] * 5 + [False] * 5]))
+    for play in (simulate, simulate_steps):
+        of_half = play(Pause(4), dataclasses.replace(setting, presence=half_is_away), 100)
+        assert of_half.round[-1] < 50
     assert result.chosen.max() == 5
     assert (result.chosen < 5).sum() < 4, "fewer than m are left"
     assert result.round[-1] < 20

@@ -26,7 +26,6 @@ from pausefl_server.records import Evaluation, Split
 
 _BATCH = 500
 _REHEARSED_EXAMPLES = 32
-_SURE = 30.0  # the logit of a class that is as good as certain
 _SEEDED = "draw from torch's generator, or from one with a seed of its own"
 _SCORES = "a score is at most 1, the greater the better: of an error, return 1/(1 + error)"
 
@@ -170,11 +169,18 @@ class Evaluator:
         if not math.isfinite(loss):
             raise ConfigError(f"{self._model_key}: its loss before any training is {loss}; must be finite")
         self._check_score(score, "before any training")
-        if isinstance(outputs, torch.Tensor) and (exact := _exact(outputs, targets)) is not None:
-            self._check_direction(outputs, targets, exact)
+        if isinstance(outputs, torch.Tensor):
+            self._check_direction(outputs, targets)
 
-    def _check_direction(self, outputs: torch.Tensor, targets: torch.Tensor, exact: torch.Tensor) -> None:
+    def _check_direction(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
         """ConfigError if outputs that equal their targets have almost no loss, and a smaller score, or none above 0."""
+        are_classes = not targets.is_floating_point() and outputs.shape[:-1] == targets.shape
+        if targets.is_floating_point() and targets.numel() == outputs.numel():
+            exact = targets.reshape(outputs.shape).to(outputs.dtype)
+        elif are_classes and targets.max() < outputs.shape[-1]:
+            exact = 30.0 * functional.one_hot(targets.clamp(min=0), outputs.shape[-1]).to(outputs.dtype)  # logits
+        else:
+            return
         (loss, score), (least, best) = (
             [float(rate(of, targets).double().mean()) for rate in (self._task.loss, self._task.score)]
             for of in (outputs, exact)
@@ -250,15 +256,6 @@ class Evaluator:
                     loss += self._task.loss(outputs, targets).double().mean() * scored
                     n += scored
         return float(score / n), float(loss / n)
-
-
-def _exact(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-    """Outputs of this shape that equal their targets, numbers or classes; None if outputs are of another form."""
-    if targets.is_floating_point():
-        return targets.reshape(outputs.shape).to(outputs.dtype) if targets.numel() == outputs.numel() else None
-    if outputs.shape[:-1] != targets.shape or targets.max() >= outputs.shape[-1]:
-        return None
-    return _SURE * functional.one_hot(targets.clamp(min=0), outputs.shape[-1]).to(outputs.dtype)
 
 
 def _differing(model: torch.nn.Module, other: torch.nn.Module) -> str:

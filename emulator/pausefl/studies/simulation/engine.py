@@ -139,8 +139,8 @@ def simulate(
 ) -> SimulationResult:
     """Simulate `policy` for `rounds` rounds, calling it once per round, against the genie with the same weights.
 
-    As a run does, the simulation ends early once budgets leave fewer clients than a round needs. A round without
-    clients passes empty. A round that no client answers in time counts as played; a server would try it again.
+    As a run does, the simulation ends early once budgets leave fewer clients than a round needs, or none of those that
+    are there. A round without clients passes empty. A round that no client answers in time counts as played.
 
     Without `with_regret`, or without a genie for the policy, reward and both regrets are NaN. A law's mean is then only
     computed if the policy needs the oracle. `watch` receives every selection. ConfigError for a policy that needs
@@ -162,6 +162,8 @@ def simulate(
                 return curves.result(table, missed, penalty_s)
             context = context_of(server, state, oracle, t, 0)
             if not context.eligible.size:
+                if table.connected.any():  # all have spent their budgets, which ends a run, whoever is away
+                    return curves.result(table, missed, penalty_s)
                 curves.add(t, np.zeros((1, 4)), table.epsilon_spent.max())
                 continue
             selection = choose(context, state)

@@ -41,8 +41,8 @@ def simulate_steps(policy: Policy, setting: Setting, steps: int) -> SimulationRe
     """Simulate `policy`, whose m is C, for `steps` asynchronous steps of K updates each.
 
     The latency of a step is the time since the step before, so the sum of latencies is the elapsed time. Regret and
-    reward are defined for rounds only, and NaN here. The simulation ends early if budgets leave fewer than K clients.
-    If no client is at work and none can be asked, the step passes without an update.
+    reward are defined for rounds only, and NaN here. The simulation ends early if budgets leave fewer than K clients,
+    or none of those that are there. If no client is at work and none can be asked, the step passes without an update.
     """
     refuse_disclosures(policy)
     server, ids = replace(setting.server, rounds=steps), sorted(setting.laws)
@@ -56,7 +56,8 @@ def simulate_steps(policy: Policy, setting: Setting, steps: int) -> SimulationRe
         if len(known) < len(table):
             known = np.searchsorted(ids, table.ids)
         began_s = state.elapsed_s
-        if too_few_left(table, server.asynchronous.buffer):
+        is_spent = table.connected.any() and not table.eligible().size  # ends a run, whoever is away
+        if too_few_left(table, server.asynchronous.buffer) or is_spent:
             break
         record = play.step(t, *(of_id[known] for of_id in of_ids))
         missed[table.rows(miss.client_id for miss in record.missed)] += 1
