@@ -17,7 +17,6 @@ from torch.nn.utils.parametrizations import spectral_norm
 import pausefl
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.population.behaviours import GaussianUpdate, ScaledUpdate
-from pausefl.runtime.evaluator.model import Evaluator
 from pausefl.runtime.evaluator.preflight import try_out
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace
@@ -37,6 +36,7 @@ from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.rounds.aggregation import WeightedUpdate, discounted
 from rigs import own_models
+from rigs.experiments import evaluator_of
 from rigs.own_models import DIGITS, FROZEN_NORM, RUN, played, tokens, trainer_of
 from rigs.settings import server_settings
 
@@ -305,7 +305,7 @@ def test_the_file_holds_the_statistics_the_model_was_evaluated_with(tmp_path: Pa
 
 
 def test_a_model_that_diverged_leaves_no_trace_in_the_next_ones_statistics() -> None:
-    evaluator = Evaluator("digits", "own:batch_norm", seed=1, statistics="local")
+    evaluator = evaluator_of("digits", "own:batch_norm", statistics="local")
     theta = evaluator.initial.theta_0
     before = evaluator.evaluate(theta, ["test"], subset=True)
     evaluator.evaluate(np.full_like(theta, np.nan), ["test"], subset=True)

@@ -13,7 +13,6 @@ from pausefl.cli import main
 from pausefl.experiment.loading import load_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.torch_trainers import make_torch_trainers
-from pausefl.runtime.evaluator.model import Evaluator
 from pausefl_client.data.cache import cached_folder
 from pausefl_client.data.datasets import Dataset, Examples, load_dataset, split_note
 from pausefl_client.data.formats import read_ag_news
@@ -22,6 +21,7 @@ from pausefl_client.training.models import build_model
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.errors import ConfigError
+from rigs.experiments import evaluator_of
 
 REAL_DATA = os.environ.get("PAUSEFL_DATA")
 
@@ -108,7 +108,7 @@ def test_the_training_file_is_used_where_it_is(tmp_path: Path) -> None:
 def test_models_for_numbers_and_texts_are_told_apart(dataset: str, model: str, tmp_path: Path) -> None:
     write_articles(tmp_path / "data/ag-news/test.csv", 1700)
     with pytest.raises(ConfigError, match=f'workload.model = "{model}": needs .*, but workload.dataset holds'):
-        Evaluator(dataset, model, seed=1)
+        evaluator_of(dataset, model)
 
 
 def test_the_model_has_as_many_parameters_as_is_said_and_what_is_no_word_does_not_matter() -> None:
@@ -151,7 +151,7 @@ def test_words_are_hidden_while_it_trains_but_never_all_of_a_text() -> None:
 
 def train(news: Dataset, rows: int, epochs: int) -> float:
     """Returns the test accuracy after central training on `rows` examples."""
-    evaluator = Evaluator("ag-news", "fedts_agnews", seed=1)
+    evaluator = evaluator_of("ag-news", "fedts_agnews")
     model, data = build_model("fedts_agnews", news.input_shape, 4, 1, has_tokens=True), news.train.take(np.arange(rows))
     settings: dict[str, Any] = {"device": torch.device("cpu"), "seed": 1, "client_id": "c"}
     trainer = TorchTrainer(model, LocalData(data), TrainingSettings("sgd", 0.03, 20, epochs, None), **settings)
@@ -174,7 +174,7 @@ def test_a_flipped_client_of_the_preset_teaches_the_next_class() -> None:
     experiment = load_experiment("fedts_flip_agnews", [*few, "workload.epochs=8"])
     honest, flipped = make_torch_trainers(client_plan(experiment).training, ["relevant-000", "flipped-000"]).values()
     assert honest.n_examples == flipped.n_examples == 360
-    evaluator = Evaluator("ag-news", "fedts_agnews", seed=1)
+    evaluator = evaluator_of("ag-news", "fedts_agnews")
     accuracies = []
     for trainer in (honest, flipped):
         theta = evaluator.initial.theta_0 + trainer.train(evaluator.initial.theta_0, round=1).update

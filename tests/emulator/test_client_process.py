@@ -103,7 +103,7 @@ def drawn(asked: Experiment) -> dict[str, list[float]]:
     plan, evaluated = client_plan(asked), evaluator_plan(asked)
     labels = label_counts(asked)
     assert labels is not None
-    evaluator = Evaluator("digits", "mlp", seed=evaluated.seed, split_seed=evaluated.split_seed)
+    evaluator = Evaluator(evaluated)
     links = make_links(plan.latency, plan.links, asked.client_ids, plan.latency_seed)
     delays = [links[client_id].draw(number).down_s for client_id in asked.client_ids for number in (1, 2)]
     simulated = next(iter(setting_of(asked).latencies_s(2)))

@@ -36,6 +36,7 @@ from pausefl_proto.wire import Vector
 from pausefl_server.records import Split
 from pausefl_server.storage.store import Store
 from rigs.authority import Authority
+from rigs.experiments import evaluator_of
 from rigs.refusals import refused
 from rigs.waiting import free_port
 
@@ -230,7 +231,7 @@ DIGITS = load_dataset("digits", seed=1)
 
 @pytest.fixture(scope="module")
 def evaluator() -> Evaluator:
-    return Evaluator("digits", "mlp", seed=1, subset_examples=100)
+    return evaluator_of(subset=100)
 
 
 def always(label: int, evaluator: Evaluator) -> np.ndarray:
@@ -260,16 +261,16 @@ def test_the_subset_is_fixed_and_a_part(evaluator: Evaluator) -> None:
     assert sum(counts) == pytest.approx(100)
     whole = np.bincount(DIGITS.test.labels, minlength=10)
     assert all(0 < part < all_ for part, all_ in zip(counts, whole, strict=True))
-    same = Evaluator("digits", "mlp", seed=1, subset_examples=100)
+    same = evaluator_of(subset=100)
     assert [share_of(k, same) * 100 for k in range(10)] == counts
     theta = np.zeros(2778, np.float32)
-    (whole_split,), _ = Evaluator("digits", "mlp", seed=1).evaluate(theta, ["validation"], subset=True)
+    (whole_split,), _ = evaluator_of().evaluate(theta, ["validation"], subset=True)
     assert (whole_split.n_examples, whole_split.subset) == (297, True), "that of a small split is all of it"
 
 
 def test_a_new_thread_evaluates_as_one_that_has_computed_before() -> None:
     torch.set_num_threads(1)  # in this thread, as in an evaluator
-    evaluator = Evaluator("digits", "mlp", seed=1, subset_examples=10)
+    evaluator = evaluator_of(subset=10)
     theta = np.random.default_rng(1).normal(0, 1, 2778).astype(np.float32)
     here = evaluator.evaluate(theta, ["test"], subset=True).evaluations[0]
     with ThreadPoolExecutor(1) as pool:
@@ -284,4 +285,4 @@ def test_theta_0_depends_on_the_seed_alone_and_diverged_models_are_evaluated(eva
         evaluator.evaluate(np.zeros(3, np.float32), ["test"], subset=True).evaluations[0]
     assert np.array_equal(evaluator.initial.theta_0, ModelVector(build_model("mlp", (1, 8, 8), 10, 1)).values())
     assert evaluator.initial.theta_0.shape == (evaluator.initial.manifest.size,) == (2778,)
-    assert not np.array_equal(evaluator.initial.theta_0, Evaluator("digits", "mlp", seed=2).initial.theta_0)
+    assert not np.array_equal(evaluator.initial.theta_0, evaluator_of(seed=2).initial.theta_0)

@@ -12,7 +12,6 @@ from torch import nn
 
 from pausefl.experiment.client_records import method_of
 from pausefl.experiment.loading import parse_experiment
-from pausefl.runtime.evaluator.model import Evaluator
 from pausefl_client.data.datasets import Dataset, Examples, load_dataset
 from pausefl_client.data.partition import PARTITIONERS, partition
 from pausefl_client.data.tasks import LearningTask
@@ -27,6 +26,7 @@ from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
+from rigs.experiments import evaluator_of
 
 CPU = torch.device("cpu")
 torch.set_num_threads(1)  # as in clients
@@ -294,7 +294,7 @@ def regression_set(seed: int) -> Dataset:
 
 
 def test_a_regression_is_trained_and_evaluated() -> None:
-    evaluator = Evaluator(f"{__name__}:regression_set", "mlp", seed=1)
+    evaluator = evaluator_of(f"{__name__}:regression_set")
     settings = TrainingSettings("adam", 0.02, epochs=40, max_steps=None)
     evaluator.rehearse(settings)
     data = regression_set(1)
@@ -318,7 +318,7 @@ def partly_labelled(seed: int) -> Dataset:
 
 
 def test_examples_that_do_not_count_are_left_out() -> None:
-    evaluator = Evaluator(f"{__name__}:partly_labelled", "mlp", seed=1)
+    evaluator = evaluator_of(f"{__name__}:partly_labelled")
     evaluator.rehearse(TrainingSettings())
     (found,) = evaluator.evaluate(evaluator.initial.theta_0, ["test"], subset=False).evaluations
     assert math.isfinite(found.loss)

@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 
 from pausefl.runtime.evaluator.initial import Evaluated, InitialModel, ModelRest, StoredTensor
+from pausefl.runtime.evaluator.plan import EvaluatorPlan
 from pausefl_client.data.datasets import Examples, load_dataset
 from pausefl_client.training.device_copies import off_device, on_device
 from pausefl_client.training.method import TrainingMethod
@@ -18,7 +19,7 @@ from pausefl_client.training.model_vector import STORED, ModelVector, bytes_of, 
 from pausefl_client.training.models import build_model
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device, use_one_thread
-from pausefl_client.training.trainer import StatisticsAt, TrainingSettings
+from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
@@ -33,25 +34,14 @@ _SCORES = "a score is at most 1, the greater the better: of an error, return 1/(
 class Evaluator:
     """Makes θ_0 from the seed, and evaluates models on held-out training data and on test data."""
 
-    def __init__(
-        self,
-        dataset: str,
-        model: str,
-        *,
-        seed: int,
-        split_seed: int | None = None,
-        device: str = "auto",
-        subset_examples: int = 1_000,
-        statistics: StatisticsAt | None = None,
-    ) -> None:
-        """Load data and model, named as in `[workload]`. θ_0 is drawn from `seed`, data and subsets from `split_seed`.
+    def __init__(self, plan: EvaluatorPlan) -> None:
+        """Load data and model. A subset is a whole split if that has no more than `evaluation.subset` examples.
 
-        `split_seed` is `seed` by default. A subset is a whole split if that has no more than `subset_examples`. With
-        `statistics` "local", a model's running statistics are estimated on the subset of held-out training data.
+        With `workload.statistics` "local", a model's running statistics are estimated on the subset of held-out data.
         """
-        split_seed = seed if split_seed is None else split_seed
-        data = load_dataset(dataset, seed=split_seed)
-        self._device = resolve_device(device)
+        dataset, model, seed = plan.workload.dataset, plan.workload.model, plan.seed
+        data = load_dataset(dataset, seed=plan.split_seed)
+        self._device = resolve_device(plan.workload.device)
         self._seed = seed
         self._build = partial(build_model, model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
         self._model = self._build().to(self._device).eval()
@@ -59,14 +49,13 @@ class Evaluator:
         self._data_key, self._model_key = f'workload.dataset = "{dataset}"', f'workload.model = "{model}"'
         self._task = data.task or Classification()
         self._metric = str(getattr(self._task, "metric", "score"))
-        self._vector = ModelVector(self._model, statistics)
-        self._local = self._vector.statistics if statistics == "local" else {}
+        self._vector = ModelVector(self._model, plan.workload.statistics)
+        self._local = self._vector.statistics if plan.workload.statistics == "local" else {}
         self.initial = InitialModel(self._vector.manifest, self._vector.values(), self._rest())
         """The model of round 1, and the rest of its file."""
         self._splits: dict[Split, Examples] = {"validation": data.validation, "test": data.test}
-        self._subsets = {
-            name: _subset(split, subset_examples, split_seed, name) for name, split in self._splits.items()
-        }
+        subset, seed = plan.evaluation.subset, plan.split_seed
+        self._subsets = {name: _subset(split, subset, seed, name) for name, split in self._splits.items()}
 
     def evaluate(self, theta: Vector, splits: Sequence[Split], *, subset: bool) -> Evaluated:
         """Accuracy and loss of θ, (d,) float32, on each split; ValueError if the model has another size."""

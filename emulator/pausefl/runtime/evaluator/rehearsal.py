@@ -26,19 +26,10 @@ def rehearsed_evaluator(plan: EvaluatorPlan, when: str = " before round 1") -> "
     from pausefl_client.training.torch_trainer import use_one_thread
 
     use_one_thread()
-    workload = plan.workload
     with told_in_one_line(plan, "making the model and its data"):
-        evaluator = Evaluator(
-            workload.dataset,
-            workload.model,
-            seed=plan.seed,
-            split_seed=plan.split_seed,
-            device=workload.device,
-            subset_examples=plan.evaluation.subset,
-            statistics=workload.statistics,
-        )
+        evaluator = Evaluator(plan)
     with told_in_one_line(plan, f"one training step and one evaluation{when}"):
-        evaluator.rehearse(workload, method_of(workload))
+        evaluator.rehearse(plan.workload, method_of(plan.workload))
     return evaluator
 
 
