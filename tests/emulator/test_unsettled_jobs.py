@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.line_limit import LINES, PER_S, LineLimit
 from pausefl_server.pings import Ping
 from pausefl_server.records import EventKind, LogEvent, Miss, unsettled
-from pausefl_server.rounds.messages import JobWithdrawn, Lost, Refusal, Shutdown, Update
+from pausefl_server.rounds.messages import Lost, Refusal, RefusalKind, Shutdown, Update
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.state import RunState, replay
@@ -42,15 +43,13 @@ async def back_at_work(rig: CoordinatorRig, b: FakePeer) -> FakePeer:
     return back
 
 
-async def play_two_rounds(rig: CoordinatorRig, answer: type[Update | Refusal | JobWithdrawn] | None) -> FakePeer:
+async def play_two_rounds(rig: CoordinatorRig, answer: RefusalKind | Literal["update"] | None) -> FakePeer:
     """b loses its stream in round 1, with or without an answer, and joins again in round 2 with the same ledger."""
     a, b = await both_at_work(rig, released=4)
-    if answer is Update:
+    if answer == "update":
         await b.answer(1)
-    elif answer is Refusal:
-        await rig.coordinator.tell(Refusal("b", 1, 1, "refused", "out of memory"))
-    elif answer is JobWithdrawn:
-        await rig.coordinator.tell(JobWithdrawn("b", 1, 1))
+    elif answer is not None:
+        await rig.coordinator.tell(Refusal("b", 1, 1, answer, "out of memory"))
     b.stop()
     await rig.coordinator.tell(Lost(b, "its connection broke", may_return=False))
     await a.answer(1)
@@ -77,9 +76,9 @@ async def test_a_client_that_returns_may_still_charge_the_job_it_had(rig: MakeRi
         assert (r.spent("b")[0], most_releases(r)) == (4, 5)
 
 
-@pytest.mark.parametrize(("answer", "released"), [(Update, 5), (Refusal, 4), (JobWithdrawn, 4)])
+@pytest.mark.parametrize(("answer", "released"), [("update", 5), ("refused", 4), ("withdrawn", 4)])
 async def test_a_client_that_returns_owes_nothing_for_a_job_it_has_answered(
-    rig: MakeRig, answer: type[Update | Refusal | JobWithdrawn], released: int
+    rig: MakeRig, answer: RefusalKind | Literal["update"], released: int
 ) -> None:
     async with rig(All(1), rounds=2).running() as r:
         assert (await play_two_rounds(r, answer)).withdrawn == []

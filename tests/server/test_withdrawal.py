@@ -18,7 +18,7 @@ from pausefl_client.training.withdrawal import Withdrawal, Withdrawn
 from pausefl_proto.budget import Release
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, digest, pack_job
-from pausefl_server.rounds.messages import Dispatch, JobWithdrawn
+from pausefl_server.rounds.messages import Dispatch, Refusal
 from pausefl_server.selection.policies.everyone import All
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.coordinator import MakeRig
@@ -286,7 +286,7 @@ async def test_dropping_a_job_of_an_earlier_stream_leaves_the_job_at_hand_alone(
         r.actor.offer(pb.Withdraw(round=1, attempt=1))  # said to a client that is back
         await r.dispatch(round=2)
         r.say(result=pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN))
-        assert await r.told() == JobWithdrawn("client-1", 1, 1)
+        assert await r.told() == Refusal("client-1", 1, 1, "withdrawn", "dropped its job of round 1 unpaid")
         r.answer(round=2)
         await r.updated()
 
@@ -304,7 +304,7 @@ async def test_a_job_is_withdrawn_when_its_round_ends_or_its_client_comes_back_l
         await a.next_job()  # round 2: b missed the first
         back = await r.join("c")
         await a.answer(2)
-        await r.coordinator.tell(JobWithdrawn("b", 1, 1))
+        await r.coordinator.tell(Refusal("b", 1, 1, "withdrawn", "dropped its job"))
     assert (1, 1) in b.withdrawn
     assert (back.withdrawn, a.withdrawn) == ([(1, 1)], [])
     assert ("withdrawn", "b") in r.events()

@@ -22,7 +22,7 @@ from pausefl_server.connections.reported_values import (
     statistics_of,
 )
 from pausefl_server.pings import Ping
-from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, Order, Refusal, RefusalKind, Update
+from pausefl_server.rounds.messages import Dispatch, Order, Refusal, RefusalKind, Update
 from pausefl_server.rounds.preparation import off_loop
 from pausefl_server.settings import ServerSettings
 
@@ -201,7 +201,8 @@ class ClientActor(Actor[Order | _AskAgain]):
             self._receiving = None
         if result.status == pb.STATUS_WITHDRAWN and answered in self._withdrawn:
             self._end(answered)
-            await self._coordinator.tell(JobWithdrawn(self.client_id, *answered))
+            dropped = f"dropped its job of round {result.round} unpaid"
+            await self._coordinator.tell(Refusal(self.client_id, *answered, "withdrawn", dropped))
         elif exchange is None or (exchange is self._exchange and answered != self._last_job):
             reason = f"answered round {result.round} attempt {result.attempt}, which it was not asked for now"
             if exchange is None or answered < self._last_job:

@@ -25,7 +25,7 @@ from pausefl_server.rounds.elapsed import Elapsed
 from pausefl_server.rounds.evaluation import EvaluatorActor
 from pausefl_server.rounds.late_updates import LateUpdates, dropped
 from pausefl_server.rounds.membership import Membership
-from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, Lost, Refusal, Register, Shutdown, Update
+from pausefl_server.rounds.messages import Dispatch, Lost, Refusal, Register, Shutdown, Update
 from pausefl_server.rounds.observations import reconciled, with_stop_before
 from pausefl_server.rounds.open_step import Draw, OpenStep
 from pausefl_server.rounds.pending_events import PendingEvents
@@ -38,7 +38,7 @@ from pausefl_server.storage.store_actor import CommitRound, StoreActor
 # How long a run that is stopped waits for clients at work, so that the ε they spend is logged.
 _DRAIN_S = 3.0
 
-_Message = Register | Lost | Update | Ping | Refusal | JobWithdrawn | Shutdown
+_Message = Register | Lost | Update | Ping | Refusal | Shutdown
 
 
 class Coordinator(Actor[_Message]):
@@ -107,7 +107,7 @@ class Coordinator(Actor[_Message]):
 
     async def receive(self, message: _Message) -> pb.Welcome | None:
         """Handle one message about a client or the run's end, also while a round is open."""
-        if isinstance(message, Update | Refusal | JobWithdrawn):
+        if isinstance(message, Update | Refusal):
             self._members.answered(message)
         match message:
             case Register():
@@ -120,10 +120,10 @@ class Coordinator(Actor[_Message]):
                 self._pings.append(message)
                 if (row := self.state.table.row_of.get(client_id)) is not None:
                     self._observer.pinged(row, ping_s)
+            case Refusal(kind="withdrawn"):
+                self._take_withdrawal(message)
             case Refusal():
                 self._take_refusal(message)
-            case JobWithdrawn():
-                self._take_withdrawal(message)
             case Shutdown(reason):
                 is_waiting = self._finishes_rounds and self._open is not None and not self._settings.is_asynchronous
                 self._asked_to_end = reason, time.monotonic() + (_DRAIN_S if is_waiting else 0.0)
@@ -524,11 +524,10 @@ class Coordinator(Actor[_Message]):
         if self._open is not None and self._open.lacks(refusal):
             self._open.fail(client_id, "rejected" if is_rejected else "refused", refusal.reason, self._now_s())
 
-    def _take_withdrawal(self, withdrawn: JobWithdrawn) -> None:
-        client_id, job = withdrawn.client_id, (withdrawn.round, withdrawn.attempt)
-        detail = f"dropped its job of round {withdrawn.round} unpaid"
-        self._pending.add(LogEvent("withdrawn", client_id, detail, job_round=job[0], job_attempt=job[1]))
-        if self._open is not None and self._open.lacks(withdrawn):  # the run is ending
+    def _take_withdrawal(self, refusal: Refusal) -> None:
+        client_id, round_, attempt = refusal.client_id, refusal.round, refusal.attempt
+        self._pending.add(LogEvent("withdrawn", client_id, refusal.reason, job_round=round_, job_attempt=attempt))
+        if self._open is not None and self._open.lacks(refusal):  # the run is ending
             self._open.settle(client_id)
 
     # -- the end

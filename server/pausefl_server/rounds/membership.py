@@ -12,7 +12,7 @@ from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import PingSchedule
 from pausefl_server.records import STILL_AT_WORK, LogEvent, unsettled
 from pausefl_server.rounds.admission import check_hello, joined
-from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, Peer, Refusal, Register, Update
+from pausefl_server.rounds.messages import Dispatch, Peer, Refusal, Register, Update
 from pausefl_server.rounds.open_step import OpenStep
 from pausefl_server.settings import ServerSettings
 
@@ -96,7 +96,7 @@ class Membership:
                 self._last_jobs[client_id] = message.key
             peer.offer(message)
 
-    def answered(self, answer: Update | Refusal | JobWithdrawn) -> None:
+    def answered(self, answer: Update | Refusal) -> None:
         """Note that a job is answered, so that it need not be withdrawn."""
         if self._last_jobs.get(answer.client_id) == (answer.round, answer.attempt):
             del self._last_jobs[answer.client_id]

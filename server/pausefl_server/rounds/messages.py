@@ -103,6 +103,7 @@ RefusalKind = Literal[
     "refused",  # the client said that it has no update
     "exhausted",  # it said so because its privacy budget is spent: it will release nothing more
     "rejected",  # its answer was not accepted
+    "withdrawn",  # it dropped a withdrawn job before it released anything for it
 ]
 
 
@@ -117,15 +118,6 @@ class Refusal:
     reason: str
     release: Release = field(default_factory=Release)
     """The release that a rejected answer reports."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobWithdrawn:
-    """To the coordinator: a client dropped a withdrawn job before it released anything for it."""
-
-    client_id: str
-    round: int
-    attempt: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pausefl_server.records import LogEvent, Miss, MissKind, Observation, RoundR
 from pausefl_server.rounds.attempt import attempt_record
 from pausefl_server.rounds.deadline import second_wait_s
 from pausefl_server.rounds.elapsed import Elapsed
-from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, Refusal, Update
+from pausefl_server.rounds.messages import Dispatch, Refusal, Update
 from pausefl_server.rounds.observations import bounded_timing, observe
 from pausefl_server.selection.base import Selection
 from pausefl_server.settings import ServerSettings
@@ -123,7 +123,7 @@ class OpenStep:
         jobs = {client_id: self.jobs[client_id] for client_id in self.due}
         return OpenStep(number, needed, self.time_scale, self.elapsed, jobs=jobs, due=self.due)
 
-    def lacks(self, answer: Update | Refusal | JobWithdrawn) -> bool:
+    def lacks(self, answer: Update | Refusal) -> bool:
         """Whether the step waits for this answer: its client owes one, and to this very job."""
         key = answer.round, answer.attempt
         return answer.client_id in self.due and self.jobs[answer.client_id].job.key == key
