@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from pausefl.bench import selection
-from pausefl.experiment.delay_laws import Constant, NoDelay, published_delay
+from pausefl.experiment.delay_laws import Constant, Exponential, NoDelay, published_delay
 from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.server_records import check_policies, selected_policy
@@ -84,7 +84,8 @@ def published(clients: int, seed: int = 1, budget: Budget | None = BUDGET) -> Se
     ],
 )
 def test_compiled_rounds_are_the_policy_called_round_by_round(policy: Policy, budget: Budget | None, seed: int) -> None:
-    setting = published(10, seed, budget)
+    trained = dict.fromkeys(published(10).laws, Exponential(0.1)) if seed else {}
+    setting = dataclasses.replace(published(10, seed, budget), training=trained)
     assert is_compiled(policy, setting)
     plain, compiled = simulate(policy, setting, 450), simulate_fast(policy, setting, 450)
     assert plain.client_ids == compiled.client_ids

@@ -174,10 +174,9 @@ def test_a_policy_learns_from_those_in_time_alone() -> None:
     assert spared.total_latency_s[-1] < 0.9 * plain.total_latency_s[-1]
 
 
-@pytest.mark.parametrize("changes", [{"spare": 1}, {"quorum": 0.5}, {"training": {"client-0": Constant(1.0)}}])
-def test_rounds_that_end_early_or_train_are_not_compiled(changes: dict[str, Any]) -> None:
-    assert is_compiled(Pause(2), steady())
-    assert not is_compiled(Pause(2), steady(**changes))
+def test_rounds_that_end_early_are_not_compiled() -> None:
+    settings = steady(), steady(spare=1), steady(quorum=0.5)
+    assert [is_compiled(Pause(2), setting) for setting in settings] == [True, False, False]
 
 
 FLOORED = SMALL + "[privacy]\neta = 0.5\nepsilon_floor = {floor}\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.experiment.delay_laws import Delay, NoDelay, known_means, sampled_delays
+from pausefl.experiment.delay_laws import Delay, known_means, sampled_delays
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.population.availability import Presence
 from pausefl.runtime.client.plan import client_plan
@@ -109,8 +109,10 @@ class Setting:
 
         The time scale shortens delays and not training (see `pausefl_server.records.Timing.signal_s`).
         """
-        training = self.training or dict.fromkeys(self.laws, NoDelay())
-        all_trained_s = self._drawn(training, "simulate-training", self.server.seed, rounds)
+        if not self.training:
+            yield from ((delay_s, delay_s, delay_s) for delay_s in self.latencies_s(rounds))
+            return
+        all_trained_s = self._drawn(self.training, "simulate-training", self.server.seed, rounds)
         for delay_s, trained_s in zip(self.latencies_s(rounds), all_trained_s, strict=True):
             sent_s = delay_s if self.mode == "additive" else np.maximum(delay_s - trained_s, 0.0)
             came_s = sent_s + trained_s / self.server.time_scale
@@ -187,7 +189,7 @@ def simulate(
 
 
 def simulate_fast(policy: Policy, setting: Setting, rounds: int) -> SimulationResult:
-    """`simulate` in compiled code where `is_compiled` allows it and all latencies are below the deadline.
+    """`simulate` in compiled code where `is_compiled` allows it and all answers come before the deadline.
 
     This is ten to a hundred times faster. Choices, latencies and leakage are equal; rewards, up to rounding.
     """
@@ -205,8 +207,8 @@ def simulate_fast(policy: Policy, setting: Setting, rounds: int) -> SimulationRe
     weights = genie.alpha, genie.gamma, genie.beta, genie.zeta, *schedule
     chosen, released, inverse_s = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64), np.zeros(len(table))
     curves, t, ahead = Curves(rounds), 1, _choices_ahead(state, setting)
-    for block in setting.latencies_s(rounds):
-        if (block >= setting.least_wait_s).any():
+    for came_s, _, block in setting.answers_s(rounds):
+        if (came_s >= setting.least_wait_s).any():
             return simulate(policy, setting, rounds)
         for latency_s in curves.pieces(block, t):
             gained = np.empty((len(latency_s), 4))
@@ -246,7 +248,7 @@ def is_compiled(policy: Policy, setting: Setting) -> bool:
     server = setting.server
     if setting.presence or policy.m > len(setting.laws) or (server.budget and server.budget.epsilon_floor):
         return False
-    if setting.training or server.spare or server.quorum < 1 or server.aggregation.weight_share_max < 1:
+    if server.spare or server.quorum < 1 or server.aggregation.weight_share_max < 1:
         return False
     weighing = policy.as_pause() if type(policy) is Ucb else policy
     return type(policy) in _AHEAD or (isinstance(weighing, Pause) and weighing.is_plain)
