@@ -24,8 +24,7 @@ from statistics import median
 from typing import Any
 
 from docs.write_results import write_page
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.experiment.published import find_reproduction
 from pausefl.results.reading import has_diverged, read_run
 from pausefl.studies.campaign import CampaignInterrupted, Planned, is_played

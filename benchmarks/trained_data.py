@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pausefl.experiment.client_records import partitioner_of
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import load_experiment
 from pausefl_client.data.datasets import Examples, load_dataset
 from pausefl_client.data.partition import partition
 from pausefl_client.training.model_vector import ModelVector

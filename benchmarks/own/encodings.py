@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import load_experiment
 from pausefl.results.statistics import mean_interval
 from pausefl.runtime.fleet import Fleet, show_nothing
 from pausefl.runtime.plan import plan_of

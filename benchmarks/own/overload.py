@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pausefl.bench.runs import BARE
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.runtime.client.process import run_client_process
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.processes.lifetime import die_with_parent, start

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.own.trade_off import epsilon_by_trade_off
 from pausefl.experiment.client_records import budget_of
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import load_experiment
 from pausefl_audit.audit import FALSE_ALARM
 from pausefl_audit.findings import Guesses, guesses_all, multiple_of_claims
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from pausefl.bench.runs import BARE, play
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.plan import plan_of
 from pausefl_process.events import MetricsServed, ProgressEvent, RoundCommitted

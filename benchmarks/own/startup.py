@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import load_experiment
 from pausefl.runtime.fleet import Fleet, show_nothing
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.run import run_experiment

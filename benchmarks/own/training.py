@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from benchmarks.own.together import MOST_STEPS, RoundsOfClients, ratio_of, times, together_case
 from pausefl.bench.images import CLASSES, random_images
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import load_experiment
 from pausefl_client.data.datasets import Dataset, Examples
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.training.model_vector import ModelVector

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from pausefl.bench.runs import BARE, play_experiment
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.experiment.server_records import selected_policy
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.server.plan import settings_of

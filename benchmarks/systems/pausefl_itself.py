@@ -6,8 +6,7 @@ from pathlib import Path
 
 from benchmarks.systems.task import ENDLESS, Task, progress, settings_of
 from pausefl.bench.runs import BARE
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import load_experiment, parse_experiment
+from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.plan import plan_of
 from pausefl_process.events import ModelEvaluated, ProgressEvent, RoundCommitted, WaitingForClients

@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
 
-from pausefl.experiment.experiment import Experiment, with_values
-from pausefl.experiment.loading import load_experiment, parse_experiment
+from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment, with_values
 from pausefl.experiment.objects import as_toml, cells_of, folders_of
 from pausefl.experiment.toml_source import Overrides, bare_or_quoted, override_values
 from pausefl.extras import needs, require

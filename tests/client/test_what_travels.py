@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import spectral_norm
 
 import pausefl
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.population.behaviours import GaussianUpdate, ScaledUpdate
 from pausefl.runtime.evaluator.preflight import try_out
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import load_experiment
 from pausefl.runtime.run_dir import made_run_dir
 from rigs.docker import RELEASE, asked, make
 from rigs.places import ROOT, script

@@ -19,8 +19,7 @@ import pytest
 import yaml
 
 from pausefl.cli import main
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.experiment.server_records import check_policies
 from pausefl_process.http_server import Response, WebServer
 from rigs.authority import Authority

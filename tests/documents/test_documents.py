@@ -17,7 +17,7 @@ import pytest
 from benchmarks.own import INSTRUMENTS
 from pausefl import cli
 from pausefl.bench import BENCHMARKS
-from pausefl.experiment.loading import load_experiment, parse_experiment
+from pausefl.experiment.experiment import load_experiment, parse_experiment
 from pausefl.experiment.published import find_reproduction, reproductions
 from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import preset_names

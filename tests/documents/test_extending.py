@@ -15,8 +15,8 @@ import torch
 import pausefl
 from pausefl.experiment.delay_laws import SampledDelay
 from pausefl.experiment.delays.laws import DELAYS
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.groups import behaviours_of
-from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.population.behaviours import BehaviourChain
 from pausefl.experiment.server_records import aggregation_of, optimizer_of
 from pausefl_client.training.optimizers import make_optimizer

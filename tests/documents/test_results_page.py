@@ -15,7 +15,7 @@ from docs.write_reference import pages
 from docs.write_results import results_page
 from pausefl import cli
 from pausefl.experiment.delays.laws import EXCHANGE_DELAYS
-from pausefl.experiment.loading import load_experiment, parse_experiment
+from pausefl.experiment.experiment import load_experiment, parse_experiment
 from pausefl.experiment.population.availability import AVAILABILITIES
 from pausefl.experiment.population.behaviours import BEHAVIOURS
 from pausefl.experiment.population.simulated_drifts import DRIFTS

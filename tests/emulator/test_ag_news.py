@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pausefl.cli import main
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import load_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.torch_trainers import make_torch_trainers
 from pausefl_client.data.cache import cached_folder

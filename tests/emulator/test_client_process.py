@@ -19,8 +19,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from pausefl.bench.images import random_images
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import load_experiment, parse_experiment
+from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.results.labels import label_counts
 from pausefl.runtime.client.links import make_links
 from pausefl.runtime.client.plan import client_plan
@@ -183,7 +182,7 @@ async def test_a_refused_client_tries_again_while_others_may_yet_be_welcomed(cap
 
 TRAINS_NICELY = f"""
 import os, threading
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import trainer_pool
 

@@ -40,8 +40,8 @@ from pausefl.experiment.delay_laws import (
     published_delay,
 )
 from pausefl.experiment.delays.laws import DELAYS
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.links import LatencyTable
-from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.population.availability import Presence
 from pausefl.runtime.client.links import make_links
 from pausefl.studies.simulation.engine import Setting, server_of, simulate

@@ -23,8 +23,7 @@ import numpy as np
 import pytest
 import torch
 
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.runtime.evaluator.model import Evaluator
 from pausefl.runtime.evaluator.plan import evaluator_plan
 from pausefl.runtime.evaluator.process import find_evaluator, serve_evaluator

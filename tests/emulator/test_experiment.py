@@ -18,10 +18,9 @@ from torch.nn import Parameter
 
 from pausefl.experiment.client_records import budget_of, mechanism_of, method_of, partitioner_of, schedule_of
 from pausefl.experiment.delays.laws import DELAYS, EXCHANGE_DELAYS
-from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.experiment.groups import behaviours_of, drift_laws_of, presence_of
 from pausefl.experiment.in_force import config_toml
-from pausefl.experiment.loading import load_experiment, parse_experiment
 from pausefl.experiment.population.availability import AVAILABILITIES
 from pausefl.experiment.population.behaviours import BEHAVIOURS
 from pausefl.experiment.population.simulated_drifts import DRIFTS

@@ -21,7 +21,7 @@ from rich.console import Console
 
 import pausefl
 from pausefl.cli.summary_table import summary_table
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.server_records import selected_policy
 from pausefl.results.figures import Figures
 from pausefl.results.reading import RunData, read_run

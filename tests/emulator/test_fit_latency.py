@@ -28,7 +28,7 @@ from pausefl.experiment.delay_laws import (
     Pareto,
     Weibull,
 )
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.measured.censoring import kaplan_meier
 from pausefl.studies.offline.fitting import LEAST_VALUES, fit_law
 from pausefl.studies.offline.latencies import ClientLatencies, latencies_of

@@ -12,9 +12,8 @@ import pytest
 
 from pausefl.cli import parser
 from pausefl.cli.arguments import parse
-from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.experiment.groups import presence_of
-from pausefl.experiment.loading import load_experiment, parse_experiment
 from pausefl.experiment.population.availability import Always, Cycle, MarkovAvailability, Presence, Trace, reached
 from pausefl.experiment.population.behaviours import (
     BEHAVIOURS,

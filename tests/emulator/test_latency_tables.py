@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from pausefl.experiment.delay_laws import Constant, Exponential, Gamma, MarkovDelay, Sum, published_delay
-from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.experiment.links import processes_of
-from pausefl.experiment.loading import load_experiment, parse_experiment
 from pausefl.experiment.server_records import check_policies
 from pausefl.runtime.client.links import make_links
 from pausefl_proto.errors import ConfigError

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 import pausefl
 from pausefl.cli import main
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.objects import labels_of
 from pausefl.studies import simulations
 from pausefl_proto.errors import ConfigError

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pausefl.cli import main
-from pausefl.experiment.loading import load_experiment, parse_experiment
+from pausefl.experiment.experiment import load_experiment, parse_experiment
 from pausefl.runtime import provenance
 from pausefl.runtime.failure_log import FailureLog
 from pausefl.runtime.fleet import Fleet

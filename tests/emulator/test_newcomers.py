@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pausefl.cli import main
-from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.experiment.groups import drift_laws_of, presence_of
-from pausefl.experiment.loading import load_experiment, parse_experiment
 from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.population.simulated_drifts import BernoulliDrift, DriftLaw, LogNormalDrift
 from pausefl.experiment.server_records import selected_policy

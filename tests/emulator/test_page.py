@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import load_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.plan import plan_of
 from pausefl_process.events import MetricsServed, ProgressEvent

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.server_records import selected_policy
 from pausefl.results.reading import RunData
 from pausefl.results.report.learning import learning

@@ -11,7 +11,7 @@ import pytest
 
 import pausefl
 from pausefl.cli import main
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.runtime.evaluator import preflight
 from pausefl.runtime.evaluator.preflight import try_out
 from pausefl_proto.errors import ConfigError, PauseflError

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.runtime.client.plan import PrivacyPlan, client_plan
 from pausefl.runtime.client.privacy import noise_for
 from pausefl_client.privacy.device_noise import DeviceLaplace, philox_state, secret_generator

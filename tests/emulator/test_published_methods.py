@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.population.behaviours import GaussianUpdate
 from pausefl.experiment.server_records import optimizer_of
 from pausefl_client.data.datasets import Examples

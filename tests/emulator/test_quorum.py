@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.server_records import selected_policy
 from pausefl_proto.budget import Release
 from pausefl_proto.errors import WireError

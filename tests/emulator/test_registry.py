@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pausefl.cli.registries import REGISTRIES
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.extras import PACKAGES, require
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.privacy import open_privacies

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 
 import pausefl
 from pausefl.cli import main
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import load_experiment, parse_experiment
+from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl.studies import simulations
 from pausefl.studies.offline.counterfactual import play_on_log

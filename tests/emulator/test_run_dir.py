@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from pausefl.cli import main
-from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.experiment.in_force import in_force
-from pausefl.experiment.loading import parse_experiment
 from pausefl.runtime import run_dir as run_dir_module
 from pausefl.runtime.run_dir import made_run_dir, new_run_dir, resume_command, stored_experiment
 from pausefl_audit.audit import check_ledgers

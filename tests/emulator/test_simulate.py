@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from pausefl.bench import selection
 from pausefl.experiment.delay_laws import Constant, Exponential, NoDelay, published_delay
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.server_records import check_policies, selected_policy
 from pausefl.studies.simulation import kernel

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pausefl.experiment.client_records import method_of
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl_client.data.datasets import Dataset, Examples, load_dataset
 from pausefl_client.data.partition import PARTITIONERS, partition
 from pausefl_client.data.tasks import LearningTask

@@ -18,8 +18,7 @@ from fuzz.malformed import malformed
 from fuzz.server_run import peak_rss_bytes, tracebacks
 from fuzz.tally import Tally
 from pausefl.experiment.client_records import budget_of, schedule_of
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import Experiment, load_experiment
 from pausefl_client.privacy.ledger import Ledger
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb

@@ -12,8 +12,7 @@ from typing import Any
 
 import psutil
 
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import Experiment, load_experiment
 from rigs.command import PAUSEFL, rounds_in, toml_of
 from rigs.waiting import wait_for
 

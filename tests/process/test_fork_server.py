@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.runtime.fleet import Fleet, show_nothing
 from pausefl.runtime.forks import forked_client, forked_run
 from pausefl.runtime.plan import plan_of

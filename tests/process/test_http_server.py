@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_clients_over_grpc
 from pausefl_process.events import MetricsServed, ProgressEvent

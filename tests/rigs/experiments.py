@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pausefl.experiment.delay_laws import Delay
-from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.experiment import Experiment, load_experiment
 from pausefl.experiment.links import LinkPlan, plan_links
-from pausefl.experiment.loading import load_experiment
 from pausefl.experiment.tables import EvaluationTable, Workload
 from pausefl.runtime.evaluator.plan import EvaluatorPlan
 from pausefl.runtime.fleet import show_nothing

@@ -15,7 +15,7 @@ def tell_modules_and_noise(results: "Connection[Any, Any]", experiment: str) -> 
     """Send which of `MODULES` were imported before the fork, and the first noise that a client draws."""
     loaded = [name for name in MODULES if name in sys.modules]
 
-    from pausefl.experiment.loading import parse_experiment
+    from pausefl.experiment.experiment import parse_experiment
     from pausefl.runtime.client.plan import client_plan
     from pausefl.runtime.client.privacy import noise_for
     from pausefl_client.privacy.ledger import ReleaseKey

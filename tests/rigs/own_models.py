@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.virtual.process import play_virtually
 from pausefl_client.data.datasets import Dataset, Examples, load_dataset

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from pausefl.certificates import make_certificates
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.runtime.client.connecting import fetch_experiment, token_for
 from pausefl.runtime.client.plan import connection_plan
 from pausefl.runtime.plan import plan_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.toml_source import own_document
 from pausefl.runtime.client.agreement import accepted, agreement_of, offer_of
 from pausefl.runtime.client.connecting import fetch_experiment

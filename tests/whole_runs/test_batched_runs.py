@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pausefl
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import load_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import make_trainers
 from pausefl.runtime.plan import plan_of

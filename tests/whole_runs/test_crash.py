@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pausefl.experiment.experiment import Experiment, with_values
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment, with_values
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_client_process
 from pausefl.runtime.plan import plan_of

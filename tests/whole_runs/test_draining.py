@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pausefl.cli import main
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import load_experiment
 from pausefl.runtime import fleet
 from pausefl.runtime.evaluator.plan import evaluator_plan
 from pausefl.runtime.evaluator.process import OwnEvaluator

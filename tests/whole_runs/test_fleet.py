@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from pausefl import compare, load
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.runtime.client import staying as staying_module
 from pausefl.runtime.client.agreement import accepted, offer_of
 from pausefl.runtime.client.connecting import way_of

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import trainer_pool
 from pausefl.runtime.client.slots import claimed_clients

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pausefl.cli import main
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.runtime.client.links import make_links
 from pausefl.runtime.netem import Shape, probe, shapes
 from pausefl_proto.errors import ConfigError
@@ -118,7 +118,7 @@ def test_a_kernel_without_netem_is_one_clear_line() -> None:
 LIFE = """
 import os, signal, sys
 from pathlib import Path
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.runtime.netem import enter_namespace, kernel_network
 from pausefl.runtime.plan import plan_of
 plan, run_dir = plan_of(parse_experiment(sys.argv[1]), "run"), Path(sys.argv[2])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import pausefl
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.results import accounting
 from pausefl.results.accounting import tighter_epsilon
 from pausefl.results.reading import CLIENTS

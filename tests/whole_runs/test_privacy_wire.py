@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import load_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_client_process
 from pausefl.runtime.forks import forked_client

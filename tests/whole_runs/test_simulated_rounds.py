@@ -16,7 +16,7 @@ from rich.console import Console
 
 import pausefl
 from pausefl.experiment.delay_laws import Constant, Schedule, published_delay
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.server_records import policy_of, selected_policy
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.virtual.process import play_virtually

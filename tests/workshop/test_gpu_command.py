@@ -18,7 +18,7 @@ from benchmarks.audited import audited
 from benchmarks.busy import busy_share, covered
 from benchmarks.own.training import PRESETS
 from pausefl.cli import parser
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import load_experiment
 from rigs.places import ROOT
 
 Printed = pytest.CaptureFixture[str]

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from pausefl.bench.echo import time_echo
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.runtime.fleet import Fleet, show_nothing
 from pausefl.runtime.plan import plan_of
 from pausefl_process.events import Report

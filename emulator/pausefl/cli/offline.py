@@ -48,7 +48,7 @@ def simulate(options: argparse.Namespace) -> None:
 def tune(options: argparse.Namespace) -> None:
     """Search for settings, or resume a search."""
     require("tune", "report")
-    from pausefl.experiment.loading import load_experiment
+    from pausefl.experiment.experiment import load_experiment
     from pausefl.runtime.run_dir import new_run_dir
     from pausefl_tune import resume_tuning, tune_experiment
     from pausefl_tune.outputs import tables

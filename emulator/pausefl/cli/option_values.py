@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import Experiment, load_experiment
 from pausefl.experiment.toml_source import is_file, naming
 from pausefl_proto.errors import ConfigError
 

@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from pausefl.cli.option_values import at_least_1, back_to_of, config_name, experiment_of
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import Experiment, load_experiment
 from pausefl.experiment.toml_source import own_document
 from pausefl.experiment.validation import check_address
 from pausefl.outcomes import check_outcome

@@ -31,7 +31,7 @@ from pausefl.experiment.tables import (
     WireTable,
     Workload,
 )
-from pausefl.experiment.toml_source import Overrides, document_of, import_from
+from pausefl.experiment.toml_source import Overrides, document_of, import_from, is_file, naming, read_source
 from pausefl.experiment.validation import TomlTable, as_json, check_address, check_finite, explain, unknown_key
 from pausefl_process.machine import available_cores
 from pausefl_proto.errors import ConfigError
@@ -164,6 +164,18 @@ class Experiment(TomlTable):
         return f"<Experiment: {self.title}, {self.experiment.rounds} {each} {self.clients.count} clients>"
 
     __str__ = __repr__
+
+
+def load_experiment(source: str, overrides: Overrides = ()) -> Experiment:
+    """Read a TOML file or a preset by name, apply overrides, validate. ConfigError says what is wrong."""
+    return parse_experiment(read_source(source), overrides, source if is_file(source) else "")
+
+
+def parse_experiment(text: str, overrides: Overrides = (), file: str = "") -> Experiment:
+    """Validate an experiment's TOML text. Raises ConfigError, which begins with `file`, the text's origin, if given."""
+    document = document_of(text, overrides, file)
+    with naming(file):
+        return experiment_of(document)
 
 
 def experiment_of(document: Mapping[str, Any]) -> Experiment:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pausefl.experiment.client_records import dealt_out
-from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.experiment.groups import behaviours_of
-from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.population.behaviours import BehaviourChain
 from pausefl.results.reading import RunData
 from pausefl_client.data.datasets import are_classes, load_dataset

@@ -16,9 +16,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pausefl.experiment.experiment import Experiment, with_values
+from pausefl.experiment.experiment import Experiment, parse_experiment, with_values
 from pausefl.experiment.in_force import config_toml, in_force, what_is_played
-from pausefl.experiment.loading import parse_experiment
 from pausefl.experiment.toml_source import measured_files
 from pausefl.runtime.provenance import fleet_of, is_served, meta_of
 from pausefl_process.databases import open_read_only

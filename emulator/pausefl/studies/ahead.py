@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.experiment.links import plan_links
-from pausefl.experiment.loading import load_experiment, parse_experiment
 from pausefl.experiment.toml_source import preset_names
 from pausefl.runtime.run_dir import differences
 from pausefl.studies.time_left import in_words

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pausefl.experiment.experiment import Experiment, with_values
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment, with_values
 from pausefl.experiment.objects import labels_of
 from pausefl.experiment.server_records import check_policies
 from pausefl.results.report.comparison import Comparison, as_group_table, as_table, compare, write_comparison

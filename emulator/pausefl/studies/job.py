@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.outcomes import RunInterrupted
 from pausefl.runtime.fleet import ServerLost, show_nothing
 from pausefl.runtime.run import run_experiment

@@ -10,8 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pausefl.experiment.experiment import Experiment, with_values
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment, with_values
 from pausefl.experiment.objects import as_toml
 from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import listed_values, parts_of_key

@@ -15,8 +15,7 @@ import numpy as np
 from rich.table import Table
 
 from pausefl.experiment.client_records import budget_of
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import Experiment, load_experiment
 from pausefl.library import load, run
 from pausefl.outcomes import check_outcome
 from pausefl.results.reading import read_run

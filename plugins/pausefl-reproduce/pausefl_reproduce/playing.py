@@ -4,8 +4,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from pausefl.experiment.experiment import Experiment, with_values
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment, with_values
 from pausefl.experiment.published import Reproduction
 from pausefl.results.reading import has_diverged, read_run
 from pausefl.results.stored_summary import read_summary

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import load_experiment, parse_experiment
+from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.experiment.published import Reproduction
 from pausefl.experiment.server_records import check_policies
 

@@ -15,7 +15,7 @@ import pytest
 import pausefl
 from docs.write_results import keep, kept_summaries, results_page, write_page
 from pausefl.cli import main, parser
-from pausefl.experiment.loading import load_experiment
+from pausefl.experiment.experiment import load_experiment
 from pausefl.experiment.published import find_reproduction, read_reproductions, reproductions
 from pausefl.results.reading import read_run
 from pausefl.studies.campaign import CampaignInterrupted

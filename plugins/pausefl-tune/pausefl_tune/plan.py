@@ -9,8 +9,7 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.experiment.server_records import check_policies, selected_policy
 from pausefl.experiment.toml_source import bare_or_quoted, listed_values, parts_of_key, value_of_text
 from pausefl.library import By

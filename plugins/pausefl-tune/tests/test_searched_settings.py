@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.studies.campaign import Missing, Planned
 from pausefl.studies.playing import OneByOne
 from pausefl.studies.simulation.curves import SimulationResult

@@ -16,7 +16,7 @@ from rich.console import Console
 import pausefl
 from pausefl import Tuning
 from pausefl.cli import main
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import parse_experiment
 from pausefl.outcomes import RunInterrupted
 from pausefl.studies.campaign import Missing, Planned, plan_of
 from pausefl.studies.playing import OneByOne

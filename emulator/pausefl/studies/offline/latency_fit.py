@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tomli_w
 
-from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.experiment.measured.reading import Reading
 from pausefl.experiment.tables import SelectionTable
 from pausefl.results.frames import data_frame

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pausefl.experiment.experiment import Experiment, with_values
-from pausefl.experiment.loading import parse_experiment
+from pausefl.experiment.experiment import Experiment, parse_experiment, with_values
 from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import Overrides, override_values
 from pausefl.results.csv_table import write_records
