@@ -29,8 +29,6 @@ Columns = Mapping[str, NDArray[Any]]
 
 VIEWS = ("round_latency", "suspect_rounds", "ping_baseline", "greatest_leakage", "accuracy")
 """The documented views of run.db that reports read whole. None of them has a row per exchange, so they stay small."""
-EXCHANGE_VIEWS = ("breakdown", "leakage", "censored_latencies", "choices")
-"""The views with a row per exchange. Reports read single columns of them."""
 
 # Rows are fetched in batches: as Python objects, a row takes about ten times the memory of its columns.
 _ROWS_AT_ONCE = 10_000
@@ -237,8 +235,18 @@ def read_run(path: Path) -> RunData:
         tables = {view: read_columns(database, f"SELECT * FROM {view}") for view in VIEWS}
         clients = read_columns(database, CLIENTS)
     log = RoundLog(partial(open_database, path))
-    exchanges = {view: ExchangeTable(path, view, log.last) for view in EXCHANGE_VIEWS}
-    return RunData(path=path, config=config, summary=summary, clients=clients, records=log, **tables, **exchanges)
+    return RunData(
+        path=path,
+        config=config,
+        summary=summary,
+        clients=clients,
+        breakdown=ExchangeTable(path, "breakdown", log.last),
+        leakage=ExchangeTable(path, "leakage", log.last),
+        censored_latencies=ExchangeTable(path, "censored_latencies", log.last),
+        choices=ExchangeTable(path, "choices", log.last),
+        records=log,
+        **tables,
+    )
 
 
 @contextmanager
