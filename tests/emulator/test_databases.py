@@ -183,7 +183,7 @@ def _opened(path: Path) -> Ledger:
         return ledger
 
 
-CLIENTS = tuple(f"client-{k:03}" for k in range(50))
+CLIENTS = tuple(f"client-{k:03}" for k in range(25))
 ROUNDS = 50, 150
 BYTES_AN_OBSERVATION = 200
 """Some twenty columns of eight bytes each. As Python objects, an observation takes a kilobyte."""

@@ -75,17 +75,6 @@ def test_an_interrupted_comparison_keeps_what_is_finished(tmp_path: Path, backgr
     assert "runs have" not in json.loads((folder / "comparison.json").read_text())["warning"]
 
 
-def test_one_interrupt_ends_the_lingering_after_a_run(tmp_path: Path, background: Background) -> None:
-    """The terminal sends it to every process, so the server gets it twice: also from its parent."""
-    config, linger = synthetic(tmp_path), ["--set", "metrics.linger_s=3600"]
-    process = background("run", config, "--run-dir", tmp_path / "run", *linger)
-    wait_for((tmp_path / "run/summary.json").exists, "the results")
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(30) == 0
-    assert summary_of(tmp_path / "run")["stopped_because"] == "all rounds done"
-    assert (tmp_path / "run/report.html").exists()
-
-
 def test_nothing_outlives_a_killed_parent(tmp_path: Path, background: Background) -> None:
     process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run") >= 2, "two rounds")
@@ -228,13 +217,17 @@ def in_shell(how: str, *command: object) -> list[str]:
     return ["sh", "-c", how, "sh", *map(str, command)]
 
 
-def test_a_run_that_is_started_without_output_is_played(tmp_path: Path) -> None:
-    """Once its processes failed, and the message said only that their log was empty."""
-    words = *PAUSEFL, "run", synthetic(tmp_path, rounds=3), "--run-dir", tmp_path / "run"
-    command = in_shell('"$@" <&- >&- 2>&-', *words)
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
-    assert summary_of(tmp_path / "run")["rounds"] == 3
-    assert "Traceback" not in (tmp_path / "run/server.log").read_text()
+def test_a_run_that_is_started_without_output_is_played_and_one_interrupt_ends_its_lingering(tmp_path: Path) -> None:
+    """Once its processes failed without output. A terminal interrupts every process: the server gets it twice."""
+    run_dir, linger = tmp_path / "run", ("--set", "metrics.linger_s=3600")
+    words = *PAUSEFL, "run", synthetic(tmp_path, rounds=3), "--run-dir", run_dir, *linger
+    with subprocess.Popen(in_shell('exec "$@" <&- >&- 2>&-', *words), start_new_session=True) as process:
+        wait_for((run_dir / "summary.json").exists, "the results", running=process)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(30) == 0
+    assert (summary_of(run_dir)["rounds"], summary_of(run_dir)["stopped_because"]) == (3, "all rounds done")
+    assert (run_dir / "report.html").exists()
+    assert "Traceback" not in (run_dir / "server.log").read_text()
 
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["a reader that goes", "closed from the start"])
