@@ -38,7 +38,7 @@ def remembered(
     records: Iterable[RoundRecord], table: ClientTable, discount: float, window: int, recent: Recent | None = None
 ) -> Recent:
     """The table of a policy that forgets (discount or window), after these rounds."""
-    recent = recent or Recent.nothing()
+    recent = recent or Recent()
     for each in records:
         table.apply_round(each)
         recent = remember(recent, seen_by_policy(each), table, discount, window)

@@ -137,7 +137,7 @@ def test_a_picture_once_taken_never_changes(make_telemetry: MakeTelemetry) -> No
 
 
 def test_a_long_run_keeps_a_curve_of_bounded_length() -> None:
-    curve = Curve.empty(2)
+    curve = Curve(np.empty((0, 2)))
     for t in range(1, 10_001):
         curve = curve.add(t, 2 * t)
     assert 256 < len(curve.points) <= 512

@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -84,11 +83,6 @@ class Curve:
     """(n, columns), with n at most 512. The first column increases."""
     stride: int = 1
     added: int = 0
-
-    @staticmethod
-    def empty(columns: int) -> "Curve":
-        """A curve without points."""
-        return Curve(np.empty((0, columns)))
 
     def add(self, *point: float) -> "Curve":
         """The curve with one more point."""
@@ -217,13 +211,13 @@ class RunSnapshot:
     """The name of the task's score, which `evaluations` and `accuracy` hold."""
     accuracy: Mapping[str, Curve] = field(default_factory=dict)
     """Split -> (round, total latency, elapsed time, accuracy), with accuracies on the split's fixed subset."""
-    latency: Curve = field(default_factory=partial(Curve.empty, 6))
+    latency: Curve = Curve(np.empty((0, 6)))
     """(round, total latency, elapsed time, the round's latency, its slowest client's communication and device time)."""
-    leakage: Curve = field(default_factory=partial(Curve.empty, 5))
+    leakage: Curve = Curve(np.empty((0, 5)))
     """(round, total latency, elapsed time, greatest ε spent, median ε spent)."""
-    rounds: Histogram = field(default_factory=partial(Histogram.empty, 2))
+    rounds: Histogram = Histogram.empty(2)
     """Two series: the rounds' latencies, and the times that their selections took."""
-    exchanges: Histogram = field(default_factory=partial(Histogram.empty, len(EXCHANGE)))
+    exchanges: Histogram = Histogram.empty(len(EXCHANGE))
     """A series for each time in EXCHANGE."""
 
 
@@ -300,7 +294,7 @@ def after_evaluation(now: RunSnapshot, round: int, evaluation: Evaluation) -> Ru
     split, accuracy = evaluation.split, now.accuracy
     now = replace(now, metric=evaluation.metric)
     if evaluation.subset:
-        curve = accuracy.get(split, Curve.empty(4)).add(round, *_times_at(now, round), evaluation.accuracy)
+        curve = accuracy.get(split, Curve(np.empty((0, 4)))).add(round, *_times_at(now, round), evaluation.accuracy)
         accuracy = {**accuracy, split: curve}
     known = now.evaluations.get(split)
     if known is not None and round < known[0]:

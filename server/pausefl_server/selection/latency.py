@@ -1,6 +1,6 @@
 """Estimates of μ_k = E[τ_min/τ_k]: the mean over all of a client's rounds, or a forgetful mean for links that drift."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,21 +12,16 @@ from pausefl_server.selection.observed import PolicyRound
 
 @dataclass(frozen=True)
 class Recent:
-    """The state of a forgetful mean, beyond the client table. Array entries belong to the table's rows."""
+    """The state of a forgetful mean, beyond the client table. Arrays have the table's rows, at first none."""
 
-    weight: FloatArray
+    weight: FloatArray = field(default_factory=lambda: np.empty(0))
     """Σ of the weights of each row's measurements: the discounted T_k."""
-    weighted_inverse_s: FloatArray
+    weighted_inverse_s: FloatArray = field(default_factory=lambda: np.empty(0))
     """Σ of weight/τ over each row's measurements, in 1/s."""
     window: tuple[tuple[IntArray, FloatArray], ...] = ()
     """(rows, 1/τ) of each round in the window, oldest first; empty without a window."""
     round: int = 0
     """The round that was folded last, 0 for none."""
-
-    @classmethod
-    def nothing(cls) -> "Recent":
-        """The state before round 1."""
-        return cls(np.empty(0), np.empty(0))
 
 
 def remember(recent: Recent, record: PolicyRound, table: ClientTable, discount: float, window: int) -> Recent:

@@ -141,7 +141,7 @@ class Pause(Policy):
 
     def start(self) -> Recent | None:
         """The empty state of a mean that forgets. None for the plain mean, which the client table holds."""
-        return Recent.nothing() if self.window or self.discount < 1 else None
+        return Recent() if self.window or self.discount < 1 else None
 
     def observe(self, state: Recent | None, record: PolicyRound, table: ClientTable) -> Recent | None:
         """The state with the round's latencies; None for the plain mean."""
