@@ -244,26 +244,15 @@ def value_of_text(text: str) -> Any:
 
 def listed_values(text: str) -> list[Any]:
     """The values between commas. Commas within brackets, braces and quotes separate nothing."""
-    return [value_of_text(part.strip()) for part in _between_commas(text) if part.strip()]
-
-
-def _between_commas(text: str) -> Iterator[str]:
-    """A text cut at the commas outside of brackets, braces and quotes. Quotes open where a value may begin."""
-    depth, quote, start = 0, "", 0
-    for place, sign in enumerate(text):
-        if quote:
-            if sign == quote and not (quote == '"' and text[place - 1] == "\\"):
-                quote = ""
-        elif sign in "\"'" and (depth or not text[start:place].strip()):
-            quote = sign
-        elif sign in "[{":
-            depth += 1
-        elif sign in "]}":
-            depth -= 1
-        elif sign == "," and depth <= 0:
-            yield text[start:place]
-            start = place + 1
-    yield text[start:]
+    values, rest = list[Any](), text.split(",")
+    while rest:
+        may_go_on = rest[0].strip().startswith(("[", "{", '"', "'"))
+        texts = [",".join(rest[:n]).strip() for n in range(1, len(rest) + 1 if may_go_on else 2)]
+        whole = next((each for each in texts if value_of_text(each) != each), texts[-1])  # no TOML is its own value
+        if whole:
+            values.append(value_of_text(whole))
+        rest = rest[whole.count(",") + 1 :]
+    return values
 
 
 def bare_or_quoted(name: str) -> str:
