@@ -1,6 +1,7 @@
 """The interface of a run's observers, and a fan-out to several of them."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from pausefl_server.records import Evaluation, LogEvent, RoundRecord
@@ -56,14 +57,11 @@ class Observers(RunObserver):
     def __init__(self, *observers: RunObserver) -> None:
         for change in vars(RunObserver):
             if not change.startswith("_"):
-                setattr(self, change, _telling([getattr(observer, change) for observer in observers]))
+                hooks = [getattr(observer, change) for observer in observers]
+                setattr(self, change, partial(_tell, hooks))
 
 
-def _telling(hooks: Sequence[Callable[..., None]]) -> Callable[..., None]:
-    """Returns a function that passes its arguments on to each of the hooks."""
-
-    def tell(*arguments: Any, **named: Any) -> None:
-        for hook in hooks:
-            hook(*arguments, **named)
-
-    return tell
+def _tell(hooks: Sequence[Callable[..., None]], *arguments: Any, **named: Any) -> None:
+    """Pass the arguments on to each of the hooks."""
+    for hook in hooks:
+        hook(*arguments, **named)
