@@ -63,25 +63,15 @@ def assert_optimal(problem: dict[str, Any], rows: Any, marginal: Any) -> None:
     assert energy(problem, rows, marginal) == pytest.approx(optimum(problem, marginal), rel=1e-9, abs=1e-7)
 
 
-@given(problems())
-@settings(max_examples=150)
-def test_pivot_and_fill_is_optimal(problem: dict[str, Any]) -> None:
-    assert_optimal(problem, pivot_and_fill(problem["ucb"], problem["value"], problem["m"], problem["forced"]), [0.0])
-
-
-@pytest.mark.parametrize("search", [under_r2, brute_force])
-@given(problem=problems())
-@settings(max_examples=150)
-def test_a_clustered_search_is_optimal(search: Callable[..., Any], problem: dict[str, Any]) -> None:
-    assert_optimal(problem, search(**problem), [0.0, problem["penalty"]])
-
-
 @given(problems(), st.lists(st.sampled_from([0.0, 0.25, 0.5, 3.0]), min_size=1, max_size=4))
-@settings(max_examples=150)
-def test_convex_pivot_and_fill_is_optimal(problem: dict[str, Any], steps: list[float]) -> None:
+@settings(max_examples=250)
+def test_every_search_is_optimal(problem: dict[str, Any], steps: list[float]) -> None:
+    ucb, value, m, cluster, forced = (problem[key] for key in ("ucb", "value", "m", "cluster", "forced"))
+    assert_optimal(problem, pivot_and_fill(ucb, value, m, forced), [0.0])
+    for search in (under_r2, brute_force):
+        assert_optimal(problem, search(**problem), [0.0, problem["penalty"]])
     marginal = np.cumsum(steps)
-    args = (problem["ucb"], problem["value"], problem["m"], problem["cluster"], marginal, problem["forced"])
-    assert_optimal(problem, convex_pivot_and_fill(*args), marginal)
+    assert_optimal(problem, convex_pivot_and_fill(ucb, value, m, cluster, marginal, forced), marginal)
 
 
 @given(problems(), st.randoms(use_true_random=False))
