@@ -5,6 +5,7 @@ import shutil
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ import numpy as np
 import pytest
 
 from pausefl.certificates import make_certificates
+from pausefl.experiment.experiment import parse_experiment
+from pausefl.experiment.tables import EvaluationTable
 from pausefl.runtime.evaluator import transport
 from pausefl.runtime.evaluator.initial import Evaluated, InitialModel, ModelRest, StoredTensor
+from pausefl.runtime.evaluator.plan import evaluator_plan
 from pausefl.runtime.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck
 from pausefl_proto.tls import Tls
@@ -29,7 +33,7 @@ from pausefl_server.storage.store_actor import StoreActor
 from rigs.authority import Authority
 from rigs.waiting import free_port
 
-WORKLOAD = '{"seed": 1}'
+PLAN = evaluator_plan(parse_experiment(""))
 BIG = MAX_FRAME_BYTES // 4 * 5 // 2  # two and a half frames
 REST = ModelRest(
     (StoredTensor("mask", "BOOL", (2, 1), b"\1\0"), StoredTensor("table", "I64", (BIG // 2,), bytes(BIG * 4))),
@@ -69,7 +73,7 @@ async def serving(
     port: int = 0, size: int = 3, tls: Tls | None = None, evaluator: Summing | None = None
 ) -> AsyncIterator[str]:
     """Yields the address of a running evaluator."""
-    server = EvaluatorServer(evaluator or Summing(size), WORKLOAD, tls)
+    server = EvaluatorServer(evaluator or Summing(size), PLAN.subject, tls)
     try:
         yield f"127.0.0.1:{await server.start('127.0.0.1', port)}"
     finally:
@@ -90,13 +94,15 @@ class Said(list[str]):
 @asynccontextmanager
 async def asking(
     address: str,
-    workload: str = WORKLOAD,
+    seed: int = PLAN.seed,
     tls: Tls | None = None,
     patience_s: float = 20.0,
     said: Said | None = None,
     answer_s: float = 20.0,
 ) -> AsyncIterator[RemoteEvaluator]:
-    remote = RemoteEvaluator(address, workload, tls, patience_s, answer_s, Said() if said is None else said)
+    where = EvaluationTable(address=address, connect_timeout_s=patience_s, answer_timeout_s=answer_s)
+    plan = replace(PLAN, seed=seed, evaluation=where, tls=tls)
+    remote = RemoteEvaluator(plan, Said() if said is None else said)
     try:
         async with asyncio.timeout(30):
             yield remote
@@ -120,11 +126,11 @@ async def test_the_first_model_and_evaluations_of_later_ones(size: int) -> None:
 
 
 async def test_both_sides_must_mean_the_same_workload() -> None:
-    async with serving() as address, asking(address, '{"seed": 2}') as remote:
-        told = rf'evaluation\.address = "{address}": the evaluator there evaluates \{{"seed": 1\}}, .* \{{"seed": 2\}}'
+    async with serving() as address, asking(address, seed=2) as remote:
+        told = rf'evaluation\.address = "{address}": the evaluator there evaluates .*"seed": 1.* about .*"seed": 2'
         with pytest.raises(ConfigError, match=told):
             await remote.initial()
-        with pytest.raises(EvaluatorLost, match=r'evaluates ."seed": 1'):
+        with pytest.raises(EvaluatorLost, match=r'evaluates .*"seed": 1'):
             await remote.evaluate(np.zeros(3, np.float32), subset=True, patient=False)
 
 
@@ -136,7 +142,7 @@ NO_MODELS = {
     "bytes": b"\xff\xff\xff",
     "nothing": b"",
     "another version": part_of(protocol_version=PROTOCOL_VERSION + 1),
-    "no model": part_of(protocol_version=PROTOCOL_VERSION, workload=WORKLOAD),
+    "no model": part_of(protocol_version=PROTOCOL_VERSION, workload=PLAN.subject),
 }
 
 
@@ -223,7 +229,7 @@ async def test_only_so_many_models_wait_for_an_evaluator(monkeypatch: pytest.Mon
 async def test_an_evaluator_that_does_not_answer_is_given_up_without_a_model_behind_until_it_does() -> None:
     """The connection is alive, so keepalive finds nothing wrong."""
     theta, stuck = np.zeros(3, np.float32), Stuck()
-    server = EvaluatorServer(stuck, WORKLOAD, None)
+    server = EvaluatorServer(stuck, PLAN.subject, None)
     try:
         address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
         async with asking(address, answer_s=0.5) as remote:

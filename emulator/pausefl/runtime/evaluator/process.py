@@ -57,8 +57,7 @@ async def find_evaluator(plan: EvaluatorPlan, say: Say) -> AsyncIterator["Remote
 
     `say` receives messages for the user.
     """
-    address = plan.evaluation.address
-    evaluator = _connect(plan, address, plan.tls, say) if address else OwnEvaluator(plan, say)
+    evaluator = RemoteEvaluator(plan, say) if plan.evaluation.address else OwnEvaluator(plan, say)
     try:
         yield evaluator
     finally:
@@ -112,7 +111,8 @@ class OwnEvaluator:
     async def _line(self) -> RemoteEvaluator:
         if self._remote is None or self._process is None or not self._process.is_alive():
             await self.close()
-            self._remote = _connect(self._plan, f"127.0.0.1:{await self._start()}", None, self._say)
+            there = self._plan.evaluation.model_copy(update={"address": f"127.0.0.1:{await self._start()}"})
+            self._remote = RemoteEvaluator(replace(self._plan, evaluation=there), self._say)
         return self._remote
 
     async def _start(self) -> int:
@@ -135,11 +135,6 @@ class OwnEvaluator:
             case Failed(message, bad_input):
                 raise (ConfigError if bad_input else PauseflError)(message)
         raise PauseflError(f"the evaluator's process reported {event.kind} instead of its port")
-
-
-def _connect(plan: EvaluatorPlan, address: str, tls: Tls | None, say: Say) -> RemoteEvaluator:
-    patience_s, answer_s = plan.evaluation.connect_timeout_s, plan.evaluation.answer_timeout_s
-    return RemoteEvaluator(address, plan.subject, tls, patience_s, answer_s, say)
 
 
 def _run_own(plan: EvaluatorPlan, events: "Connection[Any, Any]") -> None:

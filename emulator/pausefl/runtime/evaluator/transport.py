@@ -15,6 +15,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from pausefl.runtime.evaluator.initial import DTYPE_BYTES, Evaluated, InitialModel, ModelRest, StoredTensor
+from pausefl.runtime.evaluator.plan import EvaluatorPlan
 from pausefl_process.plugins import for_future
 from pausefl_proto.endpoint import failure, listen, make_server, open_channel
 from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck, PauseflError, WireError
@@ -146,24 +147,13 @@ class EvaluatorServer:
 class RemoteEvaluator:
     """The server's end. It connects at the first call, and reconnects when it must."""
 
-    def __init__(
-        self,
-        address: str,
-        workload: str,
-        tls: Tls | None,
-        patience_s: float,
-        answer_s: float,
-        say: Callable[[str], None],
-    ) -> None:
-        """`patience_s`: how long a patient call waits for an evaluator; `say` receives a message about that wait.
-
-        `answer_s`: how long a connected evaluator may take to answer.
-        """
-        self._address = address
-        self._subject = pb.Subject(protocol_version=PROTOCOL_VERSION, workload=workload)
-        self._tls = tls
-        self._patience_s = patience_s
-        self._answer_s = answer_s
+    def __init__(self, plan: EvaluatorPlan, say: Callable[[str], None]) -> None:
+        """`evaluation.address` must be set. `say` receives a message about a wait for the evaluator there."""
+        self._address = plan.evaluation.address
+        self._subject = pb.Subject(protocol_version=PROTOCOL_VERSION, workload=plan.subject)
+        self._tls = plan.tls
+        self._patience_s = plan.evaluation.connect_timeout_s
+        self._answer_s = plan.evaluation.answer_timeout_s
         self._say = say
         self._channel: grpc.aio.Channel | None = None
 
@@ -195,7 +185,7 @@ class RemoteEvaluator:
             raise EvaluatorLost(f"the evaluator at {self._address} does not answer ({error})") from error
 
     async def _patiently(self, ask: Callable[["grpc.aio.Channel"], Awaitable[Answer]]) -> Answer:
-        """Ask, and ask again until an evaluator answers, for `patience_s` at most."""
+        """Ask, and ask again until an evaluator answers, for `evaluation.connect_timeout_s` at most."""
         until_s = math.inf
         while True:
             try:
