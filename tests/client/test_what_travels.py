@@ -36,8 +36,7 @@ from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.model.staleness import Asynchronous
 from pausefl_server.rounds.aggregation import WeightedUpdate, discounted
 from rigs import own_models
-from rigs.experiments import evaluator_of
-from rigs.own_models import DIGITS, FROZEN_NORM, RUN, played, tokens, trainer_of
+from rigs.own_models import DIGITS, FROZEN_NORM, RUN, evaluator_of, played, tokens, trainer_of
 from rigs.settings import server_settings
 
 

@@ -21,7 +21,7 @@ from pausefl_client.training.models import build_model
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.errors import ConfigError
-from rigs.experiments import evaluator_of
+from rigs.own_models import evaluator_of
 
 REAL_DATA = os.environ.get("PAUSEFL_DATA")
 

@@ -35,7 +35,7 @@ from pausefl_proto.wire import Vector
 from pausefl_server.records import Split
 from pausefl_server.storage.store import Store
 from rigs.authority import Authority
-from rigs.experiments import evaluator_of
+from rigs.own_models import evaluator_of
 from rigs.refusals import refused
 from rigs.waiting import free_port
 

@@ -26,7 +26,7 @@ from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
-from rigs.experiments import evaluator_of
+from rigs.own_models import evaluator_of
 
 CPU = torch.device("cpu")
 torch.set_num_threads(1)  # as in clients

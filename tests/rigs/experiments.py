@@ -2,18 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pausefl.experiment.delay_laws import Delay
 from pausefl.experiment.experiment import Experiment, load_experiment
 from pausefl.experiment.links import LinkPlan, plan_links
-from pausefl.experiment.tables import EvaluationTable, Workload
-from pausefl.runtime.evaluator.plan import EvaluatorPlan
 from pausefl.runtime.fleet import show_nothing
 from pausefl.runtime.run import run_experiment
-
-if TYPE_CHECKING:
-    from pausefl.runtime.evaluator.model import Evaluator
 
 SMALL: dict[str, Any] = {
     "experiment.clock": "virtual",
@@ -32,16 +27,6 @@ def small(changes: Mapping[str, Any] | None = None) -> Experiment:
 def play(experiment: Experiment, run_dir: Path) -> None:
     """Play a run to its end without drawing a report, as a campaign does."""
     run_experiment(experiment, run_dir, show_nothing, has_report=False)
-
-
-def evaluator_of(
-    dataset: str = "digits", model: str = "mlp", *, seed: int = 1, subset: int = 1000, **workload: Any
-) -> "Evaluator":
-    """An evaluator of this model on this data set, with further settings of the workload."""
-    from pausefl.runtime.evaluator.model import Evaluator  # it needs torch, whose import takes a second
-
-    about = Workload(model=model, dataset=dataset, **workload)
-    return Evaluator(EvaluatorPlan(about, seed, seed, EvaluationTable(subset=subset), None))
 
 
 def links_of(experiment: Experiment) -> dict[str, LinkPlan]:

@@ -10,6 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 from pausefl.experiment.experiment import parse_experiment
+from pausefl.experiment.tables import EvaluationTable, Workload
+from pausefl.runtime.evaluator.model import Evaluator
+from pausefl.runtime.evaluator.plan import EvaluatorPlan
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.virtual.process import play_virtually
 from pausefl_client.data.datasets import Dataset, Examples, load_dataset
@@ -150,3 +153,9 @@ def played(folder: Path, model: str, **changes: Any) -> dict[str, Any]:
 def trainer_of(model: nn.Module, settings: TrainingSettings, examples: Examples | None = None) -> TorchTrainer:
     data = LocalData(examples or DIGITS.train.take(np.arange(40)), 10)
     return TorchTrainer(model, data, settings, device=torch.device("cpu"), seed=1, client_id="a")
+
+
+def evaluator_of(data: str = "digits", model: str = "mlp", seed: int = 1, subset: int = 1000, **of: Any) -> Evaluator:
+    """An evaluator of this model on this data set. `of` are further settings of the workload."""
+    workload = Workload(model=model, dataset=data, **of)
+    return Evaluator(EvaluatorPlan(workload, seed, seed, EvaluationTable(subset=subset), None))
