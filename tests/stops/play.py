@@ -160,7 +160,7 @@ async def play(planned: Sequence[Stop], seed: int, folder: Path, *, is_patient: 
         for number in range(CLIENTS):
             join = ("-m", "pausefl", "client", config, "--server", f"127.0.0.1:{port}", "--slot", number)
             clients.append(Process(f"client-{number:03}", folder, library, (*join, "--ledger-dir", folder / "ledgers")))
-        await _until_rounds(folder, 3)
+        await _until_rounds(folder / "run", 3)
         rng = random.Random(seed)
         for stop in planned:
             await asyncio.sleep(stop.after_s)
@@ -168,7 +168,7 @@ async def play(planned: Sequence[Stop], seed: int, folder: Path, *, is_patient: 
             targets = {"server": [server], "client": [client], "both": [server, client]}[stop.who]
             struck.append(await asyncio.gather(*(process.stand_still(stop.how, stop.seconds) for process in targets)))
             await asyncio.sleep(1.0)
-        await _until_rounds(folder, 3)
+        await _until_rounds(folder / "run", 3)
     finally:
         for process in (server, *clients):
             await asyncio.to_thread(process.end)
@@ -200,16 +200,12 @@ def _port_said(file: Path) -> int:
     return 0
 
 
-async def _until_rounds(folder: Path, more: int) -> None:
+async def _until_rounds(run_dir: Path, more: int) -> None:
     """Wait until `more` further rounds are committed."""
-    until = _rounds(folder) + more
+    until = rounds_in(run_dir) + more
     async with asyncio.timeout(_PATIENCE_S):
-        while _rounds(folder) < until:  # noqa: ASYNC110 - another process writes it
+        while rounds_in(run_dir) < until:  # noqa: ASYNC110 - another process writes it
             await asyncio.sleep(0.1)
-
-
-def _rounds(folder: Path) -> int:
-    return rounds_in(folder / "run")
 
 
 def _judged(planned: Sequence[Stop], struck: Sequence[Sequence[Interval]], folder: Path) -> Iterator[dict[str, Any]]:
