@@ -142,6 +142,12 @@ def rig(tmp_path: Path) -> Iterator[MakeRig]:
 
 
 @pytest.fixture
+def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an ended run wait a moment, not 3 s, for clients that the test never lets answer."""
+    monkeypatch.setattr("pausefl_server.rounds.coordinator._DRAIN_S", 0.1)
+
+
+@pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """The log of a run, in the test's folder."""
     with closing(Store(tmp_path / "run.db")) as store:

@@ -327,6 +327,7 @@ async def test_fewer_updates_make_a_step_where_no_client_is_at_work_and_none_can
     assert [(miss.client_id, miss.kind) for miss in record.misses] == [("a", "refused")]
 
 
+@pytest.mark.usefixtures("short_drain")
 @pytest.mark.parametrize("rule", ["fedbuff", "fedasync"])
 async def test_after_a_kill_updates_without_a_step_are_asked_for_under_their_keys(tmp_path: Path, rule: str) -> None:
     changes = few_steps(3, 2, buffer=2, rule=rule, alpha=0.5) | {"minimum_clients": 4}
@@ -465,6 +466,7 @@ async def resumed(before: Play, r: CoordinatorRig) -> Play:
     return after
 
 
+@pytest.mark.usefixtures("short_drain")
 async def test_a_kill_in_the_first_step_forgets_neither_its_jobs_nor_that_they_were_handed_out(tmp_path: Path) -> None:
     changes = few_steps(3, 1, buffer=2)
     async with CoordinatorRig(tmp_path, Random(3), **changes | {"rounds": 2}).running() as r:

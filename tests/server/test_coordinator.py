@@ -223,6 +223,7 @@ async def test_a_run_ends_when_nobody_has_budget_left(rig: MakeRig) -> None:
     assert r.coordinator.state.table.retired.all()
 
 
+@pytest.mark.usefixtures("short_drain")
 async def test_a_shutdown_gives_the_round_up_and_keeps_what_it_cost(rig: MakeRig) -> None:
     async with rig(rounds=10).playing() as r:
         a, b = await r.join_all("ab", manual=True)
