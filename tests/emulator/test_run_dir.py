@@ -21,7 +21,7 @@ from pausefl.runtime.run_dir import made_run_dir, new_run_dir, resume_command, s
 from pausefl_audit.audit import check_ledgers
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_proto.errors import ConfigError
-from rigs.command import PAUSEFL, command_line, rounds_in, summary_of
+from rigs.command import PAUSEFL, Background, command_line, is_alive, rounds_in, summary_of
 from rigs.refusals import complaint
 from rigs.waiting import wait_for
 
@@ -55,7 +55,6 @@ def begin(run_dir: Path, of: Experiment, *, resume: bool = False) -> None:
         pass
 
 
-Start = Callable[..., "subprocess.Popen[bytes]"]
 Refused = Callable[..., str]
 
 
@@ -100,7 +99,7 @@ def test_a_run_goes_on_with_no_other_configuration(
 
 
 @pytest.fixture
-def served(tmp_path: Path, background: Start) -> Path:
+def served(tmp_path: Path, background: Background) -> Path:
     """The directory of a run that `pausefl server` began and that waits for clients on other machines."""
     run_dir = tmp_path / "run"
     server = background("server", config_in(tmp_path), "--run-dir", run_dir)
@@ -134,7 +133,7 @@ def test_a_server_that_cannot_start_leaves_a_run_where_it_was(killed: Path, tmp_
 
 
 def test_a_run_in_use_is_refused_and_names_every_epsilon_spent_once_stopped(
-    tmp_path: Path, background: Start, refused: Refused
+    tmp_path: Path, background: Background, refused: Refused
 ) -> None:
     """SIGTERM comes while clients train; what they charge is in the log and counts in the summary."""
     config = config_in(tmp_path, rounds=100_000, train_s=0.2)
@@ -150,17 +149,22 @@ def test_a_run_in_use_is_refused_and_names_every_epsilon_spent_once_stopped(
     assert "count more" not in check_ledgers(tmp_path / "run")
 
 
-def test_the_server_keeps_the_lock_once_its_parent_is_gone(tmp_path: Path, background: Start, refused: Refused) -> None:
+def test_the_server_keeps_the_lock_of_a_killed_run_and_no_process_outlives_it(
+    tmp_path: Path, background: Background, refused: Refused
+) -> None:
     first = background("run", config_in(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
-    wait_for(lambda: rounds_in(tmp_path / "run"), "a round", running=first)
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 2, "two rounds", running=first)
     (server,) = (p for p in psutil.Process(first.pid).children() if "spawn_main" in command_line(p))
+    family = psutil.Process(first.pid).children(recursive=True)
+    assert len(family) >= 4, "a server and three clients at least"
     server.suspend()
     first.kill()
     first.wait()
     try:
         assert "another process is using it" in refused("run", "--resume", tmp_path / "run")
     finally:
-        server.kill()
+        server.resume()
+    wait_for(lambda: not any(is_alive(process) for process in family), "every process to end", 20)
 
 
 def held_in(folder: Path) -> dict[Path, tuple[bytes, int]]:
@@ -275,7 +279,7 @@ def test_input_that_is_refused_takes_nothing_away_that_was_not_made_for_it(tmp_p
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
-def test_a_second_run_leaves_the_first_ones_directory_alone(tmp_path: Path, background: Start) -> None:
+def test_a_second_run_leaves_the_first_ones_directory_alone(tmp_path: Path, background: Background) -> None:
     """Both begin at once, so neither finds the other's log."""
     config = config_in(tmp_path, rounds=5)
     both = [background("run", config, "--run-dir", tmp_path / "run") for _ in range(2)]

@@ -75,16 +75,6 @@ def test_an_interrupted_comparison_keeps_what_is_finished(tmp_path: Path, backgr
     assert "runs have" not in json.loads((folder / "comparison.json").read_text())["warning"]
 
 
-def test_nothing_outlives_a_killed_parent(tmp_path: Path, background: Background) -> None:
-    process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
-    wait_for(lambda: rounds_in(tmp_path / "run") >= 2, "two rounds")
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 3, "a server and two clients at least"
-    process.kill()
-    process.wait()
-    wait_for(lambda: not any(is_alive(child) for child in family), "every process to end", 20)
-
-
 YOGI = {"aggregation.rule": "median", "aggregation.optimizer.kind": "fedyogi"}
 BARE = {"privacy.enabled": False, "selection.m": 3, **YOGI}
 
