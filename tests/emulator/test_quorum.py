@@ -231,6 +231,7 @@ async def test_budgets_end_a_run_only_when_fewer_than_m_can_release(rig: MakeRig
             await r.join(client_id, released=released)
         await r.played()
         assert len(r.store.rounds()) == 1
+        assert [client_id for kind, client_id in r.events() if kind == "retired"] == ["c", "a", "b"]
 
 
 async def test_a_kept_late_update_that_is_an_outlier_is_logged_as_dropped(rig: MakeRig) -> None:

@@ -538,8 +538,8 @@ class Coordinator(Actor[_Message]):
             self._members.withdraw_jobs(self._open.due)
             await self._abandon(self._open)
         self._pending.add(*(dropped(update, "the run ended") for update, _ in self._late.hand_over()))
-        number, events = self.state.round + 1, self._pending.take()
+        number = self.state.round + 1
+        events = *self._fold_events(number), *self._pending.take()
         await self._store.ask(lambda store: store.save_late_events(number, events, is_end=True))
-        self.state.before_round(number, events)
         self._observer.finished(self.state, self.stopped_because, events)
         self._members.dismiss_all(self.stopped_because)
