@@ -56,8 +56,7 @@ def simulate_steps(policy: Policy, setting: Setting, steps: int) -> SimulationRe
         if len(known) < len(table):
             known = np.searchsorted(ids, table.ids)
         began_s = state.elapsed_s
-        is_spent = table.connected.any() and not table.eligible().size  # ends a run, whoever is away
-        if too_few_left(table, server.asynchronous.buffer) or is_spent:
+        if too_few_left(table, server.asynchronous.buffer) or (table.connected.any() and not table.eligible().size):
             break
         record = play.step(t, *(of_id[known] for of_id in of_ids))
         missed[table.rows(miss.client_id for miss in record.missed)] += 1
