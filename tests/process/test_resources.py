@@ -200,9 +200,9 @@ def test_a_round_of_great_updates_finds_the_memory_of_the_last_one() -> None:
 def own_collector() -> Iterator[None]:
     thresholds = gc.get_threshold()
     gc.set_threshold(700, *thresholds[1:])  # Python's default; servers of earlier tests may have changed it
+    gc.unfreeze()
     yield
     gc.set_threshold(*thresholds)
-    gc.unfreeze()
 
 
 def test_a_process_of_many_objects_looks_for_garbage_seldom() -> None:
