@@ -85,8 +85,7 @@ def draws(law: Delay, n: int = N, first_round: int = 1) -> np.ndarray[tuple[int]
 
 
 def test_a_key_has_the_draws_of_earlier_versions() -> None:
-    raw = generator(1, "delay", "c", 5).bit_generator.random_raw(2).tolist()
-    assert raw == [582645281140338848, 7309707474745036879]
+    assert generator(1, "delay", "c", 5).bit_generator.random_raw() == 582645281140338848
 
 
 @pytest.mark.parametrize("name", LAWS)

@@ -202,7 +202,7 @@ def simulate_fast(policy: Policy, setting: Setting, rounds: int) -> SimulationRe
     table, problem = state.table, genie.choice(None, context_of(server, state, setting.oracle, 1, 0))
     order, mu = problem.rows, problem.ucb
     place = np.argsort(order)
-    share = policy.m * (table.n_examples[order] / table.n_examples.sum())
+    share = policy.m * (table.n_examples[order] / max(table.n_examples.sum(), 1))
     schedule = (budget.epsilon_budget, budget.eta) if budget else (1.0, 0.0)
     weights = genie.alpha, genie.gamma, genie.beta, genie.zeta, *schedule
     chosen, released, inverse_s = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64), np.zeros(len(table))
