@@ -97,7 +97,7 @@ def experiment(**seeds: int) -> Experiment:
     return parse_experiment(TEXT, {f"experiment.{name}": seed for name, seed in seeds.items()})
 
 
-def drawn(asked: Experiment) -> dict[str, list[float]]:
+def drawn(asked: Experiment) -> dict[str, list[Any]]:
     """The values that each part of a run draws."""
     plan, evaluated = client_plan(asked), evaluator_plan(asked)
     labels = label_counts(asked)
@@ -107,7 +107,7 @@ def drawn(asked: Experiment) -> dict[str, list[float]]:
     delays = [links[client_id].draw(number).down_s for client_id in asked.client_ids for number in (1, 2)]
     simulated = next(iter(setting_of(asked).latencies_s(2)))
     return {
-        "split": labels.counts.ravel().tolist(),
+        "split": [counts.tolist() for counts in labels.values()],
         "model": evaluator.initial.theta_0[:50].tolist(),
         "latency": [*delays, *simulated.ravel().tolist()],
     }

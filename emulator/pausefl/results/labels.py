@@ -1,6 +1,6 @@
 """Counts the labels that each client holds under the experiment's partition of the data."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -13,14 +13,8 @@ from pausefl_client.data.datasets import are_classes, load_dataset
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.errors import ConfigError
 
-
-@dataclass(frozen=True)
-class LabelCounts:
-    """How many examples of each label each client holds."""
-
-    client_ids: tuple[str, ...]
-    counts: IntArray
-    """(clients, classes) int64, in the order of `client_ids`."""
+LabelCounts = Mapping[str, IntArray]
+"""By client id: (classes,) int64, how many examples of each label the client holds."""
 
 
 def clients_labels(run: RunData) -> LabelCounts | None:
@@ -51,5 +45,4 @@ def label_counts(experiment: Experiment) -> LabelCounts | None:
             labels = chain.examples(train.take(rows), classes).labels
         return labels.astype(np.int64)
 
-    counts = [np.bincount(labels_of(c, rows), minlength=classes) for c, rows in zip(ids, parts, strict=True)]
-    return LabelCounts(tuple(ids), np.array(counts))
+    return {c: np.bincount(labels_of(c, rows), minlength=classes) for c, rows in zip(ids, parts, strict=True)}

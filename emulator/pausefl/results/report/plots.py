@@ -174,11 +174,12 @@ def _out_of(n: int) -> str:
 
 def labels(held: LabelCounts) -> Figure:
     """How many examples of each label each client holds, as dots with areas proportional to these numbers."""
-    n_clients, classes = held.counts.shape
+    counts = np.array([*held.values()])
+    n_clients, classes = counts.shape
     height = max(3.2, min(7.0, 1.2 + 0.16 * n_clients))
     figure, axes = new_figure("Labels of each client's examples", "label", "client", height=height)
-    clients, classes_held = np.nonzero(held.counts)
-    examples = held.counts[clients, classes_held]
+    clients, classes_held = np.nonzero(counts)
+    examples = counts[clients, classes_held]
     diameter_pt = min(11, 55 * height / n_clients)
     area = diameter_pt**2 * examples / examples.max()
     axes.scatter(classes_held, clients, s=area, color=SERIES[0].light, linewidths=0, rasterized=len(area) > 2000)
@@ -187,7 +188,7 @@ def labels(held: LabelCounts) -> Figure:
     axes.set_ylim(n_clients - 0.4, -0.6)
     axes.set_xlim(-0.6, classes - 0.4)
     axes.set_xticks(range(0, classes, -(-classes // 20)))
-    name_places(axes.yaxis, held.client_ids, fontsize=7)
+    name_places(axes.yaxis, [*held], fontsize=7)
     return figure
 
 

@@ -387,7 +387,7 @@ def _chance(runs: Runs, split: Split) -> float:
         levels += scores[rounds == 0].tolist()
     first = next(iter(all_runs(runs)))
     if first.metric == ACCURACY and (held := clients_labels(first)) is not None:
-        of_class = held.counts.sum(axis=0)
+        of_class = np.sum([*held.values()], axis=0)
         levels.append(float(of_class.max() / of_class.sum()))
     return max(levels)
 
