@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from pausefl.experiment.experiment import Experiment, parse_experiment, with_val
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_client_process
 from pausefl.runtime.plan import plan_of
-from pausefl.runtime.server.process import run_server_process
+from pausefl.runtime.server.process import serve_run, work_for_fleet
 from pausefl_process.events import Ready
 from pausefl_proto.wire import digest
 from rigs.command import greatest_told, toml_of
@@ -74,7 +75,7 @@ class ProcessFederation:
             self._listening.clear()
             ours, theirs = self._context.Pipe()
             plan = plan_of(self.experiment, self._folder.name).server
-            self._start(name, run_server_process, plan, self._folder, theirs)
+            self._start(name, work_for_fleet, partial(serve_run, plan, self._folder), self._folder, theirs)
             theirs.close()
             threading.Thread(target=self._listen, args=(ours,), daemon=True).start()
             assert self._listening.wait(PATIENCE_S), "the server did not come up"

@@ -23,7 +23,7 @@ from pausefl.runtime.plan import ProcessPlan, RunPlan
 from pausefl.runtime.processes.lifetime import start
 from pausefl.runtime.processes.logs import add_warning
 from pausefl.runtime.scrape_targets import SERVER, Targets
-from pausefl.runtime.server.process import run_server_process
+from pausefl.runtime.server.process import serve_run, work_for_fleet
 from pausefl_process.ending import BAD_INPUT, DRAIN_S, ONE_REQUEST_S, ask_to_end, asking_to_end, end_within, signals_to
 from pausefl_process.events import (
     Done,
@@ -164,16 +164,18 @@ class Fleet:
     def _start_server(self) -> "Connection[Any, Any]":
         ours, theirs = multiprocessing.Pipe()
         asked, asks = multiprocessing.Pipe()
-        arguments = (self._run_dir, theirs, self._lock, self._back_to)
+        given = (self._run_dir, theirs, self._lock)
         server = self._plan.server
         server = replace(server, summary=replace(server.summary, compose=partial(composing.ask, asks)))
         if self._is_virtual:
             plan = replace(self._plan, server=server)
-            self._server = forked_run("pausefl-run", _play_virtually, plan, *arguments, needs_torch=self._needs_torch)
+            play = partial(_play_virtually, plan, self._run_dir, back_to=self._back_to)
+            self._server = forked_run("pausefl-run", work_for_fleet, play, *given, needs_torch=self._needs_torch)
         else:
             server = replace(server, endpoints=replace(server.endpoints, host=self._server_host))
             context = multiprocessing.get_context("spawn")
-            self._server = context.Process(target=run_server_process, args=(server, *arguments), name=SERVER)
+            serve = partial(serve_run, server, self._run_dir, back_to=self._back_to)
+            self._server = context.Process(target=work_for_fleet, args=(serve, *given), name=SERVER)
         start(self._server)
         if self._client_processes:
             await_clients(needs_torch=self._needs_torch)
@@ -371,8 +373,8 @@ class Fleet:
         self._wake.send(number)
 
 
-def _play_virtually(plan: RunPlan, *arguments: Any) -> None:
-    """The main function of a virtual run's process. Only this process needs the libraries of both sides."""
-    from pausefl.runtime.virtual.process import run_virtual_process
+def _play_virtually(plan: RunPlan, *arguments: Any, **options: Any) -> None:
+    """Play a run on the virtual clock. Only this process needs the libraries of both sides."""
+    from pausefl.runtime.virtual.process import play_in_own_process
 
-    run_virtual_process(plan, *arguments)
+    play_in_own_process(plan, *arguments, **options)

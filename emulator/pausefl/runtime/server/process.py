@@ -76,19 +76,13 @@ Evaluators = Callable[[EvaluatorPlan, Callable[[str], None]], AbstractAsyncConte
 """Finds or makes an evaluator for a block, from its plan and a function that receives messages for the user."""
 
 
-def run_server_process(
-    plan: ServerPlan,
+def work_for_fleet(
+    work: Callable[[Report], object],
     run_dir: Path,
     events: "Connection[Any, Any]",
     lock: Lock | None = None,  # noqa: ARG001  # held as long as this process lives
-    back_to: int | None = None,
 ) -> None:
-    """The main function of the server process that `fleet` started. Reports to its parent through `events`."""
-    work_for_fleet(run_dir, events, lambda report: serve_run(plan, run_dir, report, back_to))
-
-
-def work_for_fleet(run_dir: Path, events: "Connection[Any, Any]", work: Callable[[Report], object]) -> None:
-    """Do the work of a child process that writes server.log. Report progress and outcome through `events`."""
+    """Do the work of a process that `fleet` started. Write server.log, and report what happens through `events`."""
     die_with_parent()
     allow_many_files()
     with posted(events.send) as report:

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +15,14 @@ from pausefl.runtime.evaluator.plan import EvaluatorPlan
 from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator
 from pausefl.runtime.plan import RunPlan
 from pausefl.runtime.processes.resources import collect_seldom, keep_freed_memory
-from pausefl.runtime.server.process import play, work_for_fleet
+from pausefl.runtime.server.process import play
 from pausefl.runtime.virtual.batching import with_batching
 from pausefl.runtime.virtual.event_loop import VirtualTimeLoop
 from pausefl.runtime.virtual.steps import with_step_time
 from pausefl.runtime.virtual.transport import InProcessTransport
 from pausefl.runtime.virtual.workers import Workers
 from pausefl_process.events import ProgressEvent, Ready, Report, RollCall
-from pausefl_process.files import Lock, skip_fsync
+from pausefl_process.files import skip_fsync
 from pausefl_process.host_monitor import HostWatch
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import PauseflError, first_error
@@ -74,21 +73,15 @@ class _Rendezvous:
             yield called
 
 
-def run_virtual_process(
-    plan: RunPlan,
-    run_dir: Path,
-    events: "Connection[Any, Any]",
-    lock: Lock | None = None,  # noqa: ARG001  # held as long as this process lives
-    back_to: int | None = None,
-) -> None:
-    """The main function of a virtual run's process. Reports to its parent through `events`."""
+def play_in_own_process(plan: RunPlan, run_dir: Path, report: Report, back_to: int | None = None) -> None:
+    """Play one run as `play_virtually` does, in a process that does nothing else."""
     privacy = plan.clients.privacy
     if privacy is None or privacy.ledger_dir is None:  # otherwise ledgers outlive the run, and must be durable
         skip_fsync()
     collect_seldom()
     keep_freed_memory()
     spare_exchanges()
-    work_for_fleet(run_dir, events, lambda report: play_virtually(plan, run_dir, report, back_to))
+    play_virtually(plan, run_dir, report, back_to)
 
 
 def play_virtually(plan: RunPlan, run_dir: Path, report: Report, back_to: int | None = None) -> RunResult:
