@@ -11,8 +11,9 @@ from importlib import import_module
 
 from pausefl.cli.arguments import make_parser, parse
 from pausefl.outcomes import exit_with_status, while_output_is_read
-from pausefl.runtime.forks import await_virtual_run
+from pausefl.runtime.forks import OF_A_VIRTUAL_RUN
 from pausefl.runtime.processes.environment import grpc_defaults
+from pausefl.runtime.processes.lifetime import begin_to_import
 from pausefl.runtime.processes.logs import ask_for
 from pausefl_process.ending import signals_to, sigterm_as_interrupt
 from pausefl_process.files import check_places
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "log_json" in options:
             ask_for(json=options.log_json, quiet=options.quiet, verbose=options.verbose)
         if arguments is None and sys.argv[1] == "run" and "--virtual" in options.typed:
-            await_virtual_run()  # it imports while this process reads the experiment
+            begin_to_import(OF_A_VIRTUAL_RUN)  # while this process reads the experiment
         exit_with_status(options.command, options)
 
 

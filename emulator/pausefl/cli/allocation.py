@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pausefl.cli.experiments import print_summary
 from pausefl.cli.option_values import experiment_of
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.links import processes_of
@@ -79,6 +78,7 @@ class _Announcer(Observer):
 def _serve(experiment: Experiment, notice: Path) -> None:
     """Play the run, or resume it, with certificates and tokens made for this allocation."""
     from pausefl.certificates import make_certificates
+    from pausefl.cli.experiments import print_summary
     from pausefl.runtime.run import run_experiment
     from pausefl.runtime.terminal import make_view
     from pausefl.studies.job import on_own_disk

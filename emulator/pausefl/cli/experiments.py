@@ -20,7 +20,13 @@ from pausefl.cli.option_values import (
     policies_of,
     refuse_beside,
 )
+from pausefl.cli.summary_table import summary_table
+from pausefl.experiment.experiment import with_values
 from pausefl.outcomes import RunInterrupted, check_outcome, with_resume_command
+from pausefl.results.stored_summary import read_summary
+from pausefl.runtime.run import run_experiment
+from pausefl.runtime.run_dir import has_rounds, new_run_dir, resume_command, stored_experiment
+from pausefl.runtime.terminal import make_view
 from pausefl.terminal_table import plain_console
 from pausefl_process.events import print_event
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -28,11 +34,6 @@ from pausefl_proto.errors import ConfigError, PauseflError
 
 def run(options: argparse.Namespace) -> None:
     """Play an experiment, or resume a run."""
-    from pausefl.experiment.experiment import with_values
-    from pausefl.runtime.run import run_experiment
-    from pausefl.runtime.run_dir import has_rounds, new_run_dir, resume_command, stored_experiment
-    from pausefl.runtime.terminal import make_view
-
     check_one_given({"CONFIG": options.config, "--resume RUN_DIR": options.resume})
     if options.resume:
         run_dir = Path(options.resume)
@@ -64,9 +65,6 @@ def run(options: argparse.Namespace) -> None:
 
 def _what_is_left(run_dir: Path, rounds: int) -> str:
     """The work that is left after an interruption, in words."""
-    from pausefl.results.stored_summary import read_summary
-    from pausefl.runtime.run_dir import resume_command
-
     if not (run_dir / "run.db").exists():
         return "no round was played"
     with suppress(ConfigError, OSError):  # there is no summary, or it is outdated
@@ -78,8 +76,6 @@ def _what_is_left(run_dir: Path, rounds: int) -> str:
 
 def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
     """Print the summary of a run, and where its report is."""
-    from pausefl.cli.summary_table import summary_table
-
     console.print(summary_table(summary))
     report = run_dir / "report.html"
     console.print(f"report: {report if report.exists() else f'pausefl report {run_dir} writes it'}", soft_wrap=True)
@@ -88,7 +84,6 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
 def compare(options: argparse.Namespace) -> None:
     """Play an experiment under several policies, or compare finished runs."""
     from pausefl.results.report.comparison.figure import all_runs
-    from pausefl.runtime.run_dir import new_run_dir
     from pausefl.studies.campaign import check_all_played, resume_campaign_command
     from pausefl.studies.compare import compare_policies, compare_runs, print_comparison, resume_comparison
 
@@ -122,7 +117,6 @@ def sweep(options: argparse.Namespace) -> None:
     """Play an experiment on a grid of settings."""
     from pausefl.experiment.toml_source import resolved_source
     from pausefl.results.report.sweep import caveats
-    from pausefl.runtime.run_dir import new_run_dir
     from pausefl.studies.campaign import check_all_played, resume_campaign_command
     from pausefl.studies.sweep import parse_grid, resume_sweep, run_sweep
 

@@ -15,14 +15,13 @@ from pausefl.studies.offline.latencies import as_option
 from pausefl.terminal_table import plain_console
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
+from pausefl_server.selection import policy_class
 
 _FILES = {"experiment.toml": "experiment.toml", "own.py": "own.txt", "test_own.py": "test_own.txt"}
 
 
 def new(options: argparse.Namespace) -> None:
     """Write the files of a new project. ConfigError if one of them already exists."""
-    from pausefl_server.selection import policy_class  # here, as the import takes a tenth of a second
-
     folder, policy = Path(options.folder), options.policy or "own:Own"
     disclosed = [] if ":" in policy else sorted(policy_class(policy, "--policy")(m=2).disclosures)
     values = {"policy": policy, "disclose": json.dumps(disclosed), "clients": "count = 6"}

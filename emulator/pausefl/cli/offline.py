@@ -17,12 +17,12 @@ from pausefl.cli.option_values import (
     refuse_beside,
 )
 from pausefl.extras import require
+from pausefl.runtime.run_dir import new_run_dir
 from pausefl.terminal_table import FittingTable, plain_console
 
 
 def simulate(options: argparse.Namespace) -> None:
     """Simulate choices and latencies, without a network or training."""
-    from pausefl.runtime.run_dir import new_run_dir
     from pausefl.studies import simulations
     from pausefl.studies.simulation import outputs
 
@@ -49,7 +49,6 @@ def tune(options: argparse.Namespace) -> None:
     """Search for settings, or resume a search."""
     require("tune", "report")
     from pausefl.experiment.experiment import load_experiment
-    from pausefl.runtime.run_dir import new_run_dir
     from pausefl_tune import resume_tuning, tune_experiment
     from pausefl_tune.outputs import tables
     from pausefl_tune.plan import TuningPlan

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from pausefl.experiment.experiment import Experiment, load_experiment
 from pausefl.experiment.toml_source import is_file, naming
+from pausefl.runtime.standing_fleet import StandingFleet
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pausefl.runtime.standing_fleet import StandingFleet
     from pausefl.studies.playing import Player
 
 PLACES = ("--jobs", "--on", "--on-option", "--fleet")
@@ -79,10 +79,8 @@ def experiment_of(options: argparse.Namespace) -> Experiment:
     return experiment
 
 
-def fleet_of(options: argparse.Namespace) -> "StandingFleet | None":
+def fleet_of(options: argparse.Namespace) -> StandingFleet | None:
     """The standing fleet of --fleet; None: this process starts the clients."""
-    from pausefl.runtime.standing_fleet import StandingFleet
-
     address = getattr(options, "fleet", None)  # not every subcommand has this option
     return StandingFleet(address) if address is not None else None
 

@@ -14,7 +14,9 @@ from pausefl.experiment.validation import check_address
 from pausefl.outcomes import check_outcome
 from pausefl.runtime.processes.logs import set_up_log
 from pausefl.runtime.processes.outbox import posted_output
+from pausefl.runtime.processes.resources import allow_many_files, keep_freed_memory, refuse_few_files
 from pausefl.runtime.standing_fleet import refuse_virtual, refuse_whole_runs
+from pausefl.runtime.terminal import printed_events
 from pausefl_proto.errors import ConfigError, PauseflError, first_error
 
 
@@ -23,11 +25,9 @@ def server(options: argparse.Namespace) -> None:
     """Serve an experiment to clients that connect."""
     from pausefl.runtime.observers import Observed, load_observers
     from pausefl.runtime.plan import plan_of
-    from pausefl.runtime.processes.resources import allow_many_files, refuse_few_files
     from pausefl.runtime.provenance import is_served, note_start, note_unserved, own_code
     from pausefl.runtime.run_dir import made_run_dir, new_run_dir, resume_command
     from pausefl.runtime.server.process import serve_run
-    from pausefl.runtime.terminal import printed_events
 
     set_up_log()
     allow_many_files()
@@ -60,7 +60,6 @@ def evaluator(options: argparse.Namespace) -> None:
     """Evaluate the models of servers that ask."""
     from pausefl.runtime.evaluator.plan import evaluator_plan
     from pausefl.runtime.evaluator.process import serve_evaluator
-    from pausefl.runtime.terminal import printed_events
 
     set_up_log()
     experiment = load_experiment(options.config, options.overrides)
@@ -72,9 +71,7 @@ def evaluator(options: argparse.Namespace) -> None:
 @posted_output()
 def client(options: argparse.Namespace) -> None:
     """Run a client, or the clients of a slot: for one run, or with --stay for one run after another."""
-    from pausefl.runtime.processes.resources import allow_many_files, keep_freed_memory, refuse_few_files
     from pausefl.runtime.processes.waits import run_telling_waits
-    from pausefl.runtime.terminal import printed_events
 
     check_address("--server", options.server)
     lifetime = _lifetime_of(options)

@@ -45,7 +45,6 @@ class SummaryPlan:
     concurrency: int | None = None
     """How many clients work at the same time in an asynchronous run; None for a run in rounds."""
     compose: Callable[[Budget, PrivacyUnit, int, float], float | None] = tighter_epsilon
-    """Computes the ε of all releases together; see `tighter_epsilon`."""
 
 
 def summarise(

@@ -6,13 +6,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from pausefl.results.accounting import tighter_epsilon
-from pausefl_proto.budget import Budget
-from pausefl_proto.privacy_unit import PrivacyUnit
 
 
-def ask(line: "Connection[Any, Any]", budget: Budget, unit: PrivacyUnit, releases: int, delta: float) -> float | None:
-    """`tighter_epsilon` by the process at the other end of the line. Raises the error that it had."""
-    line.send((budget, unit, releases, delta))
+def ask(line: "Connection[Any, Any]", *of: Any) -> float | None:
+    """`tighter_epsilon` of these arguments, by the process at the other end of the line. Raises the error it had."""
+    line.send(of)
     answer: float | Exception | None = line.recv()
     if isinstance(answer, Exception):
         raise answer

@@ -8,7 +8,8 @@ from typing import Any
 from pausefl.runtime.processes.forking import ForkedProcess, can_fork
 from pausefl.runtime.processes.lifetime import begin_to_import
 
-_OF_A_VIRTUAL_RUN = ["pausefl.runtime.virtual.process"]
+OF_A_VIRTUAL_RUN = ["pausefl.runtime.virtual.process"]
+"""What every run on the virtual clock imports. Torch is left out: not every run trains."""
 _OF_A_CAMPAIGN = ["pausefl.runtime.virtual.searches"]
 _OF_ITS_TRAINING = ["pausefl.runtime.client.torch_trainers", "pausefl.runtime.evaluator.model"]
 
@@ -31,11 +32,6 @@ def _imports(needs_torch: bool) -> list[str]:
     return ["pausefl.runtime.client.process", *(["pausefl.runtime.client.torch_trainers"] if needs_torch else [])]
 
 
-def await_virtual_run() -> None:
-    """Start the fork server as `await_clients` does. It leaves torch to the run's process: not every run trains."""
-    begin_to_import(_OF_A_VIRTUAL_RUN)
-
-
 def forked_run(
     name: str, work: Callable[..., None], *arguments: Any, needs_torch: bool, is_first_of_many: bool = False
 ) -> ForkedProcess | SpawnProcess:
@@ -43,7 +39,7 @@ def forked_run(
 
     Every run after the first begins some seconds earlier than it would with its own imports.
     """
-    imports = [*_OF_A_VIRTUAL_RUN, *(_OF_ITS_TRAINING if needs_torch else [])]
+    imports = [*OF_A_VIRTUAL_RUN, *(_OF_ITS_TRAINING if needs_torch else [])]
     imports += _OF_A_CAMPAIGN if is_first_of_many else []
     if not can_fork():
         return multiprocessing.get_context("spawn").Process(target=work, args=arguments, name=name)
