@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pausefl.runtime.client.plan import ClientPlan
 from pausefl.runtime.client.process import ClientPlatform, run_clients, spare_exchanges, takes_no_time
@@ -32,14 +32,12 @@ from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.records import SPLITS
 from pausefl_server.service import Platform, RunResult
 
-if TYPE_CHECKING:
-    from pausefl.runtime.evaluator.model import Evaluator
-
 
 class _Rendezvous:
     """Passes to clients what they wait for: the server's transport, that it listens, and the rounds that it calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Report) -> None:
+        self._report = report
         self.listening = asyncio.Event()
         self.rounds: asyncio.Queue[int | None] = asyncio.Queue()
         self._transport: InProcessTransport | None = None
@@ -60,12 +58,13 @@ class _Rendezvous:
         return partial(self._transport.connect, client_id)
 
     def hear(self, event: ProgressEvent) -> None:
-        """Let clients connect once the server listens. Pass on the rounds it calls, at which clients join and leave."""
+        """Report an event. Let clients connect once the server listens, and tell them the rounds that it calls."""
         match event:
             case Ready():
                 self.listening.set()
             case RollCall(round):
                 self.rounds.put_nowait(round)
+        self._report(event)
 
     async def called(self) -> AsyncIterator[int]:
         """Yields the rounds called, until the run is over."""
@@ -95,17 +94,12 @@ async def _play(plan: RunPlan, run_dir: Path, report: Report, back_to: int | Non
     clients = plan.clients.on_own_device(plan.clients.training.client_ids)
     training = with_step_time(clients.training, run_dir)
     clients = replace(clients, training=with_batching(training, plan.server.policy.m, run_dir, report))
-    rendezvous, clock = _Rendezvous(), asyncio.get_running_loop().time
-
-    def hear(event: ProgressEvent) -> None:
-        rendezvous.hear(event)
-        report(event)
-
+    rendezvous, clock = _Rendezvous(report), asyncio.get_running_loop().time
     platform = Platform(clock, HostWatch, rendezvous.transport, True, workers.begin_at)
     async with asyncio.TaskGroup() as group:
         clients_task = group.create_task(_run_clients_once_listening(rendezvous, clients, run_dir, workers, clock))
         try:
-            return await play(plan.server, run_dir, hear, back_to, platform, _evaluator)
+            return await play(plan.server, run_dir, rendezvous.hear, back_to, platform, _LocalEvaluator)
         finally:
             rendezvous.rounds.put_nowait(None)
             if not rendezvous.listening.is_set():
@@ -126,18 +120,15 @@ async def _run_clients_once_listening(
             raise
 
 
-@asynccontextmanager
-async def _evaluator(plan: EvaluatorPlan, say: Callable[[str], None]) -> AsyncIterator["_LocalEvaluator"]:
-    """An evaluator in this process, made at once. See `pausefl.runtime.server.process.Evaluators`."""
-    del say
-    yield _LocalEvaluator(rehearsed_evaluator(plan.on_own_device()))
+class _LocalEvaluator(AbstractAsyncContextManager["_LocalEvaluator"]):
+    """`ModelEvaluator` in this process, made at once; an evaluation takes no virtual time."""
 
+    def __init__(self, plan: EvaluatorPlan, say: Callable[[str], None]) -> None:
+        del say
+        self._evaluator = rehearsed_evaluator(plan.on_own_device())
 
-class _LocalEvaluator:
-    """`ModelEvaluator` in this process; an evaluation takes no virtual time."""
-
-    def __init__(self, evaluator: "Evaluator") -> None:
-        self._evaluator = evaluator
+    async def __aexit__(self, *_: object) -> None:
+        pass
 
     async def initial(self) -> InitialModel:
         return self._evaluator.initial
