@@ -7,7 +7,7 @@ from typing import Literal
 from pausefl_proto.addresses import is_loopback
 from pausefl_proto.budget import Budget
 from pausefl_proto.encoding import Encoding
-from pausefl_proto.number_types import NonNegative, Port, Whole
+from pausefl_proto.number_types import Count, NonNegative, Port, PositiveShare, Whole
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Manifest
 from pausefl_server.host_limits import HostLimits
@@ -68,7 +68,27 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True)
-class ServerSettings:
+class RoundSettings:
+    """How long the server waits for clients and lets them rest, how it probes them, and which models it keeps."""
+
+    rejoin_timeout_s: NonNegative = 5.0
+    """How long a round waits until a client whose stream broke has reconnected."""
+    quorum: PositiveShare = 1.0
+    """A round ends once this share of its m clients, rounded up, has answered."""
+    checkpoint_every: Whole = 25
+    """The number of rounds between models kept for `--back-to`. 0 keeps only the models of the last two rounds."""
+    rounds_without_update_max: Count = 3
+    """The run fails after this many consecutive attempts at a round in which no client gave an update."""
+    rest_rounds_max: Whole = 64
+    """The longest rest: a client that missed k times in a row rests min(2^(k-1), this) rounds. With 0, no client rests.
+    """
+    pings_per_s: NonNegative = 5.0
+    """How many round-trip probes a second the server sends to idle clients, over all clients. They measure a baseline
+    for clients that are not chosen. No policy sees them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(RoundSettings):
     """One run, as the server sees it."""
 
     run_id: str
@@ -85,28 +105,16 @@ class ServerSettings:
     """How long to wait for `minimum_clients` before round 1, and later for any client if none can be chosen."""
     round_timeout_s: float | None
     """How long a round waits for its clients; None: derived from their last round trips (`rounds.deadline`)."""
-    rejoin_timeout_s: float
-    """How long a chosen client whose stream broke may take to reconnect within the round."""
     evaluation_every: int
     """The interval between evaluations of the model, in rounds; 0: it is evaluated only at the end."""
-    quorum: float
-    """The share, in (0, 1], of the answers needed in a round after which it ends."""
     spare: int
     """How many of the policy's m clients are over-selected: a round needs m − `spare` answers."""
     keeps_late_updates: bool
     """True: an update that comes after its round is kept for the next model. False: it is dropped."""
-    checkpoint_every: int
-    """The interval, in rounds, between models that are kept to go back to; 0: none is kept."""
-    rounds_without_update_max: int
-    """The run ends after this many attempts in a row without a single update."""
-    rest_rounds_max: int
-    """The longest rest after misses in a row, in rounds (`backoff.selectable_rows`); 0: no client rests."""
     examples_max: int | None
     """The greatest |D_k| that counts; None: 5 times the median over the connected clients."""
     disclosed: frozenset[str]
     """Names of the values that clients shall disclose; any others that they report are dropped."""
-    pings_per_s: float
-    """How many pings a second all idle clients together get; 0: none."""
     limits: HostLimits
     """The limits beyond which a round's measurements are suspect."""
     aggregation: Aggregation

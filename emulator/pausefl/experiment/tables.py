@@ -16,7 +16,7 @@ from pausefl_proto.wire import MOST_ROUNDS
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.optimizers import OptimizerName, ServerOptimizer
 from pausefl_server.model.staleness import AsynchronousSteps
-from pausefl_server.settings import MetricsSettings
+from pausefl_server.settings import MetricsSettings, RoundSettings
 
 SeededPart = Literal["split", "model", "latency"]
 """A part of a run that can have a seed of its own, so that it changes while the rest of the run repeats."""
@@ -277,7 +277,8 @@ class EvaluationTable(TomlTable):
     evaluator, it starts it again."""
 
 
-class ServerTable(TomlTable):
+@dataclass(frozen=True)
+class ServerTable(RoundSettings):
     """Where the server listens, and how long it waits."""
 
     mode: Literal["rounds", "asynchronous"] = "rounds"
@@ -290,19 +291,8 @@ class ServerTable(TomlTable):
     round_timeout_s: Positive | Literal["auto"] = "auto"
     """A round's deadline, counted from when its jobs are sent. A client that has not answered by then is a miss. "auto"
     derives the deadline from the clients' round trips so far."""
-    rejoin_timeout_s: NonNegative = 5.0
-    """How long a round waits until a client whose stream broke has reconnected."""
-    quorum: PositiveShare = 1.0
-    """A round ends once this share of its m clients, rounded up, has answered."""
     late: Literal["drop", "buffer"] = "drop"
     """The fate of a late update: "drop" discards it, "buffer" keeps it for the next model with a smaller weight."""
-    checkpoint_every: Whole = 25
-    """The number of rounds between models kept for `--back-to`. 0 keeps only the models of the last two rounds."""
-    rounds_without_update_max: Count = 3
-    """The run fails after this many consecutive attempts at a round in which no client gave an update."""
-    rest_rounds_max: Whole = 64
-    """The longest rest: a client that missed k times in a row rests min(2^(k-1), this) rounds. With 0, no client rests.
-    """
     dead_after_s: Annotated[float, Ge(0.5)] = 15.0
     """The time within which a process notices that its peer is dead. Idle peers answer pings meanwhile."""
     hello_timeout_s: Positive = 10.0
@@ -310,9 +300,6 @@ class ServerTable(TomlTable):
     insecure: bool = False
     """Lets the server listen without TLS and admission where other machines can reach it. Also lets a client send its
     token to such a server without TLS (`--insecure`)."""
-    pings_per_s: NonNegative = 5.0
-    """How many round-trip probes a second the server sends to idle clients, over all clients. They measure a baseline
-    for clients that are not chosen. No policy sees them."""
 
 
 class WireTable(TomlTable):

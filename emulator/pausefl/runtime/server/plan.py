@@ -1,7 +1,7 @@
 """The part of an experiment that the server process needs: small records, made by the process that starts it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from pausefl.experiment.delay_laws import known_means
 from pausefl.experiment.experiment import Experiment
@@ -16,7 +16,7 @@ from pausefl_proto.wire import Manifest, TensorSpec
 from pausefl_server.connections.endpoints import Endpoints
 from pausefl_server.model.norm_bound import NormBound
 from pausefl_server.selection.base import Oracle, Policy
-from pausefl_server.settings import PrivacySettings, RunInfo, ServerSettings
+from pausefl_server.settings import PrivacySettings, RoundSettings, RunInfo, ServerSettings
 
 _UNKNOWN_MODEL = Manifest(())
 
@@ -92,7 +92,9 @@ def endpoints_of(experiment: Experiment) -> Endpoints:
 
 def settings_of(experiment: Experiment, run: str, clients: ClientPlan) -> ServerSettings:
     """The settings by which the server plays rounds; ConfigError if they are wrong."""
+    waits = {field.name: getattr(experiment.server, field.name) for field in fields(RoundSettings)}
     return ServerSettings(
+        **waits,
         run_id=run,
         seed=experiment.experiment.seed,
         rounds=experiment.experiment.rounds,
@@ -102,19 +104,13 @@ def settings_of(experiment: Experiment, run: str, clients: ClientPlan) -> Server
         signal=experiment.latency.signal,
         time_scale=experiment.latency.time_scale,
         tau_min_s=experiment.tau_min_s,
-        rounds_without_update_max=experiment.server.rounds_without_update_max,
-        rest_rounds_max=experiment.server.rest_rounds_max,
         examples_max=experiment.clients.examples_max,
         connect_timeout_s=experiment.clients.connect_timeout_s,
         round_timeout_s=experiment.round_timeout_s,
-        rejoin_timeout_s=experiment.server.rejoin_timeout_s,
-        quorum=experiment.server.quorum,
         spare=experiment.selection.asked - experiment.selection.m,
         keeps_late_updates=experiment.server.late == "buffer",
         evaluation_every=experiment.evaluation.every,
-        checkpoint_every=experiment.server.checkpoint_every,
         disclosed=clients.disclosed,
-        pings_per_s=experiment.server.pings_per_s,
         limits=experiment.host,
         aggregation=aggregation_of(experiment.aggregation),
         optimizer=optimizer_of(experiment.aggregation.optimizer),
