@@ -32,6 +32,7 @@ _MOST_CALLS, _MOST_OF_A_CONNECTION = 16, 4
 _ASK_AGAIN_S = 0.5
 
 Answer = TypeVar("Answer")
+_Ask = Callable[["grpc.aio.Channel"], Awaitable[Answer]]
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Evaluator"].full_name
 
@@ -169,28 +170,29 @@ class RemoteEvaluator:
         is wrong.
         """
         try:
-            return await self._patiently(self._ask_initial)
+            return await self._patiently(self._ask_initial, OSError)
         except OSError as error:
             where = f'evaluation.address = "{self._address}"'
             raise EvaluatorLost(f"{where}: the evaluator there does not answer ({error})") from error
 
     async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> Evaluated:
         """θ's evaluations on held-out training data and on the test set. EvaluatorLost if no evaluator answers."""
+        # A wrong file for TLS may be one that is being replaced: a patient call reads the files again.
         ask = partial(self._ask_evaluation, theta, subset)
         try:
-            return await (self._patiently(ask) if patient else self._asked(ask))
+            return await (self._patiently(ask, OSError, ConfigError) if patient else self._asked(ask))
         except EvaluatorLost:
             raise
         except (OSError, PauseflError) as error:
             raise EvaluatorLost(f"the evaluator at {self._address} does not answer ({error})") from error
 
-    async def _patiently(self, ask: Callable[["grpc.aio.Channel"], Awaitable[Answer]]) -> Answer:
-        """Ask, and ask again until an evaluator answers, for `evaluation.connect_timeout_s` at most."""
+    async def _patiently(self, ask: _Ask[Answer], *passing: type[Exception]) -> Answer:
+        """Ask, and ask again after `passing` errors, for `evaluation.connect_timeout_s` at most."""
         until_s = math.inf
         while True:
             try:
                 return await self._asked(ask)
-            except OSError as error:
+            except passing as error:
                 if time.monotonic() > until_s:
                     raise
                 if until_s == math.inf:
@@ -198,7 +200,7 @@ class RemoteEvaluator:
                     until_s = time.monotonic() + self._patience_s
             await asyncio.sleep(_ASK_AGAIN_S)
 
-    async def _asked(self, ask: Callable[["grpc.aio.Channel"], Awaitable[Answer]]) -> Answer:
+    async def _asked(self, ask: _Ask[Answer]) -> Answer:
         """Ask. If an earlier call's channel fails, ask once more over a new one, which reads the files for TLS anew."""
         is_new = self._channel is None
         if self._channel is None:
