@@ -247,6 +247,7 @@ def test_a_run_goes_on_with_the_clients_that_hold_its_ledgers(tmp_path: Path) ->
     here, there = write_run(tmp_path / "here", "random", 1), write_run(tmp_path / "there", "random", 1)
     note_start(there, served=True, fleet="0.0.0.0:50051")
     fleet = StandingFleet("127.0.0.1:50051")
+    assert fleet.serve(parse_experiment("")).server.port == 50051
     with pytest.raises(ConfigError, match=rf"was played by clients of this machine.* pausefl run --resume {here}$"):
         run_experiment(parse_experiment(""), here, show_nothing, resume=True, fleet=fleet)
     on_the_fleet = rf"pausefl run --resume {there} --fleet 0\.0\.0\.0:50051$"

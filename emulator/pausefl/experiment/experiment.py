@@ -6,6 +6,7 @@ Every mistake becomes one `ConfigError` line that names the key, with its table,
 import fnmatch
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import tomli_w
@@ -191,8 +192,9 @@ def experiment_of(document: Mapping[str, Any]) -> Experiment:
 
 def with_values(experiment: Experiment, table: str, **values: Any) -> Experiment:
     """The same experiment with other values in a table, such as "experiment" and `rounds=3`, which are not checked."""
-    changed: TomlTable = getattr(experiment, table)
-    return experiment.model_copy(update={table: changed.model_copy(update=values)})
+    before: Any = getattr(experiment, table)
+    changed = before.model_copy(update=values) if isinstance(before, TomlTable) else replace(before, **values)
+    return experiment.model_copy(update={table: changed})
 
 
 def _check_fit(experiment: Experiment) -> None:
