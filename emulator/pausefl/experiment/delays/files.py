@@ -9,7 +9,7 @@ from typing import Literal
 
 from pausefl.experiment.delay_laws import Empirical, Recorded
 from pausefl.experiment.measured.censoring import equal_values
-from pausefl.experiment.measured.reading import Measured, Reading
+from pausefl.experiment.measured.reading import Probe, Reading, in_order
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class MeasuredDelays(Reading):
         experiment's k-th client has the delays of the k-th name in the file.
         """
         by_client = _by_client(self, _state(self.file))
-        found = by_client[self._name(client, list(by_client))]
-        values, is_lost = found.in_order()
+        values, is_lost = in_order(by_client[self._name(client, list(by_client))])
         if self.order == "recorded" or not is_lost.any():
             return (Recorded if self.order == "recorded" else Empirical)(tuple(values.tolist()))
         return Empirical(tuple(equal_values(values[~is_lost], values[is_lost]).tolist()))
@@ -74,7 +73,7 @@ def _state(file: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)  # read once for all clients
-def _by_client(delays: MeasuredDelays, _: tuple[int, int]) -> Mapping[str, Measured]:
+def _by_client(delays: MeasuredDelays, _: tuple[int, int]) -> Mapping[str, list[Probe]]:
     """The delays of each client in seconds, by its name. Without a column of clients, all are under ""."""
 
     def spelt(key: str, value: str) -> str:

@@ -3,9 +3,9 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,19 +32,14 @@ Spelling = Callable[[str, str], str]
 """(name, value) -> the option as the caller's user writes it: on the command line or in TOML."""
 
 
-@dataclass
-class Measured:
-    """The rows of one client in a file."""
+Probe = tuple[float, float, bool]
+"""A row of a file: when, the latency in seconds, and whether it was lost. It then lasts until the sender gave up."""
 
-    when: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    """The latency of each row. For a lost probe, the time after which the sender gave up."""
-    is_lost: list[bool] = field(default_factory=list)
 
-    def in_order(self) -> tuple[FloatArray, BoolArray]:
-        """(n,) seconds, and (n,) whether the probe was lost, both in the order of `when`."""
-        order = np.argsort(self.when, kind="stable")
-        return np.array(self.seconds)[order], np.array(self.is_lost, np.bool_)[order]
+def in_order(probes: Sequence[Probe]) -> tuple[FloatArray, BoolArray]:
+    """(n,) seconds, and (n,) whether the probe was lost, both in the order of time."""
+    ordered = sorted(probes, key=lambda probe: probe[0])
+    return np.array([seconds for _, seconds, _ in ordered]), np.array([lost for *_, lost in ordered], np.bool_)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +70,7 @@ class Reading:
         if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
             raise ValueError(f"timeout_s = {self.timeout_s}: must be above 0")
 
-    def measured(self, file: Path, spelt: Spelling, *, by_client: bool, above_zero: bool) -> dict[str, Measured]:
+    def measured(self, file: Path, spelt: Spelling, *, by_client: bool, above_zero: bool) -> dict[str, list[Probe]]:
         """The rows of each client in a file, by the client's name there. All rows are under "" unless `by_client`.
 
         A ValueError names the line and the column, and the option that helps, but not the file.
@@ -88,7 +83,7 @@ class Reading:
             is_other = looks != self.format and (self.format == "csv" or isinstance(error, _OtherFormatError))
             raise ValueError(f"{error}; try {spelt('format', looks)}" if is_other else str(error)) from error
 
-    def _measured(self, data: bytes, spelt: Spelling, *, by_client: bool, above_zero: bool) -> dict[str, Measured]:
+    def _measured(self, data: bytes, spelt: Spelling, *, by_client: bool, above_zero: bool) -> dict[str, list[Probe]]:
         form = FORMATS[self.format]
         header, rows = self._table(data, form)
 
@@ -103,7 +98,7 @@ class Reading:
         own = [each for each in form.filter if each.partition("=")[0] not in asked]
         conditions = [_condition(each, place_of, spelt) for each in (*self.filter, *own)]
         unit = self.unit or form.unit
-        found: dict[str, Measured] = {}
+        found: dict[str, list[Probe]] = {}
         first = ""
         for number, row in rows:
             cells = row + [""] * (len(header) - len(row))
@@ -112,18 +107,16 @@ class Reading:
             at = f"{form.counted} {number}"
             if client is not None and not cells[client]:
                 raise ValueError(f"{at} does not say whose latency it is (column {header[client]})")
-            of_client = found.setdefault("" if client is None else cells[client], Measured())
+            of_client = found.setdefault("" if client is None else cells[client], [])
             is_lost = cells[value] in (self.lost or form.lost)
             if is_lost and self.timeout_s is None:
                 raise ValueError(f"{at} is a lost probe; say how long it was waited for: {spelt('timeout_s', '5.0')}")
             place = f"{at} has {quoted(cells[value])} for {header[value]}"
             first = first or ("" if is_lost else place)
             seconds = 0.0 if is_lost else _number(cells[value], place, spelt, above_zero=above_zero)
-            of_client.is_lost.append(is_lost)
-            of_client.seconds.append(self.timeout_s or 0.0 if is_lost else _SECONDS[unit or "s"] * seconds)
-            of_client.when.append(
-                number if when is None else _time(cells[when], f"{at} has {quoted(cells[when])} for {time}", spelt)
-            )
+            lasted_s = self.timeout_s or 0.0 if is_lost else _SECONDS[unit or "s"] * seconds
+            told = number if when is None else _time(cells[when], f"{at} has {quoted(cells[when])} for {time}", spelt)
+            of_client.append((told, lasted_s, is_lost))
         if rows and not found and self.filter:
             held = ", ".join(sorted({cell for _, row in rows for cell in row[conditions[0][0] :][:1]})[:8])
             raise ValueError(f"no row passes {spelt('filter', self.filter[0])} (there is: {held})")
@@ -147,9 +140,9 @@ class Reading:
         return header, rows
 
 
-def _question(found: Iterable[Measured], first: str, spelt: Spelling) -> None:
+def _question(found: Iterable[list[Probe]], first: str, spelt: Spelling) -> None:
     """Raise ValueError if seconds look like milliseconds. `first` describes the first value."""
-    values = [s for each in found for s, is_lost in zip(each.seconds, each.is_lost, strict=True) if not is_lost]
+    values = [seconds for each in found for _, seconds, is_lost in each if not is_lost]
     if values and (median := float(np.median(values))) > _DOUBTFUL_MEDIAN_S:
         raise ValueError(
             f"{first}, and the median is {median:g}, which looks like milliseconds; add {spelt('unit', 'ms')}, or"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pausefl.experiment.measured.reading import Measured, Reading
+from pausefl.experiment.measured.reading import Reading, in_order
 from pausefl.results.reading import open_database
-from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
 from pausefl_server.storage.round_log import RoundLog
 from pausefl_server.storage.seals import check_seals
@@ -70,7 +70,7 @@ def _of_file(file: Path, reading: Reading) -> dict[str, ClientLatencies]:
         found = reading.measured(file, as_option, by_client=True, above_zero=True)
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from error
-    return {name: _in_order(of_client) for name, of_client in found.items()}
+    return {name: _of_probes(*in_order(probes)) for name, probes in found.items()}
 
 
 def as_option(name: str, value: str) -> str:
@@ -78,7 +78,6 @@ def as_option(name: str, value: str) -> str:
     return shlex.join([f"--{name.replace('_', '-')}", value])
 
 
-def _in_order(measured: Measured) -> ClientLatencies:
-    """A client's measurements in the order of their times. Each row counts as one round; lost rows are lower bounds."""
-    seconds, is_lost = measured.in_order()
+def _of_probes(seconds: FloatArray, is_lost: BoolArray) -> ClientLatencies:
+    """A client's latencies from a file. Each row counts as one round; lost rows are lower bounds."""
     return ClientLatencies(seconds[~is_lost], np.flatnonzero(~is_lost) + 1, seconds[is_lost])
