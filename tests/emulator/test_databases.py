@@ -23,7 +23,7 @@ from pausefl.results.report.html import run_page
 from pausefl.results.tally import RunTally
 from pausefl.runtime.client.slots import claimed_clients
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, made_run_dir, stored_experiment
-from pausefl_client.privacy.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey, verified_spend
+from pausefl_client.privacy.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey, Spent, verified_spend
 from pausefl_process import databases
 from pausefl_process.files import prepare_folder
 from pausefl_proto.budget import Budget
@@ -178,9 +178,9 @@ def _held_alone(path: Path) -> int:
     return int(released)
 
 
-def _opened(path: Path) -> Ledger:
+def _opened(path: Path) -> Spent:
     with closing(Ledger(path, BUDGET, **HOLDER)) as ledger:
-        return ledger
+        return ledger.spent
 
 
 CLIENTS = tuple(f"client-{k:03}" for k in range(25))
