@@ -103,17 +103,18 @@ async def test_a_client_plays_runs_until_its_life_is_spent(
             await run.finished()
             first = await events.get()
         async with federation(tmp_path / "other", port=port, connect_timeout_s=60.0, **served(other, 3)):
-            refused = 0
-            while refused < 3:
-                refused += await asked.get() == offer_of(other)
+            n_refused = 0
+            while n_refused < 3:
+                n_refused += await asked.get() == offer_of(other)
         assert log_of(tmp_path / "other") == []
         locked = {**served(ours, 3), "connect_timeout_s": 3.0, "admission": Admission(ids=frozenset())}
         async with federation(tmp_path / "locked", port=port, **locked) as run:
             with pytest.raises(ExceptionGroup):
                 await run.finished()
             locked_out = await events.get()  # once, however often the client is refused
-        last_s = {"rejoin_timeout_s": 0.5, "connect_timeout_s": 5.0}  # the end of budgets takes as long as the latter
-        async with federation(tmp_path / "last", port=port, **last_s, **served(ours, 10)) as run:
+        # The end of budgets takes as long as connect_timeout_s.
+        until_spent = {**served(ours, 10), "rejoin_timeout_s": 0.5, "connect_timeout_s": 5.0}
+        async with federation(tmp_path / "last", port=port, **until_spent) as run:
             result = await run.finished()
             assert (result.state.round, result.outcome) == (2, "budgets_spent")
             last = await events.get()
