@@ -55,7 +55,10 @@ class _AskAgain:
     exchange: Exchange
 
 
-class ClientActor(Actor[Order | _AskAgain]):
+_Message = Order | _AskAgain
+
+
+class ClientActor(Actor[_Message]):
     """Writes the coordinator's messages to the client (`run`), and reads the client's messages (`listen`)."""
 
     def __init__(
@@ -102,7 +105,7 @@ class ClientActor(Actor[Order | _AskAgain]):
         """When the client was first handed the job under way; None if there is no job."""
         return None if self._exchange is None else self._exchange.first_s
 
-    def offer(self, message: Order | _AskAgain) -> bool:
+    def offer(self, message: _Message) -> bool:
         """Hand over a message, as `Actor.offer` does. A job withdrawn while it waits for its turn is dropped."""
         if isinstance(message, pb.Withdraw) and (self._exchange or (message.round, message.attempt) != self._last_job):
             job = message.round, message.attempt
@@ -112,7 +115,7 @@ class ClientActor(Actor[Order | _AskAgain]):
                 self._withdrawn.remove(min(self._withdrawn))
         return super().offer(message)
 
-    async def receive(self, message: Order | _AskAgain) -> None:
+    async def receive(self, message: _Message) -> None:
         match message:
             case Dispatch():
                 if self._exchange is not None and self._exchange.job.key in self._withdrawn:

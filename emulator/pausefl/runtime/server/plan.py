@@ -92,9 +92,9 @@ def endpoints_of(experiment: Experiment) -> Endpoints:
 
 def settings_of(experiment: Experiment, run: str, clients: ClientPlan) -> ServerSettings:
     """The settings by which the server plays rounds; ConfigError if they are wrong."""
-    waits = {field.name: getattr(experiment.server, field.name) for field in fields(RoundSettings)}
+    shared = {field.name: getattr(experiment.server, field.name) for field in fields(RoundSettings)}
     return ServerSettings(
-        **waits,
+        **shared,
         run_id=run,
         seed=experiment.experiment.seed,
         rounds=experiment.experiment.rounds,
