@@ -7,8 +7,7 @@ import random
 import time
 from collections.abc import Callable
 
-from pausefl_proto.errors import DamageError, PauseflError
-from pausefl_proto.tls import OutOfDateError
+from pausefl_proto.errors import ConfigError, DamageError, PauseflError
 
 log = logging.getLogger("pausefl.client")
 
@@ -26,7 +25,7 @@ class Reconnection:
         retry_every_s: float = RETRY_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With an infinite `give_up_after_s`, a client waits forever, even while its certificate is out of date."""
+        """With an infinite `give_up_after_s`, a client waits forever, even while its files for TLS are wrong."""
         self._client_id = client_id
         self._patience_s = give_up_after_s
         self._retry_every_s = self._retry_s = retry_every_s
@@ -55,13 +54,13 @@ class Reconnection:
         self._is_damaged = True
         self._log(logging.WARNING, f"the server {damage}; connecting again")
 
-    def failed(self, error: OSError | OutOfDateError) -> None:
+    def failed(self, error: OSError | ConfigError) -> None:
         """Note that the server cannot be reached. PauseflError if that has lasted for `give_up_after_s`.
 
-        A client's own certificate may go out of date and be renewed during a run, so the client waits for that. Before
-        the first welcome, the OutOfDateError is raised.
+        Certificates and tokens of both sides may go out of date and be renewed during a run, so the client waits for
+        that. Before the first welcome, the ConfigError is raised.
         """
-        if isinstance(error, OutOfDateError) and not self._was_welcome:
+        if isinstance(error, ConfigError) and not self._was_welcome:
             raise error
         reason = str(error) or "it gives no welcome"
         if self._clock() - self._last_contact_s > self._patience_s:

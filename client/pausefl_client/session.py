@@ -17,9 +17,8 @@ from pausefl_client.training.trainer import Trainer, TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, withdrawable
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
-from pausefl_proto.errors import BudgetError, DamageError, PauseflError
+from pausefl_proto.errors import BudgetError, ConfigError, DamageError, PauseflError
 from pausefl_proto.foreign_text import shown
-from pausefl_proto.tls import OutOfDateError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MOST_ROUNDS, NOT_FINITE, PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
 
@@ -109,7 +108,7 @@ class ClientSession:
                 return str(goodbye)
             except DamageError as damage:
                 reconnection.damaged(damage)
-            except (OSError, OutOfDateError) as error:
+            except (OSError, ConfigError) as error:
                 reconnection.failed(error)
             await reconnection.wait()
 

@@ -11,7 +11,7 @@ from pausefl_client.reconnection import Reconnection
 from pausefl_proto.endpoint import DEAD_AFTER_S, failure, open_channel
 from pausefl_proto.errors import ConfigError, DamageError
 from pausefl_proto.foreign_text import shown
-from pausefl_proto.tls import OutOfDateError, Tls
+from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import SERVICE, decode
 
@@ -60,7 +60,7 @@ async def fetch_offer(address: str, tls: Tls | None, token: str, reconnection: R
     while True:
         try:
             offer = await _ask_for_offer(address, tls, token)
-        except (OSError, OutOfDateError) as error:
+        except OSError as error:
             reconnection.failed(error)
         else:
             reconnection.connected()
@@ -96,9 +96,8 @@ async def connect(
 ) -> AsyncIterator[GrpcStreamToServer]:
     """Open a stream to the server at HOST:PORT, and close it at the end of the block.
 
-    ConfigError if a TLS file is wrong, OutOfDateError if its certificate is not valid now. Reading and writing raise
-    OSError after `dead_after_s` without any message or ping from the server. A non-empty `token` proves to the server
-    that the client owns its id.
+    ConfigError if a TLS file is wrong. Reading and writing raise OSError after `dead_after_s` without any message or
+    ping from the server. A non-empty `token` proves to the server that the client owns its id.
     """
     async with open_channel(address, tls, dead_after_s, _QUICKLY) as channel:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")(

@@ -13,10 +13,6 @@ from pathlib import Path
 from pausefl_proto.errors import ConfigError
 
 
-class OutOfDateError(ConfigError):
-    """A certificate is not valid now. Its files may be renewed, or it may become valid later."""
-
-
 @dataclass(frozen=True, slots=True)
 class Pem:
     """The contents of the PEM files. None where there is no file."""
@@ -109,7 +105,7 @@ def is_no_servers(pem: bytes) -> bool:
 
 
 def _check_dates(path: str, pem: bytes) -> None:
-    """Raise OutOfDateError if a certificate is not valid now: the other side would hang up without a reason."""
+    """Raise ConfigError if a certificate is not valid now: the other side would hang up without a reason."""
     from cryptography import x509
 
     own = x509.load_pem_x509_certificate(pem)  # the first one; a chain may follow
@@ -119,7 +115,7 @@ def _check_dates(path: str, pem: bytes) -> None:
         wrong = (
             f"has expired on {ends:%Y-%m-%d %H:%M}" if now > ends else f"is not valid before {begins:%Y-%m-%d %H:%M}"
         )
-        raise OutOfDateError(f'tls.certificate = "{path}": {wrong} UTC, by this machine\'s clock')
+        raise ConfigError(f'tls.certificate = "{path}": {wrong} UTC, by this machine\'s clock')
 
 
 def _read(name: str, path: str) -> bytes | None:

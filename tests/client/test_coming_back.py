@@ -16,7 +16,6 @@ from pausefl_client.session_settings import ClientSettings, HostResources
 from pausefl_client.transport import connect, fetch_offer
 from pausefl_proto.endpoint import HELLOS_AT_ONCE
 from pausefl_proto.errors import ConfigError, PauseflError
-from pausefl_proto.tls import OutOfDateError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION
 from rigs.clock import Clock
@@ -98,26 +97,26 @@ async def test_a_session_made_for_a_run_leaves_where_its_server_plays_another() 
         assert await asyncio.wait_for(task, 20) == "the server plays another run"
 
 
-EXPIRED = 'tls.certificate = "me.pem": has expired'
+UNUSABLE = 'tls.certificate = "me.pem", tls.key = "me.key": are no certificate and its key in PEM'
 
 
-async def test_a_client_whose_own_certificate_has_expired_does_not_begin() -> None:
-    """Such a client once tried for a minute, and then reported that the server cannot be reached."""
+async def test_a_client_whose_own_certificate_cannot_be_used_does_not_begin() -> None:
     rig = SessionRig()
-    rig.server.unreachable, rig.server.failure = True, OutOfDateError(EXPIRED)
+    rig.server.unreachable, rig.server.failure = True, ConfigError(UNUSABLE)
     async with rig.running() as task:
-        with pytest.raises(ConfigError, match=f"^{EXPIRED}$"):
+        with pytest.raises(ConfigError, match=f"^{UNUSABLE}$"):
             await asyncio.wait_for(task, 20)
     assert rig.clock() == BEGAN_S + 1.0, "it tried once"
 
 
-async def test_a_client_whose_certificate_expires_meanwhile_waits_for_another() -> None:
+async def test_a_client_whose_certificate_cannot_be_used_meanwhile_waits_for_another() -> None:
+    """It has expired, or is being replaced and its key still belongs to the old one."""
     rig = SessionRig()
     async with rig.running() as task:
         stream = await rig.server.welcome()
-        rig.server.unreachable, rig.server.failure = True, OutOfDateError(EXPIRED)
+        rig.server.unreachable, rig.server.failure = True, ConfigError(UNUSABLE)
         stream.give(OSError("reset"))
-        with pytest.raises(PauseflError, match=f"^the server cannot be reached: {EXPIRED}$"):
+        with pytest.raises(PauseflError, match=f"^the server cannot be reached: {UNUSABLE}$"):
             await asyncio.wait_for(task, 20)
     assert rig.clock() > BEGAN_S + 60.0, "it tried for as long as its settings say"
 

@@ -17,7 +17,7 @@ import pytest
 
 from pausefl.certificates import make_certificates
 from pausefl.experiment.experiment import parse_experiment
-from pausefl.runtime.client.connecting import fetch_experiment, token_for
+from pausefl.runtime.client.connecting import connect_over_grpc, fetch_experiment, token_for
 from pausefl.runtime.client.plan import connection_plan
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.run_dir import made_run_dir
@@ -98,13 +98,19 @@ async def test_a_client_is_whom_its_certificate_names(files: Path, file: str, ow
         assert why in await answer_to(other, port, shown)
 
 
-async def test_a_client_is_who_its_token_was_made_for(files: Path) -> None:
+async def test_a_client_is_who_its_token_was_made_for_and_may_renew_it(files: Path, tmp_path: Path) -> None:
     admission, token = by_token(files)
+    (file := tmp_path / "token").write_text("its last one")
+    plan = connection_plan(parse_experiment(OPEN, {"admission.token": str(file)}))
     async with listening(admission=admission) as port:
-        assert await answer_to("a", port, token=token) == "welcome"
         assert "neither" in await answer_to("b", port, token=token)
         for wrong in ("", token[:-1], "a"):
             assert "neither" in await answer_to("a", port, token=wrong)
+        opened = connect_over_grpc(plan, f"127.0.0.1:{port}", "a")
+        file.write_text(token)
+        async with opened() as stream:
+            await stream.write(hello("a"))
+            assert pb.ServerMessage.FromString(await stream.read() or b"").HasField("welcome")
 
 
 async def test_the_experiment_is_shown_to_those_who_may_say_hello(files: Path) -> None:

@@ -1,7 +1,6 @@
 """How clients connect to their server, which token they show, and how they fetch the experiment without CONFIG."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from pausefl.experiment.experiment import Experiment, experiment_of
@@ -17,8 +16,13 @@ from pausefl_proto.errors import ConfigError
 
 
 def connect_over_grpc(plan: ConnectionPlan, address: str, client_id: str) -> Connect:
-    """A function that opens a client's stream to the server at HOST:PORT. Raises ConfigError as `token_for` does."""
-    return partial(connect, address, plan.tls.in_use(client_id), plan.dead_after_s, token_for(plan, address, client_id))
+    """A function that opens a client's stream to the server at HOST:PORT, with the token that its file holds then.
+
+    Both raise ConfigError as `token_for` does.
+    """
+    tls = plan.tls.in_use(client_id)
+    token_for(plan, address, client_id)
+    return lambda: connect(address, tls, plan.dead_after_s, token_for(plan, address, client_id))
 
 
 def token_for(plan: ConnectionPlan, address: str, client_id: str) -> str:
