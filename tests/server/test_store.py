@@ -112,13 +112,16 @@ def test_events_after_the_last_round_wait_for_the_next_one() -> None:
 
 def test_a_round_taken_back_is_gone_but_what_was_spent_is_not() -> None:
     with fresh_store() as (store, _):
-        store.commit_round(record(1, observation("a", participation=1, epsilon=4.0, epsilon_spent=4.0)))
+        given = [LogEvent("given", client_id, job_round=1) for client_id in "abc"]
+        first = observation("a", participation=1, epsilon=4.0, epsilon_spent=4.0)
+        store.commit_round(record(1, first, events=tuple(given)))
         second = observation("a", participation=2, epsilon=2.0, epsilon_spent=6.0), observation("b", participation=0)
         store.commit_round(record(2, *second, events=(LogEvent("joined", "b"),)))
         store.save_evaluations(2, [Evaluation("test", True, 10, 0.5, 1.0)])
-        assert [store.add_broken_off({"a": had_s}) for had_s in (1.5, 1.0)] == [{"a": 1.5}, {"a": 2.5}]
+        assert [store.add_broken_off(t, {"a": had_s}) for t, had_s in ((1, 1.5), (2, 1.0))] == [1.5, 2.5]
         store.go_back_to(1)
-        assert ([r.round for r in store.rounds()], store.evaluations(), store.add_broken_off({})) == ([1], [], {})
+        assert ([r.round for r in store.rounds()], store.evaluations(), store.add_broken_off(1, {})) == ([1], [], 1.5)
+        assert [event.kind for event in store.rounds()[0].events] == ["given", "unsettled", "given"], "b has answered"
         (event,) = store.late_events()  # b has to join again
         assert (event.kind, event.client_id, event.epsilon_spent, event.released) == ("reconciled", "a", 6.0, 2)
 

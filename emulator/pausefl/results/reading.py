@@ -51,7 +51,7 @@ FROM (SELECT client_id, n_examples, participation AS released, epsilon_spent, 1 
       SELECT client_id, 0, 0, 0.0, 0, NULL, at_work_s FROM misses
       UNION ALL
       SELECT job.key, 0, 0, 0.0, 0, NULL, job.value
-      FROM meta, json_each(meta.value) AS job WHERE meta.key = 'broken off') AS log
+      FROM meta, json_each(meta.value) AS ended, json_each(ended.value) AS job WHERE meta.key = 'broken off') AS log
 LEFT JOIN selections USING (client_id)
 LEFT JOIN (SELECT client_id, epsilon_spent AS joined_with, min(sequence) FROM events WHERE kind = 'joined'
            GROUP BY client_id) USING (client_id)

@@ -210,8 +210,8 @@ class Store:
                 self._forget_round(taken_back, is_private=is_private)
             for handed_out in jobs:
                 self._seal(f"round {handed_out}")
-            self._db.execute("DELETE FROM meta WHERE key = ?", (_BROKEN_OFF,))
-            self._seal("meta")
+            ends_s = json.loads(self.meta(_BROKEN_OFF) or "{}").items()
+            self._set_meta(_BROKEN_OFF, json.dumps({end: had_s for end, had_s in ends_s if int(end) <= round}))
             self._forget_later_clients(round, may_owe=is_private and not self.has_ended)
             self._db.execute("DELETE FROM optimizer_states WHERE round > ?", (round,))
             self._seal("optimizer_states")
@@ -230,13 +230,16 @@ class Store:
         """
         return {client_id: tuple(spent) for client_id, spent in json.loads(self.meta(_FIRST_HELLOS) or "{}").items()}
 
-    def add_broken_off(self, broken_off_s: Mapping[str, float]) -> dict[str, float]:
-        """Add to what each client had worked on jobs that ends of the run broke off; returns the sums, by client."""
-        sums_s: dict[str, float] = json.loads(self.meta(_BROKEN_OFF) or "{}")
-        sums_s |= {client_id: sums_s.get(client_id, 0.0) + had_s for client_id, had_s in broken_off_s.items()}
+    def add_broken_off(self, round: int, broken_off_s: Mapping[str, float]) -> float:
+        """Add what each client had worked on a job that an end after `round` broke off; returns the sum over all ends.
+
+        A run that ends twice after the same round has broken off nothing since.
+        """
+        ends_s: dict[str, dict[str, float]] = json.loads(self.meta(_BROKEN_OFF) or "{}")
         if broken_off_s:
-            self.set_meta(_BROKEN_OFF, json.dumps(sums_s))
-        return sums_s
+            ends_s[str(round)] = dict(broken_off_s)
+            self.set_meta(_BROKEN_OFF, json.dumps(ends_s))
+        return sum(sum(of_end.values()) for of_end in ends_s.values())
 
     def attempts(self) -> dict[int, int]:
         """Round -> its next attempt, for rounds that were taken back or have failed. All others begin with 1."""
@@ -267,8 +270,11 @@ class Store:
         self._seal(f"evaluations {round}")
 
     def _unsettle_jobs_after(self, round: int) -> set[int]:
-        """Mark the jobs of later rounds as "unsettled": no answer to them will come. Returns the rounds it changed."""
-        given = self._db.execute(_SELECT_JOBS_AFTER, (round,)).fetchall()
+        """Mark the jobs that later rounds gave or answered as "unsettled": no answer to them will come any more.
+
+        Returns the rounds whose events it changed.
+        """
+        given = self._db.execute(_SELECT_JOBS_AFTER, {"round": round}).fetchall()
         for sequence, _, client_id, *key in given:
             detail = unsettled(client_id, *key).detail
             self._db.execute("UPDATE events SET kind = 'unsettled', detail = ? WHERE sequence = ?", (detail, sequence))
@@ -363,9 +369,14 @@ _INSERT_EVENT = _insert("events", ("round", "attempt", *EVENT_COLUMNS))
 _SELECT_ROUNDS_AFTER = (
     "SELECT round FROM rounds WHERE round > ? UNION SELECT round FROM failed_attempts WHERE round > ? ORDER BY 1 DESC"
 )
-_SELECT_JOBS_AFTER = (
-    "SELECT sequence, round, client_id, job_round, job_attempt FROM events WHERE kind = 'given' AND round > ?"
-)
+# A client has one job at a time: it was at work on its last one, unless it had answered or missed that by then.
+_SELECT_JOBS_AFTER = """
+WITH ends AS (SELECT client_id, round FROM observations UNION ALL SELECT client_id, round FROM misses),
+     of_client AS (SELECT client_id, max(round) AS last, max(round * (round <= :round)) AS last_kept
+                   FROM ends GROUP BY client_id)
+SELECT sequence, round, client_id, job_round, job_attempt FROM events LEFT JOIN of_client USING (client_id)
+WHERE kind = 'given' AND (round > :round OR (last > :round AND round > last_kept))
+"""
 _SELECT_LAST_ATTEMPT = (
     "SELECT max(attempt) FROM"
     " (SELECT round, attempt FROM rounds UNION ALL SELECT round, attempt FROM failed_attempts)"

@@ -197,7 +197,7 @@ def _keep(
             groups=plan.groups,
             mode=plan.latency.mode,
             released_before={client_id: released for client_id, (released, _) in store.first_hellos().items()},
-            broken_off_s=sum(store.add_broken_off(result.state.broken_off_s).values()),
+            broken_off_s=store.add_broken_off(result.state.round, result.state.broken_off_s),
         )
         summary = summarise(plan, policy, tally, result, charged_size, partial(starts_of, store))
         store.note_summarised()
