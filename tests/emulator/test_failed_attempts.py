@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import pausefl
 from pausefl.results.tally import RunTally
-from pausefl.studies.offline.replay import RecordedLog, check_same, choices_on
+from pausefl.studies.offline.replay import check_same, choices_on
 from pausefl_process.events import Notice, ProgressEvent
 from pausefl_proto.errors import PauseflError
 from pausefl_server.clients import ClientTable
@@ -66,14 +66,14 @@ async def test_a_round_without_an_answer_is_tried_again_with_other_clients_and_s
         assert played.failed_attempts[0].model_digest != played.model_digest
         assert (r.telemetry.now.failed_attempts, r.telemetry.now.missed) == (2, {"refused": 2})
         assert (r.coordinator.outcome, r.coordinator.state.round) == ("completed", 1)
-    choices = choices_on(RecordedLog([played], ()), Random(1), r.settings)
+    choices = choices_on([played], Random(1), r.settings)
     assert [(choice.round, choice.attempt) for choice in choices] == [(1, 1), (1, 2), (1, 3)]
     check_same(choices)
     first, *more = played.failed_attempts
     other = next(c for c in "abc" if c not in first.chosen)
     changed = replace(played, failed_attempts=(replace(first, chosen=(other,)), *more))
     with pytest.raises(PauseflError, match="round 1, attempt 1: the policy chooses"):
-        check_same(choices_on(RecordedLog([changed], ()), Random(1), r.settings))
+        check_same(choices_on([changed], Random(1), r.settings))
 
 
 async def test_the_wait_of_a_failed_attempt_is_part_of_the_total(rig: MakeRig) -> None:

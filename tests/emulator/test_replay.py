@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,17 @@ from matplotlib.figure import Figure
 import pausefl
 from pausefl.cli import main
 from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
+from pausefl.results.reading import read_log
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl.studies import simulations
 from pausefl.studies.offline.counterfactual import play_on_log
 from pausefl.studies.offline.plots import draw_replay
-from pausefl.studies.offline.replay import RecordedLog, check_same, choices_on, read_log, rules_of
+from pausefl.studies.offline.replay import check_same, choices_on, rules_of
 from pausefl.studies.offline.replay_outputs import in_words, replayed
 from pausefl.studies.simulation import outputs as simulation
 from pausefl.studies.simulation.outputs import run_simulation
 from pausefl_proto.errors import ConfigError, PauseflError
-from pausefl_server.records import Miss, MissKind
+from pausefl_server.records import Miss, MissKind, RoundRecord
 from pausefl_server.selection.base import Oracle
 from pausefl_tune.plan import TuningPlan
 from rigs.experiments import SMALL, play, small
@@ -51,9 +53,9 @@ async def test_every_policy_chooses_again_what_it_chose_over_the_network(case: s
             some.start(name, await server.port, privacy=ledgers[name])
         await server.finished()
     log = read_log(tmp_path)
-    assert len(log.records) == 8
+    assert len(log) == 8
     choices = choices_on(log, policy_of(case, m=2), network_settings(**changes), ORACLE)
-    assert [choice.recorded for choice in choices] == [record.chosen for record in log.records]
+    assert [choice.recorded for choice in choices] == [record.chosen for record in log]
     check_same(choices)
 
 
@@ -66,22 +68,22 @@ def experiment_of(policy: str, *more: str, seed: int = 1, m: int = 4) -> Experim
     return parse_experiment("\n".join([f"[experiment]\nseed = {seed}", groups, selection, *more]))
 
 
-def played(policy: str, rounds: int, seed: int = 1, silent: tuple[str, ...] = ()) -> RecordedLog:
-    return RecordedLog(Play(policy_of(policy), seed=seed, silent=silent).rounds(rounds).records, ())
+def played(policy: str, rounds: int, seed: int = 1, silent: tuple[str, ...] = ()) -> Sequence[RoundRecord]:
+    return Play(policy_of(policy), seed=seed, silent=silent).rounds(rounds).records
 
 
-def total_s(log: RecordedLog) -> float:
-    return sum(record.round_latency_s for record in log.records)
+def total_s(log: Sequence[RoundRecord]) -> float:
+    return sum(record.round_latency_s for record in log)
 
 
 @pytest.mark.parametrize("policy", ["pause", "random", "ucb", "clustered", "all", "sa-pause"])
 def test_the_logs_own_policy_needs_no_extrapolation_and_waits_what_was_waited(policy: str) -> None:
     log = played(policy, 20)
     estimate = play_on_log(experiment_of(policy, "[selection.sa-pause]\nsteps = 50"), log, draws=3)
-    assert [each.chosen for each in estimate.draws[0]] == [record.chosen for record in log.records]
+    assert [each.chosen for each in estimate.draws[0]] == [record.chosen for record in log]
     assert not estimate.by_round("extrapolated").any()
     assert estimate.by_round("waited_s").sum(axis=1) == pytest.approx([total_s(log)] * 3)
-    spent = [o.epsilon_spent for record in log.records for o in record.observations]
+    spent = [o.epsilon_spent for record in log for o in record.observations]
     assert estimate.max_epsilon_spent == pytest.approx([max(spent)] * 3)
 
 
@@ -97,23 +99,23 @@ def test_intervals_hold_what_the_other_policy_really_waits() -> None:
     assert held >= 7
 
 
-def cut_short(log: RecordedLog, m: int) -> RecordedLog:
+def cut_short(log: Sequence[RoundRecord], m: int) -> Sequence[RoundRecord]:
     """The log as if each round had ended with its first m answers."""
     records = []
-    for record in log.records:
+    for record in log:
         ordered = sorted(record.observations, key=lambda o: o.latency_s)
         end_s = ordered[m - 1].latency_s
         misses = tuple(Miss(o.client_id, "unneeded", end_s, end_s) for o in ordered[m:])
         kept = tuple(ordered[:m])
         records.append(dataclasses.replace(record, observations=kept, misses=misses, round_latency_s=end_s))
-    return RecordedLog(records, ())
+    return records
 
 
 @pytest.mark.parametrize(("asked", "waited_for", "error"), [(6, 5, 0.03), (7, 5, 0.1)])
 def test_a_client_that_the_log_did_not_wait_for_answers_later(asked: int, waited_for: int, error: float) -> None:
     """Rounds that end early show what waiting for all would cost. Only answers at their bounds are taken too low."""
     play = Play(policy_of("random", m=asked)).rounds(120)
-    log = cut_short(RecordedLog(play.records, ()), waited_for)
+    log = cut_short(play.records, waited_for)
     estimate = play_on_log(experiment_of("random", m=5), log, draws=5)
     rounds = enumerate(estimate.draws[0], start=1)
     truth_s = sum(max(play.observation(c, t).latency_s for c in each.chosen) for t, each in rounds)
@@ -122,9 +124,9 @@ def test_a_client_that_the_log_did_not_wait_for_answers_later(asked: int, waited
 
 
 def test_a_logs_own_rounds_need_no_draw_though_some_were_not_waited_for() -> None:
-    log = cut_short(RecordedLog(Play(policy_of("random", m=7)).rounds(20).records, ()), m=5)
+    log = cut_short(Play(policy_of("random", m=7)).rounds(20).records, m=5)
     estimate = play_on_log(experiment_of("random", "over_selection = 0.4", m=5), log, draws=3)
-    assert [each.chosen for each in estimate.draws[0]] == [record.chosen for record in log.records]
+    assert [each.chosen for each in estimate.draws[0]] == [record.chosen for record in log]
     assert estimate.by_round("waited_s").sum(axis=1) == pytest.approx([total_s(log)] * 3)
     assert not estimate.by_round("extrapolated").any()
     assert not estimate.by_round("at_bounds").any()
@@ -181,9 +183,9 @@ def test_only_a_job_that_was_refused_spends_nothing() -> None:
     kinds: tuple[tuple[MissKind, int], ...] = (("refused", 0), ("rejected", 5), ("timeout", 5), ("lost", 5))
     once = experiment_of("all", "[server]\nrounds_without_update_max = 1\nrest_rounds_max = 0")
     for kind, releases in kinds:
-        misses = [tuple(dataclasses.replace(miss, kind=kind) for miss in record.misses) for record in log.records]
-        records = [dataclasses.replace(r, misses=of) for r, of in zip(log.records, misses, strict=True)]
-        (spent,) = play_on_log(once, RecordedLog(records, ()), draws=1).max_epsilon_spent
+        misses = [tuple(dataclasses.replace(miss, kind=kind) for miss in record.misses) for record in log]
+        records = [dataclasses.replace(r, misses=of) for r, of in zip(log, misses, strict=True)]
+        (spent,) = play_on_log(once, records, draws=1).max_epsilon_spent
         assert spent == pytest.approx(BUDGET.spent(releases)), kind
 
 
@@ -195,11 +197,11 @@ def test_only_a_job_that_was_refused_spends_nothing() -> None:
     ],
 )
 def test_what_the_log_lacks_is_one_line(policy: str, line: str) -> None:
-    log = played("random", 3).records
+    log = played("random", 3)
     silent = [tuple(dataclasses.replace(o, loss=None) for o in record.observations) for record in log]
     records = [dataclasses.replace(r, observations=of) for r, of in zip(log, silent, strict=True)]
     with refused(line):
-        play_on_log(experiment_of(policy, "[privacy]\nenabled = false"), RecordedLog(records, ()), draws=1)
+        play_on_log(experiment_of(policy, "[privacy]\nenabled = false"), records, draws=1)
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +236,8 @@ def test_the_failed_attempts_that_ended_a_run_are_waits_too(run_dir: Path, tmp_p
     assert estimate["recorded_total_latency_s"] == pytest.approx(whole.summary["total_latency_s"])
     assert any("waited 0.5 s more in failed attempts" in line for line in in_words(estimate))
 
-    *_, last = choices_on(read_log(ended), *rules_of(stored_experiment(ended)))
+    log = read_log(ended)
+    *_, last = choices_on(log, *rules_of(stored_experiment(ended)), log.failed_attempts())
     with changing_log(ended) as database:
         database.execute("UPDATE failed_attempts SET chosen = ?", (json.dumps(last.chosen),))
     own = pausefl.replay(ended).summary

@@ -17,13 +17,12 @@ from matplotlib.axes import Axes
 import pausefl
 from pausefl.results.accounting import late_releases
 from pausefl.results.in_words import milliseconds
-from pausefl.results.reading import VIEWS, PrivacyFigures, RunData, read_run
+from pausefl.results.reading import VIEWS, PrivacyFigures, RunData, read_log, read_run
 from pausefl.results.report import plots, report_runs, write_report
 from pausefl.results.report.html import in_ranges, run_page
 from pausefl.results.report.plots import draw_all
 from pausefl.results.report.style import rendered
 from pausefl.studies.offline.latencies import latencies_of
-from pausefl.studies.offline.replay import read_log
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import LogEvent, Miss, Observation
 from pausefl_server.storage.store import Store

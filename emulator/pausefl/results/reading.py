@@ -249,6 +249,13 @@ def read_run(path: Path) -> RunData:
     )
 
 
+def read_log(path: Path) -> RoundLog:
+    """The log of a run directory, also of a run in progress. ConfigError if it was changed after it was written."""
+    with open_database(path) as database:
+        check_seals(path / "run.db", database)
+    return RoundLog(partial(open_database, path))
+
+
 @contextmanager
 def open_database(path: Path) -> Iterator[sqlite3.Connection]:
     """Open the run's database, read-only and as of one instant, so that a run in progress can be read as well."""

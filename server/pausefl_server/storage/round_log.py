@@ -38,6 +38,11 @@ class RoundLog(Collection[RoundRecord]):
         """The log up to and including this round."""
         return RoundLog(self._database, min(round, self.last))
 
+    def failed_attempts(self) -> list[RoundRecord]:
+        """The failed attempts at the round after the last one, in order. No client answered these."""
+        with self._database() as database:
+            return list(_attempts(database, "round = ?", self.last + 1))
+
     def __len__(self) -> int:
         return int(self._length)
 
@@ -50,11 +55,6 @@ class RoundLog(Collection[RoundRecord]):
 
     def __contains__(self, record: object) -> bool:
         return any(each == record for each in self)
-
-
-def read_failed_attempts(database: sqlite3.Connection) -> list[RoundRecord]:
-    """The failed attempts at the round after the last committed one, in order. No client answered these."""
-    return list(_attempts(database, "round > (SELECT coalesce(max(round), 0) FROM rounds)"))
 
 
 def _attempts(database: sqlite3.Connection, which: str, *values: int) -> Iterator[RoundRecord]:

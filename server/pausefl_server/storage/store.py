@@ -17,7 +17,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.pings import Ping
 from pausefl_server.records import ACCURACY, STILL_AT_WORK, Evaluation, LogEvent, RoundRecord, unsettled
-from pausefl_server.storage.round_log import SELECT_EVENTS, RoundLog, read_failed_attempts
+from pausefl_server.storage.round_log import SELECT_EVENTS, RoundLog
 from pausefl_server.storage.rows import (
     ATTEMPT_COLUMNS,
     EVENT_COLUMNS,
@@ -193,7 +193,7 @@ class Store:
 
     def failed_attempts(self) -> list[RoundRecord]:
         """The failed attempts at the round after the last committed one. No client answered these."""
-        return read_failed_attempts(self._db)
+        return self.log().failed_attempts()
 
     def go_back_to(self, round: int, optimizer_state: Vector | None = None, *, is_private: bool = True) -> None:
         """Take back every round after this one. The ε that clients spent on these rounds, or may have, stays spent.

@@ -8,7 +8,7 @@ tried again, as a server does. Each draw first resamples every client's answers 
 Annals of Statistics, 1979). So the interval over the draws includes the uncertainty about the latency laws.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pausefl.experiment.experiment import Experiment
 from pausefl.studies.offline.outcomes import LoggedAnswer, LoggedOutcomes, check_log_suffices, is_open
-from pausefl.studies.offline.replay import RecordedLog, rules_of
+from pausefl.studies.offline.replay import rules_of
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable, only_labels
@@ -73,10 +73,10 @@ class Counterfactual:
         return np.array([[getattr(each, name) for each in rounds] for rounds in self.draws])
 
 
-def play_on_log(experiment: Experiment, log: RecordedLog, draws: int) -> Counterfactual:
+def play_on_log(experiment: Experiment, log: Iterable[RoundRecord], draws: int) -> Counterfactual:
     """Play the experiment's policy on a log, `draws` times. ConfigError if the policy needs data that the log lacks."""
     policy, settings, oracle = rules_of(experiment)
-    records = tuple(log.records)  # kept in memory, as every draw goes through them
+    records = tuple(log)  # kept in memory, as every draw goes through them
     outcomes = LoggedOutcomes.of(records)
     check_log_suffices(policy, experiment.selection.policy, outcomes)
     played = (_ImaginedRun(policy, settings, oracle, outcomes, draw).play(records) for draw in range(draws))
@@ -95,10 +95,7 @@ class _ImaginedRun:
         self.pools = outcomes.resampled(self.rng)
         tau_min_s, examples_max = settings.tau_min_s, settings.examples_max
         self.state = RunState.start(policy, settings.seed, tau_min_s=tau_min_s, examples_max=examples_max)
-
-    @property
-    def _needed(self) -> int:
-        return self.state.policy.m - self.settings.spare
+        self.needed = settings.updates_needed(policy.m)
 
     def play(self, records: Sequence[RoundRecord]) -> tuple[list[PlayedRound], float]:
         """The rounds, and the greatest ε that any client has spent at their end."""
@@ -111,7 +108,7 @@ class _ImaginedRun:
         state.before_round(record.round, _events(record, state.table))
         for attempt in range(first, first + self.settings.rounds_without_update_max):
             state.before_round(record.round, used_up(state.table, self.settings.budget))
-            if too_few_left(state.table, self._needed) or not state.table.eligible().size:
+            if too_few_left(state.table, self.needed) or not state.table.eligible().size:
                 played.beyond_budgets = attempt == first
                 played.without_update = not played.beyond_budgets
                 return played
@@ -145,7 +142,7 @@ class _ImaginedRun:
     ) -> RoundRecord:
         """The record of the attempt as a server would write it. The attempt ends with the last needed answer."""
         settings = self.settings
-        needed = answers_needed(len(answers), self._needed, settings.spare, settings.quorum)
+        needed = answers_needed(len(answers), self.needed, settings.spare, settings.quorum)
         latencies_s = np.array([answer.latency_s for answer in answers.values()])
         never = [isinstance(answer, Miss) and not is_open(answer) for answer in answers.values()]
         end_s, in_time, _ = attempt_end(np.where(never, np.inf, latencies_s), needed, np.inf)

@@ -4,17 +4,14 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from pausefl.experiment.measured.reading import Reading, in_order
-from pausefl.results.reading import open_database
+from pausefl.results.reading import read_log
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
-from pausefl_server.storage.round_log import RoundLog
-from pausefl_server.storage.seals import check_seals
 
 _BOUNDING = ("unneeded", "timeout")
 _AS_SAID = Reading()
@@ -48,9 +45,7 @@ def _of_run(run_dir: Path) -> dict[str, ClientLatencies]:
     """The latencies in a run's log, by client: the signal of its policy (`latency.signal`), at the emulated scale."""
     seconds, bounds_s = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     rounds, missed = defaultdict[str, list[int]](list), Counter[str]()
-    with open_database(run_dir) as database:
-        check_seals(run_dir / "run.db", database)
-    for record in RoundLog(partial(open_database, run_dir)):
+    for record in read_log(run_dir):
         for o in (o for o in record.observations if o.teaches):
             rounds[o.client_id].append(record.round - o.staleness)  # its job's, for which the delay was drawn
             seconds[o.client_id].append(o.latency_s)

@@ -1,13 +1,10 @@
 """Replays a run's log with a policy, round by round, and compares the policy's choices with the recorded ones."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.server_records import selected_policy
-from pausefl.results.reading import open_database
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.server.plan import oracle_of, settings_of
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -16,17 +13,6 @@ from pausefl_server.rounds.choosing import choose, context_of
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState, replay
-from pausefl_server.storage.round_log import RoundLog, read_failed_attempts
-from pausefl_server.storage.seals import check_seals
-
-
-@dataclass(frozen=True)
-class RecordedLog:
-    """A run's log on disk."""
-
-    records: Collection[RoundRecord]
-    unfinished: Sequence[RoundRecord]
-    """The failed attempts at the round after the last committed one."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +35,6 @@ class ReplayedChoice:
         return len(set(self.chosen) & set(self.recorded))
 
 
-def read_log(run_dir: Path) -> RecordedLog:
-    """The log of a run directory, also of a run in progress. ConfigError if it has no round or was changed later."""
-    with open_database(run_dir) as database:
-        check_seals(run_dir / "run.db", database)
-        log = RecordedLog(RoundLog(partial(open_database, run_dir)), read_failed_attempts(database))
-    if not len(log.records):
-        raise ConfigError(f"{run_dir}: no round was played there, so there is nothing to replay")
-    return log
-
-
 def rules_of(experiment: Experiment) -> tuple[Policy, ServerSettings, Oracle | None]:
     """The policy, settings and oracle that choose clients in a replay. ConfigError for an asynchronous experiment."""
     if experiment.is_asynchronous:
@@ -69,11 +45,16 @@ def rules_of(experiment: Experiment) -> tuple[Policy, ServerSettings, Oracle | N
 
 
 def choices_on(
-    log: RecordedLog, policy: Policy, settings: ServerSettings, oracle: Oracle | None = None
+    records: Iterable[RoundRecord],
+    policy: Policy,
+    settings: ServerSettings,
+    oracle: Oracle | None = None,
+    unfinished: Iterable[RoundRecord] = (),
 ) -> list[ReplayedChoice]:
     """The choices of `policy` at every attempt of a log, each based on the log before that attempt.
 
-    `oracle` has the true means of latencies, if it needs them. ConfigError if it cannot choose from what was known.
+    `oracle` has the true means of latencies, if it needs them. `unfinished` are the failed attempts at the round after
+    the last. ConfigError if the policy cannot choose from what was known.
     """
     choices: list[ReplayedChoice] = []
 
@@ -83,7 +64,7 @@ def choices_on(
         choices.append(ReplayedChoice(attempt.round, attempt.attempt, attempt.chosen, chosen))
 
     fresh = RunState.start(policy, settings.seed, tau_min_s=settings.tau_min_s, examples_max=settings.examples_max)
-    replay(fresh, log.records, unfinished=log.unfinished, before_each=choose_again)
+    replay(fresh, records, unfinished=unfinished, before_each=choose_again)
     return choices
 
 

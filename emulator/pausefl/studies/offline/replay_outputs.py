@@ -14,14 +14,15 @@ from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import Overrides, override_values
 from pausefl.results.csv_table import write_records
 from pausefl.results.frames import data_frame
-from pausefl.results.reading import EPSILON_LABELS
+from pausefl.results.reading import EPSILON_LABELS, read_log
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl.studies.offline.counterfactual import Counterfactual, play_on_log
-from pausefl.studies.offline.replay import RecordedLog, ReplayedChoice, check_same, choices_on, read_log, rules_of
+from pausefl.studies.offline.replay import ReplayedChoice, check_same, choices_on, rules_of
 from pausefl_process.files import write_durably
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import RoundRecord
+from pausefl_server.storage.round_log import RoundLog
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,14 +59,17 @@ def replayed(run_dir: Path, policy: str | None, overrides: Overrides, draws: int
     """
     recorded = stored_experiment(run_dir)
     log = read_log(run_dir)
+    if not len(log):
+        raise ConfigError(f"{run_dir}: no round was played there, so there is nothing to replay")
+    unfinished = log.failed_attempts()
     if policy is None and not overrides:
-        choices = choices_on(log, *rules_of(recorded))
+        choices = choices_on(log, *rules_of(recorded), unfinished)
         check_same(choices)
-        return Replay(choices, _own_summary(recorded, log, choices), ())
+        return Replay(choices, _own_summary(recorded, log, unfinished, choices), ())
     experiment = _varied(recorded, policy, overrides)
     played = play_on_log(experiment, log, draws)
-    choices = choices_on(log, *rules_of(experiment))
-    summary = _summary(recorded, experiment, log, choices, played)
+    choices = choices_on(log, *rules_of(experiment), unfinished)
+    summary = _summary(recorded, experiment, log, unfinished, choices, played)
     return Replay(choices, summary, list(_rows(log, played)))
 
 
@@ -146,20 +150,23 @@ def _varied(recorded: Experiment, policy: str | None, overrides: Overrides) -> E
     return varied
 
 
-def _own_summary(experiment: Experiment, log: RecordedLog, choices: Sequence[ReplayedChoice]) -> dict[str, Any]:
+def _own_summary(
+    experiment: Experiment, log: RoundLog, unfinished: Sequence[RoundRecord], choices: Sequence[ReplayedChoice]
+) -> dict[str, Any]:
     return {
         "policy": experiment.selection.policy,
-        "rounds": len(log.records),
+        "rounds": len(log),
         "attempts": len(choices),
         "same_choices": sum(choice.is_same for choice in choices),
-        "total_latency_s": _total_s(log.records) + _waited_s(log.unfinished),
+        "total_latency_s": _total_s(log) + _waited_s(unfinished),
     }
 
 
 def _summary(
     recorded: Experiment,
     experiment: Experiment,
-    log: RecordedLog,
+    log: RoundLog,
+    unfinished: Sequence[RoundRecord],
     choices: Sequence[ReplayedChoice],
     played: Counterfactual,
 ) -> dict[str, Any]:
@@ -172,10 +179,10 @@ def _summary(
     return {
         "policy": experiment.selection.policy,
         "recorded_policy": recorded.selection.policy,
-        "rounds": len(log.records),
+        "rounds": len(log),
         "draws": n_draws,
-        "recorded_total_latency_s": _total_s(log.records),
-        "recorded_failed_attempts_s": _waited_s(log.unfinished),
+        "recorded_total_latency_s": _total_s(log),
+        "recorded_failed_attempts_s": _waited_s(unfinished),
         "total_latency_s": _interval(waited_s.sum(axis=1)),
         "failed_attempts": _interval(failed.sum(axis=1)),
         "rounds_without_update": float(played.by_round("without_update").mean()),
@@ -206,10 +213,10 @@ def _total_s(records: Iterable[RoundRecord]) -> float:
     return sum((_waited_s(record.attempts) for record in records), 0.0)
 
 
-def _rows(log: RecordedLog, played: Counterfactual) -> Iterator[dict[str, Any]]:
+def _rows(log: RoundLog, played: Counterfactual) -> Iterator[dict[str, Any]]:
     waited_s, is_extrapolated = played.by_round("waited_s"), played.by_round("extrapolated") > 0
     low, high = np.quantile(waited_s, (0.025, 0.975), axis=0)
-    for t, record in enumerate(log.records):
+    for t, record in enumerate(log):
         yield {
             "round": record.round,
             "recorded": record.chosen,
