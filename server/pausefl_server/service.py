@@ -100,7 +100,7 @@ class RunResult:
     final_evaluations: tuple[Evaluation, ...]
     """The evaluations of θ on the full sets; empty without an evaluator."""
     best_evaluations: tuple[Evaluation, ...]
-    """The evaluations of the best model on the full sets."""
+    """The evaluations of the best model on the full sets; empty if none was rated."""
     stopped_because: str
     outcome: Outcome
     rejected_updates: int
@@ -287,7 +287,7 @@ async def _hurry(limit: asyncio.Timeout, interruption: Interruption) -> None:
 async def _evaluate_last(
     evaluator: EvaluatorActor, coordinator: Coordinator, *, patient: bool
 ) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
-    """The evaluations of the last model and of the best one on the full sets.
+    """The evaluations of the last model and of the best one, if one was rated, on the full sets.
 
     An interrupted run does not evaluate its last model on the subsets. So, once resumed, it finds the same best model
     and has the same series of accuracies as without an interruption.
@@ -295,10 +295,10 @@ async def _evaluate_last(
     last, theta = coordinator.state.round, coordinator.theta
     if coordinator.outcome != "interrupted":
         await evaluator.ask(Evaluate(last, theta, subset=True, patient=patient))
-    final = best = await evaluator.ask(Evaluate(last, theta, subset=False))
-    if evaluator.best is not None and evaluator.best.round != last:
-        best = await evaluator.ask(Evaluate(evaluator.best.round, evaluator.best.theta, subset=False))
-    return final, best
+    final = await evaluator.ask(Evaluate(last, theta, subset=False))
+    if (best := evaluator.best) is None:
+        return final, ()
+    return final, final if best.round == last else await evaluator.ask(Evaluate(best.round, best.theta, subset=False))
 
 
 async def _end(coordinator: Coordinator, interruption: Interruption) -> None:

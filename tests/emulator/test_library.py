@@ -66,16 +66,19 @@ def test_an_experiment_is_loaded_from_tables_and_from_another_and_is_not_changed
             table.m = 1
     assert repr(told) == "<Experiment: pause on synthetic, 100 rounds of 2 of 4 clients>"
     assert "100 steps of 5 updates of 4" in repr(told.replace({"server.mode": "asynchronous"}))
-    noise, how_long, *departures = pausefl.validate(told)
+    noise, _, *departures = pausefl.validate(told)
     assert noise.endswith("it passes 5 times after about 12 rounds; " + NOISE_REMEDY)
-    assert how_long.startswith("how long: at random, the delays of a round take ")
-    steps = {"server.mode": "asynchronous", "asynchronous.concurrency": 4, "asynchronous.buffer": 2}
-    even = {"latency.delay": {"kind": "constant", "value_s": 3.0}, "latency.time_scale": 1.0}
-    assert any(
-        "delays of a step take 1.5 s, so 100 steps take" in line
-        for line in pausefl.validate(told.replace(steps | even))
-    )
     assert "clients.count: 30 in the defaults, 4 here" in departures
+    steps = {"server.mode": "asynchronous", "asynchronous.concurrency": 4, "asynchronous.buffer": 2}
+    slow = {"clients": "client-003", "delay": {"kind": "constant", "value_s": 9.0}}
+    delays = {"latency.delay": {"kind": "constant", "value_s": 3.0}, "latency.groups": [slow]}
+    for changes, said in (
+        (steps, "delays of a step take 2.2 s, so 100 steps take"),
+        ({"latency.mode": "total"}, "training and transfer are part of it"),
+        ({"selection.over_selection": 1.0}, "the delays of a round take 3 s"),  # two of four answers are enough
+        ({"selection.policy": "all", "server.round_timeout_s": 5.0}, "a round take 5 s"),
+    ):
+        assert said in pausefl.validate(told.replace(delays | changes))[1]
 
 
 def test_a_run_goes_on_from_python(tmp_path: Path) -> None:

@@ -224,6 +224,7 @@ async def test_a_second_kind_of_signal_does_not_break_off_the_last_evaluation(tm
         signal.raise_signal(signal.SIGINT)
         result = await run.finished()
     assert (result.stopped_because, [e.accuracy for e in result.final_evaluations]) == ("stopped by SIGINT", [0.5])
+    assert result.best_evaluations == (), "no model was chosen on validation data"
 
 
 async def test_a_signal_at_a_coordinators_end_breaks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,13 @@ class Experiment(TomlTable):
         return frozenset(fnmatch.filter(self.client_ids, ids) if isinstance(ids, str) else ids & {*self.client_ids})
 
     @property
+    def asked(self) -> int:
+        """How many clients a round asks, without Fed-TS's newcomers. For an asynchronous step, K."""
+        if self.is_asynchronous:
+            return self.asynchronous.buffer
+        return self.clients.count if self.selection.policy == "all" else min(self.selection.asked, self.clients.count)
+
+    @property
     def clients_per_process(self) -> int:
         """How many clients share a process if all clients run on this machine."""
         return self.per_process_of(self.clients.count)

@@ -20,8 +20,9 @@ def accuracies(s: Mapping[str, Any]) -> Iterator[Fact]:
     if s.get("test_examples"):
         whole = f"all {s['test_examples']:,} test examples"
     yield f"{test}, last model", percent(s["final_accuracy"]), whole
-    chosen = f"round {s.get('best_round')}, chosen on validation data; {whole}"
-    yield f"{test}, validated model", percent(s["best_accuracy"]), chosen
+    if s["best_accuracy"] is not None:
+        chosen = f"round {s.get('best_round')}, chosen on validation data; {whole}"
+        yield f"{test}, validated model", percent(s["best_accuracy"]), chosen
 
 
 def costs(s: Mapping[str, Any]) -> Iterator[Fact]:

@@ -84,7 +84,7 @@ class Summary(TypedDict):
     final_accuracy: float | None
     """The score of the last model on all test examples."""
     best_accuracy: float | None
-    """The test score of the model that was best on validation data. It may be below `final_accuracy`."""
+    """The test score of the best model on validation data. It may be below `final_accuracy`. null: none was rated."""
     best_round: NotRequired[int | None]
     """The round that produced the model of `best_accuracy`."""
     wall_clock_s: float

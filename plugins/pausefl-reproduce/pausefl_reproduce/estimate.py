@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pausefl.experiment.experiment import Experiment
-from pausefl.studies.ahead import expected_wait_s, most_chosen
+from pausefl.studies.ahead import expected_wait_s
 from pausefl_process.machine import available_cores
 from pausefl_reproduce.request import Request
 
@@ -20,11 +20,9 @@ def estimated_s(request: Request) -> float:
     seconds = 0.0
     for series in request.series:
         experiment = request.experiment(series)
-        chosen, cores = most_chosen(experiment), available_cores()
-        if experiment.experiment.clock == "virtual":
-            cores = 1
+        cores = 1 if experiment.experiment.clock == "virtual" else available_cores()
         clients_s = request.reproduction.training_s * _trained_share(experiment, whole.experiment(series)) / cores
-        round_s = expected_wait_s(experiment, chosen) + (chosen + _most_newcomers(experiment)) * clients_s
+        round_s = expected_wait_s(experiment) + (experiment.asked + _most_newcomers(experiment)) * clients_s
         seconds += _START_S + experiment.experiment.rounds * round_s
     return request.seeds * seconds
 

@@ -9,7 +9,6 @@ from pausefl.experiment.server_records import selected_policy
 from pausefl.results.reading import RunData
 from pausefl.results.report.style import write_picture
 from pausefl.results.summary import policy_parameters
-from pausefl.studies.ahead import most_chosen
 from pausefl.studies.redrawing import REPRODUCTION
 from pausefl_process.files import write_durably
 from pausefl_reproduce.figure import draw_reproduction
@@ -62,7 +61,7 @@ def _settings(experiments: Sequence[Experiment]) -> dict[str, Any]:
         {
             "rounds": experiment.experiment.rounds,
             "clients": experiment.clients.count,
-            "m": most_chosen(experiment),
+            "m": experiment.asked,
             "dataset": experiment.workload.dataset,
             "model": experiment.workload.model,
             "time_scale": experiment.latency.time_scale,

@@ -1,6 +1,6 @@
 """Warnings, before and during a run, that privacy noise may overwhelm the model."""
 
-from math import floor, log
+from math import floor, inf, log
 
 from pausefl_proto.budget import Budget
 
@@ -21,7 +21,8 @@ def noise_ahead(budget: Budget, rounds: int, asked: int, clients: int) -> tuple[
     releases = min(max(1, round(rounds * asked / clients)), budget.participations or rounds)
     first, last = budget.noise_to_clip(1), budget.noise_to_clip(releases)
     growing = log(MOST_NOISE_TO_CLIP / first) / budget.eta  # eps_i falls by e^-eta a release
-    swamped_after = max(0, floor(growing) + 1) * clients // asked
+    below = max(0, floor(growing) + 1)  # a client's releases without too much noise
+    swamped_after = below * clients // asked if below < (budget.participations or inf) else 0
     said = (
         f"noise is {first:.2g} times the clip bound in a client's release 1, and {last:.2g} times in release"
         f" {releases}, its last if all are chosen equally often"

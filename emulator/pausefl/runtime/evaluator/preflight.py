@@ -64,9 +64,7 @@ def _how_noisy(experiment: Experiment) -> list[str]:
     """A text on the noise of a client's first and last release, if all are chosen equally often; [] without privacy."""
     if (budget := budget_of(experiment.privacy)) is None:
         return []
-    asked = experiment.clients.count if experiment.selection.policy == "all" else experiment.selection.asked
-    charged = experiment.asynchronous.buffer if experiment.is_asynchronous else asked
-    return [noise_ahead(budget, experiment.experiment.rounds, charged, experiment.clients.count)[0]]
+    return [noise_ahead(budget, experiment.experiment.rounds, experiment.asked, experiment.clients.count)[0]]
 
 
 def _read_credentials(experiment: Experiment, say: Callable[[str], None]) -> None:

@@ -289,11 +289,6 @@ def regret_bound(setting: Setting, policy: Pause, n: IntArray | FloatArray, delt
     return bound
 
 
-def printed_delta(setting: Setting) -> float:
-    """δ as the paper defines it: the least gap between two clients' mean latencies E[τ_k]."""
-    return least_gap(np.array(list(setting.oracle.mean_latency_s.values())))
-
-
 def least_gap(values: FloatArray | Sequence[float]) -> float:
     """δ = min over i ≠ j of |values_i − values_j|; infinite for one value. In the paper, values = E[τ_k]."""
     return float(np.diff(np.sort(values)).min()) if len(values) > 1 else math.inf

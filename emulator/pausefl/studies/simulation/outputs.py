@@ -24,7 +24,6 @@ from pausefl.studies.simulation.engine import (
     Setting,
     genie_of,
     least_gap,
-    printed_delta,
     regret_bound,
     simulate_fast,
 )
@@ -181,7 +180,7 @@ def _bounds(setting: Setting, genie: Genie, rounds: IntArray) -> dict[str, Float
     """Bound (17) at these rounds, by reading of δ. A reading is left out if its δ is 0, as two means are equal."""
     mu = setting.tau_min_s * np.array(list(setting.oracle.mean_inverse_latency.values()))
     readings = {
-        "delta = least gap of E[tau], as printed": printed_delta(setting),
+        "delta = least gap of E[tau], as printed": least_gap(list(setting.oracle.mean_latency_s.values())),
         "delta = least gap of mu": least_gap(mu),
     }
     return {
