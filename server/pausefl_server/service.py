@@ -208,7 +208,8 @@ async def serve(
             outcome=coordinator.outcome,
             rejected_updates=telemetry.now.rejected,
         )
-        await asyncio.to_thread(outputs.keep, result)
+        with _disk_errors(folder):
+            await asyncio.to_thread(outputs.keep, result)
         telemetry.kept()
         if endpoints.metrics is not None:  # so that scrapers and readers see the end, unless the run was asked to end
             with suppress(TimeoutError):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from pausefl_proto.errors import PauseflError
 from pausefl_server.monitoring.leak_check import count_held, left_over
 from pausefl_server.monitoring.snapshot import Curve
 from pausefl_server.monitoring.telemetry import Telemetry
@@ -216,7 +217,7 @@ async def test_an_end_is_not_in_order_before_results_are_written(tmp_path: Path)
 
     async with federation(tmp_path, All(2), metrics=LINGERING, keep=fail) as run, clients() as some:
         some.start_all("ab", await run.port)
-        with pytest.raises(OSError, match="no space"):
+        with pytest.raises(PauseflError, match=f"^run directory {tmp_path}: .* \\(no space is left\\)$"):
             await run.finished()
 
 
