@@ -23,8 +23,12 @@ _NOT_LOCKED = {"LOCK", "RDLOCK", "UNLOCK", "SHMLOCK", "CHECKRESERVEDLOCK", "NOME
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """A read-only connection, which the caller must close. sqlite3.OperationalError if the file does not exist."""
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    """A read-only connection, which the caller must close. sqlite3.OperationalError if the file does not exist.
+
+    SQLite makes files beside a database. Where it cannot, and no process has made them, nobody writes to the database.
+    """
+    is_fixed = not (path.with_name(f"{path.name}-wal").exists() or os.access(path.parent, os.W_OK))
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable={int(is_fixed)}", uri=True)
 
 
 def refuse_lost(path: Path, opened: os.stat_result) -> None:

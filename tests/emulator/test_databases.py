@@ -128,6 +128,14 @@ def test_only_a_damaged_log_is_to_be_restored(name: str, tmp_path: Path, monkeyp
     assert "restore" not in str(refused.value)
 
 
+def test_a_log_in_a_folder_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store(tmp_path / "run.db").close()
+    monkeypatch.setattr("pausefl_process.databases.os.access", lambda *_: False)
+    with closing(databases.open_read_only(tmp_path / "run.db")) as database:
+        assert database.execute("SELECT count(*) FROM rounds").fetchone() == (0,)
+        assert [file.name for file in tmp_path.iterdir()] == ["run.db"], "SQLite could not have made files beside it"
+
+
 def test_a_reader_that_lets_the_log_grow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases, "_LOG_BYTES_MAX", 6 << 20)
     said: list[str] = []
