@@ -1,5 +1,6 @@
 """Which clients can train together; and a model's random draws, which depend on (seed, client, round) only."""
 
+import random
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +51,7 @@ class Shaking(TrainingMethod):
 def shake(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter))
+            parameter.add_(torch.randn_like(parameter) * np.random.beta(2, 2))  # noqa: NPY002 - users may do so
 
 
 @dataclass
@@ -246,7 +247,7 @@ class Smoothed(Classification):
     """A user's task whose loss draws random numbers."""
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return super().loss(outputs + torch.randn_like(outputs), targets)
+        return super().loss(outputs + torch.randn_like(outputs) * random.random(), targets)
 
 
 class Langevin(torch.optim.SGD):

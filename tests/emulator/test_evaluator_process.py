@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.runtime.evaluator.model import Evaluator
@@ -267,10 +268,15 @@ def test_the_subset_is_fixed_and_a_part(evaluator: Evaluator) -> None:
     assert (whole_split.n_examples, whole_split.subset) == (297, True), "that of a small split is all of it"
 
 
-def test_a_new_thread_evaluates_as_one_that_has_computed_before() -> None:
+def drawing(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.FractionalMaxPool2d(2, 4), nn.Flatten(), nn.Linear(16, classes))  # evaluations draw, too
+
+
+@pytest.mark.parametrize("model", ["mlp", f"{__name__}:drawing"])
+def test_a_new_thread_evaluates_as_one_that_has_computed_before(model: str) -> None:
     torch.set_num_threads(1)  # in this thread, as in an evaluator
-    evaluator = evaluator_of(subset=10)
-    theta = np.random.default_rng(1).normal(0, 1, 2778).astype(np.float32)
+    evaluator = evaluator_of(model=model, subset=10)
+    theta = np.random.default_rng(1).normal(0, 1, evaluator.initial.theta_0.size).astype(np.float32)
     here = evaluator.evaluate(theta, ["test"], subset=True).evaluations[0]
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(evaluator.evaluate, theta, ["test"], subset=True).result().evaluations[0] == here

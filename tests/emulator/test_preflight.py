@@ -111,6 +111,10 @@ class Error(Regression):
 class Negated(Error):
     factor = -1.0
 
+class Counts(Regression):  # models give the logarithm of the number that they expect
+    loss = lambda self, outputs, targets: nn.functional.poisson_nll_loss(outputs[:, 0], targets)
+    score = lambda self, outputs, targets: Regression.score(self, outputs.exp(), targets)
+
 class Inverse(Regression):
     def score(self, outputs, targets):
         return 1 / (1 + (outputs.reshape(targets.shape) - targets).abs())
@@ -128,7 +132,7 @@ def no_seed():
 
 def shuffled(seed):
     found = data(None)
-    order = np.random.permutation(100)
+    order = np.random.default_rng().permutation(100)
     return replace(found, validation=found.train.take(order[:50]), test=found.train.take(order[50:]))
 
 def late_label(seed):
@@ -157,6 +161,7 @@ wrong = lambda seed: data(Wrong())
 error = lambda seed: data(Error(1.0), classes=1)
 negated = lambda seed: data(Negated(1.0), classes=1)
 inverse = lambda seed: data(Inverse(1.0), classes=1)
+counts = lambda seed: data(Counts(1e4), classes=1)
 """
 
 
@@ -252,7 +257,8 @@ def test_a_place_is_named_only_where_the_code_that_failed_is_known(settings: lis
 
 def test_a_sound_experiment_passes(here: Path) -> None:
     try_out(parse_experiment(""), pytest.fail)
-    try_out(parse_experiment("", ["workload.dataset=tried_out:inverse", "workload.learning_rate=1e-3"]), pytest.fail)
+    for own in ("inverse", "counts"):
+        try_out(parse_experiment("", [f"workload.dataset=tried_out:{own}", "workload.learning_rate=1e-3"]), pytest.fail)
     for model in ("mlp", "tried_out:Twice"):
         try_out(parse_experiment("", ["workload.dataset=tried_out:rare", f"workload.model={model}"]), pytest.fail)
     try_out(parse_experiment("", ["workload.model=synthetic", "workload.dataset=mnist"]), pytest.fail)  # without data

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from pausefl_client.data.cache import FILES, cached_folder, data_folder, missing_files
 from pausefl_client.data.published import AG_NEWS_TEST_EXAMPLES, PUBLISHED
 from pausefl_client.data.tasks import LearningTask
+from pausefl_client.global_generators import seeded_generators
 from pausefl_process.registry import Registry
-from pausefl_proto.draws import generator
+from pausefl_proto.draws import generator, stable_hash
 from pausefl_proto.errors import ConfigError
 
 Inputs = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int32]
@@ -135,7 +136,9 @@ def load_dataset(name: str, *, examples: int | None = None, seed: int) -> Datase
     and 300 are `test`). Without AG-News's train.csv, its test.csv alone is split, equally for every seed. `examples`:
     keep only this number of training examples, drawn by the seed. ConfigError if data are missing or malformed.
     """
-    dataset = DATASETS.find(name, _KEY)(seed)
+    factory = DATASETS.find(name, _KEY)
+    with seeded_generators(stable_hash(seed, "dataset", "")):
+        dataset = factory(seed)
     if not isinstance(dataset, Dataset):
         raise ConfigError(f'{_KEY} = "{name}": returned {type(dataset).__name__}, not a Dataset')
     return dataset if examples is None else replace(dataset, train=_sample(dataset.train, examples, seed))

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from pausefl_client.data.text import BUCKETS
+from pausefl_client.global_generators import seeded_generators
 from pausefl_client.registries import MODELS
 from pausefl_client.training.model_vector import check_carried, trained_parameters
 from pausefl_proto.draws import stable_hash
@@ -29,16 +30,14 @@ def build_model(
 ) -> nn.Module:
     """Build the model of a name in `MODELS`, whose factory is called as factory(input_shape, classes).
 
-    `has_tokens`: inputs are texts as tokens. The initial weights depend on `name` and `seed` alone, and torch's global
-    generator is left unchanged. ConfigError for an unknown name, or for inputs that the model cannot take.
+    `has_tokens`: inputs are texts as tokens. The initial weights depend on `name` and `seed` alone, and the global
+    generators are left unchanged. ConfigError for an unknown name, or for inputs that the model cannot take.
     """
     if name in MODELS and has_tokens != (name in _FOR_TEXTS):
         wanted, found = ("texts", "numbers") if name in _FOR_TEXTS else ("numbers", "texts")
         raise ConfigError(f'{_KEY} = "{name}": needs {wanted}, but workload.dataset holds {found}')
     factory = MODELS.find(name, _KEY)
-    # devices=[]: the CPU's generator only. A process that forks later must not start CUDA.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(stable_hash(seed, "model", name))
+    with seeded_generators(stable_hash(seed, "model", name)):
         model = factory(tuple(input_shape), classes)
     if not isinstance(model, nn.Module):
         raise ConfigError(f'{_KEY} = "{name}": returned {type(model).__name__}, not a torch.nn.Module')

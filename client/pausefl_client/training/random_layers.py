@@ -1,4 +1,4 @@
-"""Makes the random draws of a model's training depend on a seed alone, although torch's generators are global."""
+"""Makes the random draws of a model's training depend on a seed alone, although the generators are global."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+
+from pausefl_client.global_generators import seed_generators, states
 
 _GENERATORS = threading.Lock()
 _MAY_DRAW = (
@@ -43,11 +45,22 @@ class RandomLayers:
             yield
             return
         with _GENERATORS:
-            _seed(seed, self._device)
-            before = _states(self._device)
+            seed_generators(seed)
+            if self._device.type == "cuda":
+                torch.cuda.manual_seed(seed)
+            if self._draws:
+                yield
+                return
+            before = self._states()
             yield
-            if self._draws is None:
-                self._draws = not all(map(torch.equal, before, _states(self._device)))
+            self._draws = before != self._states()
+
+    def _states(self) -> tuple[object, ...]:
+        """The states of all generators that training on this device draws from, to be compared."""
+        of_python, (_, numbers, *place), *of_torch = states()
+        if self._device.type == "cuda":
+            of_torch.append(torch.cuda.get_rng_state(self._device))
+        return of_python, numbers.tobytes(), place, [state.tolist() for state in of_torch]
 
 
 def has_hooks(model: nn.Module) -> bool:
@@ -65,19 +78,3 @@ def _may_draw(model: nn.Module, trained_by: Sequence[object]) -> bool:
     are_ours = all(type(part).__module__.startswith("pausefl_client.") for part in trained_by)
     are_torchs = all(type(layer).__module__.startswith("torch.nn.modules.") for layer in layers)
     return not (are_ours and are_torchs) or has_hooks(model) or any(isinstance(layer, _MAY_DRAW) for layer in layers)
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    """Seed the generators that training on this device draws from.
-
-    `torch.manual_seed` would seed every device. If CUDA is not in use, torch then records each call with its stack for
-    later. That takes longer than a step of a small model, and the records are never freed.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-
-
-def _states(device: torch.device) -> list[torch.Tensor]:
-    states = [torch.default_generator.get_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states

@@ -17,10 +17,11 @@ from pausefl_client.training.device_copies import off_device, on_device
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.model_vector import STORED, ModelVector, bytes_of, constants, tied, trained_parameters
 from pausefl_client.training.models import build_model
+from pausefl_client.training.random_layers import RandomLayers
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device, use_one_thread
 from pausefl_client.training.trainer import TrainingSettings
-from pausefl_proto.draws import generator
+from pausefl_proto.draws import generator, stable_hash
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
 from pausefl_server.records import Evaluation, Split
@@ -49,6 +50,7 @@ class Evaluator:
         self._data_key, self._model_key = f'workload.dataset = "{dataset}"', f'workload.model = "{model}"'
         self._task = data.task or Classification()
         self._metric = str(getattr(self._task, "metric", "score"))
+        self._random_layers = RandomLayers(self._model, self._device, self._task)
         self._vector = ModelVector(self._model, plan.workload.statistics)
         self._local = self._vector.statistics if plan.workload.statistics == "local" else {}
         self.initial = InitialModel(self._vector.manifest, self._vector.values(), self._rest())
@@ -60,8 +62,9 @@ class Evaluator:
     def evaluate(self, theta: Vector, splits: Sequence[Split], *, subset: bool) -> Evaluated:
         """Accuracy and loss of θ, (d,) float32, on each split; ValueError if the model has another size."""
         use_one_thread()
-        self._fill(theta)
-        evaluations = tuple(self._evaluation(split, subset=subset) for split in splits)
+        with self._random_layers.seeded(stable_hash(self._seed, "evaluation", "")):
+            self._fill(theta)
+            evaluations = tuple(self._evaluation(split, subset=subset) for split in splits)
         if not self._local:
             return Evaluated(evaluations)
         return Evaluated(evaluations, np.concatenate([part.ravel() for part in off_device(*self._local.values())]))
@@ -174,8 +177,10 @@ class Evaluator:
             [float(rate(of, targets).double().mean()) for rate in (self._task.loss, self._task.score)]
             for of in (outputs, exact)
         )
+        if not 0 <= least < loss / 100:  # the outputs mean others than the targets, such as their logarithms
+            return
         self._check_score(best, "for outputs that equal their targets")
-        if 0 <= least < loss / 100 and (best <= 0 or best < score):  # not logits, which never equal their targets
+        if best <= 0 or best < score:
             raise ConfigError(
                 f"{self._score_key} gives {best:g} for outputs that equal their targets, and {score:g} for those of the"
                 f" first model; {_SCORES}"
