@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -183,7 +184,7 @@ def test_an_interrupted_run_elsewhere_comes_back_and_goes_on(tmp_path: Path, mon
     assert pausefl.open(tmp_path / "run").summary["rounds"] == 400
 
 
-def test_a_second_interrupt_at_the_bringing_back_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_signal_nor_disk_loses_a_run_brought_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(tmp_path, Plan("sweep", "", {}))
     rename = Path.rename
 
@@ -204,6 +205,13 @@ def test_a_second_interrupt_at_the_bringing_back_loses_nothing(tmp_path: Path, m
         outcome = Job(experiment().to_toml(), tmp_path, "run", is_elsewhere=True)()
     assert isinstance(outcome, RunInterrupted)
     assert (tmp_path / "run/played").exists()
+    with monkeypatch.context() as patched:  # nor does a full disk
+        patched.setattr(Path, "rename", lambda *_: os.truncate(tmp_path / "none", 0))
+        said = str(Job(experiment().to_toml(), tmp_path, "run", is_elsewhere=True)())
+    assert said.startswith(f"{tmp_path}/run: cannot be brought back (No such file or directory); move it there from ")
+    left = Path(said.partition(" from ")[2].partition(" on ")[0])
+    assert (left / "played").exists()
+    shutil.rmtree(left.parent)
 
 
 @pytest.mark.end_to_end

@@ -18,6 +18,7 @@ from pausefl.runtime.run import run_experiment
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, SHARED_STEPS
 from pausefl.studies.campaign import is_finished
 from pausefl_process.ending import asking_to_end, signals_to, sigterm_as_interrupt
+from pausefl_process.files import reason
 from pausefl_process.version import __version__
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -69,7 +70,8 @@ class Job:
 def on_own_disk(kept: Path) -> Iterator[Path]:
     """Yields a copy of the run's folder `kept` on this machine's disk; after the block, the copy replaces `kept`.
 
-    SQLite's log and locks need a local disk: network file systems have no shared memory, and few locks.
+    SQLite's log and locks need a local disk: network file systems have no shared memory, and few locks. PauseflError if
+    the copy cannot be brought back; it then stays on this machine.
     """
     was_finished = is_finished(kept)
     with tempfile.TemporaryDirectory(prefix="pausefl-") as own:
@@ -84,7 +86,15 @@ def on_own_disk(kept: Path) -> Iterator[Path]:
         finally:
             if run_dir.exists() and was_finished == is_finished(kept):  # else another job has finished it meanwhile
                 with signals_to(signal.SIG_IGN, signal.SIGINT, *asking_to_end()):  # a signal here would lose the run
-                    _bring_back(run_dir, kept)
+                    try:
+                        _bring_back(run_dir, kept)
+                    except OSError as error:  # of the shared disk, which may be full
+                        left = shutil.move(run_dir, tempfile.mkdtemp(prefix="pausefl-left-"))
+                        why = error.args[0][0][2] if isinstance(error, shutil.Error) else reason(error)
+                        place = f"{left} on {os.uname().nodename}"
+                        raise PauseflError(
+                            f"{kept}: cannot be brought back ({why}); move it there from {place}"
+                        ) from error
 
 
 def _bring_back(run_dir: Path, kept: Path) -> None:
