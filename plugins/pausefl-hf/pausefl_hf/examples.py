@@ -36,6 +36,7 @@ _OWNERS = (
 _LABELS = ("label", "labels", "target", "class", "y")
 _OPTIONS = ("input", "label", "owner", "config", "revision")
 _TEXTS = ("string", "large_string")  # the latter with pandas 3
+_LEAST_EXAMPLES = 3  # one to train on, one for validation, one for testing
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -55,7 +56,7 @@ def load_examples(source: str, seed: int) -> Dataset:
         splits = _splits(path, asked)
         columns = _Columns.of(splits["train"].features, asked)
         prints = [splits[name]._fingerprint for name in sorted(splits)]  # fingerprints of the files' content
-        name = f"hf-{hashlib.sha256(repr(['labelled', source, *prints]).encode()).hexdigest()[:16]}"
+        name = f"hf-{hashlib.sha256(repr(['classes', source, *prints]).encode()).hexdigest()[:16]}"
         arrays = cached_arrays(name, lambda: _arrays(splits, columns))
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
@@ -109,30 +110,38 @@ def _splits(path: str, asked: Mapping[str, str]) -> Mapping[str, datasets.Datase
 
 
 def _arrays(splits: Mapping[str, datasets.Dataset], columns: _Columns) -> Arrays:
-    """The arrays of both splits, without examples that have no label. ConfigError if no training example has one.
+    """The arrays of both splits, without examples that have no label. ConfigError if too few of "train" have one.
 
     Training examples are in an order that is drawn once for all runs.
     """
-    labels = {name: np.asarray(split[columns.label][:]) for name, split in splits.items()}
-    classes, codes = np.unique(np.concatenate([*labels.values()]), return_inverse=True)
-    feature = splits["train"].features[columns.label]
-    n_classes = feature.num_classes if isinstance(feature, datasets.ClassLabel) else len(classes)
-    found: dict[str, npt.NDArray[Any]] = {"classes": np.array(n_classes)}
-    start = 0
+    classes = _classes(splits, columns.label)
+    found: dict[str, npt.NDArray[Any]] = {"classes": np.array(len(classes))}
     for name, split in splits.items():
         order = generator(0, "hf").permutation(len(split)) if name == "train" else np.arange(len(split))
-        own = labels[name] if isinstance(feature, datasets.ClassLabel) else codes[start : start + len(split)]
-        start += len(split)
-        order = order[own[order] >= 0]  # the Hub writes -1 where a label is missing or not published
+        own = np.array([classes.get(label, -1) for label in split[columns.label][:]], np.int64)
+        order = order[own[order] >= 0]  # the Hub writes -1 where a label is not published
+        if name == "train" and len(order) < _LEAST_EXAMPLES:
+            raise ConfigError(f"{len(order)} examples of its split train have a label; needs {_LEAST_EXAMPLES}")
         if not order.size:
-            if name == "train":
-                raise ConfigError("no example of its split train has a label")
             continue
-        found[f"{name}_labels"] = own.astype(np.int64)[order]
+        found[f"{name}_labels"] = own[order]
         found[f"{name}_inputs"] = _inputs(split, columns.inputs)[order]
         if columns.owner:
             found[f"{name}_owners"] = np.asarray(split[columns.owner][:])[order]
     return found
+
+
+def _classes(splits: Mapping[str, datasets.Dataset], column: str) -> dict[Any, int]:
+    """The number of each class, by the label that stands for it. ConfigError if labels are no classes."""
+    feature = splits["train"].features[column]
+    if isinstance(feature, datasets.ClassLabel):
+        return {k: k for k in range(feature.num_classes)}
+    labels = [label for split in splits.values() for label in split[column][:] if label is not None]
+    odd = (label for label in labels if isinstance(label, list | dict) or (type(label) is float and label % 1))
+    if (no_class := next(odd, None)) is not None:
+        own = "a data set of your own with a task can be of numbers"
+        raise ConfigError(f"labels of {column}, such as {no_class}, are no classes; {own}")
+    return {label: k for k, label in enumerate(sorted(set(labels)))}
 
 
 def _inputs(split: datasets.Dataset, names: tuple[str, ...]) -> npt.NDArray[Any]:
@@ -151,8 +160,10 @@ def _inputs(split: datasets.Dataset, names: tuple[str, ...]) -> npt.NDArray[Any]
 
 
 def _plain(image: Any) -> Any:
-    """The image in grey or in RGB."""
-    return image.convert("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB")
+    """The image in grey or in RGB. ConfigError if bytes cannot hold its values: `convert` would cut them off at 255."""
+    if image.mode.startswith(("I", "F")):
+        raise ConfigError(f"an image has more than 8 bits a channel (mode {image.mode}); store images with 8")
+    return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
 
 def _examples(arrays: Arrays, split: str) -> Examples:

@@ -11,6 +11,7 @@ from pausefl_client.data.datasets import Dataset, load_dataset
 from pausefl_client.data.partition import partition
 from pausefl_proto.errors import ConfigError
 
+Image = pytest.importorskip("PIL.Image", reason='pip install "pausefl[hf]"')
 datasets = pytest.importorskip("datasets", reason='pip install "pausefl[hf]"')
 pytest.importorskip("flwr_datasets", reason='pip install "pausefl[hf]"')
 from pausefl_hf import Flower  # noqa: E402 - after the look for what it needs
@@ -127,11 +128,33 @@ def test_examples_without_a_label_are_left_out(tmp_path: Path) -> None:
         assert part.inputs[:, 0].tolist() == part.labels.tolist()
 
 
+@pytest.mark.parametrize("label", ["yes", "1", "1.0"])
+def test_rows_of_a_file_without_a_label_are_left_out(label: str, tmp_path: Path) -> None:
+    rows = [(2, label), (3, ""), (1, "0.0" if label == "1.0" else "0" if label == "1" else "no")] * 10
+    (tmp_path / "train.csv").write_text("\n".join(["x,label", *(f"{x},{of}" for x, of in rows)]))
+    found = load_dataset(f"hf:{tmp_path}", seed=0)
+    assert (len(found.train), len(found.validation), len(found.test), found.classes) == (16, 2, 2, 2)
+    assert found.train.inputs[:, 0].tolist() == (found.train.labels + 1).tolist()
+
+
+@pytest.mark.parametrize("pixel", [np.uint16(300), np.int32(300), np.float32(0.3)])
+def test_images_of_more_than_8_bits_are_refused(pixel: Any, tmp_path: Path) -> None:
+    """As bytes, their pixels would all be 0 or 255."""
+    for name in ("cat", "dog"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for k in range(3):
+            Image.fromarray(np.full((4, 4), pixel)).save(tmp_path / f"train/{name}/{k}.tiff")
+    with pytest.raises(ConfigError, match=r"an image has more than 8 bits a channel \(mode .*\); store images with 8"):
+        load_dataset(f"hf:{tmp_path}", seed=0)
+
+
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        ("{csv}", r"csv\": no column of labels; say which: \?label=COLUMN \(it has: a, b\)"),
-        ("{csv}?label=c", r"there is no column c \(it has: a, b\)"),
+        ("{csv}?label=price", "labels of price, such as 2.5, are no classes; a data set of your own with a task can"),
+        ("{csv}", r"csv\": no column of labels; say which: \?label=COLUMN \(it has: a, b, price\)"),
+        ("{csv}?label=a", "2 examples of its split train have a label; needs 3"),
+        ("{csv}?label=c", r"there is no column c \(it has: a, b, price\)"),
         ("{csv}?labels=a", "labels: unknown option; must be one of input, label, owner, config, revision"),
         ("{csv}/nowhere", r"cannot be loaded \(\w+: "),
         ("femnist", "'femnist' is no data set: must be hf:OWNER/NAME, or hf: and the path of a folder"),
@@ -139,7 +162,7 @@ def test_examples_without_a_label_are_left_out(tmp_path: Path) -> None:
 )
 def test_what_is_no_data_set_is_one_line(source: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "csv").mkdir()
-    (tmp_path / "csv/train.csv").write_text("a,b\n1,2\n3,4\n")
+    (tmp_path / "csv/train.csv").write_text("a,b,price\n1,2,2.5\n3,4,1.5\n")
     with pytest.raises(ConfigError, match=line) as refused:
         load_dataset(f"hf:{source.format(csv=tmp_path / 'csv')}", seed=0)
     assert "\n" not in str(refused.value)
