@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import psutil
 
 from benchmarks.own import INSTRUMENTS
-from pausefl.runtime.forks import await_clients
+from pausefl.runtime.forks import client_imports
+from pausefl.runtime.processes.lifetime import begin_to_import
 from pausefl.runtime.provenance import this_start
 from pausefl_process.machine import available_cores, processor_name
 
@@ -57,7 +58,8 @@ def measured(say: Callable[[str], None], parts: Sequence[Part] = PARTS, budget_s
 
     `say` receives a line before each part.
     """
-    await_clients(needs_torch=True)  # one fork server starts the clients of all parts, and some of these train
+    # One fork server starts the clients of all parts, and some of these train.
+    begin_to_import(client_imports(needs_torch=True))
     start, load = this_start(), os.getloadavg()
     began_s, longest_s = time.monotonic(), 0.0
     values: dict[tuple[str, str, str], list[float]] = {}

@@ -131,13 +131,13 @@ def test_what_the_next_attempt_will_have_to_know_is_sealed_as_well(tmp_path: Pat
         ("DELETE FROM evaluations WHERE round = 3", "evaluations 3"),
         ("INSERT INTO evaluations VALUES (99, 'test', 1, 100, 1.0, 0.0)", "evaluations 99"),
         ("UPDATE optimizer_states SET state = zeroblob(200) WHERE round = 10", "optimizer_states"),
-        ("UPDATE meta SET value = '0' WHERE key LIKE 'attempt%'", "meta"),
+        ("UPDATE meta SET value = '0' WHERE key = 'attempts'", "meta"),
         ("DELETE FROM seals WHERE subject = 'round 5'", "round 5"),
     ],
 )
 def test_a_changed_row_is_named(path: Path, change: str, found: str) -> None:
     with closing(Store(path)) as store:
-        store.set_meta("attempt of round 99", "2")
+        store.set_meta("attempts", '{"99": 2}')
     with closing(sqlite3.connect(path)) as database, database:
         assert database.execute(change).rowcount > 0
     assert f"({found} is not what was written); restore it from a copy" in refusal(path)

@@ -17,10 +17,10 @@ from typing import Any
 from pausefl.runtime import composing
 from pausefl.runtime.client.process import run_client_process
 from pausefl.runtime.failure_log import FailureLog, how_it_ended, last_line
-from pausefl.runtime.forks import await_clients, forked_client, forked_run
+from pausefl.runtime.forks import client_imports, forked_client, forked_run
 from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.plan import ProcessPlan, RunPlan
-from pausefl.runtime.processes.lifetime import start
+from pausefl.runtime.processes.lifetime import begin_to_import, start
 from pausefl.runtime.processes.logs import add_warning
 from pausefl.runtime.scrape_targets import SERVER, Targets
 from pausefl.runtime.server.process import serve_run, work_for_fleet
@@ -178,7 +178,7 @@ class Fleet:
             self._server = context.Process(target=work_for_fleet, args=(serve, *given), name=SERVER)
         start(self._server)
         if self._client_processes:
-            await_clients(needs_torch=self._needs_torch)
+            begin_to_import(client_imports(self._needs_torch))  # while the server begins
         theirs.close()
         asks.close()
         if self._plan.clients.privacy is not None:

@@ -6,17 +6,11 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from pausefl.runtime.processes.forking import ForkedProcess, can_fork
-from pausefl.runtime.processes.lifetime import begin_to_import
 
 OF_A_VIRTUAL_RUN = ["pausefl.runtime.virtual.process"]
 """What every run on the virtual clock imports. Torch is left out: not every run trains."""
 _OF_A_CAMPAIGN = ["pausefl.runtime.virtual.searches"]
 _OF_ITS_TRAINING = ["pausefl.runtime.client.torch_trainers", "pausefl.runtime.evaluator.model"]
-
-
-def await_clients(*, needs_torch: bool) -> None:
-    """Start the fork server, so that it imports modules while this process does other work before it forks clients."""
-    begin_to_import(_imports(needs_torch))
 
 
 def forked_client(name: str, work: Callable[..., None], *arguments: Any, needs_torch: bool) -> ForkedProcess:
@@ -25,10 +19,11 @@ def forked_client(name: str, work: Callable[..., None], *arguments: Any, needs_t
     Objects that a module makes on import are copied into every client forked later. So no module may make an object on
     import that clients must not share, such as a generator of noise.
     """
-    return ForkedProcess(name, _imports(needs_torch), work, arguments)
+    return ForkedProcess(name, client_imports(needs_torch), work, arguments)
 
 
-def _imports(needs_torch: bool) -> list[str]:
+def client_imports(needs_torch: bool) -> list[str]:
+    """The modules that client processes import."""
     return ["pausefl.runtime.client.process", *(["pausefl.runtime.client.torch_trainers"] if needs_torch else [])]
 
 

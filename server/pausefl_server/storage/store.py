@@ -33,6 +33,7 @@ from pausefl_server.storage.server_phase import SERVER_PHASE, ServerPhase
 
 _FIRST_HELLOS = "first hellos"
 _BROKEN_OFF = "broken off"
+_ATTEMPTS = "attempts"
 
 log = logging.getLogger("pausefl.server")
 
@@ -206,8 +207,8 @@ class Store:
         with self._transaction():
             jobs = self._unsettle_jobs_after(round)
             later = self._db.execute(_SELECT_ROUNDS_AFTER, (round, round))
-            for (taken_back,) in later.fetchall():
-                self._forget_round(taken_back, is_private=is_private)
+            again = {t: self._forget_round(t, is_private=is_private) + 1 for (t,) in later.fetchall()}
+            self._set_meta(_ATTEMPTS, json.dumps(self._taken_back() | again))
             for handed_out in jobs:
                 self._seal(f"round {handed_out}")
             ends_s = json.loads(self.meta(_BROKEN_OFF) or "{}").items()
@@ -243,19 +244,20 @@ class Store:
 
     def attempts(self) -> dict[int, int]:
         """Round -> its next attempt, for rounds that were taken back or have failed. All others begin with 1."""
-        rows = self._db.execute("SELECT key, value FROM meta WHERE key LIKE 'attempt of round %'")
-        taken_back = {int(key.removeprefix("attempt of round ")): int(value) for key, value in rows}
         failed = self._db.execute("SELECT round, max(attempt) + 1 FROM failed_attempts GROUP BY round")
-        return taken_back | dict(failed.fetchall())
+        return self._taken_back() | dict(failed.fetchall())
+
+    def _taken_back(self) -> dict[int, int]:
+        return {int(t): attempt for t, attempt in json.loads(self.meta(_ATTEMPTS) or "{}").items()}
 
     def close(self) -> None:
         """Close the database. SQLite then merges its write-ahead log into it."""
         self._db.close()
         self._commit_count.close()
 
-    def _forget_round(self, round: int, *, is_private: bool) -> None:
-        (attempt,) = self._db.execute(_SELECT_LAST_ATTEMPT, (round,)).fetchone()
-        self._write_meta(f"attempt of round {round}", str(attempt + 1))
+    def _forget_round(self, round: int, *, is_private: bool) -> int:
+        """Take a round back. Returns its last attempt."""
+        attempt: int = self._db.execute(_SELECT_LAST_ATTEMPT, (round,)).fetchone()[0]
         spent = self._db.execute(
             "SELECT client_id, epsilon_spent, participation FROM observations WHERE round = ? AND participation > 0",
             (round,),
@@ -268,6 +270,7 @@ class Store:
             self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
         self._seal(f"round {round}")
         self._seal(f"evaluations {round}")
+        return attempt
 
     def _unsettle_jobs_after(self, round: int) -> set[int]:
         """Mark the jobs that later rounds gave or answered as "unsettled": no answer to them will come any more.
@@ -302,12 +305,8 @@ class Store:
         return told
 
     def _set_meta(self, key: str, value: str) -> None:
-        self._write_meta(key, value)
-        self._seal("meta")
-
-    def _write_meta(self, key: str, value: str) -> None:
-        """Write a value without its seal. The caller seals the table once after several writes, to save time."""
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+        self._seal("meta")
 
     def _save_optimizer_state(self, round: int, state: Vector) -> None:
         slot = (round % 2, round, state.astype("<f4").tobytes())

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,8 @@ class Observed(AbstractContextManager["Observed"]):
         """`settings` is the experiment by table and key. `log` keeps observers' errors, which a display may drop."""
         self._report = report
         self._log = log
-        self._told = [Outbox[_Call](partial(_make_call, each), f"observer {type(each).__name__}") for each in observers]
+        told = ((lambda call, each=each: call(each), type(each).__name__) for each in observers)
+        self._told = [Outbox[_Call](tell, f"observer {name}") for tell, name in told]
         self._tell(lambda observer: observer.begin(run_dir, settings))
 
     def show(self, event: ProgressEvent) -> None:
@@ -65,7 +65,3 @@ class Observed(AbstractContextManager["Observed"]):
             with suppress(OSError):  # a full disk, which the run itself reports
                 add_warning(self._log, message)
         self._report(Notice(message))
-
-
-def _make_call(observer: Observer, call: _Call) -> None:
-    call(observer)
