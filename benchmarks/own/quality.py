@@ -56,6 +56,6 @@ def _runs(case: str, policy: Policy, clients: int, seeds: int) -> dict[str, Any]
         "name": "quality",
         "case": case,
         "total_latency_s": float(totals.mean()),
-        "total_latency_sd_s": float(totals.std()),
+        "total_latency_sd_s": float(totals.std(ddof=1)),
         **{f"max_epsilon_at_{t}": float(leak) for t, leak in zip(AFTER, leaks, strict=True)},
     }

@@ -170,9 +170,9 @@ def test_totals_of_runs_that_ended_early_are_warned_of(outcome: str, rounds: int
     assert "played on unequal machines: a core; b core; the code of m was changed between runs" in moved
     bars = "means over 2 seeds; bars: the range from the least to the greatest seed"
     assert draw_sweep([*rows, *again], ["key"]).get_supxlabel().replace("\n", " ").startswith(bars)
-    of_two = draw_sweep([*rows, *({**row, "total_latency_s": 4.0} for row in again)], ["key", "outcome"])
+    of_two = draw_sweep([*rows, *({**row, "total_latency_s": 4003.0} for row in again)], ["key", "outcome"])
     assert of_two.get_supxlabel().replace("\n", " ").startswith(bars.replace("bars", "brackets"))
-    assert of_two.axes[0].texts[0].get_text() == "3.5\n[3, 4]"
+    assert of_two.axes[0].texts[0].get_text() == "2,003\n[3.00, 4,003]"
 
 
 @pytest.mark.parametrize(

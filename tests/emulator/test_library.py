@@ -73,10 +73,10 @@ def test_an_experiment_is_loaded_from_tables_and_from_another_and_is_not_changed
     slow = {"clients": "client-003", "delay": {"kind": "constant", "value_s": 9.0}}
     delays = {"latency.delay": {"kind": "constant", "value_s": 3.0}, "latency.groups": [slow]}
     for changes, said in (
-        (steps, "delays of a step take 2.2 s, so 100 steps take"),
+        (steps, "delays of a step take 2.25 s, so 100 steps take"),
         ({"latency.mode": "total"}, "training and transfer are part of it"),
-        ({"selection.over_selection": 1.0}, "the delays of a round take 3 s"),  # two of four answers are enough
-        ({"selection.policy": "all", "server.round_timeout_s": 5.0}, "a round take 5 s"),
+        ({"selection.over_selection": 1.0}, "the delays of a round take 3.00 s"),  # two of four answers are enough
+        ({"selection.policy": "all", "server.round_timeout_s": 5.0}, "a round take 5.00 s"),
     ):
         assert said in pausefl.validate(told.replace(delays | changes))[1]
 

@@ -272,7 +272,7 @@ def test_noise_that_swamps_a_model_is_told_and_what_was_not_tried(monkeypatch: p
     assert line.endswith(NOISE_REMEDY)
     for more, said in (
         (("server.mode=asynchronous", "asynchronous.buffer=6"), "in release 150, its"),  # each step asks six clients
-        (("selection.policy=all",), "in release 300, its"),  # each round asks all of them, whatever m is
+        (("selection.policy=all",), " 80,000 times in release 300, its"),  # each round asks all of them, whatever m is
         (("privacy.epsilon_budget=2",), f"equally often; {NOISE_REMEDY}"),  # too much from the start
         (("privacy.noise_to_clip_max=5",), "in release 58, its last if all are chosen equally often\n"),  # then retired
     ):

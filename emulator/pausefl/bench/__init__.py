@@ -8,12 +8,12 @@ May live here: benchmarks for users, and the runs and images that they need. Thi
 
 import importlib
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from pausefl.results.summary import finite
 from pausefl.terminal_table import FittingTable, plain_console
 from pausefl_proto.errors import ConfigError
 
@@ -50,7 +50,7 @@ def run_benchmark(
         raise ConfigError(f"bench {name}: takes no {flags}") from None
     if as_json:
         for case in cases:
-            print(json.dumps(_finite(case)), flush=True)
+            print(json.dumps({k: finite(v) if isinstance(v, float) else v for k, v in case.items()}), flush=True)
     else:
         print_table(f"{name}: {benchmarks[name].measures}", cases)
 
@@ -63,11 +63,6 @@ def print_table(title: str, cases: Iterable[Mapping[str, Any]]) -> None:
     for case in rows:
         table.add_row(*(_text(case.get(column)) for column in columns))
     plain_console().print(FittingTable(table))
-
-
-def _finite(case: Mapping[str, Any]) -> dict[str, Any]:
-    """A case for JSON, which has no infinity and no NaN: null takes their place."""
-    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in case.items()}
 
 
 def _text(value: object) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pausefl.results.reading import EPSILON_LABELS, latency_unit, summed_over
-from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY
+from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY, in_times
 from pausefl_server.records import ACCURACY
 
 Fact = tuple[str, str, str]
@@ -78,8 +78,8 @@ def noise(s: Mapping[str, Any]) -> str:
     ratios = s.get("noise_to_clip")
     if not ratios or (ratios["last"] is not None and ratios["last"] <= MOST_NOISE_TO_CLIP):
         return ""
-    last = "beyond all numbers" if ratios["last"] is None else f"{ratios['last']:.2g} times the clip"
-    return f"{ratios['first']:.2g} times the clip at first, {last} in the end: {NOISE_REMEDY}"
+    last = "beyond all numbers" if ratios["last"] is None else f"{in_times(ratios['last'])} the clip"
+    return f"{in_times(ratios['first'])} the clip at first, {last} in the end: {NOISE_REMEDY}"
 
 
 def number(value: float | None) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.experiment.links import plan_links
 from pausefl.experiment.toml_source import preset_names
+from pausefl.results.statistics import three_digits
 from pausefl.runtime.run_dir import differences
 from pausefl.studies.time_left import in_words
 from pausefl_server.rounds.deadline import GREATEST_S, answers_needed
@@ -23,7 +24,7 @@ def ahead(experiment: Experiment, source: str = "") -> Iterator[str]:
         wait_s, each = expected_wait_s(experiment), "step" if experiment.is_asynchronous else "round"
         others = "are part of it" if experiment.latency.mode == "total" else "come on top"
         yield (
-            f"how long: at random, the delays of a {each} take {wait_s:.2g} s, so {rounds} {each}s take about"
+            f"how long: at random, the delays of a {each} take {three_digits(wait_s)} s, so {rounds} {each}s take about"
             f" {in_words(rounds * wait_s)}; training and transfer {others}"
         )
     is_preset = source in preset_names()

@@ -11,6 +11,7 @@ from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.objects import labels_of
 from pausefl.experiment.server_records import selected_policy
 from pausefl.results.csv_table import write_records
+from pausefl.results.in_words import number
 from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, time_axis
 from pausefl.results.report.bands import SimulatedCurves, draw_simulations
 from pausefl.results.report.style import write_picture
@@ -130,7 +131,7 @@ def _no_choice(experiment: Experiment) -> str:
 
 def _spread_in_words(spread: Mapping[str, float]) -> str:
     """The mean, with the range over the seeds if their values differ."""
-    mean, least, greatest = (f"{spread[name]:.4g}" for name in ("mean", "least", "greatest"))
+    mean, least, greatest = (number(spread[name]) for name in ("mean", "least", "greatest"))
     return mean if least == greatest else f"{mean} ({least} to {greatest})"
 
 

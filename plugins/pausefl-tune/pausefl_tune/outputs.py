@@ -13,6 +13,7 @@ from rich.table import Table
 
 from pausefl.library import Tuning
 from pausefl.results.csv_table import write_records
+from pausefl.results.in_words import number
 from pausefl.results.report.comparison.figure import ABOVE
 from pausefl.results.report.style import LIMIT, MUTED, RC, SERIES, write_picture
 from pausefl.results.statistics import FEWEST_SEEDS
@@ -84,7 +85,7 @@ def _table(
 
 def _cell(point: FrontPoint, name: str, n_seeds: int) -> str:
     """The mean, its change with the interval, and with how many seeds a target was reached, one a line."""
-    lines, change = [f"{point.figures[name]:.4g}"], point.changes.get(name)
+    lines, change = [number(point.figures[name])], point.changes.get(name)
     if change is None and point.name != "published":
         lines = [f"0 → {lines[0]}"]
     if change is not None:
@@ -136,4 +137,4 @@ def _seeds(seeds: range) -> str:
 
 
 def _short(value: Any) -> str:
-    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "–" if value is None else number(value) if isinstance(value, float) else str(value)

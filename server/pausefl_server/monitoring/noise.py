@@ -20,14 +20,20 @@ def noise_ahead(budget: Budget, rounds: int, asked: int, clients: int) -> tuple[
     """
     releases = min(max(1, round(rounds * asked / clients)), budget.participations or rounds)
     first, last = budget.noise_to_clip(1), budget.noise_to_clip(releases)
-    growing = log(MOST_NOISE_TO_CLIP / first) / budget.eta  # eps_i falls by e^-eta a release
-    below = max(0, floor(growing) + 1)  # a client's releases without too much noise
+    # A client's releases without too much noise: eps_i falls by e^-eta a release.
+    below = max(0, floor(log(MOST_NOISE_TO_CLIP / first) / budget.eta) + 1)
     swamped_after = below * clients // asked if below < (budget.participations or inf) else 0
     said = (
-        f"noise is {first:.2g} times the clip bound in a client's release 1, and {last:.2g} times in release"
+        f"noise is {in_times(first)} the clip bound in a client's release 1, and {in_times(last)} in release"
         f" {releases}, its last if all are chosen equally often"
     )
     if swamped_after:  # not by the first release
         said += f"; it passes {MOST_NOISE_TO_CLIP:g} times after about {swamped_after} rounds"
     is_too_much = last > MOST_NOISE_TO_CLIP
     return said + (f"; {NOISE_REMEDY}" if is_too_much else ""), is_too_much
+
+
+def in_times(ratio: float) -> str:
+    """The ratio in words, with two digits and without an exponent: "0.51 times", "80,000 times"."""
+    two_digits = float(f"{ratio:.2g}")
+    return f"{two_digits:,.0f} times" if ratio >= 10 else f"{two_digits:g} times"

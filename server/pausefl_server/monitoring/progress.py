@@ -7,7 +7,7 @@ from pausefl_process.events import ModelEvaluated, Notice, Report, RollCall, Rou
 from pausefl_server.clients import ClientTable
 from pausefl_server.host_limits import advice, still_s
 from pausefl_server.monitoring.line_limit import LineLimit
-from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY
+from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY, in_times
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation, RoundRecord
 from pausefl_server.settings import ServerSettings
@@ -166,7 +166,7 @@ class ProgressReporter(RunObserver):
         released = sorted(o.epsilon for o in record.observations if o.epsilon > 0)
         ratio = 2 / released[len(released) // 2] if released else 0.0
         if ratio > MOST_NOISE_TO_CLIP and self._is_new("noise"):
-            self.noticed(f"round {record.round}: noise is {ratio:.2g} times the clip, and grows; {NOISE_REMEDY}")
+            self.noticed(f"round {record.round}: noise is {in_times(ratio)} the clip, and grows; {NOISE_REMEDY}")
 
     def _announce_clamps(self, table: ClientTable) -> None:
         """Report once that many latencies are below a constant τ_min, so that it does not fit the links."""

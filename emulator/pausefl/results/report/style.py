@@ -18,6 +18,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from pausefl.results.figures import Figures
+from pausefl.results.statistics import three_digits
 from pausefl_process.files import write_durably
 from pausefl_proto.arrays import FloatArray
 
@@ -261,7 +262,8 @@ def draw_bars(axes: Axes, bottom: FloatArray, top: FloatArray, colour: str, labe
 def draw_times_chosen(axes: Axes, ids: Sequence[str] | NDArray[Any], times: NDArray[np.int64]) -> None:
     """Draw a bar per client of how often it was chosen, and a line at the mean of a uniform choice."""
     draw_bars(axes, np.zeros(len(ids)), times.astype(np.float64), SERIES[0].light)
-    axes.axhline(times.mean(), color=INK.light, linewidth=1.2, linestyle="--", label=f"uniform: {times.mean():.3g}")
+    mean = times.mean()
+    axes.axhline(mean, color=INK.light, linewidth=1.2, linestyle="--", label=f"uniform: {three_digits(mean)}")
     axes.set(xlabel="client", ylabel="times chosen", ylim=(0, 1.2 * max(times.max(), 1)))
     axes.locator_params(axis="y", integer=True)
     axes.legend(loc="upper right")

@@ -15,7 +15,7 @@ from pausefl.results.csv_table import write_records
 from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, latency_unit, time_axis
 from pausefl.results.report.comparison.figure import ONE_SEED, seeds_note
 from pausefl.results.report.style import INK, KINDS, RC, SERIES, write_picture
-from pausefl.results.statistics import FEWEST_SEEDS, mean_band
+from pausefl.results.statistics import FEWEST_SEEDS, mean_band, three_digits
 from pausefl.results.stored_summary import unequal_starts
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_server.records import ACCURACY
@@ -32,15 +32,11 @@ def write_sweep(rows: ResultRows, varied: Sequence[str], folder: Path) -> None:
 
     In the table, the columns of accuracies have the name of the task's score: `final_R²` for `final_accuracy`.
     """
-    scores = _scores(rows)
-    named = rows if len(scores) != 1 else [{_own(name, *scores): row[name] for name in row} for row in rows]
-    write_records(folder / "sweep.csv", named)
+    metric = next(iter(scores)) if len(scores := _scores(rows)) == 1 else ACCURACY
+    own = {"final_accuracy": f"final_{metric}", "best_accuracy": f"best_{metric}"}
+    write_records(folder / "sweep.csv", [{own.get(name, name): row[name] for name in row} for row in rows])
     if len(varied) in (1, 2):
         write_picture(folder / "sweep", lambda: draw_sweep(rows, varied), kinds=tuple(KINDS))
-
-
-def _own(name: str, metric: str) -> str:
-    return name.replace("_accuracy", f"_{metric}") if name in ("final_accuracy", "best_accuracy") else name
 
 
 def caveats(rows: ResultRows) -> str:
@@ -120,7 +116,8 @@ def _draw_map(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, fa
         for j, column_value in enumerate(_levels(rows, across)):
             group = _of(rows, {down: row_value, across: column_value}, name) * factor
             table[i, j] = group.mean() if group.size else np.nan
-            text = f"{table[i, j]:.3g}" + ("\n[{:.3g}, {:.3g}]".format(*mean_band(group)[1:]) if group.size > 1 else "")
+            ends = [three_digits(float(end)) for end in mean_band(group)[1:]] if group.size > 1 else []
+            text = three_digits(table[i, j]) + (f"\n[{', '.join(ends)}]" if ends else "")
             axes.text(j, i, text, ha="center", va="center", color=INK.light, backgroundcolor=(1, 1, 1, 0.7))
     axes.imshow(table, aspect="auto", cmap="cividis")
     axes.grid(visible=False)  # the grid would lie over the cells

@@ -4,6 +4,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Self
 
 import numpy as np
@@ -12,6 +13,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Miss, Observation, RoundRecord
 from pausefl_server.selection.base import Policy
 
+_LATENCY_S = attrgetter("latency_s")
 LoggedAnswer = Observation | Miss
 """The outcome of a client's job: an answer, or a miss, whose wait is a lower bound of the latency."""
 
@@ -46,7 +48,7 @@ class LoggedOutcomes:
                 if o.loss is not None:
                     losses.setdefault(o.client_id, []).append((record.round, o.loss))
         for found in by_client.values():
-            found.sort(key=_latency_s)
+            found.sort(key=_LATENCY_S)
         return cls(tuple(sorted(ids)), by_round, by_client, losses)
 
     def tells(self, round: int, client_id: str, waited_s: float) -> bool:
@@ -74,7 +76,7 @@ class LoggedOutcomes:
         pool = pools.get(client_id) or pools[owners[int(rng.integers(len(owners)))]]
         answer = self.by_round.get((round, client_id)) or pool[int(rng.integers(len(pool)))]
         while is_open(answer):
-            later = bisect_right(pool, answer.latency_s, key=_latency_s)
+            later = bisect_right(pool, answer.latency_s, key=_LATENCY_S)
             if later == len(pool):
                 break
             answer = pool[int(rng.integers(later, len(pool)))]
@@ -99,10 +101,6 @@ def _answers(attempt: RoundRecord) -> Sequence[LoggedAnswer]:
     ended_s = math.nextafter(attempt.round_latency_s, math.inf)
     misses = [replace(m, latency_s=max(m.latency_s, ended_s)) if is_open(m) else m for m in attempt.misses]
     return [*attempt.observations, *misses]
-
-
-def _latency_s(answer: LoggedAnswer) -> float:
-    return answer.latency_s
 
 
 def check_log_suffices(policy: Policy, name: str, outcomes: LoggedOutcomes) -> None:
