@@ -23,7 +23,7 @@ from pausefl.studies.simulation.curves import Curves, SimulationResult
 from pausefl_client.link import Mode
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Budget
-from pausefl_proto.draws import generator
+from pausefl_proto.draws import generator, generators
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.rounds.attempt import attempt_end, attempt_record, next_release, releases_of_misses
@@ -224,16 +224,13 @@ def simulate_fast(policy: Policy, setting: Setting, rounds: int) -> SimulationRe
 
 
 def _choices_ahead(state: RunState, setting: Setting) -> Iterator[IntArray]:
-    """The rows that a policy chooses in each round, if it looks at no earlier round; else no rows in any round."""
-    if type(state.policy) not in _AHEAD:
-        yield from repeat(np.empty(0, np.int64))
-    for t in count(1):
-        context = context_of(setting.server, state, setting.oracle, t, 0)
-        undrawn = context.rng.bit_generator.state if t == 1 else None
-        rows = state.policy.select(None, context).rows
-        if undrawn and context.rng.bit_generator.state == undrawn:  # so all rounds have this choice
-            yield from repeat(rows)
-        yield rows
+    """The rows that a policy chooses in each round, in any order, if it looks at no earlier round; else no rows."""
+    policy, context = state.policy, context_of(setting.server, state, setting.oracle, 1, 0)
+    if type(policy) not in _AHEAD:
+        return repeat(np.empty(0, np.int64))
+    if isinstance(policy, Random | Clustered) and len(context.eligible) > policy.m:
+        return policy.draws(context, generators(setting.server.seed, "selection", ((t, 0) for t in count(1))))
+    return repeat(policy.select(None, context).rows)
 
 
 def arrivals(presence: Presence, t: int, examples: Mapping[str, int] | None = None) -> list[LogEvent]:

@@ -1,10 +1,12 @@
 """Clustered sampling by data size (Fraboni, Vidal, Kameni and Lorenzi, ICML 2021, Algorithm 1)."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
+from pausefl_proto.arrays import IntArray
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.terms import rows_in_tie_order
 
@@ -25,13 +27,16 @@ class Clustered(Policy):
         """The clients drawn by this round's generator, one per urn."""
         if len(context.eligible) <= self.m:
             return Selection(context.eligible)
+        (rows,) = self.draws(context, [context.rng])
+        return Selection(np.sort(rows), weights=np.full(self.m, 1.0 / self.m))
+
+    def draws(self, context: Context, rngs: Iterable[np.random.Generator]) -> Iterator[IntArray]:
+        """The rows that each of these generators draws in this context, one per urn."""
         rows = rows_in_tie_order(context)
         sizes = context.table.n_examples[rows]
         if not sizes.any():
             sizes = np.ones(len(rows), np.int64)
         largest_first = (-sizes).argsort(kind="stable")
-        ends = (self.m * sizes[largest_first]).cumsum()
-        urn = int(sizes.sum())
-        drawn = np.arange(self.m) * urn + context.rng.integers(urn, size=self.m)
-        chosen = np.sort(rows[largest_first[ends.searchsorted(drawn, side="right")]])
-        return Selection(chosen, weights=np.full(self.m, 1.0 / self.m))
+        ends, urn = (self.m * sizes[largest_first]).cumsum(), int(sizes.sum())
+        begins, rows = np.arange(self.m) * urn, rows[largest_first]
+        return (rows[ends.searchsorted(begins + rng.integers(urn, size=self.m), side="right")] for rng in rngs)
