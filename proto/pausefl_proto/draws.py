@@ -13,6 +13,7 @@ from numpy.random.bit_generator import ISeedSequence
 
 _AT_ONCE = 1024
 """How many generators are seeded at once."""
+_HALF = np.uint32(16)
 
 
 def generator(seed: int, purpose: str, *key: int | str) -> np.random.Generator:
@@ -60,7 +61,8 @@ def _seeds(entropy: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
     left, right = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
     pool = [_hashed(words, into) for words in entropy.T]
     for source, target in permutations(range(4), 2):
-        pool[target] = _folded(left * pool[target] - right * _hashed(pool[source], into))
+        mixed = left * pool[target] - right * _hashed(pool[source], into)
+        pool[target] = mixed ^ mixed >> _HALF
     return np.stack([_hashed(words, out) for words in pool * 2], axis=1).view(np.uint64)
 
 
@@ -71,8 +73,5 @@ def _constants(first: int, factor: int) -> Iterator[tuple[np.uint32, np.uint32]]
 
 def _hashed(words: npt.NDArray[np.uint32], constants: Iterator[tuple[np.uint32, np.uint32]]) -> npt.NDArray[np.uint32]:
     before, factor = next(constants)
-    return _folded((words ^ before) * factor)
-
-
-def _folded(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    return words ^ words >> np.uint32(16)
+    words = (words ^ before) * factor
+    return words ^ words >> _HALF

@@ -134,7 +134,8 @@ settings |= {"selection.policy": Last(m=2), "latency.delay": Even(), "experiment
 experiment = pausefl.load("demo", settings)
 pausefl.run(experiment, "run", progress=False)
 pausefl.run(experiment.replace({"selection.policy": Last(m=2)}), "run", resume=True, rounds=3, progress=False)
-print(pausefl.simulate(experiment, 5, "simulated", policies=[Last, "pause"]).to_frame()["policy"].tolist())
+simulation = pausefl.simulate(experiment, 5, "simulated", policies=[Last, "pause"], jobs=2)
+print(simulation.to_frame()["policy"].tolist())
 print(experiment)
 """
 
@@ -221,7 +222,12 @@ def test_runs_at_a_relative_path_have_a_name(run: pausefl.Run, tmp_path: Path, m
 @pytest.mark.pictures
 def test_several_policies_are_simulated_under_the_same_latencies(tmp_path: Path) -> None:
     experiment = pausefl.load("demo", SIX)
-    found = pausefl.simulate(experiment, 50, tmp_path, policies=["pause", "random"], seeds=3)
+    policies = ["pause", "random"]
+    alone = pausefl.simulate(experiment, 50, tmp_path / "alone", policies=policies, seeds=3, jobs=1)
+    found = pausefl.simulate(experiment, 50, tmp_path / "found", policies=policies, seeds=3, jobs=2)
+    for path in (written := [*alone.folder.rglob("*.csv"), *alone.folder.rglob("*.json")]):
+        assert path.read_bytes() == (found.folder / path.relative_to(alone.folder)).read_bytes()
+    assert len(written) == 2 + 6 * 3
     pause, random = (found.summary["policies"][name]["total_latency_s"] for name in ("pause", "random"))
     assert pause["least"] <= pause["mean"] <= pause["greatest"] < random["least"]
     answer, caveat = found.summary["answers"]
@@ -231,8 +237,6 @@ def test_several_policies_are_simulated_under_the_same_latencies(tmp_path: Path)
     with (found.folder / "simulations.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [(row["policy"], row["seed"]) for row in rows] == [(p, s) for p in ("pause", "random") for s in "123"]
-    alone = pausefl.simulate(pausefl.load("demo", {**SIX, "selection.policy": "random"}), 50, tmp_path / "alone")
-    assert float(rows[3]["total_latency_s"]) == alone.summary["total_latency_s"]
     assert (found.folder / "simulations.png").stat().st_size > 10_000
 
 
@@ -302,10 +306,12 @@ class Deaf(pausefl.Observer):
         pytest.fail("is never called")
 
 
+AT_ONCE = {"latency.tau_min_s": "auto", "latency.delay.kind": "none"}
 KEPT = make_dataclass("Kept", [("share", float, 0.5)])
 WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "rounds": (lambda e: pausefl.simulate(e, 0), r"^rounds = 0: must be a whole number of at least 1$"),
     "seeds": (lambda e: pausefl.simulate(e, 10, seeds=0), r"^seeds = 0: must be"),
+    "a child's": (lambda e: pausefl.simulate(e.replace(AT_ONCE), 9, seeds=2, jobs=2), r"^latency\.tau_min_s = .auto."),
     "a truth for seeds": (lambda e: pausefl.compare(e, ["all"], seeds=True), r"^seeds = True: must be a whole number"),
     "trials": (lambda e: pausefl.tune(e, trials=0), r"^trials = 0: must be a whole number of at least 1$"),
     "jobs": (lambda e: pausefl.compare(e, ["random"], jobs=0), r"^jobs = 0: must be"),

@@ -47,7 +47,6 @@ from pausefl_server.selection.policies.genie import Genie
 from pausefl_server.selection.policies.oort import Oort
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.pisces import Pisces
-from pausefl_server.selection.policies.pow_d import PowD
 from pausefl_server.selection.policies.sa_pause import SaPause
 from pausefl_server.selection.policies.ucb import Ucb
 from pausefl_server.selection.policies.uniform import Random
@@ -147,9 +146,7 @@ def test_regret_in_the_genies_own_objective_never_falls(name: str) -> None:
 
 
 def test_all_has_no_regret_but_a_latency_and_a_leakage() -> None:
-    """Sets of other sizes than m cannot be compared with the genie's. Every policy gets the same latencies."""
-    four = (simulate(policy_class(name)(m=4), published(4), 20).total_latency_s for name in ("all", "random"))
-    assert len({tuple(total_s) for total_s in four}) == 1
+    """Sets of other sizes than m cannot be compared with the genie's."""
     result = simulate(policy_class("all")(m=4), published(10), 30)
     assert np.isnan(result.regret).all()
     assert result.chosen.tolist() == [30] * 10
@@ -184,14 +181,6 @@ def test_the_genie_weighs_as_the_policy_does_and_ucb_is_pause_with_nothing_but_l
     assert genie_of(Ucb(4, zeta=2.0)) == Genie(4, alpha=0.0, gamma=0.0, zeta=2.0)
     assert genie_of(SaPause(4, alpha=3.0)) == Genie(4, alpha=3.0)
     assert genie_of(SaPause(4, phi_p="math:pow")) is None
-
-
-@pytest.mark.parametrize(
-    ("policy", "needed"), [(Oort(4), "loss"), (PowD(4), "loss"), (SaPause(4, phi_g="label_diversity"), "labels")]
-)
-def test_a_policy_that_lives_on_what_clients_disclose_is_not_simulated(policy: Policy, needed: str) -> None:
-    with pytest.raises(ConfigError, match=f"selection.policy: {type(policy).__name__} needs .* their {needed}, which"):
-        simulate(policy, published(10), 5)
 
 
 def test_with_a_phi_of_ones_own_there_is_no_regret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -256,6 +245,9 @@ def test_what_cannot_be_played_is_not_simulated() -> None:
     for rows in ([-1, 0], [0, 0, 1], [99], []):
         with pytest.raises(PauseflError, match=r"selection\.policy: in round 1 it chose row"):
             simulate(Fixed(4, rows=tuple(rows)), published(10), 5)
+    for policy, needed in ((Oort(4), "Oort needs .* loss"), (SaPause(4, phi_g="label_diversity"), "needs .* labels")):
+        with pytest.raises(ConfigError, match=f"selection.policy: .*{needed}, which"):
+            simulate(policy, published(10), 5)
 
 
 def test_pause_learns_who_is_slow() -> None:

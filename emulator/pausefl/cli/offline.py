@@ -33,12 +33,16 @@ def simulate(options: argparse.Namespace) -> None:
     console, experiment, seeds = plain_console(), experiment_of(options), at_least_1("--seeds", options.seeds)
     rounds = options.rounds or experiment.experiment.rounds
     policies = [experiment.selection.policy] if options.policies is None else policies_of(options)
-    with console.status(Text(f"simulating {rounds:,} rounds of {', '.join(policies)}")):
+    if options.jobs is not None:
+        at_least_1("--jobs", options.jobs)
+    title = f"simulating {rounds:,} rounds of {', '.join(policies)}"
+    with console.status(Text(title)) as status:
         if options.policies is None and seeds == 1:
             lines = [*outputs.in_words(outputs.run_simulation(experiment, rounds, folder))]
             figure = folder / "simulation.png"
         else:
-            summary = simulations.run_simulations(experiment, policies, seeds, rounds, folder)
+            of_all = experiment, policies, seeds, rounds, folder, options.jobs
+            summary = simulations.run_simulations(*of_all, lambda text: status.update(Text(f"{title}: {text}")))
             lines, figure = [*simulations.in_words(summary), *summary["answers"]], folder / "simulations.png"
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)

@@ -1,19 +1,20 @@
 """Tries the data and model of a campaign's runs before any run is played, in a process like those of the runs."""
 
-import multiprocessing
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess, SpawnProcess
+from functools import partial
+from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from pausefl.experiment.experiment import Experiment
 from pausefl.extras import is_installed
 from pausefl.runtime.forks import forked_run
-from pausefl.runtime.processes.lifetime import die_with_parent, start
 from pausefl.studies.campaign import Missing, Planned
+from pausefl.studies.children import in_children
 from pausefl_proto.errors import PauseflError
 
+_NAME = "pausefl-check"
 # The tables that data, partition and model depend on. The seed is not among them, as it changes no shape.
 _TRIED = {"workload", "clients", "privacy", "tls", "admission", "evaluation"}
 
@@ -38,34 +39,23 @@ def _in_child(
     work: Callable[..., None], experiments: Sequence[Experiment], *arguments: Any
 ) -> list[PauseflError | None]:
     """Call `work` for each experiment in a child process; returns the error of each call, or None."""
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    told = (theirs, work, experiments, *arguments)
-    process: ForkServerProcess | SpawnProcess
     if all(experiment.experiment.clock == "virtual" for experiment in experiments):
-        process = forked_run("pausefl-check", _tell, *told, needs_torch=True, is_first_of_many=True)
+        make: Callable[..., BaseProcess] = _forked
     else:  # not forked: the fork server starts later, and is to import only what clients need
-        process = multiprocessing.get_context("spawn").Process(target=_tell, args=told, name="pausefl-check")
-    start(process)
-    theirs.close()
+        make = partial(SpawnProcess, name=_NAME)
+    return [*in_children(make, 1, partial(_error_of, work, arguments), experiments)]
+
+
+def _forked(target: Callable[..., None], args: Sequence[Any]) -> BaseProcess:
+    return forked_run(_NAME, target, *args, needs_torch=True, is_first_of_many=True)
+
+
+def _error_of(work: Callable[..., None], arguments: Sequence[Any], experiment: Experiment) -> PauseflError | None:
     try:
-        return [ours.recv() for _ in experiments]
-    except EOFError:
-        raise PauseflError("the process that tries data and model ended unexpectedly") from None
-    finally:
-        process.terminate()
-        process.join()
-
-
-def _tell(
-    line: "Connection[Any, Any]", work: Callable[..., None], experiments: Sequence[Experiment], *arguments: Any
-) -> None:
-    die_with_parent()
-    for experiment in experiments:
-        try:
-            work(experiment, *arguments)
-            line.send(None)
-        except PauseflError as error:
-            line.send(error)
+        work(experiment, *arguments)
+    except PauseflError as error:
+        return error
+    return None
 
 
 def _try_out(experiment: Experiment) -> None:

@@ -1,7 +1,11 @@
 """Simulates an experiment under several policies and seeds, and draws them side by side."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +21,17 @@ from pausefl.results.report.bands import SimulatedCurves, draw_simulations
 from pausefl.results.report.style import write_picture
 from pausefl.results.statistics import Spread, saving_in_words, shares_saved
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, refuse_run_in
+from pausefl.studies.children import in_children
 from pausefl.studies.compare import variant_of
 from pausefl.studies.simulation.outputs import run_simulation, weights_in_words
+from pausefl.studies.time_left import time_left
 from pausefl_process.files import write_durably
+from pausefl_process.machine import available_cores
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.newcomers import NewcomerPolicy
 
+_WORTH_CHILDREN = 20_000
+"""From how many rounds in all on simulations take longer than the start of processes to play them, some seconds."""
 _SUMMED = {
     "total_latency_s": "{time} (s)",
     "max_epsilon_spent": "greatest {epsilon}",
@@ -34,11 +43,18 @@ names of the time that passed and of ε's unit."""
 
 
 def run_simulations(
-    experiment: Experiment, policies: Sequence[str], seeds: int, rounds: int, folder: Path
+    experiment: Experiment,
+    policies: Sequence[str],
+    seeds: int,
+    rounds: int,
+    folder: Path,
+    jobs: int | None = None,
+    say: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Any]:
     """Simulate each policy with the same seeds, so with equal latencies; write simulations.json, .csv and .png.
 
-    Each simulation has its own folder. Returns the content of simulations.json. ConfigError if some policies are
+    Each simulation has its own folder. `jobs` are played at a time; None: one, or with many rounds one per core.
+    `say` is told how many are played. Returns the content of simulations.json. ConfigError if some policies are
     simulated by drifts and others by latencies.
     """
     variants = {
@@ -46,13 +62,20 @@ def run_simulations(
         for policy, label in labels_of(policies).items()
     }
     _check_alike(variants)
+    listed = [(policy, variant) for policy, of_policy in variants.items() for variant in of_policy]
+    if jobs is None:
+        jobs = min(available_cores(), len(listed)) if len(listed) * rounds >= _WORTH_CHILDREN else 1
+    simulated, began_s = partial(_simulated, rounds, folder.absolute()), time.monotonic()
+    make = partial(SpawnProcess, name="pausefl-simulation")
+    played = (simulated(each) for each in listed) if jobs == 1 else in_children(make, jobs, simulated, listed)
     summaries: dict[str, list[dict[str, Any]]] = {policy: [] for policy in variants}
-    curves: dict[str, list[SimulatedCurves]] = {}
-    for policy, of_policy in variants.items():
-        for variant in of_policy:
-            own = folder / f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
-            summaries[policy].append({**run_simulation(variant, rounds, own, is_drawn=False), "policy": policy})
-            curves.setdefault(policy, []).append(_read(own / "simulation.csv"))
+    curves: dict[str, list[SimulatedCurves]] = {policy: [] for policy in variants}
+    with closing(played):
+        for n_played, ((policy, _), (of_it, curves_of_it)) in enumerate(zip(listed, played, strict=True), 1):
+            summaries[policy].append(of_it)
+            curves[policy].append(curves_of_it)
+            still = time_left(time.monotonic() - began_s, n_played, len(listed) - n_played)
+            say(f"{n_played} of {len(listed)}{still}")
     unit = experiment.privacy.unit if experiment.privacy.enabled else None
     warning = _warning(summaries) or _no_choice(experiment)
     baseline = "random" if "random" in variants else next(iter(variants))
@@ -69,6 +92,14 @@ def run_simulations(
     _write_table(folder / "simulations.csv", [each for found in summaries.values() for each in found])
     write_picture(folder / "simulations", lambda: draw_simulations(curves, unit, _time_of(summary), _notes(summary)))
     return summary
+
+
+def _simulated(rounds: int, folder: Path, of: tuple[str, Experiment]) -> tuple[dict[str, Any], SimulatedCurves]:
+    """Simulate one policy under one seed, in a folder of its own; returns its summary and its curves."""
+    policy, variant = of
+    own = folder / f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
+    summary = run_simulation(variant, rounds, own, is_drawn=False)
+    return {**summary, "policy": policy}, _read(own / "simulation.csv")
 
 
 def refuse_results_in(folder: Path) -> None:
