@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, cast
 
@@ -173,6 +174,16 @@ def test_totals_of_runs_that_ended_early_are_warned_of(outcome: str, rounds: int
     of_two = draw_sweep([*rows, *({**row, "total_latency_s": 4003.0} for row in again)], ["key", "outcome"])
     assert of_two.get_supxlabel().replace("\n", " ").startswith(bars.replace("bars", "brackets"))
     assert of_two.axes[0].texts[0].get_text() == "2,003\n[3.00, 4,003]"
+
+
+def test_the_names_and_cells_of_a_picture_do_not_overlap() -> None:
+    rows = [{"a": a, "b": b / 1e3, "seed": s, "total_latency_s": 14.4} for a, b, s in product("xy", range(14), (1, 2))]
+    for keys in (["b"], ["a", "b"]):
+        axes = (figure := draw_sweep(rows, keys)).axes[0]
+        figure.draw_without_rendering()
+        for texts in (axes.get_xticklabels(), axes.texts[:14]):
+            boxes = [text.get_window_extent() for text in texts]
+            assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 @pytest.mark.parametrize(

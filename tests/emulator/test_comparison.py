@@ -8,7 +8,6 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
-from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from pausefl.results.report.comparison import Comparison, as_json, as_table, compare, write_comparison
@@ -254,13 +253,12 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
 def test_the_whiskers_of_the_totals_are_the_interval_of_the_bands(tmp_path: Path, seeds: tuple[int, ...]) -> None:
     comparison = compare(write_runs(tmp_path, seeds))
     figure = drawn(comparison)
-    (bars,) = (axes.collections[0] for axes in figure.axes if axes.get_xlabel().startswith("latency ("))
-    assert isinstance(bars, LineCollection)
-    for (start, end), of_policy in zip(bars.get_segments(), comparison.runs.values(), strict=True):
+    (bars,) = (axes.lines for axes in figure.axes if axes.get_xlabel().startswith("latency ("))
+    for bar, of_policy in zip(bars, comparison.runs.values(), strict=True):
         totals_s = [run.summary["total_latency_s"] for run in of_policy]
         interval = mean_interval(totals_s)
         ends = (min(totals_s), max(totals_s)) if len(seeds) < 5 else (interval.low, interval.high)
-        assert (start[0], end[0]) == pytest.approx(ends)
+        assert bar.get_xdata() == pytest.approx(ends)
     assert write_comparison(comparison, tmp_path / "out").read_text("utf-8").count(band_note(len(seeds))) >= 2
     assert figure.get_supxlabel().endswith(f"band and whisker: {band_note(len(seeds))}")
 
@@ -273,6 +271,12 @@ def test_runs_never_evaluated_are_compared_all_the_same(tmp_path: Path) -> None:
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["Greatest leakage of a client", "Total latency"]
     assert figure.legends
     assert figure.get_supxlabel() == "one seed: differences may be chance"
+
+
+def test_long_names_stay_within_the_picture(runs: Runs) -> None:
+    figure = drawn(compare({f"{policy} with {'a long name ' * 6}": dirs for policy, dirs in runs.items()}))
+    figure.draw_without_rendering()
+    assert figure.legends[0].get_window_extent().x1 < figure.bbox.x1
 
 
 def test_runs_of_different_budgets_are_drawn_with_each_of_them(tmp_path: Path) -> None:

@@ -68,7 +68,10 @@ def test_columns_and_curves_are_those_of_the_views(run: RunData) -> None:
     assert accuracy.tolist() == [0.1, 0.5, 0.7]
 
 
-def test_every_figure_is_drawn_and_none_is_blank(reported: Path) -> None:
+def test_every_figure_is_drawn_and_none_is_blank(reported: Path, run: RunData) -> None:
+    figures = draw_all(run)
+    for name in ("accuracy", "rounds", "leakage"):
+        assert figures[name].axes[0].lines[0].get_marker() == "o", "one value makes no line"
     assert {file.name for file in (reported / "plots").iterdir()} == {f"{name}.svg" for name in FIGURES}
     report_runs([reported], csv=False, formats=["png"])
     files = sorted((reported / "plots").glob("*.png"))

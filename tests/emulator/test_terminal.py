@@ -107,7 +107,7 @@ def test_the_terminal_shows_the_numbers_and_ids_are_no_markup() -> None:
         show(evaluation(10, 0.5))
         show(round_event(12))
         show(Notice("client [b]d left"))
-    texts = ["round 12/100", "2:56 left", "50.0%", "3.0 s", "greatest ε (coordinate)", "1.5 of 40"]
+    texts = ["round 12/100", "0:04 elapsed, 2:56 left", "50.0%", "3.0 s", "greatest ε (coordinate)", "1.5 of 40"]
     texts += ["30 clients connected", "0.250 s", "[red]c, d", "client [b]d left", "127.0.0.1:9000"]
     for text in texts:
         assert text in out.getvalue()
@@ -116,7 +116,8 @@ def test_the_terminal_shows_the_numbers_and_ids_are_no_markup() -> None:
 def test_a_terminal_is_shown_something_before_anything_is_known_and_a_pipe_gets_plain_lines() -> None:
     out = io.StringIO()
     with make_view(Console(file=out, force_terminal=True, color_system=None), "demo"):
-        assert isinstance(make_view(Console(file=io.StringIO()), "demo"), PlainView)
+        for console in (Console(file=out), Console(file=out, force_terminal=True, _environ={"TERM": "dumb"})):
+            assert isinstance(make_view(console, "demo"), PlainView)
     assert "demo" in out.getvalue()
 
 

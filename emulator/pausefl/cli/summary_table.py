@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from pausefl.results.in_words import accuracies, asked, by_whom, costs, milliseconds, noise, turn
+from pausefl.results.in_words import accuracies, asked, by_whom, costs, counted, noise, timing_error, turn
 
 _SummaryLine = tuple[str, str]
 """A line's name and its text."""
@@ -26,7 +26,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _played(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
-    rounds = f"{summary['rounds']} with {summary['clients']} clients, {asked(summary)}"
+    rounds = f"{summary['rounds']} with {counted(summary['clients'], 'client')}, {asked(summary)}"
     yield "policy", f"{summary['policy']} (seed {summary['seed']})"
     yield f"{turn(summary)}s", f"{rounds}; {summary['stopped_because']}"
     if summary["data"] is not None:
@@ -46,12 +46,11 @@ def _privacy(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
 def _doubts(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
     """What failed, and how far the measurements can be trusted."""
     for failure in summary["failures"]:
-        yield "failed", f"{failure['jobs']} jobs: {failure['reason']}"
-    error_s = summary["timing_error_s"]
-    if error_s and error_s["p50"] is not None:
-        quantiles = f"p50 {milliseconds(error_s['p50'])}, p99 {milliseconds(error_s['p99'])}"
-        yield "timing error", f"{quantiles} off what was drawn"
+        yield "failed", f"{counted(failure['jobs'], 'job')}: {failure['reason']}"
+    if told := timing_error(summary):
+        yield "timing error", told
     for reason in (summary["suspect_because"] or {}).values():
-        yield "suspect", f"{reason['rounds']} rounds: {reason['advice']}{by_whom(reason.get('clients', {}))}"
+        rounds, whose = counted(reason["rounds"], "round"), by_whom(reason.get("clients", {}))
+        yield "suspect", f"{rounds}: {reason['advice']}{whose}"
     for name, why in summary.get("missing_figures", {}).items():
         yield "missing", f"{name}: {why}"

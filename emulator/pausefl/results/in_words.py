@@ -41,7 +41,7 @@ def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
     for client_id, cuts in (s["capped"] or {}).items():
         details = ", ".join(f"{what}: {count:,}" for what, count in cuts.items())
         yield "capped", client_id, f"{details}; what a client says of itself is bounded"
-    emulated = "" if s["time_scale"] == 1 else f"; an emulated one is {s['time_scale']:g} real ones of injected delay"
+    emulated = "" if s["time_scale"] == 1 else f"; {s['time_scale']:g} for an emulated one of injected delay"
     clock = "real seconds" if s.get("clock", "real") == "real" else "virtual seconds: no delay was measured"
     yield "wall clock", f"{s['wall_clock_s']:,.1f} s", f"{clock}{emulated}"
     if s["privacy_unit"] is not None:
@@ -50,7 +50,7 @@ def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
         yield "the same as vector ε", number(s["vector_epsilon_max"]), "ε of the client's whole uploads"
     yield "selection, median", milliseconds(s["selection_s_median"]), "per round"
     yield "rejected updates", str(s["rejected_updates"]), ""
-    doubted = f"; {s['suspect_observations']} measurements" if "suspect_observations" in s else ""
+    doubted = f"; {counted(s['suspect_observations'], 'measurement')}" if "suspect_observations" in s else ""
     yield "suspect rounds", str(s["suspect_rounds"]), f"of {s['rounds']}{doubted}"
     if "overruns" in s:
         yield "overruns", str(s["overruns"]), "exchanges longer than the total drawn for them"
@@ -61,7 +61,7 @@ def _missed(s: Mapping[str, Any], unit: str) -> Iterator[Fact]:
     if jobs := sum(s["missed_jobs"].values()):
         kinds = ", ".join(f"{count} {kind}" for kind, count in s["missed_jobs"].items())
         waits_s = s["total_latency_s"] - s["measured_latency_s"]
-        decided = f"; they decide the latency of {s['censored_rounds']} rounds" if s["rounds"] else ""
+        decided = f"; they decide the latency of {counted(s['censored_rounds'], 'round')}" if s["rounds"] else ""
         yield "missed jobs", str(jobs), f"{kinds}{decided}"
         yield "waits for misses", f"{waits_s:,.1f} {unit}", "of the total latency: nothing was measured then"
     if s["failed_attempts"]:
@@ -69,7 +69,8 @@ def _missed(s: Mapping[str, Any], unit: str) -> Iterator[Fact]:
     if s["unneeded_jobs"]:
         yield "not waited for", str(s["unneeded_jobs"]), "jobs of clients that came after enough others had answered"
     if s["late_updates"] or s["withdrawn_jobs"]:
-        note = f"{s['merged_updates']} in a later model; their ε is counted. {s['withdrawn_jobs']} jobs dropped unpaid"
+        dropped = f"{counted(s['withdrawn_jobs'], 'job')} dropped unpaid"
+        note = f"{s['merged_updates']} in a later model; their ε is counted. {dropped}"
         yield "late updates", str(s["late_updates"]), note
 
 
@@ -80,6 +81,20 @@ def noise(s: Mapping[str, Any]) -> str:
         return ""
     last = "beyond all numbers" if ratios["last"] is None else f"{in_times(ratios['last'])} the clip"
     return f"{in_times(ratios['first'])} the clip at first, {last} in the end: {NOISE_REMEDY}"
+
+
+def timing_error(s: Mapping[str, Any]) -> str:
+    """The quantiles of the timing error, on the run's clock; empty if nothing was measured."""
+    error_s = s["timing_error_s"]
+    if not error_s or error_s["p50"] is None:
+        return ""
+    quantiles = f"p50 {milliseconds(error_s['p50'])}, p99 {milliseconds(error_s['p99'])}"
+    return f"{quantiles} off what was drawn, {s.get('clock', 'real')} time"
+
+
+def counted(count: int, noun: str) -> str:
+    """The number with its noun, as "1 client" or "2 clients"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def number(value: float | None) -> str:

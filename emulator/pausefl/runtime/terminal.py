@@ -47,7 +47,8 @@ def make_view(console: Console, title: str) -> AbstractContextManager[Report]:
     """A live display on a terminal, plain lines elsewhere, or only notices in quiet mode."""
     if is_asked_for("quiet"):
         return nullcontext(print_notice)
-    return terminal_view(console, title) if console.is_terminal else PlainView(console, title)
+    can_redraw = console.is_terminal and not console.is_dumb_terminal
+    return terminal_view(console, title) if can_redraw else PlainView(console, title)
 
 
 def printed_events(title: str) -> AbstractContextManager[Report]:
@@ -96,10 +97,12 @@ class RunProgress:
     messages: tuple[str, ...] = ()
     metrics_url: str | None = None
     page_url: str | None = None
+    began_s: float = 0.0
+    """When the display began, on this process's clock: the run's own clock may be virtual."""
     first_round: int = 0
     """The first round that was reported."""
     first_s: float = 0.0
-    """When the first round was reported, on this process's clock: the run's own clock may be virtual."""
+    """When the first round was reported, on this process's clock, too."""
     last_s: float = 0.0
 
     @property
@@ -146,7 +149,7 @@ def fold(progress: RunProgress, event: ProgressEvent, now_s: float) -> RunProgre
 @contextmanager
 def terminal_view(console: Console, title: str, clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
     """A display that is redrawn four times a second, however many rounds there are in between."""
-    progress = RunProgress()
+    progress = RunProgress(began_s=clock())
 
     def show(event: ProgressEvent) -> None:
         nonlocal progress
@@ -239,13 +242,13 @@ def _facts(progress: RunProgress, last: RoundCommitted) -> Iterator[str]:
     yield f"latency {last.total_latency_s:,.2f} {_unit(last)}"
     if last.privacy_unit is not None:
         yield f"ε {last.max_epsilon_spent:.3g} of {last.epsilon_budget:g} ({last.privacy_unit})"
-    yield f"{last.connected} clients"
+    yield f"{last.connected} client{'s' * (last.connected != 1)}"
     if last.rejected:
         yield f"{last.rejected} rejected"
     if last.missed_jobs:
         yield f"{last.missed_jobs} missed"
     if last.suspect_rounds:
-        yield f"{last.suspect_rounds} rounds suspect"
+        yield f"suspect rounds {last.suspect_rounds}"
     if progress.time_left_s:
         yield f"{_duration(progress.time_left_s)} left"
 
@@ -262,7 +265,7 @@ def _duration(seconds: float) -> str:
 
 
 def _headline(title: str, progress: RunProgress) -> Text:
-    clients = f"{progress.connected} clients connected"
+    clients = f"{progress.connected} client{'s' * (progress.connected != 1)} connected"
     where = [_where_to_look(progress)] if progress.metrics_url else []
     return Text.assemble((title, "bold"), "  ", ("  ".join([progress.status, clients, *where]), "dim"))
 
@@ -278,7 +281,7 @@ def _bar(progress: RunProgress, last: RoundCommitted) -> Table:
     bar = Table.grid(padding=(0, 2), expand=True)
     bar.add_column(ratio=1)
     bar.add_column(no_wrap=True)
-    times = [f"{_duration(last.wall_clock_s)} elapsed", *([f"{_duration(left)} left"] if left else [])]
+    times = [f"{_duration(progress.last_s - progress.began_s)} elapsed", *([f"{_duration(left)} left"] if left else [])]
     words = f"round {done}/{total}  {', '.join(times)}"
     bar.add_row(ProgressBar(total=total, completed=done), Text(words))
     return bar

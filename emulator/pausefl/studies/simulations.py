@@ -173,7 +173,9 @@ def _objectives_in_words(summary: Mapping[str, Any]) -> list[str]:
     objectives = [{name: value for name, value in genie.items() if name != "zeta"} for genie in genies.values()]
     if all(objective == objectives[0] for objective in objectives):
         return []
-    against = (f"{policy}: against a genie with {weights_in_words(genie)}" for policy, genie in genies.items())
+    words = {policy: weights_in_words(genie) for policy, genie in genies.items()}
+    alike = {weights: ", ".join(policy for policy in words if words[policy] == weights) for weights in words.values()}
+    against = (f"{policies}: against a genie with {weights}" for weights, policies in alike.items())
     return ["regrets are of different objectives, and do not compare:", *against]
 
 

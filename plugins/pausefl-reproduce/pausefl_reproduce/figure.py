@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from pausefl.results.reading import EPSILON_LABELS
 from pausefl.results.report.comparison.figure import band_note, policy_looks
-from pausefl.results.report.style import INK, MUTED, RC, SERIES, SURFACE, Look, percent_axis, whisker
+from pausefl.results.report.style import INK, MUTED, RC, SERIES, SURFACE, Look, percent_axis
 from pausefl_reproduce.played import SMOOTHING_ROUNDS, StoredCurve
 
 StoredSummary = Mapping[str, Any]
@@ -164,8 +164,7 @@ def _draw_best(summary: StoredSummary) -> Figure:
         best, by_seed = (summary["series"][name][key] for key in ("best_accuracy", "best_by_seed"))
         axes.barh(row, 100 * best["mean"], height=0.6, color=SERIES[0].light, alpha=0.75)
         low, high = (best["low"], best["high"]) if best["low"] is not None else (min(by_seed), max(by_seed))
-        middle, half = whisker(100 * low, 100 * high)
-        axes.errorbar(middle, row, xerr=half, fmt="none", ecolor=INK.light, capsize=3)
+        axes.plot([100 * low, 100 * high], [row, row], "|-", color=INK.light, linewidth=1.2)
         last = 100 * summary["series"][name]["last_accuracy"]["mean"]
         axes.plot(last, row, "D", color=INK.light, markerfacecolor=SURFACE.light, markersize=6)
         value = (summary["published"].get(name) or {}).get("best")

@@ -14,7 +14,7 @@ from rich.table import Table
 from pausefl.library import Tuning
 from pausefl.results.csv_table import write_records
 from pausefl.results.in_words import number
-from pausefl.results.report.comparison.figure import ABOVE
+from pausefl.results.report.comparison.figure import legend_above
 from pausefl.results.report.style import LIMIT, MUTED, RC, SERIES, write_picture
 from pausefl.results.statistics import FEWEST_SEEDS
 from pausefl_process.files import write_durably
@@ -112,7 +112,7 @@ def draw_front(tuning: Tuning) -> Figure:
             axes.scatter(front[:1, x], front[:1, y], s=90, facecolor="none", edgecolor=edge, label="recommended")
             axes.scatter(front[-1:, x], front[-1:, y], s=90, marker="*", color=LIMIT.light, label="published")
             axes.set(xlabel=objectives[x].label, ylabel=objectives[y].label)
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), **ABOVE)
+        legend_above(figure)
     return figure
 
 

@@ -1,5 +1,6 @@
 """Draws simulated policies side by side: per policy a line, the mean over its seeds, within a band."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
@@ -8,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pausefl.results.reading import EPSILON_LABELS
-from pausefl.results.report.comparison.figure import ABOVE, draw_band, policy_looks, seeds_note
+from pausefl.results.report.comparison.figure import draw_band, legend_above, policy_looks, seeds_note
 from pausefl.results.report.style import RC, capitalised
 from pausefl_proto.privacy_unit import PrivacyUnit
 
@@ -42,11 +43,10 @@ def draw_simulations(
                 if _is_known(of_policy, name):
                     draw_band(axes, [(each["round"], each[name]) for each in of_policy], looks[policy], policy)
             axes.set(title=panels[name][0], xlabel="round", ylabel=panels[name][1])
-        told = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
-        by_policy = {label: line for of_panel in told for line, label in of_panel}  # no panel need have every policy
-        figure.legend(by_policy.values(), by_policy, **ABOVE)
+        legend_above(figure)
         n_seeds = max(map(len, curves.values()))
-        figure.supxlabel("\n".join([seeds_note(n_seeds, "band"), *notes]), fontsize=9)
+        lines = (textwrap.fill(note, 130) for note in (seeds_note(n_seeds, "band"), *notes))
+        figure.supxlabel("\n".join(lines), fontsize=9)
     return figure
 
 

@@ -9,8 +9,8 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
+from pausefl.results import in_words
 from pausefl.results.figures import Figures
-from pausefl.results.in_words import Fact, accuracies, asked, by_whom, costs, milliseconds, noise, number, percent, turn
 from pausefl.results.reading import PrivacyFigures, RunData, latency_unit
 from pausefl.results.report.style import capitalised, css_variables, for_page
 from pausefl_proto.arrays import IntArray
@@ -18,25 +18,6 @@ from pausefl_proto.privacy_unit import vector_epsilon
 
 # At most this many ranges of rounds are listed per client. Otherwise the page could be as long as the log.
 _MOST_RANGES = 60
-UNIT_SENTENCES = {
-    "coordinate": "Each coordinate of an update was clamped and noised on the client before it left: ε holds per "
-    "coordinate. The upload as a whole, a vector of d = {d:,} coordinates, has d times that ε. Both are given.",
-    "vector": "Each update was clipped as a whole and noised on the client before it left: ε holds for the upload "
-    "vector, of d = {d:,} coordinates, and so for each single coordinate at most. Both are given.",
-}
-NOISE_SENTENCES = {
-    "laplace": "Noise: Laplace, drawn in float64 from a fresh seed of the operating system for every release (by "
-    "numpy's PCG64DXSM, 128 bits; on a client that trains on a GPU by torch's Philox, 124 bits), and rounded to "
-    "float32. Floating-point sampling is not exact (Mironov, 2012).",
-    "opendp": "Noise: Laplace, drawn by OpenDP's exact sampler from the operating system's entropy.",
-    "reproducible": "Noise: drawn from the experiment's seed.",
-}
-BUDGET_SENTENCES = {
-    "run": "Budgets are per run: every client came with a ledger that counted no release. Several experiments "
-    "on the same data, each with new ledgers, spend a budget each, and these add up.",
-    "data holder": "Budgets are per data holder: all experiments that share these ledgers draw from them. {before} of "
-    "{clients} clients came with part of their budget spent, which is counted in.",
-}
 DISCLOSURES = {
     "n_examples": "|D_k|, how many examples the client has: the average by data size needs it",
     "device_times": "device times: how long the client queued, trained and privatised",
@@ -47,10 +28,6 @@ DISCLOSURES = {
     "statistics": "the running means and variances of its batch normalisation, averaged without noise",
     "host_metrics": "metrics of client hosts: training, queue, noise and delay times, event-loop lag and ε spent, to"
     " any reader that can reach them (metrics.client_host)",
-}
-SIGNAL_SENTENCES = {
-    "round_trip": "round_trip: the policy saw the device's own time and the communication time together.",
-    "communication": "communication: the policy saw the round trip without the device's own time.",
 }
 
 
@@ -63,8 +40,7 @@ def render(template: str, **values: object) -> str:
         trim_blocks=True,
     )
     schemes = {scheme: Markup(css_variables(scheme)) for scheme in ("light", "dark")}
-    words = {"number": number, "percent": percent, "by_whom": by_whom}
-    return environment.get_template(template).render(**words, **schemes, **values)
+    return environment.get_template(template).render(in_words=in_words, **schemes, **values)
 
 
 def embed(drawn: Mapping[str, bytes | None], metric: str, figures: Figures) -> Mapping[str, Markup]:
@@ -87,7 +63,6 @@ def run_page(run: RunData, drawn: Mapping[str, bytes | None], figures: Figures |
     return render(
         "report.html",
         s=run.summary,
-        asked=asked(run.summary),
         metric=capitalised(run.metric),
         config=run.config,
         figures=pictures,
@@ -100,26 +75,25 @@ def run_page(run: RunData, drawn: Mapping[str, bytes | None], figures: Figures |
         private=run.privacy is not None,
         owners=run.owners,
         idle=dict(zip(run.clients["client_id"], run.clients["idle_share"], strict=True)),
-        turns=f"{turn(run.summary)}s",
         disclosed=[DISCLOSURES.get(item, item) for item in run.summary["disclosed"]],
         **privacy,
     )
 
 
-def _headline(run: RunData) -> Iterator[Fact]:
+def _headline(run: RunData) -> Iterator[in_words.Fact]:
     """The facts at the top of the page. Three accuracies are given with notes, as they are easily confused."""
-    yield from accuracies(run.summary)
+    yield from in_words.accuracies(run.summary)
     _, curve = run.curve("test")
     if curve.size:
-        yield "peak of the curve", percent(float(curve.max())), "chosen with hindsight: no result"
-    yield from costs(run.summary)
+        yield "peak of the curve", in_words.percent(float(curve.max())), "chosen with hindsight: no result"
+    yield from in_words.costs(run.summary)
     if penalty_s := float(run.round_latency["cluster_penalty_s"].sum()):
         yield "cluster penalty", f"{penalty_s:,.1f} {latency_unit([run.summary])}", "eq. (22), not in the total latency"
 
 
 def _swamped(run: RunData) -> str:
     """A warning if the noise was much greater than the clipped updates; empty otherwise."""
-    if not (told := noise(run.summary)):
+    if not (told := in_words.noise(run.summary)):
         return ""
     rounds, scores = run.curve("test", "round")
     fell = ""
@@ -130,16 +104,13 @@ def _swamped(run: RunData) -> str:
 
 
 def _privacy(run: RunData, privacy: PrivacyFigures, figures: Figures) -> Mapping[str, object]:
-    d, spent_before = run.summary["model_size"], run.clients["spent_before"].tolist()
-    budget_sentence = BUDGET_SENTENCES[run.summary["budget_per"] or "run"]
+    spent_before = run.clients["spent_before"].tolist()
     clients = figures.compute("table of clients", lambda: list(_clients(run)))
     schedule = figures.compute("schedule of releases", lambda: _schedule(run))
     return {
         "privacy": privacy,
-        "unit_sentence": UNIT_SENTENCES[privacy.unit].format(d=d),
-        "vector_factor": vector_epsilon(privacy.unit, 1, d),
-        "noise_sentence": NOISE_SENTENCES[run.summary["noise"] or "laplace"],
-        "budget_sentence": budget_sentence.format(before=sum(map(bool, spent_before)), clients=len(spent_before)),
+        "vector_factor": vector_epsilon(privacy.unit, 1, run.summary["model_size"]),
+        "n_begun": sum(map(bool, spent_before)),
         "retired": int((run.clients["retired_before"] > 0).sum()),
         "n_clients": len(spent_before),
         "clients": clients or (),
@@ -173,24 +144,10 @@ def _schedule(run: RunData) -> Sequence[tuple[int, float]]:
 
 
 def _timing_sentences(run: RunData) -> Mapping[str, str]:
-    s, error_s = run.summary, run.summary["timing_error_s"]
     return {
-        "latency signal": SIGNAL_SENTENCES[s["latency_signal"]],
-        "time scale": _scale_sentence(s["time_scale"]),
-        "timing error": "not known: nothing was measured"
-        if error_s is None or error_s["p50"] is None
-        else f"p50 {milliseconds(error_s['p50'])}, p99 {milliseconds(error_s['p99'])} off what was drawn, real time",
+        "timing error": in_words.timing_error(run.summary) or "not known: nothing was measured",
         "propagation": _propagation_sentence(run),
     }
-
-
-def _scale_sentence(time_scale: float) -> str:
-    if time_scale == 1:
-        return "1: delays were injected as drawn."
-    return (
-        f"{time_scale:g}: injected delays were multiplied by it and the measured communication time divided by it, "
-        f"which multiplies real overhead and timing error by {1 / time_scale:.3g} in every latency reported."
-    )
 
 
 def _propagation_sentence(run: RunData) -> str:

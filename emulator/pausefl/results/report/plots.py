@@ -16,7 +16,7 @@ from pausefl.results.figures import Figures
 from pausefl.results.labels import LabelCounts, clients_labels
 from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latency_unit, time_axis
 from pausefl.results.report import group_plots, learning_plots
-from pausefl.results.report.comparison.figure import ABOVE, draw_budget
+from pausefl.results.report.comparison.figure import draw_budget, legend_above
 from pausefl.results.report.group_plots import DRAWN_SPLITS, ChoicesByGroup, accuracy_around_joins, joins
 from pausefl.results.report.learning import Learning, learning
 from pausefl.results.report.style import (
@@ -42,8 +42,6 @@ from pausefl_proto.arrays import FloatArray
 
 _MEDIAN_OF_MOST = 25
 """A running median covers at most this many rounds."""
-_MOST_MARKED = 20
-"""Up to this many evaluations are marked by dots, as a line alone does not show where it was measured."""
 MOST_DOTS = 20_000
 """If there are more exchanges than this, a figure of all exchanges shows this many, drawn at random."""
 
@@ -92,12 +90,17 @@ def accuracy(run: RunData) -> Figure:
     for split, colour, dash in zip(DRAWN_SPLITS, SERIES, DASHES, strict=False):
         time_s, values = run.curve(split, axis)
         if values.size:
-            label, marker = f"{split} {values[-1]:.1%}", "o" if values.size <= _MOST_MARKED else ""
-            axes.plot(time_s, values, color=colour.light, linestyle=dash, marker=marker, markersize=4, label=label)
+            label = f"{split} {values[-1]:.1%}"
+            axes.plot(time_s, values, color=colour.light, linestyle=dash, label=label, **_dots(values))
     percent_axis(axes)
     axes.set_xlim(left=0)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
+
+
+def _dots(values: FloatArray) -> Mapping[str, Any]:
+    """The options that mark up to 20 values by dots: a line does not show where they lie, and one value is no line."""
+    return {"marker": "o" if values.size <= 20 else "", "markersize": 4}
 
 
 def latency_by_round(run: RunData) -> Figure:
@@ -111,11 +114,12 @@ def latency_by_round(run: RunData) -> Figure:
     if n > 1:
         is_large = len(rounds) > 2000
         axes.plot(rounds, latency_s, ".", markersize=2, color=MUTED.light, label="each round", rasterized=is_large)
-    axes.plot(rounds, _running_median(latency_s, n), color=INK.light, label=f"median of {n}" if n > 1 else "round")
+    of_rounds = f"median of {n}" if n > 1 else "round"
+    axes.plot(rounds, _running_median(latency_s, n), color=INK.light, label=of_rounds, **_dots(rounds))
     parts = (("communication of the slowest", communication_s), ("its device's own work", table["device_s"]))
     for (label, part_s), colour, dash in zip(parts, SERIES, DASHES, strict=False):
         values = _running_median(part_s[slowest], n)
-        axes.plot(of_exchange[slowest], values, color=colour.light, linestyle=dash, label=label)
+        axes.plot(of_exchange[slowest], values, color=colour.light, linestyle=dash, label=label, **_dots(values))
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
@@ -131,7 +135,8 @@ def leakage(run: RunData, privacy: PrivacyFigures) -> Figure:
     """The greatest ε that any client has spent, by round, with a line at the budget."""
     figure, axes = new_figure("Greatest leakage", "round", f"greatest ε spent by a client\n({privacy.label})")
     table = run.greatest_leakage
-    axes.step(table["round"], table["max_epsilon_spent"], where="post", color=SERIES[0].light)
+    spent = table["max_epsilon_spent"]
+    axes.step(table["round"], spent, where="post", color=SERIES[0].light, **_dots(spent))
     draw_budget(axes, privacy.epsilon_budget)
     return figure
 
@@ -224,7 +229,7 @@ def latency(run: RunData) -> Figure:
     by_exchange.text(0.03, 0.97, _out_of(len(drawn_s)), transform=by_exchange.transAxes, va="top", **_NOTE)
     by_exchange.set(xlim=(0, limit_s), ylim=(0, limit_s), aspect="equal")
     by_exchange.locator_params(nbins=5)
-    figure.legend(**ABOVE)
+    legend_above(figure)
     return figure
 
 

@@ -223,14 +223,15 @@ def name_places(axis: Axis, ids: Sequence[str] | NDArray[Any], **look: Any) -> N
     of a report.
     """
     if len(ids) <= MOST_NAMED:
-        names = [_shortened(name) for name in ids]
+        names = [shortened(name) for name in ids]
         axis.set_ticks(range(len(ids)), names, **look)
         measured = {0, *{re.sub("[0-9]", "0", name): i for i, name in enumerate(names)}.values()}
         for i, label in enumerate(axis.get_ticklabels()):
             label.set_in_layout(i in measured)
 
 
-def _shortened(name: str) -> str:
+def shortened(name: str) -> str:
+    """The name as it stands at an axis: a long one loses its middle."""
     half = _LONGEST_NAME // 2
     return name if len(name) <= _LONGEST_NAME else f"{name[:half]}…{name[1 - half :]}"
 
@@ -241,14 +242,6 @@ def name_clients(axes: Axes, ids: Sequence[str] | NDArray[Any]) -> None:
     if len(ids) > MOST_NAMED:
         axes.locator_params(axis="x", integer=True)
     axes.set_xlim(-0.8, len(ids) - 0.2)
-
-
-def whisker(low: FloatArray | float, high: FloatArray | float) -> tuple[FloatArray | float, FloatArray | float]:
-    """The middle and the half length of a whisker from `low` to `high`, as `Axes.errorbar` takes them.
-
-    A mean cannot serve as the middle: by rounding it may lie outside the whisker, and `errorbar` refuses that.
-    """
-    return (low + high) / 2, (high - low) / 2
 
 
 def draw_bars(axes: Axes, bottom: FloatArray, top: FloatArray, colour: str, label: str | None = None) -> None:

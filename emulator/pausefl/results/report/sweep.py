@@ -8,21 +8,20 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis, XAxis
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pausefl.results.csv_table import write_records
 from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, latency_unit, time_axis
 from pausefl.results.report.comparison.figure import ONE_SEED, seeds_note
-from pausefl.results.report.style import INK, KINDS, RC, SERIES, write_picture
+from pausefl.results.report.style import INK, KINDS, RC, SERIES, shortened, write_picture
 from pausefl.results.statistics import FEWEST_SEEDS, mean_band, three_digits
 from pausefl.results.stored_summary import unequal_starts
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_server.records import ACCURACY
 
 ResultRows = Sequence[Mapping[str, Any]]
-_LONGEST_LABEL, _KEPT = 40, 12
-"""The most characters of a value at an axis, and how many characters of each end of a longer value are kept."""
 _Panel = tuple[str, str, float]
 """A drawn measure: its key in summary.json, the label, and the factor that converts to the label's unit."""
 
@@ -60,14 +59,18 @@ def caveats(rows: ResultRows) -> str:
 def draw_sweep(rows: ResultRows, varied: Sequence[str]) -> Figure:
     """A figure with a panel per measure: means over seeds with intervals, as a line over one key or a map over two."""
     measures = [measure for measure in _measures(rows) if any(row.get(measure[0]) is not None for row in rows)]
+    n_seeds = len({row.get("seed") for row in rows})
+    width, height = 4.2, 3.6
+    if len(varied) == 2:  # a cell holds its text
+        down, across = (len(_levels(rows, key)) for key in varied)
+        width, height = max(width, 2.4 + (1.3 if n_seeds > 1 else 0.6) * across), max(height, 1.2 + 0.45 * down)
     with mpl.rc_context(RC):
-        figure = Figure(figsize=(4.2 * len(measures), 3.6), layout="constrained")
+        figure = Figure(figsize=(width * len(measures), height), layout="constrained")
         for i, (name, label, factor) in enumerate(measures, start=1):
             axes = figure.add_subplot(1, len(measures), i)
             draw = _draw_line if len(varied) == 1 else _draw_map
             draw(axes, rows, varied, name, factor)
             axes.set_title(label)
-        n_seeds = len({row.get("seed") for row in rows})
         means = seeds_note(n_seeds, "bars" if len(varied) == 1 else "brackets") if n_seeds > 1 else ""
         if note := "; ".join(filter(None, [means, caveats(rows)])):
             figure.supxlabel(textwrap.fill(note, 60 * len(measures)), fontsize=9)
@@ -105,7 +108,7 @@ def _draw_line(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, f
     for x, group in zip(at, groups, strict=True):
         if group.size > 1:
             axes.plot([x, x], mean_band(group)[1:], color=SERIES[0].light, linewidth=1)
-    axes.set_xticks(at, _shown(values))
+    _name_levels(axes.xaxis, values)
     axes.set_xlabel(key)
 
 
@@ -121,8 +124,8 @@ def _draw_map(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, fa
             axes.text(j, i, text, ha="center", va="center", color=INK.light, backgroundcolor=(1, 1, 1, 0.7))
     axes.imshow(table, aspect="auto", cmap="cividis")
     axes.grid(visible=False)  # the grid would lie over the cells
-    axes.set_yticks(range(len(table)), _shown(_levels(rows, down)))
-    axes.set_xticks(range(table.shape[1]), _shown(_levels(rows, across)))
+    _name_levels(axes.yaxis, _levels(rows, down))
+    _name_levels(axes.xaxis, _levels(rows, across))
     axes.set_ylabel(down)
     axes.set_xlabel(across)
 
@@ -136,10 +139,14 @@ def _levels(rows: ResultRows, key: str) -> list[Any]:
     return levels
 
 
-def _shown(values: Sequence[Any]) -> list[str]:
-    """The axis label of each value. Of a long value only the two ends are shown, to leave room for the drawing."""
-    texts = [str(value) for value in values]
-    return [text if len(text) <= _LONGEST_LABEL else f"{text[:_KEPT]}…{text[-_KEPT:]}" for text in texts]
+def _name_levels(axis: Axis, values: Sequence[Any]) -> None:
+    """Label positions 0, 1, ... of an axis with values, or with some of many. Below it they are wrapped, or upright."""
+    step = -(-len(values) // 20)
+    names = [shortened(str(value)) for value in values[::step]]
+    upright = isinstance(axis, XAxis) and sum(map(len, names)) > 36
+    if upright and len(names) <= 4:
+        names, upright = [textwrap.fill(name, 40 // len(names)) for name in names], False
+    axis.set_ticks(range(0, len(values), step), names, rotation=90 if upright else 0)
 
 
 def _of(rows: ResultRows, point: Mapping[str, Any], name: str) -> NDArray[np.float64]:

@@ -122,6 +122,7 @@ def settings_of(experiment: Experiment, run: str, clients: ClientPlan) -> Server
         info=RunInfo(run, experiment.selection.policy, experiment.learned_from, experiment.workload.model),
         encoding=clients.encoding,
         agreement=clients.agreement,
+        clock=experiment.experiment.clock,
     )
 
 

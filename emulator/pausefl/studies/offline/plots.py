@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pausefl.experiment.measured.censoring import equal_values
-from pausefl.results.report.comparison.figure import ABOVE
-from pausefl.results.report.style import RC, SERIES, new_figure, whisker
+from pausefl.results.report.comparison.figure import legend_above
+from pausefl.results.report.style import RC, SERIES, new_figure
 from pausefl.studies.offline.fitting import as_written
 from pausefl.studies.offline.latency_fit import LatencyFit
 from pausefl_proto.arrays import FloatArray
@@ -69,7 +69,7 @@ def draw_replay(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]])
         )
         axes.plot(number, recorded_s.cumsum(), color=SERIES[0].light, label=f"{summary['recorded_policy']}, recorded")
         axes.plot(number, waited_s.cumsum(), "--", color=SERIES[1].light, label=f"{summary['policy']}, estimated")
-        middle, half = whisker(total["low"], total["high"])
-        axes.errorbar(number[-1:], middle, half, color=SERIES[1].light, capsize=4, label="95 % of the draws")
-        figure.legend(**ABOVE)
+        ends = total["low"], total["high"]
+        axes.plot(number[[-1, -1]], ends, "_-", color=SERIES[1].light, label="95 % of the draws")
+        legend_above(figure)
     return figure

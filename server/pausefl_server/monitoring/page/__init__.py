@@ -101,6 +101,7 @@ class LivePage:
 def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
     """All that the page shows, ready for JSON; times in seconds, ε in the privacy unit, None for what is not known."""
     privacy, info, last = settings.privacy, settings.info, now.record
+    is_timed = not now.is_over and settings.clock == "real"  # then the mean pace so far foretells the time left
     return {
         "run": {"name": info.run, "policy": info.policy, "dataset": info.dataset, "model": info.model},
         "unit": privacy.unit if privacy else None,
@@ -113,11 +114,11 @@ def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
         "rounds": settings.rounds,
         "signal": settings.signal.replace("_", " "),
         "time_scale": settings.time_scale,
+        "clock": settings.clock,
         "elapsed_s": now.elapsed_s if last else None,
         "wall_clock_s": last.wall_clock_s if last else None,
         **_work(now, settings),
-        # At the mean pace so far, in real seconds.
-        "left_s": last.wall_clock_s / last.round * (settings.rounds - last.round) if last and not now.is_over else None,
+        "left_s": last.wall_clock_s / last.round * (settings.rounds - last.round) if last and is_timed else None,
         "total_latency_s": now.total_latency_s,
         "latency": _rows(now.latency.points),
         "budgets_end": now.budgets_end,

@@ -16,10 +16,13 @@ const seconds = (value) => {
   if (value === null || value === undefined) return NONE;
   return value > 0 && value < 1 ? `${digits(1000 * value)} ms` : `${digits(value, value < 1000 ? 3 : 6)} s`;
 };
-// What latencies are in; elapsed times and round trips
-// are in real seconds.
+// What latencies are in; round trips and the wall clock
+// are in seconds of the run's clock.
 const emulated = () => (frame.time_scale === 1 ? "seconds" : "emulated seconds");
-const real = () => (frame.time_scale === 1 ? "" : `real seconds, ${digits(frame.time_scale)} per emulated one of delay`);
+const clocked = () =>
+  frame.time_scale === 1
+    ? (frame.clock === "real" ? "" : "virtual seconds")
+    : `${frame.clock} seconds, ${digits(frame.time_scale)} per emulated one of delay`;
 const duration = (value) => (value < 3600 ? "" : `${Math.floor(value / 3600)}:`) + new Date(1000 * value).toISOString().slice(14, 19);
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 const words = (name) => name.replaceAll("_", " ");
@@ -123,7 +126,7 @@ function showWaterfall() {
   if (shown < last.answered) note.push(`the slowest ${shown} are shown`);
   if (last.missed.length) note.push(`missed by ${last.missed.join(", ")}: the latency may be a wait for them`);
   if (last.suspect.length) note.push(`suspect: ${last.suspect.join(", ")}`);
-  if (real()) note.push(real());
+  if (clocked()) note.push(clocked());
   byId("waterfall-note").textContent = `${note.join("; ")}.`;
   const used = frame.parts.map((_, part) => last.exchanges.some((e) => e.parts[part] > 0));
   byId("legend").replaceChildren(
@@ -200,7 +203,7 @@ function showNumbers() {
   if (frame.elapsed_s !== null) {
     cells.push(["elapsed time", seconds(frame.elapsed_s), emulated()]);
     const left = frame.left_s ? `about ${duration(frame.left_s)} left` : "";
-    cells.push(["wall clock", duration(frame.wall_clock_s), [left, real()].filter(Boolean).join("; ")]);
+    cells.push(["wall clock", duration(frame.wall_clock_s), [left, clocked()].filter(Boolean).join("; ")]);
     cells.push(["clients at work", digits(frame.at_work), `on average, in ${frame.places} places; ${percent(frame.idle)} of these idle`]);
   }
   if (frame.staleness !== null) cells.push(["staleness", `${digits(frame.staleness)} steps`, "of an update, on average"]);
@@ -231,8 +234,8 @@ function showDoubts() {
 
 function showClients() {
   const { total, shown_max: shownMax, rows } = frame.clients;
-  byId("latency-head").textContent = `${frame.signal}${real() && ", emulated"}`;
-  byId("trip-head").textContent = real() && "real";
+  byId("latency-head").textContent = `${frame.signal}${frame.time_scale === 1 ? "" : ", emulated"}`;
+  byId("trip-head").textContent = clocked() && frame.clock;
   const sorted = rows.slice().sort((a, b) => (b[sortedBy] ?? -1) - (a[sortedBy] ?? -1) || (a.id < b.id ? -1 : 1));
   const shown = sorted.slice(0, shownMax);
   const by = sortedBy === "epsilon" ? "who spent most ε" : "the slowest";

@@ -266,7 +266,7 @@ def _group_cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
 
 
 def _caption(comparison: Comparison) -> str:
-    seeds = f"seeds {', '.join(map(str, comparison.seeds))}"
+    seeds = f"seed{'s' * (len(comparison.seeds) > 1)} {', '.join(map(str, comparison.seeds))}"
     differ = f"the runs differ in {', '.join(comparison.differences)}" if comparison.differences else ""
     notes = (seeds, comparison.spread_note, _accuracy_note(comparison), differ, comparison.warning)
     return "; ".join(note for note in notes if note)

@@ -1,5 +1,6 @@
 """Draws the main figure of a comparison of policies: accuracy against latency, greatest leakage, total latency."""
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,14 +11,24 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latency_unit, time_axis
-from pausefl.results.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, capitalised, percent_axis, whisker
+from pausefl.results.report.style import (
+    DASHES,
+    INK,
+    LIMIT,
+    MUTED,
+    RC,
+    SERIES,
+    Look,
+    capitalised,
+    name_places,
+    percent_axis,
+)
 from pausefl.results.statistics import FEWEST_SEEDS, mean_band, three_digits
 from pausefl_server.records import Split
 
 Runs = Mapping[str, Sequence[RunData]]
 ONE_SEED = "one seed: differences may be chance"
-ABOVE: Mapping[str, Any] = {"loc": "outside upper left", "ncols": 4, "handlelength": 3.2}
-"""Options that put a legend above the panels, where it hides no curve."""
+_LABEL_WIDTH = 24  # characters: four columns of such labels fit over two panels
 PlottedCurve = tuple[NDArray[Any], NDArray[np.float64]]
 
 
@@ -31,6 +42,14 @@ def unit_of(runs: Runs) -> str:
     return latency_unit(run.summary for run in all_runs(runs))
 
 
+def legend_above(figure: Figure) -> None:
+    """Put one legend of all panels above them, where it hides no curve. Long labels are wrapped."""
+    told = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
+    by_label = {textwrap.fill(label, _LABEL_WIDTH): line for of_panel in told for line, label in of_panel}
+    if by_label:
+        figure.legend(by_label.values(), by_label, loc="outside upper left", ncols=4, handlelength=3.2)
+
+
 def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, common_accuracy: float | None) -> Figure:
     """A figure of all policies, with the spread over seeds. Panels for which no run has data are left out."""
     looks = policy_looks(runs)
@@ -40,12 +59,10 @@ def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, co
         figure, panels = _panels(has_accuracy=bool(evaluated), has_leakage=privacy is not None)
         if evaluated:
             _accuracy(panels["accuracy"], evaluated, looks, split, common_accuracy)
-            figure.legend(*panels["accuracy"].get_legend_handles_labels(), **ABOVE)
         if privacy:
             _leakage(panels["leakage"], runs, looks, privacy)
-            if not evaluated and panels["leakage"].get_legend_handles_labels()[0]:  # none where no round was played
-                figure.legend(**ABOVE)
         _total(panels["total"], runs, looks)
+        legend_above(figure)
         figure.supxlabel(seeds_note(n_seeds, "band and whisker"), fontsize=9)
     return figure
 
@@ -136,13 +153,12 @@ def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
     rows = np.arange(len(runs))
     axes.barh(rows, mean_s, height=0.62, color=[look.colour for look in looks.values()])
     if any(len(v) > 1 for v in values):
-        middle_s, half_s = whisker(low_s, high_s)
-        axes.errorbar(middle_s, rows, xerr=half_s, fmt="none", ecolor=INK.light, elinewidth=1.2, capsize=3)
+        axes.plot([low_s, high_s], [rows, rows], "|-", color=INK.light, linewidth=1.2)
     ends_s = np.maximum(mean_s, high_s)
     for row, mean, greatest in zip(rows, mean_s, ends_s, strict=True):
         text = f"{three_digits(mean)} {unit_of(runs)}"
         axes.annotate(text, (greatest, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9)
-    axes.set_yticks(rows, list(runs), color=INK.light)
+    name_places(axes.yaxis, list(runs), color=INK.light)
     axes.invert_yaxis()
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pausefl.results.reading import time_axis
-from pausefl.results.report.comparison.figure import ABOVE, Runs, all_runs, policy_looks, unit_of
+from pausefl.results.report.comparison.figure import Runs, all_runs, legend_above, policy_looks, unit_of
 from pausefl.results.report.style import RC, Look
 from pausefl_proto.arrays import FloatArray
 
@@ -28,7 +28,7 @@ def draw_why(runs: Runs) -> Figure | None:
         chosen, rounds = figure.subplots(1, 2)
         _chosen(chosen, runs, looks, latency_s)
         _rounds(rounds, runs, looks)
-        figure.legend(**ABOVE)
+        legend_above(figure)
     return figure
 
 
