@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -260,7 +260,7 @@ class ClientSession:
             attempt=job.attempt,
             status=pb.STATUS_OK,
             timing=timing,
-            release=None if charge is None else pb.Release(**asdict(charge)),
+            release=None if charge is None else pb.Release(**vars(charge)),
             loss=work.loss,
             statistics=self._settings.statistics,
             update=header,
@@ -278,7 +278,7 @@ class ClientSession:
     def _host_since(self, first_s: float, compute_s: float) -> pb.Host:
         """How well this host has kept time since the job's first frame, and how long it stood still before that."""
         report = self._host.monitor.report(first_s, compute_s)
-        return pb.Host(**asdict(report), still_before_s=self._host.monitor.stood_still_s(self._last_job_s, first_s))
+        return pb.Host(**vars(report), still_before_s=self._host.monitor.stood_still_s(self._last_job_s, first_s))
 
     async def _hold_model(self, download: Download, delays: Delays) -> float:
         """Hold the model back, and return the seconds drawn. Raises Withdrawn unless the update is already released."""

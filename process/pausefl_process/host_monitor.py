@@ -38,7 +38,7 @@ _LEAST_SLEEP_S = 0.01
 _PROBE_WITHIN_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HostReport:
     """The host's interference with measurements in a time window. All values are 0 if none was detected."""
 

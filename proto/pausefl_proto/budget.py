@@ -76,7 +76,7 @@ class Budget(Bounded):
         return i if self.affords(i) else i - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Release:
     """One private release: its number i, its ε_i, and the ε that its client has spent, this one included."""
 

@@ -34,10 +34,10 @@ class StateWriter:
         states, tensors = _parted(optimizer["state"])
         places = {dtype: [place for place, _ in of_dtype] for dtype, of_dtype in tensors.items()}
         described = {**of_client, "optimizer": {**optimizer, "state": states}, "tensors": places}
-        flats = off_device(*(_as_bytes([tensor for _, tensor in of_dtype]) for of_dtype in tensors.values()))
+        parts = (tensor.reshape(-1).view(torch.uint8) for of_dtype in tensors.values() for _, tensor in of_dtype)
         description = self._description(described)
         length = len(description).to_bytes(_LENGTH_BYTES, "little")
-        return b"".join((length, description, *(flat.data for flat in flats)))
+        return b"".join((length, description, *(part.data for part in off_device(*parts))))
 
     def _description(self, described: dict[str, Any]) -> bytes:
         known = comparable(described)
@@ -85,13 +85,6 @@ def _parted(
             else:
                 rest[key][name] = value
     return rest, tensors
-
-
-def _as_bytes(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The bytes of tensors of one dtype, on their device, or on the CPU if they are on several devices."""
-    if len({tensor.device for tensor in tensors}) > 1:
-        tensors = [tensor.cpu() for tensor in tensors]
-    return torch.cat([tensor.reshape(-1) for tensor in tensors]).view(torch.uint8)
 
 
 def _is_plain(value: object) -> bool:

@@ -1,6 +1,7 @@
 """A client's update and the values that it reports beside it, checked and kept short; WireError for impossible ones."""
 
 from dataclasses import fields
+from operator import attrgetter
 
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.budget import Release
@@ -17,6 +18,7 @@ LONGEST_TEXT = 200
 # No exchange takes longer than this, some 11 days.
 _LONGEST_S = 1e6
 _LONGEST_NAME = 64
+_host_values = attrgetter(*(f.name for f in fields(HostReport)))
 
 
 def check_update(vector: Vector, epsilon: float, settings: ServerSettings) -> None:
@@ -65,9 +67,8 @@ def durations_of(result: pb.Result) -> pb.Timing:
 
 def host_of(result: pb.Result) -> HostReport:
     """How well the client's host kept time; WireError for a number that is negative, NaN or too great."""
-    reported = result.host
-    _check_range(reported, GREATEST_STATED)
-    return HostReport(*(getattr(reported, f.name) for f in fields(HostReport)))
+    _check_range(result.host, GREATEST_STATED)
+    return HostReport(*_host_values(result.host))
 
 
 def _check_range(message: pb.Timing | pb.Host, most: float) -> None:

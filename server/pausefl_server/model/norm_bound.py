@@ -42,11 +42,10 @@ class NormBound:
         greatest, total = self.limits(vector.size, epsilon)
         added = max(encoding.step * greatest, encoding.least_step)
         greatest, total = greatest + added, total + vector.size * added
-        found = float(np.abs(vector).max(initial=0.0))
-        if found > greatest:
+        sizes = np.abs(vector)
+        if (found := float(sizes.max(initial=0.0))) > greatest:
             raise WireError(f"has a value of {found:.3g}, clipping and noise allow {greatest:.3g}")
-        found = float(np.linalg.norm(vector, 1))
-        if found > total:
+        if (found := float(sizes.sum())) > total:
             raise WireError(f"has an L1 norm of {found:.3g}, clipping and noise allow {total:.3g}")
 
     def limits(self, d: int, epsilon: float) -> tuple[float, float]:
