@@ -24,7 +24,7 @@ class ProcessPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Everything derived from an experiment before a run begins. The code that plays the run sees no `Experiment`."""
+    """Everything derived from an experiment before a run begins."""
 
     server: ServerPlan
     clients: ClientPlan

@@ -8,7 +8,8 @@ from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.links import LinkPlan
 from pausefl.experiment.server_records import admission_of, aggregation_of, asynchronous_of, optimizer_of, policy_of
 from pausefl.experiment.tables import PrivacyTable
-from pausefl.results.summary import SummaryPlan
+from pausefl.results.accounting import tighter_epsilon
+from pausefl.results.summary import ComposeEpsilon
 from pausefl.runtime.client.agreement import offer_of
 from pausefl.runtime.client.plan import ClientPlan
 from pausefl.runtime.evaluator.plan import EvaluatorPlan, evaluator_plan
@@ -33,7 +34,9 @@ class ServerPlan:
     endpoints: Endpoints
     model: Manifest | EvaluatorPlan
     """The evaluator that makes the model. A manifest: of a synthetic model, a vector of zeros that learns nothing."""
-    summary: SummaryPlan
+    experiment: Experiment
+    """What summary.json tells of."""
+    compose: ComposeEpsilon = tighter_epsilon
 
 
 def server_plan(experiment: Experiment, run: str, clients: ClientPlan, farewell: str = "") -> ServerPlan:
@@ -49,20 +52,7 @@ def server_plan(experiment: Experiment, run: str, clients: ClientPlan, farewell:
         oracle=oracle_of(policy, clients.links, settings.tau_min_s),
         endpoints=endpoints_of(experiment),
         model=_model(experiment),
-        summary=SummaryPlan(
-            seed=settings.seed,
-            clients=experiment.clients.count,
-            expected=experiment.expected_ids,
-            groups=experiment.groups,
-            selection=experiment.selection,
-            dataset=experiment.workload.dataset,
-            clock=experiment.experiment.clock,
-            latency=experiment.latency,
-            privacy=experiment.privacy,
-            budget=settings.budget,
-            shows_host_metrics=experiment.metrics.client_port >= 0,
-            concurrency=experiment.asynchronous.concurrency if experiment.is_asynchronous else None,
-        ),
+        experiment=experiment,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pausefl.results.summary import SummaryPlan, summarise
+from pausefl.results.summary import summarise
 from pausefl.results.tally import RunTally
 from pausefl.runtime.evaluator.initial import Evaluated, InitialModel
 from pausefl.runtime.evaluator.plan import EvaluatorPlan
@@ -51,7 +51,6 @@ from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.monitoring.noise import noise_ahead
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.evaluation import EvaluateModel
-from pausefl_server.selection.base import Policy
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import REAL, Platform, RunOutputs, RunResult, serve
 from pausefl_server.storage.store import Store
@@ -156,7 +155,7 @@ async def play(
             run_dir,
             report,
             RunOutputs(
-                keep=partial(_keep, plan.summary, plan.policy, models, run_dir, manifest.charged.size),
+                keep=partial(_keep, plan, models, run_dir, manifest.charged.size),
                 forget=partial(_forget, models, run_dir),
                 best_model=models,
             ),
@@ -178,9 +177,7 @@ def _evaluate_and_note(evaluator: ModelEvaluator, models: ModelFiles) -> Evaluat
     return evaluate
 
 
-def _keep(
-    plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, charged_size: int, result: RunResult
-) -> None:
+def _keep(plan: ServerPlan, models: ModelFiles, run_dir: Path, charged_size: int, result: RunResult) -> None:
     """Write the last model and, last of all, summary.json.
 
     The summary of an earlier end is deleted first, so that the log never claims a summary that is not its own.
@@ -194,12 +191,12 @@ def _keep(
             store.log(),
             store.failed_attempts(),
             store.late_events(),
-            groups=plan.groups,
-            mode=plan.latency.mode,
+            groups=plan.experiment.groups,
+            mode=plan.experiment.latency.mode,
             released_before={client_id: released for client_id, (released, _) in store.first_hellos().items()},
             broken_off_s=store.add_broken_off(result.state.round, result.state.broken_off_s),
         )
-        summary = summarise(plan, policy, tally, result, charged_size, partial(starts_of, store))
+        summary = summarise(plan.experiment, tally, result, charged_size, partial(starts_of, store), plan.compose)
         store.note_summarised()
     write_durably(file, json.dumps(summary, indent=2) + "\n")
 
