@@ -7,7 +7,7 @@ import json
 from dataclasses import fields, replace
 from typing import Any
 
-from pausefl.experiment.client_records import has_control, method_name
+from pausefl.experiment.client_records import budget_of, has_control, method_name
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import presence_of
 from pausefl.experiment.kinds import read_kind
@@ -21,6 +21,7 @@ from pausefl_server.connections.admission_files import AdmissionFiles
 from pausefl_server.model.aggregation import RULES, Aggregation, AggregationRule
 from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, Optimizer, ServerOptimizer
 from pausefl_server.model.staleness import STALENESS_RULES, Asynchronous, AsynchronousSteps
+from pausefl_server.monitoring.noise import noise_ahead
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.selection import Policy, policy_class
 from pausefl_server.selection.policies.fedat import FedAt
@@ -47,6 +48,13 @@ def policy_of(experiment: Experiment) -> Policy:
     """The policy of a run. Its m is how many clients a round asks, or C in an asynchronous run. Raises ConfigError."""
     policy = selected_policy(experiment.selection)
     return replace(policy, m=experiment.asynchronous.concurrency) if experiment.is_asynchronous else policy
+
+
+def noise_of(experiment: Experiment) -> tuple[str, bool]:
+    """What `noise_ahead` says of the experiment, if all its clients are there. Empty in a run without privacy."""
+    if (budget := budget_of(experiment.privacy)) is None:
+        return "", False
+    return noise_ahead(budget, experiment.experiment.rounds, experiment.asked, experiment.clients.count)
 
 
 def _has_own_init(policy: type[Policy]) -> bool:

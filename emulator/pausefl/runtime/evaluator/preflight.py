@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable
 
-from pausefl.experiment.client_records import budget_of, dealt_out
+from pausefl.experiment.client_records import dealt_out
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import check_rounds
+from pausefl.experiment.server_records import noise_of
 from pausefl.extras import is_installed
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.evaluator.initial import InitialModel
@@ -17,7 +18,6 @@ from pausefl_process.tokens import read_token
 from pausefl_proto.endpoint import answers_within_s
 from pausefl_proto.errors import ConfigError
 from pausefl_server.connections.admission_files import AdmissionFiles
-from pausefl_server.monitoring.noise import noise_ahead
 from pausefl_server.rounds.admission import Admission
 
 
@@ -35,18 +35,19 @@ def try_out(experiment: Experiment, say: Callable[[str], None]) -> list[str]:
     """
     _read_credentials(experiment, say)
     workload = experiment.workload
+    noise = [text] if (text := noise_of(experiment)[0]) else []
     if workload.model == "synthetic":
-        return _how_noisy(experiment)
+        return noise
     if not is_installed("client"):
         say('data and model were not tried: that needs pip install "pausefl[client]"')
-        return _how_noisy(experiment)
+        return noise
     check_is_here(workload.dataset)
     plan = evaluator_plan(experiment)
     with told_in_one_line(plan, "making the data"):
         data = _deal_out(experiment)
     evaluator = rehearsed_evaluator(plan, when="")
     evaluator.check_repeats(data.validation)
-    return [_what_travels(evaluator.initial, experiment.server.dead_after_s), *_how_noisy(experiment)]
+    return [_what_travels(evaluator.initial, experiment.server.dead_after_s), *noise]
 
 
 def _what_travels(model: InitialModel, dead_after_s: float) -> str:
@@ -58,13 +59,6 @@ def _what_travels(model: InitialModel, dead_after_s: float) -> str:
     least = 8e-6 * model.theta_0.nbytes / answers_within_s(dead_after_s)
     slow = f"a link below {least:.2g} Mbit/s needs a greater server.dead_after_s at both ends"
     return f"{travel}; of running statistics {statistics}; {slow}"
-
-
-def _how_noisy(experiment: Experiment) -> list[str]:
-    """A text on the noise of a client's first and last release, if all are chosen equally often; [] without privacy."""
-    if (budget := budget_of(experiment.privacy)) is None:
-        return []
-    return [noise_ahead(budget, experiment.experiment.rounds, experiment.asked, experiment.clients.count)[0]]
 
 
 def _read_credentials(experiment: Experiment, say: Callable[[str], None]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pausefl.experiment.server_records import noise_of
 from pausefl.results.summary import summarise
 from pausefl.results.tally import RunTally
 from pausefl.runtime.evaluator.initial import Evaluated, InitialModel
@@ -48,10 +49,8 @@ from pausefl_process.http_server import WebServer
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, PauseflError, first_error
 from pausefl_proto.wire import Manifest, Vector
-from pausefl_server.monitoring.noise import noise_ahead
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.evaluation import EvaluateModel
-from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import REAL, Platform, RunOutputs, RunResult, serve
 from pausefl_server.storage.store import Store
 
@@ -135,13 +134,9 @@ async def play(
     `back_to` first discards the rounds after that one. `evaluators` finds or makes an evaluator.
     ConfigError for bad input, PauseflError for a run that failed.
     """
-    settings = plan.settings
-    if settings.privacy is not None and (clients := settings.clients):
-        asked = clients if isinstance(plan.policy, All) else plan.policy.m
-        charged = settings.asynchronous.buffer if settings.is_asynchronous else asked  # clients a round
-        noise, is_too_much = noise_ahead(settings.privacy.budget, settings.rounds, charged, clients)
-        if is_too_much:
-            report(Notice(noise))
+    noise, is_too_much = noise_of(plan.experiment)
+    if is_too_much:
+        report(Notice(noise))
     async with _initial_model(plan, report, evaluators) as (model, evaluator):
         has_control = isinstance(plan.model, EvaluatorPlan) and plan.model.has_control
         manifest = model.manifest.with_control() if has_control else model.manifest
