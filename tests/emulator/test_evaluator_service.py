@@ -107,7 +107,7 @@ async def asking(
         async with asyncio.timeout(30):
             yield remote
     finally:
-        await remote.close()
+        await remote.aclose()
 
 
 @pytest.mark.parametrize("size", [3, BIG])

@@ -172,7 +172,7 @@ async def test_an_evaluator_that_was_not_started_needs_no_end(monkeypatch: pytes
     evaluator = OwnEvaluator(evaluator_plan(load_experiment("demo")), lambda _: None)
     with pytest.raises(KeyboardInterrupt):
         await evaluator._start()
-    await evaluator.close()
+    await evaluator.aclose()
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, closing, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -51,17 +51,12 @@ def serve_evaluator(plan: EvaluatorPlan, report: Report) -> None:
     run_telling_waits(_serve(plan, report, ended_by=(signal.SIGINT, *asking_to_end())))
 
 
-@asynccontextmanager
-async def find_evaluator(plan: EvaluatorPlan, say: Say) -> AsyncIterator["RemoteEvaluator | OwnEvaluator"]:
-    """Yields the evaluator at `evaluation.address`, or else one in a child process, which ends with the block.
+def find_evaluator(plan: EvaluatorPlan, say: Say) -> AbstractAsyncContextManager["RemoteEvaluator | OwnEvaluator"]:
+    """The evaluator at `evaluation.address` for a block, or else one in a child process, which ends with the block.
 
     `say` receives messages for the user.
     """
-    evaluator = RemoteEvaluator(plan, say) if plan.evaluation.address else OwnEvaluator(plan, say)
-    try:
-        yield evaluator
-    finally:
-        await evaluator.close()
+    return aclosing(RemoteEvaluator(plan, say) if plan.evaluation.address else OwnEvaluator(plan, say))
 
 
 class OwnEvaluator:
@@ -97,12 +92,12 @@ class OwnEvaluator:
         try:
             return await line.evaluate(theta, subset=subset, patient=False)
         except EvaluatorStuck:
-            await self.close()
+            await self.aclose()
             raise
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         if self._remote is not None:
-            await self._remote.close()
+            await self._remote.aclose()
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -110,7 +105,7 @@ class OwnEvaluator:
 
     async def _line(self) -> RemoteEvaluator:
         if self._remote is None or self._process is None or not self._process.is_alive():
-            await self.close()
+            await self.aclose()
             there = self._plan.evaluation.model_copy(update={"address": f"127.0.0.1:{await self._start()}"})
             self._remote = RemoteEvaluator(replace(self._plan, evaluation=there), self._say)
         return self._remote

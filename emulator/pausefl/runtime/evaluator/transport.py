@@ -158,7 +158,7 @@ class RemoteEvaluator:
         self._say = say
         self._channel: grpc.aio.Channel | None = None
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         if self._channel is not None:
             channel, self._channel = self._channel, None
             await channel.close()
@@ -208,7 +208,7 @@ class RemoteEvaluator:
         try:
             return await ask(self._channel)
         except (OSError, ConfigError):
-            await self.close()
+            await self.aclose()
             if is_new:
                 raise
         return await self._asked(ask)

@@ -2,48 +2,38 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 
-
-class _Way:
-    """One direction of a stream: a queue of messages, until one side closes it."""
-
-    def __init__(self) -> None:
-        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: closed
-        self._closed = False
-
-    async def read(self) -> bytes | None:
-        """The next message, None once the way is closed and empty."""
-        message = await self._messages.get()
-        if message is None:
-            self._messages.put_nowait(None)  # for later calls
-        return message
-
-    def write(self, message: bytes) -> None:
-        """Hand over a message; OSError when the way is closed."""
-        if self._closed:
-            raise OSError("the stream is closed")
-        self._messages.put_nowait(message)
-
-    def close(self) -> None:
-        self._closed = True
-        self._messages.put_nowait(None)
+_Messages = asyncio.Queue[bytes | None]
+"""The messages of one direction of a stream; None: that direction is closed."""
 
 
 class _End:
     """One end of a stream, used as `session_settings.StreamToServer` and as `client_actor.StreamToClient`."""
 
-    def __init__(self, incoming: _Way, outgoing: _Way) -> None:
+    def __init__(self, incoming: _Messages, outgoing: _Messages) -> None:
         self._incoming = incoming
         self._outgoing = outgoing
+        self._closed = False
 
     async def read(self) -> bytes | None:
-        return await self._incoming.read()
+        """The next message; None once the other end is closed and every message was read."""
+        message = await self._incoming.get()
+        if message is None:
+            self._incoming.put_nowait(None)  # for later calls
+        return message
 
     async def write(self, message: bytes) -> None:
-        self._outgoing.write(message)
+        """Hand over a message; OSError when this end is closed."""
+        if self._closed:
+            raise OSError("the stream is closed")
+        self._outgoing.put_nowait(message)
+
+    def close(self) -> None:
+        self._closed = True
+        self._outgoing.put_nowait(None)
 
 
 class InProcessTransport:
@@ -74,19 +64,18 @@ class InProcessTransport:
         """Open a stream (`session_settings.Connect`) for the block; OSError while the server does not listen."""
         if not self.is_open:
             raise OSError("the server does not listen")
-        down, up = _Way(), _Way()
-        serving = asyncio.ensure_future(self._serve(_End(up, down), down, PeerIdentity(client_id)))
+        down, up = _Messages(), _Messages()
+        here, there = _End(down, up), _End(up, down)
+        serving = asyncio.ensure_future(self._serve(there, PeerIdentity(client_id)))
         self._streams.add(serving)
         serving.add_done_callback(self._streams.discard)
         try:
-            yield _End(down, up)
+            yield here
         finally:
-            up.close()
+            here.close()
             serving.cancel()
             await asyncio.wait({serving})
 
-    async def _serve(self, stream: _End, down: _Way, peer: PeerIdentity) -> None:
-        try:
+    async def _serve(self, stream: _End, peer: PeerIdentity) -> None:
+        with closing(stream):
             await self._handler.handle(stream, peer)
-        finally:
-            down.close()
