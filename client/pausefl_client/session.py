@@ -24,6 +24,8 @@ from pausefl_proto.wire import MOST_ROUNDS, NOT_FINITE, PROTOCOL_VERSION, Assemb
 
 log = logging.getLogger("pausefl.client")
 
+FAILED_JOB = "%s: round %d failed: %s"
+"""The line logged when a job failed for a reason that the server is not told in full: client, round, reason."""
 # An honest server sends one job at a time. Earlier jobs may be withdrawn and not yet answered.
 _MOST_WAITING = 4
 _LONGEST_RUN_ID = 300  # characters: a folder's name and a unique suffix. Each row of a ledger holds the id
@@ -397,7 +399,7 @@ class ClientSession:
         if isinstance(error, BudgetError):  # no failure: every client's budget ends at some time
             log.info("%s: round %d: %s", *who.values(), said, extra=who)
         elif is_private or cause is not None or isinstance(error, NotFiniteError):
-            log.warning("%s: round %d failed: %s", *who.values(), said, exc_info=cause, extra=who)
+            log.warning(FAILED_JOB, *who.values(), said, exc_info=cause, extra=who)
         return error_in_general(error) if is_private else said
 
     async def _write(

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import pty
+import re
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -16,13 +17,15 @@ import pytest
 from pausefl.cli import main
 from pausefl.experiment.experiment import load_experiment, parse_experiment
 from pausefl.runtime import provenance
-from pausefl.runtime.failure_log import FailureLog
+from pausefl.runtime.client.failures import telling_failures
+from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.processes.logs import VARIABLE, ask_for, set_up_log
 from pausefl.runtime.run_dir import made_run_dir
 from pausefl.runtime.scrape_targets import Targets
-from pausefl_process.events import MetricsServed, ProgressEvent, RoundCommitted
+from pausefl_client.session import FAILED_JOB
+from pausefl_process.events import MetricsServed, Notice, ProgressEvent, RoundCommitted
 from pausefl_proto.errors import ConfigError
 from pausefl_server.storage.store import Store
 from rigs.command import PAUSEFL, played, summary_of, synthetic
@@ -105,30 +108,29 @@ def test_on_the_virtual_clock_exchanges_are_logged_if_asked_for(tmp_path: Path, 
     assert len(exchanges) == (20 if wish else 0)  # two clients in each of ten rounds
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_why_a_private_client_failed_is_found_in_its_log(tmp_path: Path, as_json: bool) -> None:
-    text = 'client-003: round 7 failed: ValueError: "x" is no number'
-    line = json.dumps({"level": "warning", "message": text}) if as_json else f"2026-01-01 00:00:00,000 WARNING {text}"
-    log = FailureLog(tmp_path / "clients.log")
-    (tmp_path / "clients.log").write_text(f"{line}\nTraceback\n{line}\n")
-    assert list(log.news()) == ['client client-003 failed at round 7: ValueError: "x" is no number']
+@pytest.mark.end_to_end
+@pytest.mark.usefixtures("quickly_written")
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+@pytest.mark.parametrize("is_private", [True, False])
+def test_each_reason_why_clients_failed_is_shown_once(clock: str, is_private: bool, tmp_path: Path) -> None:
+    """In a private run the server is not told the reason: the process that began the clients hears it from them."""
+    changes = {"experiment.clock": clock, "metrics.client_port": -1, "privacy.enabled": is_private}
+    changes |= {"clients.groups": {"client": {"count": 4, "behaviours": [{"kind": "dropout", "probability": 0.6}]}}}
+    shown = list[ProgressEvent]()
+    Fleet(plan_of(parse_experiment(CONFIG, changes), "run"), tmp_path).run(shown.append)
+    said = [event.message for event in shown if isinstance(event, Notice) and "dropped out" in event.message]
+    how = "failed at" if is_private else "gave no update in"
+    assert re.fullmatch(rf"client client-00\d {how} round \d+: dropped out", "\n".join(said))
 
 
-def test_failures_are_found_in_a_log_that_was_rotated(tmp_path: Path) -> None:
-    path = tmp_path / "clients.log"
-    path.write_text("a line of an earlier start\n" * 100)
-    log = FailureLog(path)
-    with path.open("a") as file:
-        file.write("a: round 1 failed: before\n")
-    assert list(log.news()) == ["client a failed at round 1: before"]
-    with path.open("a") as file:
-        file.write("a: round 2 failed: at the end\n")
-    path.replace(tmp_path / "clients.log.1")
-    assert list(log.news()) == []  # the new file does not exist yet
-    path.write_text("a: round 3 failed: after\n")
-    assert list(log.news()) == ["client a failed at round 2: at the end", "client a failed at round 3: after"]
-    path.write_text("a: round 4 failed: x\n")  # the file has become shorter
-    assert list(log.news()) == ["client a failed at round 4: x"]
+def test_a_process_tells_ten_reasons_of_failures() -> None:
+    shown = list[ProgressEvent]()
+    with telling_failures(client_plan(load_experiment("demo")), shown.append):
+        for number in range(30):
+            logging.getLogger("pausefl.client").warning(FAILED_JOB, "a", number, f"reason {number // 2}: x")
+    assert [event.message for event in shown if isinstance(event, Notice)] == [
+        f"client a failed at round {2 * number}: reason {number}: x" for number in range(10)
+    ]
 
 
 @pytest.mark.end_to_end
@@ -250,9 +252,6 @@ def test_one_port_for_many_processes_is_bad_input_and_a_process_is_scraped_where
         Fleet(plan_of(parse_experiment(CONFIG, ["metrics.client_port=9465"]), "run"), tmp_path)
     targets = Targets(tmp_path)
     for address in ("127.0.0.1:9001", "127.0.0.1:9002"):
-        with targets.expect("pausefl-client-000") as end:
-            end.send(MetricsServed(f"http://{address}/metrics"))
-        (expected,) = targets.expected
-        targets.hear(expected)
+        targets.add("pausefl-client-000", MetricsServed(f"http://{address}/metrics"))
     (group,) = json.loads((tmp_path / "targets.json").read_text())
     assert group["targets"] == ["127.0.0.1:9002"]

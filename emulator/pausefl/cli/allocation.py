@@ -105,9 +105,9 @@ def _take_part(experiment: Experiment, notice: Path, rank: int, tasks: int) -> N
     """Run the clients of task `rank`, one of `tasks` tasks with clients, until the server dismisses them."""
     from pausefl.runtime.client.plan import client_plan
     from pausefl.runtime.client.process import run_client_process
-    from pausefl.runtime.failure_log import last_line
     from pausefl.runtime.forks import forked_client
     from pausefl.runtime.processes.lifetime import start
+    from pausefl.runtime.processes.log_file import last_line
 
     address = _server_at(notice, experiment.clients.connect_timeout_s)
     plan = client_plan(_secured(experiment, notice.parent / "certs", ca="ca.pem"))

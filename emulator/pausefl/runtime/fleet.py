@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from pausefl.runtime import composing
+from pausefl.runtime.client.failures import sparing_repeats
 from pausefl.runtime.client.process import run_client_process
-from pausefl.runtime.failure_log import FailureLog, how_it_ended, last_line
 from pausefl.runtime.forks import client_imports, forked_client, forked_run
 from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.plan import ProcessPlan, RunPlan
 from pausefl.runtime.processes.lifetime import begin_to_import, start
+from pausefl.runtime.processes.log_file import how_it_ended, last_line
 from pausefl.runtime.processes.logs import add_warning
 from pausefl.runtime.scrape_targets import SERVER, Targets
 from pausefl.runtime.server.process import serve_run, work_for_fleet
@@ -28,7 +29,6 @@ from pausefl_process.ending import BAD_INPUT, DRAIN_S, ONE_REQUEST_S, ask_to_end
 from pausefl_process.events import (
     Done,
     Failed,
-    Finished,
     Interrupted,
     MetricsServed,
     Notice,
@@ -132,7 +132,7 @@ class Fleet:
         self._called = 0  # the round of the last roll call
         self._is_playing = False  # whether a round was committed
         self._targets = Targets(run_dir) if port >= 0 else None
-        self._failures = FailureLog(self._clients_log) if plan.clients.privacy is not None else None
+        self._lines: dict[Connection[Any, Any], str] = {}  # from client processes, with the process's name
         self._stop = stop or threading.Event()
         self._limits: list[threading.Timer] = []
         # How a signal's handler wakes `_watch`, which alone reports: the signal may have interrupted a report.
@@ -189,24 +189,27 @@ class Fleet:
 
     def _watch(self, events: "Connection[Any, Any]", report: Report) -> None:
         """Handle the server's events until it is done. Also handle client processes' ends and metrics addresses."""
+        report_failure = sparing_repeats(report)
         while True:
             self._start_again()
             if self._stop.is_set() and not self._interrupts:
                 self._ask_to_end(signal.SIGTERM)
             if self._is_late():
                 raise KeyboardInterrupt
-            expected = self._targets.expected if self._targets else ()
-            for ready in wait([self._woken, events, *self._running, *expected], self._patience_s()):
+            for ready in wait([self._woken, events, *self._running, *self._lines], self._patience_s()):
                 if ready is self._woken:
                     self._woken.recv()
                     report(Interrupted("finishing; once more ends it at once"))
                 elif ready is events:
                     event = self._next(events)
                     if isinstance(event, Done):
+                        for line in [*self._lines]:
+                            while line.poll() and self._hear(line, report_failure):
+                                pass
                         return
                     self._take(event, report)
-                elif self._targets is not None and ready in self._targets.expected:
-                    self._targets.hear(ready)
+                elif isinstance(ready, Connection):
+                    self._hear(ready, report_failure)
                 else:
                     self._on_exit(self._running.pop(ready), report)  # type: ignore[arg-type]  # a sentinel
 
@@ -216,7 +219,7 @@ class Fleet:
             case Ready(port):
                 self._address = host_and_port(self._server_host, port)
                 if self._is_served:
-                    self._show(event, report)
+                    report(event)
                 if self._presence is None:
                     self._start_clients(self._client_processes)
             case RollCall(round):
@@ -227,7 +230,7 @@ class Fleet:
                 if isinstance(event, MetricsServed) and self._targets is not None:
                     self._targets.add(SERVER, event)
                 self._is_playing = self._is_playing or isinstance(event, RoundCommitted)
-                self._show(event, report)
+                report(event)
 
     def _next(self, events: "Connection[Any, Any]") -> ProgressEvent:
         """The server's next event."""
@@ -242,12 +245,19 @@ class Fleet:
             raise ServerLost(f"the server ended unexpectedly{how}") from None
         return event
 
-    def _show(self, event: ProgressEvent, report: Report) -> None:
-        """Show the event. In a private run, also show why jobs failed, which the server is not told."""
-        report(event)
-        if self._failures is not None and isinstance(event, RoundCommitted | Finished):
-            for text in self._failures.news():
-                report(Notice(text))
+    def _hear(self, line: "Connection[Any, Any]", report: Report) -> bool:
+        """Act on what a client process says. Returns False if it has ended and says nothing more."""
+        try:
+            event = line.recv()
+        except (EOFError, OSError):  # `_on_exit` reports it
+            line.close()
+            del self._lines[line]
+            return False
+        if not isinstance(event, MetricsServed):
+            report(event)
+        elif self._targets is not None:
+            self._targets.add(self._lines[line], event)
+        return True
 
     def _is_late(self) -> bool:
         """Whether the run was asked to end, and the server should have done so by now."""
@@ -268,14 +278,15 @@ class Fleet:
             theirs, client.roll_calls = multiprocessing.Pipe(duplex=False) if self._presence else (None, None)
             client_ids, torch = client.plan.client_ids, self._needs_torch
             name = f"pausefl-{client_ids[0]}"
-            metrics = self._targets.expect(name) if self._targets else None
+            line, events = multiprocessing.Pipe(duplex=False)
+            self._lines[line] = name
             own = replace(self._plan.clients, process=client.number)
-            arguments = (own, client_ids, self._address, self._run_dir, theirs, metrics)
+            arguments = (own, client_ids, self._address, self._run_dir, events, theirs)
             client.process = forked_client(name, run_client_process, *arguments, needs_torch=torch)
             start(client.process)
             client.starts_at_s = time.monotonic()
             self._running[client.process.sentinel] = client.process
-            for end in (theirs, metrics):
+            for end in (theirs, events):
                 if end is not None:
                     end.close()
             self._call(client)

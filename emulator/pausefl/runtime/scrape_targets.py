@@ -1,11 +1,7 @@
 """Tells Prometheus where to scrape a run while it lasts: RUN_DIR/targets.json, a file for `file_sd_configs`."""
 
 import json
-import multiprocessing
-from contextlib import closing, suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from pausefl_process.events import MetricsServed
@@ -22,20 +18,6 @@ class Targets:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._addresses: dict[str, str] = {}  # by process
-        self.expected: dict[Connection[Any, Any], str] = {}
-        """The pipes of client processes that have not reported their metrics address yet, with the process's name."""
-
-    def expect(self, process: str) -> "Connection[Any, Any]":
-        """The pipe end for a client process that is about to start. The process reports its metrics address there."""
-        ours, theirs = multiprocessing.Pipe(duplex=False)
-        self.expected[ours] = process
-        return theirs
-
-    def hear(self, connection: "Connection[Any, Any]") -> None:
-        """Read the address that a process reports, or learn that the process ended without a report."""
-        process = self.expected.pop(connection)
-        with closing(connection), suppress(EOFError):  # the process has ended; `Fleet` reports it
-            self.add(process, connection.recv())
 
     def add(self, process: str, served: MetricsServed) -> None:
         """Set a process's address. A process that listens on every address is listed under the loopback address."""
@@ -50,8 +32,6 @@ class Targets:
 
     def clear(self) -> None:
         """Remove all targets: the run is over, and Prometheus must not report them as missing."""
-        for connection in self.expected:
-            connection.close()
         self._addresses.clear()
         self._write()
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.population.behaviours import BehaviourChain
 from pausefl.runtime.client.connecting import connect_over_grpc
+from pausefl.runtime.client.failures import telling_failures
 from pausefl.runtime.client.host_page import HostPage, host_page
 from pausefl.runtime.client.links import make_links
 from pausefl.runtime.client.plan import ClientPlan, TrainingPlan
@@ -76,12 +77,13 @@ def run_client_process(
     client_ids: Sequence[str],
     address: str,
     run_dir: Path,
+    events: "Connection[Any, Any]",
     roll_calls: "Connection[Any, Any] | None" = None,
-    metrics: "Connection[Any, Any] | None" = None,
 ) -> None:
     """The main function of a client process that `fleet` started.
 
-    `roll_calls` delivers the rounds at which clients join or leave, if any. `metrics` receives `MetricsServed`.
+    `events` receives `MetricsServed` and, in a private run, notices why jobs failed. `roll_calls` delivers the rounds
+    at which clients join or leave, if any.
     """
     die_with_parent()
     ignore_interrupts()
@@ -95,9 +97,9 @@ def run_client_process(
             from pausefl.runtime.netem import enter_namespace
 
             enter_namespace(plan.latency, plan.links, run_dir, client_ids[0], address.rpartition(":")[0])
-        with errors_of_own_code(), first_error():
-            report = metrics.send if metrics is not None else _ignore
-            run_telling_waits(run_clients_over_grpc(plan, client_ids, address, run_dir / "ledgers", report, roll_calls))
+        run = run_clients_over_grpc(plan, client_ids, address, run_dir / "ledgers", events.send, roll_calls)
+        with errors_of_own_code(), first_error(), telling_failures(plan, events.send):
+            run_telling_waits(run)
     except PauseflError as error:
         log.error("%s", error)
         sys.exit(BAD_INPUT if isinstance(error, ConfigError) else 1)

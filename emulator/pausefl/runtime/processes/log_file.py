@@ -70,3 +70,18 @@ def rotate_output(path: Path, most_bytes: int) -> None:
             is_current = False
         if not is_current:
             _redirect_output(path)
+
+
+def how_it_ended(exit_code: int | None, log: Path) -> str:
+    """How a process ended, in words: its exit code and, if it has a log, the log's last line."""
+    seen = f", see {log}: {last_line(log)}" if log.exists() else " before it had a log"
+    return f" (exit code {exit_code}){seen}"
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log, to quote in an error."""
+    try:
+        lines = path.read_text("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return "no log was written"
+    return lines[-1] if lines else "its log is empty"

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pausefl.runtime.client.failures import telling_failures
 from pausefl.runtime.client.plan import ClientPlan
 from pausefl.runtime.client.process import ClientPlatform, run_clients, spare_exchanges, takes_no_time
 from pausefl.runtime.evaluator.initial import Evaluated, InitialModel
@@ -80,7 +81,8 @@ def play_in_own_process(plan: RunPlan, run_dir: Path, report: Report, back_to: i
     collect_seldom()
     keep_freed_memory()
     spare_exchanges()
-    play_virtually(plan, run_dir, report, back_to)
+    with telling_failures(plan.clients, report):
+        play_virtually(plan, run_dir, report, back_to)
 
 
 def play_virtually(plan: RunPlan, run_dir: Path, report: Report, back_to: int | None = None) -> RunResult:
