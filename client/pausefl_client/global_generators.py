@@ -3,36 +3,21 @@
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
-
-
-def seed_generators(seed: int) -> None:
-    """Seed the shared generators. Of torch's, only the CPU's: a process that forks later must not start CUDA."""
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))  # noqa: NPY002  # the generator that users' code may draw from
-    if (torch := sys.modules.get("torch")) is not None:  # a client with a synthetic model needs no torch
-        torch.default_generator.manual_seed(seed)
-
-
-def states() -> tuple[Any, ...]:
-    """The states of the shared generators of Python, numpy and torch."""
-    torch = sys.modules.get("torch")
-    of_torch = () if torch is None else (torch.default_generator.get_state(),)
-    return random.getstate(), np.random.get_state(), *of_torch  # noqa: NPY002  # as above
 
 
 @contextmanager
 def seeded_generators(seed: int) -> Iterator[None]:
     """Make draws within the block depend on `seed` alone. After it, the generators go on as if they had not drawn."""
-    of_python, of_numpy, *of_torch = states()
-    seed_generators(seed)
-    try:
+    with ExitStack() as afterwards:
+        afterwards.callback(random.setstate, random.getstate())
+        random.seed(seed)
+        afterwards.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002  # users' code may draw from it
+        np.random.seed(seed % (1 << 32))  # noqa: NPY002  # as above
+        if (torch := sys.modules.get("torch")) is not None:  # a client with a synthetic model needs no torch
+            of_cpu = torch.default_generator  # not CUDA's, which a process that forks later must not start
+            afterwards.callback(of_cpu.set_state, of_cpu.get_state())
+            of_cpu.manual_seed(seed)
         yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)  # noqa: NPY002  # as above
-        for state in of_torch:
-            sys.modules["torch"].default_generator.set_state(state)

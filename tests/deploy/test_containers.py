@@ -283,9 +283,7 @@ def test_too_few_processors_and_a_taken_port_are_said(compose_py: ModuleType) ->
     for value in ("0", "many", "nan", "2.01"):
         with pytest.raises(compose_py.Refusal, match=f"CLIENT_CPUS={value}: must be from"):
             compose_py.check_processors({"CLIENT_CPUS": value}, 2)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         with pytest.raises(compose_py.Refusal, match=f"GRAFANA_PORT={port}: the port is taken"):
             compose_py.check_port("GRAFANA_PORT", port)

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +124,7 @@ def serve(experiment: Experiment) -> None:
 )
 def test_what_keeps_an_evaluator_from_serving(override: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "nice", lambda _: 0)  # keeps this process's priority: it has more tests to run
-    with closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         experiment = parse_experiment(LEARNING, [override.format(taken=port)])
         with refused(message.format(taken=port)):

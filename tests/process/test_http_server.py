@@ -231,9 +231,7 @@ def answers(server: WebServer) -> bool:
 
 
 def test_a_taken_port_is_bad_input() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"^metrics\.port = {port}: cannot listen on 127\.0\.0\.1:{port} \("):
             WebServer("127.0.0.1", port, {}, key="metrics.port")

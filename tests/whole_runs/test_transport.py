@@ -129,9 +129,7 @@ async def test_a_message_beyond_the_limit_ends_its_stream_and_no_other(tmp_path:
 
 
 async def test_a_taken_port_is_bad_input(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ExceptionGroup) as caught:
             async with federation(tmp_path, port=port):

@@ -1,13 +1,15 @@
 """Makes the random draws of a model's training depend on a seed alone, although the generators are global."""
 
+import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 
-from pausefl_client.global_generators import seed_generators, states
+from pausefl_client.global_generators import seeded_generators
 
 _GENERATORS = threading.Lock()
 _MAY_DRAW = (
@@ -44,23 +46,20 @@ class RandomLayers:
         if self.draw_nothing:
             yield
             return
-        with _GENERATORS:
-            seed_generators(seed)
+        with _GENERATORS, seeded_generators(seed):
             if self._device.type == "cuda":
                 torch.cuda.manual_seed(seed)
-            if self._draws:
-                yield
-                return
-            before = self._states()
+            before = () if self._draws else self._states()
             yield
-            self._draws = before != self._states()
+            self._draws = self._draws or before != self._states()
 
     def _states(self) -> tuple[object, ...]:
         """The states of all generators that training on this device draws from, to be compared."""
-        of_python, (_, numbers, *place), *of_torch = states()
+        of_numpy = np.random.get_state(legacy=False)  # noqa: NPY002  # users' code may draw from it
+        of_torch = [torch.default_generator.get_state().tolist()]
         if self._device.type == "cuda":
-            of_torch.append(torch.cuda.get_rng_state(self._device))
-        return of_python, numbers.tobytes(), place, [state.tolist() for state in of_torch]
+            of_torch.append(torch.cuda.get_rng_state(self._device).tolist())
+        return random.getstate(), repr(of_numpy), of_torch
 
 
 def has_hooks(model: nn.Module) -> bool:

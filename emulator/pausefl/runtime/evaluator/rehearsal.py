@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pausefl.experiment.client_records import method_of
 from pausefl.runtime.evaluator.plan import EvaluatorPlan
 from pausefl_client.data.datasets import DATASETS
-from pausefl_client.global_generators import seeded_generators
 from pausefl_client.registries import MODELS
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_proto.errors import PauseflError
@@ -29,7 +28,7 @@ def rehearsed_evaluator(plan: EvaluatorPlan, when: str = " before round 1") -> "
     use_one_thread()
     with told_in_one_line(plan, "making the model and its data"):
         evaluator = Evaluator(plan)
-    with seeded_generators(plan.seed), told_in_one_line(plan, f"one training step and one evaluation{when}"):
+    with told_in_one_line(plan, f"one training step and one evaluation{when}"):
         evaluator.rehearse(plan.workload, method_of(plan.workload))
     return evaluator
 
