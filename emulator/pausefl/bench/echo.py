@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from pausefl.runtime.forks import forked_client
+from pausefl.runtime.forks import forked_client, spawned
 from pausefl.runtime.processes.lifetime import die_with_parent, start
 from pausefl_proto.wire import MAX_FRAME_BYTES
 
@@ -24,15 +24,14 @@ _SERVICE = "pausefl.bench"
 
 def time_echo(clients: int, payload_bytes: int, rounds: int) -> list[float]:
     """The seconds of each of `rounds` rounds, from sending to all clients until all echoes are back."""
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
+    ours, theirs = multiprocessing.Pipe()
     with ExitStack() as ending:
 
         def begin(process: BaseProcess) -> None:
             ending.callback(_end, process)
             start(process)
 
-        begin(spawn.Process(target=_run, args=(_serve, theirs, clients, payload_bytes, rounds)))
+        begin(spawned("echo-server", _run, _serve, theirs, clients, payload_bytes, rounds))
         theirs.close()
         port = ours.recv()
         for _ in range(clients):

@@ -17,7 +17,7 @@ from typing import Any
 from pausefl.runtime import composing
 from pausefl.runtime.client.failures import sparing_repeats
 from pausefl.runtime.client.process import run_client_process
-from pausefl.runtime.forks import client_imports, forked_client, forked_run
+from pausefl.runtime.forks import client_imports, forked_client, forked_run, spawned
 from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.plan import ProcessPlan, RunPlan
 from pausefl.runtime.processes.lifetime import begin_to_import, start
@@ -172,9 +172,8 @@ class Fleet:
             self._server = forked_run("pausefl-run", work_for_fleet, play, *given, needs_torch=self._needs_torch)
         else:
             server = replace(server, endpoints=replace(server.endpoints, host=self._server_host))
-            context = multiprocessing.get_context("spawn")
             serve = partial(serve_run, server, self._run_dir, back_to=self._back_to)
-            self._server = context.Process(target=work_for_fleet, args=(serve, *given), name=SERVER)
+            self._server = spawned(SERVER, work_for_fleet, serve, *given)
         start(self._server)
         if self._client_processes:
             begin_to_import(client_imports(self._needs_torch))  # while the server begins

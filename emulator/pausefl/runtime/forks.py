@@ -1,6 +1,5 @@
-"""Forks the processes of runs from a fork server, which has already imported the modules that they need."""
+"""Makes processes: forked from a fork server, which has already imported the modules that they need, or spawned."""
 
-import multiprocessing
 from collections.abc import Callable
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -37,5 +36,10 @@ def forked_run(
     imports = [*OF_A_VIRTUAL_RUN, *(_OF_ITS_TRAINING if needs_torch else [])]
     imports += _OF_A_CAMPAIGN if is_first_of_many else []
     if not can_fork():
-        return multiprocessing.get_context("spawn").Process(target=work, args=arguments, name=name)
+        return spawned(name, work, *arguments)
     return ForkedProcess(name, imports, work, arguments)
+
+
+def spawned(name: str, work: Callable[..., None], *arguments: Any) -> SpawnProcess:
+    """A process, not yet started, that calls `work` with these arguments, and imports all modules itself."""
+    return SpawnProcess(target=work, args=arguments, name=name)

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.context import SpawnProcess
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from pausefl.experiment.experiment import Experiment
 from pausefl.extras import is_installed
-from pausefl.runtime.forks import forked_run
+from pausefl.runtime.forks import forked_run, spawned
+from pausefl.runtime.processes.forking import ForkedProcess
+from pausefl.runtime.processes.lifetime import in_children
 from pausefl.studies.campaign import Missing, Planned
-from pausefl.studies.children import in_children
 from pausefl_proto.errors import PauseflError
 
 _NAME = "pausefl-check"
@@ -39,15 +39,11 @@ def _in_child(
     work: Callable[..., None], experiments: Sequence[Experiment], *arguments: Any
 ) -> list[PauseflError | None]:
     """Call `work` for each experiment in a child process; returns the error of each call, or None."""
+    make: Callable[..., ForkedProcess | SpawnProcess] = partial(spawned, _NAME)
     if all(experiment.experiment.clock == "virtual" for experiment in experiments):
-        make: Callable[..., BaseProcess] = _forked
-    else:  # not forked: the fork server starts later, and is to import only what clients need
-        make = partial(SpawnProcess, name=_NAME)
+        make = partial(forked_run, _NAME, needs_torch=True, is_first_of_many=True)
+    # else not forked: the fork server starts later, and is to import only what clients need
     return [*in_children(make, 1, partial(_error_of, work, arguments), experiments)]
-
-
-def _forked(target: Callable[..., None], args: Sequence[Any]) -> BaseProcess:
-    return forked_run(_NAME, target, *args, needs_torch=True, is_first_of_many=True)
 
 
 def _error_of(work: Callable[..., None], arguments: Sequence[Any], experiment: Experiment) -> PauseflError | None:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,9 @@ from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, time_axis
 from pausefl.results.report.bands import SimulatedCurves, draw_simulations
 from pausefl.results.report.style import write_picture
 from pausefl.results.statistics import Spread, saving_in_words, shares_saved
+from pausefl.runtime.forks import spawned
+from pausefl.runtime.processes.lifetime import in_children
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, refuse_run_in
-from pausefl.studies.children import in_children
 from pausefl.studies.compare import variant_of
 from pausefl.studies.simulation.outputs import run_simulation, weights_in_words
 from pausefl.studies.time_left import time_left
@@ -57,28 +57,25 @@ def run_simulations(
     `say` is told how many are played. Returns the content of simulations.json. ConfigError if some policies are
     simulated by drifts and others by latencies.
     """
-    variants = {
-        label: [variant_of(experiment, policy, i) for i in range(seeds)]
-        for policy, label in labels_of(policies).items()
-    }
-    _check_alike(variants)
-    listed = [(policy, variant) for policy, of_policy in variants.items() for variant in of_policy]
+    labels = labels_of(policies).items()
+    listed = [(label, variant_of(experiment, policy, i)) for policy, label in labels for i in range(seeds)]
+    _check_alike(listed)
     if jobs is None:
         jobs = min(available_cores(), len(listed)) if len(listed) * rounds >= _WORTH_CHILDREN else 1
     simulated, began_s = partial(_simulated, rounds, folder.absolute()), time.monotonic()
-    make = partial(SpawnProcess, name="pausefl-simulation")
+    make = partial(spawned, "pausefl-simulation")
     played = (simulated(each) for each in listed) if jobs == 1 else in_children(make, jobs, simulated, listed)
-    summaries: dict[str, list[dict[str, Any]]] = {policy: [] for policy in variants}
-    curves: dict[str, list[SimulatedCurves]] = {policy: [] for policy in variants}
+    summaries: dict[str, list[dict[str, Any]]] = {}
+    curves: dict[str, list[SimulatedCurves]] = {}
     with closing(played):
-        for n_played, ((policy, _), (of_it, curves_of_it)) in enumerate(zip(listed, played, strict=True), 1):
-            summaries[policy].append(of_it)
-            curves[policy].append(curves_of_it)
+        for n_played, (of_it, curves_of_it) in enumerate(played, start=1):
+            summaries.setdefault(of_it["policy"], []).append(of_it)
+            curves.setdefault(of_it["policy"], []).append(curves_of_it)
             still = time_left(time.monotonic() - began_s, n_played, len(listed) - n_played)
             say(f"{n_played} of {len(listed)}{still}")
     unit = experiment.privacy.unit if experiment.privacy.enabled else None
     warning = _warning(summaries) or _no_choice(experiment)
-    baseline = "random" if "random" in variants else next(iter(variants))
+    baseline = "random" if "random" in summaries else next(iter(summaries))
     summary = {
         "rounds": rounds,
         "mode": experiment.server.mode,
@@ -179,9 +176,9 @@ def _objectives_in_words(summary: Mapping[str, Any]) -> list[str]:
     return ["regrets are of different objectives, and do not compare:", *against]
 
 
-def _check_alike(variants: Mapping[str, Sequence[Experiment]]) -> None:
+def _check_alike(variants: Sequence[tuple[str, Experiment]]) -> None:
     """Raise ConfigError if some policies are for newcomers and others are not: their regrets cannot be compared."""
-    kinds = {isinstance(selected_policy(v.selection), NewcomerPolicy): policy for policy, (v, *_) in variants.items()}
+    kinds = {isinstance(selected_policy(v.selection), NewcomerPolicy): policy for policy, v in variants}
     if len(kinds) > 1:
         raise ConfigError(
             f"--policies: {kinds[True]} is simulated by drifts and {kinds[False]} by latencies; simulate them apart"

@@ -19,6 +19,7 @@ from pausefl.runtime.evaluator.initial import Evaluated, InitialModel
 from pausefl.runtime.evaluator.plan import EvaluatorPlan
 from pausefl.runtime.evaluator.rehearsal import rehearsed_evaluator
 from pausefl.runtime.evaluator.transport import EvaluatorServer, RemoteEvaluator
+from pausefl.runtime.forks import spawned
 from pausefl.runtime.processes.lifetime import die_with_parent, ignore_interrupts, start
 from pausefl.runtime.processes.waits import run_telling_waits
 from pausefl_process.ending import DRAIN_S, asking_to_end, end_within
@@ -112,12 +113,10 @@ class OwnEvaluator:
 
     async def _start(self) -> int:
         """Start the process, wait until it listens, and return its port. PauseflError if it reports that it cannot."""
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe(duplex=False)
+        ours, theirs = multiprocessing.Pipe(duplex=False)
         with ours:
             with theirs:
-                arguments = (self._plan, theirs)
-                process = context.Process(target=_run_own, args=arguments, name="pausefl-evaluator")
+                process = spawned("pausefl-evaluator", _run_own, self._plan, theirs)
                 start(process)
                 self._process = process  # only now: a process that a signal kept from starting cannot be ended
             try:

@@ -1,4 +1,4 @@
-"""Starts the processes of a run, and ends each of them with the process that started it."""
+"""Starts processes, such as those of a run, and ends each of them with the process that started it."""
 
 import multiprocessing
 import os
@@ -6,14 +6,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerProcess
+from traceback import format_exc
+from typing import Any, TypeVar
 
 from pausefl.runtime.processes.environment import added_to_environment
 from pausefl.runtime.processes.forking import ForkedProcess, begin_fork_server, forget_fork_server
 from pausefl_proto.errors import PauseflError
+
+Result = TypeVar("Result")
 
 # Signals that are sent to every process at once: by a terminal, or (SIGUSR2) by Slurm before a job's time is over.
 _OF_ALL = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR2}
@@ -51,6 +55,49 @@ def start(process: "multiprocessing.process.BaseProcess") -> None:
                     process.start()
         finally:
             main.__dict__.update(hidden)
+
+
+def in_children(
+    make: Callable[..., "multiprocessing.process.BaseProcess"],
+    children: int,
+    work: Callable[[Any], Result],
+    items: Sequence[Any],
+) -> Generator[Result, None, None]:
+    """Yield what `work` returns for each item, in order; raise what it raises. Child n takes every item n + children·i.
+
+    `make` makes a child, not yet started, that calls a function with arguments. The children end with the iteration,
+    however that ends. PauseflError if one of them ends before.
+    """
+    lines, processes = list[Any](), list["multiprocessing.process.BaseProcess"]()
+    try:
+        for first in range(min(children, len(items))):
+            ours, theirs = multiprocessing.Pipe(duplex=False)
+            processes.append(make(_answer, theirs, work, items[first::children]))
+            start(processes[-1])
+            theirs.close()
+            lines.append(ours)
+        for number in range(len(items)):
+            result, error = lines[number % children].recv()
+            if error:
+                raise error
+            yield result
+    except EOFError:
+        raise PauseflError(f"the process {processes[0].name} ended unexpectedly") from None
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def _answer(line: Any, work: Callable[[Any], Any], items: Sequence[Any]) -> None:
+    die_with_parent()
+    for item in items:
+        try:
+            line.send((work(item), None))
+        except Exception as error:
+            if not isinstance(error, PauseflError):
+                error.add_note(format_exc())  # a traceback is not sent
+            line.send((None, error))
 
 
 def begin_to_import(imports: Sequence[str]) -> None:
