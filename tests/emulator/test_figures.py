@@ -75,10 +75,10 @@ HAND = [
         2, ("relevant-000", "relevant-001", "poisoned-000"), relevant_000=1.0, relevant_001=3.0, poisoned_000=9.0
     ),
     round_with(3, original_000=0.4, relevant_000=50.0),
-    round_with(4, ("poisoned-001",), relevant_000=2.0, poisoned_000=2.0),
-    round_with(5, relevant_001=1.0, poisoned_001=7.0),
+    round_with(4, ("poisoned-001",), relevant_000=20.0, poisoned_000=20.0),
+    round_with(5, relevant_001=1.0, poisoned_001=40.0),
 ]
-"""Rounds 2 to 5. Centroids 2 and 9; one drift only; all on one side, so again 2 and 9; centroids 1 and 7."""
+"""Rounds 2 to 5. Centroids 2 and 9; one drift only; 2 and 20, with all drifts at 20, which succeed; 1 and 40."""
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_the_policys_fold_is_kept_round_by_round(learnt: Learning) -> None:
     assert learnt.join_round.tolist() == [2, 2, 2, 4]
     assert learnt.s.tolist() == [[1, 1, 1, 1], [1, 2, 2, 1], [1, 3, 2, 1], [2, 4, 2, 1], [2, 4, 3, 1]]
     assert learnt.f.tolist() == [[1, 1, 1, 1], [2, 1, 1, 1], [2, 1, 1, 1], [2, 1, 1, 1], [2, 1, 1, 2]]
-    np.testing.assert_array_equal(learnt.threshold, [np.nan, 5.5, np.nan, 5.5, 4.0])
+    np.testing.assert_array_equal(learnt.threshold, [np.nan, 5.5, np.nan, np.nan, 20.5])
     sizes = {insertion: size.tolist() for insertion, size in learnt.sizes.items()}
     assert sizes == {2: [0, 3, 1, 2, 1], 4: [0, 0, 0, 0, 1]}
 

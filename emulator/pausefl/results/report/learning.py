@@ -59,8 +59,11 @@ def learning(run: RunData) -> Learning | None:
         posteriors.append(state.policy_state)
         classified = _classified(record, posteriors[-2], state)
         drifts.extend(classified)
-        is_compared = sum(not original for *_, original, _ in classified) > 1  # a single newcomer's drift is not
-        thresholds.append(state.policy_state.threshold if is_compared else None)
+        small = [drift for _, _, drift, _, is_small in classified if is_small]
+        newcomers, limit = sum(not original for *_, original, _ in classified), state.policy_state.threshold
+        # A single drift succeeds, whatever the threshold is, and so may drifts that are all above it.
+        decides = newcomers > 1 and limit is not None and max(small, default=0.0) <= limit
+        thresholds.append(limit if decides else None)
 
     state = replay(fresh, run.records, note)
     return _assemble(run, state, posteriors[1:], drifts, np.array(thresholds, np.float64))
