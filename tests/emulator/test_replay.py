@@ -234,7 +234,7 @@ def test_the_failed_attempts_that_ended_a_run_are_waits_too(run_dir: Path, tmp_p
     estimate = pausefl.replay(ended, policy="random", draws=2).summary
     assert estimate["recorded_failed_attempts_s"] == 0.5
     assert estimate["recorded_total_latency_s"] == pytest.approx(whole.summary["total_latency_s"])
-    assert any("waited 0.5 s more in failed attempts" in line for line in in_words(estimate))
+    assert any("waited 0.5 emulated s more in failed attempts" in line for line in in_words(estimate))
 
     log = read_log(ended)
     *_, last = choices_on(log, *rules_of(stored_experiment(ended)), log.failed_attempts())

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pausefl.experiment.measured.censoring import equal_values
+from pausefl.results.reading import latency_unit
 from pausefl.results.report.comparison.figure import legend_above
 from pausefl.results.report.style import RC, SERIES, new_figure
 from pausefl.studies.offline.fitting import as_written
@@ -64,9 +65,8 @@ def draw_replay(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]])
     )
     total, share = summary["total_latency_s"], summary["extrapolated"]["rounds"]
     with mpl.rc_context(RC):
-        figure, axes = new_figure(
-            f"{share:.0%} of the estimate's rounds are extrapolated", "round", "total latency (s)"
-        )
+        title = f"{share:.0%} of the estimate's rounds are extrapolated"
+        figure, axes = new_figure(title, "round", f"total latency ({latency_unit([summary])})")
         axes.plot(number, recorded_s.cumsum(), color=SERIES[0].light, label=f"{summary['recorded_policy']}, recorded")
         axes.plot(number, waited_s.cumsum(), "--", color=SERIES[1].light, label=f"{summary['policy']}, estimated")
         ends = total["low"], total["high"]

@@ -14,7 +14,7 @@ from pausefl.experiment.server_records import check_policies
 from pausefl.experiment.toml_source import Overrides, override_values
 from pausefl.results.csv_table import write_records
 from pausefl.results.frames import data_frame
-from pausefl.results.reading import EPSILON_LABELS, read_log
+from pausefl.results.reading import EPSILON_LABELS, latency_unit, read_log
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl.studies.offline.counterfactual import Counterfactual, play_on_log
 from pausefl.studies.offline.replay import ReplayedChoice, check_same, choices_on, rules_of
@@ -75,17 +75,18 @@ def replayed(run_dir: Path, policy: str | None, overrides: Overrides, draws: int
 
 def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
     """The results of a replay as lines of text."""
+    seconds = latency_unit([summary])
     if "draws" not in summary:
         yield (
             f"{summary['policy']}: chose the same clients in all {summary['rounds']} rounds"
-            f" ({summary['attempts']} attempts); {summary['total_latency_s']:.1f} s in all"
+            f" ({summary['attempts']} attempts); {summary['total_latency_s']:.1f} {seconds} in all"
         )
         return
     latency, spent, rests = summary["total_latency_s"], summary["max_epsilon_spent"], summary["extrapolated"]
     yield (
-        f"{summary['policy']} would have waited {latency['mean']:.1f} s"
-        f" ({latency['low']:.1f} to {latency['high']:.1f} s, 95 %) in {summary['rounds']} rounds,"
-        f" {summary['recorded_policy']} waited {summary['recorded_total_latency_s']:.1f} s"
+        f"{summary['policy']} would have waited {latency['mean']:.1f} {seconds}"
+        f" ({latency['low']:.1f} to {latency['high']:.1f}, 95 %) in {summary['rounds']} rounds,"
+        f" {summary['recorded_policy']} waited {summary['recorded_total_latency_s']:.1f}"
     )
     if spent is not None:
         label = EPSILON_LABELS[summary["privacy_unit"]]
@@ -109,10 +110,8 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
             " the first, and the totals are of fewer rounds than the log's"
         )
     if failed_s := summary["recorded_failed_attempts_s"]:
-        yield (
-            f"{summary['recorded_policy']} waited {failed_s:.1f} s more in failed attempts at the next round, which no"
-            " estimate has"
-        )
+        waited = f"{summary['recorded_policy']} waited {failed_s:.1f} {seconds} more in failed attempts"
+        yield f"{waited} at the next round, which no estimate has"
     same = summary["on_the_logs_history"]
     yield (
         f"on the log's own history it would choose the same set in {same['same_sets']} of {same['attempts']} attempts,"
@@ -159,6 +158,7 @@ def _own_summary(
         "attempts": len(choices),
         "same_choices": sum(choice.is_same for choice in choices),
         "total_latency_s": _total_s(log) + _waited_s(unfinished),
+        "time_scale": experiment.latency.time_scale,
     }
 
 
@@ -180,6 +180,7 @@ def _summary(
         "policy": experiment.selection.policy,
         "recorded_policy": recorded.selection.policy,
         "rounds": len(log),
+        "time_scale": recorded.latency.time_scale,
         "draws": n_draws,
         "recorded_total_latency_s": _total_s(log),
         "recorded_failed_attempts_s": _waited_s(unfinished),
