@@ -7,9 +7,6 @@ from rich.table import Table
 
 from pausefl.results.in_words import accuracies, asked, by_whom, costs, counted, noise, timing_error, turn
 
-_SummaryLine = tuple[str, str]
-"""A line's name and its text."""
-
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
     """The table at the end of a run, from the keys of summary.json. Its texts are plain, without markup."""
@@ -25,7 +22,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def _played(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
+def _played(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     rounds = f"{summary['rounds']} with {counted(summary['clients'], 'client')}, {asked(summary)}"
     yield "policy", f"{summary['policy']} (seed {summary['seed']})"
     yield f"{turn(summary)}s", f"{rounds}; {summary['stopped_because']}"
@@ -33,7 +30,7 @@ def _played(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
         yield "data", summary["data"]
 
 
-def _privacy(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
+def _privacy(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if summary["max_epsilon_spent"] is None:
         yield "privacy", "none: updates leave without noise"
         return
@@ -43,7 +40,7 @@ def _privacy(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
         yield "NOT PRIVATE", "the noise was drawn from the seed: anyone who knows it can subtract it"
 
 
-def _doubts(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
+def _doubts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What failed, and how far the measurements can be trusted."""
     for failure in summary["failures"]:
         yield "failed", f"{counted(failure['jobs'], 'job')}: {failure['reason']}"
