@@ -115,6 +115,9 @@ class Counts(Regression):  # models give the logarithm of the number that they e
     loss = lambda self, outputs, targets: nn.functional.poisson_nll_loss(outputs[:, 0], targets)
     score = lambda self, outputs, targets: Regression.score(self, outputs.exp(), targets)
 
+class Broadcast(Regression):  # with outputs of (n, 1) and targets of (n,)
+    score = lambda self, outputs, targets: 1 / (1 + (outputs - targets).abs())
+
 class Inverse(Regression):
     def score(self, outputs, targets):
         return 1 / (1 + (outputs.reshape(targets.shape) - targets).abs())
@@ -160,6 +163,7 @@ later_nan = lambda seed: data(LaterNaN())
 wrong = lambda seed: data(Wrong())
 error = lambda seed: data(Error(1.0), classes=1)
 negated = lambda seed: data(Negated(1.0), classes=1)
+broadcast = lambda seed: data(Broadcast(1.0), classes=1)
 inverse = lambda seed: data(Inverse(1.0), classes=1)
 counts = lambda seed: data(Counts(1e4), classes=1)
 """
@@ -204,6 +208,7 @@ def found(*settings: str) -> str:
         ("workload.dataset=tried_out:one_hole", ": test.inputs[7, 2] is nan: must be finite"),
         ("workload.dataset=tried_out:unrated", ": Unrated.score must return a tensor; returned NoneType"),
         ("workload.dataset=tried_out:averaged", "Averaged.score must return one value for each thing predicted; ret"),
+        ("workload.dataset=tried_out:broadcast", "one value for each thing predicted; returned one of shape (20, 20)"),
         ("workload.dataset=tried_out:unreduced", "Unreduced.loss of the data set's task, must return a scalar tensor"),
         ("workload.dataset=tried_out:nan", "of NaN before any training is nan on average; must be finite"),
         ("workload.dataset=tried_out:later_nan", "LaterNaN after one training step is nan on average; must be finite"),
@@ -503,6 +508,7 @@ EXPERIMENTS: dict[str, tuple[str | bytes, str]] = {
     "Latin-1": ("# a\n# Gerät\n".encode("latin-1"), r"cannot be read \(line 2, column 6 is no UTF-8; save the file as"),
     "Flower's": ('[build-system]\nrequires = ["hatchling"]\n', "build-system: unknown key; known keys: admission"),
     "a group's name": ('[clients.groups."Gerät 1.lab"]\ncount = 3\n', "clients.groups: 'Gerät 1.lab' is no name; let"),
+    "a client's id": ("[clients]\nids = ['Ærø 1']\n", "clients.ids: 'Ærø 1' is no name; letters, digits, - and _ make"),
     "a word for a truth": ("[privacy]\nenabled = 'no'\n", "privacy.enabled = 'no': must be true or false"),
     "capitals": ("[workload]\ndataset = 'MNIST'\n", 'workload.dataset = "MNIST": .*did you mean mnist'),
 }  # fmt: skip

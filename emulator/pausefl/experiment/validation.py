@@ -65,8 +65,9 @@ def explain(error: ValidationError, model: type[BaseModel] | None, table: str = 
         return of_record(mistake["ctx"]["error"], key)
     if mistake["type"] == "missing":
         return f"{key}: is missing"
-    if mistake["type"] == "string_pattern_mismatch" and path[-1] == "[key]":
-        return f"{'.'.join(path[:-2])}: {mistake['input']!r} is no name; letters, digits, - and _ make one"
+    if mistake["type"] == "string_pattern_mismatch":
+        within = ".".join(path[: -2 if path[-1] == "[key]" else -1])
+        return f"{within}: {mistake['input']!r} is no name; letters, digits, - and _ make one"
     # There is one mistake for each member of a union.
     allowed = [_allowed(other) for other in mistakes if _path(other) == path]
     return f"{key} = {mistake['input']!r}: must be {' or '.join(dict.fromkeys(allowed))}"

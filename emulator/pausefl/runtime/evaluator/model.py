@@ -154,9 +154,10 @@ class Evaluator:
                 if not isinstance(returned := rate(outputs, targets), torch.Tensor):
                     kind = type(returned).__name__
                     raise ConfigError(f"{self._data_key}: {task}.{called} must return a tensor; returned {kind}")
-        if returned.ndim == 0:
-            due = "one value for each thing predicted"
-            raise ConfigError(f"{self._data_key}: {task}.score must return {due}; returned one of shape ()")
+        most = max(targets.numel(), outputs.numel()) if isinstance(outputs, torch.Tensor) else math.inf
+        if returned.ndim == 0 or returned.numel() > most:  # (n, n) for outputs of (n, 1) and targets of (n,)
+            due = f"one value for each thing predicted; returned one of shape {tuple(returned.shape)}"
+            raise ConfigError(f"{self._data_key}: {task}.score must return {due}")
         score, loss = self._rate(sample)
         if not math.isfinite(loss):
             raise ConfigError(f"{self._model_key}: its loss before any training is {loss}; must be finite")
