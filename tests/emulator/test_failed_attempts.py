@@ -77,14 +77,15 @@ async def test_a_round_without_an_answer_is_tried_again_with_other_clients_and_s
 
 
 async def test_the_wait_of_a_failed_attempt_is_part_of_the_total(rig: MakeRig) -> None:
-    async with rig(All(1), rounds=1, minimum_clients=1, round_timeout_s=0.25).running() as r:
+    async with rig(All(1), rounds=1, minimum_clients=1, round_timeout_s=0.25, time_scale=0.01).running() as r:
         a = await r.join("a", manual=True)
         await a.next_job()  # and never answers
+        await r.until_noticed("at round 1, within 0.")  # real seconds
         await a.answer(1, attempt=(await a.next_job()).attempt)
         await r.played()
         (played,) = r.store.rounds()
         (failed,) = played.failed_attempts
-        assert failed.round_latency_s >= 0.25
+        assert failed.round_latency_s >= 25
         assert r.coordinator.state.total_latency_s == failed.round_latency_s + played.round_latency_s
 
 

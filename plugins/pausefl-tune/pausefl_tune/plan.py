@@ -13,7 +13,7 @@ from pausefl.experiment.experiment import Experiment, parse_experiment
 from pausefl.experiment.server_records import check_policies, selected_policy
 from pausefl.experiment.toml_source import bare_or_quoted, listed_values, parts_of_key, value_of_text
 from pausefl.library import By
-from pausefl.results.reading import EPSILON_LABELS
+from pausefl.results.reading import EPSILON_LABELS, latency_unit
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.newcomers import NewcomerPolicy
@@ -150,6 +150,8 @@ class TuningPlan:
         """Latency, leakage in a private run, and accuracy. Simulations do not train: imbalance stands for accuracy."""
         total = replace(LATENCY, label="elapsed time (s)") if self.experiment.is_asynchronous else LATENCY
         latency = total if self.target_accuracy is None else LATENCY_TO_TARGET
+        unit = latency_unit([{"time_scale": self.experiment.latency.time_scale}])
+        latency = replace(latency, label=latency.label.replace("(s)", f"({unit})"))
         privacy = self.experiment.privacy
         leakage = (replace(LEAKAGE, label=f"greatest {EPSILON_LABELS[privacy.unit]}"),) if privacy.enabled else ()
         return latency, *leakage, ACCURACY if self.by == "run" else IMBALANCE

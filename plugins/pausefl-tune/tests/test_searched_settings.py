@@ -132,7 +132,9 @@ def test_a_setting_without_rounds_is_simulated_by_its_steps() -> None:
     steps = {"server.mode": "asynchronous", "asynchronous.concurrency": 2, "asynchronous.buffer": 1}
     changes = {"experiment.rounds": 4, "latency.delay": {"kind": "constant", "value_s": 0.5}, "workload.step_s": 1e-9}
     assert simulated(parse_experiment("", steps | changes))["total_latency_s"] == pytest.approx(2 * 0.5)
-    assert TuningPlan(parse_experiment("", steps).to_toml()).objectives[0].label == "elapsed time (s)"
+    for scale, label in ((1.0, "elapsed time (s)"), (0.5, "elapsed time (emulated s)")):
+        source = parse_experiment("", {**steps, "latency.time_scale": scale}).to_toml()
+        assert TuningPlan(source).objectives[0].label == label
 
 
 def test_the_imbalance_is_half_the_sum_of_what_choices_and_data_differ_by() -> None:

@@ -134,7 +134,7 @@ class ProgressReporter(RunObserver):
         self._announce_failures(record)
         self.noticed(
             f"no client gave an update in attempt {record.attempt} at round {record.round}, within"
-            f" {record.round_latency_s:.3g} s"
+            f" {max((miss.waited_s for miss in record.misses), default=0.0):.3g} s"
         )
 
     def _announce_end(self, budgets_end: int | None, m: int) -> None:
