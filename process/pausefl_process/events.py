@@ -232,8 +232,11 @@ def to_json(event: ProgressEvent) -> dict[str, Any]:
     return {"kind": event.kind} | {f.name: getattr(event, f.name) for f in fields(event)}
 
 
-def from_json(value: Mapping[str, Any]) -> ProgressEvent:
-    """The event in a JSON object. ValueError if its kind is unknown, or its fields are not those of the kind."""
+def from_line(line: str) -> ProgressEvent:
+    """The event in a line of stdout. ValueError if the line is no JSON object with the fields of a known kind."""
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        raise ValueError(f"not a JSON object: {line!r}")
     given = {name: tuple(v) if isinstance(v, list) else v for name, v in value.items()}
     kind = given.pop("kind", None)
     record: Callable[..., ProgressEvent] | None = EVENT_TYPES.get(str(kind))
@@ -266,14 +269,6 @@ def envelope(level: str, at_s: float) -> dict[str, str]:
 def to_line(event: ProgressEvent) -> str:
     """The event as a line of stdout, without the line feed."""
     return json.dumps({**envelope(level_of(event), time.time()), **to_json(event)})
-
-
-def from_line(line: str) -> ProgressEvent:
-    """The event in a line of stdout. ValueError if the line is no event."""
-    value = json.loads(line)
-    if not isinstance(value, dict):
-        raise ValueError(f"not a JSON object: {line!r}")
-    return from_json(value)
 
 
 def write_event(event: ProgressEvent) -> None:

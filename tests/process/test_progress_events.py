@@ -25,7 +25,6 @@ from pausefl_process.events import (
     Notice,
     ProgressEvent,
     Ready,
-    from_json,
     from_line,
     to_json,
     to_line,
@@ -58,26 +57,22 @@ def test_the_json_form_is_the_kind_and_the_fields() -> None:
         "metric": "accuracy",
         "subset": False,
     }
-    assert from_json({"kind": "finished", "reason": "all rounds done"}) == Finished("all rounds done")
+    assert from_line('{"kind": "finished", "reason": "all rounds done"}') == Finished("all rounds done")
 
 
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
+        ([1], "not a JSON object"),
         ({"kind": "something new"}, "kind = 'something new': must be one of ready, "),
         ({"port": 1}, "kind = None"),
         ({"kind": "ready"}, "ready: .*port"),
         ({"kind": "ready", "port": 1, "colour": "red"}, "ready: .*colour"),
     ],
 )
-def test_what_is_no_event_is_refused_by_name(value: dict[str, Any], reason: str) -> None:
+def test_what_is_no_event_is_refused_by_name(value: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        from_json(value)
-
-
-def test_a_line_that_is_no_object_is_refused() -> None:
-    with pytest.raises(ValueError, match="not a JSON object"):
-        from_line("[1]")
+        from_line(json.dumps(value))
 
 
 def test_events_are_passed_on_in_order_by_a_thread() -> None:
