@@ -27,10 +27,12 @@ from pausefl.results.figures import Figures
 from pausefl.results.reading import RunData, read_run
 from pausefl.results.report import export_csv, report_runs, style
 from pausefl.results.report.comparison import compare, write_comparison
+from pausefl.results.report.group_plots import group_looks
 from pausefl.results.report.learning import Learning, learning
 from pausefl.results.report.plots import draw_all
 from pausefl.results.report.style import rendered
 from pausefl.results.report.sweep import write_sweep
+from pausefl.results.selections import choices_by_group
 from pausefl.results.stored_summary import read_summary
 from pausefl.results.summary import summarise
 from pausefl.results.tally import RunTally
@@ -159,6 +161,12 @@ def test_selections_are_counted_by_client_and_averaged_by_group(figures: Mapping
     assert means["relevant"].get_ydata().tolist() == [0, 1, 1.5, 2, 2.5]
     assert [label.get_text() for label in by_client.get_xticklabels()][2:4] == ["relevant-000", "relevant-001"]
     assert [bar.get_height() for bar in by_client.patches] == [2, 1, 3, 2, 2, 1]
+
+
+def test_no_two_groups_look_alike(by_hand: RunData) -> None:
+    groups = choices_by_group(by_hand.records, by_hand.groups)
+    looks = group_looks({**groups, **{f"more-{k}-like-them": groups["relevant"] for k in range(3)}})
+    assert len(set(looks.values())) == len(looks)
 
 
 def test_a_run_counts_its_selections_by_group(played: Path) -> None:

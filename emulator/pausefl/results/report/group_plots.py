@@ -38,7 +38,7 @@ _BLUE, _VERMILION, _GREEN, _PURPLE, _ORANGE, _SKY, _GREY = SERIES
 def group_looks(groups: ChoicesByGroup) -> Mapping[str, Look]:
     """The look of each group by name: relevant newcomers blue, other newcomers in warm colours, originals in cool ones.
 
-    Groups whose names differ only by a final number share a colour and have different dashes.
+    Groups whose names differ only by a final number share a colour. Groups of one colour have different dashes.
     """
     families: dict[str, list[str]] = defaultdict(list)
     for name in groups:
@@ -47,7 +47,10 @@ def group_looks(groups: ChoicesByGroup) -> Mapping[str, Look]:
     looks: dict[str, Look] = {}
     for members in families.values():
         palette: list[Colour] = palettes[_kind(groups[members[0]])]
-        looks |= {name: Look(palette[0].light, DASHES[i % len(DASHES)]) for i, name in enumerate(members)}
+        colour = palette[0].light
+        for name in members:
+            alike = sum(look.colour == colour for look in looks.values())
+            looks[name] = Look(colour, DASHES[alike % len(DASHES)])
         palette.append(palette.pop(0))
     return looks
 
