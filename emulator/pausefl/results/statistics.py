@@ -7,7 +7,7 @@ Tibshirani, 1993, chapter 13). Resamples come from a fixed seed, so the same num
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import fmean, stdev
+from statistics import stdev
 
 import numpy as np
 
@@ -95,19 +95,13 @@ def resampled_shares(n_seeds: int) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How a number is spread over the seeds."""
+class Spread(Interval):
+    """How a number is spread over the seeds, with its mean's interval."""
 
-    mean: float
     sd: float | None
     """The standard deviation of the sample; None for a single seed."""
     least: float
     greatest: float
-    n_seeds: int
-    low: float | None
-    """The lower end of the mean's 95 % bootstrap interval; None with fewer than `FEWEST_SEEDS` seeds."""
-    high: float | None
-    """The upper end of this interval."""
     quartiles: tuple[float, float, float]
     """The lower quartile, the median and the upper quartile."""
 
@@ -117,9 +111,8 @@ class Spread:
         known = [value for value in values if value is not None]
         if len(known) < len(values):
             return None
-        sd = stdev(known) if len(known) > 1 else None
-        found = mean_interval(known)
-        return cls(fmean(known), sd, min(known), max(known), len(known), found.low, found.high, quartiles(known))
+        found, sd = mean_interval(known), stdev(known) if len(known) > 1 else None
+        return cls(**vars(found), sd=sd, least=min(known), greatest=max(known), quartiles=quartiles(known))
 
     def text(self, form: Callable[[float], str], *, is_skewed: bool) -> tuple[str, str]:
         """Two texts: the mean and its spread, with numbers formatted by `form`.

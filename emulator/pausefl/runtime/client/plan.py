@@ -1,4 +1,4 @@
-"""The part of an experiment that client processes need: small records, made by the process that starts them."""
+"""What client processes need: the experiment and records made of it, by the process that starts the clients."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -82,8 +82,7 @@ class ClientPlan:
     """All that a client process needs of an experiment."""
 
     experiment: Experiment
-    """What the records below do not change: links, metrics, and how clients connect. In its paths, {client_id} stands
-    for a client's id."""
+    """Says how links, metrics and the connection are set up. In its paths, {client_id} stands for a client's id."""
     training: TrainingPlan
     privacy: PrivacyPlan | None
     schedule: str

@@ -77,7 +77,7 @@ def run_client_process(
     client_ids: Sequence[str],
     address: str,
     run_dir: Path,
-    events: "Connection[Any, Any]",
+    events: "Connection[Any, Any] | None" = None,
     roll_calls: "Connection[Any, Any] | None" = None,
 ) -> None:
     """The main function of a client process that `fleet` started.
@@ -97,9 +97,9 @@ def run_client_process(
             from pausefl.runtime.netem import enter_namespace
 
             enter_namespace(plan.experiment.latency, plan.links, run_dir, client_ids[0], address.rpartition(":")[0])
-        run = run_clients_over_grpc(plan, client_ids, address, run_dir / "ledgers", events.send, roll_calls)
-        with errors_of_own_code(), first_error(), telling_failures(plan, events.send):
-            run_telling_waits(run)
+        report = events.send if events is not None else _ignore
+        with errors_of_own_code(), first_error(), telling_failures(plan, report):
+            run_telling_waits(run_clients_over_grpc(plan, client_ids, address, run_dir / "ledgers", report, roll_calls))
     except PauseflError as error:
         log.error("%s", error)
         sys.exit(BAD_INPUT if isinstance(error, ConfigError) else 1)

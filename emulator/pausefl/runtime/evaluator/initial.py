@@ -7,12 +7,7 @@ from typing import NamedTuple
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.records import Evaluation
 
-DTYPE_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8"), 1),
-    **dict.fromkeys(("F16", "BF16", "I16"), 2),
-    **dict.fromkeys(("F32", "I32"), 4),
-    **dict.fromkeys(("F64", "I64"), 8),
-}
+DTYPE_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "F16": 2, "BF16": 2, "I32": 4, "F32": 4, "I64": 8, "F64": 8}
 """The bytes of one value of each dtype, by its name in safetensors."""
 
 
