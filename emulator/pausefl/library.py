@@ -342,18 +342,13 @@ def simulate(
     core, but one if all are short. The figure then has a line for each policy, with a band over the seeds. Tables and a
     figure are written to `folder`, runs/simulate-<time> by default.
     """
-    from pausefl.studies.simulation.outputs import run_simulation
-    from pausefl.studies.simulations import refuse_results_in, run_simulations
+    from pausefl.studies.simulations import run_simulations
 
     experiment, names = _with_policies(experiment, policies)
     rounds, seeds = _count("rounds", rounds), _count("seeds", seeds)
     jobs = None if jobs is None else _count("jobs", jobs)
     with _folder("simulate", folder) as out:
-        refuse_results_in(out)
-        if not names and seeds == 1:
-            return Simulation(out, run_simulation(experiment, rounds, out))
-        of = names or [experiment.selection.policy]
-        return Simulation(out, run_simulations(experiment, of, seeds, rounds, out, jobs))
+        return Simulation(out, run_simulations(experiment, names, seeds, rounds, out, jobs))
 
 
 @needs("server")

@@ -5,15 +5,20 @@ Privacy noise is not drawn here: it uses the operating system's entropy (`pausef
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from itertools import accumulate, islice, pairwise, permutations, repeat
+from itertools import islice, permutations
 
 import numpy as np
 import numpy.typing as npt
 from numpy.random.bit_generator import ISeedSequence
 
-_AT_ONCE = 1024
+_AT_ONCE = 256
 """How many generators are seeded at once."""
-_HALF = np.uint32(16)
+_Words = npt.NDArray[np.uint32]
+_LEFT, _RIGHT, _HALF = map(np.uint32, (0xCA01F9DD, 0x4973F715, 16))
+_INTO, _OUT = (
+    np.array([[first * factor**power % 2**32] for power in range(n)], np.uint32)
+    for first, factor, n in ((0x43B0D7E5, 0x931E8875, 17), (0x8B51F9DD, 0x58F38DED, 9))
+)
 
 
 def generator(seed: int, purpose: str, *key: int | str) -> np.random.Generator:
@@ -52,26 +57,18 @@ class _Seed(ISeedSequence):
         return self._words
 
 
-def _seeds(entropy: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+def _seeds(entropy: _Words) -> npt.NDArray[np.uint64]:
     """`np.random.SeedSequence(row).generate_state(4, np.uint64)` for each row of entropy, (n, 4).
 
     numpy promises to keep this algorithm, O'Neill's seed_seq (NEP 19).
     """
-    into, out = _constants(0x43B0D7E5, 0x931E8875), _constants(0x8B51F9DD, 0x58F38DED)
-    left, right = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
-    pool = [_hashed(words, into) for words in entropy.T]
-    for source, target in permutations(range(4), 2):
-        mixed = left * pool[target] - right * _hashed(pool[source], into)
+    pool = _hashed(entropy.T, _INTO[:4], _INTO[1:5])
+    for n, (source, target) in enumerate(permutations(range(4), 2), start=4):
+        mixed = _LEFT * pool[target] - _RIGHT * _hashed(pool[source], _INTO[n], _INTO[n + 1])
         pool[target] = mixed ^ mixed >> _HALF
-    return np.stack([_hashed(words, out) for words in pool * 2], axis=1).view(np.uint64)
+    return np.ascontiguousarray(_hashed(np.tile(pool, (2, 1)), _OUT[:8], _OUT[1:]).T).view(np.uint64)
 
 
-def _constants(first: int, factor: int) -> Iterator[tuple[np.uint32, np.uint32]]:
-    """The two constants of each call of `_hashed`."""
-    return pairwise(map(np.uint32, accumulate(repeat(factor), lambda last, by: last * by % 2**32, initial=first)))
-
-
-def _hashed(words: npt.NDArray[np.uint32], constants: Iterator[tuple[np.uint32, np.uint32]]) -> npt.NDArray[np.uint32]:
-    before, factor = next(constants)
+def _hashed(words: _Words, before: _Words, factor: _Words) -> _Words:
     words = (words ^ before) * factor
     return words ^ words >> _HALF

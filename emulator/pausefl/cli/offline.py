@@ -24,29 +24,22 @@ from pausefl.terminal_table import FittingTable, plain_console
 def simulate(options: argparse.Namespace) -> None:
     """Simulate choices and latencies, without a network or training."""
     from pausefl.studies import simulations
-    from pausefl.studies.simulation import outputs
 
-    if options.rounds is not None:
-        at_least_1("--rounds", options.rounds)
+    for name, given in (("--rounds", options.rounds), ("--jobs", options.jobs)):
+        if given is not None:
+            at_least_1(name, given)
     folder = new_run_dir(f"simulate-{config_name(options)}", options.run_dir)
-    simulations.refuse_results_in(folder)
     console, experiment, seeds = plain_console(), experiment_of(options), at_least_1("--seeds", options.seeds)
     rounds = options.rounds or experiment.experiment.rounds
-    policies = [experiment.selection.policy] if options.policies is None else policies_of(options)
-    if options.jobs is not None:
-        at_least_1("--jobs", options.jobs)
-    title = f"simulating {rounds:,} rounds of {', '.join(policies)}"
+    policies = [] if options.policies is None else policies_of(options)
+    title = f"simulating {rounds:,} rounds of {', '.join(policies or [experiment.selection.policy])}"
     with console.status(Text(title)) as status:
-        if options.policies is None and seeds == 1:
-            lines = [*outputs.in_words(outputs.run_simulation(experiment, rounds, folder))]
-            figure = folder / "simulation.png"
-        else:
-            of_all = experiment, policies, seeds, rounds, folder, options.jobs
-            summary = simulations.run_simulations(*of_all, lambda text: status.update(Text(f"{title}: {text}")))
-            lines, figure = [*simulations.in_words(summary), *summary["answers"]], folder / "simulations.png"
-    for line in lines:
+        of_all = experiment, policies, seeds, rounds, folder, options.jobs
+        summary = simulations.run_simulations(*of_all, lambda text: status.update(Text(f"{title}: {text}")))
+    for line in (*simulations.in_words(summary), *summary.get("answers", ())):
         console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"figure: {figure}", soft_wrap=True)
+    figure = "simulations.png" if "policies" in summary else "simulation.png"
+    console.print(f"figure: {folder / figure}", soft_wrap=True)
 
 
 def tune(options: argparse.Namespace) -> None:

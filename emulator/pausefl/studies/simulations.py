@@ -23,6 +23,7 @@ from pausefl.runtime.forks import spawned
 from pausefl.runtime.processes.lifetime import in_children
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, refuse_run_in
 from pausefl.studies.compare import variant_of
+from pausefl.studies.simulation import outputs
 from pausefl.studies.simulation.outputs import run_simulation, weights_in_words
 from pausefl.studies.time_left import time_left
 from pausefl_process.files import write_durably
@@ -54,10 +55,14 @@ def run_simulations(
     """Simulate each policy with the same seeds, so with equal latencies; write simulations.json, .csv and .png.
 
     Each simulation has its own folder. `jobs` are played at a time; None: one, or with many rounds one per core.
-    `say` is told how many are played. Returns the content of simulations.json. ConfigError if some policies are
-    simulated by drifts and others by latencies.
+    `say` is told how many are played. Returns the content of simulations.json. Without policies and with one seed, it
+    is a single simulation of the experiment's policy, see `run_simulation`. ConfigError if the folder holds other
+    results, or if some policies are simulated by drifts and others by latencies.
     """
-    labels = labels_of(policies).items()
+    refuse_results_in(folder)
+    if not policies and seeds == 1:
+        return run_simulation(experiment, rounds, folder)
+    labels = labels_of(policies or [experiment.selection.policy]).items()
     listed = [(label, variant_of(experiment, policy, i)) for policy, label in labels for i in range(seeds)]
     _check_alike(listed)
     if jobs is None:
@@ -108,6 +113,9 @@ def refuse_results_in(folder: Path) -> None:
 
 def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
     """Lines of text: the results of each policy, then notes on them, such as why they cannot be compared."""
+    if "policies" not in summary:
+        yield from outputs.in_words(summary)
+        return
     policies, epsilon = summary["policies"], EPSILON_LABELS.get(summary["privacy_unit"], "ε")
     labels = {name: text.format(epsilon=epsilon, time=_time_of(summary)) for name, text in _SUMMED.items()}
     for policy, found in policies.items():
