@@ -33,7 +33,6 @@ from pausefl.studies.simulation.engine import (
 )
 from pausefl.studies.simulation.growth import growth_fits
 from pausefl.studies.simulation.outputs import in_words, run_simulation, setting_of, weights_in_words
-from pausefl.studies.simulation.steps import simulate_steps
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -123,8 +122,9 @@ def test_clients_retire_at_the_floor_of_their_budget_and_a_genie_has_no_regret_a
     result = simulate(Pause(4), setting := published(10, budget=budget), 100)
     assert budget.participations == 5
     half_is_away = Presence(tuple(sorted(setting.laws)), np.array([[True] * 10, [True] * 5 + [False] * 5]))
-    for play in (simulate, simulate_steps):
-        of_half = play(Pause(4), dataclasses.replace(setting, presence=half_is_away), 100)
+    for is_asynchronous in (False, True):
+        server = dataclasses.replace(setting.server, is_asynchronous=is_asynchronous)
+        of_half = simulate(Pause(4), dataclasses.replace(setting, presence=half_is_away, server=server), 100)
         assert of_half.round[-1] < 50
     assert result.chosen.max() == 5
     assert (result.chosen < 5).sum() < 4, "fewer than m are left"
@@ -400,14 +400,15 @@ def test_with_equal_delays_elapsed_time_is_that_of_a_queue_with_c_servers(
     buffer = data.draw(st.integers(1, concurrency))
     setting = steps_setting(concurrency, buffer, seed)
     setting = dataclasses.replace(setting, laws=dict.fromkeys(IDS, Constant(delay_s)))
-    result = simulate_steps(Random(concurrency), setting, steps)
+    result = simulate(Random(concurrency), setting, steps)
     expected = delay_s * np.ceil(result.round * buffer / concurrency)
     np.testing.assert_allclose(result.total_latency_s, expected, rtol=1e-9)
 
 
 def test_with_a_buffer_of_all_clients_steps_are_rounds() -> None:
     setting = steps_setting(12, 12)
-    steps, rounds = simulate_steps(Random(12), setting, 60), simulate(policy_class("all")(m=12), setting, 60)
+    in_rounds = dataclasses.replace(setting, server=dataclasses.replace(setting.server, is_asynchronous=False))
+    steps, rounds = simulate(Random(12), setting, 60), simulate(policy_class("all")(m=12), in_rounds, 60)
     np.testing.assert_allclose(steps.total_latency_s, rounds.total_latency_s)
     assert steps.chosen.tolist() == rounds.chosen.tolist()
 
@@ -415,7 +416,7 @@ def test_with_a_buffer_of_all_clients_steps_are_rounds() -> None:
 @pytest.mark.parametrize(("concurrency", "buffer"), [(5, 1), (5, 2), (8, 8)])
 def test_places_are_filled_and_staleness_counts_steps_from_the_model_given(concurrency: int, buffer: int) -> None:
     policy = Noting(concurrency)
-    simulate_steps(policy, steps_setting(concurrency, buffer), 80)
+    simulate(policy, steps_setting(concurrency, buffer), 80)
     given_at: dict[str, int] = {}
     jobs = 0
     for record in policy.told:
@@ -442,7 +443,7 @@ def test_paced_steps_bound_staleness(bound: int, within: float) -> None:
 
     laws = {i: Constant(0.1 * (1 + k)) for k, i in enumerate(IDS)}
     policy = Paced(5)
-    simulate_steps(policy, dataclasses.replace(steps_setting(5, 1), laws=laws), 200)
+    simulate(policy, dataclasses.replace(steps_setting(5, 1), laws=laws), 200)
     staleness = [o.staleness for record in policy.told[20:] for o in record.observations]
     assert np.mean(np.array(staleness) <= bound) >= within
 
@@ -459,7 +460,7 @@ def test_a_tier_ends_a_step_with_its_slowest_client_and_plays_on_at_its_own_pace
             return super().observe(state, record, table)
 
     setting = dataclasses.replace(steps_setting(4, 2, rule="fedat"), laws=laws)
-    result = simulate_steps(NotingTiers(4, tiers=2), setting, 300)
+    result = simulate(NotingTiers(4, tiers=2), setting, 300)
     rounds = [[(int(o.client_id[-2:]) % 2, o.staleness) for o in record.observations] for record in told[20:]]
     assert all(len(of_tier) == 2 and of_tier[0] == of_tier[1] for of_tier in rounds)
     slow, fast = ([staleness for is_fast, staleness in map(min, rounds) if is_fast == tier] for tier in (0, 1))
@@ -472,17 +473,17 @@ def test_a_client_whose_model_is_too_old_is_given_up() -> None:
     setting = steps_setting(5, 1, staleness_max=2)
     slow = dataclasses.replace(setting, laws={**setting.laws, IDS[0]: Constant(1000.0)})
     policy = Noting(5)
-    result = simulate_steps(policy, slow, 200)
+    result = simulate(policy, slow, 200)
     assert {o.staleness for record in policy.told for o in record.observations} <= {0, 1, 2}
     assert result.missed[0] > 0
 
 
 def test_fast_clients_spend_their_budget_first() -> None:
     budget = Budget(100.0, 0.5, epsilon_floor=5.0)
-    result = simulate_steps(Random(5), steps_setting(5, 1, budget=budget), 500)
+    result = simulate(Random(5), steps_setting(5, 1, budget=budget), 500)
     assert result.chosen.max() <= 5
     assert result.round[-1] < 500
-    fast, slow = simulate_steps(Random(5), steps_setting(5, 1), 100).chosen.reshape(2, 6).sum(axis=1)
+    fast, slow = simulate(Random(5), steps_setting(5, 1), 100).chosen.reshape(2, 6).sum(axis=1)
     assert fast > 1.5 * slow
 
 

@@ -25,7 +25,6 @@ from pausefl.studies.campaign import Missing, Planned
 from pausefl.studies.playing import OneByOne
 from pausefl.studies.simulation.engine import Setting, is_compiled, server_of, simulate
 from pausefl.studies.simulation.outputs import in_words, run_simulation, setting_of
-from pausefl.studies.simulation.steps import simulate_steps
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError
 from pausefl_server.selection.policies.everyone import All
@@ -78,12 +77,9 @@ STEPS |= {"selection.policy": "random", "latency.signal": "communication"}
 def test_a_simulated_round_ends_as_a_runs(changes: Mapping[str, Any], tmp_path: Path) -> None:
     experiment = pausefl.load("demo", {**STEADY, "server.rest_rounds_max": 0, **changes})
     play_virtually(plan_of(experiment, "run"), tmp_path, lambda _: None)
-    log, simulated = log_of(tmp_path), (policy_of(experiment), setting_of(experiment), ROUNDS)
-    if experiment.is_asynchronous:
-        assert simulate_steps(*simulated).total_latency_s == pytest.approx([r.elapsed_s for r in log], rel=1e-3)
-    else:
-        run_s = np.cumsum([record.round_latency_s for record in log])
-        assert simulate(*simulated).total_latency_s == pytest.approx(run_s, rel=1e-3)
+    log, found = log_of(tmp_path), simulate(policy_of(experiment), setting_of(experiment), ROUNDS)
+    of_steps, of_rounds = [record.elapsed_s for record in log], np.cumsum([record.round_latency_s for record in log])
+    assert found.total_latency_s == pytest.approx(of_steps if experiment.is_asynchronous else of_rounds, rel=1e-3)
 
 
 @pytest.mark.parametrize("over_selection", [0.0, 0.25])

@@ -16,7 +16,6 @@ from pausefl.studies.playing import OnExecutor, Player
 from pausefl.studies.simulation.curves import SimulationResult
 from pausefl.studies.simulation.engine import Setting, is_compiled, simulate, simulate_fast
 from pausefl.studies.simulation.outputs import setting_of
-from pausefl.studies.simulation.steps import simulate_steps
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_tune.plan import LATENCY, LATENCY_TO_TARGET, Point, TuningPlan, value_of
 
@@ -95,9 +94,7 @@ def _has_expectations(setting: Setting) -> bool:
 def simulated(experiment: Experiment) -> Figures:
     """The figures of a simulation, which ends with its rounds or when all budgets are spent."""
     policy, rounds, setting = policy_of(experiment), experiment.experiment.rounds, setting_of(experiment)
-    if experiment.is_asynchronous:
-        result = simulate_steps(policy, setting, rounds)
-    elif _has_expectations(setting) and is_compiled(policy, setting):
+    if _has_expectations(setting) and is_compiled(policy, setting):
         result = simulate_fast(policy, setting, rounds)
     else:
         result = simulate(policy, setting, rounds, with_regret=False)

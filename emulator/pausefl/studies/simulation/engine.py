@@ -20,13 +20,14 @@ from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.server.plan import settings_of
 from pausefl.studies.simulation import kernel
 from pausefl.studies.simulation.curves import Curves, SimulationResult
+from pausefl.studies.simulation.steps import Steps, answer
 from pausefl_client.link import Mode
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator, generators
 from pausefl_proto.errors import ConfigError
-from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
-from pausefl_server.rounds.attempt import attempt_end, attempt_record, next_release, releases_of_misses
+from pausefl_server.records import LogEvent, Miss, RoundRecord
+from pausefl_server.rounds.attempt import attempt_end, attempt_record, releases_of_misses
 from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
 from pausefl_server.rounds.choosing import choose, context_of
 from pausefl_server.rounds.deadline import LEAST_S, answers_needed, round_timeout_s
@@ -147,44 +148,48 @@ def simulate(
     Without `with_regret`, or without a genie for the policy, reward and both regrets are NaN. A law's mean is then only
     computed if the policy needs the oracle. `watch` receives every selection. ConfigError for a policy that needs
     clients' disclosures, or whose selection is invalid.
+
+    With an asynchronous server, `rounds` are its steps of K updates each, and the policy's m is C. The latency of a
+    step is the time since the step before, so the sum of latencies is the elapsed time. Reward and regrets are NaN.
     """
     refuse_disclosures(policy)
-    genie = genie_of(policy) if with_regret else None
-    server, ids = setting.server, sorted(setting.laws)
+    server, ids = replace(setting.server, rounds=rounds), sorted(setting.laws)
+    genie = genie_of(policy) if with_regret and not server.is_asynchronous else None
     state = RunState.start(policy, server.seed, tau_min_s=server.tau_min_s, examples_max=server.examples_max)
     table, presence = state.table, setting.presence or Presence.of_all(ids)
     oracle = setting.oracle if policy.needs_oracle else None
-    curves, missed, penalty_s, t = Curves(rounds), np.zeros(len(ids), np.int64), 0.0, 0
-    known = np.empty(0, np.int64)
-    for block in setting.answers_s(rounds):
-        for of_ids in zip(*block, strict=True):
-            t += 1
-            state.before_round(t, [*arrivals(presence, t, setting.examples), *used_up(table, server.budget)])
-            if too_few_left(table, policy.m - server.spare):
-                return curves.result(table, missed, penalty_s)
+    steps = Steps(server, state, oracle) if server.is_asynchronous else None
+    curves, missed, penalty_s, known = Curves(rounds), np.zeros(len(ids), np.int64), 0.0, np.empty(0, np.int64)
+    draws = (of_ids for block in setting.answers_s(rounds) for of_ids in zip(*block, strict=True))
+    for t, of_ids in enumerate(draws, 1):
+        state.before_round(t, [*arrivals(presence, t, setting.examples), *used_up(table, server.budget)])
+        is_empty = not table.eligible().size
+        if too_few_left(table, server.updates_needed(policy.m)) or (is_empty and table.connected.any()):
+            break  # once all that are there have spent their budgets, a run ends, whoever is away
+        if len(known) < len(table):
+            known = np.searchsorted(ids, table.ids)
+        came_s, took_s, latency_s = (of_id[known] for of_id in of_ids)
+        if steps:
+            record = steps.step(t, came_s, took_s, latency_s)
+            gained = np.array([math.nan, math.nan, math.nan, record.elapsed_s - state.elapsed_s])
+        elif is_empty:
+            curves.add(t, np.zeros((1, 4)), table.epsilon_spent.max())
+            continue
+        else:
             context = context_of(server, state, oracle, t, 0)
-            if not context.eligible.size:
-                if table.connected.any():  # all have spent their budgets, which ends a run, whoever is away
-                    return curves.result(table, missed, penalty_s)
-                curves.add(t, np.zeros((1, 4)), table.epsilon_spent.max())
-                continue
             selection = choose(context, state)
             if watch:
                 watch(selection)
             problem = None
             if genie:
                 problem = genie.choice(None, replace(context, oracle=setting.oracle, eligible=table.eligible()))
-            if len(known) < len(table):
-                known = np.searchsorted(ids, table.ids)
-            came_s, _, latency_s = (of_id[known] for of_id in of_ids)
             record = _record(t, state, selection, came_s, latency_s, server)
             gained = _gained(selection, problem, setting, latency_s, record.round_latency_s)
-            for miss in record.missed:
-                missed[table.row_of[miss.client_id]] += 1
-            state.after_round(record)
-            state.before_round(t, releases_of_misses(record, table, server.budget))
             penalty_s += selection.cluster_penalty_s
-            curves.add(t, gained[None], table.epsilon_spent.max())
+        missed[table.rows(miss.client_id for miss in record.missed)] += 1
+        state.after_round(record)
+        state.before_round(t, releases_of_misses(record, table, server.budget))
+        curves.add(t, gained[None], table.epsilon_spent.max())
     return curves.result(table, missed, penalty_s)
 
 
@@ -245,7 +250,7 @@ def is_compiled(policy: Policy, setting: Setting) -> bool:
     server = setting.server
     if setting.presence or policy.m > len(setting.laws) or (server.budget and server.budget.epsilon_floor):
         return False
-    if server.spare or server.quorum < 1 or server.aggregation.weight_share_max < 1:
+    if server.is_asynchronous or server.spare or server.quorum < 1 or server.aggregation.weight_share_max < 1:
         return False
     weighing = policy.as_pause() if type(policy) is Ucb else policy
     return type(policy) in _AHEAD or (isinstance(weighing, Pause) and weighing.is_plain)
@@ -322,11 +327,3 @@ def _record(
     observations = [answer(state, row, float(came_s[row]), float(latency_s[row]), server) for row in answered]
     misses = [Miss(table.ids[row], kind, end_s * scale, end_s, "", end_s) for row in asked[~in_time].tolist()]
     return attempt_record(t, 0, [table.ids[row] for row in selection.rows.tolist()], observations, misses)
-
-
-def answer(state: RunState, row: int, came_s: float, latency_s: float, server: ServerSettings) -> Observation:
-    """The server's observation of an answer that arrives after `came_s`, in the laws' seconds."""
-    table = state.table
-    release = next_release(table, row, server.budget)
-    timing = Timing(came_s * server.time_scale)
-    return Observation(table.ids[row], timing, latency_s, int(table.n_examples[row]), *release)

@@ -14,7 +14,8 @@ import numpy as np
 
 from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.population.simulated_drifts import DriftLaw
-from pausefl.studies.simulation.engine import BLOCK, answer, arrivals, refuse_disclosures, server_of
+from pausefl.studies.simulation.engine import BLOCK, arrivals, refuse_disclosures, server_of
+from pausefl.studies.simulation.steps import answer
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError

@@ -35,7 +35,6 @@ from pausefl.studies.simulation.newcomer_outputs import (
     newcomer_findings,
     newcomers_in_words,
 )
-from pausefl.studies.simulation.steps import simulate_steps
 from pausefl_client.data.partition import partition
 from pausefl_client.training.paced import steps_of
 from pausefl_process.files import write_durably
@@ -115,7 +114,7 @@ def _findings(
     from pausefl.studies.simulation.figures import draw_simulation
 
     setting = setting_of(experiment, rounds)
-    result = (simulate_steps if experiment.is_asynchronous else simulate_fast)(policy, setting, rounds)
+    result = simulate_fast(policy, setting, rounds)
     genie = None if experiment.is_asynchronous else genie_of(policy)
     bounds = {} if genie is None else _bounds(setting, genie, result.round)
     columns = ("round", "regret", "genie_regret", "reward", "total_latency_s", "max_epsilon_spent")

@@ -1,4 +1,4 @@
-"""Simulates asynchronous steps without network and training. `engine.simulate` does the same for rounds."""
+"""Simulates the steps of an asynchronous server without network and training, for `engine.simulate`."""
 
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -6,16 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pausefl.experiment.population.availability import Presence
-from pausefl.studies.simulation.curves import Curves, SimulationResult
-from pausefl.studies.simulation.engine import Setting, answer, arrivals, refuse_disclosures
 from pausefl_proto.arrays import FloatArray, IntArray
-from pausefl_server.records import Miss, Observation, RoundRecord
-from pausefl_server.rounds.attempt import attempt_record, releases_of_misses
-from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
+from pausefl_server.records import Miss, Observation, RoundRecord, Timing
+from pausefl_server.rounds.attempt import attempt_record, next_release
 from pausefl_server.rounds.choosing import choose, context_of, free_places
 from pausefl_server.rounds.deadline import round_timeout_s
-from pausefl_server.selection import Oracle, Policy
+from pausefl_server.selection import Oracle
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 
@@ -37,37 +33,7 @@ class _Job(NamedTuple):
     is_missed: bool
 
 
-def simulate_steps(policy: Policy, setting: Setting, steps: int) -> SimulationResult:
-    """Simulate `policy`, whose m is C, for `steps` asynchronous steps of K updates each.
-
-    The latency of a step is the time since the step before, so the sum of latencies is the elapsed time. Regret and
-    reward are defined for rounds only, and NaN here. The simulation ends early if budgets leave fewer than K clients,
-    or none of those that are there. If no client is at work and none can be asked, the step passes without an update.
-    """
-    refuse_disclosures(policy)
-    server, ids = replace(setting.server, rounds=steps), sorted(setting.laws)
-    state = RunState.start(policy, server.seed, tau_min_s=server.tau_min_s, examples_max=server.examples_max)
-    play = _Steps(server, state, setting.oracle if policy.needs_oracle else None)
-    presence, table = setting.presence or Presence.of_all(ids), state.table
-    curves, missed, known = Curves(steps), np.zeros(len(ids), np.int64), np.empty(0, np.int64)
-    draws = (of_ids for block in setting.answers_s(steps) for of_ids in zip(*block, strict=True))
-    for t, of_ids in enumerate(draws, 1):
-        state.before_round(t, [*arrivals(presence, t, setting.examples), *used_up(table, server.budget)])
-        if len(known) < len(table):
-            known = np.searchsorted(ids, table.ids)
-        began_s = state.elapsed_s
-        if too_few_left(table, server.asynchronous.buffer) or (table.connected.any() and not table.eligible().size):
-            break
-        record = play.step(t, *(of_id[known] for of_id in of_ids))
-        missed[table.rows(miss.client_id for miss in record.missed)] += 1
-        state.after_round(record)
-        state.before_round(t, releases_of_misses(record, table, server.budget))
-        gained = np.array([[np.nan, np.nan, np.nan, state.elapsed_s - began_s]])
-        curves.add(t, gained, table.epsilon_spent.max())
-    return curves.result(table, missed)
-
-
-class _Steps:
+class Steps:
     """The jobs under way, kept from step to step."""
 
     def __init__(self, server: ServerSettings, state: RunState, oracle: Oracle | None) -> None:
@@ -141,3 +107,11 @@ class _Steps:
     def _observed(self, t: int, job: _Job) -> Observation:
         seen = answer(self._state, job.row, job.ends_s - job.began_s, job.latency_s, self._server)
         return replace(seen, staleness=t - job.step, handed_out_s=job.began_s, came_back_s=job.ends_s)
+
+
+def answer(state: RunState, row: int, came_s: float, latency_s: float, server: ServerSettings) -> Observation:
+    """The server's observation of an answer that arrives after `came_s`, in the laws' seconds."""
+    table = state.table
+    release = next_release(table, row, server.budget)
+    timing = Timing(came_s * server.time_scale)
+    return Observation(table.ids[row], timing, latency_s, int(table.n_examples[row]), *release)
