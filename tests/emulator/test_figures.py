@@ -36,6 +36,7 @@ from pausefl.results.selections import choices_by_group
 from pausefl.results.stored_summary import read_summary
 from pausefl.results.summary import summarise
 from pausefl.results.tally import RunTally
+from pausefl.runtime.plan import plan_of
 from pausefl_server.service import RunResult
 from pausefl_server.state import RunState, replay
 from pausefl_server.storage.store import Store
@@ -250,7 +251,7 @@ def summarised(run_dir: Path) -> dict[str, Any]:
         state = replay(RunState.start(policy, 1), store.rounds(), unfinished=store.failed_attempts())
         tally = RunTally(store.log(), store.failed_attempts(), store.late_events())
     result = RunResult(state, np.zeros(10, np.float32), None, (), (), "all rounds done", "completed", 0)
-    return {**summarise(experiment, tally, result, charged_size=10)}
+    return {**summarise(plan_of(experiment, "run").server.summary, policy, tally, result, charged_size=10)}
 
 
 class Played:

@@ -1,13 +1,13 @@
 """Computes the summary of a run, which is written to summary.json."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import numpy as np
 
-from pausefl.experiment.client_records import budget_of
-from pausefl.experiment.experiment import Experiment
+from pausefl.experiment.links import LatencyTable
+from pausefl.experiment.tables import ClientGroup, PrivacyTable, SelectionTable
 from pausefl.results.accounting import tighter_epsilon
 from pausefl.results.figures import Figures
 from pausefl.results.stored_summary import NoiseToClip, Summary
@@ -22,26 +22,45 @@ from pausefl_server.service import RunResult
 # Besides noised updates, a client always sends these to the server, whatever the experiment's settings.
 _ALWAYS_DISCLOSED = ("n_examples", "device_times", "host_load", "answers")
 
-ComposeEpsilon = Callable[[Budget, PrivacyUnit, int, float], float | None]
-"""Composes a client's releases to one ε at δ, as `tighter_epsilon` does."""
+
+@dataclass(frozen=True)
+class SummaryPlan:
+    """The experiment's settings that summary.json needs."""
+
+    seed: int
+    clients: int
+    expected: frozenset[str]
+    """The ids of the clients that may take part, as far as they are known before the run."""
+    groups: Mapping[str, ClientGroup]
+    """The groups of clients, by name."""
+    selection: SelectionTable
+    dataset: str
+    clock: Literal["real", "virtual"]
+    latency: LatencyTable
+    privacy: PrivacyTable
+    budget: Budget | None
+    """None in a run without privacy."""
+    shows_host_metrics: bool
+    """Whether client processes serve metrics."""
+    concurrency: int | None = None
+    """How many clients work at the same time in an asynchronous run; None for a run in rounds."""
+    compose: Callable[[Budget, PrivacyUnit, int, float], float | None] = tighter_epsilon
 
 
 def summarise(
-    experiment: Experiment,
+    plan: SummaryPlan,
+    policy: Policy,
     tally: RunTally,
     result: RunResult,
     charged_size: int,
     starts: Callable[[], list[dict[str, str]]] = list,
-    compose: ComposeEpsilon = tighter_epsilon,
 ) -> Summary:
     """The content of summary.json. Times are in seconds, accuracies on the test set; None if nothing was measured.
 
     `charged_size` is how many values of an update are noised and charged. `starts` reads when and how the run was
     started and resumed. A figure that cannot be computed is None, and `missing_figures` holds the reason.
     """
-    state, privacy, budget = result.state, experiment.privacy, budget_of(experiment.privacy)
-    concurrency = experiment.asynchronous.concurrency if experiment.is_asynchronous else None
-    of_hosts = ["host_metrics"] if experiment.metrics.client_port >= 0 else []
+    state, privacy, budget = result.state, plan.privacy, plan.budget
     released_by = tally.unanswered.releases_at_most(state.table, budget) if budget else {}
     told = dict(zip(state.table.ids, state.table.epsilon_spent.tolist(), strict=True))
     # Upper bounds: they assume that every job without an answer was charged.
@@ -49,12 +68,12 @@ def summarise(
     spent_max, released_max = max(spent, default=0.0), max(released_by.values(), default=0)
     figures = Figures()
     summary: Summary = {
-        "policy": experiment.selection.policy,
-        "policy_parameters": policy_parameters(state.policy),
-        "seed": experiment.experiment.seed,
+        "policy": plan.selection.policy,
+        "policy_parameters": policy_parameters(policy),
+        "seed": plan.seed,
         "rounds": state.round,
-        "clients": experiment.clients.count,
-        "m": experiment.selection.m,
+        "clients": plan.clients,
+        "m": plan.selection.m,
         "asked_per_round": tally.asked_per_round,
         "model_size": charged_size,
         "test_examples": next((e.n_examples for e in result.final_evaluations if e.split == "test"), None),
@@ -63,10 +82,10 @@ def summarise(
         "best_accuracy": _test_accuracy(result.best_evaluations),
         "best_round": result.best.round if result.best else None,
         "wall_clock_s": state.wall_clock_s,
-        "mode": experiment.server.mode,
+        "mode": "asynchronous" if plan.concurrency else "rounds",
         "elapsed_s": state.elapsed_s,
         "clients_at_work": tally.clients_at_work(state.elapsed_s),
-        "idle_share": figures.compute("idle_share", lambda: tally.idle_share(state.elapsed_s, concurrency)),
+        "idle_share": figures.compute("idle_share", lambda: tally.idle_share(state.elapsed_s, plan.concurrency)),
         "staleness": tally.staleness,
         "total_latency_s": state.total_latency_s,
         "measured_latency_s": state.measured_latency_s,
@@ -80,9 +99,9 @@ def summarise(
         "failures": tally.failures,
         "tau_min_s": finite(state.table.effective_tau_min_s),
         "clamped_latencies": int(state.table.clamped.sum()),
-        "latency_signal": experiment.latency.signal,
-        "time_scale": experiment.latency.time_scale,
-        "clock": experiment.experiment.clock,
+        "latency_signal": plan.latency.signal,
+        "time_scale": plan.latency.time_scale,
+        "clock": plan.clock,
         # Every ε is in `privacy_unit`, except `vector_epsilon_max`.
         "private": budget is not None and not privacy.reproducible_noise,
         "max_epsilon_spent": spent_max if budget else None,
@@ -94,12 +113,12 @@ def summarise(
         "noise": privacy.noise if budget else None,
         "retired_clients": int(state.table.retired.sum()) if budget else None,
         "budget_per": ("data holder" if privacy.ledger_dir or tally.had_spent else "run") if budget else None,
-        "disclosed": [*_ALWAYS_DISCLOSED, *privacy.disclose, *of_hosts],
-        "absent_clients": sorted(experiment.expected_ids.difference(state.table.ids)),
+        "disclosed": [*_ALWAYS_DISCLOSED, *privacy.disclose, *(["host_metrics"] if plan.shows_host_metrics else [])],
+        "absent_clients": sorted(plan.expected.difference(state.table.ids)),
         "rejected_updates": tally.events["rejected"],
         "suspect_rounds": state.suspect_rounds,
         "suspect_observations": state.suspect_observations,
-        "data": figures.compute("data", lambda: _data(experiment.workload.dataset, result)),
+        "data": figures.compute("data", lambda: _data(plan.dataset, result)),
         "capped": figures.compute("capped", lambda: tally.capped(state.table)),
         "selection_s_median": figures.compute("selection_s_median", lambda: tally.selection_s_median),
         "selections_by_group": figures.compute("selections_by_group", lambda: tally.selections_by_group),
@@ -110,7 +129,7 @@ def summarise(
         ),
         "epsilon_at_delta": figures.compute(
             "epsilon_at_delta",
-            lambda: None if budget is None else compose(budget, privacy.unit, released_max, privacy.delta),
+            lambda: None if budget is None else plan.compose(budget, privacy.unit, released_max, privacy.delta),
         ),
         "noise_to_clip": figures.compute(
             "noise_to_clip", lambda: None if budget is None else _noise_to_clip(budget, released_max)
@@ -120,7 +139,7 @@ def summarise(
         "stopped_because": result.stopped_because,
         "outcome": result.outcome,
     }
-    if experiment.latency.mode == "total":
+    if plan.latency.mode == "total":
         summary["overruns"] = tally.overruns
     return summary
 

@@ -165,7 +165,8 @@ class Fleet:
         ours, theirs = multiprocessing.Pipe()
         asked, asks = multiprocessing.Pipe()
         given = (self._run_dir, theirs, self._lock)
-        server = replace(self._plan.server, compose=partial(composing.ask, asks))
+        server = self._plan.server
+        server = replace(server, summary=replace(server.summary, compose=partial(composing.ask, asks)))
         if self._is_virtual:
             plan = replace(self._plan, server=server)
             play = partial(_play_virtually, plan, self._run_dir, back_to=self._back_to)

@@ -23,7 +23,7 @@ class ProcessPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Everything derived from an experiment before a run begins."""
+    """Everything derived from an experiment before a run begins. The code that plays the run sees no `Experiment`."""
 
     server: ServerPlan
     clients: ClientPlan

@@ -6,10 +6,16 @@ from dataclasses import dataclass, fields, replace
 from pausefl.experiment.delay_laws import known_means
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.links import LinkPlan
-from pausefl.experiment.server_records import admission_of, aggregation_of, asynchronous_of, optimizer_of, policy_of
+from pausefl.experiment.server_records import (
+    admission_of,
+    aggregation_of,
+    asynchronous_of,
+    noise_of,
+    optimizer_of,
+    policy_of,
+)
 from pausefl.experiment.tables import PrivacyTable
-from pausefl.results.accounting import tighter_epsilon
-from pausefl.results.summary import ComposeEpsilon
+from pausefl.results.summary import SummaryPlan
 from pausefl.runtime.client.agreement import offer_of
 from pausefl.runtime.client.plan import ClientPlan
 from pausefl.runtime.evaluator.plan import EvaluatorPlan, evaluator_plan
@@ -34,9 +40,9 @@ class ServerPlan:
     endpoints: Endpoints
     model: Manifest | EvaluatorPlan
     """The evaluator that makes the model. A manifest: of a synthetic model, a vector of zeros that learns nothing."""
-    experiment: Experiment
-    """What summary.json tells of."""
-    compose: ComposeEpsilon = tighter_epsilon
+    summary: SummaryPlan
+    noise_notice: str = ""
+    """What to say before the run of noise that may swamp the model."""
 
 
 def server_plan(experiment: Experiment, run: str, clients: ClientPlan, farewell: str = "") -> ServerPlan:
@@ -46,13 +52,28 @@ def server_plan(experiment: Experiment, run: str, clients: ClientPlan, farewell:
     """
     settings = replace(settings_of(experiment, run, clients), farewell=farewell)
     policy = policy_of(experiment)
+    noise, is_too_much = noise_of(experiment)
     return ServerPlan(
         settings=settings,
         policy=policy,
         oracle=oracle_of(policy, clients.links, settings.tau_min_s),
         endpoints=endpoints_of(experiment),
         model=_model(experiment),
-        experiment=experiment,
+        summary=SummaryPlan(
+            seed=settings.seed,
+            clients=experiment.clients.count,
+            expected=experiment.expected_ids,
+            groups=experiment.groups,
+            selection=experiment.selection,
+            dataset=experiment.workload.dataset,
+            clock=experiment.experiment.clock,
+            latency=experiment.latency,
+            privacy=experiment.privacy,
+            budget=settings.budget,
+            shows_host_metrics=experiment.metrics.client_port >= 0,
+            concurrency=experiment.asynchronous.concurrency if experiment.is_asynchronous else None,
+        ),
+        noise_notice=noise if is_too_much else "",
     )
 
 
