@@ -141,7 +141,19 @@ def load_dataset(name: str, *, examples: int | None = None, seed: int) -> Datase
         dataset = factory(seed)
     if not isinstance(dataset, Dataset):
         raise ConfigError(f'{_KEY} = "{name}": returned {type(dataset).__name__}, not a Dataset')
-    return dataset if examples is None else replace(dataset, train=_sample(dataset.train, examples, seed))
+    if examples is None:
+        return dataset
+    train = dataset.train
+    if not 1 <= examples <= len(train):
+        raise ConfigError(f"workload.examples = {examples}: must be from 1 to the {len(train)} training examples")
+    return replace(dataset, train=sampled(train, examples, generator(seed, "examples")))
+
+
+def sampled(examples: Examples, n: int, rng: np.random.Generator) -> Examples:
+    """`n` random examples in their order; all of them if there are no more."""
+    if n >= len(examples):
+        return examples
+    return examples.take(np.sort(rng.choice(len(examples), n, replace=False)))  # files are read in order
 
 
 def prepare_dataset(name: str) -> None:
@@ -149,17 +161,15 @@ def prepare_dataset(name: str) -> None:
 
     Missing files are downloaded, once before many clients start. Raises ConfigError as `load_dataset` does.
     """
+    DATASETS.check_name(name, _KEY)
     if name in PUBLISHED:
         cached_folder(name)
-    else:
-        DATASETS.check_name(name, _KEY)
 
 
 def check_is_here(name: str) -> None:
     """Raise ConfigError for an unknown data set, or for one whose files must be downloaded first."""
-    if name not in PUBLISHED:
-        DATASETS.check_name(name, _KEY)
-    elif missing := missing_files(name):
+    DATASETS.check_name(name, _KEY)
+    if name in PUBLISHED and (missing := missing_files(name)):
         folder = data_folder() / PUBLISHED[name].folder
         raise ConfigError(f'{_KEY} = "{name}": {missing[0]} is not in {folder}; fetch it with: pausefl data {name}')
 
@@ -200,13 +210,6 @@ def _load_cached(name: str, seed: int) -> Dataset:  # noqa: ARG001  # the split 
         )
     kept = len(train) - n_held_out
     return Dataset(name, train.take(slice(kept)), train.take(slice(kept, None)), test, published.classes)
-
-
-def _sample(examples: Examples, n: int, seed: int) -> Examples:
-    if not 1 <= n <= len(examples):
-        raise ConfigError(f"workload.examples = {n}: must be from 1 to the {len(examples)} training examples")
-    rows = np.sort(generator(seed, "examples").choice(len(examples), n, replace=False))  # files are read in order
-    return examples.take(rows) if n < len(examples) else examples
 
 
 DATASETS = Registry("datasets", {"digits": _load_digits, **{name: partial(_load_cached, name) for name in PUBLISHED}})

@@ -67,22 +67,16 @@ def partition(
     dealt = Dealt(given_labels, classes, clients, None if owners is None else read_only(owners), client_ids)
     stream = getattr(partitioner, "stream", type(partitioner).__name__)
     given: object = partitioner.deal(dealt, generator(seed, "partition", stream))
+    due = f"{type(partitioner).__name__}.deal must return a list of arrays, the rows of each client"
     if not isinstance(given, Iterable):
-        raise ConfigError(_must_return(partitioner, type(given).__name__))
-    parts = [np.sort(_rows(part, partitioner)) for part in given]
+        raise ConfigError(f"{_KEY}: {due}; returned {type(given).__name__}")
+    parts: list[IntArray] = []
+    for part in given:
+        if np.ndim(part) != 1:
+            raise ConfigError(f"{_KEY}: {due}; returned {type(part).__name__} for one of them")
+        parts.append(np.sort(part))
     _check(parts, dealt)
     return parts
-
-
-def _rows(part: object, partitioner: Partitioner) -> IntArray:
-    if np.ndim(part) != 1:  # type: ignore[arg-type]  # of any object
-        raise ConfigError(_must_return(partitioner, f"{type(part).__name__} for one of them"))
-    return np.asarray(part)
-
-
-def _must_return(partitioner: Partitioner, found: str) -> str:
-    name = type(partitioner).__name__
-    return f"{_KEY}: {name}.deal must return a list of arrays, the rows of each client; returned {found}"
 
 
 def _check(parts: Sequence[IntArray], dealt: Dealt) -> None:

@@ -76,7 +76,6 @@ class LearningRates:
             raise ConfigError(f'workload.schedule.kind = "{kind}": {returned}')
         self._rates: list[float] = []
         self._unusable: int | None = None  # the first round whose rate cannot be trained with
-        self._note()
         try:
             self.at(2)
         except PauseflError:
@@ -86,21 +85,18 @@ class LearningRates:
 
     def at(self, round: int) -> float:
         """The rate of a round, counted from 1. ConfigError if a rate up to then is negative or not finite."""
-        while len(self._rates) < round:
-            self._optimizer.step()  # torch wants an optimizer step before each schedule step
-            self._schedule.step()
-            self._note()
+        while len(self._rates) < max(round, 1):
+            if self._rates:
+                self._optimizer.step()  # torch wants an optimizer step before each schedule step
+                self._schedule.step()
+            rate = float(self._optimizer.param_groups[0]["lr"])
+            self._rates.append(rate)
+            if self._unusable is None and not 0 <= rate < math.inf:
+                self._unusable = len(self._rates)
         if (first := self._unusable) is not None and first <= max(round, 1):
             wrong = f"the learning rate of round {first} is {self._rates[first - 1]:g}: must be finite and at least 0"
             raise ConfigError(f"workload.schedule: {wrong}")
         return self._rates[max(round, 1) - 1]
-
-    def _note(self) -> None:
-        """Note the rate of the next round."""
-        rate = float(self._optimizer.param_groups[0]["lr"])
-        self._rates.append(rate)
-        if self._unusable is None and not 0 <= rate < math.inf:
-            self._unusable = len(self._rates)
 
 
 def _made(factory: Callable[..., Any], subject: object, options: Mapping[str, Any], key: str) -> Any:

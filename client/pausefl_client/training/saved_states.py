@@ -10,12 +10,10 @@ import numpy as np
 import torch
 
 from pausefl_client.training.device_copies import off_device
+from pausefl_client.training.model_vector import STORED
 
 _LENGTH_BYTES = 8
-_DTYPES = {
-    str(dtype): dtype
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)
-}
+_DTYPES = {str(dtype): dtype for dtype in STORED}
 
 
 class StateWriter:

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from pausefl.runtime.evaluator.initial import Evaluated, InitialModel, ModelRest, StoredTensor
 from pausefl.runtime.evaluator.plan import EvaluatorPlan
-from pausefl_client.data.datasets import Examples, load_dataset
+from pausefl_client.data.datasets import Examples, load_dataset, sampled
 from pausefl_client.training.device_copies import off_device, on_device
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.model_vector import STORED, ModelVector, bytes_of, constants, tied, trained_parameters
@@ -29,6 +29,7 @@ from pausefl_server.records import Evaluation, Split
 _BATCH = 500
 _REHEARSED_EXAMPLES = 32
 _SEEDED = "draw from torch's generator, or from one with a seed of its own"
+_MOST_SCORE = 1 + 1e-6  # with what rounding adds
 _SCORES = "a score is at most 1, the greater the better: of an error, return 1/(1 + error)"
 
 
@@ -50,6 +51,7 @@ class Evaluator:
         self._data_key, self._model_key = f'workload.dataset = "{dataset}"', f'workload.model = "{model}"'
         self._task = data.task or Classification()
         self._metric = str(getattr(self._task, "metric", "score"))
+        self._score_key = f'{self._data_key}: the score "{self._metric}" of {type(self._task).__name__}'
         self._random_layers = RandomLayers(self._model, self._device, self._task)
         self._vector = ModelVector(self._model, plan.workload.statistics)
         self._local = self._vector.statistics if plan.workload.statistics == "local" else {}
@@ -57,7 +59,8 @@ class Evaluator:
         """The model of round 1, and the rest of its file."""
         self._splits: dict[Split, Examples] = {"validation": data.validation, "test": data.test}
         subset, seed = plan.evaluation.subset, plan.split_seed
-        self._subsets = {name: _subset(split, subset, seed, name) for name, split in self._splits.items()}
+        drawn = {name: generator(seed, "evaluation", name) for name in self._splits}
+        self._subsets = {name: sampled(split, subset, drawn[name]) for name, split in self._splits.items()}
 
     def evaluate(self, theta: Vector, splits: Sequence[Split], *, subset: bool) -> Evaluated:
         """Accuracy and loss of θ, (d,) float32, on each split; ValueError if the model has another size."""
@@ -102,13 +105,10 @@ class Evaluator:
             method=method,
         )
         self._check(sample)
-        manifest, theta_0 = trainer.manifest, self.initial.theta_0
-        outcome = trainer.train(manifest.with_no_control(theta_0), round=1)
+        outcome = trainer.train(trainer.manifest.with_no_control(self.initial.theta_0), round=1)
         self._check_trained(trainer, outcome.update)
+        trained = trainer.vector.values()
         trainer.restore(trainer.state())
-        update, trained = manifest.without_control(outcome.update), theta_0.copy()
-        trained[: manifest.model_size] += update[: manifest.model_size]
-        trained[manifest.model_size :] = update[manifest.model_size :]
         too_great = f"workload.learning_rate = {settings.learning_rate:g} may be too great"
         self._check_finite(trained, f"after one training step; {too_great}")
         self._fill(trained)
@@ -178,10 +178,8 @@ class Evaluator:
             [float(rate(of, targets).double().mean()) for rate in (self._task.loss, self._task.score)]
             for of in (outputs, exact)
         )
-        if not 0 <= least < loss / 100:  # the outputs mean others than the targets, such as their logarithms
-            return
-        self._check_score(best, "for outputs that equal their targets")
-        if best <= 0 or best < score:
+        # Outputs that are no targets, such as their logarithms, have a greater loss where they equal them.
+        if 0 <= least < loss / 100 and not (best > 0 and score <= best <= _MOST_SCORE):
             raise ConfigError(
                 f"{self._score_key} gives {best:g} for outputs that equal their targets, and {score:g} for those of the"
                 f" first model; {_SCORES}"
@@ -196,12 +194,8 @@ class Evaluator:
     def _check_score(self, score: float, when: str) -> None:
         if not math.isfinite(score):
             raise ConfigError(f"{self._score_key} {when} is {score} on average; must be finite")
-        if score > 1 + 1e-6:
+        if score > _MOST_SCORE:
             raise ConfigError(f"{self._score_key} {when} is {score:g} on average; {_SCORES}")
-
-    @property
-    def _score_key(self) -> str:
-        return f'{self._data_key}: the score "{self._metric}" of {type(self._task).__name__}'
 
     def _check_outputs(self, outputs: object) -> None:
         if not isinstance(outputs, torch.Tensor):
@@ -254,14 +248,6 @@ class Evaluator:
 
 
 def _differing(model: torch.nn.Module, other: torch.nn.Module) -> str:
-    """The name of the first dense tensor of a model's file that differs from the other model's; empty if none does."""
-    ours, theirs = (dict(m.state_dict(keep_vars=True)) for m in (model, other))
-    dense = (n for n, found in ours.items() if isinstance(found, torch.Tensor) and found.layout is torch.strided)
-    return next((n for n in dense if n not in theirs or bytes_of(ours[n]) != bytes_of(theirs[n])), "")
-
-
-def _subset(examples: Examples, n: int, seed: int, split: str) -> Examples:
-    """`n` random examples of a split, fixed by the seed; the whole split if it has no more."""
-    if n >= len(examples):
-        return examples
-    return examples.take(np.sort(generator(seed, "evaluation", split).choice(len(examples), n, replace=False)))
+    """The name of the first tensor of a model's file that differs from the other model's; empty if none does."""
+    ours, theirs = model.state_dict(), other.state_dict()
+    return next((n for n in ours if n not in theirs or bytes_of(ours[n]) != bytes_of(theirs[n])), "")
