@@ -75,6 +75,7 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["simulat", "demo"], "simulat: no such command; did you mean simulate?; see pausefl --help"),
         (["sweep", "demo", "--seds", "3"], "unrecognized arguments: --seds 3; did you mean --seeds?; see pausefl"),
         (["run", "demo", "other"], "unrecognized arguments: other; see pausefl run --help"),
+        (["run", "demo", "--policy", "all"], "arguments: --policy all; --set KEY=VALUE changes the experiment; see"),
         (["run", "demo", "-q", "-v"], "argument -v/--verbose: not allowed with argument -q/--quiet"),
         (["run", "demo", "--rounds", "9"], "--rounds 9: goes with --resume; a new run takes --set experiment.rounds"),
         (["run", "--resume", "nowhere"], "nowhere: is not a run directory"),

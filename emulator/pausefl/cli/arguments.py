@@ -53,7 +53,8 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> a
         known = re.findall(r"--[a-z-]+", sub.format_help())
         folders = [each for each in ("--run-dir", "--out") if each in known and unknown[0] in _FOLDERS]
         close = folders or difflib.get_close_matches(unknown[0], known, 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        by_key = "--set" in known and unknown[0].startswith("--")
+        hint = f"; did you mean {close[0]}?" if close else "; --set KEY=VALUE changes the experiment" if by_key else ""
         sub.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return options
 
