@@ -101,7 +101,7 @@ def drawn(asked: Experiment) -> dict[str, list[Any]]:
     labels = label_counts(asked)
     assert labels is not None
     evaluator = Evaluator(evaluated)
-    links = make_links(asked.latency, plan.links, asked.client_ids, asked.experiment.seed_of("latency"))
+    links = make_links(plan.latency, plan.links, asked.client_ids, plan.latency_seed)
     delays = [links[client_id].draw(number).down_s for client_id in asked.client_ids for number in (1, 2)]
     simulated = next(iter(setting_of(asked).latencies_s(2)))
     return {

@@ -18,6 +18,7 @@ import pytest
 from pausefl.certificates import make_certificates
 from pausefl.experiment.experiment import parse_experiment
 from pausefl.runtime.client.connecting import connect_over_grpc, fetch_experiment, token_for
+from pausefl.runtime.client.plan import connection_plan
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.run_dir import made_run_dir
 from pausefl_client.reconnection import Reconnection
@@ -100,7 +101,7 @@ async def test_a_client_is_whom_its_certificate_names(files: Path, file: str, ow
 async def test_a_client_is_who_its_token_was_made_for_and_may_renew_it(files: Path, tmp_path: Path) -> None:
     admission, token = by_token(files)
     (file := tmp_path / "token").write_text("its last one")
-    plan = parse_experiment(OPEN, {"admission.token": str(file)})
+    plan = connection_plan(parse_experiment(OPEN, {"admission.token": str(file)}))
     async with listening(admission=admission) as port:
         assert "neither" in await answer_to("b", port, token=token)
         for wrong in ("", token[:-1], "a"):
@@ -321,13 +322,13 @@ ELSEWHERE = "192.0.2.2:50051"  # a documentation address, which no machine has
 
 def test_a_client_shows_its_token_to_other_machines_over_tls_alone(files: Path) -> None:
     token = {"admission.token": f"{files}/clients/{{client_id}}.token"}
-    clear = parse_experiment(OPEN, token)
+    clear = connection_plan(parse_experiment(OPEN, token))
     with pytest.raises(ConfigError, match=rf"admission\.token = .* and {ELSEWHERE} could read it; set tls\.ca, or say"):
         token_for(clear, ELSEWHERE, "a")
     own = read_token(f"{files}/clients/a.token")
     assert {token_for(clear, f"{host}:1", "a") for host in ("127.0.0.1", "localhost", "[::1]")} == {own}
     for lifted in ({"server.insecure": True}, {"tls.ca": f"{files}/ca.pem"}):
-        assert token_for(parse_experiment(OPEN, token | lifted), ELSEWHERE, "a") == own
+        assert token_for(connection_plan(parse_experiment(OPEN, token | lifted)), ELSEWHERE, "a") == own
 
 
 def test_a_client_asks_no_other_machine_for_the_experiment_by_a_token_in_the_clear(files: Path) -> None:

@@ -43,7 +43,7 @@ def server(options: argparse.Namespace) -> None:
         set_up_log(run_dir.name)
         plan = plan_of(experiment, run_dir.name)
         report = running.enter_context(printed_events(run_dir.name))
-        observed = running.enter_context(Observed(report, observers, run_dir, experiment.model_dump(mode="json")))
+        observed = running.enter_context(Observed(report, observers, run_dir, plan.shows))
         was_served = is_served(run_dir)
         note_start(run_dir, code=own_code(experiment), served=True)
         try:

@@ -109,7 +109,7 @@ class Fleet:
         `back_to` first discards the rounds after that one. `stop` ends the run as SIGTERM does, for callers outside the
         main thread: only that thread handles signals.
         """
-        port = plan.clients.experiment.metrics.client_port
+        port = plan.clients.metrics.client_port
         if port > 0 and len(plan.processes) > 1:
             raise ConfigError(
                 f"metrics.client_port = {port}: {len(plan.processes)} client processes run here, each at a port"

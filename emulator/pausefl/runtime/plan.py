@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import ClientGroups
@@ -33,6 +34,8 @@ class RunPlan:
     """Whether the run uses the virtual clock, where one process plays all parts."""
     network: Mapping[str, tuple[Shape, Shape]] | None
     """Each client's downlink and uplink, if the kernel emulates them; None: clients delay their messages themselves."""
+    shows: Mapping[str, Any]
+    """Every setting, by table and key, for observers and trackers."""
 
 
 def plan_of(experiment: Experiment, run: str, fleet: StandingFleet | None = None) -> RunPlan:
@@ -53,6 +56,7 @@ def plan_of(experiment: Experiment, run: str, fleet: StandingFleet | None = None
         processes=() if is_virtual or fleet else tuple(processes),
         is_virtual=is_virtual,
         network=network,
+        shows=experiment.model_dump(mode="json"),
     )
 
 

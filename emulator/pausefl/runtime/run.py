@@ -73,8 +73,7 @@ def run_experiment(
         processes = Fleet(plan, run_dir, lock, back_to, stop)
         if has_report and is_virtual:  # the import takes a second; another process plays meanwhile
             Thread(target=import_module, args=["pausefl.results.report"], daemon=True).start()
-        settings = experiment.model_dump(mode="json")
-        with Observed(report, observers, run_dir, settings, run_dir / "server.log") as observed:
+        with Observed(report, observers, run_dir, plan.shows, run_dir / "server.log") as observed:
             processes.run(observed.show)
     figures = Figures()
     if has_report and not processes.was_terminated:

@@ -5,6 +5,7 @@ from typing import Any
 
 from pausefl.experiment.experiment import Experiment, experiment_of
 from pausefl.runtime.client.agreement import accepted
+from pausefl.runtime.client.plan import ConnectionPlan, connection_plan
 from pausefl.runtime.processes.waits import run_telling_waits
 from pausefl_client.reconnection import Reconnection
 from pausefl_client.session_settings import Connect
@@ -14,30 +15,30 @@ from pausefl_proto.addresses import is_loopback
 from pausefl_proto.errors import ConfigError
 
 
-def connect_over_grpc(experiment: Experiment, address: str, client_id: str) -> Connect:
+def connect_over_grpc(plan: ConnectionPlan, address: str, client_id: str) -> Connect:
     """A function that opens a client's stream to the server at HOST:PORT, with the token that its file holds then.
 
     Both raise ConfigError as `token_for` does.
     """
-    tls, dead_after_s = experiment.tls.in_use(client_id), experiment.server.dead_after_s
-    token_for(experiment, address, client_id)
-    return lambda: connect(address, tls, dead_after_s, token_for(experiment, address, client_id))
+    tls = plan.tls.in_use(client_id)
+    token_for(plan, address, client_id)
+    return lambda: connect(address, tls, plan.dead_after_s, token_for(plan, address, client_id))
 
 
-def token_for(experiment: Experiment, address: str, client_id: str) -> str:
+def token_for(plan: ConnectionPlan, address: str, client_id: str) -> str:
     """The token that a client shows; empty if it needs none.
 
     ConfigError if its file cannot be read, or if others on the network could read the token.
     """
-    token, host = experiment.admission.token, address.rpartition(":")[0]
-    if not token:
+    if not plan.token:
         return ""
-    if experiment.tls.in_use(client_id) is None and not (experiment.server.insecure or is_loopback(host)):
+    host = address.rpartition(":")[0]
+    if plan.tls.in_use(client_id) is None and not (plan.is_insecure or is_loopback(host)):
         raise ConfigError(
-            f'admission.token = "{token}": whoever is between here and {address} could read it; set tls.ca, or say'
+            f'admission.token = "{plan.token}": whoever is between here and {address} could read it; set tls.ca, or say'
             " --insecure"
         )
-    return read_token(token.replace("{client_id}", client_id))
+    return read_token(plan.token.replace("{client_id}", client_id))
 
 
 def fetch_experiment(address: str, client_id: str, own: Mapping[str, Any]) -> Experiment:
@@ -46,7 +47,7 @@ def fetch_experiment(address: str, client_id: str, own: Mapping[str, Any]) -> Ex
     ConfigError if the offer cannot be accepted, PauseflError if the server cannot be reached.
     """
     how = way_of(own)
-    token = token_for(how, address, client_id)
+    token = token_for(connection_plan(how), address, client_id)
     reconnection = Reconnection(client_id, how.clients.connect_timeout_s)
     offer = run_telling_waits(fetch_offer(address, how.tls.in_use(client_id), token, reconnection))
     return accepted(offer.experiment, own)

@@ -9,10 +9,10 @@ from pausefl.experiment.delay_laws import Delay, sampled_delays
 from pausefl.experiment.delays.laws import plan_training_times
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import behaviours_of, presence_of
-from pausefl.experiment.links import LinkPlan, plan_links
+from pausefl.experiment.links import LatencyTable, LinkPlan, plan_links
 from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.population.behaviours import Behaviour
-from pausefl.experiment.tables import Workload
+from pausefl.experiment.tables import Metrics, Workload
 from pausefl.runtime.client.agreement import agreement_of
 from pausefl.runtime.processes.resources import own_device
 from pausefl_client.privacy.ledger import Life
@@ -22,6 +22,7 @@ from pausefl_client.training.trainer import Trainer, TrainingSettings
 from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_proto.encoding import Encoding, encoding_of
+from pausefl_proto.tls import Tls
 
 
 @dataclass(frozen=True)
@@ -78,23 +79,40 @@ class TrainingPlan:
 
 
 @dataclass(frozen=True)
+class ConnectionPlan:
+    """How clients connect to their server. In its paths, {client_id} stands for a client's id."""
+
+    tls: Tls
+    token: str
+    """The file of a client's token (`admission.token`); empty if it needs none."""
+    dead_after_s: float
+    is_insecure: bool
+    """Whether a token may be shown without TLS (`server.insecure`)."""
+
+
+@dataclass(frozen=True)
 class ClientPlan:
     """All that a client process needs of an experiment."""
 
-    experiment: Experiment
-    """Says how links, metrics and the connection are set up. In its paths, {client_id} stands for a client's id."""
     training: TrainingPlan
     privacy: PrivacyPlan | None
     schedule: str
     """The privacy on which server and clients must agree, as text; empty in a run without privacy."""
     agreement: Mapping[str, str]
     """Values that the run must share with its clients (`agreement.agreement_of`)."""
+    disclosed: frozenset[str]
     encoding: Encoding
     """How updates travel."""
+    latency: LatencyTable
     links: Mapping[str, LinkPlan]
     """All clients' links, by id."""
+    latency_seed: int
+    """The seed of the links' delays."""
     presence: Presence | None
     """The clients that are present in each round; None: all clients in every round."""
+    metrics: Metrics
+    """Where a client process serves its metrics (`metrics.client_*`)."""
+    connection: ConnectionPlan
     give_up_after_s: float
     run_id: str = ""
     """The run in which clients that outlive runs take part now; empty: any run that their server plays."""
@@ -116,17 +134,28 @@ class ClientPlan:
 def client_plan(experiment: Experiment) -> ClientPlan:
     """The clients' part of an experiment. The server's part is derived from its links, presence and privacy."""
     client_ids = tuple(experiment.client_ids)
+    latency_seed = experiment.experiment.seed_of("latency")
     return ClientPlan(
-        experiment=experiment,
         training=_training(experiment, client_ids),
         privacy=_privacy(experiment),
         schedule=schedule_of(experiment.privacy),
         agreement=agreement_of(experiment),
+        disclosed=experiment.disclosed,
         encoding=encoding_of(experiment.wire.dtype, experiment.wire.top_share),
-        links=plan_links(experiment.latency, client_ids, experiment.experiment.seed_of("latency")),
+        latency=experiment.latency,
+        links=plan_links(experiment.latency, client_ids, latency_seed),
+        latency_seed=latency_seed,
         presence=presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed),
+        metrics=experiment.metrics,
+        connection=connection_plan(experiment),
         give_up_after_s=experiment.clients.connect_timeout_s,
     )
+
+
+def connection_plan(experiment: Experiment) -> ConnectionPlan:
+    """How the clients connect to the server."""
+    server = experiment.server
+    return ConnectionPlan(experiment.tls, experiment.admission.token, server.dead_after_s, server.insecure)
 
 
 def _training(experiment: Experiment, client_ids: tuple[str, ...]) -> TrainingPlan:

@@ -93,10 +93,10 @@ def run_client_process(
         write_output_to(run_dir / "clients.log")
         set_up_log(run_dir.name)
         spare_exchanges()
-        if plan.experiment.latency.injection == "netem":
+        if plan.latency.injection == "netem":
             from pausefl.runtime.netem import enter_namespace
 
-            enter_namespace(plan.experiment.latency, plan.links, run_dir, client_ids[0], address.rpartition(":")[0])
+            enter_namespace(plan.latency, plan.links, run_dir, client_ids[0], address.rpartition(":")[0])
         report = events.send if events is not None else _ignore
         with errors_of_own_code(), first_error(), telling_failures(plan, report):
             run_telling_waits(run_clients_over_grpc(plan, client_ids, address, run_dir / "ledgers", report, roll_calls))
@@ -135,8 +135,8 @@ async def run_clients_over_grpc(
     receives the address of their metrics, if these are served.
     """
     called = None if roll_calls is None else _rounds(roll_calls)
-    certificates = [plan.experiment.tls.in_use(client_id) for client_id in client_ids]
-    with host_page(plan.experiment.metrics, report, certificates) as page:
+    certificates = [plan.connection.tls.in_use(client_id) for client_id in client_ids]
+    with host_page(plan.metrics, report, certificates) as page:
         await play_over_grpc(plan, client_ids, address, ledgers, page, called)
 
 
@@ -151,7 +151,7 @@ async def play_over_grpc(
 ) -> None:
     """Run these clients over gRPC. `page` and `refused` may outlive the run. See `run_clients`, `ClientPlatform`."""
     with trainer_pool(plan) as executor:
-        connect = partial(connect_over_grpc, plan.experiment, address)
+        connect = partial(connect_over_grpc, plan.connection, address)
         platform = ClientPlatform(connect, executor, refused={} if refused is None else refused)
         await run_clients(plan, client_ids, ledgers, platform, rounds, page)
 
@@ -176,8 +176,7 @@ async def run_clients(
     plan = plan.on_own_device(client_ids)
     batched = _batched_host(plan.training)
     trainers, sessions = make_trainers(plan.training, client_ids, batched), dict[str, ClientSession]()
-    latency, seed = plan.experiment.latency, plan.experiment.experiment.seed_of("latency")
-    links = make_links(latency, plan.links, client_ids, seed, platform.spin_s)
+    links = make_links(plan.latency, plan.links, client_ids, plan.latency_seed, platform.spin_s)
     # Ledgers are closed last, when no trainer can write to them any more.
     with ExitStack() as closing:
         size = trainers[client_ids[0]].manifest.charged.size
@@ -248,11 +247,11 @@ def _session_settings(plan: ClientPlan, client_id: str, trainer: Trainer) -> Cli
         client_id=client_id,
         schedule=plan.schedule,
         agreement=plan.agreement,
-        discloses_loss="loss" in plan.experiment.disclosed,
-        statistics=trainer.label_counts if "labels" in plan.experiment.disclosed else {},
+        discloses_loss="loss" in plan.disclosed,
+        statistics=trainer.label_counts if "labels" in plan.disclosed else {},
         run_id=plan.run_id,
         give_up_after_s=plan.give_up_after_s,
-        welcome_within_s=max(plan.experiment.server.dead_after_s, min(_WELCOME_WITHIN_S, plan.give_up_after_s)),
+        welcome_within_s=max(plan.connection.dead_after_s, min(_WELCOME_WITHIN_S, plan.give_up_after_s)),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from pausefl.experiment.experiment import Experiment
 from pausefl.runtime.client.connecting import token_for
 from pausefl.runtime.client.host_page import host_page
-from pausefl.runtime.client.plan import ClientPlan, client_plan
+from pausefl.runtime.client.plan import ClientPlan, client_plan, connection_plan
 from pausefl.runtime.client.process import LONGEST_AFTER_REFUSAL_S, play_over_grpc
 from pausefl_client.privacy.ledger import Life, verified_spend
 from pausefl_client.reconnection import Reconnection
@@ -45,7 +45,7 @@ async def stay(clients: StayingClients, report: Report) -> None:
     """
     first, own, address = clients.client_ids[0], clients.own, clients.address
     for client_id in clients.client_ids:
-        token_for(own, address, client_id)
+        token_for(connection_plan(own), address, client_id)
     way, refusals, told = Reconnection(first, math.inf), Reconnection(first, math.inf), ""
     spent, refused = dict[str, SpentInAllRuns](), dict[str, str]()
     certificates = [own.tls.in_use(client_id) for client_id in clients.client_ids]
@@ -54,7 +54,7 @@ async def stay(clients: StayingClients, report: Report) -> None:
             if page is not None:
                 page.waits_for = f"waits for a run at {address}"
             try:
-                token = token_for(own, address, first)  # read again: it may have been renewed
+                token = token_for(connection_plan(own), address, first)  # read again: it may have been renewed
                 offer = await fetch_offer(address, own.tls.in_use(first), token, way)
                 plan = in_run(client_plan(clients.experiment_of(offer.experiment)), offer.run_id, clients)
                 with first_error(), errors_of_own_code(), _telling_what_is_spent(clients, plan, report, spent):

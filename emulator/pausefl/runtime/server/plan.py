@@ -121,7 +121,7 @@ def settings_of(experiment: Experiment, run: str, clients: ClientPlan) -> Server
         spare=experiment.selection.asked - experiment.selection.m,
         keeps_late_updates=experiment.server.late == "buffer",
         evaluation_every=experiment.evaluation.every,
-        disclosed=experiment.disclosed,
+        disclosed=clients.disclosed,
         limits=experiment.host,
         aggregation=aggregation_of(experiment.aggregation),
         optimizer=optimizer_of(experiment.aggregation.optimizer),

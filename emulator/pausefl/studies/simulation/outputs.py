@@ -145,8 +145,7 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
         if least_s == 0:
             raise ConfigError('latency.tau_min_s = "auto": a simulation needs a number where a latency can be 0')
         server = replace(server, tau_min_s=least_s)
-    seed, mode = experiment.experiment.seed_of("latency"), experiment.latency.mode
-    return Setting(laws, examples, server, clients.presence, seed, training, mode)
+    return Setting(laws, examples, server, clients.presence, clients.latency_seed, training, experiment.latency.mode)
 
 
 def _data_sizes(experiment: Experiment) -> dict[str, int]:
