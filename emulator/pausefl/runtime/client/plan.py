@@ -1,4 +1,4 @@
-"""What client processes need: the experiment and records made of it, by the process that starts the clients."""
+"""The part of an experiment that client processes need: small records, made by the process that starts them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
