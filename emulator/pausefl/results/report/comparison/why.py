@@ -54,7 +54,7 @@ def chosen_share(runs: Runs, client_ids: Sequence[str]) -> Mapping[str, FloatArr
 def _chosen(axes: Axes, runs: Runs, looks: Mapping[str, Look], latency_s: Mapping[str, float]) -> None:
     x = np.array(list(latency_s.values()))
     for (policy, share), marker in zip(chosen_share(runs, list(latency_s)).items(), cycle(_MARKERS), strict=False):
-        axes.plot(x, share, marker, color=looks[policy].colour, markersize=4.5, alpha=0.8, label=policy)
+        axes.plot(x, share, marker, color=looks[policy].colour, markersize=4.5, alpha=0.8, label=policy, clip_on=False)
     axes.set(title="Who was chosen", xlabel=f"client's mean latency ({unit_of(runs)})", ylabel="share of the rounds")
     axes.set_ylim(bottom=0)
 
