@@ -1,4 +1,4 @@
-"""What the server process needs: the experiment and records made of it, by the process that starts the server."""
+"""The part of an experiment that the server process needs: small records, made by the process that starts it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
