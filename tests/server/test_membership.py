@@ -66,9 +66,12 @@ async def test_a_ledger_older_than_the_servers_mirror_is_refused(rig: MakeRig) -
 async def test_what_is_waited_for_is_what_round_1_waits_for(rig: MakeRig) -> None:
     """Clients that join later are not waited for."""
     expected = {1: frozenset("a"), 2: frozenset("ab")}.__getitem__
-    async with rig(rounds=1, minimum_clients=2, expected=expected).running("a") as r:
+    settings: dict[str, Any] = {"minimum_clients": 2, "expected": expected, "privacy": None}
+    async with rig(rounds=1, **settings).running("a") as r:
         await r.played()
     assert [(e.connected, e.minimum) for e in r.shown_of(WaitingForClients)] == [(0, 1), (1, 1)]
+    async with rig(rounds=2, **settings).playing("ab") as r:  # goes on
+        assert [e.missing for e in r.shown_of(WaitingForClients)] == [("a", "b")]
 
 
 async def test_a_run_without_enough_clients_says_so(rig: MakeRig) -> None:

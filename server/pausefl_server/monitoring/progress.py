@@ -30,6 +30,7 @@ class ProgressReporter(RunObserver):
     def __init__(self, settings: ServerSettings, report: Report) -> None:
         self._settings = settings
         self._report = report
+        self._round = 1  # of the last roll call
         self._minimum = 0  # clients that the first round waits for
         self._connected = 0
         self._came: set[str] = set()  # before round 1
@@ -46,6 +47,7 @@ class ProgressReporter(RunObserver):
 
     def roll_call(self, round: int) -> None:
         """Report the roll call, on which the fleet starts and ends clients."""
+        self._round = round
         self._report(RollCall(round))
 
     def arrived(self, client_id: str, connected: int, round: int) -> None:
@@ -58,7 +60,7 @@ class ProgressReporter(RunObserver):
             self._report_waiting()
 
     def _report_waiting(self) -> None:
-        expected = self._settings.expected(1) if self._settings.expected is not None else frozenset()
+        expected = self._settings.expected(self._round) if self._settings.expected is not None else frozenset()
         missing = sorted(expected - self._came)[:_MISSING_NAMED]
         self._report(WaitingForClients(self._connected, self._minimum, tuple(missing)))
 

@@ -328,7 +328,8 @@ class Coordinator(Actor[_Message]):
     def _give_up(self, step: OpenStep, missed: Collection[str]) -> None:
         """Withdraw the jobs of clients that are no longer waited for; their updates may still come."""
         self._late.expect(step, missed, self.state.table)
-        self._members.withdraw_jobs(missed)
+        for client_id in missed:
+            self._members.withdraw_job(client_id)
 
     async def _abandon(self, step: OpenStep) -> None:
         """End the open round without a commit; log the ε that its clients spent on it.
@@ -535,7 +536,8 @@ class Coordinator(Actor[_Message]):
     async def _finish(self) -> None:
         await self._report_last_round()
         if self._open is not None:  # jobs are out for a step that will not be committed
-            self._members.withdraw_jobs(self._open.due)
+            for client_id in self._open.due:
+                self._members.withdraw_job(client_id)
             await self._abandon(self._open)
         self._pending.add(*(dropped(update, "the run ended") for update, _ in self._late.hand_over()))
         number = self.state.round + 1

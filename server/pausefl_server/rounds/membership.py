@@ -116,11 +116,6 @@ class Membership:
             peer.offer(pb.Withdraw(round=job[0], attempt=job[1]))
         return job
 
-    def withdraw_jobs(self, clients: Iterable[str]) -> None:
-        """Withdraw these clients' last unanswered jobs."""
-        for client_id in clients:
-            self.withdraw_job(client_id)
-
     def send_pings(self, now_s: float, busy: Container[str]) -> None:
         """Ping the idle clients whose turn it is."""
         for client_id in self._ping_schedule.take_due(now_s, busy):

@@ -208,7 +208,7 @@ class Store:
             jobs = self._unsettle_jobs_after(round)
             later = self._db.execute(_SELECT_ROUNDS_AFTER, (round, round))
             again = {t: self._forget_round(t, is_private=is_private) + 1 for (t,) in later.fetchall()}
-            self._set_meta(_ATTEMPTS, json.dumps(self._taken_back() | again))
+            self._set_meta(_ATTEMPTS, json.dumps(self.attempts() | again))
             for handed_out in jobs:
                 self._seal(f"round {handed_out}")
             ends_s = json.loads(self.meta(_BROKEN_OFF) or "{}").items()
@@ -244,11 +244,9 @@ class Store:
 
     def attempts(self) -> dict[int, int]:
         """Round -> its next attempt, for rounds that were taken back or have failed. All others begin with 1."""
+        taken_back = {int(t): attempt for t, attempt in json.loads(self.meta(_ATTEMPTS) or "{}").items()}
         failed = self._db.execute("SELECT round, max(attempt) + 1 FROM failed_attempts GROUP BY round")
-        return self._taken_back() | dict(failed.fetchall())
-
-    def _taken_back(self) -> dict[int, int]:
-        return {int(t): attempt for t, attempt in json.loads(self.meta(_ATTEMPTS) or "{}").items()}
+        return taken_back | dict(failed.fetchall())
 
     def close(self) -> None:
         """Close the database. SQLite then merges its write-ahead log into it."""
