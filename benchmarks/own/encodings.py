@@ -8,7 +8,7 @@ from typing import Any
 
 from pausefl.experiment.experiment import load_experiment
 from pausefl.results.statistics import mean_interval
-from pausefl.runtime.fleet import Fleet, show_nothing
+from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.plan import plan_of
 from pausefl_proto.encoding import ENCODINGS
 from pausefl_server.storage.store import Store
@@ -48,7 +48,7 @@ def _run(dtype: str, top_share: float, seed: int) -> dict[str, float]:
     experiment = load_experiment("demo", [*_OVERRIDES, *wire, f"experiment.seed={seed}"])
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as name:
         folder = Path(name)
-        Fleet(plan_of(experiment, "bench"), folder).run(show_nothing)
+        Fleet(plan_of(experiment, "bench"), folder).run(lambda _: None)
         store = Store(folder / "run.db")
         records = store.rounds()
         store.close()

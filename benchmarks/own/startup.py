@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from pausefl.experiment.experiment import load_experiment
-from pausefl.runtime.fleet import Fleet, show_nothing
+from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.run import run_experiment
 from pausefl_process.events import ProgressEvent, RoundCommitted, WaitingForClients
@@ -72,7 +72,7 @@ def _short_runs(clients: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
         for number in range(1 + _NEXT_RUNS):
             began_s = time.monotonic()
-            run_experiment(experiment, Path(folder) / f"{number}", show_nothing)
+            run_experiment(experiment, Path(folder) / f"{number}", lambda _: None)
             durations_s.append(time.monotonic() - began_s)
     return {
         "case": f"runs of {_ROUNDS} rounds on the virtual clock, {clients} clients, report included",

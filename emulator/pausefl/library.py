@@ -560,8 +560,7 @@ def _player(progress: bool, jobs: int, executor: Executor | None, fleet: str | N
 
 def _show(progress: bool) -> "Show":
     """The display of a run: live on a terminal, lines in a notebook, or none."""
-    from pausefl.runtime.fleet import show_nothing
     from pausefl.runtime.terminal import make_view
     from pausefl.terminal_table import plain_console
 
-    return partial(make_view, plain_console()) if progress else lambda _: nullcontext(show_nothing)
+    return partial(make_view, plain_console()) if progress else lambda _: nullcontext(lambda _: None)

@@ -20,7 +20,6 @@ from pausefl.cli import parser
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.toml_source import read_source
 from pausefl.results.report.sweep import caveats, draw_sweep, write_sweep
-from pausefl.runtime.fleet import show_nothing
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN
 from pausefl.studies.campaign import CampaignInterrupted, Plan, Planned, begin, is_finished, read_plan
 from pausefl.studies.compare import resume_comparison
@@ -47,7 +46,7 @@ class Quiet:
 
     def __call__(self, title: str) -> Any:
         self.titles.append(title)
-        return nullcontext(show_nothing)
+        return nullcontext(lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +235,7 @@ def test_interrupted_campaigns_find_runs_of_long_values_again(tmp_path: Path, mo
     assert all(re.fullmatch(r"delay=-kind-values-values_s-0\.125-.{66}-[0-9a-f]{12}-seed1", name) for name in played)
 
 
-ALONE = OneByOne(lambda _: nullcontext(show_nothing))
+ALONE = OneByOne(lambda _: nullcontext(lambda _: None))
 ANOTHER = r"holds another campaign \(pausefl .*\); choose another folder, or go on with that one by --resume$"
 
 

@@ -21,7 +21,6 @@ import pytest
 import pausefl
 from pausefl.experiment.experiment import Experiment
 from pausefl.outcomes import RunInterrupted
-from pausefl.runtime.fleet import show_nothing
 from pausefl.runtime.run import run_experiment
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN
 from pausefl.studies.campaign import CampaignInterrupted, Plan, Planned, begin, is_finished
@@ -39,7 +38,7 @@ from rigs.waiting import wait_for
 pytestmark = pytest.mark.usefixtures("quickly_written")
 
 GRID: dict[str, Sequence[Any]] = {"selection.m": [1, 2]}
-ALONE = OneByOne(lambda _: nullcontext(show_nothing))
+ALONE = OneByOne(lambda _: nullcontext(lambda _: None))
 FIGURES = ("seed", "selection.m", "total_latency_s", "rounds")
 
 

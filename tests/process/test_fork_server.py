@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from pausefl.experiment.experiment import parse_experiment
-from pausefl.runtime.fleet import Fleet, show_nothing
+from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.forks import forked_client, forked_run
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.processes import environment
@@ -159,7 +159,7 @@ def test_a_run_without_a_server_says_why(refusal: OSError, tmp_path: Path, monke
     monkeypatch.setattr("pausefl.runtime.fleet.start", refuse)
     experiment = parse_experiment("[workload]\nmodel = 'synthetic'\n[privacy]\nenabled = false\n")
     with pytest.raises(type(refusal), match=refusal.strerror):
-        Fleet(plan_of(experiment, "run"), tmp_path).run(show_nothing)
+        Fleet(plan_of(experiment, "run"), tmp_path).run(lambda _: None)
 
 
 def test_a_fork_server_whose_folder_is_gone_is_begun_anew() -> None:

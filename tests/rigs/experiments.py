@@ -7,7 +7,6 @@ from typing import Any
 from pausefl.experiment.delay_laws import Delay
 from pausefl.experiment.experiment import Experiment, load_experiment
 from pausefl.experiment.links import LinkPlan, plan_links
-from pausefl.runtime.fleet import show_nothing
 from pausefl.runtime.run import run_experiment
 
 SMALL: dict[str, Any] = {
@@ -26,7 +25,7 @@ def small(changes: Mapping[str, Any] | None = None) -> Experiment:
 
 def play(experiment: Experiment, run_dir: Path) -> None:
     """Play a run to its end without drawing a report, as a campaign does."""
-    run_experiment(experiment, run_dir, show_nothing, has_report=False)
+    run_experiment(experiment, run_dir, lambda _: None, has_report=False)
 
 
 def links_of(experiment: Experiment) -> dict[str, LinkPlan]:

@@ -23,7 +23,6 @@ from pausefl.runtime.client.agreement import accepted, offer_of
 from pausefl.runtime.client.connecting import way_of
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.staying import StayingClients, in_run, stay
-from pausefl.runtime.fleet import show_nothing
 from pausefl.runtime.provenance import note_start
 from pausefl.runtime.run import run_experiment
 from pausefl.runtime.standing_fleet import StandingFleet
@@ -142,7 +141,7 @@ async def test_a_model_of_ones_own_that_fails_ends_no_client_that_stays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     port, own = free_port(), {**OWN, "workload": {"model": f"{__name__}:broken"}}
-    task = asyncio.create_task(stay(staying(port, tmp_path, own=own), show_nothing))
+    task = asyncio.create_task(stay(staying(port, tmp_path, own=own), lambda _: None))
     async with federation(
         tmp_path / "run", port=port, connect_timeout_s=2.0, **served(parse_experiment(ONE), 1)
     ) as run:
@@ -250,10 +249,10 @@ def test_a_run_goes_on_with_the_clients_that_hold_its_ledgers(tmp_path: Path) ->
     fleet = StandingFleet("127.0.0.1:50051")
     assert fleet.serve(parse_experiment("")).server.port == 50051
     with pytest.raises(ConfigError, match=rf"was played by clients of this machine.* pausefl run --resume {here}$"):
-        run_experiment(parse_experiment(""), here, show_nothing, resume=True, fleet=fleet)
+        run_experiment(parse_experiment(""), here, lambda _: None, resume=True, fleet=fleet)
     on_the_fleet = rf"pausefl run --resume {there} --fleet 0\.0\.0\.0:50051$"
     with pytest.raises(ConfigError, match=rf"there: was served to clients elsewhere.* {on_the_fleet}"):
-        run_experiment(parse_experiment(""), there, show_nothing, resume=True)
+        run_experiment(parse_experiment(""), there, lambda _: None, resume=True)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 
 from pausefl.bench.echo import time_echo
 from pausefl.experiment.experiment import Experiment, parse_experiment
-from pausefl.runtime.fleet import Fleet, show_nothing
+from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.plan import plan_of
 from pausefl_process.events import Report
 from pausefl_server.records import RoundRecord
@@ -35,12 +35,12 @@ _PAYLOADS_BYTES = (4_000, 1_000_000, 10_000_000)
 _WARM_UP = 5
 
 
-def play(overrides: Sequence[str], report: Report = show_nothing) -> list[RoundRecord]:
+def play(overrides: Sequence[str], report: Report = lambda _: None) -> list[RoundRecord]:
     """Play a run without privacy, delays or training, changed by `overrides` (key=value). Returns the run's log."""
     return play_experiment(parse_experiment(BARE, overrides), report)
 
 
-def play_experiment(experiment: Experiment, report: Report = show_nothing) -> list[RoundRecord]:
+def play_experiment(experiment: Experiment, report: Report = lambda _: None) -> list[RoundRecord]:
     """Play a run, pass its events to `report`, and return its log."""
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
         Fleet(plan_of(experiment, "bench"), Path(folder)).run(report)

@@ -56,10 +56,6 @@ class ServerLost(PauseflError):
     """The process that plays a run was killed or has crashed. The run can be resumed."""
 
 
-def show_nothing(event: ProgressEvent) -> None:
-    """Ignore the event."""
-
-
 @dataclass
 class _ClientProcess:
     """A client process: its plan and, once it is started, its state."""

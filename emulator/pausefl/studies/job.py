@@ -13,7 +13,7 @@ from threading import Event
 
 from pausefl.experiment.experiment import parse_experiment
 from pausefl.outcomes import RunInterrupted
-from pausefl.runtime.fleet import ServerLost, show_nothing
+from pausefl.runtime.fleet import ServerLost
 from pausefl.runtime.run import run_experiment
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, SHARED_STEPS
 from pausefl.studies.campaign import is_finished
@@ -58,7 +58,7 @@ class Job:
             kept = self.folder / self.name
             place = on_own_disk(kept) if self.is_elsewhere else nullcontext(kept)
             with sigterm_as_interrupt(), place as run_dir:
-                found = run_experiment(experiment, run_dir, show_nothing, resume=True, has_report=False, stop=stop)
+                found = run_experiment(experiment, run_dir, lambda _: None, resume=True, has_report=False, stop=stop)
         except (KeyboardInterrupt, ServerLost) as error:
             return RunInterrupted(str(error) or "interrupted")
         except PauseflError as error:

@@ -62,10 +62,6 @@ LONGEST_AFTER_REFUSAL_S = 30.0
 _WELCOME_WITHIN_S = 30.0
 
 
-def _ignore(_: object) -> None:
-    """Ignore the argument."""
-
-
 def spare_exchanges() -> None:
     """Log single exchanges in verbose mode only: the run's server reports enough about them."""
     if not is_asked_for("verbose"):
@@ -97,7 +93,7 @@ def run_client_process(
             from pausefl.runtime.netem import enter_namespace
 
             enter_namespace(plan.latency, plan.links, run_dir, client_ids[0], address.rpartition(":")[0])
-        report = events.send if events is not None else _ignore
+        report = events.send if events is not None else lambda _: None
         with errors_of_own_code(), first_error(), telling_failures(plan, report):
             run_telling_waits(run_clients_over_grpc(plan, client_ids, address, run_dir / "ledgers", report, roll_calls))
     except PauseflError as error:
@@ -126,7 +122,7 @@ async def run_clients_over_grpc(
     client_ids: Sequence[str],
     address: str,
     ledgers: Path,
-    report: Report = _ignore,
+    report: Report = lambda _: None,
     roll_calls: "Connection[Any, Any] | None" = None,
 ) -> None:
     """Run these clients over gRPC until the server at HOST:PORT dismisses them. Raises errors as `run_clients` does.
@@ -185,7 +181,7 @@ async def run_clients(
             closing.callback(platform.executor.shutdown, cancel_futures=True)
         monitor = platform.watch(platform.clock)
         closing.callback(monitor.close)
-        on_answered: OnAnswered = _ignore
+        on_answered: OnAnswered | None = None
         if page is not None:
             owed = {client_id: privacy.ledger for client_id, privacy in privacies.items() if privacy is not None}
             unit: PrivacyUnit = plan.privacy.mechanism.unit if plan.privacy is not None else "vector"
@@ -255,15 +251,16 @@ def _session_settings(plan: ClientPlan, client_id: str, trainer: Trainer) -> Cli
     )
 
 
-def _logged(on_answered: OnAnswered) -> OnAnswered:
-    """A function that logs each answered job in one line, and passes it to `on_answered`."""
+def _logged(on_answered: OnAnswered | None) -> OnAnswered:
+    """A function that logs each answered job in one line, and passes it to `on_answered`, if given."""
 
     def log_and_pass_on(job: AnsweredJob) -> None:
         said = "%s: round %d: %s after %.3f s in the queue, %.3f s of training, %.3f s of privatising"
         result, timing = job.result, job.result.timing
         told = (job.client_id, result.round, job.status, timing.queue_s, timing.train_s, timing.privatise_s)
         rounds_log.info(said, *told, extra={"client_id": job.client_id, "round": result.round})
-        on_answered(job)
+        if on_answered is not None:
+            on_answered(job)
 
     return log_and_pass_on
 
