@@ -53,14 +53,16 @@ evaluation.subset = 50
 
 
 @pytest.mark.parametrize("model", ["synthetic", "mlp"])
-def test_plans_travel(model: str) -> None:
+def test_plans_travel_and_hold_no_experiment(model: str) -> None:
     experiment = parse_experiment(EXPERIMENT, [f"workload.model={model}"])
     plan = plan_of(experiment, "run")
     plans: list[Any] = [plan.server, plan.clients]
     if model != "synthetic":
         plans.append(evaluator_plan(experiment))
     for plan in plans:
-        assert type(pickle.loads(pickle.dumps(plan))) is type(plan)
+        sent = pickle.dumps(plan)
+        assert b"pausefl.experiment.experiment" not in sent
+        assert type(pickle.loads(sent)) is type(plan)
 
 
 def test_the_server_is_told_what_its_experiment_says_and_agrees_with_the_evaluator() -> None:
