@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from pausefl.experiment.experiment import Experiment
 from pausefl.extras import is_installed
 from pausefl.runtime.forks import forked_run, spawned
-from pausefl.runtime.processes.forking import ForkedProcess
 from pausefl.runtime.processes.lifetime import in_children
 from pausefl.studies.campaign import Missing, Planned
 from pausefl_proto.errors import PauseflError
@@ -39,7 +38,7 @@ def _in_child(
     work: Callable[..., None], experiments: Sequence[Experiment], *arguments: Any
 ) -> list[PauseflError | None]:
     """Call `work` for each experiment in a child process; returns the error of each call, or None."""
-    make: Callable[..., ForkedProcess | SpawnProcess] = partial(spawned, _NAME)
+    make: Callable[..., BaseProcess] = partial(spawned, _NAME)
     if all(experiment.experiment.clock == "virtual" for experiment in experiments):
         make = partial(forked_run, _NAME, needs_torch=True, is_first_of_many=True)
     # else not forked: the fork server starts later, and is to import only what clients need

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from traceback import format_exc
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ def die_with_parent() -> None:
         threading.Thread(target=_outlive, args=(parent,), name="lifeline", daemon=True).start()
 
 
-def start(process: "multiprocessing.process.BaseProcess") -> None:
+def start(process: BaseProcess) -> None:
     """Start a process that does not import the caller's `__main__` again.
 
     So a script that calls the library needs no `if __name__ == "__main__"`, and a notebook needs no file to import.
@@ -58,24 +59,21 @@ def start(process: "multiprocessing.process.BaseProcess") -> None:
 
 
 def in_children(
-    make: Callable[..., "multiprocessing.process.BaseProcess"],
-    children: int,
-    work: Callable[[Any], Result],
-    items: Sequence[Any],
+    make: Callable[..., BaseProcess], children: int, work: Callable[[Any], Result], items: Sequence[Any]
 ) -> Generator[Result, None, None]:
     """Yield what `work` returns for each item, in order; raise what it raises. Child n takes every item n + children·i.
 
     `make` makes a child, not yet started, that calls a function with arguments. The children end with the iteration,
     however that ends. PauseflError if one of them ends before.
     """
-    lines, processes = list[Any](), list["multiprocessing.process.BaseProcess"]()
+    lines, processes = list[Any](), list[BaseProcess]()
     try:
         for first in range(min(children, len(items))):
             ours, theirs = multiprocessing.Pipe(duplex=False)
-            processes.append(make(_answer, theirs, work, items[first::children]))
-            start(processes[-1])
-            theirs.close()
+            start(process := make(_answer, theirs, work, items[first::children]))
+            processes.append(process)
             lines.append(ours)
+            theirs.close()
         for number in range(len(items)):
             result, error = lines[number % children].recv()
             if error:
@@ -135,6 +133,6 @@ def ignore_interrupts() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _outlive(parent: "multiprocessing.process.BaseProcess") -> None:
+def _outlive(parent: BaseProcess) -> None:
     parent.join()
     os._exit(1)
