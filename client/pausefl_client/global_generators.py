@@ -16,8 +16,8 @@ def seeded_generators(seed: int) -> Iterator[None]:
         random.seed(seed)
         afterwards.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002  # users' code may draw from it
         np.random.seed(seed % (1 << 32))  # noqa: NPY002  # as above
-        if (torch := sys.modules.get("torch")) is not None:  # a client with a synthetic model needs no torch
-            of_cpu = torch.default_generator  # not CUDA's, which a process that forks later must not start
-            afterwards.callback(of_cpu.set_state, of_cpu.get_state())
-            of_cpu.manual_seed(seed)
+        # Not CUDA's generator, which a process that forks later must not start. Synthetic models need no torch at all.
+        if generator := getattr(sys.modules.get("torch"), "default_generator", None):
+            afterwards.callback(generator.set_state, generator.get_state())
+            generator.manual_seed(seed)
         yield
