@@ -250,7 +250,8 @@ def summarised(run_dir: Path) -> dict[str, Any]:
         state = replay(RunState.start(policy, 1), store.rounds(), unfinished=store.failed_attempts())
         tally = RunTally(store.log(), store.failed_attempts(), store.late_events())
     result = RunResult(state, np.zeros(10, np.float32), None, (), (), "all rounds done", "completed", 0)
-    return {**summarise(plan_of(experiment, "run").server.summary, policy, tally, result, charged_size=10)}
+    plan = plan_of(experiment, "run").server
+    return {**summarise(plan.summary, plan.settings, tally, result, charged_size=10)}
 
 
 class Played:

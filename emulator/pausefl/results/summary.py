@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pausefl.experiment.links import LatencyTable
 from pausefl.experiment.tables import ClientGroup, PrivacyTable, SelectionTable
 from pausefl.results.accounting import tighter_epsilon
 from pausefl.results.figures import Figures
@@ -18,6 +17,7 @@ from pausefl_proto.privacy_unit import PrivacyUnit, vector_epsilon
 from pausefl_server.records import ACCURACY, Evaluation
 from pausefl_server.selection.base import Policy
 from pausefl_server.service import RunResult
+from pausefl_server.settings import ServerSettings
 
 # Besides noised updates, a client always sends these to the server, whatever the experiment's settings.
 _ALWAYS_DISCLOSED = ("n_examples", "device_times", "host_load", "answers")
@@ -25,9 +25,8 @@ _ALWAYS_DISCLOSED = ("n_examples", "device_times", "host_load", "answers")
 
 @dataclass(frozen=True)
 class SummaryPlan:
-    """The experiment's settings that summary.json needs."""
+    """The experiment's settings that summary.json needs, besides those of its server."""
 
-    seed: int
     clients: int
     expected: frozenset[str]
     """The ids of the clients that may take part, as far as they are known before the run."""
@@ -36,20 +35,15 @@ class SummaryPlan:
     selection: SelectionTable
     dataset: str
     clock: Literal["real", "virtual"]
-    latency: LatencyTable
     privacy: PrivacyTable
-    budget: Budget | None
-    """None in a run without privacy."""
     shows_host_metrics: bool
     """Whether client processes serve metrics."""
-    concurrency: int | None = None
-    """How many clients work at the same time in an asynchronous run; None for a run in rounds."""
     compose: Callable[[Budget, PrivacyUnit, int, float], float | None] = tighter_epsilon
 
 
 def summarise(
     plan: SummaryPlan,
-    policy: Policy,
+    settings: ServerSettings,
     tally: RunTally,
     result: RunResult,
     charged_size: int,
@@ -60,7 +54,8 @@ def summarise(
     `charged_size` is how many values of an update are noised and charged. `starts` reads when and how the run was
     started and resumed. A figure that cannot be computed is None, and `missing_figures` holds the reason.
     """
-    state, privacy, budget = result.state, plan.privacy, plan.budget
+    state, privacy, budget = result.state, plan.privacy, settings.budget
+    concurrency = settings.asynchronous.concurrency if settings.is_asynchronous else None
     released_by = tally.unanswered.releases_at_most(state.table, budget) if budget else {}
     told = dict(zip(state.table.ids, state.table.epsilon_spent.tolist(), strict=True))
     # Upper bounds: they assume that every job without an answer was charged.
@@ -69,8 +64,8 @@ def summarise(
     figures = Figures()
     summary: Summary = {
         "policy": plan.selection.policy,
-        "policy_parameters": policy_parameters(policy),
-        "seed": plan.seed,
+        "policy_parameters": policy_parameters(state.policy),
+        "seed": settings.seed,
         "rounds": state.round,
         "clients": plan.clients,
         "m": plan.selection.m,
@@ -82,10 +77,10 @@ def summarise(
         "best_accuracy": _test_accuracy(result.best_evaluations),
         "best_round": result.best.round if result.best else None,
         "wall_clock_s": state.wall_clock_s,
-        "mode": "asynchronous" if plan.concurrency else "rounds",
+        "mode": "asynchronous" if settings.is_asynchronous else "rounds",
         "elapsed_s": state.elapsed_s,
         "clients_at_work": tally.clients_at_work(state.elapsed_s),
-        "idle_share": figures.compute("idle_share", lambda: tally.idle_share(state.elapsed_s, plan.concurrency)),
+        "idle_share": figures.compute("idle_share", lambda: tally.idle_share(state.elapsed_s, concurrency)),
         "staleness": tally.staleness,
         "total_latency_s": state.total_latency_s,
         "measured_latency_s": state.measured_latency_s,
@@ -99,8 +94,8 @@ def summarise(
         "failures": tally.failures,
         "tau_min_s": finite(state.table.effective_tau_min_s),
         "clamped_latencies": int(state.table.clamped.sum()),
-        "latency_signal": plan.latency.signal,
-        "time_scale": plan.latency.time_scale,
+        "latency_signal": settings.signal,
+        "time_scale": settings.time_scale,
         "clock": plan.clock,
         # Every ε is in `privacy_unit`, except `vector_epsilon_max`.
         "private": budget is not None and not privacy.reproducible_noise,
@@ -139,7 +134,7 @@ def summarise(
         "stopped_because": result.stopped_because,
         "outcome": result.outcome,
     }
-    if plan.latency.mode == "total":
+    if settings.total_delays:
         summary["overruns"] = tally.overruns
     return summary
 

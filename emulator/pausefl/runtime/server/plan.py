@@ -60,18 +60,14 @@ def server_plan(experiment: Experiment, run: str, clients: ClientPlan, farewell:
         endpoints=endpoints_of(experiment),
         model=_model(experiment),
         summary=SummaryPlan(
-            seed=settings.seed,
             clients=experiment.clients.count,
             expected=experiment.expected_ids,
             groups=experiment.groups,
             selection=experiment.selection,
             dataset=experiment.workload.dataset,
             clock=experiment.experiment.clock,
-            latency=experiment.latency,
             privacy=experiment.privacy,
-            budget=settings.budget,
             shows_host_metrics=experiment.metrics.client_port >= 0,
-            concurrency=experiment.asynchronous.concurrency if experiment.is_asynchronous else None,
         ),
         noise_notice=noise if is_too_much else "",
     )

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pausefl.results.summary import SummaryPlan, summarise
+from pausefl.results.summary import summarise
 from pausefl.results.tally import RunTally
 from pausefl.runtime.evaluator.initial import Evaluated, InitialModel
 from pausefl.runtime.evaluator.plan import EvaluatorPlan
@@ -50,7 +50,6 @@ from pausefl_proto.errors import ConfigError, PauseflError, first_error
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.evaluation import EvaluateModel
-from pausefl_server.selection.base import Policy
 from pausefl_server.service import REAL, Platform, RunOutputs, RunResult, serve
 from pausefl_server.storage.store import Store
 
@@ -149,7 +148,7 @@ async def play(
             run_dir,
             report,
             RunOutputs(
-                keep=partial(_keep, plan.summary, plan.policy, models, run_dir, manifest.charged.size),
+                keep=partial(_keep, plan, models, run_dir, manifest.charged.size),
                 forget=partial(_forget, models, run_dir),
                 best_model=models,
             ),
@@ -171,9 +170,7 @@ def _evaluate_and_note(evaluator: ModelEvaluator, models: ModelFiles) -> Evaluat
     return evaluate
 
 
-def _keep(
-    plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, charged_size: int, result: RunResult
-) -> None:
+def _keep(plan: ServerPlan, models: ModelFiles, run_dir: Path, charged_size: int, result: RunResult) -> None:
     """Write the last model and, last of all, summary.json.
 
     The summary of an earlier end is deleted first, so that the log never claims a summary that is not its own.
@@ -187,12 +184,12 @@ def _keep(
             store.log(),
             store.failed_attempts(),
             store.late_events(),
-            groups=plan.groups,
-            mode=plan.latency.mode,
+            groups=plan.summary.groups,
+            mode="total" if plan.settings.total_delays else "additive",
             released_before={client_id: released for client_id, (released, _) in store.first_hellos().items()},
             broken_off_s=store.add_broken_off(result.state.round, result.state.broken_off_s),
         )
-        summary = summarise(plan, policy, tally, result, charged_size, partial(starts_of, store))
+        summary = summarise(plan.summary, plan.settings, tally, result, charged_size, partial(starts_of, store))
         store.note_summarised()
     write_durably(file, json.dumps(summary, indent=2) + "\n")
 
