@@ -100,25 +100,18 @@ async def test_a_session_made_for_a_run_leaves_where_its_server_plays_another() 
 UNUSABLE = 'tls.certificate = "me.pem", tls.key = "me.key": are no certificate and its key in PEM'
 
 
-async def test_a_client_whose_own_certificate_cannot_be_used_does_not_begin() -> None:
-    rig = SessionRig()
-    rig.server.unreachable, rig.server.failure = True, ConfigError(UNUSABLE)
-    async with rig.running() as task:
-        with pytest.raises(ConfigError, match=f"^{UNUSABLE}$"):
-            await asyncio.wait_for(task, 20)
-    assert rig.clock() == BEGAN_S + 1.0, "it tried once"
-
-
-async def test_a_client_whose_certificate_cannot_be_used_meanwhile_waits_for_another() -> None:
+@pytest.mark.parametrize("was_welcome", [False, True])
+async def test_a_client_whose_certificate_is_unusable_waits_for_another_once_it_was_welcome(was_welcome: bool) -> None:
     """It has expired, or is being replaced and its key still belongs to the old one."""
     rig = SessionRig()
+    rig.server.unreachable, rig.server.failure = not was_welcome, ConfigError(UNUSABLE)
     async with rig.running() as task:
-        stream = await rig.server.welcome()
-        rig.server.unreachable, rig.server.failure = True, ConfigError(UNUSABLE)
-        stream.give(OSError("reset"))
-        with pytest.raises(PauseflError, match=f"^the server cannot be reached: {UNUSABLE}$"):
+        if was_welcome:
+            stream, rig.server.unreachable = await rig.server.welcome(), True
+            stream.give(OSError("reset"))
+        with pytest.raises(PauseflError, match=f"^{'the server cannot be reached: ' * was_welcome}{UNUSABLE}$"):
             await asyncio.wait_for(task, 20)
-    assert rig.clock() > BEGAN_S + 60.0, "it tried for as long as its settings say"
+    assert (rig.clock() > BEGAN_S + 60.0) == was_welcome, "it tries as long as its settings say, or once"
 
 
 async def test_the_log_says_once_that_a_client_waits_for_its_experiment(caplog: pytest.LogCaptureFixture) -> None:

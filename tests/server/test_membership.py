@@ -63,8 +63,7 @@ async def test_a_ledger_older_than_the_servers_mirror_is_refused(rig: MakeRig) -
         await b.answer(2)
 
 
-async def test_what_is_waited_for_is_what_round_1_waits_for(rig: MakeRig) -> None:
-    """Clients that join later are not waited for."""
+async def test_what_is_waited_for_is_what_the_next_round_waits_for(rig: MakeRig) -> None:
     expected = {1: frozenset("a"), 2: frozenset("ab")}.__getitem__
     settings: dict[str, Any] = {"minimum_clients": 2, "expected": expected, "privacy": None}
     async with rig(rounds=1, **settings).running("a") as r:

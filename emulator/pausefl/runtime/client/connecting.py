@@ -16,10 +16,7 @@ from pausefl_proto.errors import ConfigError
 
 
 def connect_over_grpc(plan: ConnectionPlan, address: str, client_id: str) -> Connect:
-    """A function that opens a client's stream to the server at HOST:PORT, with the token that its file holds then.
-
-    Both raise ConfigError as `token_for` does.
-    """
+    """A function that opens a client's stream to HOST:PORT, with its token of then. Both raise as `token_for` does."""
     tls = plan.tls.in_use(client_id)
     token_for(plan, address, client_id)
     return lambda: connect(address, tls, plan.dead_after_s, token_for(plan, address, client_id))
