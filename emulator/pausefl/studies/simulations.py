@@ -31,8 +31,8 @@ from pausefl_process.machine import available_cores
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.newcomers import NewcomerPolicy
 
-_WORTH_CHILDREN = 20_000
-"""From how many rounds in all on simulations take longer than the start of processes to play them, some seconds."""
+_WORTH_CHILDREN = 100_000
+"""From how many rounds in all on processes that play them are worth their start. Compiled rounds take a second here."""
 _SUMMED = {
     "total_latency_s": "{time} (s)",
     "max_epsilon_spent": "greatest {epsilon}",
