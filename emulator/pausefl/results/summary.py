@@ -33,7 +33,6 @@ class SummaryPlan:
     groups: Mapping[str, ClientGroup]
     """The groups of clients, by name."""
     selection: SelectionTable
-    dataset: str
     clock: Literal["real", "virtual"]
     privacy: PrivacyTable
     shows_host_metrics: bool
@@ -113,7 +112,7 @@ def summarise(
         "rejected_updates": tally.events["rejected"],
         "suspect_rounds": state.suspect_rounds,
         "suspect_observations": state.suspect_observations,
-        "data": figures.compute("data", lambda: _data(plan.dataset, result)),
+        "data": figures.compute("data", lambda: _data(settings.info.dataset, result)),
         "capped": figures.compute("capped", lambda: tally.capped(state.table)),
         "selection_s_median": figures.compute("selection_s_median", lambda: tally.selection_s_median),
         "selections_by_group": figures.compute("selections_by_group", lambda: tally.selections_by_group),

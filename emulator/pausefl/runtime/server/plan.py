@@ -64,7 +64,6 @@ def server_plan(experiment: Experiment, run: str, clients: ClientPlan, farewell:
             expected=experiment.expected_ids,
             groups=experiment.groups,
             selection=experiment.selection,
-            dataset=experiment.workload.dataset,
             clock=experiment.experiment.clock,
             privacy=experiment.privacy,
             shows_host_metrics=experiment.metrics.client_port >= 0,

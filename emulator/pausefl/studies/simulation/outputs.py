@@ -82,7 +82,9 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
         return
     if early := summary.get("ended_early"):
         yield early
-    yield f"{TIME_LABELS[time_axis([summary])]} {summary['total_latency_s']:.1f} s{_leakage_in_words(summary)}"
+    unit, waited = summary["privacy_unit"], f"{TIME_LABELS[time_axis([summary])]} {summary['total_latency_s']:.1f} s"
+    leaked = f", greatest {EPSILON_LABELS[unit]} of a client {summary['max_epsilon_spent']:.3g}" if unit else ""
+    yield waited + leaked
     if summary["regret"] is None:
         yield NO_REGRET
         return
@@ -93,12 +95,6 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"    {summary[name]:.1f} {text}{f'; {fits}' if fits else ''}"
     if any(summary["growth_fits"].values()):
         yield FITS_NOTE
-
-
-def _leakage_in_words(summary: Mapping[str, Any]) -> str:
-    if summary["privacy_unit"] is None:
-        return ""
-    return f", greatest {EPSILON_LABELS[summary['privacy_unit']]} of a client {summary['max_epsilon_spent']:.3g}"
 
 
 def weights_in_words(genie: Mapping[str, Any]) -> str:
