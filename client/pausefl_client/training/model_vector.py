@@ -39,12 +39,14 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def running_statistics(model: nn.Module) -> dict[str, torch.Tensor]:
     """The running means and variances of the batch normalisation layers that are trained, by name."""
+    if not (layers := [named for named in model.named_modules() if isinstance(named[1], _NormBase)]):
+        return {}  # most models; putting every module into another mode takes time
     was_training = model.training
     model.train()  # if the model keeps a layer in evaluation mode (a frozen backbone), its statistics are constants
     found = {
         f"{name}.{key}".removeprefix("."): statistic
-        for name, module in model.named_modules()
-        if isinstance(module, _NormBase) and module.training
+        for name, module in layers
+        if module.training
         for key in _STATISTICS
         if (statistic := module._buffers.get(key)) is not None
     }
