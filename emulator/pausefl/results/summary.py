@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.privacy_unit import PrivacyUnit, vector_epsilon
 from pausefl_server.records import ACCURACY, Evaluation
 from pausefl_server.selection.base import Policy
-from pausefl_server.service import RunResult
 from pausefl_server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from pausefl_server.service import RunResult
 
 # Besides noised updates, a client always sends these to the server, whatever the experiment's settings.
 _ALWAYS_DISCLOSED = ("n_examples", "device_times", "host_load", "answers")
@@ -44,7 +46,7 @@ def summarise(
     plan: SummaryPlan,
     settings: ServerSettings,
     tally: RunTally,
-    result: RunResult,
+    result: "RunResult",
     charged_size: int,
     starts: Callable[[], list[dict[str, str]]] = list,
 ) -> Summary:
@@ -149,7 +151,7 @@ def finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _data(dataset: str, result: RunResult) -> str | None:
+def _data(dataset: str, result: "RunResult") -> str | None:
     """A sentence on how many examples are for training, validation and test; None if no model was evaluated."""
     evaluated = {e.split: e.n_examples for e in result.final_evaluations}
     if not evaluated:

@@ -16,7 +16,6 @@ from typing import Any
 
 from pausefl.runtime import composing
 from pausefl.runtime.client.failures import sparing_repeats
-from pausefl.runtime.client.process import run_client_process
 from pausefl.runtime.forks import client_imports, forked_client, forked_run, spawned
 from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.plan import ProcessPlan, RunPlan
@@ -24,7 +23,6 @@ from pausefl.runtime.processes.lifetime import begin_to_import, start
 from pausefl.runtime.processes.log_file import how_it_ended, last_line
 from pausefl.runtime.processes.logs import add_warning
 from pausefl.runtime.scrape_targets import SERVER, Targets
-from pausefl.runtime.server.process import serve_run, work_for_fleet
 from pausefl_process.ending import BAD_INPUT, DRAIN_S, ONE_REQUEST_S, ask_to_end, asking_to_end, end_within, signals_to
 from pausefl_process.events import (
     Done,
@@ -164,10 +162,11 @@ class Fleet:
         server = self._plan.server
         server = replace(server, summary=replace(server.summary, compose=partial(composing.ask, asks)))
         if self._is_virtual:
-            plan = replace(self._plan, server=server)
-            play = partial(_play_virtually, plan, self._run_dir, back_to=self._back_to)
-            self._server = forked_run("pausefl-run", work_for_fleet, play, *given, needs_torch=self._needs_torch)
+            played = (replace(self._plan, server=server), self._back_to, *given)
+            self._server = forked_run("pausefl-run", _play_virtually, *played, needs_torch=self._needs_torch)
         else:
+            from pausefl.runtime.server.process import serve_run, work_for_fleet
+
             server = replace(server, endpoints=replace(server.endpoints, host=self._server_host))
             serve = partial(serve_run, server, self._run_dir, back_to=self._back_to)
             self._server = spawned(SERVER, work_for_fleet, serve, *given)
@@ -270,6 +269,8 @@ class Fleet:
         self._start_clients(client for client in due if not client.has_left(self._called))
 
     def _start_clients(self, clients: Iterable[_ClientProcess]) -> None:
+        from pausefl.runtime.client.process import run_client_process
+
         for client in clients:
             theirs, client.roll_calls = multiprocessing.Pipe(duplex=False) if self._presence else (None, None)
             client_ids, torch = client.plan.client_ids, self._needs_torch
@@ -379,8 +380,9 @@ class Fleet:
         self._wake.send(number)
 
 
-def _play_virtually(plan: RunPlan, *arguments: Any, **options: Any) -> None:
+def _play_virtually(plan: RunPlan, back_to: int | None, run_dir: Path, *given: Any) -> None:
     """Play a run on the virtual clock. Only this process needs the libraries of both sides."""
+    from pausefl.runtime.server.process import work_for_fleet
     from pausefl.runtime.virtual.process import play_in_own_process
 
-    play_in_own_process(plan, *arguments, **options)
+    work_for_fleet(partial(play_in_own_process, plan, run_dir, back_to=back_to), run_dir, *given)
