@@ -21,11 +21,8 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[Any]])
     with replaced(path) as file:
         writer = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows([_inert(value) for value in row] for row in rows)
-
-
-def _inert(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+        for row in rows:
+            writer.writerow(f"'{v}" if isinstance(v, str) and v.startswith(_FORMULA) else v for v in row)
 
 
 def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
