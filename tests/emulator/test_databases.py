@@ -234,8 +234,8 @@ def summarised(run_dir: Path) -> None:
 
 def reported(run_dir: Path) -> None:
     run = read_run(run_dir)
-    figures = plots.draw_all(run)
-    assert {"latency", "breakdown", "waterfall", "releases"} <= figures.keys()
+    figures = {name: draw() for name, draw in plots.drawings(run).items()}
+    assert all(figures[name] for name in ("latency", "breakdown", "waterfall", "releases"))
     assert f">1–{run.summary['rounds']}<" in run_page(run, {})
 
 

@@ -29,7 +29,7 @@ from pausefl.results.report import export_csv, report_runs, style
 from pausefl.results.report.comparison import compare, write_comparison
 from pausefl.results.report.group_plots import group_looks
 from pausefl.results.report.learning import Learning, learning
-from pausefl.results.report.plots import draw_all
+from pausefl.results.report.plots import drawings
 from pausefl.results.report.style import rendered
 from pausefl.results.report.sweep import write_sweep
 from pausefl.results.selections import choices_by_group
@@ -142,16 +142,17 @@ def test_policies_without_posteriors_and_runs_without_newcomers_have_nothing_lea
 
 @pytest.fixture(scope="module")
 def figures(by_hand: RunData) -> Mapping[str, Figure]:
-    return draw_all(by_hand)
+    return {name: figure for name, draw in drawings(by_hand).items() if (figure := draw()) is not None}
 
 
 @pytest.mark.parametrize("drift", [{}, {"drift": 0.0}])
 def test_newcomers_without_drifts_can_be_reported_on(by_hand: RunData, drift: Mapping[str, float]) -> None:
     """No client answered, or all updates were equal: a logarithmic axis then has no point to show."""
     records = [replace(r, observations=tuple(replace(o, statistics=drift) for o in r.observations)) for r in HAND]
-    figures = draw_all(replace(by_hand, records=records))
-    assert "threshold" not in figures
-    assert "<svg" in rendered(figures["posteriors"], "svg").decode()
+    found = drawings(replace(by_hand, records=records))
+    assert found["threshold"]() is None
+    assert (posteriors := found["posteriors"]()) is not None
+    assert "<svg" in rendered(posteriors, "svg").decode()
 
 
 def test_selections_are_counted_by_client_and_averaged_by_group(
@@ -206,7 +207,9 @@ def test_accuracy_is_drawn_around_the_joins(played: Path) -> None:
         "round": np.array([0, 5, 10]), "split": np.array(["test"] * 3), "subset": np.ones(3, np.int64),
         "accuracy": np.array([0.1, 0.5, 0.7]), "total_latency_s": np.array([0.0, 1.0, 2.0]),
     }  # fmt: skip
-    axes = draw_all(replace(data, accuracy=accuracy))["joins"].axes[0]
+    figure = drawings(replace(data, accuracy=accuracy))["joins"]()
+    assert figure is not None
+    axes = figure.axes[0]
     assert axes.lines[0].get_xdata().tolist() == [0, 5, 10]
     assert [text.get_text() for text in axes.texts] == ["round 3\nrelevant\npoisoned"]
 
@@ -263,7 +266,7 @@ class Played:
         self._compute = Figures.compute
         self.do(None)
         self.figures = tuple(self._found)
-        """(name, n) of each figure: its n-th use. A figure may be drawn, then written, then embedded."""
+        """(name, n) of each figure: its n-th use. A figure may be written, then embedded."""
 
     def do(self, failing: tuple[str, int] | None) -> None:
         times: Counter[str] = Counter()

@@ -14,8 +14,8 @@ from pausefl.results.figures import Figures
 from pausefl.results.reading import RunData, open_database, read_run
 from pausefl.results.report.html import run_page
 from pausefl.results.report.learning import Learning, learning
-from pausefl.results.report.plots import draw_all
-from pausefl.results.report.style import KINDS, write_picture
+from pausefl.results.report.plots import drawings
+from pausefl.results.report.style import write_picture
 from pausefl_process.files import write_durably
 
 
@@ -23,12 +23,8 @@ def write_report(run: RunData, formats: Sequence[str] = ()) -> Path:
     """Draw the run's figures into plots/, as SVG and in `formats`, and write report.html; return its path."""
     figures, plots = Figures(), run.path / "plots"
     plots.mkdir(exist_ok=True)
-    drawn = draw_all(run, figures)
-    for name in figures.missing:
-        for kind in KINDS:
-            (plots / f"{name}.{kind}").unlink(missing_ok=True)  # an earlier report may have drawn it
     kinds = list(dict.fromkeys(("svg", *formats)))
-    pictures = {name: write_picture(plots / name, partial(drawn.get, name), figures, kinds) for name in drawn}
+    pictures = {name: write_picture(plots / name, draw, figures, kinds) for name, draw in drawings(run).items()}
     page = run.path / "report.html"
     write_durably(page, run_page(run, pictures, figures))
     return page

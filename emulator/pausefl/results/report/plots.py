@@ -5,14 +5,12 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pausefl.results.accounting import late_releases
-from pausefl.results.figures import Figures
 from pausefl.results.labels import LabelCounts, clients_labels
 from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latency_unit, time_axis
 from pausefl.results.report import group_plots, learning_plots
@@ -26,7 +24,6 @@ from pausefl.results.report.style import (
     MOST_NAMED,
     MUTED,
     PARTS,
-    RC,
     SERIES,
     capitalised,
     draw_bars,
@@ -46,14 +43,14 @@ MOST_DOTS = 20_000
 """If there are more exchanges than this, a figure of all exchanges shows this many, drawn at random."""
 
 
-def draw_all(run: RunData, figures: Figures | None = None) -> Mapping[str, Figure]:
-    """The run's figures by file name. Figures without data are left out, and so are those that fail (see `figures`)."""
+def drawings(run: RunData) -> Mapping[str, Callable[[], Figure | None]]:
+    """Functions that draw the run's figures, by file name. A function returns None if the run has no data for it."""
     groups = cache(lambda: choices_by_group(run.records, run.groups))
     learnt = cache(lambda: learning(run))
     has_exchanges = cache(lambda: bool(run.breakdown["round"].size))
     is_evaluated, private = bool(run.accuracy["round"].size), run.privacy
     released = cache(lambda: private if private and run.leakage["round"].size else None)
-    drawings: Mapping[str, Callable[[], Figure | None]] = {
+    return {
         "accuracy": lambda: accuracy(run) if is_evaluated else None,
         "labels": lambda: labels(held) if (held := clients_labels(run)) else None,
         "selections": lambda: _selections(run, groups()),
@@ -68,8 +65,6 @@ def draw_all(run: RunData, figures: Figures | None = None) -> Mapping[str, Figur
         "leakage": lambda: leakage(run, privacy) if (privacy := released()) else None,
         "releases": lambda: releases(run, privacy) if (privacy := released()) else None,
     }
-    with mpl.rc_context(RC):
-        return (figures or Figures()).compute_all(drawings)
 
 
 def _selections(run: RunData, groups: ChoicesByGroup) -> Figure | None:

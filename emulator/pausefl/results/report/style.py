@@ -151,8 +151,9 @@ def write_picture(
     figures = figures or Figures()
 
     def written() -> list[bytes]:
-        if (figure := draw()) is None:
-            return []
+        with mpl.rc_context(RC):
+            if (figure := draw()) is None:
+                return []
         found = [rendered(figure, kind) for kind in kinds]
         for kind, picture in zip(kinds, found, strict=True):
             write_durably(path.with_name(f"{path.name}.{kind}"), picture)
