@@ -75,6 +75,7 @@ def frozen() -> nn.Module:
 
 
 HOOKS: dict[str, Callable[[Any, Any], object]] = {
+    "a forward of its own": lambda layer, _: vars(layer).update(forward=lambda x: 2 * x),
     "forward": lambda layer, _: layer.register_forward_hook(lambda *_: None),
     "forward pre": lambda layer, _: layer.register_forward_pre_hook(lambda *_: None),
     "backward": lambda layer, _: layer.register_full_backward_hook(lambda *_: None),
@@ -186,7 +187,7 @@ def test_other_models_are_left_to_autograd(model: nn.Sequential) -> None:
 WORDS = 12
 
 
-class Meeting(nn.Module):
+class Meeting(nn.Sequential):
     """Draws twice. Between the two, another training can draw too, unless they are kept apart."""
 
     met = threading.Barrier(2, timeout=0.3)

@@ -63,17 +63,17 @@ class RandomLayers:
 
 
 def has_hooks(model: nn.Module) -> bool:
-    """Whether the model has hooks, which are unknown code."""
-    of_layers = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    """Whether the model has hooks, or layers with a `forward` of their own, which are unknown code."""
+    of_layers = ("forward", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     of_parameters = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    return any(getattr(layer, hooks) for layer in model.modules() for hooks in of_layers) or any(
+    return any(vars(layer).get(code) for layer in model.modules() for code in of_layers) or any(
         getattr(parameter, hooks) for parameter in model.parameters() for hooks in of_parameters
     )
 
 
 def _may_draw(model: nn.Module, trained_by: Sequence[object]) -> bool:
     """Whether the layers, or the objects by which they train, may draw random numbers. Unknown code may."""
-    layers = [module for module in model.modules() if not isinstance(module, nn.Sequential)]
     are_ours = all(type(part).__module__.startswith("pausefl_client.") for part in trained_by)
-    are_torchs = all(type(layer).__module__.startswith("torch.nn.modules.") for layer in layers)
-    return not (are_ours and are_torchs) or has_hooks(model) or any(isinstance(layer, _MAY_DRAW) for layer in layers)
+    are_torchs = all(type(layer).__module__.startswith("torch.nn.modules.") for layer in model.modules())
+    known_to_draw = any(isinstance(layer, _MAY_DRAW) for layer in model.modules())
+    return known_to_draw or not (are_ours and are_torchs) or has_hooks(model)
