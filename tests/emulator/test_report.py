@@ -1,6 +1,7 @@
 """The report of a run: its tables read from run.db, its figures, and its texts."""
 
 import csv
+import io
 import re
 import sqlite3
 from collections.abc import Callable, Mapping
@@ -80,6 +81,8 @@ def test_every_figure_is_drawn_and_none_is_blank(reported: Path, run: RunData) -
         pixels = matplotlib.image.imread(file)
         assert min(pixels.shape[:2]) > 300
         assert pixels[..., :3].var() > 1e-3, file.name
+    crowd = rendered(plots.labels({f"c{k}": np.array([4, k % 5]) for k in range(1000)}), "png")
+    assert (matplotlib.image.imread(io.BytesIO(crowd))[..., 0] < 0.3).mean() > 0.1, "a large fleet's labels are seen"
 
 
 def test_the_breakdown_stacks_up_to_the_mean_round_trip_and_the_waterfall_is_of_the_median_round(run: RunData) -> None:

@@ -144,7 +144,7 @@ def releases(run: RunData, privacy: PrivacyFigures) -> Figure:
     dots, rings = shown[shown < n_in_time], shown[shown >= n_in_time] - n_in_time
     height = max(3.2, min(7.0, 1.2 + 0.16 * len(ids)))
     figure, axes = new_figure("Releases", "round", "client", height=height)
-    diameter_pt = min(6.5, 55 * height / len(ids))  # a dot stays in its client's row
+    diameter_pt = min(6.5, max(1.2, 55 * height / len(ids)))  # a dot stays in its client's row, or is seen at least
     greatest = np.concatenate((in_time["epsilon"], late["epsilon"])).max()
     for table, of_it, fill, edge in ((in_time, dots, SERIES[0].light, "none"), (late, rings, "none", SERIES[1].light)):
         rows = np.searchsorted(ids, table["client_id"][of_it])
@@ -173,17 +173,17 @@ def _out_of(n: int) -> str:
 
 
 def labels(held: LabelCounts) -> Figure:
-    """How many examples of each label each client holds, as dots with areas proportional to these numbers."""
+    """How many examples of each label each client holds, as bars with widths proportional to these numbers."""
     counts = np.array([*held.values()])
     n_clients, classes = counts.shape
     height = max(3.2, min(7.0, 1.2 + 0.16 * n_clients))
     figure, axes = new_figure("Labels of each client's examples", "label", "client", height=height)
     clients, classes_held = np.nonzero(counts)
     examples = counts[clients, classes_held]
-    diameter_pt = min(11, 55 * height / n_clients)
-    area = diameter_pt**2 * examples / examples.max()
-    axes.scatter(classes_held, clients, s=area, color=SERIES[0].light, linewidths=0, rasterized=len(area) > 2000)
-    axes.set_title(f"area: examples, at most {examples.max():,}", loc="right", **_NOTE)
+    half, row_pt = 0.45 * examples / examples.max(), min(8, 55 * height / n_clients)
+    ends = classes_held - half, classes_held + half
+    axes.hlines(clients, *ends, linewidth=row_pt, color=SERIES[0].light, rasterized=len(half) > 2000)
+    axes.set_title(f"width: examples, at most {examples.max():,}", loc="right", **_NOTE)
     axes.grid(axis="x")
     axes.set_ylim(n_clients - 0.4, -0.6)
     axes.set_xlim(-0.6, classes - 0.4)
