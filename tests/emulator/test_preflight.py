@@ -275,14 +275,14 @@ def test_noise_that_swamps_a_model_is_told_and_what_was_not_tried(monkeypatch: p
     (line,) = try_out(parse_experiment("", [*settings, "privacy.epsilon_budget=40"]), pytest.fail)
     assert line.startswith("noise is 1.3 times the clip bound in a client's release 1, and 25 times in release 75, its")
     assert line.endswith(NOISE_REMEDY)
-    for more, said in (
+    for more, words in (
         (("server.mode=asynchronous", "asynchronous.buffer=6"), "in release 150, its"),  # each step asks six clients
         (("selection.policy=all",), " 80,000 times in release 300, its"),  # each round asks all of them, whatever m is
         (("privacy.epsilon_budget=2",), f"equally often; {NOISE_REMEDY}"),  # too much from the start
         (("privacy.noise_to_clip_max=5",), "in release 58, its last if all are chosen equally often\n"),  # then retired
     ):
         (line,) = try_out(parse_experiment("", [*settings, *more]), pytest.fail)
-        assert said in f"{line}\n"
+        assert words in f"{line}\n"
     monkeypatch.setattr(preflight, "is_installed", lambda extra: extra != "client")
     said: list[str] = []
     try_out(parse_experiment(""), said.append)
