@@ -339,8 +339,8 @@ def simulate(
     """Simulate the policy and the latencies, without network or training, and return regret, latency and leakage.
 
     With several policies or seeds, all are simulated under the same latencies, `jobs` at a time: by default one per
-    core, but one if all are short. The figure then has a line for each policy, with a band over the seeds. Tables and a
-    figure are written to `folder`, runs/simulate-<time> by default.
+    core, but one below 400,000 rounds in all. The figure then has a line for each policy, with a band over the seeds.
+    Tables and a figure are written to `folder`, runs/simulate-<time> by default.
     """
     from pausefl.studies.simulations import run_simulations
 

@@ -20,6 +20,8 @@ from pausefl.cli import main
 from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.objects import labels_of
 from pausefl.studies import simulations
+from pausefl.studies.compare import variant_of
+from pausefl.studies.simulation.outputs import setting_of
 from pausefl_proto.errors import ConfigError
 from pausefl_server.monitoring.noise import NOISE_REMEDY
 from rigs.command import python
@@ -223,6 +225,8 @@ def test_runs_at_a_relative_path_have_a_name(run: pausefl.Run, tmp_path: Path, m
 def test_several_policies_are_simulated_under_the_same_latencies(tmp_path: Path) -> None:
     experiment = pausefl.load("demo", SIX)
     policies = ["pause", "random"]
+    a, b = ([*setting_of(variant_of(experiment, name, 2), 9).latencies_s(9)] for name in policies)
+    np.testing.assert_array_equal(a, b)
     alone = pausefl.simulate(experiment, 50, tmp_path / "alone", policies=policies, seeds=3, jobs=1)
     found = pausefl.simulate(experiment, 50, tmp_path / "found", policies=policies, seeds=3, jobs=2)
     for path in (written := [*alone.folder.rglob("*.csv"), *alone.folder.rglob("*.json")]):

@@ -211,7 +211,7 @@ def _add_simulations(command: _AddCommand) -> None:
     sub.add_argument("--policies", metavar="A,B,C", help="names, separated by commas: drawn side by side")
     seeds = "simulations per policy, from the seed on, drawn as a band (default 1)"
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help=seeds)
-    jobs = "how many simulations to play at a time (default: one per core, but one if all are short)"
+    jobs = "how many simulations to play at a time (default: one per core, but one below 400,000 rounds in all)"
     sub.add_argument("--jobs", type=int, metavar="N", help=jobs)
     _add_run_dir(sub, "runs/simulate-<name>-<time>")
 

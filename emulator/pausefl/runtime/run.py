@@ -47,10 +47,11 @@ def run_experiment(
         refuse_clients_elsewhere(run_dir, served=fleet is not None)
     if fleet is not None:
         experiment = fleet.serve(experiment)
-    require("server", *(["report"] if has_report else []))  # now: the report must not fail after hours of rounds
+    trains = experiment.workload.model != "synthetic"
+    # Now: the report must not fail after hours of rounds.
+    require("server", *(["client"] if trains else []), *(["report"] if has_report else []))
     observers = [*observers, *load_observers(experiment.experiment.observers)]
-    if experiment.workload.model != "synthetic":
-        require("client")
+    if trains:
         from pausefl_client.data.datasets import prepare_dataset
 
         prepare_dataset(experiment.workload.dataset)

@@ -1,6 +1,7 @@
 """Simulates an experiment under several policies and seeds, and draws them side by side."""
 
 import json
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -31,8 +32,8 @@ from pausefl_process.machine import available_cores
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.newcomers import NewcomerPolicy
 
-_WORTH_CHILDREN = 100_000
-"""From how many rounds in all on processes that play them are worth their start. Compiled rounds take a second here."""
+_WORTH_CHILDREN = 400_000
+"""From how many rounds in all on processes that play them are worth their start, some seconds each."""
 _SUMMED = {
     "total_latency_s": "{time} (s)",
     "max_epsilon_spent": "greatest {epsilon}",
@@ -54,7 +55,8 @@ def run_simulations(
 ) -> dict[str, Any]:
     """Simulate each policy with the same seeds, so with equal latencies; write simulations.json, .csv and .png.
 
-    Each simulation has its own folder. `jobs` are played at a time; None: one, or with many rounds one per core.
+    Each simulation has its own folder. `jobs` are played at a time; None: one per core, but one below 400,000 rounds
+    in all, and in a process that may not start others.
     `say` is told how many are played. Returns the content of simulations.json. Without policies and with one seed, it
     is a single simulation of the experiment's policy, see `run_simulation`. ConfigError if the folder holds other
     results, or if some policies are simulated by drifts and others by latencies.
@@ -66,7 +68,8 @@ def run_simulations(
     listed = [(label, variant_of(experiment, policy, i)) for policy, label in labels for i in range(seeds)]
     _check_alike(listed)
     if jobs is None:
-        jobs = min(available_cores(), len(listed)) if len(listed) * rounds >= _WORTH_CHILDREN else 1
+        may_start = len(listed) * rounds >= _WORTH_CHILDREN and not multiprocessing.current_process().daemon
+        jobs = available_cores() if may_start else 1
     simulated, began_s = partial(_simulated, rounds, folder.absolute()), time.monotonic()
     make = partial(spawned, "pausefl-simulation")
     played = (simulated(each) for each in listed) if jobs == 1 else in_children(make, jobs, simulated, listed)
@@ -76,7 +79,8 @@ def run_simulations(
         for n_played, (of_it, curves_of_it) in enumerate(played, start=1):
             summaries.setdefault(of_it["policy"], []).append(of_it)
             curves.setdefault(of_it["policy"], []).append(curves_of_it)
-            still = time_left(time.monotonic() - began_s, n_played, len(listed) - n_played)
+            left = len(listed) - n_played
+            still = time_left(time.monotonic() - began_s, n_played, left, min(jobs, left) if jobs > 1 else 0)
             say(f"{n_played} of {len(listed)}{still}")
     unit = experiment.privacy.unit if experiment.privacy.enabled else None
     warning = _warning(summaries) or _no_choice(experiment)

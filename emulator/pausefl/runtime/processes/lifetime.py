@@ -84,6 +84,7 @@ def in_children(
     finally:
         for process in processes:
             process.terminate()
+        for process in processes:
             process.join()
 
 
