@@ -2,16 +2,22 @@
 
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
+_ONE_AT_A_TIME = threading.RLock()
+
 
 @contextmanager
 def seeded_generators(seed: int) -> Iterator[None]:
-    """Make draws within the block depend on `seed` alone. After it, the generators go on as if they had not drawn."""
-    with ExitStack() as afterwards:
+    """Make draws within the block depend on `seed` alone. After it, the generators go on as if they had not drawn.
+
+    One thread at a time has such a block, but others may draw from the same generators meanwhile.
+    """
+    with _ONE_AT_A_TIME, ExitStack() as afterwards:
         afterwards.callback(random.setstate, random.getstate())
         random.seed(seed)
         afterwards.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002  # users' code may draw from it

@@ -25,7 +25,7 @@ class Reconnection:
         retry_every_s: float = RETRY_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With an infinite `give_up_after_s`, a client waits forever, even while its files for TLS are wrong."""
+        """With an infinite `give_up_after_s`, a client waits forever."""
         self._client_id = client_id
         self._patience_s = give_up_after_s
         self._retry_every_s = self._retry_s = retry_every_s
@@ -34,7 +34,7 @@ class Reconnection:
         self._last_contact_s = clock()
         self._is_damaged = False  # whether the last stream ended with a damaged message
         self._is_told = False  # whether the lost connection was logged
-        self._was_welcome = math.isinf(give_up_after_s)
+        self._was_welcome = False
 
     def connected(self) -> None:
         """Note that the server has welcomed the client. The waits start short again, except after a damaged message."""

@@ -27,8 +27,9 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 
     SQLite makes files beside a database. Where it cannot, and no process has made them, nobody writes to the database.
     """
+    path = path.resolve()
     is_fixed = not (path.with_name(f"{path.name}-wal").exists() or os.access(path.parent, os.W_OK))
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable={int(is_fixed)}", uri=True)
+    return sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable={int(is_fixed)}", uri=True)
 
 
 def refuse_lost(path: Path, opened: os.stat_result) -> None:

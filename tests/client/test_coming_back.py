@@ -103,7 +103,7 @@ UNUSABLE = 'tls.certificate = "me.pem", tls.key = "me.key": are no certificate a
 @pytest.mark.parametrize("was_welcome", [False, True])
 async def test_a_client_whose_certificate_is_unusable_waits_for_another_once_it_was_welcome(was_welcome: bool) -> None:
     """It has expired, or is being replaced and its key still belongs to the old one."""
-    rig = SessionRig()
+    rig = SessionRig(give_up_after_s=60.0 if was_welcome else math.inf)
     rig.server.unreachable, rig.server.failure = not was_welcome, ConfigError(UNUSABLE)
     async with rig.running() as task:
         if was_welcome:

@@ -1,7 +1,6 @@
 """Makes the random draws of a model's training depend on a seed alone, although the generators are global."""
 
 import random
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,7 +10,6 @@ from torch import nn
 
 from pausefl_client.global_generators import seeded_generators
 
-_GENERATORS = threading.Lock()
 _MAY_DRAW = (
     nn.modules.dropout._DropoutNd,
     nn.RNNBase,
@@ -46,7 +44,7 @@ class RandomLayers:
         if self.draw_nothing:
             yield
             return
-        with _GENERATORS, seeded_generators(seed):
+        with seeded_generators(seed):
             if self._device.type == "cuda":
                 torch.cuda.manual_seed(seed)
             before = () if self._draws else self._states()

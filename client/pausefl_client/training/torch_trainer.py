@@ -240,9 +240,10 @@ class TorchTrainer:
 
     def _flat(self, tensors: Mapping[str, torch.Tensor]) -> Vector:
         """Tensors by parameter name, joined into one vector. Missing tensors count as 0."""
-        none = torch.zeros(self._tensors.size, device=self.device)
-        parts = [tensors.get(tensor.name, none[: tensor.size]) for tensor in self._tensors.tensors]
-        (flat,) = off_device(torch.cat([part.detach().reshape(-1).float() for part in parts]))
+        flat: Vector = np.zeros(self._tensors.size, np.float32)
+        parts = {name: part for name, part in self._tensors.split(flat).items() if name in tensors}
+        for part, values in zip(parts.values(), off_device(*(tensors[name] for name in parts)), strict=True):
+            part[...] = values
         return flat
 
 

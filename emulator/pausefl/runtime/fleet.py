@@ -22,6 +22,7 @@ from pausefl.runtime.plan import ProcessPlan, RunPlan
 from pausefl.runtime.processes.lifetime import begin_to_import, start
 from pausefl.runtime.processes.log_file import how_it_ended, last_line
 from pausefl.runtime.processes.logs import add_warning
+from pausefl.runtime.processes.resources import allow_many_files
 from pausefl.runtime.scrape_targets import SERVER, Targets
 from pausefl_process.ending import BAD_INPUT, DRAIN_S, ONE_REQUEST_S, ask_to_end, asking_to_end, end_within, signals_to
 from pausefl_process.events import (
@@ -142,6 +143,7 @@ class Fleet:
 
         KeyboardInterrupt if signals ended the server before it could finish normally, for instance a second Ctrl-C.
         """
+        allow_many_files()  # each client process has a pipe or two here
         with self._interruptible(), kernel_network(self._plan.network, self._run_dir) as bridge:
             self._server_host = bridge or self._plan.server.endpoints.host
             try:
@@ -197,10 +199,11 @@ class Fleet:
                     report(Interrupted("finishing; once more ends it at once"))
                 elif ready is events:
                     event = self._next(events)
-                    if isinstance(event, Done):
+                    if isinstance(event, (Done, Failed)):
                         for line in [*self._lines]:
                             while line.poll() and self._hear(line, report_failure):
                                 pass
+                    if isinstance(event, Done):
                         return
                     self._take(event, report)
                 elif isinstance(ready, Connection):

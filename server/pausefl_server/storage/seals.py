@@ -10,7 +10,7 @@ from pausefl_process.databases import open_read_only
 from pausefl_proto.errors import ConfigError
 from pausefl_server.storage.rows import ATTEMPT_COLUMNS, EVENT_COLUMNS, MISS_COLUMNS, OBSERVATION_COLUMNS
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """The version of run.db's tables and views."""
 
 _SELECT_ROUND = (
