@@ -196,16 +196,10 @@ def _time_meant(summary: StoredSummary) -> str:
 
 
 def _has_latency(summary: StoredSummary) -> bool:
-    """Whether links had delays. Without delays, a run on the virtual clock waits only for failed attempts."""
-    return any(_latency_s(series) >= 1 for series in summary["series"].values())
-
-
-def _latency_s(series: Mapping[str, Any]) -> float:
-    """The mean total latency in seconds. For a series without one, the latency at the end of its curve."""
-    if (total := series["total_latency_s"]) is not None:
-        return float(total["mean"])
-    curve = series["accuracy_by_latency"]
-    return 0.0 if curve is None else float(curve["x"][-1])
+    """Whether links had delays. Without them, a run on the virtual clock waits only for clients that drop out."""
+    figure = in_full(find_reproduction(summary["name"]))
+    latencies = (figure.experiment(name).latency for name in summary["series"])
+    return any(latency.groups or (latency.delay or {"kind": "none"})["kind"] != "none" for latency in latencies)
 
 
 def _ends(series: Mapping[str, Any]) -> list[int]:
