@@ -56,22 +56,27 @@ _BUDGET_S = 540.0
 def measured(say: Callable[[str], None], parts: Sequence[Part] = PARTS, budget_s: float = _BUDGET_S) -> dict[str, Any]:
     """Play all parts 3 to 6 times, as often as `budget_s` allows; returns the figures, the machine and the versions.
 
-    `say` receives a line before each part.
+    `say` receives a line after each part. An interruption ends the play and keeps what was measured.
     """
     # One fork server starts the clients of all parts, and some of these train.
     begin_to_import(client_imports(needs_torch=True))
     start, load = this_start(), os.getloadavg()
     began_s, longest_s = time.monotonic(), 0.0
     values: dict[tuple[str, str, str], list[float]] = {}
-    done = 0
-    while done < _FEWEST or (done < _MOST and time.monotonic() - began_s + longest_s < budget_s):
-        repetition_s = time.monotonic()
-        for part in parts:
-            say(f"repetition {done + 1}: {part.name}")
-            for case, figure, value in _played(part):
-                values.setdefault((part.name, case, figure), []).append(value)
-        done += 1
-        longest_s = max(longest_s, time.monotonic() - repetition_s)
+    done, was_interrupted = 0, False
+    try:
+        while done < _FEWEST or (done < _MOST and time.monotonic() - began_s + longest_s < budget_s):
+            repetition_s = time.monotonic()
+            for part in parts:
+                part_s = time.monotonic()
+                for case, figure, value in _played(part):
+                    values.setdefault((part.name, case, figure), []).append(value)
+                say(f"repetition {done + 1}: {part.name}: {time.monotonic() - part_s:.1f} s")
+            done += 1
+            longest_s = max(longest_s, time.monotonic() - repetition_s)
+    except KeyboardInterrupt:
+        was_interrupted = True
+        say("interrupted: what was measured until now is kept")
     return {
         "name": "all",
         **{key: value for key, value in start.items() if key != "host"},
@@ -80,6 +85,7 @@ def measured(say: Callable[[str], None], parts: Sequence[Part] = PARTS, budget_s
         "load_before": load,
         "load_after": os.getloadavg(),
         "repetitions": done,
+        "was_interrupted": was_interrupted,
         "took_s": time.monotonic() - began_s,
         "figures": [
             {"benchmark": benchmark, "case": case, "figure": figure, "values": found}

@@ -191,6 +191,18 @@ def test_every_figure_has_a_value_of_each_repetition() -> None:
     assert "host" not in found
 
 
+def test_an_interrupted_measurement_keeps_what_was_measured() -> None:
+    told: list[str] = []
+
+    def interrupted(line: str) -> None:
+        told.append(line)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    found = measured(interrupted, PARTS[:1], budget_s=0.0)
+    assert (found["repetitions"], found["was_interrupted"], len(found["figures"][0]["values"])) == (1, True, 2)
+
+
 def test_a_change_beyond_noise_is_told_from_noise() -> None:
     rng = np.random.default_rng(1)
 
