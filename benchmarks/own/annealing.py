@@ -6,6 +6,7 @@ which clients share an access point. So each run here has its own seed and ids: 
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from benchmarks.own.quality import ROUNDS, SIZES, published_setting
 from pausefl.results.statistics import mean_interval
 from pausefl.studies.simulation.engine import simulate
 from pausefl_proto.arrays import FloatArray
-from pausefl_server.selection import Selection
+from pausefl_server.selection import Context, Selection
 from pausefl_server.selection.policies.sa_pause import SaPause
 
 ANNEALINGS: tuple[dict[str, Any], ...] = (
@@ -67,11 +68,14 @@ def _gaps_of_run(policy: SaPause, clients: int, run: int) -> FloatArray:
     """The energy gaps, (n,), after all clients were seen. Before, since data is equal, all sets are optimal."""
     gaps: list[float] = []
 
-    def note(selection: Selection) -> None:
-        gaps.append(selection.details["gap"])
+    class Noting(SaPause):
+        def select(self, state: Any, context: Context) -> Selection:
+            selection = super().select(state, context)
+            gaps.append(selection.details["gap"])
+            return selection
 
-    setting = published_setting(clients, run, naming=f"run-{run}")
-    simulate(policy, setting, ROUNDS, with_regret=False, watch=note)
+    noting = Noting(**{field.name: getattr(policy, field.name) for field in fields(policy) if field.init})
+    simulate(noting, published_setting(clients, run, naming=f"run-{run}"), ROUNDS, with_regret=False)
     return np.array(gaps[clients // policy.m :])
 
 

@@ -281,7 +281,14 @@ def test_pause_is_simulated_with_those_who_are_there() -> None:
     setting = setting_of(experiment, 60)
     assert not is_compiled(Pause(3), setting)
     seen: list[set[int]] = []
-    result = simulate(Pause(3), setting, 60, watch=lambda selection: seen.append(set(map(int, selection.rows))))
+
+    class Noting(Pause):
+        def select(self, state: Any, context: Context) -> Selection:
+            selection = super().select(state, context)
+            seen.append(set(selection.rows.tolist()))
+            return selection
+
+    result = simulate(Noting(3), setting, 60)
     assert result.client_ids == tuple(sorted(experiment.client_ids))
     assert all(row < 6 for rows in seen[:3] for row in rows)
     assert any(row >= 6 for rows in seen[3:5] for row in rows)

@@ -5,7 +5,7 @@ and p follow from the policy's past choices. The policy's set and the genie's ha
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from itertools import count, islice, repeat
@@ -132,22 +132,15 @@ class Setting:
             yield drawn_s.T
 
 
-def simulate(
-    policy: Policy,
-    setting: Setting,
-    rounds: int,
-    *,
-    with_regret: bool = True,
-    watch: Callable[[Selection], object] | None = None,
-) -> SimulationResult:
+def simulate(policy: Policy, setting: Setting, rounds: int, *, with_regret: bool = True) -> SimulationResult:
     """Simulate `policy` for `rounds` rounds, calling it once per round, against the genie with the same weights.
 
     As a run does, the simulation ends early once budgets leave fewer clients than a round needs, or none of those that
     are there. A round without clients passes empty. A round that no client answers in time counts as played.
 
     Without `with_regret`, or without a genie for the policy, reward and both regrets are NaN. A law's mean is then only
-    computed if the policy needs the oracle. `watch` receives every selection. ConfigError for a policy that needs
-    clients' disclosures, or whose selection is invalid.
+    computed if the policy needs the oracle. ConfigError for a policy that needs clients' disclosures, or whose
+    selection is invalid.
 
     With an asynchronous server, `rounds` are its steps of K updates each, and the policy's m is C. The latency of a
     step is the time since the step before, so the sum of latencies is the elapsed time. Reward and regrets are NaN.
@@ -178,8 +171,6 @@ def simulate(
         else:
             context = context_of(server, state, oracle, t, 0)
             selection = choose(context, state)
-            if watch:
-                watch(selection)
             problem = None
             if genie:
                 problem = genie.choice(None, replace(context, oracle=setting.oracle, eligible=table.eligible()))
