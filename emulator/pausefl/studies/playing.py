@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from types import FrameType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from pausefl.outcomes import RunInterrupted
 from pausefl.runtime.run import run_experiment
@@ -52,76 +52,19 @@ Show = Callable[[str], AbstractContextManager[Report]]
 Result = TypeVar("Result")
 
 
-class Player(Protocol):
-    """Plays the runs of a campaign."""
-
-    @property
-    def options(self) -> Sequence[str]:
-        """The command-line options that select this player."""
-
-    @property
-    def say(self) -> Callable[[str], object]:
-        """The function that receives messages between and after the runs."""
-
-    def check(self, runs: Sequence[Planned]) -> None:
-        """Raise ConfigError if the player cannot play these runs. Called before anything is written."""
-
-    def play(self, runs: Sequence[Planned], folder: Path) -> Missing:
-        """Play every run that is not finished yet; returns the errors of runs without results, by run name.
-
-        A run that fails does not stop the others. ConfigError, before any run is played, if a finished run is not the
-        planned one. If the user ends the campaign, no further run starts, and the remaining runs count as interrupted.
-        """
-
-
-def checked(runs: Sequence[Planned], folder: Path, player: Player) -> Missing:
-    """The errors of damaged runs, and of unfinished runs whose data or model fail when tried, by run name.
-
-    Each is logged as a warning. Raises one of them if there are no other runs. ConfigError if the player cannot play
-    the runs, or a finished run is of another experiment.
-    """
-    player.check(runs)
-    left, damaged = left_and_damaged(runs, folder)
-    refused = {**damaged, **impossible(left)}
-    if refused and len(refused) == len(runs):
-        raise next(iter(refused.values()))
-    for name, error in refused.items():
-        log.warning("%s is left out: %s", name, error)
-    return refused
-
-
-def play_campaign(
-    plan: Plan, runs: Sequence[Planned], folder: Path, player: Player, write: Callable[[Missing], Result]
-) -> Result:
-    """Play the runs of a campaign that begins or goes on in `folder`, and return what `write` makes of them.
-
-    `write` receives the errors of runs without results. CampaignInterrupted if the user ends a run. ConfigError if the
-    folder holds another campaign.
-    """
-    refuse_other(folder, plan)
-    refused = checked(runs, folder, player)
-    write_plan(folder, plan)
-    go_on = resume_campaign_command(plan.command, folder, player.options)
-    with told_how_to_go_on(folder, go_on):
-        missing = {**refused, **player.play([run for run in runs if run.name not in refused], folder)}
-        if len(missing) < len(runs):
-            player.say("figures are drawn and tables are written")
-            found = write(missing)
-    check_some_played(len(runs), missing, go_on)
-    return found
-
-
 @dataclass(frozen=True)
 class OneByOne:
     """Plays one run after the other, each on a display of its own."""
 
     show: Show
     say: Callable[[str], object] = lambda _: None
+    """Receives messages between and after the runs."""
     fleet: StandingFleet | None = None
     """The standing clients that play all runs; None: each run starts its own clients."""
 
     @property
     def options(self) -> Sequence[str]:
+        """The command-line options that select this player."""
         return ("--fleet", self.fleet.address) if self.fleet else ()
 
     def check(self, runs: Sequence[Planned]) -> None:
@@ -131,9 +74,12 @@ class OneByOne:
                 self.fleet.serve(run.experiment)
 
     def play(self, runs: Sequence[Planned], folder: Path) -> Missing:
-        """See `Player.play`. On a fleet, the runs of each seed are in random order, as its network changes over time.
+        """Play every run that is not finished yet; returns the errors of runs without results, by run name.
 
-        The order is drawn from the seed over all runs, finished ones too, so that a resumed campaign keeps it.
+        A run that fails does not stop the others. ConfigError, before any run is played, if a finished run is not the
+        planned one. If the user ends the campaign, no further run starts, and the remaining runs count as interrupted.
+        On a fleet, the runs of each seed are in random order, as its network changes over time. The order is drawn from
+        the seed over all runs, finished ones too, so that a resumed campaign keeps it.
         """
         ordered = sorted(runs, key=_place_on_a_fleet) if self.fleet else runs
         left = {number: run for number, run in enumerate(ordered, start=1) if not is_played(run, folder)}
@@ -174,6 +120,7 @@ class OnExecutor:
     say: Callable[[str], object]
     """Receives a message for each run that has ended."""
     options: Sequence[str] = ()
+    """The command-line options that select this player."""
     is_elsewhere: bool = False
     """Whether runs may be played on other machines than this one."""
     has_whole_nodes: bool = False
@@ -188,6 +135,7 @@ class OnExecutor:
             )
 
     def play(self, runs: Sequence[Planned], folder: Path) -> Missing:
+        """See `OneByOne.play`."""
         self.check(runs)
         left = [run for run in runs if not is_played(run, folder)]
         if self.is_elsewhere:
@@ -199,6 +147,47 @@ class OnExecutor:
             finally:
                 jobs.cancel()  # an error may have left jobs under way
         return jobs.missing
+
+
+Player = OneByOne | OnExecutor
+"""Plays the runs of a campaign. `check` is called before anything is written."""
+
+
+def checked(runs: Sequence[Planned], folder: Path, player: Player) -> Missing:
+    """The errors of damaged runs, and of unfinished runs whose data or model fail when tried, by run name.
+
+    Each is logged as a warning. Raises one of them if there are no other runs. ConfigError if the player cannot play
+    the runs, or a finished run is of another experiment.
+    """
+    player.check(runs)
+    left, damaged = left_and_damaged(runs, folder)
+    refused = {**damaged, **impossible(left)}
+    if refused and len(refused) == len(runs):
+        raise next(iter(refused.values()))
+    for name, error in refused.items():
+        log.warning("%s is left out: %s", name, error)
+    return refused
+
+
+def play_campaign(
+    plan: Plan, runs: Sequence[Planned], folder: Path, player: Player, write: Callable[[Missing], Result]
+) -> Result:
+    """Play the runs of a campaign that begins or goes on in `folder`, and return what `write` makes of them.
+
+    `write` receives the errors of runs without results. CampaignInterrupted if the user ends a run. ConfigError if the
+    folder holds another campaign.
+    """
+    refuse_other(folder, plan)
+    refused = checked(runs, folder, player)
+    write_plan(folder, plan)
+    go_on = resume_campaign_command(plan.command, folder, player.options)
+    with told_how_to_go_on(folder, go_on):
+        missing = {**refused, **player.play([run for run in runs if run.name not in refused], folder)}
+        if len(missing) < len(runs):
+            player.say("figures are drawn and tables are written")
+            found = write(missing)
+    check_some_played(len(runs), missing, go_on)
+    return found
 
 
 def _is_any_real(runs: Sequence[Planned]) -> bool:
