@@ -12,11 +12,11 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from pausefl.experiment.experiment import Experiment, parse_experiment
-from pausefl.runtime.client.plan import PrivacyPlan, client_plan
+from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.privacy import noise_for
 from pausefl_client.privacy.device_noise import DeviceLaplace, philox_state, secret_generator
 from pausefl_client.privacy.ledger import ReleaseKey
-from pausefl_client.privacy.mechanism import ExactLaplace, Mechanism, NumpyLaplace, entropy_rng
+from pausefl_client.privacy.mechanism import ExactLaplace, LaplaceSource, Mechanism, NumpyLaplace, entropy_rng
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import BudgetError
 from pausefl_proto.privacy_unit import PrivacyUnit, vector_epsilon
@@ -108,32 +108,32 @@ def test_noise_of_a_device_is_laplace_at_the_same_scale(device: str) -> None:
     assert abs(np.corrcoef(one[: N // 2], one[N // 2 :])[0, 1]) < 0.02
 
 
-def privacy_plan(experiment: Experiment) -> PrivacyPlan:
-    plan = client_plan(experiment).privacy
-    assert plan is not None
-    return plan
+def noise_of(experiment: Experiment, client_id: str, key: ReleaseKey) -> LaplaceSource:
+    plan = client_plan(experiment)
+    assert plan.privacy is not None
+    return noise_for(plan.privacy, plan.training, client_id, key)
 
 
 def test_noise_is_drawn_where_training_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     key = ReleaseKey("run", 1, 1, "")
     experiment = parse_experiment("", ["clients.count=2", "selection.m=1"])
     monkeypatch.setattr("pausefl_client.training.torch_trainer.resolve_device", lambda _: torch.device("cpu"))
-    assert isinstance(noise_for(privacy_plan(experiment), "c1", key), NumpyLaplace)
+    assert isinstance(noise_of(experiment, "c1", key), NumpyLaplace)
     monkeypatch.setattr("pausefl_client.training.torch_trainer.resolve_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr("pausefl_client.privacy.device_noise.secret_generator", str)
-    on_device = noise_for(privacy_plan(experiment), "c1", key)
+    on_device = noise_of(experiment, "c1", key)
     assert isinstance(on_device, DeviceLaplace)
     assert str(on_device.generator) == "cuda"
     exact = parse_experiment("", ["clients.count=2", "selection.m=1", "privacy.sampler=opendp"])
-    assert isinstance(noise_for(privacy_plan(exact), "c1", key), ExactLaplace)
+    assert isinstance(noise_of(exact, "c1", key), ExactLaplace)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_noise_does_not_follow_from_anything_public(seed: int) -> None:
     """Draws for the same experiment, client, round and attempt differ. Even with the seed, they cannot be predicted."""
     key = ReleaseKey("run", 1, 1, "model")
-    plan = privacy_plan(parse_experiment("", ["clients.count=2", "selection.m=1", f"experiment.seed={seed}"]))
-    one, other = (noise_for(plan, "client-000", key).laplace(np.zeros(8), 1.0) for _ in range(2))
+    experiment = parse_experiment("", ["clients.count=2", "selection.m=1", f"experiment.seed={seed}"])
+    one, other = (noise_of(experiment, "client-000", key).laplace(np.zeros(8), 1.0) for _ in range(2))
     assert not np.intersect1d(one, other).size
     public = NumpyLaplace(generator(seed, "noise", "client-000", 1, 1)).laplace(np.zeros(8), 1.0)
     assert not np.intersect1d(one, public).size

@@ -222,5 +222,5 @@ def test_a_client_without_its_sampler_does_not_begin(tmp_path: Path, monkeypatch
     options = {"workload.examples": 40, "privacy.sampler": "opendp"}
     plan = client_plan(parse_experiment("[clients]\ncount = 2\n[selection]\nm = 1\n", options))
     with ExitStack() as closing, pytest.raises(ConfigError, match=r'privacy\.sampler = "opendp": needs the extra'):
-        open_privacies(plan.privacy, make_trainers(plan.training, ["client-000"]), tmp_path, closing)
+        open_privacies(plan, make_trainers(plan.training, ["client-000"]), tmp_path, closing)
     assert not list(tmp_path.iterdir())

@@ -20,9 +20,9 @@ def tell_modules_and_noise(results: "Connection[Any, Any]", experiment: str) -> 
     from pausefl.runtime.client.privacy import noise_for
     from pausefl_client.privacy.ledger import ReleaseKey
 
-    privacy = client_plan(parse_experiment(experiment)).privacy
-    assert privacy is not None
-    source = noise_for(privacy, "client-000", ReleaseKey("run", 1, 1, "model"))
+    plan = client_plan(parse_experiment(experiment))
+    assert plan.privacy is not None
+    source = noise_for(plan.privacy, plan.training, "client-000", ReleaseKey("run", 1, 1, "model"))
     results.send((loaded, source.laplace([0.0] * 4, 1.0).tolist()))
 
 

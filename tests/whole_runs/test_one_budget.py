@@ -59,7 +59,7 @@ def release(text: str, folder: Path, *overrides: str, own: Path | None = None) -
     shared = [] if own else [f"privacy.ledger_dir={folder}"]
     plan, released = client_plan(parse_experiment(text, [*shared, *overrides])), {}
     with ExitStack() as closing:
-        for client_id, privacy in open_privacies(plan.privacy, trainers_of(plan), own or folder, closing).items():
+        for client_id, privacy in open_privacies(plan, trainers_of(plan), own or folder, closing).items():
             assert privacy is not None
             key = ReleaseKey(f"run of {client_id}", 1 + privacy.ledger.spent.released, 1, "model")
             Releaser(privacy).release(np.ones(3, np.float32), key)
@@ -143,9 +143,9 @@ def test_two_clients_that_hold_the_same_examples_are_not_given_two_budgets(tmp_p
     plan = client_plan(parse_experiment(text, [f"privacy.ledger_dir={tmp_path}"]))
     trainers = trainers_of(plan)
     with ExitStack() as closing:  # as if in two processes
-        open_privacies(plan.privacy, {"client-000": trainers["client-000"]}, tmp_path, closing)
+        open_privacies(plan, {"client-000": trainers["client-000"]}, tmp_path, closing)
         with pytest.raises(ConfigError, match="is open in another process"):
-            open_privacies(plan.privacy, {"client-001": trainers["client-001"]}, tmp_path, closing)
+            open_privacies(plan, {"client-001": trainers["client-001"]}, tmp_path, closing)
 
 
 def test_the_same_rows_of_another_split_begin_no_ledger(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def _witness(task: _Task) -> Witness:
     manifest = trainers[task.client_id].manifest.charged
     claim = Claim(plan.mechanism.unit, plan.mechanism.clip)
     with ExitStack() as closing:
-        privacy = open_privacies(plan, trainers, task.folder, closing)[task.client_id]
+        privacy = open_privacies(task.plan, trainers, task.folder, closing)[task.client_id]
         assert privacy is not None
         releases = list(_releases(task, claim, privacy, manifest.size, effort.release_draws))
     # Both runs and all lives use the same keys.

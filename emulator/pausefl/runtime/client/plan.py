@@ -12,7 +12,7 @@ from pausefl.experiment.groups import behaviours_of, presence_of
 from pausefl.experiment.links import LatencyTable, LinkPlan, plan_links
 from pausefl.experiment.population.availability import Presence
 from pausefl.experiment.population.behaviours import Behaviour
-from pausefl.experiment.tables import Metrics, Workload
+from pausefl.experiment.tables import Metrics, PrivacyTable, Workload
 from pausefl.runtime.client.agreement import agreement_of
 from pausefl.runtime.processes.resources import own_device
 from pausefl_client.privacy.ledger import Life
@@ -33,9 +33,6 @@ class PrivacyPlan:
     mechanism: Mechanism
     noise: Literal["laplace", "opendp", "reproducible"]
     """Two samplers of fresh noise, or "reproducible": noise from the seed, which is not private."""
-    seed: int
-    device: str | None
-    """The device that trains (`workload.device`), and may draw the noise too; None: clients have no torch."""
     ledger_dir: str | None
     """The folder of ledgers that outlive runs, one for each holding of examples; None: ledgers stay with the run."""
     life: Life | None = None
@@ -121,14 +118,13 @@ class ClientPlan:
 
     def on_own_device(self, client_ids: Sequence[str]) -> "ClientPlan":
         """The plan for the process of these clients. It sees at most one CUDA device from now on (`own_device`)."""
-        training, privacy, process = self.training, self.privacy, self.process
+        training, process = self.training, self.process
         if training.workload.model == "synthetic":
             return self
         if process is None:
             process = training.client_ids.index(client_ids[0]) // len(client_ids)
         device = own_device(training.workload.device, process)
-        training = replace(training, workload=replace(training.workload, device=device))
-        return replace(self, training=training, privacy=privacy and replace(privacy, device=device))
+        return replace(self, training=replace(training, workload=replace(training.workload, device=device)))
 
 
 def client_plan(experiment: Experiment) -> ClientPlan:
@@ -137,7 +133,7 @@ def client_plan(experiment: Experiment) -> ClientPlan:
     latency_seed = experiment.experiment.seed_of("latency")
     return ClientPlan(
         training=_training(experiment, client_ids),
-        privacy=_privacy(experiment),
+        privacy=_privacy(experiment.privacy),
         schedule=schedule_of(experiment.privacy),
         agreement=agreement_of(experiment),
         disclosed=experiment.disclosed,
@@ -172,10 +168,8 @@ def _training(experiment: Experiment, client_ids: tuple[str, ...]) -> TrainingPl
     )
 
 
-def _privacy(experiment: Experiment) -> PrivacyPlan | None:
-    table, workload = experiment.privacy, experiment.workload
+def _privacy(table: PrivacyTable) -> PrivacyPlan | None:
     budget, mechanism = budget_of(table), mechanism_of(table)
     if budget is None or mechanism is None:
         return None
-    device = None if workload.model == "synthetic" else workload.device
-    return PrivacyPlan(budget, mechanism, table.noise, experiment.experiment.seed, device, table.ledger_dir)
+    return PrivacyPlan(budget, mechanism, table.noise, table.ledger_dir)

@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from pausefl.runtime.client.plan import PrivacyPlan
+from pausefl.experiment.tables import Workload
+from pausefl.runtime.client.plan import ClientPlan, PrivacyPlan, TrainingPlan
 from pausefl_client.data.holdings import Holding
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import ExactLaplace, LaplaceSource, NumpyLaplace, entropy_rng
@@ -21,50 +22,53 @@ _SHARED_NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{32})")
 
 
 def open_privacies(
-    plan: PrivacyPlan | None, trainers: Mapping[str, Trainer], ledgers: Path, closing: ExitStack
+    plan: ClientPlan, trainers: Mapping[str, Trainer], ledgers: Path, closing: ExitStack
 ) -> dict[str, ReleasePrivacy | None]:
     """The privacy of each client of a process; None in a run without privacy. `closing` closes the ledgers.
 
     Ledgers lie in `ledgers`, one for each client id, or in `privacy.ledger_dir`, one for each holding of examples.
     ConfigError if a ledger cannot be opened, or belongs to other examples.
     """
-    if plan is None:
+    privacy = plan.privacy
+    if privacy is None:
         return dict.fromkeys(trainers)
-    if plan.noise == "opendp":
+    if privacy.noise == "opendp":
         ExactLaplace()  # if OpenDP is missing, fail here as bad input, not at the first release
 
     def opened(paths: Mapping[str, Path]) -> dict[str, ReleasePrivacy | None]:
-        return {c: _open(plan, c, trainers[c], paths[c], closing) for c in trainers}
+        return {c: _open(privacy, plan.training, c, trainers[c], paths[c], closing) for c in trainers}
 
-    if not plan.ledger_dir:
+    if not privacy.ledger_dir:
         prepare_folder(ledgers, f"ledgers {ledgers}")
         return opened({client_id: ledgers / f"{client_id}.db" for client_id in trainers})
-    folder = Path(plan.ledger_dir)
+    folder = Path(privacy.ledger_dir)
     prepare_folder(folder, f'privacy.ledger_dir = "{folder}"')
     # Locked, so that no other process adds ledgers after the folder's ledgers are listed and before ours are made.
     with held_folder(folder):
         return opened(_shared_ledgers(folder, {c: trainer.holding for c, trainer in trainers.items()}))
 
 
-def noise_for(plan: PrivacyPlan, client_id: str, key: ReleaseKey) -> LaplaceSource:
+def noise_for(plan: PrivacyPlan, training: TrainingPlan, client_id: str, key: ReleaseKey) -> LaplaceSource:
     """A fresh noise source for every release, on the device that trains.
 
     Only a run that is marked "not private" draws noise from the seed.
     """
     if plan.noise == "reproducible":
-        return NumpyLaplace(generator(plan.seed, "noise", client_id, key.round, key.attempt))
+        return NumpyLaplace(generator(training.seed, "noise", client_id, key.round, key.attempt))
     if plan.noise == "opendp":
         return ExactLaplace()
-    return _device_noise(plan.device) or NumpyLaplace(entropy_rng())
+    return _device_noise(training.workload) or NumpyLaplace(entropy_rng())
 
 
-def _open(plan: PrivacyPlan, client_id: str, trainer: Trainer, path: Path, closing: ExitStack) -> ReleasePrivacy:
+def _open(
+    plan: PrivacyPlan, training: TrainingPlan, client_id: str, trainer: Trainer, path: Path, closing: ExitStack
+) -> ReleasePrivacy:
     try:
         ledger = Ledger(path, plan.budget, plan.life, **_ledger_identity(plan, client_id, trainer))
     except LedgerError as error:  # nothing was sent yet, so this is bad input
         raise ConfigError(str(error)) from error
     closing.callback(ledger.close)
-    return ReleasePrivacy(plan.mechanism, ledger, partial(noise_for, plan, client_id))
+    return ReleasePrivacy(plan.mechanism, ledger, partial(noise_for, plan, training, client_id))
 
 
 def _ledger_identity(plan: PrivacyPlan, client_id: str, trainer: Trainer) -> dict[str, str]:
@@ -110,13 +114,13 @@ def _shared_ledgers(folder: Path, holdings: Mapping[str, Holding]) -> dict[str, 
     return {c: by_examples.get(h.examples, folder / f"{h.dealing}-{h.examples}.db") for c, h in holdings.items()}
 
 
-def _device_noise(name: str | None) -> LaplaceSource | None:
+def _device_noise(workload: Workload) -> LaplaceSource | None:
     """The noise source on the device that trains; None without a GPU: numpy is faster on the processor."""
-    if name is None:
+    if workload.model == "synthetic":
         return None
     from pausefl_client.training.torch_trainer import resolve_device
 
-    device = resolve_device(name)
+    device = resolve_device(workload.device)
     if device.type == "cpu":
         return None
     from pausefl_client.privacy.device_noise import DeviceLaplace, secret_generator

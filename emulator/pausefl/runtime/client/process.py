@@ -176,7 +176,7 @@ async def run_clients(
     # Ledgers are closed last, when no trainer can write to them any more.
     with ExitStack() as closing:
         size = trainers[client_ids[0]].manifest.charged.size
-        privacies = open_privacies(plan.privacy, trainers, ledgers, closing)
+        privacies = open_privacies(plan, trainers, ledgers, closing)
         if platform.executor is not None:
             closing.callback(platform.executor.shutdown, cancel_futures=True)
         monitor = platform.watch(platform.clock)
