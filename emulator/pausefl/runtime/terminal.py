@@ -95,8 +95,8 @@ class RunProgress:
     accuracies: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     """The last value and its round, by split and metric, such as "test accuracy"."""
     messages: tuple[str, ...] = ()
-    metrics_url: str | None = None
-    page_url: str | None = None
+    where: str = ""
+    """Where the live page and the metrics are; empty if they are not served."""
     began_s: float = 0.0
     """When the display began, on this process's clock: the run's own clock may be virtual."""
     first_round: int = 0
@@ -140,7 +140,7 @@ def fold(progress: RunProgress, event: ProgressEvent, now_s: float) -> RunProgre
         case Notice(message) | Interrupted(message):
             changes = {"messages": (*progress.messages, message)[-LAST_MESSAGES:]}
         case MetricsServed(url, page):
-            changes = {"metrics_url": url, "page_url": page}
+            changes = {"where": f"{f'live page at {page}  ' if page else ''}metrics at {url}"}
         case Finished(reason):
             changes = {"status": f"finished: {reason}"}
     return replace(progress, **changes)
@@ -224,7 +224,7 @@ def _line(progress: RunProgress, event: ProgressEvent) -> str | None:
         case Ready() | Preparing() | WaitingForClients() | Finished():
             return progress.status
         case MetricsServed():
-            return _where_to_look(progress)
+            return progress.where
         case Notice(message) | Interrupted(message):
             return message
         case RoundCommitted():
@@ -266,13 +266,8 @@ def _duration(seconds: float) -> str:
 
 def _headline(title: str, progress: RunProgress) -> Text:
     clients = f"{progress.connected} client{'s' * (progress.connected != 1)} connected"
-    where = [_where_to_look(progress)] if progress.metrics_url else []
-    return Text.assemble((title, "bold"), "  ", ("  ".join([progress.status, clients, *where]), "dim"))
-
-
-def _where_to_look(progress: RunProgress) -> str:
-    page = [f"live page at {progress.page_url}"] if progress.page_url else []
-    return "  ".join([*page, f"metrics at {progress.metrics_url}"])
+    said = "  ".join(filter(None, (progress.status, clients, progress.where)))
+    return Text.assemble((title, "bold"), "  ", (said, "dim"))
 
 
 def _bar(progress: RunProgress, last: RoundCommitted) -> Table:
