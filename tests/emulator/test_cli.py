@@ -83,7 +83,7 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["compare", "demo", "--policies", ","], "--policies: needs at least one name"),
         (["compare", "demo", "--policies", "pause,paus"], 'selection.policy = "paus": did you mean'),
         (["compare", "demo", "--policies", "oort"], 'add privacy.disclose = ["loss"]'),
-        (["compare", "demo", "--policies=all", "--seeds=2", "--set=privacy.ledger_dir=x"], "--seeds 2: goes without"),
+        (["compare", "demo", "--policies=all,random", "--set=privacy.ledger_dir=x"], "2 runs: go without privacy"),
         (["simulate", "demo", "--rounds", "0"], "--rounds 0: must be at least 1"),
         (["simulate", "demo", "--policies", ","], "--policies: needs at least one name"),
         (["bench", "sprint"], 'bench "sprint": must be one of'),

@@ -112,8 +112,6 @@ def _planned_in(plan: Plan, folder: Path) -> list[Planned]:
 
 def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> list[Planned]:
     """The runs to play, seed by seed, so that an interrupted comparison has complete seeds."""
-    if seeds > 1 and experiment.privacy.enabled and experiment.privacy.ledger_dir:
-        raise ConfigError(f"--seeds {seeds}: goes without privacy.ledger_dir, whose ledgers are of one seed's data")
     labels = labels_of(policies)
     runs = []
     for i in range(seeds):

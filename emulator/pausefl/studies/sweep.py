@@ -17,7 +17,7 @@ from pausefl.experiment.toml_source import listed_values, parts_of_key
 from pausefl.results.frames import data_frame
 from pausefl.results.report.sweep import write_sweep
 from pausefl.results.stored_summary import read_summary, told_at_starts
-from pausefl.studies.campaign import Missing, Plan, Planned, check_named_once, check_own_budgets, read_plan, unfinished
+from pausefl.studies.campaign import Missing, Plan, Planned, check_named_once, read_plan, unfinished
 from pausefl.studies.playing import Player, play_campaign
 from pausefl_proto.errors import ConfigError
 
@@ -149,7 +149,6 @@ def _planned(plan: Plan) -> list[Planned]:
             seed = experiment.experiment.seed + i
             runs.append(Planned(_name(point, grid, seed), with_values(experiment, "experiment", seed=seed), point))
     check_named_once(runs)
-    check_own_budgets(runs)
     return runs
 
 

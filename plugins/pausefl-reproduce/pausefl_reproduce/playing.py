@@ -12,7 +12,6 @@ from pausefl.studies.campaign import (
     Plan,
     Planned,
     check_all_played,
-    check_own_budgets,
     check_some_played,
     is_finished,
     plan_of,
@@ -37,7 +36,6 @@ def reproduce(request: Request, player: Player, *, resume: bool) -> dict[str, An
     _check_folder(request, experiments, resume=resume)
     _check_newcomers(request.reproduction, experiments)
     runs = planned(request, experiments)
-    check_own_budgets([run for _, run in runs])
     refused = checked([run for _, run in runs], request.folder, player)
     write_plan(request.folder, _plan(request, experiments))
     go_on = request.go_on(player.options)
