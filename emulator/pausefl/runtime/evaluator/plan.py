@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 
-from pausefl.experiment.client_records import has_control, with_statistics
+from pausefl.experiment.client_records import with_statistics
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.tables import EvaluationTable, Workload
 from pausefl.extras import require
@@ -25,11 +25,6 @@ class EvaluatorPlan:
     evaluation: EvaluationTable
     tls: Tls | None
     """TLS between server and evaluator; None: the connection is not encrypted."""
-
-    @property
-    def has_control(self) -> bool:
-        """Whether a control variate travels with the model. The evaluator never sees it."""
-        return has_control(self.workload)
 
     @property
     def subject(self) -> str:

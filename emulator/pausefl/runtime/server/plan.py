@@ -25,8 +25,6 @@ from pausefl_server.model.norm_bound import NormBound
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import PrivacySettings, RoundSettings, RunInfo, ServerSettings
 
-_UNKNOWN_MODEL = Manifest(())
-
 
 @dataclass(frozen=True)
 class ServerPlan:
@@ -53,12 +51,13 @@ def server_plan(experiment: Experiment, run: str, clients: ClientPlan, farewell:
     settings = replace(settings_of(experiment, run, clients), farewell=farewell)
     policy = policy_of(experiment)
     noise, is_too_much = noise_of(experiment)
+    synthetic = Manifest((TensorSpec("synthetic", (experiment.workload.model_bytes // 4,)),))
     return ServerPlan(
         settings=settings,
         policy=policy,
         oracle=oracle_of(policy, clients.links, settings.tau_min_s),
         endpoints=endpoints_of(experiment),
-        model=_model(experiment),
+        model=synthetic if experiment.workload.model == "synthetic" else evaluator_plan(experiment),
         summary=SummaryPlan(
             clients=experiment.clients.count,
             expected=experiment.expected_ids,
@@ -105,7 +104,7 @@ def settings_of(experiment: Experiment, run: str, clients: ClientPlan) -> Server
         seed=experiment.experiment.seed,
         rounds=experiment.experiment.rounds,
         minimum_clients=experiment.minimum_clients,
-        manifest=_UNKNOWN_MODEL,
+        manifest=Manifest(()),
         privacy=_privacy(experiment.privacy, clients),
         signal=experiment.latency.signal,
         time_scale=experiment.latency.time_scale,
@@ -138,10 +137,3 @@ def _privacy(table: PrivacyTable, clients: ClientPlan) -> PrivacySettings | None
     budget, mechanism = clients.privacy.budget, clients.privacy.mechanism
     bound = NormBound(mechanism.unit, mechanism.clip)
     return PrivacySettings(budget, mechanism.unit, clients.schedule, table.reproducible_noise, bound)
-
-
-def _model(experiment: Experiment) -> Manifest | EvaluatorPlan:
-    workload = experiment.workload
-    if workload.model == "synthetic":
-        return Manifest((TensorSpec("synthetic", (workload.model_bytes // 4,)),))
-    return evaluator_plan(experiment)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pausefl.experiment.client_records import has_control
 from pausefl.results.summary import summarise
 from pausefl.results.tally import RunTally
 from pausefl.runtime.evaluator.initial import Evaluated, InitialModel
@@ -136,13 +137,14 @@ async def play(
     if plan.noise_notice:
         report(Notice(plan.noise_notice))
     async with _initial_model(plan, report, evaluators) as (model, evaluator):
-        has_control = isinstance(plan.model, EvaluatorPlan) and plan.model.has_control
-        manifest = model.manifest.with_control() if has_control else model.manifest
+        # A control variate, which the evaluator never sees, may travel with the model.
+        is_controlled = isinstance(plan.model, EvaluatorPlan) and has_control(plan.model.workload)
+        manifest = model.manifest.with_control() if is_controlled else model.manifest
         models = ModelFiles(run_dir, manifest, model.rest)
         return await serve(
             replace(plan.settings, manifest=manifest),
             plan.policy,
-            manifest.with_no_control(model.theta_0) if has_control else model.theta_0,
+            manifest.with_no_control(model.theta_0) if is_controlled else model.theta_0,
             None if evaluator is None else _evaluate_and_note(evaluator, models),
             plan.endpoints,
             run_dir,
