@@ -123,12 +123,10 @@ class OwnEvaluator:
                 event: ProgressEvent = await asyncio.to_thread(ours.recv)
             except EOFError:
                 raise PauseflError("the evaluator's process ended unexpectedly, see server.log") from None
-        match event:
-            case Ready(port):
-                return port
-            case Failed(message, bad_input):
-                raise (ConfigError if bad_input else PauseflError)(message)
-        raise PauseflError(f"the evaluator's process reported {event.kind} instead of its port")
+        if isinstance(event, Failed):
+            raise (ConfigError if event.bad_input else PauseflError)(event.message)
+        assert isinstance(event, Ready)
+        return event.port
 
 
 def _run_own(plan: EvaluatorPlan, events: "Connection[Any, Any]") -> None:

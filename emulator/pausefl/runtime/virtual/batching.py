@@ -2,9 +2,11 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from timeit import timeit
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -93,13 +95,6 @@ def measured_speedup(trainers: Sequence[Trainer], trials: int) -> float:
         train_together(stack, own, theta, round=round)
 
     # The first round does not count: it imports modules and fills caches.
-    clock = time.thread_time if first.device.type == "cpu" else time.perf_counter
-    ratios = [taken_s(alone, t, clock) / taken_s(together, t, clock) for t in range(1, trials + 2)][1:]
+    taken_s = partial(timeit, number=1, timer=time.thread_time if first.device.type == "cpu" else time.perf_counter)
+    ratios = [taken_s(partial(alone, t)) / taken_s(partial(together, t)) for t in range(1, trials + 2)][1:]
     return float(np.median(ratios))
-
-
-def taken_s(train: Callable[[int], object], round: int, clock: Callable[[], float]) -> float:
-    """How long the training of a round takes on a clock, in seconds."""
-    began_s = clock()
-    train(round)
-    return clock() - began_s

@@ -1,15 +1,15 @@
 """Measures how long a training step takes on this machine, if an experiment does not state it."""
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
+from timeit import repeat
 
 from pausefl.runtime.client.plan import TrainingPlan
 from pausefl.runtime.client.process import make_trainers
 from pausefl.runtime.evaluator.rehearsal import told_with_place
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, SHARED_STEPS
-from pausefl.runtime.virtual.batching import own_trainers, taken_s
+from pausefl.runtime.virtual.batching import own_trainers
 from pausefl_client.training.paced import steps_of
 from pausefl_process.files import held_folder, write_durably
 from pausefl_process.plugins import OWN_CODE_ERRORS
@@ -64,7 +64,7 @@ def _measured_step_s(plan: TrainingPlan) -> float:
     trainer = make_trainers(honest, [client_id])[client_id]
     theta = trainer.manifest.with_no_control(own_trainers([trainer])[0].vector.values())
     try:
-        times_s = [taken_s(lambda t: trainer.train(theta, round=t), 1, time.perf_counter) for _ in range(_TRIALS)]
+        times_s = repeat(lambda: trainer.train(theta, round=1), number=1, repeat=_TRIALS)
     except PauseflError:
         raise
     except OWN_CODE_ERRORS as error:
