@@ -44,10 +44,9 @@ class Curves:
 
     def __init__(self, rounds: int) -> None:
         self._recorded = recorded_rounds(rounds)
-        self._sums, self._next = np.zeros(4), 0
-        self._rounds: list[int] = []
-        self._rows: list[tuple[float, ...]] = []
-        self._last_round, self._last_row = 0, (0.0,) * 5
+        self._kept = frozenset(self._recorded.tolist())
+        self._sums = np.zeros(4)
+        self._rows: dict[int, tuple[float, ...]] = {0: (0.0,) * 5}  # by round: the recorded ones, and the last so far
 
     def pieces(self, block: FloatArray, first_round: int) -> list[FloatArray]:
         """The block of rounds, cut after each recorded round, so that `add` is called at every one of them."""
@@ -57,19 +56,16 @@ class Curves:
     def add(self, last_round: int, gained: FloatArray, max_epsilon_spent: float) -> None:
         """Add the next n rounds, up to `last_round`. gained, (n, 4): regret, genie regret, reward, latency by round."""
         self._sums = np.concatenate((self._sums[None], gained)).sum(axis=0)
-        self._last_round, self._last_row = last_round, (*self._sums, max_epsilon_spent)
-        if last_round == self._recorded[self._next]:
-            self._keep_last()
-            self._next += 1
+        if (before := next(reversed(self._rows))) not in self._kept:
+            del self._rows[before]
+        self._rows[last_round] = (*self._sums, max_epsilon_spent)
 
     def result(self, table: ClientTable, missed: IntArray, cluster_penalty_s: float = 0.0) -> SimulationResult:
         """The result so far. `missed`, (K,) or longer, is how often each client missed the deadline, by table row."""
-        if self._last_round not in self._rounds[-1:]:  # the simulation ended early, between two recorded rounds
-            self._keep_last()
-        regret, genie_regret, reward, latency_s, spent = np.array(self._rows).T
+        regret, genie_regret, reward, latency_s, spent = np.array([*self._rows.values()]).T
         return SimulationResult(
             client_ids=tuple(table.ids),
-            round=np.array(self._rounds, np.int64),
+            round=np.array([*self._rows], np.int64),
             regret=regret,
             genie_regret=genie_regret,
             reward=reward,
@@ -79,7 +75,3 @@ class Curves:
             cluster_penalty_s=cluster_penalty_s,
             missed=missed[: len(table)],
         )
-
-    def _keep_last(self) -> None:
-        self._rounds.append(self._last_round)
-        self._rows.append(self._last_row)
