@@ -55,7 +55,7 @@ class EvaluatorServer:
         self._workload = workload
         self._tls = tls
         self._thread = ThreadPoolExecutor(1, "evaluate")
-        self._calls = 0
+        self._calls = asyncio.Semaphore(_MOST_CALLS)
         self._turn = asyncio.Lock()
         self._server = make_server(options=(("grpc.max_concurrent_streams", _MOST_OF_A_CONNECTION),))
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
@@ -121,14 +121,11 @@ class EvaluatorServer:
         if any(is_no_servers(pem) for pem in context.auth_context().get("x509_pem_cert", ())):
             said = "serves servers, and the certificate that it was shown is a client's"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, said)
-        if self._calls >= _MOST_CALLS:
-            said = f"has {self._calls} of {_MOST_CALLS} models to evaluate already"
+        if self._calls.locked():
+            said = f"has {_MOST_CALLS} of {_MOST_CALLS} models to evaluate already"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, said)
-        self._calls += 1
-        try:
+        async with self._calls:
             yield
-        finally:
-            self._calls -= 1
 
     def _evaluate(self, theta: Vector, splits: Sequence[Split], subset: bool) -> bytes:
         evaluations, statistics = self._evaluator.evaluate(theta, splits, subset=subset)

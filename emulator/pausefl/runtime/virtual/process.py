@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,12 +41,12 @@ class _Rendezvous:
         self._report = report
         self.listening = asyncio.Event()
         self.rounds: asyncio.Queue[int | None] = asyncio.Queue()
-        self._transport: InProcessTransport | None = None
+        self._transport: InProcessTransport
 
     @property
     def is_over(self) -> bool:
         """Whether the server has listened, and has stopped."""
-        return self.listening.is_set() and self._transport is not None and not self._transport.is_open
+        return self.listening.is_set() and not self._transport.is_open
 
     def transport(self, handler: ClientStreamHandler, endpoints: Endpoints, most_clients: int) -> InProcessTransport:
         """See `Platform.transport`."""
@@ -55,7 +55,6 @@ class _Rendezvous:
 
     def connect(self, client_id: str) -> Callable[[], AbstractAsyncContextManager[Any]]:
         """See `ClientPlatform.connect`."""
-        assert self._transport is not None
         return partial(self._transport.connect, client_id)
 
     def hear(self, event: ProgressEvent) -> None:
@@ -101,7 +100,9 @@ async def _play(plan: RunPlan, run_dir: Path, report: Report, back_to: int | Non
     async with asyncio.TaskGroup() as group:
         clients_task = group.create_task(_run_clients_once_listening(rendezvous, clients, run_dir, workers, clock))
         try:
-            return await play(plan.server, run_dir, rendezvous.hear, back_to, platform, _LocalEvaluator)
+            return await play(
+                plan.server, run_dir, rendezvous.hear, back_to, platform, lambda of, _: nullcontext(_LocalEvaluator(of))
+            )
         finally:
             rendezvous.rounds.put_nowait(None)
             if not rendezvous.listening.is_set():
@@ -122,15 +123,11 @@ async def _run_clients_once_listening(
             raise
 
 
-class _LocalEvaluator(AbstractAsyncContextManager["_LocalEvaluator"]):
+class _LocalEvaluator:
     """`ModelEvaluator` in this process, made at once; an evaluation takes no virtual time."""
 
-    def __init__(self, plan: EvaluatorPlan, say: Callable[[str], None]) -> None:
-        del say
+    def __init__(self, plan: EvaluatorPlan) -> None:
         self._evaluator = rehearsed_evaluator(plan.on_own_device())
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
 
     async def initial(self) -> InitialModel:
         return self._evaluator.initial
