@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
 
 from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment, with_values
@@ -156,8 +157,7 @@ def run(
         experiment = with_values(experiment, "experiment", rounds=_count("rounds", rounds))
     if back_to is not None and not (resume and _count("back_to", back_to, at_least=0) == back_to):
         raise ConfigError(f"back_to = {back_to}: goes with resume = True")
-    if not (isinstance(observers, Sequence) and all(isinstance(observer, Observer) for observer in observers)):
-        raise ConfigError(f"observers = {observers!r:.80}: must be a list of pausefl.Observer objects")
+    _check_list("observers", observers, Observer, "pausefl.Observer objects")
     for observer in observers:
         check_methods(observer, f"observers: {type(observer).__name__}")
     with _folder(experiment.selection.policy, run_dir, "run_dir") as folder, _show(progress)(experiment.title) as show:
@@ -257,7 +257,7 @@ def reproduce(
     from pausefl_reproduce.command import requested
     from pausefl_reproduce.playing import reproduce
 
-    _check_texts("series", series, "names")
+    _check_list("series", series, str, "names")
     if scale not in (None, "quick", "full"):
         raise ConfigError(f"scale = {scale!r:.80}: must be quick or full")
     out = None if folder is None else str(_path("folder", folder))
@@ -445,7 +445,7 @@ def tune(
     _checked(experiment)
     trials, seeds, fresh_seeds = _count("trials", trials), _count("seeds", seeds), _count("fresh_seeds", fresh_seeds)
     real_seeds = _count("real_seeds", real_seeds, at_least=0)
-    _check_texts("search", search, "texts KEY=SPACE")
+    _check_list("search", search, str, "texts KEY=SPACE")
     if by not in get_args(By):
         raise ConfigError(f"by = {by!r:.80}: must be {' or '.join(get_args(By))}")
     if not (target_accuracy is None or isinstance(target_accuracy, int | float)):
@@ -475,9 +475,7 @@ def _checked(experiment: Experiment | None) -> Experiment:
 
 def _with_policies(experiment: Experiment, policies: Sequence[str | type]) -> tuple[Experiment, list[str]]:
     """The experiment, with code of policies that other processes could not import, and the policies' names."""
-    is_listed = isinstance(policies, Sequence) and not isinstance(policies, str)
-    if not (is_listed and all(isinstance(policy, str | type) for policy in policies)):
-        raise ConfigError(f"policies = {policies!r:.80}: must be a list of names and classes")
+    _check_list("policies", policies, str | type, "names and classes")
     names = [as_toml(policy, "policies") for policy in policies]
     return _with_code(_checked(experiment), names), names
 
@@ -492,9 +490,10 @@ def _with_code(experiment: Experiment, values: list[Any]) -> Experiment:
     return experiment.replace({"experiment.by_value": {**table.by_value, **cells}, "experiment.python_path": path})
 
 
-def _check_texts(name: str, texts: Sequence[str], what: str) -> None:
-    if isinstance(texts, str) or not (isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)):
-        raise ConfigError(f"{name} = {texts!r:.80}: must be a list of {what}")
+def _check_list(name: str, values: Sequence[object], kind: type | UnionType, what: str) -> None:
+    is_listed = isinstance(values, Sequence) and not isinstance(values, str)
+    if not (is_listed and all(isinstance(value, kind) for value in values)):
+        raise ConfigError(f"{name} = {values!r:.80}: must be a list of {what}")
 
 
 def _count(name: str, value: SupportsIndex, at_least: int = 1) -> int:
