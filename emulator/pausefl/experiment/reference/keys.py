@@ -6,14 +6,12 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import MISSING as FACTORY_MISSING
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
-
-from pausefl.experiment.delay_laws import Delay
 
 MISSING = inspect.Parameter.empty
 """The default of a key that must be given."""
@@ -31,17 +29,16 @@ class Key:
 
 def keys_of(make: Callable[..., Any]) -> list[Key]:
     """The keys of a record, or the parameters of a function, in order."""
-    hints = get_type_hints(make.func if isinstance(make, partial) else make, include_extras=True)
+    hints = get_type_hints(make, include_extras=True)
     record = make if isinstance(make, type) else hints["return"]
     said = attribute_docstrings(record)
     defaults = _model_defaults(record) if issubclass(record, BaseModel) else parameter_defaults(make)
-    return [Key(n, hints[n], default, said.get(n) or _description(hints[n])) for n, default in defaults.items()]
+    return [Key(name, hints[name], default, said.get(name, "")) for name, default in defaults.items()]
 
 
 def sentence_of(make: Callable[..., Any]) -> str:
     """The docstring of a record or a function, up to the first empty line, in one line."""
-    text = inspect.getdoc(make.func if isinstance(make, partial) else make) or ""
-    return " ".join(text.split("\n\n")[0].split())
+    return " ".join((inspect.getdoc(make) or "").split("\n\n")[0].split())
 
 
 def _model_defaults(model: type[BaseModel]) -> dict[str, Any]:
@@ -56,12 +53,6 @@ def parameter_defaults(make: Callable[..., Any]) -> dict[str, Any]:
     found = {name: parameter.default for name, parameter in inspect.signature(make).parameters.items()}
     record = fields(make) if isinstance(make, type) and is_dataclass(make) else ()
     return found | {f.name: f.default_factory() for f in record if f.default_factory is not FACTORY_MISSING}
-
-
-def _description(hint: Any) -> str:
-    """The description in an annotation's metadata, for parameters of functions."""
-    has_schema = hint is not Delay and hint != tuple[Delay, ...]
-    return str(TypeAdapter(hint).json_schema().get("description", "")) if has_schema else ""
 
 
 @cache
