@@ -102,11 +102,13 @@ def test_a_listing_reads_as_the_same_experiment(name: str) -> None:
 
 
 def test_validate_prints_every_key_with_its_sentence_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["validate", "demo"])
+    day = '{kind="day",of={kind="none"},period_rounds=9,amplitude=0.5}'
+    cli.main(["validate", "demo", "--set", f"workload.training_time={day}"])
     words = " ".join(capsys.readouterr().out.replace("\n# ", " ").split())
     for header, record in ((t.header, t.record) for t in tables() if "group" not in t.header and "[[" not in t.header):
         for key in keys_of(record):
             assert key.sentence in words, f"{header} {key.name}"
+    assert "How many rounds after the start of a day round 1 lies. phase_rounds = 0.0" in words
     cli.main(["validate", "demo", "--set", "selection.policy=oort", "--set", 'privacy.disclose=["loss"]'])
     values = tomllib.loads(capsys.readouterr().out)
     assert (values["selection"]["oort"]["pacer_window"], values["selection"]["pause"]["zeta"]) == (20, 1.0)

@@ -13,15 +13,10 @@ from typing import Any
 
 import tomli_w
 
-from pausefl.experiment.delays.laws import EXCHANGE_DELAYS
 from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.population.availability import AVAILABILITIES
-from pausefl.experiment.population.behaviours import BEHAVIOURS
-from pausefl.experiment.population.simulated_drifts import DRIFTS
-from pausefl.experiment.reference.keys import parameter_defaults
+from pausefl.experiment.reference.keys import KINDS_OF_KEY, parameter_defaults
 from pausefl.experiment.server_records import selected_policy
 from pausefl.experiment.toml_source import bare_or_quoted
-from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.registries import OPTIMIZER_DEFAULTS, SCHEDULE_DEFAULTS, TRAINING_DEFAULTS
 from pausefl_process.registry import Registry
 from pausefl_proto.errors import ConfigError
@@ -36,6 +31,9 @@ _OF_THE_PLACE = re.compile(
     r"|server\.(host|port|insecure|hello_timeout_s|dead_after_s)$"
 )
 
+_KINDS_UNLESS_SAID = {"delay": "halves", "availability": "always"}
+"""Key -> the kind of a table that names none."""
+
 
 def config_toml(experiment: Experiment) -> str:
     """The experiment as TOML, with every value in force."""
@@ -48,16 +46,10 @@ def in_force(experiment: Experiment) -> dict[str, Any]:
     selection, workload, aggregation = (document[name] for name in ("selection", "workload", "aggregation"))
     policy = selected_policy(experiment.selection)
     selection[selection["policy"]] = {f.name: _plain(getattr(policy, f.name)) for f in fields(policy) if f.name != "m"}
-    for link in (document["latency"], *document["latency"]["groups"]):
-        for way in ("delay", "down", "up"):
-            default = "halves" if (link is document["latency"] and way == "delay") else None
-            link[way] = _filled(EXCHANGE_DELAYS, link[way], default)
-    workload["training_time"] = _filled(EXCHANGE_DELAYS, workload["training_time"])
-    for group in document["clients"]["groups"].values():
-        group["behaviours"] = [_filled(BEHAVIOURS, behaviour) for behaviour in group["behaviours"]]
-        group["availability"] = _filled(AVAILABILITIES, group["availability"], "always")
-        group["drift"] = _filled(DRIFTS, group["drift"])
-    workload["partition"] = _filled(PARTITIONERS, workload["partition"])
+    latency, groups = document["latency"], document["clients"]["groups"].values()
+    for table in (latency, *latency["groups"], *groups, workload):
+        for key in KINDS_OF_KEY.keys() & table.keys():
+            table[key] = _filled(KINDS_OF_KEY[key], table[key], _KINDS_UNLESS_SAID.get(key))
     workload["training"] = _with_defaults(TRAINING_DEFAULTS, workload["training"])
     workload["schedule"] = _with_defaults(SCHEDULE_DEFAULTS, workload["schedule"])
     of_optimizer = OPTIMIZER_DEFAULTS.get(workload["optimizer"], {})
@@ -101,8 +93,8 @@ def _filled(kinds: Registry, said: Any, default: str | None = None) -> Any:
 
     `default` is the kind of a table that names none.
     """
-    if not said:
-        return said
+    if not said or isinstance(said, list):
+        return _within(kinds, said)
     table = {"kind": said} if isinstance(said, str) else said if default is None else {"kind": default, **said}
     try:
         make = kinds.find(table["kind"], "kind")

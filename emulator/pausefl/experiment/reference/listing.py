@@ -8,33 +8,17 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel
 
-from pausefl.experiment.delays.laws import EXCHANGE_DELAYS
 from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.population.availability import AVAILABILITIES
-from pausefl.experiment.population.behaviours import BEHAVIOURS
-from pausefl.experiment.population.simulated_drifts import DRIFTS
-from pausefl.experiment.reference.keys import MISSING, keys_of, sentence_of
+from pausefl.experiment.reference.keys import KINDS_OF_KEY, MISSING, keys_of, sentence_of
 from pausefl.experiment.server_records import selected_policy
 from pausefl.experiment.tables import SelectionTable
 from pausefl.experiment.toml_source import bare_or_quoted
 from pausefl.experiment.validation import is_table
-from pausefl_client.data.partition import PARTITIONERS
 from pausefl_server.selection import Policy
 
 _COLUMNS = 80
 
 Makers = Mapping[str, Callable[..., Any]]
-
-KINDS_OF_KEY: Mapping[str, Makers] = {
-    "delay": EXCHANGE_DELAYS,
-    "down": EXCHANGE_DELAYS,
-    "up": EXCHANGE_DELAYS,
-    "behaviours": BEHAVIOURS,
-    "availability": AVAILABILITIES,
-    "drift": DRIFTS,
-    "partition": PARTITIONERS,
-}
-"""Key -> the kinds that the table under this key, or each table of its list, may name."""
 
 
 @dataclass(frozen=True)
