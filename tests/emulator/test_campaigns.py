@@ -200,7 +200,7 @@ def test_leakage_is_drawn_in_one_named_unit(units: Sequence[str | None], title: 
         epsilons = {"max_epsilon_spent": unit and spent, "vector_epsilon_max": unit and of_vector}
         rows.append({"key": key, "total_latency_s": 1.0, "privacy_unit": unit, **epsilons})
     _, leakage = draw_sweep(rows, ["key"]).axes
-    assert leakage.get_title(loc="left") == title
+    assert leakage.get_title() == title
     np.testing.assert_array_equal(np.asarray(leakage.lines[0].get_ydata()), values)
 
 

@@ -209,7 +209,7 @@ def test_runs_without_rounds_are_compared_by_elapsed_time_beside_runs_in_rounds(
     assert [row.elapsed_s and row.elapsed_s.mean for row in comparison.rows] == [1.25] * 2
     assert "1.25" in comparison._repr_html_()
     rows = [{"key": run.summary["mode"], **run.summary} for run in (runs_of[0] for runs_of in comparison.runs.values())]
-    assert [axes.get_title(loc="left") for axes in draw_sweep(rows, ["key"]).axes][1] == "elapsed time (s)"
+    assert [axes.get_title() for axes in draw_sweep(rows, ["key"]).axes][1] == "elapsed time (s)"
 
 
 def test_a_policy_without_privacy_has_no_epsilon(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_runs_never_evaluated_are_compared_all_the_same(tmp_path: Path) -> None:
     assert (comparison.common_accuracy, comparison.rows[0].time_to_common_s) == (None, None)
     assert "never evaluated" in write_comparison(comparison, tmp_path / "out").read_text(encoding="utf-8")
     figure = drawn(comparison)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["Greatest leakage of a client", "Total latency"]
+    assert [axes.get_title() for axes in figure.axes] == ["Greatest leakage of a client", "Total latency"]
     assert figure.legends
     assert figure.get_supxlabel() == "one seed: differences may be chance"
 
@@ -270,7 +270,7 @@ def test_runs_of_different_budgets_are_drawn_with_each_of_them(tmp_path: Path) -
     assert [row["epsilon_budget"] for row in table["policies"]] == [1.0, 40.0]
     (figure := drawn(comparison)).draw_without_rendering()
     assert figure.legends[0].get_window_extent().x1 < figure.bbox.x1, "long names stay within the picture"
-    (panel,) = (axes for axes in figure.axes if axes.get_title(loc="left") == "Greatest leakage of a client")
+    (panel,) = (axes for axes in figure.axes if axes.get_title() == "Greatest leakage of a client")
     assert {text.get_text() for text in panel.texts} == {"budget ε = 1", "budget ε = 40"}
     top = panel.get_ylim()[1]
     assert top > 40

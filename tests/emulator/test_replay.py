@@ -338,7 +338,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 def leakage_labels(figure: Figure) -> list[str]:
-    return [axes.get_ylabel() for axes in figure.axes if axes.get_title(loc="left") == "Greatest leakage"]
+    return [axes.get_ylabel() for axes in figure.axes if axes.get_title() == "Greatest leakage"]
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,13 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pausefl.results.reading import EPSILON_LABELS
 from pausefl.results.report.comparison.figure import draw_band, legend_above, policy_looks, seeds_note
-from pausefl.results.report.style import RC, capitalised
+from pausefl.results.report.style import capitalised
 from pausefl_proto.privacy_unit import PrivacyUnit
 
 SimulatedCurves = Mapping[str, NDArray[np.float64]]
@@ -35,18 +34,17 @@ def draw_simulations(
     panels = {**_PANELS, "total_latency_s": (capitalised(time), f"{time} (s)"), **leakage}
     names = [name for name in panels if any(_is_known(of_policy, name) for of_policy in curves.values())]
     looks = policy_looks(curves)
-    with mpl.rc_context(RC):
-        figure = Figure(figsize=(10.4, 3.4 * -(-len(names) // 2)), layout="constrained")
-        for i, name in enumerate(names, start=1):
-            axes = figure.add_subplot(-(-len(names) // 2), min(2, len(names)), i)
-            for policy, of_policy in curves.items():
-                if _is_known(of_policy, name):
-                    draw_band(axes, [(each["round"], each[name]) for each in of_policy], looks[policy], policy)
-            axes.set(title=panels[name][0], xlabel="round", ylabel=panels[name][1])
-        legend_above(figure)
-        n_seeds = max(map(len, curves.values()))
-        lines = (textwrap.fill(note, 130) for note in (seeds_note(n_seeds, "band"), *notes))
-        figure.supxlabel("\n".join(lines), fontsize=9)
+    figure = Figure(figsize=(10.4, 3.4 * -(-len(names) // 2)), layout="constrained")
+    for i, name in enumerate(names, start=1):
+        axes = figure.add_subplot(-(-len(names) // 2), min(2, len(names)), i)
+        for policy, of_policy in curves.items():
+            if _is_known(of_policy, name):
+                draw_band(axes, [(each["round"], each[name]) for each in of_policy], looks[policy], policy)
+        axes.set(title=panels[name][0], xlabel="round", ylabel=panels[name][1])
+    legend_above(figure)
+    n_seeds = max(map(len, curves.values()))
+    lines = (textwrap.fill(note, 130) for note in (seeds_note(n_seeds, "band"), *notes))
+    figure.supxlabel("\n".join(lines), fontsize=9)
     return figure
 
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from pausefl.results.csv_table import write_records
 from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, latency_unit, time_axis
 from pausefl.results.report.comparison.figure import ONE_SEED, seeds_note
-from pausefl.results.report.style import INK, KINDS, RC, SERIES, shortened, write_picture
+from pausefl.results.report.style import INK, KINDS, SERIES, shortened, write_picture
 from pausefl.results.statistics import FEWEST_SEEDS, mean_band, three_digits
 from pausefl.results.stored_summary import unequal_starts
 from pausefl_proto.privacy_unit import PrivacyUnit
@@ -64,16 +63,15 @@ def draw_sweep(rows: ResultRows, varied: Sequence[str]) -> Figure:
     if len(varied) == 2:  # a cell holds its text
         down, across = (len(_levels(rows, key)) for key in varied)
         width, height = max(width, 2.4 + (1.3 if n_seeds > 1 else 0.6) * across), max(height, 1.2 + 0.45 * down)
-    with mpl.rc_context(RC):
-        figure = Figure(figsize=(width * len(measures), height), layout="constrained")
-        for i, (name, label, factor) in enumerate(measures, start=1):
-            axes = figure.add_subplot(1, len(measures), i)
-            draw = _draw_line if len(varied) == 1 else _draw_map
-            draw(axes, rows, varied, name, factor)
-            axes.set_title(label)
-        means = seeds_note(n_seeds, "bars" if len(varied) == 1 else "brackets") if n_seeds > 1 else ""
-        if note := "; ".join(filter(None, [means, caveats(rows)])):
-            figure.supxlabel(textwrap.fill(note, 60 * len(measures)), fontsize=9)
+    figure = Figure(figsize=(width * len(measures), height), layout="constrained")
+    for i, (name, label, factor) in enumerate(measures, start=1):
+        axes = figure.add_subplot(1, len(measures), i)
+        draw = _draw_line if len(varied) == 1 else _draw_map
+        draw(axes, rows, varied, name, factor)
+        axes.set_title(label)
+    means = seeds_note(n_seeds, "bars" if len(varied) == 1 else "brackets") if n_seeds > 1 else ""
+    if note := "; ".join(filter(None, [means, caveats(rows)])):
+        figure.supxlabel(textwrap.fill(note, 60 * len(measures)), fontsize=9)
     return figure
 
 

@@ -64,12 +64,11 @@ def draw_replay(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]])
         np.array([row[name] for row in rounds]) for name in ("round", "recorded_s", "waited_s")
     )
     total, share = summary["total_latency_s"], summary["extrapolated"]["rounds"]
-    with mpl.rc_context(RC):
-        title = f"{share:.0%} of the estimate's rounds are extrapolated"
-        figure, axes = new_figure(title, "round", f"total latency ({latency_unit([summary])})")
-        axes.plot(number, recorded_s.cumsum(), color=SERIES[0].light, label=f"{summary['recorded_policy']}, recorded")
-        axes.plot(number, waited_s.cumsum(), "--", color=SERIES[1].light, label=f"{summary['policy']}, estimated")
-        ends = total["low"], total["high"]
-        axes.plot(number[[-1, -1]], ends, "_-", color=SERIES[1].light, label="95 % of the draws")
-        legend_above(figure)
+    title = f"{share:.0%} of the estimate's rounds are extrapolated"
+    figure, axes = new_figure(title, "round", f"total latency ({latency_unit([summary])})")
+    axes.plot(number, recorded_s.cumsum(), color=SERIES[0].light, label=f"{summary['recorded_policy']}, recorded")
+    axes.plot(number, waited_s.cumsum(), "--", color=SERIES[1].light, label=f"{summary['policy']}, estimated")
+    ends = total["low"], total["high"]
+    axes.plot(number[[-1, -1]], ends, "_-", color=SERIES[1].light, label="95 % of the draws")
+    legend_above(figure)
     return figure

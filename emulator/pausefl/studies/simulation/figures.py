@@ -4,14 +4,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pausefl.results.reading import EPSILON_LABELS
 from pausefl.results.report.comparison.figure import draw_budget
-from pausefl.results.report.style import MUTED, RC, SERIES, capitalised, draw_times_chosen, powers_of_ten
+from pausefl.results.report.style import MUTED, SERIES, capitalised, draw_times_chosen, powers_of_ten
 from pausefl.studies.simulation.curves import SimulationResult
 from pausefl.studies.simulation.growth import NO_REGRET, ROUNDING, growth_fits
 from pausefl_proto.arrays import FloatArray, IntArray
@@ -44,15 +43,14 @@ def draw_simulation(
     if budget is not None:
         panels.append(partial(_draw_leakage, result=result, label=EPSILON_LABELS[unit], budget=budget))
     n, rows = len(panels), len(panels) // 2 + 1
-    with mpl.rc_context(RC):
-        figure = Figure(figsize=(10.4, 3.6 * rows), layout="constrained")
-        grid = figure.add_gridspec(rows, 2)
-        for i, draw in enumerate(panels):
-            draw(figure.add_subplot(grid[i // 2, i % 2]))
-        chosen = figure.add_subplot(grid[n // 2, n % 2 :])  # the rest of the last row
-        chosen.set_title("Selections per client")
-        draw_times_chosen(chosen, result.client_ids, result.chosen)
-        figure.supxlabel("\n".join(_missing(result, bounds, has_regret=has_regret)), fontsize=9)
+    figure = Figure(figsize=(10.4, 3.6 * rows), layout="constrained")
+    grid = figure.add_gridspec(rows, 2)
+    for i, draw in enumerate(panels):
+        draw(figure.add_subplot(grid[i // 2, i % 2]))
+    chosen = figure.add_subplot(grid[n // 2, n % 2 :])  # the rest of the last row
+    chosen.set_title("Selections per client")
+    draw_times_chosen(chosen, result.client_ids, result.chosen)
+    figure.supxlabel("\n".join(_missing(result, bounds, has_regret=has_regret)), fontsize=9)
     return figure
 
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pausefl.results.report.style import DASHES, RC, SERIES, draw_bars, name_clients, powers_of_ten
+from pausefl.results.report.style import DASHES, SERIES, draw_bars, name_clients, powers_of_ten
 from pausefl.studies.simulation.curves import recorded_rounds
 from pausefl.studies.simulation.figures import draw_fits, legend_below
 from pausefl.studies.simulation.newcomers import NewcomerResult
@@ -17,17 +16,16 @@ _KINDS = {"relevant": SERIES[0].light, "irrelevant": SERIES[1].light}
 
 def draw_newcomers(result: NewcomerResult, intervals: Iterable[tuple[int, str, int, int, float, float]]) -> Figure:
     """A figure of three panels side by side. `intervals` are the rows of intervals.csv."""
-    with mpl.rc_context(RC):
-        figure = Figure(figsize=(13, 3.8), layout="constrained")
-        regret, by_interval, selections = figure.subplots(1, 3)
-        rounds, total = np.arange(1, result.rounds + 1), np.cumsum(result.regret)
-        at = recorded_rounds(result.rounds) - 1
-        regret.plot(rounds[at], total[at], color=SERIES[0].light, label="regret")
-        draw_fits(regret, rounds, total)
-        regret.set(title="Regret against the relevant newcomers", xlabel="round", ylabel="Σ Δ of irrelevant chosen")
-        legend_below(regret)
-        _draw_intervals(by_interval, result, list(intervals))
-        _draw_selections(selections, result)
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    regret, by_interval, selections = figure.subplots(1, 3)
+    rounds, total = np.arange(1, result.rounds + 1), np.cumsum(result.regret)
+    at = recorded_rounds(result.rounds) - 1
+    regret.plot(rounds[at], total[at], color=SERIES[0].light, label="regret")
+    draw_fits(regret, rounds, total)
+    regret.set(title="Regret against the relevant newcomers", xlabel="round", ylabel="Σ Δ of irrelevant chosen")
+    legend_below(regret)
+    _draw_intervals(by_interval, result, list(intervals))
+    _draw_selections(selections, result)
     return figure
 
 

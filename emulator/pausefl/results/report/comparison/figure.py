@@ -4,7 +4,6 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,7 +15,6 @@ from pausefl.results.report.style import (
     INK,
     LIMIT,
     MUTED,
-    RC,
     SERIES,
     Look,
     capitalised,
@@ -55,15 +53,14 @@ def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, co
     looks = policy_looks(runs)
     evaluated = evaluated_runs(runs, split)
     n_seeds = max(map(len, runs.values()))
-    with mpl.rc_context(RC):
-        figure, panels = _panels(has_accuracy=bool(evaluated), has_leakage=privacy is not None)
-        if evaluated:
-            _accuracy(panels["accuracy"], evaluated, looks, split, common_accuracy)
-        if privacy:
-            _leakage(panels["leakage"], runs, looks, privacy)
-        _total(panels["total"], runs, looks)
-        legend_above(figure)
-        figure.supxlabel(seeds_note(n_seeds, "band and whisker"), fontsize=9)
+    figure, panels = _panels(has_accuracy=bool(evaluated), has_leakage=privacy is not None)
+    if evaluated:
+        _accuracy(panels["accuracy"], evaluated, looks, split, common_accuracy)
+    if privacy:
+        _leakage(panels["leakage"], runs, looks, privacy)
+    _total(panels["total"], runs, looks)
+    legend_above(figure)
+    figure.supxlabel(seeds_note(n_seeds, "band and whisker"), fontsize=9)
     return figure
 
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from pausefl.results.report.comparison.figure import Runs, all_runs, draw_band, policy_looks
 from pausefl.results.report.group_plots import ChoicesByGroup, group_looks, joins, mark_joins, name_joins, so_far
-from pausefl.results.report.style import MUTED, RC, capitalised, percent_axis
+from pausefl.results.report.style import MUTED, capitalised, percent_axis
 from pausefl.results.selections import choices_by_group
 from pausefl_server.records import Split
 
@@ -22,20 +21,19 @@ def draw_groups(runs: Runs, split: Split) -> Figure | None:
     if not joins(groups):
         return None
     rows = -(-len(runs) // _PANELS_A_ROW)
-    with mpl.rc_context(RC):
-        figure = Figure(figsize=(10.4, 3.4 + 3.0 * rows), layout="constrained")
-        above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(3.4, 3.0 * rows))[:, 0]
-        _accuracy(above, runs, split, groups)
-        panels = below.subplots(rows, min(len(runs), _PANELS_A_ROW), sharey=True, squeeze=False)
-        for axes in panels.flat[len(runs) :]:
-            axes.remove()
-        for axes, policy in zip(panels.flat, choices, strict=False):
-            _selections(axes, choices[policy])
-            axes.set(title=policy, xlabel="round", xlim=(0, None))
-        panels[0, 0].set_ylim(bottom=0)  # fixes the shared y axis of all panels, so it follows the drawing
-        for axes in panels[:, 0]:
-            axes.set_ylabel("times chosen so far, per client")
-        below.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right center", handlelength=2.6)
+    figure = Figure(figsize=(10.4, 3.4 + 3.0 * rows), layout="constrained")
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(3.4, 3.0 * rows))[:, 0]
+    _accuracy(above, runs, split, groups)
+    panels = below.subplots(rows, min(len(runs), _PANELS_A_ROW), sharey=True, squeeze=False)
+    for axes in panels.flat[len(runs) :]:
+        axes.remove()
+    for axes, policy in zip(panels.flat, choices, strict=False):
+        _selections(axes, choices[policy])
+        axes.set(title=policy, xlabel="round", xlim=(0, None))
+    panels[0, 0].set_ylim(bottom=0)  # fixes the shared y axis of all panels, so it follows the drawing
+    for axes in panels[:, 0]:
+        axes.set_ylabel("times chosen so far, per client")
+    below.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right center", handlelength=2.6)
     return figure
 
 

@@ -4,14 +4,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pausefl.results.reading import time_axis
 from pausefl.results.report.comparison.figure import Runs, all_runs, legend_above, policy_looks, unit_of
-from pausefl.results.report.style import RC, Look
+from pausefl.results.report.style import Look
 from pausefl_proto.arrays import FloatArray
 
 _MARKERS = "os^Dv<>"
@@ -23,12 +22,11 @@ def draw_why(runs: Runs) -> Figure | None:
     if not latency_s:
         return None
     looks = policy_looks(runs)
-    with mpl.rc_context(RC):
-        figure = Figure(figsize=(10.4, 4.2), layout="constrained")
-        chosen, rounds = figure.subplots(1, 2)
-        _chosen(chosen, runs, looks, latency_s)
-        _rounds(rounds, runs, looks)
-        legend_above(figure)
+    figure = Figure(figsize=(10.4, 4.2), layout="constrained")
+    chosen, rounds = figure.subplots(1, 2)
+    _chosen(chosen, runs, looks, latency_s)
+    _rounds(rounds, runs, looks)
+    legend_above(figure)
     return figure
 
 
