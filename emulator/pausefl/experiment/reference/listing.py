@@ -84,7 +84,7 @@ def _content(value: Any, kinds: Makers | None) -> tuple[str, list[_Entry]]:
 
 def _filled(name: str, value: Any) -> Any:
     """A value as it is listed: the name of a kind that takes keys as a table, an empty table or list as None."""
-    if isinstance(value, str) and (make := KINDS_OF_KEY.get(name, {}).get(value)) and keys_of(make):
+    if isinstance(value, str) and name in KINDS_OF_KEY and (make := KINDS_OF_KEY[name].get(value)) and keys_of(make):
         return {"kind": value}
     return None if value in ({}, ()) else value
 

@@ -51,9 +51,11 @@ def posteriors(learnt: Learning, groups: ChoicesByGroup) -> Figure:
     return figure
 
 
-def threshold(learnt: Learning, groups: ChoicesByGroup) -> Figure:
-    """The drifts by round, coloured by group, and the threshold they were compared with."""
+def threshold(learnt: Learning, groups: ChoicesByGroup) -> Figure | None:
+    """The drifts by round, coloured by group, and the threshold they were compared with. None if all drifts are 0."""
     looks, drifts = group_looks(groups), learnt.drifts
+    if not (drifts["drift"] > 0).any():
+        return None
     figure, axes = new_figure("Drifts and threshold", "round", "drift (squared L2 distance)", height=4.2)
     group_of = group_of_client(groups)
     of_row = np.array([group_of.get(client_id, "") for client_id in drifts["client_id"]])

@@ -16,7 +16,7 @@ from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latenc
 from pausefl.results.report import group_plots, learning_plots
 from pausefl.results.report.comparison.figure import draw_budget, legend_above
 from pausefl.results.report.group_plots import DRAWN_SPLITS, ChoicesByGroup, accuracy_around_joins, joins
-from pausefl.results.report.learning import Learning, learning
+from pausefl.results.report.learning import learning
 from pausefl.results.report.style import (
     DASHES,
     INK,
@@ -55,7 +55,7 @@ def drawings(run: RunData) -> Mapping[str, Callable[[], Figure | None]]:
         "labels": lambda: labels(held) if (held := clients_labels(run)) else None,
         "selections": lambda: _selections(run, groups()),
         "joins": lambda: accuracy_around_joins(run, groups()) if is_evaluated and joins(groups()) else None,
-        "threshold": lambda: _threshold(known, groups()) if (known := learnt()) else None,
+        "threshold": lambda: learning_plots.threshold(known, groups()) if (known := learnt()) else None,
         "posteriors": lambda: learning_plots.posteriors(known, groups()) if (known := learnt()) else None,
         "participation": lambda: learning_plots.participation(known) if (known := learnt()) else None,
         "rounds": lambda: latency_by_round(run) if has_exchanges() else None,
@@ -71,10 +71,6 @@ def _selections(run: RunData, groups: ChoicesByGroup) -> Figure | None:
     if groups and len(run.records):
         return group_plots.selections(run, groups)
     return selections(run) if run.clients["client_id"].size else None
-
-
-def _threshold(learnt: Learning, groups: ChoicesByGroup) -> Figure | None:
-    return learning_plots.threshold(learnt, groups) if (learnt.drifts["drift"] > 0).any() else None
 
 
 def accuracy(run: RunData) -> Figure:
@@ -230,7 +226,7 @@ def latency(run: RunData) -> Figure:
 
 def _latency_by_client(axes: Axes, run: RunData, drawn_s: FloatArray, measured_s: FloatArray) -> None:
     """Draw each client's median and 10–90 % range of drawn delays and of measured times."""
-    ids, of_client = _by_client(run)
+    ids, of_client = np.unique(run.breakdown["client_id"], return_inverse=True)
     drawn, measured = (_quantiles(values, of_client) for values in (drawn_s, measured_s))
     order = np.argsort(drawn[1])
     size = 3.5 if len(ids) <= MOST_NAMED else 1
@@ -253,7 +249,7 @@ def _latency_by_client(axes: Axes, run: RunData, drawn_s: FloatArray, measured_s
 
 def breakdown(run: RunData) -> Figure:
     """The mean time of each client's exchanges by part, as stacked bars."""
-    ids, of_client = _by_client(run)
+    ids, of_client = np.unique(run.breakdown["client_id"], return_inverse=True)
     mean_s = {part: np.bincount(of_client, run.breakdown[part]) / np.bincount(of_client) for part in PARTS}
     total_s = np.sum(list(mean_s.values()), axis=0)
     order = np.argsort(total_s)
@@ -264,7 +260,7 @@ def breakdown(run: RunData) -> Figure:
         draw_bars(axes, bottom_s, top_s, colour.light, label)
         bottom_s = top_s
     axes.set_ylim(0, bottom_s.max() * 1.05 or 1.0)  # 1.0 if no exchange took any time
-    _legend_of_parts(figure, axes, reverse=True)
+    figure.legend(**_LEGEND_OF_PARTS, reverse=True)
     name_clients(axes, ids[order])
     return figure
 
@@ -290,7 +286,7 @@ def waterfall(run: RunData) -> Figure:
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
     name_places(axes.yaxis, ids)
-    _legend_of_parts(figure, axes, reverse=False)
+    figure.legend(**_LEGEND_OF_PARTS)
     return figure
 
 
@@ -303,6 +299,7 @@ def _given_up(run: RunData, number: int) -> list[str]:
     return [f"{c} after {last[c]:.3g} s" for c in chosen if c in last and c not in answered]
 
 
+_LEGEND_OF_PARTS: Mapping[str, Any] = {"loc": "outside right center", "title": "part, in order", "title_fontsize": 9}
 _NOTE: Mapping[str, Any] = {"fontsize": 9, "fontweight": "normal", "color": MUTED.light}
 
 
@@ -320,19 +317,6 @@ def _in_seconds(run: RunData, what: str) -> str:
         return f"{what} (s)"
     clock = "real" if run.summary.get("clock", "real") == "real" else "virtual"
     return f"{what}\n{clock} seconds (time_scale {scale:g})"
-
-
-def _legend_of_parts(figure: Figure, axes: Axes, reverse: bool) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside right center", title="part, in order", title_fontsize=9, reverse=reverse
-    )
-
-
-def _by_client(run: RunData) -> tuple[NDArray[Any], NDArray[np.intp]]:
-    """The ids of the clients that answered, sorted, and for each exchange the index of its client among them."""
-    ids, of_client = np.unique(run.breakdown["client_id"], return_inverse=True)
-    return ids, of_client
 
 
 def _quantiles(values: FloatArray, of_client: NDArray[np.intp]) -> FloatArray:
