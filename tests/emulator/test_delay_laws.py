@@ -343,7 +343,7 @@ def test_a_law_without_the_base_is_told_what_it_lacks(table: str, key: str, monk
 @pytest.mark.parametrize(
     ("annotation", "message"),
     [
-        ("Imported", "latency.delay: the parameters of own_law:law cannot be read (NameError: name 'Imported' is not"),
+        ("Imported", "latency.delay: its parameters cannot be read (NameError: name 'Imported' is not"),
         (np.ndarray, "latency.delay.of: must be annotated with a type of TOML values, not <class 'numpy.ndarray'>"),
     ],
 )

@@ -21,12 +21,12 @@ from pausefl.experiment.delays.laws import DELAYS, EXCHANGE_DELAYS
 from pausefl.experiment.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.experiment.groups import behaviours_of, drift_laws_of, presence_of
 from pausefl.experiment.in_force import config_toml
+from pausefl.experiment.kinds import read_record
 from pausefl.experiment.population.availability import AVAILABILITIES
 from pausefl.experiment.population.behaviours import BEHAVIOURS
 from pausefl.experiment.population.simulated_drifts import DRIFTS
 from pausefl.experiment.server_records import aggregation_of, check_policies, optimizer_of, selected_policy
 from pausefl.experiment.toml_source import preset_names
-from pausefl.experiment.validation import build
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.plan import plan_of
 from pausefl.runtime.virtual.process import play_virtually
@@ -469,10 +469,10 @@ def test_a_policys_record_is_built_from_its_table() -> None:
         strength: float = 1.0
         steps: tuple[int, ...] = ()
 
-    assert build(Knob, "knob", {"m": 3, "strength": 2, "steps": [1, 2]}) == Knob(3, 2.0, (1, 2))
+    assert read_record(Knob, {"strength": 2, "steps": [1, 2]}, "knob", m=3) == Knob(3, 2.0, (1, 2))
     for steps, said in ((3, "knob.steps = 3: must be a list"), ([1.5], "knob.steps.0 = 1.5: must be a valid integer")):
         with pytest.raises(ConfigError, match=f"^{said}$"):
-            build(Knob, "knob", {"m": 3, "steps": steps})
+            read_record(Knob, {"steps": steps}, "knob", m=3)
 
 
 def test_ledgers_and_data_lie_beside_the_file_wherever_it_is_run(

@@ -17,6 +17,9 @@ from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_process.registry import Registry
 from pausefl_proto.errors import ConfigError
 
+ReadValue = Callable[[Any, Any, str], Any]
+"""(annotation, TOML value, key) -> the value of this type."""
+
 
 def plain_value(annotation: Any, value: Any, key: str) -> Any:
     """A TOML value, checked strictly against its annotation. ConfigError names the key."""
@@ -29,37 +32,45 @@ def plain_value(annotation: Any, value: Any, key: str) -> Any:
 
 
 def read_kind(
-    kinds: Registry,
-    table: object,
-    key: str,
-    *,
-    read_value: Callable[[Any, Any, str], Any] = plain_value,
-    other_keys: Sequence[str] = (),
+    kinds: Registry, table: object, key: str, *, read_value: ReadValue = plain_value, other_keys: Sequence[str] = ()
 ) -> Any:
-    """Make the record that a table's `kind` names from the table's other keys. ConfigError names the key.
+    """Make the record that a table's `kind` names from the table's other keys, as `read_record` does.
 
-    `kinds` holds classes and functions. Their parameters are the table's other keys, and the annotations are the types
-    of these keys. A string in place of the table is a kind with default parameters. `read_value` is called with an
-    annotation, the value and its key. `other_keys` are allowed too; the caller reads them.
+    `kinds` holds classes and functions. A string in place of the table is a kind with default parameters.
     """
     if isinstance(table, str):
-        make, table = kinds.find(table, key), {"kind": table}
+        make, table = kinds.find(table, key), {}
     elif isinstance(table, dict):
         make = _kind(kinds, table, key)
     else:
         raise ConfigError(f'{key} = {table!r}: must be a table such as {{ kind = "{next(iter(kinds))}" }}')
+    return read_record(make, table, key, read_value, ["kind", *other_keys])
+
+
+def read_record(
+    make: Callable[..., Any],
+    table: Mapping[str, Any],
+    key: str,
+    read_value: ReadValue = plain_value,
+    other_keys: Sequence[str] = (),
+    **given: Any,
+) -> Any:
+    """Make a record from a table, whose keys are the parameters of `make` that are not `given`. ConfigError names one.
+
+    `other_keys` are allowed too; the caller reads them.
+    """
     try:
-        parameters = _parameters(make)
+        parameters = {name: parameter for name, parameter in _parameters(make).items() if name not in given}
     except OWN_CODE_ERRORS as error:  # such as a name that is imported for type checkers only
-        raise ConfigError(f"{key}: the parameters of {table['kind']} cannot be read ({with_place(error)})") from error
+        raise ConfigError(f"{key}: its parameters cannot be read ({with_place(error)})") from error
     for name in table:
-        if name not in (known := ["kind", *parameters, *other_keys]):
+        if name not in (known := [*other_keys, *parameters]):
             raise ConfigError(unknown_key(f"{key}.{name}", list(dict.fromkeys(known))))
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in table:
             raise ConfigError(f"{key}.{name}: is missing")
     values = {n: read_value(p.annotation, table[n], f"{key}.{n}") for n, p in parameters.items() if n in table}
-    return made(make, values, key)
+    return made(make, {**given, **values}, key)
 
 
 def made(make: Callable[..., Any], values: Mapping[str, Any], key: str) -> Any:

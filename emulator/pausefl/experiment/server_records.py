@@ -10,11 +10,11 @@ from typing import Any
 from pausefl.experiment.client_records import budget_of, has_control, method_name
 from pausefl.experiment.experiment import Experiment
 from pausefl.experiment.groups import presence_of
-from pausefl.experiment.kinds import read_kind
+from pausefl.experiment.kinds import read_kind, read_record
 from pausefl.experiment.links import sampled_links
 from pausefl.experiment.tables import AggregationTable, AsynchronousTable, KindTable, SelectionTable
 from pausefl.experiment.toml_source import bare_or_quoted
-from pausefl.experiment.validation import build, of_record
+from pausefl.experiment.validation import of_record
 from pausefl_proto.addresses import is_loopback
 from pausefl_proto.errors import ConfigError
 from pausefl_server.connections.admission_files import AdmissionFiles
@@ -40,7 +40,7 @@ def selected_policy(selection: SelectionTable, name: str = "") -> Policy:
         raise ConfigError(
             f"{key} = \"{name}\": has an __init__ of its own; a policy's parameters are a dataclass's fields"
         )
-    policy: Policy = build(found, table, {"m": selection.asked, **parameters})
+    policy: Policy = read_record(found, parameters, table, m=selection.asked)
     return policy
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pausefl_process.plugins import OWN_CODE_ERRORS, where_raised, with_place
+from pausefl_process.plugins import where_raised, with_place
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,19 +27,6 @@ class TomlTable(BaseModel):
         raise ConfigError(f"{name} = {value!r:.80}: an experiment does not change; Experiment.replace makes another")
 
 
-def build(record: type[Any], table: str, values: Mapping[str, Any]) -> Any:
-    """Make a frozen dataclass from a TOML table. Raises ConfigError for a wrong type or an unknown key."""
-    try:
-        return TypeAdapter(record).validate_json(as_json(values), strict=True, extra="forbid")
-    except ValidationError as error:
-        keys = [f.name for f in fields(record) if f.name != "m"]
-        raise ConfigError(explain(error, None, table, keys)) from None
-    except ConfigError:
-        raise
-    except OWN_CODE_ERRORS as error:  # the record may be the user's own code
-        raise ConfigError(of_record(error, table)) from error
-
-
 def of_record(error: BaseException, table: str) -> str:
     """The error that a record raised, as one line that names its table.
 
@@ -54,13 +41,13 @@ def as_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, default=str)
 
 
-def explain(error: ValidationError, model: type[BaseModel] | None, table: str = "", keys: Sequence[str] = ()) -> str:
-    """The first mistake as one line. If the record is no pydantic model, `table` and `keys` are its name and keys."""
+def explain(error: ValidationError, model: type[BaseModel] | None, table: str = "") -> str:
+    """The first mistake as one line. If the value is no record of a pydantic model, `table` is its key."""
     mistakes = error.errors(include_url=False)
     mistake, path = mistakes[0], _path(mistakes[0])
     key = ".".join([table, *path] if table else path)
     if mistake["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
-        return unknown_key(key, keys if model is None else _keys_of(model, path[:-1]))
+        return unknown_key(key, [] if model is None else _keys_of(model, path[:-1]))
     if mistake["type"] in {"value_error", "assertion_error"}:
         return of_record(mistake["ctx"]["error"], key)
     if mistake["type"] == "missing":
