@@ -263,13 +263,14 @@ def test_runs_never_evaluated_are_compared_all_the_same(tmp_path: Path) -> None:
 def test_runs_of_different_budgets_are_drawn_with_each_of_them(tmp_path: Path) -> None:
     runs = write_runs(tmp_path, (1, 2))
     for run_dir in runs["random"]:
-        rewrite_summary(run_dir, epsilon_budget=1.0)
+        rewrite_summary(run_dir, epsilon_budget=1.0, total_latency_s=654321.0, time_scale=0.1)
     comparison = compare({"random": runs["random"], f"pause with {'a long name ' * 6}": runs["pause"]})
     table = as_json(comparison)
     assert table["epsilon_budget"] is None
     assert [row["epsilon_budget"] for row in table["policies"]] == [1.0, 40.0]
     (figure := drawn(comparison)).draw_without_rendering()
     assert figure.legends[0].get_window_extent().x1 < figure.bbox.x1, "long names stay within the picture"
+    assert all(text.get_window_extent().x1 < axes.bbox.x1 for axes in figure.axes for text in axes.texts)
     (panel,) = (axes for axes in figure.axes if axes.get_title() == "Greatest leakage of a client")
     assert {text.get_text() for text in panel.texts} == {"budget ε = 1", "budget ε = 40"}
     top = panel.get_ylim()[1]

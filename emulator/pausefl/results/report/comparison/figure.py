@@ -153,11 +153,11 @@ def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
         axes.plot([low_s, high_s], [rows, rows], "|-", color=INK.light, linewidth=1.2)
     ends_s = np.maximum(mean_s, high_s)
     for row, mean, greatest in zip(rows, mean_s, ends_s, strict=True):
-        text = f"{three_digits(mean)} {unit_of(runs)}"
-        axes.annotate(text, (greatest, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.annotate(three_digits(mean), (greatest, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
     name_places(axes.yaxis, list(runs), color=INK.light)
     axes.invert_yaxis()
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    axes.set_xlim(0, 1.25 * max(ends_s) or 1.0)
+    axes.set_xlim(0, 1.4 * max(ends_s) or 1.0)  # room for the numbers
+    axes.locator_params(axis="x", nbins=4)
     axes.set(title=capitalised(TIME_LABELS[axis]), xlabel=f"{TIME_LABELS[axis].split()[-1]} ({unit_of(runs)})")
