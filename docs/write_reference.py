@@ -24,8 +24,7 @@ from pausefl.experiment.delays.laws import EXCHANGE_DELAYS
 from pausefl.experiment.population.availability import AVAILABILITIES
 from pausefl.experiment.population.behaviours import BEHAVIOURS
 from pausefl.experiment.population.simulated_drifts import DRIFTS
-from pausefl.experiment.reference.keys import MISSING, Key, attribute_docstrings, keys_of, sentence_of
-from pausefl.experiment.reference.listing import Makers
+from pausefl.experiment.reference import MISSING, Key, Makers, attribute_docstrings, keys_of, sentence_of
 from pausefl.experiment.validation import is_table
 from pausefl.results.stored_summary import Summary
 from pausefl_client.data.partition import PARTITIONERS

@@ -19,8 +19,7 @@ from pausefl.experiment.experiment import load_experiment, parse_experiment
 from pausefl.experiment.population.availability import AVAILABILITIES
 from pausefl.experiment.population.behaviours import BEHAVIOURS
 from pausefl.experiment.population.simulated_drifts import DRIFTS
-from pausefl.experiment.reference.keys import Key, keys_of, sentence_of
-from pausefl.experiment.reference.listing import listing
+from pausefl.experiment.reference import Key, keys_of, listing, sentence_of
 from pausefl.experiment.server_records import selected_policy
 from pausefl.experiment.toml_source import preset_names
 from pausefl.results.report.style import rendered

@@ -14,7 +14,7 @@ from typing import Any
 import tomli_w
 
 from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.reference.keys import KINDS_OF_KEY, parameter_defaults
+from pausefl.experiment.reference import KINDS_OF_KEY, parameter_defaults
 from pausefl.experiment.server_records import selected_policy
 from pausefl.experiment.toml_source import bare_or_quoted
 from pausefl_client.registries import OPTIMIZER_DEFAULTS, SCHEDULE_DEFAULTS, TRAINING_DEFAULTS

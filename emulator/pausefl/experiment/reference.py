@@ -1,24 +1,108 @@
-"""An experiment as a TOML file with every default filled in, and a sentence above each key."""
+"""Describes every configuration key by its type, default and sentence, read from the records themselves."""
 
+import ast
+import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import MISSING as FACTORY_MISSING
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any, get_type_hints
 
 import tomli_w
 from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
+from pausefl.experiment.delays.laws import EXCHANGE_DELAYS
 from pausefl.experiment.experiment import Experiment
-from pausefl.experiment.reference.keys import KINDS_OF_KEY, MISSING, keys_of, sentence_of
+from pausefl.experiment.population.availability import AVAILABILITIES
+from pausefl.experiment.population.behaviours import BEHAVIOURS
+from pausefl.experiment.population.simulated_drifts import DRIFTS
 from pausefl.experiment.server_records import selected_policy
 from pausefl.experiment.tables import SelectionTable
 from pausefl.experiment.toml_source import bare_or_quoted
 from pausefl.experiment.validation import is_table
+from pausefl_client.data.partition import PARTITIONERS
+from pausefl_process.registry import Registry
 from pausefl_server.selection import Policy
 
 _COLUMNS = 80
 
 Makers = Mapping[str, Callable[..., Any]]
+MISSING = inspect.Parameter.empty
+"""The default of a key that must be given."""
+
+KINDS_OF_KEY: Mapping[str, Registry] = {
+    "delay": EXCHANGE_DELAYS,
+    "down": EXCHANGE_DELAYS,
+    "up": EXCHANGE_DELAYS,
+    "training_time": EXCHANGE_DELAYS,
+    "behaviours": BEHAVIOURS,
+    "availability": AVAILABILITIES,
+    "drift": DRIFTS,
+    "partition": PARTITIONERS,
+}
+"""Key -> the kinds that the table under this key, or each table of its list, may name."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a table."""
+
+    name: str
+    annotation: Any
+    default: Any
+    sentence: str
+
+
+def keys_of(make: Callable[..., Any]) -> list[Key]:
+    """The keys of a record, or the parameters of a function, in order."""
+    hints = get_type_hints(make, include_extras=True)
+    record = make if isinstance(make, type) else hints["return"]
+    said = attribute_docstrings(record)
+    defaults = _model_defaults(record) if issubclass(record, BaseModel) else parameter_defaults(make)
+    return [Key(name, hints[name], default, said.get(name, "")) for name, default in defaults.items()]
+
+
+def sentence_of(make: Callable[..., Any]) -> str:
+    """The docstring of a record or a function, up to the first empty line, in one line."""
+    return " ".join((inspect.getdoc(make) or "").split("\n\n")[0].split())
+
+
+def _model_defaults(model: type[BaseModel]) -> dict[str, Any]:
+    return {
+        name: MISSING if field.is_required() else None if field.default is PydanticUndefined else field.default
+        for name, field in model.model_fields.items()
+    }
+
+
+def parameter_defaults(make: Callable[..., Any]) -> dict[str, Any]:
+    """The default of each parameter of a class or a function, by name; `MISSING` if it must be given."""
+    found = {name: parameter.default for name, parameter in inspect.signature(make).parameters.items()}
+    record = fields(make) if isinstance(make, type) and is_dataclass(make) else ()
+    return found | {f.name: f.default_factory() for f in record if f.default_factory is not FACTORY_MISSING}
+
+
+@cache
+def attribute_docstrings(record: type[Any]) -> dict[str, str]:
+    """Field -> the docstring below it, in one line. A subclass's docstring replaces that of its base class."""
+    found: dict[str, str] = {}
+    for base in reversed(record.__mro__):
+        if inspect.get_annotations(base) and base.__module__ != BaseModel.__module__:
+            found |= _docstrings_of_class(base)
+    return found
+
+
+def _docstrings_of_class(record: type[Any]) -> dict[str, str]:
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
+    assert isinstance(node, ast.ClassDef)
+    found = {}
+    for field, said in pairwise(node.body):
+        match field, said:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found
 
 
 @dataclass(frozen=True)
