@@ -11,8 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pausefl.results.report.comparison import Comparison, as_json, as_table, compare, write_comparison
-from pausefl.results.report.comparison.figure import band_note, draw_comparison
-from pausefl.results.report.comparison.why import chosen_share, mean_latency_s
+from pausefl.results.report.comparison.figure import band_note, chosen_share, draw_comparison, mean_latency_s
 from pausefl.results.report.sweep import draw_sweep
 from pausefl.results.statistics import Spread, mean_interval
 from pausefl_proto.errors import ConfigError

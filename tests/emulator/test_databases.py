@@ -18,7 +18,7 @@ from pausefl.experiment.experiment import parse_experiment
 from pausefl.results import reading
 from pausefl.results.reading import read_run
 from pausefl.results.report import plots
-from pausefl.results.report.comparison.why import draw_why
+from pausefl.results.report.comparison.figure import draw_why
 from pausefl.results.report.html import run_page
 from pausefl.results.tally import RunTally
 from pausefl.runtime.client.slots import claimed_clients

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -24,10 +23,8 @@ from pausefl.results.figures import Figures
 from pausefl.results.frames import data_frame, flat
 from pausefl.results.labels import clients_labels
 from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, TimeAxis, read_run, time_axis
-from pausefl.results.report.comparison.figure import Runs, all_runs, band_note, draw_comparison, evaluated_runs, unit_of
-from pausefl.results.report.comparison.groups import draw_groups
+from pausefl.results.report.comparison.figure import Runs, all_runs, band_note, drawings, evaluated_runs, unit_of
 from pausefl.results.report.comparison.rows import Row, common_budget, row_of
-from pausefl.results.report.comparison.why import draw_why
 from pausefl.results.report.html import embed, render
 from pausefl.results.report.style import KINDS, write_picture
 from pausefl.results.statistics import FEWEST_SEEDS, Spread, saving_in_words, three_digits
@@ -199,12 +196,8 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
     """Write comparison.json, comparison.html and each figure in all formats; return the path of comparison.html."""
     folder.mkdir(parents=True, exist_ok=True)
     c = comparison
-    drawings: Mapping[str, Callable[[], Figure | None]] = {
-        "comparison": lambda: draw_comparison(c.runs, c.split, c.privacy, c.common_accuracy),
-        "why": lambda: draw_why(c.runs),
-        "groups": lambda: draw_groups(c.runs, c.split),
-    }
-    drawn = {name: write_picture(folder / name, draw, c.figures, list(KINDS)) for name, draw in drawings.items()}
+    draws = drawings(c.runs, c.split, c.privacy, c.common_accuracy)
+    drawn = {name: write_picture(folder / name, draw, c.figures, list(KINDS)) for name, draw in draws.items()}
     pictures = embed(drawn, c.metric, c.figures)
     text = json.dumps(as_json(comparison), indent=2, ensure_ascii=False)
     write_durably(folder / "comparison.json", f"{text}\n")

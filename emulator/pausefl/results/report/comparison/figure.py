@@ -1,15 +1,18 @@
-"""Draws the main figure of a comparison of policies: accuracy against latency, greatest leakage, total latency."""
+"""Draws the figures of a comparison of policies: what they reached, why one saved time, how newcomers were treated."""
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from numpy.typing import NDArray
 
 from pausefl.results.reading import TIME_LABELS, PrivacyFigures, RunData, latency_unit, time_axis
+from pausefl.results.report.group_plots import ChoicesByGroup, group_looks, joins, mark_joins, name_joins, so_far
 from pausefl.results.report.style import (
     DASHES,
     INK,
@@ -21,12 +24,16 @@ from pausefl.results.report.style import (
     name_places,
     percent_axis,
 )
+from pausefl.results.selections import choices_by_group
 from pausefl.results.statistics import FEWEST_SEEDS, mean_band, three_digits
+from pausefl_proto.arrays import FloatArray
 from pausefl_server.records import Split
 
 Runs = Mapping[str, Sequence[RunData]]
 ONE_SEED = "one seed: differences may be chance"
 _LABEL_WIDTH = 24  # characters: four columns of such labels fit over two panels
+_MARKERS = "os^Dv<>"
+_PANELS_A_ROW = 4
 PlottedCurve = tuple[NDArray[Any], NDArray[np.float64]]
 
 
@@ -46,6 +53,17 @@ def legend_above(figure: Figure) -> None:
     by_label = {textwrap.fill(label, _LABEL_WIDTH): line for of_panel in told for line, label in of_panel}
     if by_label:
         figure.legend(by_label.values(), by_label, loc="outside upper left", ncols=4, handlelength=3.2)
+
+
+def drawings(
+    runs: Runs, split: Split, privacy: PrivacyFigures | None, common_accuracy: float | None
+) -> Mapping[str, Callable[[], Figure | None]]:
+    """Functions that draw the figures, by file name. A function returns None if the runs have no data for it."""
+    return {
+        "comparison": lambda: draw_comparison(runs, split, privacy, common_accuracy),
+        "why": lambda: draw_why(runs),
+        "groups": lambda: draw_groups(runs, split),
+    }
 
 
 def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, common_accuracy: float | None) -> Figure:
@@ -161,3 +179,110 @@ def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
     axes.set_xlim(0, 1.4 * max(ends_s) or 1.0)  # room for the numbers
     axes.locator_params(axis="x", nbins=4)
     axes.set(title=capitalised(TIME_LABELS[axis]), xlabel=f"{TIME_LABELS[axis].split()[-1]} ({unit_of(runs)})")
+
+
+def draw_why(runs: Runs) -> Figure | None:
+    """Two panels: the share of rounds that chose each client, by mean latency; round latencies. None without data."""
+    latency_s = mean_latency_s(runs)
+    if not latency_s:
+        return None
+    looks = policy_looks(runs)
+    figure = Figure(figsize=(10.4, 4.2), layout="constrained")
+    chosen, rounds = figure.subplots(1, 2)
+    _chosen(chosen, runs, looks, latency_s)
+    _rounds(rounds, runs, looks)
+    legend_above(figure)
+    return figure
+
+
+def mean_latency_s(runs: Runs) -> Mapping[str, float]:
+    """The mean measured latency of each client over all runs, by client id, the fastest first."""
+    tables = [run.breakdown for run in all_runs(runs)]
+    ids, of_client = np.unique(np.concatenate([table["client_id"] for table in tables]), return_inverse=True)
+    mean_s = np.bincount(of_client, np.concatenate([table["latency_s"] for table in tables])) / np.bincount(of_client)
+    fastest = mean_s.argsort(kind="stable")
+    return dict(zip(ids[fastest].tolist(), mean_s[fastest].tolist(), strict=True))
+
+
+def chosen_share(runs: Runs, client_ids: Sequence[str]) -> Mapping[str, FloatArray]:
+    """By policy: the share of its rounds, over all seeds, in which it chose each client, (clients,)."""
+    shares = {}
+    for policy, of_policy in runs.items():
+        rounds = sum(len(run.round_latency["round"]) for run in of_policy)
+        chosen = Counter(client_id for run in of_policy for client_id in run.choices["client_id"])
+        shares[policy] = np.array([chosen[client_id] for client_id in client_ids]) / max(rounds, 1)
+    return shares
+
+
+def _chosen(axes: Axes, runs: Runs, looks: Mapping[str, Look], latency_s: Mapping[str, float]) -> None:
+    x = np.array(list(latency_s.values()))
+    for (policy, share), marker in zip(chosen_share(runs, list(latency_s)).items(), cycle(_MARKERS), strict=False):
+        axes.plot(x, share, marker, color=looks[policy].colour, markersize=4.5, alpha=0.8, label=policy, clip_on=False)
+    axes.set(title="Who was chosen", xlabel=f"client's mean latency ({unit_of(runs)})", ylabel="share of the rounds")
+    axes.set_ylim(bottom=0)
+
+
+def _rounds(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
+    by_elapsed = time_axis(run.summary for run in all_runs(runs)) == "elapsed_s"
+    for policy, of_policy in runs.items():
+        tables = [run.round_latency for run in of_policy]
+        times_s = [np.diff(t["elapsed_s"], prepend=0.0) if by_elapsed else t["round_latency_s"] for t in tables]
+        ascending_s = np.sort(np.concatenate(times_s))
+        if ascending_s.size:
+            share = np.arange(1, ascending_s.size + 1) / ascending_s.size
+            axes.step(ascending_s, share, where="post", color=looks[policy].colour, linestyle=looks[policy].dash)
+    time, turns = ("time between commits", "rounds or steps") if by_elapsed else ("round latency", "rounds")
+    label = f"{time} ({unit_of(runs)})"
+    axes.set(title=f"How long {turns} took", xlabel=label, ylabel=f"share of the {turns} up to it")
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1)
+
+
+def draw_groups(runs: Runs, split: Split) -> Figure | None:
+    """A figure of means over the seeds, with bands (see `band_note`). None if no group joins during the run."""
+    choices = {policy: [choices_by_group(run.records, run.groups) for run in runs[policy]] for policy in runs}
+    groups = next(iter(choices.values()))[0]
+    if not joins(groups):
+        return None
+    rows = -(-len(runs) // _PANELS_A_ROW)
+    figure = Figure(figsize=(10.4, 3.4 + 3.0 * rows), layout="constrained")
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(3.4, 3.0 * rows))[:, 0]
+    _around_joins(above, runs, split, groups)
+    panels = below.subplots(rows, min(len(runs), _PANELS_A_ROW), sharey=True, squeeze=False)
+    for axes in panels.flat[len(runs) :]:
+        axes.remove()
+    for axes, policy in zip(panels.flat, choices, strict=False):
+        _chosen_so_far(axes, choices[policy])
+        axes.set(title=policy, xlabel="round", xlim=(0, None))
+    panels[0, 0].set_ylim(bottom=0)  # fixes the shared y axis of all panels, so it follows the drawing
+    for axes in panels[:, 0]:
+        axes.set_ylabel("times chosen so far, per client")
+    below.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right center", handlelength=2.6)
+    return figure
+
+
+def _around_joins(figure: SubFigure, runs: Runs, split: Split, groups: ChoicesByGroup) -> None:
+    axes = figure.subplots()
+    for policy, look in policy_looks(runs).items():
+        curves = [run.curve(split, "round") for run in runs[policy]]
+        if all(rounds.size for rounds, _ in curves):
+            draw_band(axes, curves, look, policy)
+    metric = all_runs(runs)[0].metric
+    axes.set(title=f"{capitalised(metric)} around the joins", xlabel="round", ylabel=f"{split} {metric}")
+    axes.set_xlim(0, max(len(run.records) for run in all_runs(runs)))
+    percent_axis(axes)
+    name_joins(axes, groups)
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", handlelength=3.2)
+    else:
+        axes.text(0.5, 0.5, "not evaluated", transform=axes.transAxes, ha="center", color=MUTED.light)
+
+
+def _chosen_so_far(axes: Axes, seeds: Sequence[ChoicesByGroup]) -> None:
+    """Draw how often a client of each group was chosen so far, on average. `seeds` has an entry per seed."""
+    looks = group_looks(seeds[0])
+    mark_joins(axes, joins(seeds[0]))
+    for name, group in seeds[0].items():
+        if group.join_round:
+            curves = [so_far(seed[name].chosen / max(seed[name].clients, 1), group.join_round) for seed in seeds]
+            draw_band(axes, curves, looks[name], name)
