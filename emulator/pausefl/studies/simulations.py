@@ -17,7 +17,6 @@ from pausefl.experiment.server_records import selected_policy
 from pausefl.results.csv_table import write_records
 from pausefl.results.in_words import number
 from pausefl.results.reading import EPSILON_LABELS, TIME_LABELS, time_axis
-from pausefl.results.report.bands import SimulatedCurves, draw_simulations
 from pausefl.results.report.style import write_picture
 from pausefl.results.statistics import Spread, saving_in_words, shares_saved
 from pausefl.runtime.forks import spawned
@@ -25,6 +24,7 @@ from pausefl.runtime.processes.lifetime import in_children
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, refuse_run_in
 from pausefl.studies.compare import variant_of
 from pausefl.studies.simulation import outputs
+from pausefl.studies.simulation.figures import SimulatedCurves, draw_simulations
 from pausefl.studies.simulation.outputs import run_simulation, weights_in_words
 from pausefl.studies.time_left import time_left
 from pausefl_process.files import write_durably

@@ -1,7 +1,8 @@
-"""Draws a simulation in one figure: regret with its fits and its bound, latency, leakage, selections per client."""
+"""Draws a simulation: regret with its fits and bound, latency, leakage, selections. And several, side by side."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -9,12 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pausefl.results.reading import EPSILON_LABELS
-from pausefl.results.report.comparison.figure import draw_budget
+from pausefl.results.report.comparison.figure import draw_band, draw_budget, legend_above, policy_looks, seeds_note
 from pausefl.results.report.style import MUTED, SERIES, capitalised, draw_times_chosen, powers_of_ten
 from pausefl.studies.simulation.curves import SimulationResult
 from pausefl.studies.simulation.growth import NO_REGRET, ROUNDING, growth_fits
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.privacy_unit import PrivacyUnit
+
+SimulatedCurves = Mapping[str, FloatArray]
+"""The columns of one simulation by name, including "round"."""
 
 _REGRET = "Σ r(G) − r(S)"
 # The dashed line is drawn second, over the other, so that both are visible where they overlap.
@@ -23,6 +27,11 @@ _REGRETS = {
     "regret": ("realised", "eq. (15)", SERIES[1].light, (0, (4, 3))),
 }
 """Name, equation, colour and dash of each regret, by its column of the result."""
+_SIDE_BY_SIDE = {
+    "genie_regret": ("Regret in the genie's objective", _REGRET),
+    "regret": ("Regret", "cumulative regret"),
+}
+"""Title and axis label of each column's panel. Those of time and leakage depend on the experiment."""
 _GREEK = {"delta": "δ", "tau": "τ", "mu": "μ"}
 
 
@@ -114,3 +123,34 @@ def _draw_leakage(axes: Axes, result: SimulationResult, label: str, budget: floa
     axes.plot(result.round, result.max_epsilon_spent, color=SERIES[0].light)
     draw_budget(axes, budget)
     axes.set(title="Greatest leakage of a client", xlabel="round", ylabel=label)
+
+
+def draw_simulations(
+    curves: Mapping[str, Sequence[SimulatedCurves]], unit: PrivacyUnit | None, time: str, notes: Sequence[str] = ()
+) -> Figure:
+    """A figure with a panel for each column that some policy has values of; `curves` holds one per seed, by policy.
+
+    `unit` is the privacy unit; None without privacy: then no leakage is drawn. `time` names the time that passed.
+    `notes` are lines below the panels.
+    """
+    leakage = {"max_epsilon_spent": ("Greatest leakage", EPSILON_LABELS[unit])} if unit else {}
+    panels = {**_SIDE_BY_SIDE, "total_latency_s": (capitalised(time), f"{time} (s)"), **leakage}
+    names = [name for name in panels if any(_is_known(of_policy, name) for of_policy in curves.values())]
+    looks = policy_looks(curves)
+    figure = Figure(figsize=(10.4, 3.4 * -(-len(names) // 2)), layout="constrained")
+    for i, name in enumerate(names, start=1):
+        axes = figure.add_subplot(-(-len(names) // 2), min(2, len(names)), i)
+        for policy, of_policy in curves.items():
+            if _is_known(of_policy, name):
+                draw_band(axes, [(each["round"], each[name]) for each in of_policy], looks[policy], policy)
+        axes.set(title=panels[name][0], xlabel="round", ylabel=panels[name][1])
+    legend_above(figure)
+    n_seeds = max(map(len, curves.values()))
+    lines = (textwrap.fill(note, 130) for note in (seeds_note(n_seeds, "band"), *notes))
+    figure.supxlabel("\n".join(lines), fontsize=9)
+    return figure
+
+
+def _is_known(of_policy: Sequence[SimulatedCurves], name: str) -> bool:
+    """Whether every seed of the policy has finite values of this column."""
+    return all(name in each and np.isfinite(each[name]).all() for each in of_policy)
