@@ -16,7 +16,7 @@ from pausefl.experiment.client_records import check_names, check_privacy, partit
 from pausefl.experiment.delays.laws import plan_training_times
 from pausefl.experiment.groups import check_groups
 from pausefl.experiment.links import LatencyTable, check_netem, sampled_links
-from pausefl.experiment.objects import labels_of
+from pausefl.experiment.objects import import_from, labels_of
 from pausefl.experiment.tables import (
     AdmissionTable,
     AggregationTable,
@@ -32,7 +32,7 @@ from pausefl.experiment.tables import (
     WireTable,
     Workload,
 )
-from pausefl.experiment.toml_source import Overrides, document_of, import_from, is_file, naming, read_source
+from pausefl.experiment.toml_source import Overrides, document_of, is_file, naming, read_source
 from pausefl.experiment.validation import TomlTable, as_json, check_address, check_finite, explain, unknown_key
 from pausefl_process.machine import available_cores
 from pausefl_proto.errors import ConfigError

@@ -121,17 +121,19 @@ def labels_of(names: Iterable[str]) -> dict[str, str]:
 
 @cache
 def _new_folder() -> str:
+    """A folder for modules carried by value. It is removed when this process ends."""
     folder = tempfile.mkdtemp(prefix="pausefl-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-def cells_folder(by_value: Mapping[str, str]) -> str:
-    """A folder from which these modules can be imported. It is removed when this process ends."""
-    folder = _new_folder()
+def import_from(folders: Iterable[str], by_value: Mapping[str, str]) -> None:
+    """Let this process, and those it starts, import modules from these folders, and modules carried by value."""
     for name, text in by_value.items():
-        (Path(folder) / f"{name}.py").write_text(_IMPORTED.format(name=name, written=_WRITTEN, text=text), "utf-8")
-    return folder
+        module = _IMPORTED.format(name=name, written=_WRITTEN, text=text)
+        (Path(_new_folder()) / f"{name}.py").write_text(module, "utf-8")
+    folders = [*folders, *([_new_folder()] if by_value else [])]
+    sys.path.extend(folder for folder in dict.fromkeys(folders) if folder not in sys.path)
 
 
 def folders_of(value: Any) -> list[str]:

@@ -90,18 +90,12 @@ def attribute_docstrings(record: type[Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(record.__mro__):
         if inspect.get_annotations(base) and base.__module__ != BaseModel.__module__:
-            found |= _docstrings_of_class(base)
-    return found
-
-
-def _docstrings_of_class(record: type[Any]) -> dict[str, str]:
-    (node,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
-    assert isinstance(node, ast.ClassDef)
-    found = {}
-    for field, said in pairwise(node.body):
-        match field, said:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
+            (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            assert isinstance(node, ast.ClassDef)
+            for field, said in pairwise(node.body):
+                match field, said:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        found[name] = " ".join(text.split())
     return found
 
 

@@ -3,9 +3,8 @@
 import difflib
 import json
 import re
-import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from pausefl.experiment.objects import as_toml, cells_folder, cells_of, folders_of
+from pausefl.experiment.objects import as_toml, cells_of, folders_of
 from pausefl.experiment.published import Reproduction, find_reproduction, reproductions
 from pausefl.experiment.validation import as_json
 from pausefl_process.files import reason
@@ -100,12 +99,6 @@ def document_of(text: str, overrides: Overrides, file: str = "") -> dict[str, An
     _anchor_paths(document, Path())
     _anchor_code(document, file, overrides)
     return document
-
-
-def import_from(folders: Iterable[str], by_value: Mapping[str, str]) -> None:
-    """Let this process, and those it starts, import modules from these folders, and modules carried by value."""
-    folders = [*folders, *([cells_folder(by_value)] if by_value else [])]
-    sys.path.extend(folder for folder in dict.fromkeys(folders) if folder not in sys.path)
 
 
 def _parsed(text: str, file: str) -> dict[str, Any]:

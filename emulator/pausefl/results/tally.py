@@ -14,7 +14,7 @@ from pausefl.results.stored_summary import Failure, Suspicion, TimingError
 from pausefl_client.link import Mode
 from pausefl_server.clients import ClientTable
 from pausefl_server.host_limits import advice, clients_behind
-from pausefl_server.records import LogEvent, Observation, RoundRecord
+from pausefl_server.records import LogEvent, RoundRecord
 
 _MOST_FAILURES = 5
 
@@ -156,8 +156,11 @@ class RunTally:
             self._doubted[doubt].update(clients_behind(doubt, record.observations))
         self._selection_s.append(record.selection_s)
         self._asked.append(len(set(record.chosen)))
-        for observation in record.observations:
-            self._add_observation(observation)
+        for o in record.observations:
+            self._staleness[o.staleness] += 1
+            self._errors_s.append(o.timing_error_s(total_delays=self._is_total))
+            before_upload_s = o.timing.download_s + o.timing.injected_down_s + o.timing.device_s
+            self.overruns += before_upload_s > o.drawn_down_s + o.drawn_up_s
 
     def _add_failed(self, attempt: RoundRecord) -> None:
         self.failed_attempts += 1
@@ -180,9 +183,3 @@ class RunTally:
                 self._released_before.setdefault(event.client_id, event.released)
             elif event.kind == "capped":
                 self._capped[event.client_id, event.detail] += 1
-
-    def _add_observation(self, o: Observation) -> None:
-        self._staleness[o.staleness] += 1
-        timing, drawn_s = o.timing, o.drawn_down_s + o.drawn_up_s
-        self._errors_s.append(o.timing_error_s(total_delays=self._is_total))
-        self.overruns += timing.download_s + timing.injected_down_s + timing.device_s > drawn_s

@@ -2,7 +2,6 @@
 
 import difflib
 import tomllib
-from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
@@ -81,7 +80,8 @@ class Reproduction(_Table):
 
 def find_reproduction(name: str) -> Reproduction:
     """The reproduction of this name or figure. For an unknown one, ConfigError suggests a similar name."""
-    known = _by_name()
+    known = {figure: each for each in reproductions() for figure in each.figures}
+    known |= {each.name: each for each in reproductions()}
     if name not in known:
         close = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {close[0]}?" if close else "pausefl reproduce --list shows them all"
@@ -115,9 +115,3 @@ def read_reproductions(text: str) -> list[Reproduction]:
         named = {"name": name, "figures": (name,)}
         found.append(Reproduction.model_validate({**named, **table, "series": series, "published": published}))
     return found
-
-
-@cache
-def _by_name() -> Mapping[str, Reproduction]:
-    named = {figure: each for each in reproductions() for figure in each.figures}
-    return {**named, **{each.name: each for each in reproductions()}}

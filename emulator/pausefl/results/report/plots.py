@@ -276,8 +276,10 @@ def waterfall(run: RunData) -> Figure:
     suspect = run.suspect_rounds["reason"][run.suspect_rounds["round"] == number]
     doubts = [f"suspect: {', '.join(suspect)}"] * bool(suspect.size)
     doubts += [f"given up: {', '.join(missed[:MOST_NAMED])}"] * bool(missed)
-    if doubts:
-        _warn(axes, "; ".join(doubts))
+    if lines := textwrap.wrap("; ".join(doubts), 80):  # between the title and the axes
+        make_room(axes, len(lines))
+        look = {**_NOTE, "color": LIMIT.light}
+        axes.text(0, 1.02, "\n".join(lines), transform=axes.transAxes, va="bottom", **look)
     left_s = np.zeros(len(ids))
     for part, (label, colour) in PARTS.items():
         width_s = np.maximum(table[part][order], 0)
@@ -301,13 +303,6 @@ def _given_up(run: RunData, number: int) -> list[str]:
 
 _LEGEND_OF_PARTS: Mapping[str, Any] = {"loc": "outside right center", "title": "part, in order", "title_fontsize": 9}
 _NOTE: Mapping[str, Any] = {"fontsize": 9, "fontweight": "normal", "color": MUTED.light}
-
-
-def _warn(axes: Axes, text: str) -> None:
-    """Put a warning between the title and the axes, wrapped onto as many lines as it needs."""
-    lines = textwrap.wrap(text, 80)
-    make_room(axes, len(lines))
-    axes.text(0, 1.02, "\n".join(lines), transform=axes.transAxes, va="bottom", **{**_NOTE, "color": LIMIT.light})
 
 
 def _in_seconds(run: RunData, what: str) -> str:
