@@ -42,7 +42,7 @@ def overview() -> Dashboard:
         number(
             About(
                 "Test accuracy",
-                "Share of test examples that the last model evaluated gets right.",
+                "Share of test examples that the last model evaluated gets right, or the score of its task.",
                 SHARE,
                 sixth,
                 4,
@@ -143,7 +143,7 @@ def overview() -> Dashboard:
         ),
         curve(
             About(
-                "Accuracy against cumulative latency",
+                "Accuracy against total latency",
                 "What policies are compared by. Models are evaluated beside the rounds: a point's latency may be that"
                 " of a few rounds later.",
                 SHARE,

@@ -163,12 +163,8 @@ def test_every_page_is_reached_from_the_readme() -> None:
     reached, new = set[Path](), {ROOT / "README.md"}
     while new:
         reached |= new
-        new = {
-            to
-            for path in new
-            for target in links(path)
-            if (to := (path.parent / target.partition("#")[0]).resolve()).suffix == ".md"
-        } - reached
+        linked = {(path.parent / target.partition("#")[0]).resolve() for path in new for target in links(path)}
+        new = {path for path in linked if path.suffix == ".md"} - reached
     assert [path.relative_to(ROOT).as_posix() for path in DOCUMENTS if path not in reached] == []
 
 

@@ -68,9 +68,13 @@ def keys() -> Iterator[tuple[str, Key]]:
         yield from ((f"{name}.{key.name}", key) for key in keys_of(make) if key.name != "m" or name == "[selection]")
 
 
-def test_a_page_is_what_the_code_says() -> None:
+def test_a_page_is_what_the_code_says_and_names_keys_that_are() -> None:
     written = {page.name: page.read_text("utf-8") for page in (DOCS / "reference").iterdir()}
     assert written == pages(), "run python docs/write_reference.py"
+    known = {f"{table.header.strip('[]')}.{key.name}" for table in tables() for key in keys_of(table.record)}
+    named = rf"`((?:{'|'.join({key.partition('.')[0] for key in known})})\.[a-z_]+)`"
+    found = {key for page in ROOT.glob("d*/**/*.md") for key in re.findall(named, page.read_text("utf-8"))} - known
+    assert [key for key in found if not key.endswith((".log", ".toml", ".pem", ".key", ".crt"))] == []
 
 
 def test_every_table_and_key_says_what_it_is_and_a_number_has_bounds_unless_its_whole_is_checked() -> None:

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pausefl.results.report.comparison import Comparison, as_json, as_table, compare, write_comparison
-from pausefl.results.report.comparison.figure import band_note, chosen_share, draw_comparison, mean_latency_s
+from pausefl.results.report.comparison.figure import band_note, chosen_share, draw_comparison, draw_why, mean_latency_s
 from pausefl.results.report.sweep import draw_sweep
 from pausefl.results.statistics import Spread, mean_interval
 from pausefl_proto.errors import ConfigError
@@ -177,6 +177,8 @@ def test_a_comparison_shows_who_was_chosen_of_fast_and_slow_clients(runs: Runs) 
     for policy, share in chosen_share(played, list(latency_s)).items():
         records = [record for run in played[policy] for record in run.records]
         assert share.sum() == pytest.approx(np.mean([len(set(r.chosen) & set(latency_s)) for r in records]))
+    assert (figure := draw_why({f"policy {k}": played["pause"] for k in range(14)})) is not None
+    assert len({(line.get_color(), line.get_marker()) for line in figure.axes[0].lines}) == 14, "two look alike"
 
 
 @pytest.mark.pictures
@@ -314,6 +316,6 @@ def test_policies_are_drawn_around_the_joins_with_what_they_chose(tmp_path: Path
     assert 'groups with role = "irrelevant"' in html
     assert "a group without a role counts as neither" in html
     svg = html.split('aria-label="groups"')[1].split("</svg>")[0]
-    for text in ("Accuracy around the joins", "round 2", "pause", "random", "poisoned"):
+    for text in ("Accuracy around the joins", "round 2: relevant, poisoned", "pause", "random", "poisoned"):
         assert f">{text}<" in svg
     assert "not evaluated" not in svg

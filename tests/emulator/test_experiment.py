@@ -64,7 +64,7 @@ MISTAKES = [
     # unknown keys; a close name is suggested
     ("clint.count=4", "clint: unknown key", "did you mean clients?"),
     ("a.b=4", "a: unknown key", "clients, evaluation, experiment, host, latency, metrics, privacy, selection"),
-    ("experiment.roundz=3", "experiment.roundz: unknown key", "did you mean rounds?"),
+    ("privacy.epsilon=3", "privacy.epsilon: unknown key", "did you mean epsilon_budget or epsilon_floor?"),
     ("clients.zzz=3", "clients.zzz: unknown key", "count, examples_max, groups, ids, minimum, per_process"),
     ("latency.delay.flor_s=1.0", "latency.delay.flor_s: unknown key", "did you mean floor_s?"),
     ("selection.mm=3", "selection.mm: unknown key", "did you mean m?"),

@@ -25,9 +25,8 @@ from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.server_records import selected_policy
 from pausefl.results.figures import Figures
 from pausefl.results.reading import RunData, read_run
-from pausefl.results.report import export_csv, report_runs, style
+from pausefl.results.report import export_csv, group_plots, report_runs, style
 from pausefl.results.report.comparison import compare, write_comparison
-from pausefl.results.report.group_plots import group_looks
 from pausefl.results.report.learning import Learning, learning
 from pausefl.results.report.plots import drawings
 from pausefl.results.report.style import rendered
@@ -140,11 +139,6 @@ def test_policies_without_posteriors_and_runs_without_newcomers_have_nothing_lea
     assert learning(replace(by_hand, summary={**summary, "policy": "drift-ucb"})) is not None
 
 
-@pytest.fixture(scope="module")
-def figures(by_hand: RunData) -> Mapping[str, Figure]:
-    return {name: figure for name, draw in drawings(by_hand).items() if (figure := draw()) is not None}
-
-
 @pytest.mark.parametrize("drift", [{}, {"drift": 0.0}])
 def test_newcomers_without_drifts_can_be_reported_on(by_hand: RunData, drift: Mapping[str, float]) -> None:
     """No client answered, or all updates were equal: a logarithmic axis then has no point to show."""
@@ -156,18 +150,21 @@ def test_newcomers_without_drifts_can_be_reported_on(by_hand: RunData, drift: Ma
 
 
 def test_selections_are_counted_by_client_and_averaged_by_group(
-    figures: Mapping[str, Figure], by_hand: RunData
+    by_hand: RunData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups = choices_by_group(by_hand.records, by_hand.groups)
-    looks = group_looks({**groups, **{f"more-{k}-like-them": groups["relevant"] for k in range(3)}})
+    looks = group_plots.group_looks({**groups, **{f"more-{k}-like-them": groups["relevant"] for k in range(3)}})
     assert len(set(looks.values())) == 6, "no two look alike"
-    by_round, by_client = figures["selections"].axes
+    by_round, by_client = group_plots.selections(by_hand, groups).axes
     means = {line.get_label(): line for line in by_round.lines if not line.get_label().startswith("_")}
     assert list(means) == ["original", "relevant", "poisoned"]
     assert means["relevant"].get_xdata().tolist() == [1, 2, 3, 4, 5]
     assert means["relevant"].get_ydata().tolist() == [0, 1, 1.5, 2, 2.5]
     assert [label.get_text() for label in by_client.get_xticklabels()][2:4] == ["relevant-000", "relevant-001"]
     assert [bar.get_height() for bar in by_client.patches] == [2, 1, 3, 2, 2, 1]
+    monkeypatch.setattr(group_plots, "MOST_NAMED", 5)
+    many = group_plots.selections(by_hand, groups).axes[1]
+    assert "relevant-000" not in [label.get_text() for label in many.get_xticklabels()], "names would overlap"
 
 
 def test_a_run_counts_its_selections_by_group(played: Path) -> None:
@@ -211,7 +208,7 @@ def test_accuracy_is_drawn_around_the_joins(played: Path) -> None:
     assert figure is not None
     axes = figure.axes[0]
     assert axes.lines[0].get_xdata().tolist() == [0, 5, 10]
-    assert [text.get_text() for text in axes.texts] == ["round 3\nrelevant\npoisoned"]
+    assert [text.get_text() for text in axes.texts] == ["round 3: relevant, poisoned"]
 
 
 NEWCOMERS = """

@@ -128,7 +128,7 @@ def _add_experiments(command: _AddCommand) -> None:
     sub = command("sweep", "an experiment on a grid of settings; one CSV over all runs, and a picture")
     _add_config(sub, nargs="?")
     _add_virtual(sub, dest="grid")
-    grid = "a key and its values, e.g. --set selection.pause.alpha=1,10,100; one value holds for every run; repeatable"
+    grid = "a key and its values, e.g. selection.pause.alpha=1,10,100; one value holds for every run; repeatable"
     sub.add_argument("--set", action="append", default=[], metavar="KEY=A,B,C", dest="grid", help=grid)
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per setting, from the seed on (default 1)")
     _add_run_dir(sub, "runs/sweep-<name>-<time>")
@@ -242,7 +242,7 @@ def _add_logs(command: _AddCommand) -> None:
     sub = command("replay", "fold a run's log through its policy, which must choose the same, or through another")
     sub.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, also of a run that goes on")
     sub.add_argument("--policy", metavar="NAME", help="estimate what this policy would have chosen and waited")
-    text = "estimate for another parameter, e.g. --set selection.pause.alpha=10; keys of selection alone; repeatable"
+    text = "estimate for another parameter, e.g. selection.pause.alpha=10; keys of selection alone; repeatable"
     sub.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=text)
     draws = "how often an estimate draws what the log does not have (default 100)"
     sub.add_argument("--draws", type=int, default=100, metavar="N", help=draws)
@@ -350,7 +350,7 @@ def _add_jobs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=text)
     on = "where runs are played: local (default), slurm, or dask=ADDRESS of its scheduler"
     parser.add_argument("--on", default="local", metavar="PLACE", help=on)
-    option = "an option of sbatch or of Dask's submit, e.g. --on-option partition=short; repeatable"
+    option = "an option of sbatch or of Dask's submit, e.g. partition=short; repeatable"
     parser.add_argument("--on-option", action="append", default=[], metavar="KEY=VALUE", dest="on_options", help=option)
 
 
@@ -360,5 +360,5 @@ def _add_virtual(parser: argparse.ArgumentParser, dest: str = "overrides") -> No
 
 
 def _add_set(parser: argparse.ArgumentParser) -> None:
-    text = "override a key, e.g. --set experiment.rounds=60; repeatable"
+    text = "override a key, e.g. experiment.rounds=60; repeatable"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=text)

@@ -129,7 +129,7 @@ def sweep(options: argparse.Namespace) -> None:
     else:
         grid, folder = parse_grid(options.grid), new_run_dir(f"sweep-{config_name(options)}", options.run_dir)
         sweep = run_sweep(resolved_source(options.config), grid, at_least_1("--seeds", options.seeds), folder, player)
-    console.print(f"{len(sweep.rows)} runs: {sweep.folder / 'sweep.csv'}", highlight=False, soft_wrap=True)
+    console.print(f"table: {sweep.folder / 'sweep.csv'}", soft_wrap=True)
     if (picture := sweep.folder / "sweep.png").exists():
         console.print(f"figure: {picture}", soft_wrap=True)
     if warning := caveats(sweep.rows):

@@ -144,9 +144,9 @@ def check_address(key: str, address: str) -> None:
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
-    """The message for an unknown key, with the key that may have been meant."""
+    """The message for an unknown key, with the keys that may have been meant: those it begins, or else the closest."""
     table, _, name = key.rpartition(".")
-    if close := difflib.get_close_matches(name, known, 1):
-        return f"{key}: unknown key; did you mean {close[0]}?"
+    if close := [k for k in known if len(name) > 2 and k.startswith(name)] or difflib.get_close_matches(name, known, 1):
+        return f"{key}: unknown key; did you mean {' or '.join(close)}?"
     known_keys = f"known keys: {', '.join(known)}" if known else f"{table} takes no parameters"
     return f"{key}: unknown key; {known_keys}"

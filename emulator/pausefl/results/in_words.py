@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pausefl.results.reading import EPSILON_LABELS, latency_unit, summed_over
+from pausefl.results.reading import EPSILON_LABELS, latency_unit
 from pausefl_server.monitoring.noise import MOST_NOISE_TO_CLIP, NOISE_REMEDY, in_times
 from pausefl_server.records import ACCURACY
 
@@ -28,7 +28,7 @@ def accuracies(s: Mapping[str, Any]) -> Iterator[Fact]:
 def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
     """The facts about time, privacy, missed jobs and doubtful measurements."""
     unit = latency_unit([s])
-    yield "total latency", f"{s['total_latency_s']:,.1f} {unit}", f"{s['latency_signal']}, sum {summed_over(s)}"
+    yield "total latency", f"{s['total_latency_s']:,.1f} {unit}", f"{s['latency_signal']}, sum {_summed_over(s)}"
     if (idle := s.get("idle_share")) is not None:
         note = f"at the emulated scale, {s.get('clients_at_work', 0.0):.1f} clients at work; {idle:.0%} of places idle"
         yield "elapsed time", f"{s.get('elapsed_s', 0.0):,.1f} s", note
@@ -56,12 +56,19 @@ def costs(s: Mapping[str, Any]) -> Iterator[Fact]:
         yield "overruns", str(s["overruns"]), "exchanges longer than the total drawn for them"
 
 
+def _summed_over(s: Mapping[str, Any]) -> str:
+    """Which rounds, steps and attempts the total latency sums over."""
+    if not s["failed_attempts"]:
+        return f"over all {turn(s)}s"
+    return "over all rounds and failed attempts" if s["rounds"] else "over failed attempts: no round was played"
+
+
 def _missed(s: Mapping[str, Any], unit: str) -> Iterator[Fact]:
     """The facts about jobs that gave no update in time."""
     if jobs := sum(s["missed_jobs"].values()):
         kinds = ", ".join(f"{count} {kind}" for kind, count in s["missed_jobs"].items())
         waits_s = s["total_latency_s"] - s["measured_latency_s"]
-        decided = f"; they decide the latency of {counted(s['censored_rounds'], 'round')}" if s["rounds"] else ""
+        decided = f"; they decide the latency of {counted(s['censored_rounds'], turn(s))}" if s["rounds"] else ""
         yield "missed jobs", str(jobs), f"{kinds}{decided}"
         yield "waits for misses", f"{waits_s:,.1f} {unit}", "of the total latency: nothing was measured then"
     if s["failed_attempts"]:
@@ -69,8 +76,8 @@ def _missed(s: Mapping[str, Any], unit: str) -> Iterator[Fact]:
     if s["unneeded_jobs"]:
         yield "not waited for", str(s["unneeded_jobs"]), "jobs of clients that came after enough others had answered"
     if s["late_updates"] or s["withdrawn_jobs"]:
-        dropped = f"{counted(s['withdrawn_jobs'], 'job')} dropped unpaid"
-        note = f"{s['merged_updates']} in a later model; their ε is counted. {dropped}"
+        charged = "" if s["privacy_unit"] is None else "; their ε is counted"
+        note = f"{s['merged_updates']} in a later model{charged}; {counted(s['withdrawn_jobs'], 'job')} stopped in time"
         yield "late updates", str(s["late_updates"]), note
 
 

@@ -66,13 +66,6 @@ def has_diverged(summary: Summary) -> bool:
     return summary["outcome"] == "failed" and summary["rounds"] > 0 and NOT_FINITE in summary["stopped_because"]
 
 
-def summed_over(summary: Mapping[str, Any]) -> str:
-    """Which rounds and attempts the total latency sums over, in words."""
-    if not summary["failed_attempts"]:
-        return "over all rounds"
-    return "over all rounds and failed attempts" if summary["rounds"] else "over failed attempts: no round was played"
-
-
 def latency_unit(summaries: Iterable[Mapping[str, Any]]) -> str:
     """The unit of latencies: "s" if every run has time scale 1, else "emulated s". Drawn delays have this unit too."""
     return "s" if all(summary.get("time_scale", 1) == 1 for summary in summaries) else "emulated s"
@@ -206,9 +199,9 @@ class RunData:
         return self.summary.get("metric", ACCURACY)
 
     def curve(
-        self, split: Split, by: TimeAxis | Literal["round"] = "total_latency_s"
+        self, split: Split, by: TimeAxis | Literal["round", "n_examples"] = "total_latency_s"
     ) -> tuple[NDArray[Any], NDArray[np.float64]]:
-        """Two arrays with an entry per evaluated round: its time in seconds, or its number, and the accuracy after it.
+        """Two arrays with an entry per evaluated round: its value of the column `by`, and the accuracy after it.
 
         A run evaluates a fixed subset now and then and at its end, and the full set when it ends or is interrupted. The
         curve is of the subset, or of the full set if the subset has no evaluation or only the one at the end.

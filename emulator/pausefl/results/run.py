@@ -91,12 +91,12 @@ class Run:
 
     @property
     def releases(self) -> "pd.DataFrame":
-        """The ε that each private release cost its client (view `leakage`)."""
+        """The ε of each release whose update came in time (view `leakage`); the summary's ε count the others, too."""
         return self._frame("releases")
 
     @property
     def breakdown(self) -> "pd.DataFrame":
-        """The time of each exchange by part, in real seconds (view `breakdown`)."""
+        """The time of each exchange by part, on the run's clock; `latency_s` is emulated (view `breakdown`)."""
         return self._frame("breakdown")
 
     def model(self, which: Literal["model", "best_model"] = "model") -> Mapping[str, NDArray[Any]]:

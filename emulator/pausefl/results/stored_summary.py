@@ -148,7 +148,7 @@ class Summary(TypedDict):
     private: bool
     """false: the run added no noise, or drew it from the seed, which is not private."""
     noise: Literal["laplace", "opendp", "reproducible"] | None
-    """How noise is drawn (`privacy.noise`)."""
+    """How noise is drawn: as `privacy.sampler` says, or with `privacy.reproducible_noise`."""
     delta: float | None
     """`privacy.delta`."""
     epsilon_at_delta: float | None

@@ -187,8 +187,8 @@ FROM rounds LEFT JOIN measured USING (round) LEFT JOIN missed USING (round) LEFT
 CREATE VIEW censored_latencies AS
 SELECT round, client_id, kind, waited_s, latency_s, reason, attempt FROM misses;
 
--- exchange_s = framing_s + round_trip_s + server_wait_s; the parts from reconnect_s to propagation_s add up to the
--- round trip, of which propagation_s is the residual that no clock saw.
+-- Seconds of the run's clock, but for latency_s. exchange_s = framing_s + round_trip_s + server_wait_s; the parts from
+-- reconnect_s to propagation_s add up to the round trip, of which propagation_s is the residual that no clock saw.
 CREATE VIEW breakdown AS
 SELECT round, client_id, latency_s, framing_s + round_trip_s + server_wait_s AS exchange_s, round_trip_s,
        queue_s + train_s + privatise_s AS device_s,
@@ -227,6 +227,7 @@ CREATE VIEW ping_baseline AS
 SELECT client_id, count(*) AS pings, min(ping_s) AS ping_min_s, avg(ping_s) AS ping_mean_s, max(ping_s) AS ping_max_s
 FROM pings GROUP BY client_id;
 
+-- Releases whose updates came in time; what others spent stands in events.
 CREATE VIEW leakage AS
 SELECT round, client_id, participation, epsilon, epsilon_spent FROM observations WHERE participation > 0;
 

@@ -116,14 +116,14 @@ def accuracy_around_joins(run: RunData, groups: ChoicesByGroup) -> Figure:
 
 
 def name_joins(axes: Axes, groups: ChoicesByGroup) -> None:
-    """Draw a dotted line before each round in which groups joined, with their names above it."""
+    """Draw a dotted line before each round in which groups joined, and above it a line with their names."""
     found = joins(groups)
     mark_joins(axes, found)
-    make_room(axes, max((1 + len(names) for names in found.values()), default=0))
-    for join_round, names in found.items():
+    make_room(axes, len(found))
+    for below, (join_round, names) in enumerate(sorted(found.items(), reverse=True)):
         axes.annotate(
-            "\n".join((f"round {join_round}", *names)), (join_round - 0.5, 1), xycoords=("data", "axes fraction"),
-            xytext=(0, 3), textcoords="offset points", fontsize=8, color=INK.light, ha="left", va="bottom",
+            f"round {join_round}: {', '.join(names)}", (join_round - 0.5, 1), xycoords=("data", "axes fraction"),
+            xytext=(0, 3 + 11 * below), textcoords="offset points", fontsize=8, color=INK.light, va="bottom",
         )  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def _bars(axes: Axes, ids: list[str], times: NDArray[np.int64], colours: list[st
     axes.bar(range(len(ids)), times, width=0.76 if len(ids) <= MOST_NAMED else 1.0, color=colours, linewidth=0)
     axes.set(title="Each client, at the end", xlabel="client", ylabel="times chosen", xlim=(-0.8, len(ids) - 0.2))
     axes.locator_params(axis="y", integer=True)
-    name_places(axes.xaxis, ids, rotation=90, fontsize=7)
+    name_places(axes.xaxis, ids, MOST_NAMED, rotation=90, fontsize=7)
 
 
 def _kind(group: GroupChoices) -> str:

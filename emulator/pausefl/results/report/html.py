@@ -83,9 +83,10 @@ def run_page(run: RunData, drawn: Mapping[str, bytes | None], figures: Figures |
 def _headline(run: RunData) -> Iterator[in_words.Fact]:
     """The facts at the top of the page. Three accuracies are given with notes, as they are easily confused."""
     yield from in_words.accuracies(run.summary)
-    _, curve = run.curve("test")
+    n_examples, curve = run.curve("test", "n_examples")
     if curve.size:
-        yield "peak of the curve", in_words.percent(float(curve.max())), "chosen with hindsight: no result"
+        note = f"chosen with hindsight: no result; {n_examples[-1]:,} test examples"
+        yield "peak of the curve", in_words.percent(float(curve.max())), note
     yield from in_words.costs(run.summary)
     if penalty_s := float(run.round_latency["cluster_penalty_s"].sum()):
         yield "cluster penalty", f"{penalty_s:,.1f} {latency_unit([run.summary])}", "eq. (22), not in the total latency"
@@ -144,16 +145,10 @@ def _schedule(run: RunData) -> Sequence[tuple[int, float]]:
 
 
 def _timing_sentences(run: RunData) -> Mapping[str, str]:
-    return {
-        "timing error": in_words.timing_error(run.summary) or "not known: nothing was measured",
-        "propagation": _propagation_sentence(run),
-    }
-
-
-def _propagation_sentence(run: RunData) -> str:
-    round_trip_s = run.breakdown["round_trip_s"]
+    round_trip_s, propagation = run.breakdown["round_trip_s"], "nothing was measured"
     took_time = round_trip_s > 0  # on the virtual clock, an exchange may take no time
-    if not took_time.any():
-        return "nothing was measured"
-    share = np.median(run.breakdown["propagation_s"][took_time] / round_trip_s[took_time])
-    return f"{share:.1%} of the round trip, in the median, is explained by no measured part."
+    if took_time.any():
+        share = np.median(run.breakdown["propagation_s"][took_time] / round_trip_s[took_time])
+        propagation = f"{share:.1%} of the round trip, in the median, is explained by no measured part."
+    timing_error = in_words.timing_error(run.summary) or "not known: nothing was measured"
+    return {"timing error": timing_error, "propagation": propagation}

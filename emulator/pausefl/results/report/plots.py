@@ -81,7 +81,7 @@ def accuracy(run: RunData) -> Figure:
     for split, colour, dash in zip(DRAWN_SPLITS, SERIES, DASHES, strict=False):
         time_s, values = run.curve(split, axis)
         if values.size:
-            label = f"{split} {values[-1]:.1%}"
+            label = f"{split} {values[-1]:.1%}\n({run.curve(split, 'n_examples')[0][-1]:,} examples)"
             axes.plot(time_s, values, color=colour.light, linestyle=dash, label=label, **_dots(values))
     percent_axis(axes)
     axes.set_xlim(left=0)
@@ -105,8 +105,9 @@ def latency_by_round(run: RunData) -> Figure:
     if n > 1:
         is_large = len(rounds) > 2000
         axes.plot(rounds, latency_s, ".", markersize=2, color=MUTED.light, label="each round", rasterized=is_large)
-    of_rounds = f"median of {n}" if n > 1 else "round"
-    axes.plot(rounds, _running_median(latency_s, n), color=INK.light, label=of_rounds, **_dots(rounds))
+    of_rounds = f"median of {n} rounds" if n > 1 else "round"
+    wide = {**_dots(rounds), "linewidth": 5, "markersize": 8, "alpha": 0.35}  # seen below an equal part's line
+    axes.plot(rounds, _running_median(latency_s, n), color=INK.light, label=of_rounds, **wide)
     parts = (("communication of the slowest", communication_s), ("its device's own work", table["device_s"]))
     for (label, part_s), colour, dash in zip(parts, SERIES, DASHES, strict=False):
         values = _running_median(part_s[slowest], n)
@@ -278,13 +279,14 @@ def waterfall(run: RunData) -> Figure:
     doubts += [f"given up: {', '.join(missed[:MOST_NAMED])}"] * bool(missed)
     if lines := textwrap.wrap("; ".join(doubts), 80):  # between the title and the axes
         make_room(axes, len(lines))
-        look = {**_NOTE, "color": LIMIT.light}
-        axes.text(0, 1.02, "\n".join(lines), transform=axes.transAxes, va="bottom", **look)
+        look = {**_NOTE, "color": LIMIT.light, "xycoords": "axes fraction", "textcoords": "offset points"}
+        axes.annotate("\n".join(lines), (0, 1), xytext=(0, 4), va="bottom", **look)
     left_s = np.zeros(len(ids))
     for part, (label, colour) in PARTS.items():
         width_s = np.maximum(table[part][order], 0)
         axes.barh(range(len(ids)), width_s, left=left_s, height=0.7, color=colour.light, label=label)
         left_s += width_s
+    axes.set_xlim(left=0)
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
     name_places(axes.yaxis, ids)

@@ -217,9 +217,9 @@ def powers_of_ten(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def name_places(axis: Axis, ids: Sequence[str] | NDArray[Any], **look: Any) -> None:
-    """Label positions 0, 1, ... of an axis with client ids, unless there are many. Long ids lose their middle."""
-    if len(ids) <= MOST_NAMED:
+def name_places(axis: Axis, ids: Sequence[str] | NDArray[Any], most: int = MOST_NAMED, **look: Any) -> None:
+    """Label positions 0, 1, ... of an axis with client ids, at most `most`. Long ids lose their middle."""
+    if len(ids) <= most:
         names = [shortened(name) for name in ids]
         axis.set_ticks(range(len(ids)), names, **look)
         # The layout measures few labels, as digits are equally wide: to measure all takes a fifth of a report's time.

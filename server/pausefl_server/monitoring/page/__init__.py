@@ -112,6 +112,7 @@ def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
         "connected": now.connected,
         "round": now.round,
         "rounds": settings.rounds,
+        "turn": "step" if settings.is_asynchronous else "round",
         "signal": settings.signal.replace("_", " "),
         "time_scale": settings.time_scale,
         "clock": settings.clock,

@@ -105,7 +105,7 @@ function showCurves() {
     label: metric, format: percent, xFormat, yFormat: (value) => `${Math.round(100 * value)} %`, top: 1, none: frame.no_accuracy,
   });
   byId("latency-unit").textContent = `${frame.signal}, ${emulated()}`;
-  const parts = [["of the round", 3], ["communication of its slowest client", 4], ["that client's own work", 5]];
+  const parts = [[`of the ${frame.turn}`, 3], ["communication of its slowest client", 4], ["that client's own work", 5]];
   drawCurves(byId("latency"), parts.map(([name, column]) => line(name, frame.latency, column)), {
     label: "Latency", format: seconds, xFormat,
   });
@@ -122,7 +122,8 @@ function showWaterfall() {
   const last = frame.last;
   if (last === null) return;
   const shown = last.exchanges.length;
-  const note = [`Round ${last.round}: ${last.answered} of ${last.chosen} chosen answered`];
+  const answered = frame.turn === "step" ? `${last.answered} updates` : `${last.answered} of ${last.chosen} chosen answered`;
+  const note = [`${frame.turn[0].toUpperCase()}${frame.turn.slice(1)} ${last.round}: ${answered}`];
   if (shown < last.answered) note.push(`the slowest ${shown} are shown`);
   if (last.missed.length) note.push(`missed by ${last.missed.join(", ")}: the latency may be a wait for them`);
   if (last.suspect.length) note.push(`suspect: ${last.suspect.join(", ")}`);
@@ -184,9 +185,10 @@ function showHead() {
   byId("title").textContent = policy ? `${policy} on ${dataset}` : "pausefl";
   byId("subtitle").textContent = [name, model].filter(Boolean).join(" · ");
   document.title = `${frame.round}/${frame.rounds} ${policy}`;
+  for (const word of document.querySelectorAll(".turn")) word.textContent = frame.turn;
   byId("progress").max = frame.rounds;
   byId("progress").value = frame.round;
-  byId("rounds").textContent = `round ${frame.round} of ${frame.rounds}`;
+  byId("rounds").textContent = `${frame.turn} ${frame.round} of ${frame.rounds}`;
   const warning = byId("not-private");
   warning.hidden = frame.private;
   warning.querySelector("span").textContent =
@@ -197,7 +199,7 @@ function showNumbers() {
   const cells = [];
   for (const split of Object.keys(frame.evaluations).sort()) {
     const { accuracy, round } = frame.evaluations[split];
-    cells.push([`${split} ${frame.metric}`, percent(accuracy), `after round ${round}`]);
+    cells.push([`${split} ${frame.metric}`, percent(accuracy), `after ${frame.turn} ${round}`]);
   }
   cells.push(["total latency", seconds(frame.total_latency_s), `${frame.signal}, ${emulated()}`]);
   if (frame.elapsed_s !== null) {
@@ -209,15 +211,15 @@ function showNumbers() {
   if (frame.staleness !== null) cells.push(["staleness", `${digits(frame.staleness)} steps`, "of an update, on average"]);
   if (frame.leakage.length) {
     const [, , , greatest, median] = frame.leakage[frame.leakage.length - 1];
-    const ends = frame.budgets_end === null ? "" : `; budgets are expected to end about round ${frame.budgets_end}`;
+    const ends = frame.budgets_end === null ? "" : `; budgets are expected to end about ${frame.turn} ${frame.budgets_end}`;
     cells.push(["greatest ε", `${digits(greatest)} of ${digits(frame.budget)}`, `median ${digits(median)}${ends}`]);
   }
   cells.push(["clients connected", String(frame.connected)]);
   cells.push(["missed jobs", String(frame.missed_jobs), "chosen clients without an update"]);
   if (frame.unneeded_jobs) cells.push(["not waited for", String(frame.unneeded_jobs)]);
   if (frame.late_updates) cells.push(["late updates", String(frame.late_updates)]);
-  if (frame.withdrawn_jobs) cells.push(["withdrawn jobs", String(frame.withdrawn_jobs), "dropped unpaid once their round had ended"]);
-  cells.push(["suspect rounds", String(frame.suspect_rounds)]);
+  if (frame.withdrawn_jobs) cells.push(["withdrawn jobs", String(frame.withdrawn_jobs), "stopped once their round had ended, without spending ε"]);
+  cells.push([`suspect ${frame.turn}s`, String(frame.suspect_rounds)]);
   cells.push(["measurements in doubt", String(frame.suspect_observations)], ["rejected", String(frame.rejected)]);
   byId("numbers").replaceChildren(
     ...cells.map(([name, value, note]) =>
@@ -228,7 +230,7 @@ function showNumbers() {
 
 function showDoubts() {
   byId("doubts-note").textContent = frame.doubts.length ? "" : "None.";
-  const items = frame.doubts.map(({ rounds, advice }) => element("li", {}, `${rounds} round${rounds === 1 ? "" : "s"} because of ${advice}.`));
+  const items = frame.doubts.map(({ rounds, advice }) => element("li", {}, `${rounds} ${frame.turn}${rounds === 1 ? "" : "s"} because of ${advice}.`));
   byId("doubts").replaceChildren(...items);
 }
 

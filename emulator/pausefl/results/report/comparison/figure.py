@@ -3,7 +3,6 @@
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,8 @@ from pausefl_server.records import Split
 Runs = Mapping[str, Sequence[RunData]]
 ONE_SEED = "one seed: differences may be chance"
 _LABEL_WIDTH = 24  # characters: four columns of such labels fit over two panels
-_MARKERS = "os^Dv<>"
+_MARKERS = dict(zip(DASHES, "os^Dv<>", strict=True))
+"""The marker of each dash, so that policies of one colour have different ones."""
 _PANELS_A_ROW = 4
 PlottedCurve = tuple[NDArray[Any], NDArray[np.float64]]
 
@@ -216,8 +216,9 @@ def chosen_share(runs: Runs, client_ids: Sequence[str]) -> Mapping[str, FloatArr
 
 def _chosen(axes: Axes, runs: Runs, looks: Mapping[str, Look], latency_s: Mapping[str, float]) -> None:
     x = np.array(list(latency_s.values()))
-    for (policy, share), marker in zip(chosen_share(runs, list(latency_s)).items(), cycle(_MARKERS), strict=False):
-        axes.plot(x, share, marker, color=looks[policy].colour, markersize=4.5, alpha=0.8, label=policy, clip_on=False)
+    for policy, share in chosen_share(runs, list(latency_s)).items():
+        colour, dash = looks[policy]
+        axes.plot(x, share, _MARKERS[dash], color=colour, markersize=4.5, alpha=0.8, label=policy, clip_on=False)
     axes.set(title="Who was chosen", xlabel=f"client's mean latency ({unit_of(runs)})", ylabel="share of the rounds")
     axes.set_ylim(bottom=0)
 
