@@ -65,7 +65,8 @@ def partition(
     # Read-only: a partitioner that wrote to them would change the labels that clients train on.
     given_labels = read_only(labels.astype(np.int64, copy=False))
     dealt = Dealt(given_labels, classes, clients, None if owners is None else read_only(owners), client_ids)
-    stream = getattr(partitioner, "stream", type(partitioner).__name__)
+    ours = (name for name, kind in PARTITIONERS.items() if isinstance(partitioner, kind))
+    stream = next(ours, type(partitioner).__name__)
     given: object = partitioner.deal(dealt, generator(seed, "partition", stream))
     due = f"{type(partitioner).__name__}.deal must return a list of arrays, the rows of each client"
     if not isinstance(given, Iterable):
@@ -94,8 +95,6 @@ def _check(parts: Sequence[IntArray], dealt: Dealt) -> None:
 class Iid:
     """Equal shares at random."""
 
-    stream: ClassVar[str] = "iid"
-
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
         """Deal out all rows at random. Sizes differ by one at most."""
         return np.array_split(rng.permutation(dealt.labels.size), dealt.clients)
@@ -105,7 +104,6 @@ class Iid:
 class DominantLabel(Bounded):
     """Unequal sizes, and one dominant label for each client (PAUSE v2, Section V)."""
 
-    stream: ClassVar[str] = "dominant-label"
     needs_classes: ClassVar[bool] = True
 
     concentration: Concentration = 3.0
@@ -151,7 +149,6 @@ class LabelDirichlet(Bounded):
     2019, Section 3. Once a label has run out, further clients draw among the labels that are left.
     """
 
-    stream: ClassVar[str] = "label-dirichlet"
     needs_classes: ClassVar[bool] = True
 
     concentration: Concentration = 0.5
@@ -185,7 +182,6 @@ class Shards(Bounded):
     Decentralized Data, AISTATS 2017, Section 3.
     """
 
-    stream: ClassVar[str] = "shards"
     needs_classes: ClassVar[bool] = True
 
     per_client: Count = 2
@@ -211,8 +207,6 @@ class ByClient:
     If owners are named as clients' ids, each client gets its own examples. Otherwise owners are drawn by the seed. The
     examples of all other owners are left out.
     """
-
-    stream: ClassVar[str] = "by-client"
 
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
         """The owners' rows, in the order of the clients of these ids, or in random order."""

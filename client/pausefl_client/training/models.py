@@ -18,7 +18,7 @@ from pausefl_proto.errors import ConfigError
 
 _KEY = "workload.model"
 # Group normalisation (Wu & He, 2018) keeps no statistics of the data.
-_GROUPS = 8
+_BY_GROUP = partial(nn.GroupNorm, 8)
 _CNN3 = ((32, 3, True), (64, 3, True), (128, 3, True))
 # The share of a text's words hidden during training.
 _HIDDEN_SHARE = 0.5
@@ -66,7 +66,8 @@ def cnn3(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def cnn3_batch(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """`cnn3` with batch normalisation by the current batch, in evaluation too: it keeps no running statistics."""
-    return _cnn("cnn3_batch", input_shape, classes, _CNN3, (128, 64, 32), _by_batch)
+    by_batch = [partial(kind, track_running_stats=False) for kind in (_BatchNorm2d, _BatchNorm1d)]
+    return _cnn("cnn3_batch", input_shape, classes, _CNN3, (128, 64, 32), by_batch)
 
 
 def cnn3_running(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -74,7 +75,7 @@ def cnn3_running(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
     It is evaluated with running statistics. PAUSE's code averages them without noise (see `workload.statistics`).
     """
-    return _cnn("cnn3_running", input_shape, classes, _CNN3, (128, 64, 32), _by_running_statistics)
+    return _cnn("cnn3_running", input_shape, classes, _CNN3, (128, 64, 32), (_BatchNorm2d, _BatchNorm1d))
 
 
 def cnn5(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -88,7 +89,7 @@ def fedts_fashion(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
     29,034 parameters. The paper does not state the padding; here the convolutions keep the images' size.
     """
-    return _fedts_fashion("fedts_fashion", input_shape, classes, partial(nn.GroupNorm, _GROUPS))
+    return _fedts_fashion("fedts_fashion", input_shape, classes, _BY_GROUP)
 
 
 def fedts_fashion_batch(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -180,18 +181,6 @@ def _pooled() -> list[nn.Module]:
     return [nn.MaxPool2d(2), nn.ReLU(inplace=True)]
 
 
-def _by_group(width: int, *, images: bool) -> nn.Module:
-    return nn.GroupNorm(_GROUPS if images else 1, width)
-
-
-def _by_batch(width: int, *, images: bool) -> nn.Module:
-    return (_BatchNorm2d if images else _BatchNorm1d)(width, track_running_stats=False)
-
-
-def _by_running_statistics(width: int, *, images: bool) -> nn.Module:
-    return (_BatchNorm2d if images else _BatchNorm1d)(width)
-
-
 class _TakesOneValue(nn.Module):
     """Batch normalisation that also accepts one value per channel, which torch refuses: it adds a copy of the value."""
 
@@ -224,26 +213,27 @@ def _cnn(
     classes: int,
     convolutions: Sequence[tuple[int, int, bool]],
     hidden: tuple[int, ...],
-    normalised: Callable[..., nn.Module] = _by_group,
+    normalised: Sequence[Callable[[int], nn.Module]] = (_BY_GROUP, partial(nn.GroupNorm, 1)),
 ) -> nn.Module:
-    """Unpadded convolutions, given as (channels, kernel, pooled), then fully connected layers, all normalised.
+    """Unpadded convolutions, given as (channels, kernel, pooled), then fully connected layers.
 
-    Every layer ends with its normalisation, after ReLU and pooling. A fully connected layer is one group. At the
-    published Adam rate of 0.01, cnn3 stays at chance level if it is normalised before the ReLU. It learns far more
-    slowly if its fully connected layers are not normalised.
+    Every layer ends with its normalisation, of images or of rows, after ReLU and pooling. At the published Adam rate of
+    0.01, cnn3 stays at chance level if it is normalised before the ReLU. It learns far more slowly if its fully
+    connected layers are not normalised.
     """
+    of_images, of_rows = normalised
     before, *sides = _image_shape(name, input_shape, least=1)
     layers: list[nn.Module] = []
     for channels, kernel, pooled in convolutions:
         after = _pooled() if pooled else [nn.ReLU(inplace=True)]
-        layers += [nn.Conv2d(before, channels, kernel), *after, normalised(channels, images=True)]
+        layers += [nn.Conv2d(before, channels, kernel), *after, of_images(channels)]
         sides = [(side - kernel + 1) // (2 if pooled else 1) for side in sides]
         before = channels
     if min(sides) < 1:
         raise ConfigError(f'{_KEY} = "{name}": images of {input_shape[1]}x{input_shape[2]} are too small for it')
     layers.append(nn.Flatten())
     for inputs, width in itertools.pairwise((before * math.prod(sides), *hidden)):
-        layers += [nn.Linear(inputs, width), nn.ReLU(), normalised(width, images=False)]
+        layers += [nn.Linear(inputs, width), nn.ReLU(), of_rows(width)]
     return nn.Sequential(*layers, nn.Linear(hidden[-1], classes))
 
 
