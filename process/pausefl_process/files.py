@@ -122,11 +122,8 @@ def sync_folder(folder: Path) -> None:
         os.close(directory)
 
 
-def refuse_without_locks(folder: Path) -> None:
-    """Raise ConfigError if the file system of a folder has no locks. Only locks keep processes off each other's files.
-
-    The folder need not exist yet. The check leaves no file behind.
-    """
+def _refuse_without_locks(folder: Path) -> None:
+    """Raise ConfigError if the file system of a folder, which need not exist yet, has no locks. It leaves no file."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
     with tempfile.TemporaryFile(dir=there) as file:
         for name, lock in (("flock", fcntl.flock), ("fcntl", fcntl.lockf)):  # SQLite uses fcntl
@@ -141,7 +138,7 @@ def refuse_without_locks(folder: Path) -> None:
 def prepare_folder(folder: Path, key: str) -> None:
     """Make a folder for locked files. ConfigError if it has no locks, or (then naming `key`) cannot be written."""
     try:
-        refuse_without_locks(folder)
+        _refuse_without_locks(folder)
         make_durable(folder)
     except OSError as error:
         raise ConfigError(f"{key}: cannot be written ({error.strerror})") from error
@@ -164,12 +161,11 @@ class Lock:
     def __init__(self, file: int) -> None:
         self._file = file
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _inherited, (DupFd(self._file),)
+    def __getstate__(self) -> Any:
+        return DupFd(self._file)
 
-
-def _inherited(file: Any) -> Lock:
-    return Lock(file.detach())
+    def __setstate__(self, file: Any) -> None:
+        self._file = file.detach()
 
 
 @contextmanager
@@ -179,26 +175,17 @@ def locked(path: Path, user: str) -> Iterator[Lock]:
     The kernel releases the lock when the last process that holds it ends, even by kill -9. `user` is the name of the
     thing in use, for the error.
     """
-    file = _acquired(path, user)
+    until = time.monotonic() + _GRACE_S
+    # Opened anew each time, since the last process that held it may have deleted it.
+    while not (_is_free(file := os.open(path, os.O_RDWR | os.O_CREAT, 0o644)) and is_at(file, path)):
+        time.sleep(_AGAIN_EVERY_S)
+        os.close(file)
+        if time.monotonic() > until:
+            raise ConfigError(f"{user}: another process is using it")
     try:
         yield Lock(file)
     finally:
         os.close(file)
-
-
-def _acquired(path: Path, user: str) -> int:
-    until = time.monotonic() + _GRACE_S
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    while not (_is_free(file) and is_at(file, path)):
-        if not is_at(file, path):  # the last process that held it has deleted it
-            os.close(file)
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        elif time.monotonic() > until:
-            os.close(file)
-            raise ConfigError(f"{user}: another process is using it")
-        else:
-            time.sleep(_AGAIN_EVERY_S)
-    return file
 
 
 def _is_free(file: int) -> bool:
