@@ -38,11 +38,6 @@ class Published:
     layout: tuple[int, ...] = ()
     """Further numbers on which the cached arrays depend, such as the words per text."""
 
-    def sources(self, folder: Path) -> list[Path]:
-        """The files in `folder` that are read."""
-        present = (folder / file for file in self.optional if (folder / file).is_file())
-        return [*(folder / file for file in self.sha256), *present]
-
 
 def _read_mnist_like(source: Path) -> Arrays:
     images, labels, test_images, test_labels = (read_idx(source / file) for file in _MNIST_FILES)

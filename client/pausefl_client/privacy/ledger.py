@@ -112,14 +112,14 @@ class Ledger:
         self.spent = self.in_all = Spent(0, 0.0)
         self._counted = 0  # releases that the file itself, without its -wal, says it holds
         self._commit_count = CommitCount(path)
-        with self._errors():
+        with _errors(self._path):
             make_durable(path.parent)
             has_log, counted = _has_log(path), _counted(path) if path.exists() else 0
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.0)
         try:
             of_budget = {"schedule": budget.key} if life is None else {"budget": "one a run"}
             self._open({**of_budget, "unit": unit, **holder}, has_log, counted)
-            with self._errors():
+            with _errors(self._path):
                 self._opened = path.stat()
         except BaseException:
             self._db.close()
@@ -173,7 +173,7 @@ class Ledger:
     def open_release(self) -> OpenRelease | None:
         """The release whose bytes the server may still ask for. None if the last one is settled or written off."""
         query = f"SELECT {_CHAINED}, noised FROM releases LEFT JOIN kept USING (participation) WHERE {_OPEN}"
-        with self._errors():
+        with _errors(self._path):
             row = None if self._is_settled else self._db.execute(query, (self.in_all.released,)).fetchone()
         if row is None or not (self.life is None or row[1] == self.life.run_id):
             return None
@@ -184,7 +184,7 @@ class Ledger:
     def has_answered(self, key: ReleaseKey) -> bool:
         """Whether a release for this key was charged, whether it is open, settled or written off."""
         query = "SELECT 1 FROM releases WHERE (run_id, round, attempt, model_digest) = (?, ?, ?, ?)"
-        with self._errors():
+        with _errors(self._path):
             return self._db.execute(query, key).fetchone() is not None
 
     def settle(self) -> None:
@@ -199,7 +199,7 @@ class Ledger:
         if self._is_closed:
             return
         self._is_closed = True
-        with self._errors(), closing(self._commit_count), closing(self._db):
+        with _errors(self._path), closing(self._commit_count), closing(self._db):
             if self._is_settled:
                 with self._transaction():
                     self._close_open_release()
@@ -207,7 +207,7 @@ class Ledger:
                 self._note(mark=0)
 
     def _open(self, belongs_to: dict[str, str], has_log: bool, counted: int) -> None:
-        with self._errors():
+        with _errors(self._path):
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute(f"PRAGMA synchronous = {sqlite_synchronous()}")
@@ -249,7 +249,7 @@ class Ledger:
         The -wal then removes the mark, so a process that reads both files finds none. `close` moves the removal too. So
         a mark is found only in a file that was copied, or left, without the -wal of its later releases.
         """
-        with self._errors():
+        with _errors(self._path):
             self._is_marked = True
             self._note(mark=1)
             try:
@@ -272,21 +272,18 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._errors(), self._db:  # which commits or, after an error, rolls back
+        with _errors(self._path), self._db:  # which commits or, after an error, rolls back
             self._db.execute("BEGIN IMMEDIATE")
             yield
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Turn errors of the disk or database within the block into a LedgerError that names the file."""
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            raise _ledger_error(self._path, error) from error
 
-
-def _ledger_error(path: Path, error: Exception) -> LedgerError:
-    return LedgerError(f"ledger {path}: {'is open in another process' if is_locked(error) else error}")
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    """Turn errors of the disk or database within the block into a LedgerError that names the file."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise LedgerError(f"ledger {path}: {'is open in another process' if is_locked(error) else error}") from error
 
 
 def verified_spend(path: Path) -> Spent:
@@ -294,14 +291,9 @@ def verified_spend(path: Path) -> Spent:
     has_log, charged = _has_log(path), CommitCount(path).read()
     # SQLite creates an empty -wal if there is none, unless `immutable` says that no process writes to the file.
     access = "mode=ro" if has_log else "mode=ro&immutable=1"
-    try:
-        counted = _counted(path)
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{access}", uri=True)) as db:
-            _refuse_alone(path, db, has_log)
-            spent, _ = _walk(path, db, charged, counted)
-    except sqlite3.Error as error:
-        raise _ledger_error(path, error) from error
-    return spent
+    with _errors(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?{access}", uri=True)) as db:
+        _refuse_alone(path, db, has_log)
+        return _walk(path, db, charged, _counted(path))[0]
 
 
 def _has_log(path: Path) -> bool:
