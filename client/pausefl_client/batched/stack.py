@@ -11,6 +11,7 @@ from pausefl_client.batched.layers import NotStackable, StackedNetwork
 from pausefl_client.batched.perceptrons import differentiate, perceptron_of
 from pausefl_client.batched.replays import Recorder, Replays
 from pausefl_client.training.joined_states import JoinedStates, copied
+from pausefl_client.training.model_vector import views
 from pausefl_client.training.optimizers import make_optimizer
 from pausefl_client.training.trainer import TrainingSettings
 
@@ -63,7 +64,7 @@ class ModelStack:
         self.models = [self._model(template, row) for row in range(size)]
         """The k models. They can be read, changed and passed to a `TrainingMethod` like any other model."""
         self._places = [
-            list(zip(model.parameters(), self._parted(gradient), strict=True))
+            list(zip(model.parameters(), views(gradient, self._shapes), strict=True))
             for model, gradient in zip(self.models, self._gradients, strict=True)
         ]
         """For each model, its parameters, each with the view that holds its gradient."""
@@ -172,13 +173,9 @@ class ModelStack:
         parts = torch.split(rows, self._sizes, 1)
         return [part.view(len(rows), *shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
-    def _parted(self, row: torch.Tensor) -> list[torch.Tensor]:
-        """Split (d,) into views, one for each parameter."""
-        return [part.view(shape) for part, shape in zip(torch.split(row, self._sizes), self._shapes, strict=True)]
-
     def _model(self, template: nn.Module, row: int) -> nn.Module:
         model = copy.deepcopy(template)
-        values = iter(self._parted(self.values[row]))
+        values = iter(views(self.values[row], self._shapes))
         for module in model.modules():
             for name, old in module._parameters.items():
                 if old is not None:

@@ -1,10 +1,11 @@
 """Joins an optimizer's states of all parameters, as if these were one parameter, and splits them again."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+
+from pausefl_client.training.model_vector import views
 
 JoinedStates = Mapping[str, Any]
 """Joined states by name. Tensors of the parameters' shapes are joined, (d,); others (Adam's step count) occur once."""
@@ -20,13 +21,10 @@ def joined(states: Sequence[Mapping[str, Any]], shapes: Sequence[torch.Size]) ->
 
 def parted(states: JoinedStates, shapes: Sequence[torch.Size]) -> list[dict[str, Any]]:
     """Split joined states into those of each parameter. Parts of a tensor share its memory; other values are copied."""
-    sizes = [math.prod(shape) for shape in shapes]
+    d = sum(shape.numel() for shape in shapes)
     of_each: list[dict[str, Any]] = [{} for _ in shapes]
     for name, value in states.items():
-        if _has_shape(value, (sum(sizes),)):
-            parts = [part.view(shape) for part, shape in zip(torch.split(value, sizes), shapes, strict=True)]
-        else:
-            parts = [copied(value) for _ in shapes]
+        parts = views(value, shapes) if _has_shape(value, (d,)) else [copied(value) for _ in shapes]
         for state, part in zip(of_each, parts, strict=True):
             state[name] = part
     return of_each

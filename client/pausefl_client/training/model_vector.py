@@ -4,7 +4,7 @@ Each trained parameter is sent once, even if it is tied. The running statistics 
 the server averages them. Everything else in `state_dict` is a constant, equal at the server and all clients.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,6 +101,12 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
+def views(values: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
+    """Split (d,) values into views of these shapes."""
+    parts = torch.split(values, [shape.numel() for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
 class ModelVector:
     """The part of one model that is sent, as (d,) float32. The model must stay on its device.
 
@@ -119,7 +125,6 @@ class ModelVector:
             shapes = {name: tuple(statistic.shape) for name, statistic in self.statistics.items()}
             self.manifest = self.manifest.with_statistics(shapes)
             self._tensors += self.statistics.values()
-        self._sizes = [tensor.numel() for tensor in self._tensors]
         self._shapes = [tensor.shape for tensor in self._tensors]
         self.is_rounded = any(parameter.dtype.itemsize < 4 for parameter in self.parameters.values())
         """Whether some parameters have fewer than the vector's 32 bits, so that filling them rounds the values."""
@@ -139,9 +144,7 @@ class ModelVector:
         """Set the model's values to `theta`, (d,) float32. ValueError if the sizes differ."""
         if theta.shape != (self.manifest.size,):
             raise ValueError(f"theta has shape {theta.shape}, the model has {self.manifest.size} values")
-        parts = torch.split(on_device(theta, self._tensors[0].device), self._sizes)
-        shaped = [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
-        torch._foreach_copy_(self._tensors, shaped)
+        torch._foreach_copy_(self._tensors, views(on_device(theta, self._tensors[0].device), self._shapes))
 
 
 class ConstantBuffers:

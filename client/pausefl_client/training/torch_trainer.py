@@ -15,7 +15,7 @@ from pausefl_client.data.tasks import LearningTask
 from pausefl_client.training.device_copies import gathered_bytes, off_device, on_device
 from pausefl_client.training.joined_states import JoinedStates, joined, parted
 from pausefl_client.training.method import Batch, TrainingMethod, checked_losses, checked_state, new_optimizer
-from pausefl_client.training.model_vector import ConstantBuffers, ModelVector
+from pausefl_client.training.model_vector import ConstantBuffers, ModelVector, views
 from pausefl_client.training.optimizers import LearningRates
 from pausefl_client.training.paced import steps_of
 from pausefl_client.training.random_layers import RandomLayers
@@ -66,6 +66,8 @@ class TorchTrainer:
         self.device = device
         examples = data.examples
         self.n_examples = len(examples)
+        self.steps = steps_of(settings, self.n_examples)
+        """The number of optimizer steps in a round."""
         is_counted = data.classes <= MAX_STATISTICS and are_classes(examples.labels, data.classes)
         counts = np.bincount(examples.labels, minlength=data.classes) if is_counted else ()
         self.label_counts = {f"label_{c}": float(n) for c, n in enumerate(counts)}
@@ -130,11 +132,6 @@ class TorchTrainer:
 
     # -- the parts of a round, for training batched with other clients
 
-    @property
-    def steps(self) -> int:
-        """The number of optimizer steps in a round."""
-        return steps_of(self.settings, self.n_examples)
-
     def parted(self, theta: Vector) -> tuple[Vector, Mapping[str, torch.Tensor]]:
         """Split `theta` into the parameters' values and the server's control variate, by parameter name.
 
@@ -143,7 +140,10 @@ class TorchTrainer:
         if theta.shape != (self.manifest.size,):
             raise ValueError(f"theta has shape {theta.shape}, the model has {self.manifest.size} values")
         d = self._tensors.size
-        return theta[:d], self.named(theta[d : 2 * d]) if self.method.has_control else {}
+        if not self.method.has_control:
+            return theta[:d], {}
+        control = views(on_device(theta[d : 2 * d], self.device), self._shapes)
+        return theta[:d], dict(zip(self.vector.parameters, control, strict=True))
 
     def orders(self, round: int) -> tuple[int, Iterator[IntArray]]:
         """The seed of a round's dropout, and for each epoch the order of all examples."""
@@ -231,12 +231,6 @@ class TorchTrainer:
             for each in map(Batch, *parts):
                 stop_if_withdrawn()
                 yield each
-
-    def named(self, vector: Vector) -> dict[str, torch.Tensor]:
-        """A vector of the parameters' size, split into new tensors on the device, by parameter name."""
-        tensors = self._tensors.tensors
-        parts = torch.split(on_device(vector, self.device), [tensor.size for tensor in tensors])
-        return {tensor.name: part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)}
 
     def _flat(self, tensors: Mapping[str, torch.Tensor]) -> Vector:
         """Tensors by parameter name, joined into one vector. Missing tensors count as 0."""
