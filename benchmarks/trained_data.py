@@ -9,7 +9,7 @@ import numpy as np
 from pausefl.experiment.client_records import partitioner_of
 from pausefl.experiment.experiment import load_experiment
 from pausefl_client.data.datasets import Examples, load_dataset
-from pausefl_client.data.partition import partition
+from pausefl_client.data.partition import Dealt, partition
 from pausefl_client.training.model_vector import ModelVector
 from pausefl_client.training.models import build_model
 
@@ -23,7 +23,7 @@ def write_data(folder: Path, overrides: Sequence[str] = (), preset: str = "small
     workload, seed = experiment.workload, experiment.experiment.seed
     data = load_dataset(workload.dataset, examples=workload.examples, seed=seed)
     clients = len(experiment.client_ids)
-    parts = partition(partitioner_of(workload), data.train.labels, clients=clients, classes=data.classes, seed=seed)
+    parts = partition(partitioner_of(workload), Dealt(data.train.labels, data.classes, clients), seed)
     model = build_model(workload.model, data.input_shape, data.classes, seed)
     shapes = [tensor.shape for tensor in model.state_dict().values()]
     convolved = [shape for shape in shapes if len(shape) == 4]

@@ -26,7 +26,7 @@ LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 600))
 
 
 def deal(partitioner: Partitioner, clients: int, seed: int = 1, labels: IntArray = LABELS) -> list[IntArray]:
-    return partition(partitioner, labels, clients=clients, classes=10, seed=seed, owners=np.arange(labels.size) // 20)
+    return partition(partitioner, Dealt(labels, 10, clients, np.arange(labels.size) // 20), seed=seed)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in PARTITIONERS if kind != "by-client"])
@@ -41,7 +41,7 @@ def test_every_example_goes_to_one_client(kind: str, data: st.DataObject, n: int
         "shards": Shards(data.draw(st.integers(1, n // clients))),
     }
     labels = np.random.default_rng(seed).integers(0, classes, n)
-    parts = partition(partitioners[kind], labels, clients=clients, classes=classes, seed=seed)
+    parts = partition(partitioners[kind], Dealt(labels, classes, clients), seed=seed)
     assert len(parts) == clients
     assert all(part.size for part in parts)
     assert all((np.diff(part) > 0).all() for part in parts)
@@ -95,24 +95,24 @@ def test_a_client_has_at_most_as_many_labels_as_shards_cut_across_labels(per_cli
 
 def test_by_client_gives_each_the_examples_of_one_owner_or_its_own() -> None:
     with pytest.raises(ConfigError, match="does not say whose its examples are"):
-        partition(ByClient(), LABELS, clients=3, classes=10, seed=1)
+        partition(ByClient(), Dealt(LABELS, 10, 3), seed=1)
     owners = np.random.default_rng(1).choice([3, 17, 40, 41], LABELS.size)
-    parts = partition(ByClient(), LABELS, clients=3, classes=10, seed=1, owners=owners)
+    parts = partition(ByClient(), Dealt(LABELS, 10, 3, owners), seed=1)
     seen = [np.unique(owners[part]).tolist() for part in parts]
     assert all(len(each) == 1 for each in seen)
     assert len({each[0] for each in seen}) == 3
     assert [part.size for part in parts] == [(owners == each[0]).sum() for each in seen]
     ids = ("phone-b", "phone-a", "hub")
     owners = np.array(["hub", "phone-a", "phone-b", "other"])[np.arange(LABELS.size) % 4]
-    parts = partition(ByClient(), LABELS, clients=3, classes=10, seed=1, owners=owners, client_ids=ids)
+    parts = partition(ByClient(), Dealt(LABELS, 10, 3, owners, ids), seed=1)
     assert [np.unique(owners[part]).tolist() for part in parts] == [["phone-b"], ["phone-a"], ["hub"]]
     with pytest.raises(ConfigError, match="no example is of watch, but some are of other clients"):
-        partition(ByClient(), LABELS, clients=2, classes=10, seed=1, owners=owners, client_ids=("hub", "watch"))
+        partition(ByClient(), Dealt(LABELS, 10, 2, owners, ("hub", "watch")), seed=1)
     numbers = np.arange(LABELS.size) % 4
-    parts = partition(ByClient(), LABELS, clients=2, classes=10, seed=1, owners=numbers, client_ids=("3", "1"))
+    parts = partition(ByClient(), Dealt(LABELS, 10, 2, numbers, ("3", "1")), seed=1)
     assert [np.unique(numbers[part]).tolist() for part in parts] == [[3], [1]]
     as_pandas_has_them = Examples(np.zeros((LABELS.size, 1), np.int32), LABELS, owners.astype(object))
-    named = partition(ByClient(), LABELS, clients=2, classes=10, seed=1, owners=as_pandas_has_them.owners)
+    named = partition(ByClient(), Dealt(LABELS, 10, 2, as_pandas_has_them.owners), seed=1)
     assert all(np.unique(owners[part]).size == 1 for part in named)
 
 
@@ -149,8 +149,8 @@ def test_what_cannot_be_done_names_its_key(partitioner: Partitioner, clients: in
 def test_numbers_beyond_the_classes_are_no_classes() -> None:
     counted = np.random.default_rng(1).poisson(3, 100)  # with a task that predicts one number
     with pytest.raises(ConfigError, match="deals out by class, and the examples of"):
-        partition(Shards(), counted, clients=4, classes=1, seed=1)
-    assert [part.size for part in partition(Iid(), counted, clients=4, classes=1, seed=1)] == [25] * 4
+        partition(Shards(), Dealt(counted, 1, 4), seed=1)
+    assert [part.size for part in partition(Iid(), Dealt(counted, 1, 4), seed=1)] == [25] * 4
 
 
 def test_sizes_and_labels_are_spread_as_concentrations_say_from_the_least_to_the_greatest() -> None:
@@ -174,5 +174,5 @@ class _Sorting:
 def test_a_partitioner_cannot_change_what_it_is_given(owned: bool) -> None:
     labels, owners = np.array([1, 0, 1, 0]), np.array([3, 2, 1, 0])
     with pytest.raises(ValueError, match="read-only"):
-        partition(_Sorting(), labels, clients=2, classes=2, seed=0, owners=owners if owned else None)
+        partition(_Sorting(), Dealt(labels, 2, 2, owners if owned else None), seed=0)
     assert (labels.tolist(), owners.tolist()) == ([1, 0, 1, 0], [3, 2, 1, 0])

@@ -13,7 +13,7 @@ from torch import nn
 from pausefl.experiment.client_records import method_of
 from pausefl.experiment.experiment import parse_experiment
 from pausefl_client.data.datasets import Dataset, Examples, load_dataset
-from pausefl_client.data.partition import PARTITIONERS, partition
+from pausefl_client.data.partition import PARTITIONERS, Dealt, partition
 from pausefl_client.data.tasks import LearningTask
 from pausefl_client.registries import OPTIMIZERS, SCHEDULES, TRAINING_METHODS, WITH_CONTROL
 from pausefl_client.training.method import Batch, TrainingMethod
@@ -323,15 +323,15 @@ def test_examples_that_do_not_count_are_left_out() -> None:
     (found,) = evaluator.evaluate(evaluator.initial.theta_0, ["test"], subset=False).evaluations
     assert math.isfinite(found.loss)
     with pytest.raises(ConfigError, match="deals out by class"):
-        partition(PARTITIONERS["shards"](), partly_labelled(1).train.labels, clients=5, classes=10, seed=1)
+        partition(PARTITIONERS["shards"](), Dealt(partly_labelled(1).train.labels, 10, 5), seed=1)
 
 
 def test_targets_without_a_task_or_classes_are_refused_in_one_line() -> None:
     data = regression_set(1)
     with pytest.raises(ConfigError, match="needs a task"):
         Dataset("plane", data.train, data.validation, data.test, classes=1)
-    options: dict[str, Any] = {"clients": 5, "classes": 1, "seed": 1}
-    assert len(partition(PARTITIONERS["iid"](), data.train.labels, **options)) == 5
+    dealt = Dealt(data.train.labels, classes=1, clients=5)
+    assert len(partition(PARTITIONERS["iid"](), dealt, seed=1)) == 5
     for kind in set(PARTITIONERS) - {"iid", "by-client"}:
         with pytest.raises(ConfigError, match="deals out by class"):
-            partition(PARTITIONERS[kind](), data.train.labels, **options)
+            partition(PARTITIONERS[kind](), dealt, seed=1)

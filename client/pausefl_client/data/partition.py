@@ -1,7 +1,7 @@
 """How training examples are dealt out to clients. Pure functions of the labels, their owners and a seed."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Protocol
 
 import numpy as np
@@ -24,8 +24,8 @@ Concentration = Annotated[float, Gt(0), Le(1e100)]
 class Dealt:
     """The examples to deal out to clients."""
 
-    labels: IntArray
-    """(n,) int64 in [0, classes)."""
+    labels: TargetArray
+    """(n,) int64 in [0, classes). `partition` takes any labels: without classes, the examples count as one class."""
     classes: int
     clients: int
     owners: Owners | None = None
@@ -41,30 +41,21 @@ class Partitioner(Protocol):
         """The rows of each client. ConfigError or ValueError if the examples cannot be dealt out."""
 
 
-def partition(
-    partitioner: Partitioner,
-    labels: TargetArray,
-    *,
-    clients: int,
-    classes: int,
-    seed: int,
-    owners: Owners | None = None,
-    client_ids: Sequence[str] = (),
-) -> list[IntArray]:
+def partition(partitioner: Partitioner, dealt: Dealt, seed: int) -> list[IntArray]:
     """The rows of each client, sorted. No row goes to two clients, and every client gets at least one.
 
-    `labels` is (n,) int64 in [0, classes), `owners` (n,). Examples without classes count as one class, for partitioners
-    that do not need classes. ConfigError if the examples cannot be dealt out.
+    ConfigError if the examples cannot be dealt out, such as without classes by a partitioner that needs them.
     """
-    if not 1 <= clients <= len(labels):
-        raise ConfigError(f"clients.count = {clients}: must be from 1 to the {len(labels)} training examples")
-    if not are_classes(labels, classes):
+    n = len(dealt.labels)
+    if not 1 <= dealt.clients <= n:
+        raise ConfigError(f"clients.count = {dealt.clients}: must be from 1 to the {n} training examples")
+    if not are_classes(dealt.labels, dealt.classes):
         if getattr(partitioner, "needs_classes", False):
             raise ConfigError(f"{_KEY}: deals out by class, and the examples of workload.dataset have none")
-        labels, classes = np.zeros(len(labels), np.int64), 1
+        dealt = replace(dealt, labels=np.zeros(n, np.int64), classes=1)
     # Read-only: a partitioner that wrote to them would change the labels that clients train on.
-    given_labels = read_only(labels.astype(np.int64, copy=False))
-    dealt = Dealt(given_labels, classes, clients, None if owners is None else read_only(owners), client_ids)
+    owners = None if dealt.owners is None else read_only(dealt.owners)
+    dealt = replace(dealt, labels=read_only(dealt.labels), owners=owners)
     ours = (name for name, kind in PARTITIONERS.items() if isinstance(partitioner, kind))
     stream = next(ours, type(partitioner).__name__)
     given: object = partitioner.deal(dealt, generator(seed, "partition", stream))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pausefl.experiment.kinds import read_kind
 from pausefl.experiment.tables import PrivacyTable, Workload
 from pausefl_client.data.datasets import DATASETS, Dataset, load_dataset
-from pausefl_client.data.partition import PARTITIONERS, ByClient, Partitioner, partition
+from pausefl_client.data.partition import PARTITIONERS, ByClient, Dealt, Partitioner, partition
 from pausefl_client.privacy.mechanism import Mechanism
 from pausefl_client.privacy.release import schedule_key
 from pausefl_client.registries import MODELS, TRAINING_METHODS, WITH_CONTROL
@@ -116,15 +116,8 @@ def partitioner_of(workload: Workload) -> Partitioner:
 
 def dealt_out(workload: Workload, data: Dataset, client_ids: Sequence[str], seed: int) -> list[IntArray]:
     """The rows of each client's training examples, sorted. Raises ConfigError if the partition is not possible."""
-    return partition(
-        partitioner_of(workload),
-        data.train.labels,
-        clients=len(client_ids),
-        classes=data.classes,
-        seed=seed,
-        owners=data.train.owners,
-        client_ids=client_ids,
-    )
+    dealt = Dealt(data.train.labels, data.classes, len(client_ids), data.train.owners, client_ids)
+    return partition(partitioner_of(workload), dealt, seed)
 
 
 def owners_of(workload: Workload, client_ids: Sequence[str], seed: int) -> dict[str, str]:

@@ -8,7 +8,7 @@ import pytest
 
 import pausefl
 from pausefl_client.data.datasets import Dataset, load_dataset
-from pausefl_client.data.partition import partition
+from pausefl_client.data.partition import Dealt, partition
 from pausefl_proto.errors import ConfigError
 
 Image = pytest.importorskip("PIL.Image", reason='pip install "pausefl[hf]"')
@@ -171,7 +171,7 @@ def test_what_is_no_data_set_is_one_line(source: str, line: str, tmp_path: Path)
 
 def dealt_by(flower: Flower, found: Dataset) -> list[Any]:
     of = found.train
-    return partition(flower, of.labels, clients=3, classes=62, seed=1, owners=of.owners)
+    return partition(flower, Dealt(of.labels, 62, 3, of.owners), seed=1)
 
 
 def test_partitioners_of_flower_deal_examples_out(tmp_path: Path) -> None:

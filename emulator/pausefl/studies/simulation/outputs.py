@@ -35,7 +35,7 @@ from pausefl.studies.simulation.newcomer_outputs import (
     newcomer_findings,
     newcomers_in_words,
 )
-from pausefl_client.data.partition import partition
+from pausefl_client.data.partition import Dealt, partition
 from pausefl_client.training.paced import steps_of
 from pausefl_process.files import write_durably
 from pausefl_proto.arrays import FloatArray, IntArray
@@ -148,14 +148,9 @@ def _data_sizes(experiment: Experiment) -> dict[str, int]:
     """|D_k| by client id. No data are loaded: the experiment's partition is applied to ten equally frequent labels."""
     workload, ids = experiment.workload, experiment.client_ids
     labels = np.arange(workload.examples or 1000 * len(ids)) % 10
-    shares = partition(
-        partitioner_of(workload),
-        labels,
-        clients=len(ids),
-        classes=10,
-        seed=experiment.experiment.seed_of("split"),
-        owners=np.arange(labels.size) * len(ids) // labels.size,  # owners are unknown, so they get equal shares
-    )
+    owners = np.arange(labels.size) * len(ids) // labels.size  # they are unknown, so they get equal shares
+    dealt = Dealt(labels, 10, len(ids), owners)
+    shares = partition(partitioner_of(workload), dealt, experiment.experiment.seed_of("split"))
     return {client_id: len(rows) for client_id, rows in zip(ids, shares, strict=True)}
 
 
