@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,7 +147,7 @@ class TurnMeter:
         return (ran_ns + waited_ns) / 1e9 + turns * sys.getswitchinterval()
 
 
-class HostMonitor(HostWatch, AbstractContextManager[None]):
+class HostMonitor(HostWatch):
     """Probes this process's timers from a separate thread, and within `watching` blocks also its event loop."""
 
     def __init__(self, clock: Clock = time.monotonic, real_s: Clock = _real_s) -> None:
@@ -184,16 +184,14 @@ class HostMonitor(HostWatch, AbstractContextManager[None]):
         self._alive_s = max(self._alive_s, now_s)
         return now_s
 
-    def watching(self) -> AbstractContextManager[None]:
-        """Probe the event loop at least until the end of the block."""
-        return self
-
-    def __enter__(self) -> None:
+    @contextmanager
+    def watching(self) -> Iterator[None]:
         self._watchers += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._watchers -= 1
-        self._unwatched_since_s = self._read_s()
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+            self._unwatched_since_s = self._read_s()
 
     def report(self, since_s: float, compute_s: float) -> HostReport:
         now_s = self.clock()

@@ -77,11 +77,8 @@ class Float16(Encoding):
         return 2 * n
 
     def encode(self, vector: Values) -> Bytes:
-        with np.errstate(over="ignore"):
-            half = vector.astype("<f2")
-        if (is_too_great := np.isinf(half) & np.isfinite(vector)).any():
-            half[is_too_great] = np.copysign(_GREATEST_FLOAT16, vector[is_too_great])
-        return half.view(np.uint8)
+        finite = vector.clip(-_GREATEST_FLOAT16, _GREATEST_FLOAT16)
+        return np.where(np.isinf(vector), vector, finite).astype("<f2").view(np.uint8)
 
     def decode(self, data: bytes | memoryview, n: int) -> Values:
         return np.frombuffer(data, "<f2", n).astype(np.float32)
@@ -97,14 +94,12 @@ class BFloat16(Encoding):
 
     def encode(self, vector: Values) -> Bytes:
         bits = np.ascontiguousarray(vector, "<f4").view("<u4")
-        upper = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
+        upper: npt.NDArray[np.uint16] = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
         upper[np.isnan(vector)] = 0x7FC0  # rounding could turn the bits of NaN into another number
-        encoded: Bytes = upper.view(np.uint8)
-        return encoded
+        return upper.view(np.uint8)
 
     def decode(self, data: bytes | memoryview, n: int) -> Values:
-        vector: Values = (np.frombuffer(data, "<u2", n).astype("<u4") << 16).view("<f4")
-        return vector
+        return (np.frombuffer(data, "<u2", n).astype("<u4") << 16).view("<f4")
 
 
 class Int8(Encoding):
@@ -125,8 +120,7 @@ class Int8(Encoding):
             # A block with a value that is not finite has a scale that is not finite. So it decodes to inf and NaN.
             quanta = np.nan_to_num(np.rint(blocks / scales[:, None]), posinf=127, neginf=-127)
         values = quanta.clip(-127, 127).astype(np.int8).reshape(-1)[: vector.size]
-        encoded: Bytes = np.concatenate((scales.view(np.uint8), values.view(np.uint8)))
-        return encoded
+        return np.concatenate((scales.view(np.uint8), values.view(np.uint8)))
 
     def decode(self, data: bytes | memoryview, n: int) -> Values:
         n_blocks = -(-n // _BLOCK)
@@ -159,8 +153,7 @@ class TopShare(Encoding):
         is_kept = are_greatest(np.nan_to_num(np.abs(vector), nan=np.inf, posinf=np.inf), k)
         places = np.flatnonzero(is_kept)
         where = places.astype("<u4").view(np.uint8) if _indices_are_shorter(k, vector.size) else np.packbits(is_kept)
-        encoded: Bytes = np.concatenate((where, self._values.encode(vector[places]).view(np.uint8)))
-        return encoded
+        return np.concatenate((where, self._values.encode(vector[places]).view(np.uint8)))
 
     def decode(self, data: bytes | memoryview, n: int) -> Values:
         """The decoded vector, (n,) float32. WireError unless there are k different indices in order, all below n."""

@@ -173,31 +173,29 @@ class Assembler:
             raise DamageError(f"announces {header.frames} frames for {expected_bytes} bytes")
         self._size = expected_size
         self._encoding = encoding
-        self._size_bytes = expected_bytes
-        self._n_frames = header.frames
+        self._header = header
         self._n_added = 0
-        self._digest = header.digest
         self._hash = xxhash.xxh3_128()
         self._data = memoryview(b"")
 
     @property
     def complete(self) -> bool:
         """Whether all frames have arrived."""
-        return self._n_added == self._n_frames
+        return self._n_added == self._header.frames
 
     def add(self, index: int, payload: memoryview) -> None:
         """Add the next frame. DamageError if it is out of order or has the wrong length."""
         if index != self._n_added or self.complete:
-            raise DamageError(f"frame {index} where frame {self._n_added} of {self._n_frames} was due")
+            raise DamageError(f"frame {index} where frame {self._n_added} of {self._header.frames} was due")
         start = index * MAX_FRAME_BYTES
-        if len(payload) != min(MAX_FRAME_BYTES, self._size_bytes - start):
+        if len(payload) != min(MAX_FRAME_BYTES, self._header.size_bytes - start):
             raise DamageError(f"frame {index} has {len(payload)} bytes")
         self._hash.update(payload)
-        if self._n_frames == 1:
+        if self._header.frames == 1:
             self._data = payload
         else:
             if index == 0:
-                self._data = np.empty(self._size_bytes, np.uint8).data
+                self._data = np.empty(self._header.size_bytes, np.uint8).data
             self._data[start : start + len(payload)] = payload
         self._n_added += 1
 
@@ -207,8 +205,8 @@ class Assembler:
         DamageError for missing frames or a wrong digest. With `check_finite`, WireError for NaN and beyond ±1e30.
         """
         if not self.complete:
-            raise DamageError(f"ends after {self._n_added} of {self._n_frames} frames")
-        if self._hash.hexdigest() != self._digest:
+            raise DamageError(f"ends after {self._n_added} of {self._header.frames} frames")
+        if self._hash.hexdigest() != self._header.digest:
             raise DamageError("checksum does not match")
         vector = self._encoding.decode(self._data, self._size)
         vector.flags.writeable = False

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -30,15 +29,6 @@ The recorder may call the pass while it records, but must not take the step: it 
 _Shapes = tuple[torch.Size, torch.Size]
 
 
-@dataclass(frozen=True, eq=False)
-class _Recording:
-    """A recorded pass, and the tensors from which it reads its arguments."""
-
-    inputs: torch.Tensor
-    targets: torch.Tensor
-    repeat: Callable[[], torch.Tensor]
-
-
 class Replays:
     """Calls a pass and a step. At the second call with the same shapes they are recorded, if possible, and replayed."""
 
@@ -46,7 +36,8 @@ class Replays:
         """With None, nothing is recorded."""
         self._recorder = recorder
         self._seen: set[_Shapes] = set()
-        self._recordings: dict[_Shapes, _Recording] = {}
+        self._recordings: dict[_Shapes, tuple[torch.Tensor, torch.Tensor, Callable[[], torch.Tensor]]] = {}
+        """Each recorded pass: the tensors from which it reads its inputs and targets, and the call that repeats it."""
 
     def __len__(self) -> int:
         """The number of recordings."""
@@ -69,17 +60,17 @@ class Replays:
             losses = one_pass(inputs, targets)
             step()
             return losses
-        recording = self._recordings[shapes]
-        recording.inputs.copy_(inputs)
-        recording.targets.copy_(targets)
-        return recording.repeat()
+        own_inputs, own_targets, repeat = self._recordings[shapes]
+        own_inputs.copy_(inputs)
+        own_targets.copy_(targets)
+        return repeat()
 
     def _record(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> bool:
         if self._recorder is None or len(self._recordings) >= _MOST_GRAPHS:
             return False
         own = inputs.clone(), targets.clone()
         try:
-            self._recordings[inputs.shape, targets.shape] = _Recording(*own, self._recorder(one_pass, *own, step))
+            self._recordings[inputs.shape, targets.shape] = *own, self._recorder(one_pass, *own, step)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
