@@ -4,7 +4,7 @@ import difflib
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
@@ -74,10 +74,6 @@ class Registry(Mapping[str, Any]):
         shadowed = {point.name: f" (not replaced by {_origin(point)})" for point in points}
         added = [(point.name, _origin(point)) for point in points if point.name not in self.built_in]
         return [(name, f"built in{shadowed.get(name, '')}") for name in self.built_in] + added
-
-    def including(self, **more: Any) -> "Registry":
-        """A copy of this registry with more built-in objects."""
-        return replace(self, built_in={**self.built_in, **more})
 
     def _one_code(self, name: str, key: str) -> str:
         """See `code_of`. ConfigError if a name stands for nothing, or for different objects of several packages."""

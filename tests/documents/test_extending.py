@@ -14,7 +14,6 @@ import torch
 
 import pausefl
 from pausefl.experiment.delay_laws import SampledDelay
-from pausefl.experiment.delays.laws import DELAYS
 from pausefl.experiment.experiment import parse_experiment
 from pausefl.experiment.groups import behaviours_of
 from pausefl.experiment.population.behaviours import BehaviourChain
@@ -222,7 +221,7 @@ def test_a_law_of_ones_own_needs_its_draws_alone() -> None:
             assert first_round >= 1
             return rng.uniform(0.1, 0.3, n)
 
-    law = DELAYS.including(uniform=Uniform)["uniform"]()
+    law = Uniform()
     assert law.mean_s == pytest.approx(0.2, abs=0.002)
     assert law.mean_inverse == pytest.approx(np.log(3) / 0.2, rel=0.01)
     assert law.minimum_s == 0

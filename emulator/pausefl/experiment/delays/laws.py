@@ -72,7 +72,7 @@ DELAYS = Registry(
 )
 """The kinds of laws. Any kind also takes `floor_s`."""
 
-EXCHANGE_DELAYS = DELAYS.including(halves=Halves)
+EXCHANGE_DELAYS = replace(DELAYS, built_in={**DELAYS.built_in, "halves": Halves})
 """The kinds of laws for `latency.delay`. It holds for all clients, so it alone can depend on a client's position."""
 
 
