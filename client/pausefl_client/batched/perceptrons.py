@@ -16,10 +16,7 @@ _SMALL = 10_000
 
 
 def perceptron_of(model: nn.Module) -> list[int] | None:
-    """The number of parameters of each layer after a model's first Flatten: 0 for a ReLU, 1 or 2 for a Linear.
-
-    None if the model has other layers.
-    """
+    """The number of parameters of each layer after a first Flatten: 0 for a ReLU, 1 or 2 for a Linear. Else None."""
     layers = list(layers_of(model))
     match layers[:1]:
         case [nn.Flatten(start_dim=1, end_dim=-1)] if {type(layer) for layer in layers[1:]} <= {nn.Linear, nn.ReLU}:

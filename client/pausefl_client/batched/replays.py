@@ -49,10 +49,7 @@ class Replays:
         return self._recorder is not None
 
     def call(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> torch.Tensor:
-        """Do `one_pass`, then `step`. Return the result of the pass, which is valid until the next call.
-
-        Pass and step must be the same for the same shapes.
-        """
+        """Do `one_pass`, then `step`, the same for the same shapes. Return the losses, valid until the next call."""
         shapes = inputs.shape, targets.shape
         is_first = shapes not in self._seen
         if is_first or not (shapes in self._recordings or self._record(one_pass, inputs, targets, step)):

@@ -70,10 +70,7 @@ class ModelStack:
         """For each model, its parameters, each with the view that holds its gradient."""
 
     def begin(self, theta: torch.Tensor, states: Sequence[JoinedStates], rate: float | None) -> None:
-        """Set the first len(states) models to θ, (d,), and the optimizer's states to copies of `states`.
-
-        `rate` is the learning rate. None: that of the settings.
-        """
+        """Set the first len(states) models to θ, (d,), their optimizer's states to copies of `states`, and its rate."""
         used = len(states)
         self.values[:used] = theta
         (group,) = self._optimizer.param_groups
@@ -131,10 +128,7 @@ class ModelStack:
         self._in_place = self._stacked(self.values[:count]), self._stacked(self._gradients[:count])
 
     def classify(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """Set the gradients of learning perceptrons, faster than autograd; return the cross-entropy of each.
-
-        None if the models are no perceptrons. Targets −1 do not count.
-        """
+        """Set the gradients of learning perceptrons, and return the cross-entropy of each. None of other models."""
         if self._perceptron is None:
             return None
         return differentiate(self._perceptron, *self._in_place, inputs, targets)

@@ -32,10 +32,7 @@ def missing_files(name: str) -> list[str]:
 
 
 def cached_folder(name: str) -> Path:
-    """The folder that caches a data set of `PUBLISHED` as .npy files. It is made if it does not exist.
-
-    Missing published files are downloaded. ConfigError, in one line, if the download or the cache fails.
-    """
+    """The folder that caches a data set of `PUBLISHED`, made from its files, which are downloaded. Or ConfigError."""
     published = PUBLISHED[name]
     source = data_folder() / published.folder
     if missing := missing_files(name):

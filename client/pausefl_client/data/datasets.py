@@ -157,10 +157,7 @@ def sampled(examples: Examples, n: int, rng: np.random.Generator) -> Examples:
 
 
 def prepare_dataset(name: str) -> None:
-    """Decompress a published data set into the cache, unless it is there. For others, check that the name is known.
-
-    Missing files are downloaded, once before many clients start. Raises ConfigError as `load_dataset` does.
-    """
+    """Cache a published data set, once before many clients start; check other names. ConfigError as `load_dataset`."""
     DATASETS.check_name(name, _KEY)
     if name in PUBLISHED:
         cached_folder(name)

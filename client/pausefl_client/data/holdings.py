@@ -37,10 +37,7 @@ def holding_of(examples: Examples, dealing: str) -> Holding:
 
 
 def dealing_of(parts: Iterable[npt.NDArray[np.int64]], *, dataset: str, examples: int | None, split_seed: int) -> str:
-    """The digest of a partition: of what determines the examples dealt out, and of each client's rows, in order.
-
-    The rows alone do not suffice: with another seed, the same rows may hold other examples.
-    """
+    """The digest of a partition: of what decides which examples there are, and of each client's rows, in order."""
     kind = repr((dataset, examples, split_seed)).encode()
     return _digest(kind, *(b"|" + part.tobytes() for part in parts), size=8)
 

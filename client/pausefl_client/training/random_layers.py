@@ -37,10 +37,7 @@ class RandomLayers:
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
-        """Make the model's draws within the block depend on `seed` alone.
-
-        If unknown code drew nothing in its whole first training, it is assumed never to draw.
-        """
+        """Make the model's draws within the block depend on `seed` alone, unless it is known to draw nothing."""
         if self.draw_nothing:
             yield
             return
