@@ -36,10 +36,7 @@ class CommitCount:
             os.pwrite(self._file, f"{count:0{_DIGITS}}".encode(), 0)
 
     def close(self) -> None:
-        """Delete the count file after the database was closed, unless the database's log still exists.
-
-        SQLite leaves the log if another process reads it, or if the disk was full.
-        """
+        """Delete the count file after the database was closed, unless SQLite had to leave the database's log."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

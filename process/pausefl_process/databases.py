@@ -23,20 +23,15 @@ _NOT_LOCKED = {"LOCK", "RDLOCK", "UNLOCK", "SHMLOCK", "CHECKRESERVEDLOCK", "NOME
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """A read-only connection, which the caller must close. sqlite3.OperationalError if the file does not exist.
-
-    SQLite makes files beside a database. Where it cannot, and no process has made them, nobody writes to the database.
-    """
+    """A read-only connection, which the caller must close. sqlite3.OperationalError if the file does not exist."""
     path = path.resolve()
+    # SQLite makes files beside a database. Where it cannot, and no process has made them, nobody writes to it.
     is_fixed = not (path.with_name(f"{path.name}-wal").exists() or os.access(path.parent, os.W_OK))
     return sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable={int(is_fixed)}", uri=True)
 
 
 def refuse_lost(path: Path, opened: os.stat_result) -> None:
-    """Raise FileNotFoundError unless `path` still names the opened database. Otherwise writes to it would be lost.
-
-    SQLite silently goes on with a file that was deleted or moved away.
-    """
+    """Raise FileNotFoundError unless `path` still names the opened database: SQLite goes on with a lost file."""
     if not is_still(opened, path):
         raise FileNotFoundError(errno.ENOENT, "it was deleted, moved or replaced while in use", str(path))
 

@@ -24,19 +24,13 @@ _TOLD_WITHIN_S = 1.0
 
 
 def asking_to_end() -> tuple[signal.Signals, ...]:
-    """The signals besides Ctrl-C that ask for an orderly end: SIGTERM, and SIGHUP of a closed terminal or connection.
-
-    SIGHUP is left out if it is ignored, as under nohup.
-    """
+    """The signals besides Ctrl-C that ask for an orderly end: SIGTERM, and SIGHUP unless it is ignored (nohup)."""
     hears_hangup = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     return (signal.SIGTERM, signal.SIGHUP) if hears_hangup else (signal.SIGTERM,)
 
 
 def end_within(limit_s: float, status: int = INTERRUPTED) -> threading.Timer:
-    """End this process with `status` after `limit_s`, unless the returned timer is cancelled first.
-
-    This loses no more than kill -9 would: nothing that was committed.
-    """
+    """End this process with `status` after `limit_s`, like kill -9, unless the returned timer is cancelled first."""
     timer = threading.Timer(limit_s, _end, (limit_s, status))
     timer.daemon = True
     timer.start()
@@ -85,10 +79,7 @@ def asked_by(number: signal.Signals) -> signal.Signals:
 
 @contextmanager
 def signals_to(handler: Callable[[int, FrameType | None], None] | signal.Handlers, *numbers: int) -> Iterator[None]:
-    """Handle these signals by `handler` during the block. In other threads than the main one, nothing changes.
-
-    In Python, only the main thread can set and run signal handlers.
-    """
+    """Handle these signals by `handler` during the block, in the main thread. Others cannot, so nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

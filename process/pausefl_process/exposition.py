@@ -16,10 +16,7 @@ from pausefl_proto.tls import Tls
 
 
 def of_process(certificates: Iterable[Tls | None] = ()) -> CollectorRegistry:
-    """The metrics of this process: memory, CPU time, open files, start time, version, and Python's version and GC.
-
-    With `certificates`, also how long they are still valid.
-    """
+    """The metrics of this process: memory, CPU, files, start, version, Python, GC, and time left of `certificates`."""
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)

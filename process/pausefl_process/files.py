@@ -145,10 +145,8 @@ def prepare_folder(folder: Path, key: str) -> None:
 
 
 def make_durable(folder: Path) -> None:
-    """Make a folder and its missing parents, so that they still exist after a power cut.
-
-    SQLite does the same for its files in the folder. Another process may have made the folder just before.
-    """
+    """Make a folder and its missing parents, so that they still exist after a power cut."""
+    # The folder too if it exists: another process may have made it just before.
     made = [folder, *(above for above in folder.absolute().parents if not above.exists())]
     folder.mkdir(parents=True, exist_ok=True)
     for entry in made:

@@ -14,10 +14,7 @@ Trouble = Callable[[], str]
 
 
 def health_routes(loop: asyncio.AbstractEventLoop, trouble: Trouble, not_ready: Trouble) -> dict[str, Route]:
-    """The HTTP routes of both probes. They answer status 200 and "ok", or 503 and the reason.
-
-    A process is healthy if its event loop runs and `trouble` is empty. It is ready if `not_ready` is empty.
-    """
+    """The routes of both probes: healthy if the event loop runs and `trouble` is empty, ready if `not_ready` is."""
     return {"/healthz": lambda _: _answer(trouble() or _stalled(loop)), "/readyz": lambda _: _answer(not_ready())}
 
 

@@ -275,21 +275,18 @@ class StealMeter:
     """The share of CPU time that the hypervisor stole over about the last second, from /proc/stat (see proc(5))."""
 
     def __init__(self, stat: Path) -> None:
-        self._stat = stat if stat.exists() else None
+        self._stat = stat
         self._marks: deque[tuple[float, int, int]] = deque(maxlen=2)
         self._share = 0.0
 
     def share(self, now_s: float) -> float:
         """The share. The kernel's counters are read at most once a second; until then it is the share before."""
-        if self._stat is not None and (not self._marks or now_s - self._marks[-1][0] >= _STEAL_OVER_S):
-            with suppress(OSError):  # for example too many open files; the share stays the one before
-                self._read(self._stat, now_s)
+        if not self._marks or now_s - self._marks[-1][0] >= _STEAL_OVER_S:
+            # There may be no such file, or too many open ones. The share then stays the one before.
+            with suppress(OSError), self._stat.open("rb") as file:
+                # The columns: cpu user nice system idle iowait irq softirq steal guest guest_nice. user includes guest.
+                ticks = [int(count) for count in file.readline().split()[1:9]]
+                self._marks.append((now_s, ticks[7] if len(ticks) > 7 else 0, sum(ticks)))
+                (_, stolen, total), (_, stolen_now, total_now) = self._marks[0], self._marks[-1]
+                self._share = (stolen_now - stolen) / max(total_now - total, 1)
         return self._share
-
-    def _read(self, stat: Path, now_s: float) -> None:
-        with stat.open("rb") as file:
-            # The columns: cpu user nice system idle iowait irq softirq steal guest guest_nice. user includes guest.
-            ticks = [int(count) for count in file.readline().split()[1:9]]
-        self._marks.append((now_s, ticks[7] if len(ticks) > 7 else 0, sum(ticks)))
-        (_, stolen, total), (_, stolen_now, total_now) = self._marks[0], self._marks[-1]
-        self._share = (stolen_now - stolen) / max(total_now - total, 1)

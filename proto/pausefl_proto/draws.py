@@ -58,10 +58,7 @@ class _Seed(ISeedSequence):
 
 
 def _seeds(entropy: _Words) -> npt.NDArray[np.uint64]:
-    """`np.random.SeedSequence(row).generate_state(4, np.uint64)` for each row of entropy, (n, 4).
-
-    numpy promises to keep this algorithm, O'Neill's seed_seq (NEP 19).
-    """
+    """`np.random.SeedSequence(row).generate_state(4, np.uint64)` of (n, 4) rows: O'Neill's seed_seq (NEP 19)."""
     pool = _hashed(entropy.T, _INTO[:4], _INTO[1:5])
     for n, (source, target) in enumerate(permutations(range(4), 2), start=4):
         mixed = _LEFT * pool[target] - _RIGHT * _hashed(pool[source], _INTO[n], _INTO[n + 1])

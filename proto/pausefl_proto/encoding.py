@@ -65,10 +65,7 @@ class Beside(Encoding):
 
 
 class Float16(Encoding):
-    """IEEE 754 half precision: 11 significant bits from 6.1e-5 up, and multiples of 6e-8 below.
-
-    Finite values beyond ±65,504 become ±65,504.
-    """
+    """IEEE 754 half precision: 11 bits from 6.1e-5 up, multiples of 6e-8 below, and finite values up to ±65,504."""
 
     step = 2.0**-11
     least_step = 2.0**-25

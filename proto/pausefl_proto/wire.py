@@ -229,10 +229,7 @@ def _behind(payload: memoryview, encoding: bytes) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[bytes, memoryview]:
-    """Split an encoding into the message without its payload, and the payload as a view, empty if there is none.
-
-    DamageError if the payload is incomplete.
-    """
+    """Split an encoding into its message and a view of its payload, empty if none. DamageError if it is cut short."""
     view = memoryview(data)
     if not data.startswith(_PAYLOAD_TAG):
         return data, view[:0]
@@ -256,10 +253,7 @@ def encode(message: Checked, payload: memoryview | None = None) -> bytes:
 
 
 def decode(kind: type[Checked], data: bytes) -> tuple[Checked, memoryview]:
-    """The message, and its payload as a view.
-
-    DamageError if the bytes are not a message of this kind, or do not match its checksum.
-    """
+    """The message, and a view of its payload. DamageError if it is of another kind or does not match its checksum."""
     header, payload = unpack(data)
     try:
         message = kind.FromString(header)

@@ -179,13 +179,10 @@ def split_note(name: str, test_examples: int) -> str:
 
 
 def _load_digits(seed: int) -> Dataset:
-    """The embedded data set: 1,797 images of 8 x 8 pixels in 0..16 (source: digits.NOTICE), stretched to 0..255.
-
-    The published file is sorted by writer, so it is shuffled before the split.
-    """
+    """The embedded data set: 1,797 images of 8 x 8 pixels in 0..16 (source: digits.NOTICE), stretched to 0..255."""
     text = gzip.decompress(importlib.resources.files(__package__).joinpath("digits.csv.gz").read_bytes())
     table = np.array(text.decode().replace("\n", ",").rstrip(",").split(","), np.uint16).reshape(-1, 65)
-    table = table[generator(seed, "digits").permutation(len(table))]
+    table = table[generator(seed, "digits").permutation(len(table))]  # it is sorted by writer
     images = (table[:, :64] * 255 // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
     everything = Examples(images, table[:, 64].astype(np.int64))
     splits = np.split(np.arange(len(table)), [-_DIGITS_HELD_OUT_EXAMPLES, -_DIGITS_TEST_EXAMPLES])

@@ -24,10 +24,8 @@ class DeviceLaplace:
         return noised
 
     def _log_uniform(self, like: torch.Tensor) -> torch.Tensor:
-        """log(u) with u uniform in (0, 1]. Its negative is exponentially distributed.
-
-        `Tensor.exponential_` is not used: on a CPU it may draw from a generator of 31 bits.
-        """
+        """log(u) with u uniform in (0, 1]. Its negative is exponentially distributed."""
+        # Not `Tensor.exponential_`, which may draw from a generator of 31 bits on a CPU.
         uniform = torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=self.generator)
         return uniform.neg_().add_(1).log_()
 

@@ -71,10 +71,7 @@ def cnn3_batch(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def cnn3_running(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """`cnn3` with batch normalisation in place of each group normalisation, as in PAUSE's code.
-
-    It is evaluated with running statistics. PAUSE's code averages them without noise (see `workload.statistics`).
-    """
+    """`cnn3` with batch normalisation, as in PAUSE's code. It is evaluated with running statistics."""
     return _cnn("cnn3_running", input_shape, classes, _CNN3, (128, 64, 32), (_BatchNorm2d, _BatchNorm1d))
 
 

@@ -58,10 +58,7 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 class LearningRates:
-    """The learning rate of each round. Round t has the rate of the schedule after t − 1 steps.
-
-    It depends on the round alone, not on how often a client took part.
-    """
+    """The learning rate of each round t: that of the schedule after t − 1 steps, however often a client took part."""
 
     def __init__(self, settings: TrainingSettings) -> None:
         """ConfigError if the schedule does not accept the keys of `workload.schedule`, or if its first step fails."""

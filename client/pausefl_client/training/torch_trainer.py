@@ -133,10 +133,7 @@ class TorchTrainer:
     # -- the parts of a round, for training batched with other clients
 
     def parted(self, theta: Vector) -> tuple[Vector, Mapping[str, torch.Tensor]]:
-        """Split `theta` into the parameters' values and the server's control variate, by parameter name.
-
-        The second is empty without a control variate. ValueError if the size of `theta` is not that of `manifest`.
-        """
+        """Split θ into the parameters' values and the control variate by name, if any. ValueError for another size."""
         if theta.shape != (self.manifest.size,):
             raise ValueError(f"theta has shape {theta.shape}, the model has {self.manifest.size} values")
         d = self._tensors.size
@@ -242,10 +239,7 @@ class TorchTrainer:
 
 
 def normalise(inputs: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """uint8 images as float32 in [−1, 1] (mean 0.5, sd 0.5 of values in [0, 1]). Other inputs stay as they are.
-
-    `out`, if given, is a float32 tensor to write the images to.
-    """
+    """uint8 images as float32 in [−1, 1], written to `out` if it is given. Other inputs stay as they are."""
     return torch.div(inputs, 127.5, out=out).sub_(1) if inputs.dtype == torch.uint8 else inputs
 
 
@@ -272,10 +266,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def dealt_device(name: str, process: int, count: int) -> int:
-    """The index of the CUDA device that client process number `process` uses, of `count` on the machine.
-
-    Processes are dealt devices in turn. "cuda:N" means device N for all of them; ConfigError if it is missing.
-    """
+    """The CUDA device, of `count`, of client process number `process`: in turn, or N for "cuda:N". Or ConfigError."""
     _, _, number = name.partition(":")
     if not number:
         return process % count
