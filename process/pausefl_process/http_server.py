@@ -170,7 +170,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self._response())
 
     def do_HEAD(self) -> None:
-        """Answer as `do_GET` does, without the body."""
         self._answer(replace(self._response(), body=()))
 
     def _response(self) -> Response:

@@ -18,10 +18,7 @@ def read_token(path: str) -> str:
 
 
 def read_token_digests(path: str) -> dict[str, bytes]:
-    """Client id -> SHA-256 of its token, from lines of an id and a hexadecimal digest. ConfigError for other lines.
-
-    The digest of an empty token is refused: a client without any token would match it.
-    """
+    """Client id -> SHA-256 of its token, from lines of an id and a hexadecimal digest. ConfigError for other lines."""
     digests = {}
     for number, line in enumerate(_read("admission.tokens", path).splitlines(), 1):
         client_id, _, digest = line.rpartition(" ")
@@ -31,7 +28,7 @@ def read_token_digests(path: str) -> dict[str, bytes]:
             digests[client_id] = b""
         if not client_id or len(digests[client_id]) != 32:
             raise ConfigError(f'admission.tokens = "{path}": line {number} is no id and digest; see pausefl certs')
-        if digests[client_id] == _OF_NO_TOKEN:
+        if digests[client_id] == _OF_NO_TOKEN:  # a client without any token would match it
             raise ConfigError(f'admission.tokens = "{path}": line {number} is the digest of an empty token')
     if not digests:
         raise ConfigError(f'admission.tokens = "{path}": holds no client')

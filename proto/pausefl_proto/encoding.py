@@ -100,10 +100,7 @@ class BFloat16(Encoding):
 
 
 class Int8(Encoding):
-    """Integers from −127 to 127. A block of 256 values shares one float32 scale: its greatest absolute value / 127.
-
-    The scales come first, then one byte for each value.
-    """
+    """One byte for each value, −127 to 127, after a float32 scale for each 256: their greatest absolute value / 127."""
 
     step = 1 / 250  # half a quantum (1/254), and the rounding of its scale
 

@@ -40,7 +40,6 @@ class Replays:
         """Each recorded pass: the tensors from which it reads its inputs and targets, and the call that repeats it."""
 
     def __len__(self) -> int:
-        """The number of recordings."""
         return len(self._recordings)
 
     @property

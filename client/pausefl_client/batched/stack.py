@@ -28,10 +28,7 @@ def _make_recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> 
 
 
 class ModelStack:
-    """Models whose values are rows of one (k, d) matrix, and an optimizer that treats each row as one parameter.
-
-    This is exact for elementwise optimizers. All in `registries.OPTIMIZERS` are elementwise.
-    """
+    """Models as rows of one (k, d) matrix: each is one parameter of an optimizer, elementwise like all `OPTIMIZERS`."""
 
     def __init__(
         self, template: nn.Module, settings: TrainingSettings, size: int, recorder: Recorder | None = None

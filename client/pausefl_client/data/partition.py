@@ -84,10 +84,9 @@ def _check(parts: Sequence[IntArray], dealt: Dealt) -> None:
 
 @dataclass(frozen=True)
 class Iid:
-    """Equal shares at random."""
+    """Equal shares at random, whose sizes differ by one at most."""
 
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
-        """Deal out all rows at random. Sizes differ by one at most."""
         return np.array_split(rng.permutation(dealt.labels.size), dealt.clients)
 
 

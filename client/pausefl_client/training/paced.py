@@ -17,7 +17,6 @@ class PacedTrainer(WrappedTrainer):
         self._duration_s = duration_s
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-        """Return the inner trainer's outcome, no earlier than `duration_s` after the start."""
         return pace().during(self._duration_s(round), partial(super().train, theta, round=round))
 
 

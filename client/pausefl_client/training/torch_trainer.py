@@ -84,7 +84,6 @@ class TorchTrainer:
         self._has_channels_last = is_convolved and device.type == "cpu"
         of_model = self.vector.manifest
         self.manifest = of_model.with_control() if self.method.has_control else of_model
-        self._tensors = of_model.charged
         self._parameters = list(self.vector.parameters.values())
         self._shapes = [parameter.shape for parameter in self._parameters]
         self._optimizer = new_optimizer(self.method, self.model, settings)
@@ -136,7 +135,7 @@ class TorchTrainer:
         """Split θ into the parameters' values and the control variate by name, if any. ValueError for another size."""
         if theta.shape != (self.manifest.size,):
             raise ValueError(f"theta has shape {theta.shape}, the model has {self.manifest.size} values")
-        d = self._tensors.size
+        d = self.vector.manifest.charged.size
         if not self.method.has_control:
             return theta[:d], {}
         control = views(on_device(theta[d : 2 * d], self.device), self._shapes)
@@ -158,8 +157,13 @@ class TorchTrainer:
         return None if self._rates is None else self._rates.at(round)
 
     def with_control(self, update: Vector, method: TrainingMethod) -> Vector:
-        """An update, followed by the change of the control variate if the method has one."""
-        return np.concatenate((update, self._flat(method.control_change()))) if method.has_control else update
+        """An update, followed by the change of the control variate, if the method has one. Missing tensors are 0."""
+        if not method.has_control:
+            return update
+        change = method.control_change()
+        of_each = [change.get(name, p.new_zeros(())).expand_as(p) for name, p in self.vector.parameters.items()]
+        (flat,) = off_device(torch.cat([tensor.reshape(-1).to(torch.float32) for tensor in of_each]))
+        return np.concatenate((update, flat))
 
     def optimizer_states(self) -> JoinedStates:
         """The optimizer's states for all of the model's parameters. The caller must not change them."""
@@ -228,14 +232,6 @@ class TorchTrainer:
             for each in map(Batch, *parts):
                 stop_if_withdrawn()
                 yield each
-
-    def _flat(self, tensors: Mapping[str, torch.Tensor]) -> Vector:
-        """Tensors by parameter name, joined into one vector. Missing tensors count as 0."""
-        flat: Vector = np.zeros(self._tensors.size, np.float32)
-        parts = {name: part for name, part in self._tensors.split(flat).items() if name in tensors}
-        for part, values in zip(parts.values(), off_device(*(tensors[name] for name in parts)), strict=True):
-            part[...] = values
-        return flat
 
 
 def normalise(inputs: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

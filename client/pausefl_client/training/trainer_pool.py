@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
-from pausefl_client.training.pace import RealPace, paced_by
+from pausefl_client.training.pace import TrainingPace, paced_by
 
 Result = TypeVar("Result")
 
@@ -32,7 +32,6 @@ class TrainerPool(Executor):
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "trainer", initializer)
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> "Future[Result]":
-        """Run fn(*args, **kwargs) when a trainer is free, and return its future."""
         future: Future[Result] = Future()
         with self._changing:
             self._submitted.append((future, partial(self._run, future, partial(fn, *args, **kwargs))))
@@ -58,7 +57,7 @@ class TrainerPool(Executor):
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                with paced_by(RealPace(before_wait=turn.close)):
+                with paced_by(TrainingPace(before_wait=turn.close)):
                     result = work()
             except BaseException as error:
                 future.set_exception(error)

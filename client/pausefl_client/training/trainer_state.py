@@ -73,17 +73,14 @@ class TrainerStates:
         state, slot = self._trainer.state(), 1 - self._now.slot
         if state or any(path.exists() for path in self._paths):  # otherwise the next start would find an older state
             header = json.dumps({"run_id": key.run_id, "round": key.round}).encode() + b"\n"
-            self._write(slot, header, state)
+            seal = xxhash.xxh3_128(header)
+            seal.update(state)
+            self._paths[slot].parent.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(self._paths[slot], os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                # Written in place: a torn file does not match its digest, and the other slot holds the previous state.
+                file.writelines((seal.digest(), header, state))
+                file.truncate()
         self._now = _Saved(key.run_id, key.round, slot, b"")
-
-    def _write(self, slot: int, header: bytes, state: bytes) -> None:
-        seal = xxhash.xxh3_128(header)
-        seal.update(state)
-        self._paths[slot].parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(self._paths[slot], os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-            # Written in place: a torn file does not match its digest, and the other slot holds the previous state.
-            file.writelines((seal.digest(), header, state))
-            file.truncate()
 
     def _read(self, slot: int) -> _Saved | None:
         try:

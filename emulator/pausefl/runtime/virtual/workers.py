@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from pausefl_client.training.pace import paced_by
+from pausefl_client.training.pace import TrainingPace, paced_by
 from pausefl_client.training.withdrawal import job_at_hand, stop_if_withdrawn
 from pausefl_process.machine import available_cores
 
@@ -31,7 +31,7 @@ class _Job:
     may_go_on: threading.Event = field(default_factory=threading.Event)
 
 
-class Workers(Executor):
+class Workers(TrainingPace, Executor):
     """The clock of a virtual loop, and the executor of work that takes time on it.
 
     A job's own time passes only in `wait`, `compute` and `during`. Its start, its end and its work after a wait happen
@@ -90,7 +90,7 @@ class Workers(Executor):
                 job.may_go_on.set()
         self._threads.shutdown(wait=wait)
 
-    # -- the pace of the work (`pausefl_client.training.pace.TrainingPace`), in a job's thread
+    # -- the pace of the work, in a job's thread
 
     def time_s(self) -> float:
         return self.now_s
