@@ -68,13 +68,9 @@ class Link:
     async def hold_model(
         self, delays: Delays, first_s: float, last_s: float, size_bytes: int, clock: Clock = time.monotonic
     ) -> float:
-        """Hold back a model received from `first_s` to `last_s`, and return the seconds drawn for its way.
-
-        additive: its bytes pass the buckets, whose time counts as drawn, and then wait for the delay. total: the model
-        is not held back; `hold_update` waits for both delays.
-        """
+        """Hold back a model received from `first_s` to `last_s`, and return the seconds drawn for its way."""
         if self.mode == "total":
-            return delays.down_s
+            return delays.down_s  # `hold_update` waits for both delays
         through_s = max(last_s, await _pass(self.down, first_s, size_bytes, clock))
         asked_s = through_s - last_s + delays.down_s
         await hold_until(last_s + asked_s, clock, self.spin_s)
@@ -83,11 +79,7 @@ class Link:
     async def hold_update(
         self, delays: Delays, first_s: float, done_s: float, size_bytes: int, clock: Clock = time.monotonic
     ) -> float:
-        """Hold back an update that was ready at `done_s`, and return the seconds drawn for its way.
-
-        total: it waits until the drawn times down and up have passed since `first_s`. If the work took longer (an
-        overrun), it returns at once.
-        """
+        """Hold back an update that was ready at `done_s`, and return the seconds drawn for its way."""
         if self.mode == "total":
             await hold_until(first_s + delays.down_s + delays.up_s, clock, self.spin_s)
             return delays.up_s

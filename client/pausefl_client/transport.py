@@ -31,10 +31,7 @@ class GrpcStreamToServer:
         self._tls = tls
 
     async def read(self) -> bytes | None:
-        """The next message's bytes, or None at the end of the stream.
-
-        OSError if the connection breaks. ConfigError if it can never be made, because one side distrusts the other.
-        """
+        """As in `StreamToServer`. ConfigError if there can be no connection, because one side distrusts the other."""
         try:
             data: Any = await self._call.read()
         except grpc.aio.AioRpcError as error:
@@ -42,7 +39,6 @@ class GrpcStreamToServer:
         return None if data is grpc.aio.EOF else data
 
     async def write(self, message: bytes) -> None:
-        """Send one message. Raises the same errors as `read`."""
         try:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:

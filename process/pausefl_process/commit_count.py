@@ -11,8 +11,7 @@ class CommitCount:
     """The number of a database's commits, kept in NAME-head beside it while some of them may be in NAME-wal only.
 
     It is written after each commit, so it is never ahead of what is durable, and needs no fsync. A database with fewer
-    commits has lost the end of its log. A lost or torn count file counts as 0. On a full disk the count may stay too
-    low; that is not an error, since the commit itself is durable.
+    commits has lost the end of its log. A count that is lost, torn or too low is no error.
     """
 
     def __init__(self, database: Path) -> None:

@@ -5,7 +5,6 @@ the server averages them. Everything else in `state_dict` is a constant, equal a
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import xxhash
@@ -152,40 +151,30 @@ class ConstantBuffers:
 
     def __init__(self, model: nn.Module) -> None:
         stay = constants(model)
-        self._all = [
-            _HeldBuffer(name, module, key, tensor, tensor.clone(), tensor._version)
+        self._held = {
+            name: (module, key, tensor, tensor.clone())
             for prefix, module in model.named_modules()
             for key, tensor in module._buffers.items()
             if (name := f"{prefix}.{key}".removeprefix(".")) in stay and tensor is not None
-        ]
+        }
+        """Name -> the module and key that hold the buffer, the buffer, and its first value."""
+        self._writes = {name: tensor._version for name, (_, _, tensor, _) in self._held.items()}
+        """torch's count of writes to each buffer."""
 
     def put_back(self) -> None:
         """Restore the buffers' first values. ConfigError if training has changed a floating-point buffer."""
-        for each in self._all:
-            now = each.module._buffers[each.key]
-            if now is each.tensor and now._version == each.version:
+        for name, (module, key, tensor, value) in self._held.items():
+            now = module._buffers[key]
+            if now is tensor and now._version == self._writes[name]:
                 continue
-            if each.value.is_floating_point() and not (now is not None and torch.equal(now, each.value)):
+            if value.is_floating_point() and not (now is not None and torch.equal(now, value)):
                 raise ConfigError(
-                    f"workload.model: the buffer {each.name} ({_form(each.value)}) changes while the model trains; only"
+                    f"workload.model: the buffer {name} ({_form(value)}) changes while the model trains; only"
                     " parameters and running statistics of batch normalisation may, or a buffer that is registered with"
                     " persistent=False"
                 )
-            each.module._buffers[each.key] = each.tensor.copy_(each.value)
-            each.version = each.tensor._version
-
-
-@dataclass
-class _HeldBuffer:
-    """A buffer, the module and key that hold it, and its first value."""
-
-    name: str
-    module: nn.Module
-    key: str
-    tensor: torch.Tensor
-    value: torch.Tensor
-    version: int
-    """torch's count of writes to `tensor`."""
+            module._buffers[key] = tensor.copy_(value)
+            self._writes[name] = tensor._version
 
 
 def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
