@@ -74,19 +74,18 @@ class Tls:
         pem = Pem(_read("certificate", self.certificate), _read("key", self.key), _read("ca", self.ca))
         # gRPC's errors say little about a wrong file. Those of the standard library say more.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        if pem.ca is not None:
-            try:
-                context.load_verify_locations(cadata=pem.ca.decode("ascii", "replace"))
-            except ssl.SSLError as error:
-                raise ConfigError(f'tls.ca = "{self.ca}": is no certificate in PEM ({error.reason})') from None
-        if self.certificate:
-            try:
+        wrong = f'tls.ca = "{self.ca}": is no certificate in PEM'
+        try:
+            if pem.ca is not None:
+                context.load_verify_locations(cadata=pem.ca.decode("ascii", "ignore"))  # comments may be in UTF-8
+            pair = f'tls.certificate = "{self.certificate}", tls.key = "{self.key}"'
+            wrong = f"{pair}: are no certificate and its key in PEM"
+            if pem.certificate is not None:
                 context.load_cert_chain(self.certificate, self.key, password=lambda: "")
-                _check_dates(self.certificate, pem.certificate or b"")
-            except (ssl.SSLError, ValueError) as error:
-                pair = f'tls.certificate = "{self.certificate}", tls.key = "{self.key}"'
-                why = error.reason if isinstance(error, ssl.SSLError) else str(error).partition(".")[0]
-                raise ConfigError(f"{pair}: are no certificate and its key in PEM ({why})") from None
+                _check_dates(self.certificate, pem.certificate)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            why = getattr(error, "reason", None) or str(error).partition(" (_ssl")[0].partition(". ")[0]
+            raise ConfigError(f"{wrong} ({why})") from None
         return pem
 
 

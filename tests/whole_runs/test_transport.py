@@ -167,6 +167,16 @@ def test_a_certificate_in_a_form_that_others_read_is_refused_in_one_line(tmp_pat
     assert is_no_servers(certificate.read_bytes())
 
 
+def test_an_authority_may_have_comments_in_any_language_but_not_be_empty(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["server.lab"], [])
+    ca = tmp_path / "ca.pem"
+    ca.write_text(f"# Autorité\n{ca.read_text()}", "utf-8")
+    assert Tls(ca=str(ca)).to_connect().ca == ca.read_bytes()
+    ca.write_text("")  # as while another file is written over it: a client that was welcome waits for it
+    with pytest.raises(ConfigError, match=r'^tls\.ca = ".*ca\.pem": is no certificate in PEM \(Empty cert'):
+        Tls(ca=str(ca)).to_connect()
+
+
 async def greet(address: str, tls: Tls | None) -> str:
     """Send a hello; returns the kind of the answer."""
     async with connect(address, tls) as stream:
