@@ -127,7 +127,7 @@ async def test_a_dropped_late_update_is_paid_for_and_counted(rig: MakeRig) -> No
     async with rig(All(2), rounds=2, quorum=0.5).running() as r:
         await play_with_late_b(r)
         assert ("late", "b") in r.events()
-        assert r.telemetry.now.late == 1, "also where no later round tells of it"
+        assert r.telemetry.now.events["late"] == 1, "also where no later round tells of it"
         assert (r.rejected(), r.spent("b")) == (0, (1, BUDGET.spent(1)))
         assert r.coordinator.state.table.used.tolist() == [2, 0]
 

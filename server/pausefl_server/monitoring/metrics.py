@@ -104,17 +104,17 @@ def _rounds(now: RunSnapshot) -> Iterator[Metric]:
     text = "Sum of the rounds' greatest measured latencies, without the waits for clients that missed"
     yield _gauge("measured_latency_seconds", text, now.measured_latency_s)
     text = "Chosen clients without an update"
-    yield _counters("missed_jobs", text, ("kind",), [((kind,), now.missed.get(kind, 0)) for kind in get_args(MissKind)])
+    yield _counters("missed_jobs", text, ("kind",), [((kind,), now.missed[kind]) for kind in get_args(MissKind)])
     text = "Rounds whose latency a miss decided: its wait, after which the answer had not come"
     yield _counter("censored_rounds", text, now.censored_rounds)
-    yield _counter("late_updates", "Updates that came after their round", now.late)
-    yield _counter("withdrawn_jobs", "Withdrawn jobs that clients dropped unpaid", now.withdrawn)
+    yield _counter("late_updates", "Updates that came after their round", now.events["late"])
+    yield _counter("withdrawn_jobs", "Withdrawn jobs that clients dropped unpaid", now.events["withdrawn"])
     text = "Attempts at rounds in which no client gave an update; the rounds were tried again"
     yield _counter("failed_attempts", text, now.failed_attempts)
     yield _counter("clamped_latencies", "Latencies below τ_min, which count as equally fast", now.clamped)
     yield _histogram("selection_seconds", "Time the policy took to choose", {(): selection})
     # Every reason has a sample, also of 0: Prometheus sees no increase from a missing sample to 1.
-    doubts = [((reason,), now.doubts.get(reason, 0)) for reason in DOUBTS]
+    doubts = [((reason,), now.doubts[reason]) for reason in DOUBTS]
     yield _counters("suspect_rounds", "Rounds whose measurements are in doubt", ("reason",), doubts)
     text = "Measurements of clients' answers that are in doubt themselves"
     yield _counter("suspect_observations", text, now.suspect_observations)

@@ -6,7 +6,7 @@ lock. A round costs a few copies of small arrays. Readers do the expensive compu
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ import numpy as np
 
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray, are_greatest
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import ACCURACY, Evaluation, EventKind, LogEvent, Miss, Observation, RoundRecord
+from pausefl_server.records import ACCURACY, Evaluation, LogEvent, Miss, Observation, RoundRecord
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 
@@ -100,6 +100,14 @@ def _column(dtype: type[Any]) -> Any:
 
 
 _OF_THE_TABLE = ("chosen", "released", "epsilon_spent", "connected", "retired")
+_OF_THE_STATE = (
+    "total_latency_s",
+    "measured_latency_s",
+    "elapsed_s",
+    "censored_rounds",
+    "suspect_rounds",
+    "suspect_observations",
+)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -188,22 +196,20 @@ class RunSnapshot:
     budgets_end: int | None = None
     """The expected round after which fewer than m clients have budget left; None if budgets have no floor."""
     clients: Clients = Clients()
-    missed: Mapping[str, int] = field(default_factory=dict)
+    missed: Counter[str] = field(default_factory=Counter)
     """Kind of miss -> number of chosen clients without an update."""
     measured_latency_s: float = 0.0
     """Σ over the rounds of the greatest measured latency, without the waits for misses."""
     censored_rounds: int = 0
-    late: int = 0
-    """Updates that came after their round."""
-    withdrawn: int = 0
-    """Withdrawn jobs that clients dropped without spending ε."""
+    events: Counter[str] = field(default_factory=Counter)
+    """Kind -> number of events."""
     failed_attempts: int = 0
     """Attempts at rounds in which no client gave an update."""
     clamped: int = 0
     """Latencies below τ_min."""
     suspect_rounds: int = 0
     suspect_observations: int = 0
-    doubts: Mapping[str, int] = field(default_factory=dict)
+    doubts: Counter[str] = field(default_factory=Counter)
     """Reason -> number of suspect rounds."""
     evaluations: Mapping[str, tuple[int, Evaluation]] = field(default_factory=dict)
     """Split -> the round of the last evaluated model, and its evaluation."""
@@ -220,65 +226,55 @@ class RunSnapshot:
     exchanges: Histogram = Histogram.empty(len(EXCHANGE))
     """A series for each time in EXCHANGE."""
 
+    def after_round(self, record: RoundRecord, state: RunState, settings: ServerSettings) -> "RunSnapshot":
+        """The snapshot after a committed round, which `state` already includes."""
+        now, exchanges = self._after(state, record.events, record), self.exchanges
+        at = record.round, now.total_latency_s, now.elapsed_s
+        if record.observations:
+            times_s = [_exchange(o, total_delays=settings.total_delays) for o in record.observations]
+            exchanges = exchanges.observe(np.array(times_s).T)
+        return replace(
+            now,
+            status="running",
+            round=record.round,
+            record=record,
+            asked=max(now.asked, len(set(record.chosen))),
+            staleness=now.staleness + sum(o.staleness for o in record.observations),
+            doubts=now.doubts + Counter(record.suspect),
+            latency=now.latency.add(*at, record.round_latency_s, *_slowest(record.observations, settings.time_scale)),
+            leakage=now.leakage.add(*at, *greatest_and_median(now.clients.epsilon_spent)),
+            rounds=now.rounds.observe(np.array([[record.round_latency_s], [record.selection_s]])),
+            exchanges=exchanges,
+        )
 
-def after_round(now: RunSnapshot, record: RoundRecord, state: RunState, settings: ServerSettings) -> RunSnapshot:
-    """The snapshot after a committed round, which `state` already includes."""
-    clients = now.clients.after_round(state.table, record.observations, record.misses)
-    at = record.round, state.total_latency_s, record.elapsed_s
-    exchanges = now.exchanges
-    if record.observations:
-        times_s = [_exchange(o, total_delays=settings.total_delays) for o in record.observations]
-        exchanges = exchanges.observe(np.array(times_s).T)
-    return replace(
-        now,
-        status="running",
-        round=record.round,
-        record=record,
-        elapsed_s=record.elapsed_s,
-        asked=max(now.asked, len(set(record.chosen))),
-        staleness=now.staleness + sum(o.staleness for o in record.observations),
-        total_latency_s=state.total_latency_s,
-        clients=clients,
-        missed=Counter(now.missed) + Counter(miss.kind for miss in record.misses),
-        late=now.late + _count(record.events, "late"),
-        withdrawn=now.withdrawn + _count(record.events, "withdrawn"),
-        measured_latency_s=state.measured_latency_s,
-        censored_rounds=state.censored_rounds,
-        clamped=int(state.table.clamped.sum()),
-        suspect_rounds=state.suspect_rounds,
-        suspect_observations=state.suspect_observations,
-        doubts=Counter(now.doubts) + Counter(record.suspect),
-        latency=now.latency.add(*at, record.round_latency_s, *_slowest(record.observations, settings.time_scale)),
-        leakage=now.leakage.add(*at, *greatest_and_median(clients.epsilon_spent)),
-        rounds=now.rounds.observe(np.array([[record.round_latency_s], [record.selection_s]])),
-        exchanges=exchanges,
-    )
+    def after_failed_attempt(self, record: RoundRecord, state: RunState) -> "RunSnapshot":
+        """The snapshot after an attempt that no client answered, which `state` already includes."""
+        return replace(self._after(state, record.events, record), failed_attempts=self.failed_attempts + 1)
 
+    def after_end(self, events: Iterable[LogEvent], state: RunState, reason: str) -> "RunSnapshot":
+        """The snapshot with the events after the last round, which `state` already includes."""
+        return replace(self._after(state, events), status=f"finished: {reason}")
 
-def after_failed_attempt(now: RunSnapshot, record: RoundRecord, state: RunState) -> RunSnapshot:
-    """The snapshot after an attempt that no client answered, which `state` already includes."""
-    return replace(
-        after_end(now, record.events, state),
-        elapsed_s=record.elapsed_s,
-        total_latency_s=state.total_latency_s,
-        clients=now.clients.after_round(state.table, (), record.misses),
-        missed=Counter(now.missed) + Counter(miss.kind for miss in record.misses),
-        failed_attempts=now.failed_attempts + 1,
-    )
+    def after_evaluation(self, round: int, evaluation: Evaluation) -> "RunSnapshot":
+        """The snapshot with one more evaluation. The last may be of an older model: the best one is evaluated again."""
+        split, accuracy, evaluations = evaluation.split, self.accuracy, self.evaluations
+        if evaluation.subset:
+            curve = accuracy.get(split, Curve(np.empty((0, 4))))
+            accuracy = {**accuracy, split: curve.add(round, *_times_at(self, round), evaluation.accuracy)}
+        if split not in evaluations or round >= evaluations[split][0]:
+            evaluations = {**evaluations, split: (round, evaluation)}
+        return replace(self, metric=evaluation.metric, accuracy=accuracy, evaluations=evaluations)
 
-
-def after_end(now: RunSnapshot, events: Sequence[LogEvent], state: RunState) -> RunSnapshot:
-    """The snapshot with the events after the last round, which `state` already includes."""
-    return replace(
-        now,
-        clients=now.clients.after_round(state.table),
-        late=now.late + _count(events, "late"),
-        withdrawn=now.withdrawn + _count(events, "withdrawn"),
-    )
-
-
-def _count(events: Sequence[LogEvent], kind: EventKind) -> int:
-    return sum(event.kind == kind for event in events)
+    def _after(self, state: RunState, events: Iterable[LogEvent], attempt: RoundRecord | None = None) -> "RunSnapshot":
+        observations, misses = (attempt.observations, attempt.misses) if attempt is not None else ((), ())
+        return replace(
+            self,
+            **{name: getattr(state, name) for name in _OF_THE_STATE},
+            clients=self.clients.after_round(state.table, observations, misses),
+            clamped=int(state.table.clamped.sum()),
+            events=self.events + Counter(event.kind for event in events),
+            missed=self.missed + Counter(miss.kind for miss in misses),
+        )
 
 
 def greatest_and_median(values: FloatArray) -> tuple[float, float]:
@@ -287,19 +283,6 @@ def greatest_and_median(values: FloatArray) -> tuple[float, float]:
         return 0.0, 0.0
     ordered, last = np.sort(values), values.size - 1
     return float(ordered[-1]), float(ordered[last // 2] + ordered[(last + 1) // 2]) / 2
-
-
-def after_evaluation(now: RunSnapshot, round: int, evaluation: Evaluation) -> RunSnapshot:
-    """The snapshot with one more evaluation. At the end, the best model is evaluated again; it may be an older one."""
-    split, accuracy = evaluation.split, now.accuracy
-    now = replace(now, metric=evaluation.metric)
-    if evaluation.subset:
-        curve = accuracy.get(split, Curve(np.empty((0, 4)))).add(round, *_times_at(now, round), evaluation.accuracy)
-        accuracy = {**accuracy, split: curve}
-    known = now.evaluations.get(split)
-    if known is not None and round < known[0]:
-        return replace(now, accuracy=accuracy)
-    return replace(now, accuracy=accuracy, evaluations={**now.evaluations, split: (round, evaluation)})
 
 
 def _slowest(observations: Sequence[Observation], time_scale: float) -> tuple[float, float]:

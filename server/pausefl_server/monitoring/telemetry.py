@@ -5,13 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from pausefl_server.monitoring.observer import RunObserver
-from pausefl_server.monitoring.snapshot import (
-    RunSnapshot,
-    after_end,
-    after_evaluation,
-    after_failed_attempt,
-    after_round,
-)
+from pausefl_server.monitoring.snapshot import RunSnapshot
 from pausefl_server.records import Evaluation, LogEvent, RoundRecord
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
@@ -52,23 +46,23 @@ class Telemetry(RunObserver):
         self.now = replace(self.now, has_evaluator=is_there)
 
     def evaluated(self, round: int, evaluation: Evaluation) -> None:
-        self.now = after_evaluation(self.now, round, evaluation)
+        self.now = self.now.after_evaluation(round, evaluation)
 
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
         if self._is_watched:
-            self.now = after_round(self.now, record, state, self.settings)
-            self.now = replace(self.now, last_round_at_s=self._clock(), budgets_end=budgets_end)
+            now = self.now.after_round(record, state, self.settings)
+            self.now = replace(now, last_round_at_s=self._clock(), budgets_end=budgets_end)
 
     def attempt_failed(self, record: RoundRecord, state: RunState) -> None:
         if self._is_watched:
-            self.now = after_failed_attempt(self.now, record, state)
+            self.now = self.now.after_failed_attempt(record, state)
 
     def replayed(self, record: RoundRecord, state: RunState) -> None:
         """Add a round from the log of a resumed run, with its failed attempts."""
         if self._is_watched:
             for failed in record.failed_attempts:
-                self.now = after_failed_attempt(self.now, failed, state)
-            self.now = after_round(self.now, record, state, self.settings)
+                self.now = self.now.after_failed_attempt(failed, state)
+            self.now = self.now.after_round(record, state, self.settings)
 
     def resumed(self, evaluations: Iterable[tuple[int, Evaluation]], budgets_end: int | None) -> None:
         """Add the evaluations of the log, by round, after all its rounds were replayed."""
@@ -77,7 +71,7 @@ class Telemetry(RunObserver):
         self.now = replace(self.now, status="waiting for clients", budgets_end=budgets_end)
 
     def finished(self, state: RunState, reason: str, events: Sequence[LogEvent]) -> None:
-        self.now = replace(after_end(self.now, events, state), status=f"finished: {reason}")
+        self.now = self.now.after_end(events, state, reason)
 
     def kept(self) -> None:
         """Note that the run has ended in order and its results are written."""
