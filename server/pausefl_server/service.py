@@ -164,7 +164,7 @@ async def serve(
                 stored = partial(stored_model, checkpoint, digests)
                 best_so_far = kept_best(store.evaluations(), outputs.best_model, stored, digests, observer.noticed)
         platform.goes_on(start.state.wall_clock_s)
-        _tell_of_log(telemetry, store, start.state, settings)
+        telemetry.resumed(store.evaluations(), budgets_end(start.state, settings) if start.state.round else None)
         store_actor = StoreActor(store, checkpoint, settings.checkpoint_every)
         if endpoints.metrics is not None:
             probes = server_probes(telemetry, lambda: store_actor.busy_s, interruption.asked.is_set)
@@ -306,13 +306,6 @@ async def _end(coordinator: Coordinator, interruption: Interruption) -> None:
     await interruption.asked.wait()
     with suppress(ActorStopped):  # it has ended by itself meanwhile
         await coordinator.tell(Shutdown(interruption.reason))
-
-
-def _tell_of_log(telemetry: Telemetry, store: Store, state: RunState, settings: ServerSettings) -> None:
-    """Tell `telemetry` of the log's failed attempts and evaluations, and of the round after which budgets end."""
-    for failed in store.failed_attempts():
-        telemetry.attempt_failed(failed, state)
-    telemetry.resumed(store.evaluations(), budgets_end(state, settings) if state.round else None)
 
 
 def _missing(

@@ -120,19 +120,19 @@ def replay(
     """The state after a recorded log, equal to that of an uninterrupted run. `state` is that before round 1.
 
     `unfinished` are the failed attempts at the round after the last. `before_each` receives the state from which each
-    attempt, failed or not, chose its clients; `after_each` receives the state after each committed round.
+    attempt, failed or not, chose its clients; `after_each` receives the state after it.
     """
 
     def fold(attempt: RoundRecord, take: Callable[[RoundRecord], None]) -> None:
         state.before_round(attempt.round, attempt.events)
         before_each(attempt, state)
         take(attempt)
+        after_each(attempt, state)
 
     for record in records:
         for failed in record.failed_attempts:
             fold(failed, state.after_failed_attempt)
         fold(record, state.after_round)
-        after_each(record, state)
     for failed in unfinished:
         fold(failed, state.after_failed_attempt)
     return state

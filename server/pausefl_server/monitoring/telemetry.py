@@ -58,10 +58,10 @@ class Telemetry(RunObserver):
             self.now = self.now.after_failed_attempt(record, state)
 
     def replayed(self, record: RoundRecord, state: RunState) -> None:
-        """Add a round from the log of a resumed run, with its failed attempts."""
-        if self._is_watched:
-            for failed in record.failed_attempts:
-                self.now = self.now.after_failed_attempt(failed, state)
+        """Add an attempt at a round from the log of a resumed run. An attempt without observations has failed."""
+        if not record.observations:
+            self.attempt_failed(record, state)
+        elif self._is_watched:
             self.now = self.now.after_round(record, state, self.settings)
 
     def resumed(self, evaluations: Iterable[tuple[int, Evaluation]], budgets_end: int | None) -> None:
