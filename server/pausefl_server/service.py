@@ -16,7 +16,7 @@ from pausefl_process.exposition import exposition
 from pausefl_process.host_monitor import Clock, HostMonitor, HostWatch
 from pausefl_process.http_server import Route, WebServer
 from pausefl_proto.errors import PauseflError
-from pausefl_proto.wire import Vector, digest
+from pausefl_proto.wire import Vector
 from pausefl_server.actor import ActorStopped
 from pausefl_server.connections.admission_files import follow
 from pausefl_server.connections.endpoints import Endpoints
@@ -25,7 +25,7 @@ from pausefl_server.connections.transport import FederationServer
 from pausefl_server.interruption import Interruption, interruptible
 from pausefl_server.monitoring.leak_check import count_held, left_over
 from pausefl_server.monitoring.metrics import make_registry
-from pausefl_server.monitoring.observer import Observers, RunObserver
+from pausefl_server.monitoring.observer import Observers
 from pausefl_server.monitoring.page import LivePage
 from pausefl_server.monitoring.probes import server_probes
 from pausefl_server.monitoring.progress import ProgressReporter
@@ -39,13 +39,13 @@ from pausefl_server.rounds.evaluation import (
     Evaluate,
     EvaluateModel,
     EvaluatorActor,
-    kept_best,
+    picked_up,
     waiting_models_max,
 )
 from pausefl_server.rounds.messages import Shutdown
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import MetricsSettings, ServerSettings
-from pausefl_server.state import RunState, StartingPoint
+from pausefl_server.state import RunState
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.restore import restore, stored_model
 from pausefl_server.storage.store import Store
@@ -158,13 +158,13 @@ async def serve(
             )
             loop = asyncio.get_running_loop()
             store.tell = lambda message: loop.call_soon_threadsafe(observer.noticed, message)
-            digests = store.model_digests()
-            best_so_far: Best | None = None
-            if outputs.best_model is not None:
-                stored = partial(stored_model, checkpoint, digests)
-                best_so_far = kept_best(store.evaluations(), outputs.best_model, stored, digests, observer.noticed)
+            digests, every = store.model_digests(), settings.evaluation_every if evaluate is not None else 0
+            due = range(every, min(start.state.round + 1, settings.rounds), every) if every else ()
+            stored = partial(stored_model, checkpoint, digests)
+            told = store.evaluations()
+            best_so_far, missing = picked_up(told, due, outputs.best_model, stored, digests, observer.noticed)
         platform.goes_on(start.state.wall_clock_s)
-        telemetry.resumed(store.evaluations(), budgets_end(start.state, settings) if start.state.round else None)
+        telemetry.resumed(told, budgets_end(start.state, settings) if start.state.round else None)
         store_actor = StoreActor(store, checkpoint, settings.checkpoint_every)
         if endpoints.metrics is not None:
             probes = server_probes(telemetry, lambda: store_actor.busy_s, interruption.asked.is_set)
@@ -176,7 +176,6 @@ async def serve(
         evaluator = EvaluatorActor(evaluate, store_actor, observer, best_so_far, outputs.best_model, waiting)
         if evaluate is not None:
             observer.evaluator(is_there=True)
-        missing = _missing(start, outputs.best_model, digests, observer) if evaluate is not None else []
         monitor = platform.watch(platform.clock)
         ending.callback(monitor.close)
         coordinator = Coordinator(
@@ -306,20 +305,6 @@ async def _end(coordinator: Coordinator, interruption: Interruption) -> None:
     await interruption.asked.wait()
     with suppress(ActorStopped):  # it has ended by itself meanwhile
         await coordinator.tell(Shutdown(interruption.reason))
-
-
-def _missing(
-    start: StartingPoint, best_model: BestModelFile | None, digests: Mapping[int, str], observer: RunObserver
-) -> list[Evaluate]:
-    """The evaluations that an interruption prevented. Models that are gone are reported to `observer` instead."""
-    models = dict(start.unevaluated)
-    best = best_model.load() if best_model is not None and models else None
-    # The file's round may have been taken back and played again, which gave another model: the digest tells.
-    if best is not None and best[0] in models and digest(best[1]) == digests.get(best[0]):
-        models[best[0]] = best[1]
-    if lost := [str(t) for t, theta in models.items() if theta is None]:
-        observer.noticed(f"not evaluated, since their models are gone: round {', '.join(lost)}")
-    return [Evaluate(t, theta, subset=True) for t, theta in models.items() if theta is not None]
 
 
 def _run_id(store: Store, name: str) -> str:

@@ -99,8 +99,6 @@ class StartingPoint:
     model: GlobalModel
     late_events: tuple[LogEvent, ...] = ()
     """Events since the last committed round."""
-    unevaluated: Mapping[int, Vector | None] = field(default_factory=dict)
-    """By round whose due evaluation is missing: its model, or None if the model is gone."""
     attempts: Mapping[int, int] = field(default_factory=dict)
     """By round that was taken back, failed before or has a job: the number of the next attempt; 1 for other rounds."""
     at_work: Mapping[str, tuple[int, int]] = field(default_factory=dict)

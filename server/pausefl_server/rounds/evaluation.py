@@ -1,7 +1,7 @@
 """The actor that has models evaluated, off the critical path, and remembers the best one."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,30 +56,37 @@ class BestModelFile(Protocol):
         """The round and θ of the kept model; None if there is no intact one."""
 
 
-def kept_best(
-    evaluations: Iterable[tuple[int, Evaluation]],
-    file: BestModelFile,
+def picked_up(
+    evaluations: Collection[tuple[int, Evaluation]],
+    due: Iterable[int],
+    file: BestModelFile | None,
     stored: Callable[[int], Vector | None],
     digests: Mapping[int, str],
     say: Callable[[str], None],
-) -> Best | None:
-    """The best model of an interrupted run that is still there, in the file or as `stored(round)`; None without one.
+) -> tuple[Best | None, list[Evaluate]]:
+    """The best model of an interrupted run that is still there, and the evaluations of `due` rounds that are missing.
 
-    The file then holds it, and `say` reports a better one that is gone. A model in the file without an evaluation, but
-    with its round's digest, was found to be the best just before a kill: it stays there, and is evaluated again.
+    Models are in the file, which then holds the best one, or `stored(round)`; `say` reports those that are gone. A
+    model in the file without an evaluation, but with its round's digest, was found to be the best just before a kill:
+    it stays there, and is evaluated again. Without a file, there is no best model.
     """
-    rated = {t: e.accuracy for t, e in evaluations if _is_rating(e)}
+    rated = {t: e.accuracy for t, e in evaluations if file is not None and _is_rating(e)}
     ranked = sorted(rated, key=lambda t: (-rated[t], t))
-    in_file = file.load()
-    models = ((t, in_file[1] if in_file is not None and in_file[0] == t else stored(t)) for t in ranked)
-    found = next(((t, theta) for t, theta in models if theta is not None), None)
-    is_to_be_rated = in_file is not None and in_file[0] not in rated and digest(in_file[1]) == digests.get(in_file[0])
-    if not is_to_be_rated:
-        if ranked and (found is None or found[0] != ranked[0]):
+    kept = file.load() if file is not None else None
+    is_logged = kept is not None and digest(kept[1]) == digests.get(kept[0])
+    number, in_file = kept or (None, None)
+    models = ((t, in_file if t == number else stored(t)) for t in ranked)
+    best = next((Best(t, theta, rated[t]) for t, theta in models if theta is not None), None)
+    if file is not None and (number in rated or not is_logged):
+        if ranked and (best is None or best.round != ranked[0]):
             say(f"the best model so far, of round {ranked[0]}, is gone: the best of those that are left counts")
-        if found is not None and (in_file is None or in_file[0] != found[0]):
-            file.save(*found)
-    return None if found is None else Best(*found, rated[found[0]])
+        if best is not None and best.round != number:
+            file.save(best.round, best.theta)
+    evaluated = {t for t, e in evaluations if e.subset}
+    missing = {t: in_file if t == number and is_logged else stored(t) for t in due if t not in evaluated}
+    if lost := [str(t) for t, theta in missing.items() if theta is None]:
+        say(f"not evaluated, since their models are gone: round {', '.join(lost)}")
+    return best, [Evaluate(t, theta, subset=True) for t, theta in missing.items() if theta is not None]
 
 
 class EvaluatorActor(Actor[Evaluate]):

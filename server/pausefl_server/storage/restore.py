@@ -65,8 +65,6 @@ def restore(
     left = (LogEvent("left", c, "the server was restarted") for c in _connected(state, late))  # none is connected yet
     events = (told for _, told in _told(store) if isinstance(told, LogEvent))
     lost = _lost_updates(events) if settings.keeps_late_updates else []
-    evaluated, every = {t for t, e in store.evaluations() if e.subset}, settings.evaluation_every
-    due = range(every, min(begun + 1, settings.rounds), every) if every else ()
     return StartingPoint(
         state,
         GlobalModel.start(
@@ -77,7 +75,6 @@ def restore(
             statistics_size=settings.manifest.statistics.size,
         ),
         (*late, *left, *_owed(state, late, at_work, store, settings), *lost),
-        unevaluated={t: stored_model(checkpoint, digests, t) for t in due if t not in evaluated},
         attempts=_attempts(store, late),
         at_work={client_id: key for client_id, key in at_work.items() if key[0] in jobs},
         models=jobs,
